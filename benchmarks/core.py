@@ -1,0 +1,190 @@
+"""The bars of the control plane, block by block, at 10k, 100k and 1M blocks of 16 tokens."""
+
+from __future__ import annotations
+
+import gc
+import random
+import resource
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from blockyard import BlockPool, CacheConfig, KVCacheManager
+
+from .measure import Figure, figure, nanoseconds_an_item
+
+BLOCK_SIZE = 16
+PROMPT_BLOCKS = 750
+ROUNDS = 7
+SIZES = (10_000, 100_000, 1_000_000)
+
+
+def size_name(num_blocks: int) -> str:
+    return f"{num_blocks // 1000}k" if num_blocks < 1_000_000 else f"{num_blocks // 1_000_000}M"
+
+
+def prompts_for(num_blocks: int, seed: int) -> list[np.ndarray]:
+    """As many prompts of 750 blocks as the pool caches, of random tokens."""
+    rng = np.random.default_rng(seed)
+    count = (num_blocks - 1) // PROMPT_BLOCKS
+    return [rng.integers(0, 128_000, PROMPT_BLOCKS * BLOCK_SIZE, dtype=np.int32) for _ in range(count)]
+
+
+def filled_pool(num_blocks: int, prompts: list[np.ndarray]) -> BlockPool:
+    """A pool that caches all prompts, in blocks whose ids are shuffled, as after hours of service."""
+    pool = BlockPool(num_blocks, BLOCK_SIZE)
+    singles = [pool.get_new_blocks(1) for _ in range(num_blocks - 1)]
+    random.Random(0).shuffle(singles)
+    for lease in singles:
+        pool.free_blocks(lease)
+    leases = []
+    for prompt in prompts:
+        leases.append(pool.get_new_blocks(PROMPT_BLOCKS))
+        pool.cache_full_blocks(leases[-1], prompt)
+    for lease in leases:
+        pool.free_blocks(lease)
+    return pool
+
+
+def sample(items: list, at_most: int, seed: int) -> list:
+    """At least `at_most` draws that visit items in random order, so that nothing is still in the caches by chance."""
+    chooser = random.Random(seed)
+    drawn: list = []
+    while len(drawn) < at_most:
+        drawn += chooser.sample(items, len(items))
+    return drawn[:at_most]
+
+
+def lookup_figures(num_blocks: int) -> Iterator[Figure]:
+    """Find and verify every block of a cached prompt: the question alone, then with the lease, then from a list."""
+    prompts = prompts_for(num_blocks, 1)
+    pool = filled_pool(num_blocks, prompts)
+    chosen = sample(prompts, 200, 2)
+
+    def ask() -> int:
+        for prompt in chosen:
+            if pool.num_cached_tokens(prompt) != len(prompt):
+                raise AssertionError("a cached prompt was not found")
+        return PROMPT_BLOCKS * len(chosen)
+
+    def lease() -> int:
+        for prompt in chosen:
+            pool.free_blocks(pool.get_cached_blocks(prompt))
+        return PROMPT_BLOCKS * len(chosen)
+
+    name = size_name(num_blocks)
+    bars = {10_000: "≤ 25", 100_000: "≤ 40"}
+    yield figure(
+        "look-up, a hit block, verified (int32)",
+        name,
+        nanoseconds_an_item(ask, ROUNDS),
+        "ns",
+        bars.get(num_blocks, ""),
+    )
+    lists = [prompt.tolist() for prompt in prompts[:40]]
+
+    def ask_list() -> int:
+        for prompt in lists:
+            pool.num_cached_tokens(prompt)
+        return PROMPT_BLOCKS * len(lists)
+
+    yield figure("look-up, a hit block, verified (list)", name, nanoseconds_an_item(ask_list, ROUNDS), "ns", "≤ 160")
+    yield figure("look-up + lease + give back", name, nanoseconds_an_item(lease, ROUNDS), "ns")
+
+
+def life_figures(num_blocks: int) -> Iterator[Figure]:
+    """Allocate and publish prompts into an empty pool, free them; then the same where each block evicts another."""
+    name = size_name(num_blocks)
+    prompts = prompts_for(num_blocks, 3)[:400]
+    others = prompts_for(num_blocks, 4)[:400]
+    published, freed, evicted = [], [], []
+    for _ in range(3 if num_blocks > 100_000 else ROUNDS):
+        pool = filled_pool(num_blocks, [])
+        for figures, work in ((published, prompts), (evicted, others)):
+            if figures is evicted and num_blocks == 1_000_000:
+                fill = prompts_for(num_blocks, 5)
+                for prompt in fill:
+                    lease = pool.get_new_blocks(PROMPT_BLOCKS)
+                    pool.cache_full_blocks(lease, prompt)
+                    pool.free_blocks(lease)
+            leases = []
+            start = time.perf_counter_ns()
+            for prompt in work:
+                lease = pool.get_new_blocks(PROMPT_BLOCKS)
+                pool.cache_full_blocks(lease, prompt)
+                leases.append(lease)
+            figures.append((time.perf_counter_ns() - start) / (PROMPT_BLOCKS * len(work)))
+            start = time.perf_counter_ns()
+            for lease in leases:
+                pool.free_blocks(lease)
+            freed.append((time.perf_counter_ns() - start) / (PROMPT_BLOCKS * len(work)))
+    yield figure("allocate + publish a new block", name, published, "ns", "≤ 60")
+    yield figure("allocate + publish, evicting another", name, evicted, "ns", "no dearer")
+    yield figure("free a block", name, freed, "ns", "≤ 10")
+
+
+def decode_figures(num_seqs: int = 1024, num_tokens: int = 512) -> Iterator[Figure]:
+    """One decode step: reserve with slot mapping and table rows, commit with sampled tokens."""
+    config = CacheConfig(num_blocks=2 * num_seqs * num_tokens // BLOCK_SIZE, max_num_seqs=num_seqs, max_model_len=8192)
+    cache = KVCacheManager(config)
+    rng = np.random.default_rng(7)
+    seqs = np.array(
+        [cache.allocate(rng.integers(0, 128_000, num_tokens - 10, dtype=np.int32)) for _ in range(num_seqs)]
+    )
+    cache.reserve(seqs, num_tokens - 10)
+    sampled = rng.integers(0, 128_000, num_seqs)
+    ones = np.ones(num_seqs, dtype=np.int64)
+    cache.commit(seqs, num_tokens - 10, sampled)
+    reserve_ns, commit_ns, both_ns = [], [], []
+    for _ in range(320):
+        start = time.perf_counter_ns()
+        plan = cache.reserve(seqs, ones)
+        if len(plan.slot_mapping) != num_seqs or len(plan.block_tables) != num_seqs:
+            raise AssertionError("the plan is not of the whole batch")
+        middle = time.perf_counter_ns()
+        cache.commit(seqs, ones, sampled)
+        end = time.perf_counter_ns()
+        reserve_ns.append(middle - start)
+        commit_ns.append(end - middle)
+        both_ns.append(end - start)
+    steps = [float(np.mean(both_ns[i : i + 16])) for i in range(0, 320, 16)]
+    yield figure("decode step: reserve, slots, table rows", f"{num_seqs} seqs", reserve_ns, "us", "", 1e-3)
+    yield figure("decode step: commit, publish", f"{num_seqs} seqs", commit_ns, "us", "", 1e-3)
+    yield figure("decode step, whole (mean of 16 steps)", f"{num_seqs} seqs", steps, "us", "≤ 20", 1e-3)
+
+
+def creation_figures(num_blocks: int) -> Iterator[Figure]:
+    """Time, memory and garbage-collected objects of a pool."""
+    gc.collect()
+    objects = len(gc.get_objects())
+    resident = _resident_bytes()
+    pool = BlockPool(num_blocks, BLOCK_SIZE)
+    used = _resident_bytes() - resident
+    created = len(gc.get_objects()) - objects
+    times = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        BlockPool(num_blocks, BLOCK_SIZE)
+        times.append(time.perf_counter() - start)
+    name = size_name(num_blocks)
+    yield figure("create a pool", name, times, "ms", "≤ 100" if num_blocks == 1_000_000 else "", 1e3)
+    if num_blocks == 1_000_000:
+        yield Figure("memory of a pool", name, used / pool.num_blocks, "B/block", "", "≤ 130")
+        yield Figure("objects for the garbage collector", name, created, "objects", "", "a handful")
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()
+
+
+def all_figures(sizes: tuple[int, ...] = SIZES) -> Iterator[Figure]:
+    """Every figure; memory first, while the process is still small."""
+    for size in sorted(sizes, reverse=True):
+        yield from creation_figures(size)
+    for size in sizes:
+        yield from lookup_figures(size)
+    for size in sizes:
+        yield from life_figures(size)
+    yield from decode_figures()

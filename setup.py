@@ -1,0 +1,35 @@
+"""Compile the core with mypyc, or leave it interpreted when BLOCKYARD_COMPILE=0."""
+
+import os
+import sys
+from pathlib import Path
+
+from setuptools import setup
+
+ROOT = Path(__file__).resolve().parent
+SOURCE = ROOT / "src"
+sys.path.insert(0, str(SOURCE / "blockyard"))
+from _sources import compiled_sources, source_digest, write_build_record  # noqa: E402
+
+
+def remove_old_extensions() -> None:
+    """An extension beside a source wins the import, so a leftover one would hide the interpreted build."""
+    for pattern in ("*__mypyc.*.so", "blockyard/**/*.so"):
+        for path in SOURCE.glob(pattern):
+            path.unlink()
+
+
+def extensions() -> list:
+    if os.environ.get("BLOCKYARD_COMPILE", "1") == "0":
+        remove_old_extensions()
+        return []
+    from mypyc.build import mypycify
+
+    sources = [str(path.relative_to(ROOT)) for path in compiled_sources(SOURCE / "blockyard")]
+    os.chdir(ROOT)
+    return mypycify(sources, opt_level="3", debug_level="0", group_name="blockyard")
+
+
+ext_modules = extensions()
+write_build_record(SOURCE / "blockyard", source_digest(SOURCE / "blockyard") if ext_modules else "")
+setup(ext_modules=ext_modules)

@@ -1,0 +1,49 @@
+"""Which build runs: compiled or interpreted, and whether the extension still matches its source."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from . import ids
+from ._sources import source_digest
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+class StaleBuildWarning(UserWarning):
+    """The compiled extension was built from other sources than those beside it."""
+
+
+def compiled() -> bool:
+    """Whether the core runs as compiled code."""
+    return not str(getattr(ids, "__file__", "")).endswith(".py")
+
+
+def build_name() -> str:
+    """Which build runs, for people."""
+    return "compiled by mypyc" if compiled() else "interpreted (slow: for debugging and coverage)"
+
+
+def warn_if_stale() -> None:
+    """In a source checkout, warn when the sources have changed since the extension was built.
+
+    An installed wheel holds sources and extension of one build, so nothing is read there.
+    """
+    if not compiled() or not (PACKAGE.parent.parent / "pyproject.toml").exists():
+        return
+    if source_digest(PACKAGE) != _built_digest():
+        warnings.warn(
+            "blockyard's compiled core is older than its sources; run `make test` or "
+            "`python setup.py build_ext --inplace` to rebuild it",
+            StaleBuildWarning,
+            stacklevel=3,
+        )
+
+
+def _built_digest() -> str:
+    try:
+        from ._build_record import SOURCE_DIGEST  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        return ""
+    return str(SOURCE_DIGEST)

@@ -1,0 +1,34 @@
+"""Which sources are compiled, and the digest that tells a fresh extension from a stale one.
+
+`setup.py` imports this file by path, before the package exists, so it imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+#: Modules outside `core/` that hot code reads constants from, so they are compiled with it.
+COMPILED_GROUND = ("ids.py",)
+BUILD_RECORD = "_build_record.py"
+
+
+def compiled_sources(package: Path) -> list[Path]:
+    """Every source file that goes through mypyc, sorted; `__init__.py` files stay interpreted."""
+    core = [path for path in (package / "core").glob("*.py") if path.name != "__init__.py"]
+    return sorted([package / name for name in COMPILED_GROUND] + core)
+
+
+def source_digest(package: Path) -> str:
+    """SHA-256 over names and contents of the compiled sources."""
+    digest = hashlib.sha256()
+    for path in compiled_sources(package):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def write_build_record(package: Path, digest: str) -> None:
+    """Leave the digest of what was compiled ("" for the interpreted build) beside the package."""
+    text = f'"""Written by setup.py: the digest of the compiled sources."""\n\nSOURCE_DIGEST = "{digest}"\n'
+    (package / BUILD_RECORD).write_text(text)

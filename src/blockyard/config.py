@@ -1,0 +1,74 @@
+"""The sizes and switches of a cache, checked once, when they are written down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .errors import InvalidArgument
+
+MAX_BLOCKS = 2**27
+MAX_BLOCK_SIZE = 4096
+MAX_SEQS = 2**20
+MAX_MODEL_LEN = 2**27
+MAX_TABLE_ENTRIES = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """What a `KVCacheManager` is made of.
+
+    num_blocks: blocks in the pool, the null block (id 0) included; 2 to 2**27.
+    block_size: tokens a block; 1 to 4096.
+    max_num_seqs: rows of the block table, that is sequences that run at once; 1 to 2**20.
+    max_model_len: tokens of the longest sequence.
+    enable_prefix_caching: whether full blocks are indexed and hit.
+    watermark: share of the blocks that admission leaves free, so that running sequences can grow; 0 to below 1.
+    hash_seed: seed of the index's hash function. It affects speed under attack, never a result.
+
+    Raises `InvalidArgument` for a value outside its limits.
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_model_len: int = 8192
+    enable_prefix_caching: bool = True
+    watermark: float = 0.01
+    hash_seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require_int("num_blocks", self.num_blocks, 2, MAX_BLOCKS)
+        _require_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
+        _require_int("max_num_seqs", self.max_num_seqs, 1, MAX_SEQS)
+        _require_int("max_model_len", self.max_model_len, 1, MAX_MODEL_LEN)
+        _require_int("hash_seed", self.hash_seed, 0, 2**62 - 1)
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise InvalidArgument(f"enable_prefix_caching is {self.enable_prefix_caching!r}; it must be True or False")
+        if (
+            isinstance(self.watermark, bool)
+            or not isinstance(self.watermark, (int, float))
+            or not 0 <= self.watermark < 1
+        ):
+            raise InvalidArgument(f"watermark is {self.watermark!r}; it must be a number from 0 to below 1")
+        entries = self.max_num_seqs * self.max_blocks_per_seq
+        if entries > MAX_TABLE_ENTRIES:
+            raise InvalidArgument(
+                f"max_num_seqs * blocks of max_model_len is {entries} table entries; the limit is {MAX_TABLE_ENTRIES}"
+            )
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        """Blocks of a sequence of `max_model_len` tokens: the width of the block table."""
+        return -(-self.max_model_len // self.block_size)
+
+    @property
+    def watermark_blocks(self) -> int:
+        """Blocks that admission leaves free."""
+        return int(self.watermark * self.num_blocks)
+
+
+def _require_int(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidArgument(f"{name} is {value!r}; it must be an integer from {low} to {high}")
+    if not low <= value <= high:
+        raise InvalidArgument(f"{name} is {value}; it must be from {low} to {high}")

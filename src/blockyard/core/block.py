@@ -1,0 +1,51 @@
+"""A block as people see it."""
+
+
+class KVCacheBlock:
+    """What is known of one block at the moment it was asked for. A copy: it does not follow later changes.
+
+    block_id: the block's address in the KV tensors.
+    ref_cnt: how many sequences and leases hold it.
+    token_ids: the tokens whose keys and values it holds, as far as the index knows them; empty if not cached.
+    block_hash: the index's internal hash of its tokens and all before them, None if not cached.
+    is_computed: False while a sequence has yet to compute what the index says it holds.
+    holders: names of the sequences and leases that hold it.
+    is_null: True for block 0.
+    """
+
+    def __init__(
+        self,
+        block_id: int,
+        ref_cnt: int,
+        token_ids: list[int],
+        block_hash: int | None,
+        is_computed: bool,
+        holders: list[str],
+    ) -> None:
+        self.block_id = block_id
+        self.ref_cnt = ref_cnt
+        self.token_ids = token_ids
+        self.block_hash = block_hash
+        self.is_computed = is_computed
+        self.holders = holders
+
+    @property
+    def is_null(self) -> bool:
+        """Whether this is the placeholder that is never allocated, cached or freed."""
+        return self.block_id == 0
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody holds the block, so that the next allocations may take it."""
+        return self.ref_cnt == 0 and not self.is_null
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether a prompt can hit the block."""
+        return self.block_hash is not None
+
+    def __repr__(self) -> str:
+        state = "null" if self.is_null else "free" if self.is_free else f"ref_cnt={self.ref_cnt}"
+        cached = f" cached={self.token_ids}" if self.is_cached else ""
+        held = f" holders={self.holders}" if self.holders else ""
+        return f"<KVCacheBlock {self.block_id} {state}{cached}{held}>"

@@ -1,0 +1,377 @@
+"""The pool: who holds each block, and what happens when nobody does."""
+
+import numpy as np
+import numpy.typing as npt
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ..errors import DoubleFree, ForeignBlock, InvalidArgument, InvariantError, OutOfBlocks
+from ..ids import NO_CONTENT, NULL_BLOCK
+from .arrays import view_i32, view_i64, zeros_i32
+from .block import KVCacheBlock
+from .free_queue import FreeKVCacheBlockQueue
+from .lease import BlockLease
+from .prefix_index import PrefixIndex
+from .tokens import pack_tokens, unpack_tokens
+
+MAX_BLOCKS = 2**27
+MAX_BLOCK_SIZE = 4096
+
+
+class BlockPool:
+    """Reference counts, the free queue and the prefix index of `num_blocks` blocks of `block_size` tokens.
+
+    Block 0 is the null block, a placeholder in block tables; the others have ids 1 to num_blocks - 1 that never
+    change. A block is in the free queue exactly when its ref_cnt is 0 (I1). A cached block stays in the index
+    while it waits there, until a hit revives it or an allocation evicts it, each in O(1) (I4).
+
+    Use it alone, through leases, or under a `KVCacheManager`, whose sequences hold blocks by their table rows.
+
+    Raises `InvalidArgument` for sizes outside their limits.
+
+    >>> pool = BlockPool(num_blocks=10, block_size=4)
+    >>> lease = pool.get_new_blocks(2)
+    >>> list(lease), pool.num_free_blocks
+    ([1, 2], 7)
+    >>> pool.cache_full_blocks(lease, [1, 2, 3, 4, 5, 6, 7, 8])
+    >>> pool.free_blocks(lease)
+    >>> list(pool.get_cached_blocks([1, 2, 3, 4, 9, 9, 9, 9]))
+    [1]
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int = 16, enable_prefix_caching: bool = True, hash_seed: int = 0
+    ) -> None:
+        _require_size("num_blocks", num_blocks, 2, MAX_BLOCKS)
+        _require_size("block_size", block_size, 1, MAX_BLOCK_SIZE)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.queue = FreeKVCacheBlockQueue(num_blocks)
+        self.index = PrefixIndex(num_blocks, block_size, hash_seed)
+        self.ref_cnt = zeros_i32(num_blocks)
+        self.num_evicted_blocks: i64 = 0
+        self.peak_used_blocks: i64 = 0
+        self._leases: dict[int, BlockLease] = {}
+        self._last_lease = 0
+
+    # What is there.
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """All blocks but the null block."""
+        return self.num_blocks - 1
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nobody holds, cached ones included. O(1)."""
+        return int(self.queue.num_free)
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that somebody holds. O(1)."""
+        return self.num_usable_blocks - self.num_free_blocks
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks in the index, held or not. O(1)."""
+        return int(self.index.num_indexed)
+
+    @property
+    def usage(self) -> float:
+        """Share of the usable blocks that somebody holds, 0 to 1. O(1)."""
+        return self.num_used_blocks / self.num_usable_blocks
+
+    def ref_counts(self) -> npt.NDArray[np.int32]:
+        """How often each block is held, int32 (num_blocks,), read-only, live."""
+        return view_i32(self.ref_cnt)
+
+    def cached_mask(self) -> npt.NDArray[np.bool_]:
+        """Which blocks are in the index, bool (num_blocks,), a copy."""
+        cached: npt.NDArray[np.bool_] = view_i64(self.index.identity)[::2] != 0
+        return cached
+
+    def free_block_ids(self) -> npt.NDArray[np.int32]:
+        """The free blocks in the order in which they will be allocated, int32 (num_free_blocks,), a copy."""
+        return np.array(self.queue.block_ids(), dtype=np.int32)
+
+    def leases(self) -> list[BlockLease]:
+        """The leases not given back yet, oldest first: the leak report of whoever uses the pool alone."""
+        return list(self._leases.values())
+
+    def block(self, block_id: int) -> KVCacheBlock:
+        """One block as people see it. O(leases)."""
+        if not 0 <= block_id < self.num_blocks:
+            raise InvalidArgument(f"block_id is {block_id}; it must be from 0 to {self.num_blocks - 1}")
+        block = i64(block_id)
+        cached = self.index.identity[2 * block] != NO_CONTENT
+        return KVCacheBlock(
+            block_id,
+            int(self.ref_cnt[block]),
+            self.block_tokens(vec[i32]([i32(block)]), self.block_size).tolist() if cached else [],
+            int(self.index.chain_hash[block]) if cached else None,
+            self.index.owner[block] == 0,
+            [lease.holder for lease in self._leases.values() if block_id in list(lease)],
+        )
+
+    def block_tokens(self, blocks: vec[i32], num_tokens: int) -> npt.NDArray[np.int32]:
+        """The first `num_tokens` tokens stored for a run of blocks, int32 (num_tokens,), a copy."""
+        first = int(self.index.first_word)
+        num_words = int(self.index.num_words)
+        rows = view_i64(self.index.words)[first : first + self.num_blocks * num_words].reshape(-1, num_words)
+        return unpack_tokens(rows[view_i32(blocks)], self.block_size, num_tokens)
+
+    # Leases: the pool used alone.
+
+    def get_new_blocks(self, num_blocks: int, holder: str = "") -> BlockLease:
+        """Hold `num_blocks` blocks from the head of the free queue, evicting what they cached. O(num_blocks).
+
+        Raises `OutOfBlocks` when fewer are free, `InvalidArgument` for a count below 0.
+        """
+        _require_size("num_blocks", num_blocks, 0, MAX_BLOCKS)
+        if num_blocks > self.queue.num_free:
+            raise OutOfBlocks(
+                f"num_blocks is {num_blocks}; only {self.num_free_blocks} of {self.num_usable_blocks} blocks are free",
+                num_blocks,
+                self.num_free_blocks,
+            )
+        blocks = zeros_i32(num_blocks)
+        self.acquire(blocks, 0, num_blocks)
+        return self._lease(blocks, holder)
+
+    def touch(self, lease: BlockLease, holder: str = "") -> BlockLease:
+        """Hold the blocks of a live lease once more, for another holder. O(blocks)."""
+        self._require_live(lease)
+        blocks = lease.blocks[:]
+        self.share(blocks, 0, len(blocks))
+        return self._lease(blocks, holder)
+
+    def free_blocks(self, lease: BlockLease) -> None:
+        """Give a lease back, last block first. O(blocks).
+
+        Blocks that nobody holds any more go to the tail of the free queue if cached, to its front if not.
+        Raises `DoubleFree` for a lease already given back, `ForeignBlock` for one of another pool.
+        """
+        self._require_live(lease)
+        del self._leases[lease.serial]
+        self.release(lease.blocks, 0, len(lease.blocks))
+
+    def cache_full_blocks(
+        self,
+        lease: BlockLease,
+        token_ids: object,
+        num_cached_blocks: int = 0,
+        extra_keys: tuple[object, ...] = (),
+    ) -> None:
+        """Index the blocks of `lease` as the prompt `token_ids`, whose keys and values they hold now. O(tokens).
+
+        token_ids: the tokens from the start of the sequence; only full blocks are indexed.
+        num_cached_blocks: leading blocks of the lease that are indexed already, by a hit or an earlier call.
+        Raises `InvalidArgument` when the tokens fill more blocks than the lease has, when a leading block
+        is not cached, or when another one is.
+        """
+        self._require_live(lease)
+        if not self.enable_prefix_caching:
+            return
+        packed = pack_tokens(token_ids, self.block_size)
+        num_full = packed.num_tokens // i64(self.block_size)
+        self._check_cacheable(lease, num_cached_blocks, num_full)
+        self._check_prefix(lease, packed.words, num_cached_blocks, extra_keys)
+        root = self.index.root(extra_keys)
+        first = i64(num_cached_blocks)
+        before = i64(lease.blocks[first - 1]) if first else NULL_BLOCK
+        parent = self.index.identity[2 * before] if first else root
+        for position in range(first, num_full):
+            block = i64(lease.blocks[position])
+            self.store_words(packed.words, position, block)
+            parent = self.index.insert(block, self.index.hash_block(block, before, root), parent, 0)
+            before = block
+
+    def get_cached_blocks(self, token_ids: object, extra_keys: tuple[object, ...] = (), holder: str = "") -> BlockLease:
+        """Hold the longest run of cached blocks that `token_ids` begins with; maybe none. O(blocks found).
+
+        The lease is counted before it is returned, so nothing can evict it in between (I8).
+        """
+        packed = pack_tokens(token_ids, self.block_size)
+        num_full = packed.num_tokens // i64(self.block_size)
+        found = self._count_computed(self.find(packed.words, num_full, extra_keys))
+        blocks = self.index.found[:found]
+        self.share(blocks, 0, found)
+        return self._lease(blocks, holder)
+
+    def num_cached_tokens(self, token_ids: object, extra_keys: tuple[object, ...] = ()) -> int:
+        """How many leading tokens of `token_ids` are cached in full, computed blocks. Holds nothing. O(blocks found)."""
+        packed = pack_tokens(token_ids, self.block_size)
+        num_full = packed.num_tokens // i64(self.block_size)
+        return int(self._count_computed(self.find(packed.words, num_full, extra_keys)) * i64(self.block_size))
+
+    def get_cached_block(
+        self, token_ids: object, extra_keys: tuple[object, ...] = (), holder: str = ""
+    ) -> BlockLease | None:
+        """Hold the one block that caches the last full block of `token_ids`, after all before it; else None."""
+        num_full = pack_tokens(token_ids, self.block_size).num_tokens // i64(self.block_size)
+        lease = self.get_cached_blocks(token_ids, extra_keys, holder)
+        last = lease.blocks[num_full - 1 :] if 0 < num_full == len(lease.blocks) else zeros_i32(0)
+        if len(last) == 1:
+            self.share(last, 0, 1)
+        self.free_blocks(lease)
+        return self._lease(last, holder) if len(last) == 1 else None
+
+    def reset(self) -> None:
+        """Forget all cached content at once; blocks stay with their holders. O(num_blocks)."""
+        self.index.clear()
+
+    # The same, for a holder that keeps its own books: the manager. Arguments are checked by the caller.
+
+    def find(self, words: vec[i64], max_blocks: i64, extra_keys: tuple[object, ...]) -> i64:
+        """Look up a packed prompt; the blocks found are in `index.found` and not held yet."""
+        if not self.enable_prefix_caching:
+            return 0
+        return self.index.find_prefix(words, max_blocks, self.index.root(extra_keys))
+
+    def count_idle(self, blocks: vec[i32], count: i64) -> i64:
+        """How many of the first `count` blocks nobody holds."""
+        ref_cnt = self.ref_cnt
+        idle: i64 = 0
+        for index in range(count):
+            if ref_cnt[i64(blocks[index])] == 0:
+                idle += 1
+        return idle
+
+    def acquire(self, out: vec[i32], start: i64, count: i64) -> None:
+        """Take `count` blocks, which must be free, from the head of the queue into `out[start:]`."""
+        self.queue.popleft_n(out, start, count)
+        ref_cnt = self.ref_cnt
+        identity = self.index.identity
+        for index in range(start, start + count):
+            block = i64(out[index])
+            ref_cnt[block] = 1
+            if identity[2 * block] != NO_CONTENT:
+                self.index.remove(block)
+                self.num_evicted_blocks += 1
+        self._note_peak()
+
+    def share(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Hold `blocks[start:start + count]` once more; idle ones are revived out of the queue."""
+        ref_cnt = self.ref_cnt
+        for index in range(start, start + count):
+            block = i64(blocks[index])
+            references = ref_cnt[block]
+            if references == 0:
+                self.queue.remove(block)
+            ref_cnt[block] = references + 1
+        self._note_peak()
+
+    def release(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Let go of `blocks[start:start + count]`, last first."""
+        ref_cnt = self.ref_cnt
+        identity = self.index.identity
+        queue = self.queue
+        index = start + count - 1
+        while index >= start:
+            block = i64(blocks[index])
+            references = ref_cnt[block] - 1
+            ref_cnt[block] = references
+            if references == 0:
+                if identity[2 * block] != NO_CONTENT:
+                    queue.append(block)
+                else:
+                    queue.append_left(block)
+            index -= 1
+
+    def store_words(self, words: vec[i64], position: i64, block: i64) -> None:
+        """Copy block `position` of a packed prompt into the row of `block`."""
+        num_words = self.index.num_words
+        stored = self.index.words
+        source = position * num_words
+        target = self.index.first_word + block * num_words
+        for word in range(num_words):
+            stored[target + word] = words[source + word]
+
+    def copy_words(self, source: i64, target: i64) -> None:
+        """Copy the stored tokens of one block to another."""
+        num_words = self.index.num_words
+        stored = self.index.words
+        start = self.index.first_word
+        for word in range(num_words):
+            stored[start + target * num_words + word] = stored[start + source * num_words + word]
+
+    def store_token(self, block: i64, offset: i64, token: i64) -> None:
+        """Put a token into the row of a block nobody else reads. An even offset clears the odd one behind it."""
+        position = self.index.first_word + block * self.index.num_words + offset // 2
+        if offset % 2 == 0:
+            self.index.words[position] = token
+        else:
+            self.index.words[position] = (self.index.words[position] & 4294967295) + token * 4294967296
+
+    def _note_peak(self) -> None:
+        used = i64(self.num_blocks) - 1 - self.queue.num_free
+        if used > self.peak_used_blocks:
+            self.peak_used_blocks = used
+
+    # Checks.
+
+    def _lease(self, blocks: vec[i32], holder: str) -> BlockLease:
+        self._last_lease += 1
+        lease = BlockLease(self._last_lease, holder, blocks, self._leases)
+        self._leases[self._last_lease] = lease
+        return lease
+
+    def _require_live(self, lease: BlockLease) -> None:
+        if self._leases.get(lease.serial) is lease:
+            return
+        if lease.ledger is self._leases:
+            raise DoubleFree(f"lease {lease.serial} of {lease.holder!r} on blocks {list(lease)} was already given back")
+        raise ForeignBlock(f"lease {lease.serial} of {lease.holder!r} was handed out by another pool")
+
+    def _check_cacheable(self, lease: BlockLease, num_cached: int, num_full: i64) -> None:
+        if num_full > len(lease.blocks):
+            raise InvalidArgument(f"token_ids fill {num_full} blocks; the lease has {len(lease.blocks)}")
+        if not 0 <= num_cached <= num_full:
+            raise InvalidArgument(f"num_cached_blocks is {num_cached}; token_ids fill {num_full} blocks")
+        for position in range(num_full):
+            block = i64(lease.blocks[position])
+            cached = self.index.identity[2 * block] != NO_CONTENT
+            if cached != (position < num_cached):
+                state = "already" if cached else "not"
+                raise InvalidArgument(
+                    f"num_cached_blocks is {num_cached}, but block {block} at position {position} is {state} cached"
+                )
+
+    def _check_prefix(
+        self, lease: BlockLease, words: vec[i64], num_cached: int, extra_keys: tuple[object, ...]
+    ) -> None:
+        """The leading blocks must cache these very tokens, or what follows would be indexed under a wrong prefix."""
+        found = self.find(words, num_cached, extra_keys)
+        for position in range(num_cached):
+            block = i64(lease.blocks[i64(position)])
+            wanted = self.index.found[i64(position)] if position < found else i32(0)
+            if self.index.identity[2 * block] != self.index.identity[2 * i64(wanted)]:
+                raise InvalidArgument(f"token_ids differ from what block {block} at position {position} caches")
+
+    def _count_computed(self, found: i64) -> i64:
+        """How many of the first `found` blocks come before one whose keys and values are still being computed."""
+        for position in range(found):
+            if self.index.owner[i64(self.index.found[position])] != 0:
+                return position
+        return found
+
+    def check(self) -> None:
+        """All laws that the pool alone can know: I1, I4 and the counts. O(num_blocks). Raises `InvariantError`."""
+        self.queue.check()
+        free = set(self.queue.block_ids())
+        for block in range(1, self.num_blocks):
+            if (self.ref_cnt[i64(block)] == 0) != (block in free):
+                raise InvariantError(
+                    f"I1: block {block} has ref_cnt {self.ref_cnt[i64(block)]}, in queue: {block in free}"
+                )
+        if self.ref_cnt[NULL_BLOCK] != 0 or self.index.identity[0] != NO_CONTENT or NULL_BLOCK in free:
+            raise InvariantError("I1: the null block is held, cached or free")
+        if self.num_free_blocks + self.num_used_blocks != self.num_usable_blocks:
+            raise InvariantError("I6: free and used blocks do not add up to the pool")
+        self.index.check()
+
+
+def _require_size(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidArgument(f"{name} is {value}; it must be from {low} to {high}")

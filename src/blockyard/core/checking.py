@@ -1,0 +1,134 @@
+"""The laws that need both sides: what sequences and leases hold, against what the pool counts."""
+
+from mypy_extensions import i64
+
+from ..errors import InvariantError
+from ..ids import NO_CONTENT, NO_ROW
+from .block_pool import BlockPool
+from .reserving import NO_TOKEN
+from .sequences import SequenceTable
+
+
+def check_sequences(pool: BlockPool, sequences: SequenceTable) -> None:
+    """Hold every row against the pool. O(num_blocks + table). Raises `InvariantError`."""
+    rows = sequences.live_rows()
+    _check_counts(pool, sequences, rows)
+    _check_rows(sequences, rows)
+    for row in rows:
+        _check_lengths(sequences, i64(row), pool.block_size)
+        _check_published(pool, sequences, i64(row))
+        _check_writer(pool, sequences, i64(row))
+    _check_waiting(sequences, rows)
+    _check_owners(pool, sequences)
+
+
+def _fail(law: str, what: str) -> None:
+    raise InvariantError(f"{law}: {what}")
+
+
+def _check_counts(pool: BlockPool, sequences: SequenceTable, rows: list[int]) -> None:
+    """Every reference is somebody's: rows and leases add up to ref_cnt."""
+    held = [0] * pool.num_blocks
+    for row in rows:
+        blocks = [int(block) for block in sequences.row_blocks(i64(row))]
+        if 0 in blocks or len(set(blocks)) != len(blocks):
+            _fail("I2", f"{sequences.name(i64(row))} holds the null block, or a block twice: {blocks}")
+        for block in blocks:
+            held[block] += 1
+    for lease in pool.leases():
+        for block in lease:
+            held[block] += 1
+    for block in range(pool.num_blocks):
+        if pool.ref_cnt[i64(block)] != held[block]:
+            _fail("I8", f"block {block} has ref_cnt {pool.ref_cnt[i64(block)]}, but {held[block]} holders")
+
+
+def _check_rows(sequences: SequenceTable, rows: list[int]) -> None:
+    if len(rows) + sequences.num_free_rows != sequences.max_num_seqs:
+        _fail("I6", f"{len(rows)} rows are used and {sequences.num_free_rows} free of {sequences.max_num_seqs}")
+    for row in range(int(sequences.max_num_seqs)):
+        first = i64(row) * sequences.width
+        for position in range(first + sequences.num_blocks[i64(row)], first + sequences.width):
+            if sequences.blocks[position] != 0:
+                _fail("I2", f"row {row} has a block id behind its {sequences.num_blocks[i64(row)]} blocks")
+
+
+def _check_lengths(sequences: SequenceTable, row: i64, block_size: i64) -> None:
+    """Every known token has a place, but for one that may wait for its block."""
+    name = sequences.name(row)
+    stored = sequences.num_tokens[row]
+    if sequences.pending_token[row] != NO_TOKEN:
+        stored -= 1
+    room = sequences.num_blocks[row] * block_size
+    if stored > room:
+        _fail("I6", f"{name} has {stored} tokens in {room} slots")
+    if sequences.num_computed[row] > sequences.num_tokens[row]:
+        _fail("I3", f"{name} has computed {sequences.num_computed[row]} of {sequences.num_tokens[row]} tokens")
+    if sequences.num_computed[row] + sequences.num_reserved[row] > room:
+        _fail("I6", f"{name} has reserved {sequences.num_reserved[row]} tokens beyond its {room} slots")
+
+
+def _check_published(pool: BlockPool, sequences: SequenceTable, row: i64) -> None:
+    """What a sequence published is indexed in one chain from its root, and computed if no owner is named (I3)."""
+    index = pool.index
+    if not pool.enable_prefix_caching or sequences.generation[row] != index.num_generations:
+        return
+    parent = sequences.root[row]
+    for position in range(sequences.num_published[row]):
+        block = sequences.block_at(row, position)
+        if index.identity[2 * block] == NO_CONTENT or index.identity[2 * block + 1] != parent:
+            _fail("I5", f"block {block} of {sequences.name(row)} is not indexed after its predecessor")
+        parent = index.identity[2 * block]
+        owned = i64(index.owner[block]) == row + 1
+        if owned != (position >= sequences.num_computed[row] // i64(pool.block_size)) and not _joined(sequences, row):
+            _fail("I3", f"block {block} of {sequences.name(row)}: computed and owner disagree")
+
+
+def _joined(sequences: SequenceTable, row: i64) -> bool:
+    """Whether some of the row's blocks may belong to another owner."""
+    return sequences.waits_on[row] != NO_ROW
+
+
+def _check_writer(pool: BlockPool, sequences: SequenceTable, row: i64) -> None:
+    """I7: reserved tokens go to blocks that nobody else holds, but for joiners of what is being computed."""
+    block_size = i64(pool.block_size)
+    start = sequences.num_computed[row]
+    if sequences.num_reserved[row] == 0:
+        return
+    for position in range(start // block_size, (start + sequences.num_reserved[row] - 1) // block_size + 1):
+        block = sequences.block_at(row, position)
+        if pool.ref_cnt[block] > 1 and position >= sequences.num_published[row]:
+            _fail(
+                "I7",
+                f"{sequences.name(row)} is about to write block {block}, held {pool.ref_cnt[block]} times",
+            )
+
+
+def _check_waiting(sequences: SequenceTable, rows: list[int]) -> None:
+    waiters = [0] * int(sequences.max_num_seqs)
+    for row in rows:
+        owner = sequences.waits_on[i64(row)]
+        if owner == NO_ROW:
+            continue
+        waiters[int(owner)] += 1
+        if sequences.handle[owner] == 0 or sequences.waits_for[i64(row)] > sequences.num_computed[i64(row)]:
+            _fail("I3", f"{sequences.name(i64(row))} waits on row {owner}, which is gone or not on its way")
+    for row in range(int(sequences.max_num_seqs)):
+        if sequences.num_waiters[i64(row)] != waiters[row]:
+            _fail("I3", f"row {row} counts {sequences.num_waiters[i64(row)]} waiters, there are {waiters[row]}")
+
+
+def _check_owners(pool: BlockPool, sequences: SequenceTable) -> None:
+    """Whoever is to compute a block holds it and has not come to it yet."""
+    for block in range(1, pool.num_blocks):
+        row = i64(pool.index.owner[i64(block)]) - 1
+        if row == NO_ROW:
+            continue
+        blocks = [int(held) for held in sequences.row_blocks(row)]
+        position = blocks.index(block) if block in blocks else -1
+        first = int(sequences.num_computed[row]) // pool.block_size
+        if not first <= position < sequences.num_published[row]:
+            _fail(
+                "I3",
+                f"block {block} is to be computed by row {row}, which is at block {first} and has it at {position}",
+            )

@@ -1,0 +1,175 @@
+"""The second phase of a step: what was computed, and what was sampled."""
+
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ..errors import InvalidArgument, SequenceNotReady
+from ..ids import NO_CONTENT, NO_ROW, NULL_BLOCK
+from .arrays import zeros_i64
+from .block_pool import BlockPool
+from .joining import Joining
+from .reserving import NO_TOKEN
+from .sequences import QUIET, SequenceTable
+from .tokens import MAX_TOKEN, int64_vector, token_table
+
+LAST_TOKEN: Final[i64] = MAX_TOKEN
+
+
+class Committing:
+    """Counts tokens as computed, appends new ones, and makes blocks that became full shareable."""
+
+    def __init__(self, pool: BlockPool, sequences: SequenceTable, joining: Joining, max_model_len: int) -> None:
+        self.pool = pool
+        self.index = pool.index
+        self.sequences = sequences
+        self.joining = joining
+        self.block_size: i64 = pool.block_size
+        self.max_model_len: i64 = max_model_len
+        #: num_computed as it will be, for the rows of the batch.
+        self._reached = zeros_i64(int(sequences.max_num_seqs))
+
+    def commit(self, seqs: object, num_computed: object, next_tokens: object) -> None:
+        """See `KVCacheManager.commit`."""
+        rows = self.sequences.rows_of(seqs)
+        counts = int64_vector("num_computed", num_computed, len(rows))
+        table = token_table("next_tokens", next_tokens, len(rows))
+        appended = self._check(rows, counts, table.items, table.columns)
+        self.sequences.version += 1
+        self._apply(rows, counts, table.items, table.columns, appended)
+
+    def _check(self, rows: vec[i64], counts: vec[i64], tokens: vec[i64], columns: i64) -> vec[i64]:
+        """Refuse what cannot be, before anything changes; returns how many tokens each sequence gets."""
+        sequences = self.sequences
+        reached = self._reached
+        num_computed = sequences.num_computed
+        appended = rows[:]
+        for index in range(i64(len(rows))):
+            reached[rows[index]] = num_computed[rows[index]] + counts[index]
+        for index in range(i64(len(rows))):
+            row = rows[index]
+            count = counts[index]
+            if count < 0 or count > sequences.num_reserved[row]:
+                raise InvalidArgument(
+                    f"num_computed[{index}] is {count} for {sequences.name(row)}; "
+                    f"it must be from 0 to the {sequences.num_reserved[row]} tokens reserved"
+                )
+            new = self._count_new(tokens, index, columns)
+            appended[index] = new
+            end = reached[row]
+            known = sequences.num_tokens[row] + new
+            if end > known or known > self.max_model_len:
+                self._refuse_length(index, row, end, known)
+            if sequences.alert[row] != QUIET:
+                self._check_prefix(row, count, index)
+            if new > 0:
+                self._check_room(index, row, new)
+        return appended
+
+    def _count_new(self, tokens: vec[i64], index: i64, columns: i64) -> i64:
+        """How many tokens row `index` of `next_tokens` has before its first -1."""
+        new: i64 = 0
+        for position in range(index * columns, (index + 1) * columns):
+            token = tokens[position]
+            if token < -1 or token > LAST_TOKEN:
+                raise InvalidArgument(
+                    f"next_tokens[{index}] holds {token}; a token is from 0 to {LAST_TOKEN}, -1 is none"
+                )
+            if token >= 0:
+                new += 1
+                if position - index * columns != new - 1:
+                    raise InvalidArgument(f"next_tokens[{index}] has a token after -1; -1 may stand only at the end")
+        return new
+
+    def _refuse_length(self, index: i64, row: i64, end: i64, known: i64) -> None:
+        name = self.sequences.name(row)
+        if end > known:
+            raise InvalidArgument(
+                f"num_computed[{index}] makes {end} tokens of {name} computed, but only {known} are known: "
+                f"next_tokens must name those that were speculated"
+            )
+        raise InvalidArgument(
+            f"next_tokens[{index}] makes {name} {known} tokens long; max_model_len is {self.max_model_len}"
+        )
+
+    def _check_prefix(self, row: i64, count: i64, index: i64) -> None:
+        """A joiner's step counts only if the blocks it joined are computed, earlier or in this very call."""
+        owner = self.sequences.waits_on[row]
+        if count == 0 or owner == NO_ROW:
+            return
+        computed = self._reached[owner] if self.sequences.in_batch(owner) else self.sequences.num_computed[owner]
+        if computed < self.sequences.waits_for[row]:
+            raise SequenceNotReady(
+                f"num_computed[{index}] is {count} for {self.sequences.name(row)}, but {self.sequences.name(owner)} has "
+                f"computed {computed} of the {self.sequences.waits_for[row]} tokens it joined; commit that one first"
+            )
+
+    def _check_room(self, index: i64, row: i64, new: i64) -> None:
+        """All appended tokens need a writable place in a block, but for one, which may wait for its block."""
+        sequences = self.sequences
+        first = sequences.num_tokens[row]
+        room = sequences.num_blocks[row] * self.block_size - first
+        if sequences.pending_token[row] != NO_TOKEN:
+            room = -1
+        elif room > 0 and sequences.alert[row] != QUIET and not self._is_writable(row, first // self.block_size):
+            room = 0
+        if new > room + 1:
+            raise InvalidArgument(
+                f"next_tokens[{index}] has {new} tokens for {sequences.name(row)}; "
+                f"{room + 1} fit before the next reserve gives it blocks of its own"
+            )
+
+    def _is_writable(self, row: i64, position: i64) -> bool:
+        block = self.sequences.block_at(row, position)
+        return self.pool.ref_cnt[block] == 1 and self.index.identity[2 * block] == NO_CONTENT
+
+    def _apply(self, rows: vec[i64], counts: vec[i64], tokens: vec[i64], columns: i64, appended: vec[i64]) -> None:
+        sequences = self.sequences
+        num_computed = sequences.num_computed
+        num_reserved = sequences.num_reserved
+        block_size = self.block_size
+        for index in range(i64(len(rows))):
+            row = rows[index]
+            for position in range(index * columns, index * columns + appended[index]):
+                self._append(row, tokens[position])
+            num_reserved[row] = 0
+            if counts[index] > 0:
+                before = num_computed[row]
+                after = before + counts[index]
+                num_computed[row] = after
+                if after // block_size != before // block_size:
+                    self._publish(row, before // block_size, after // block_size)
+
+    def _append(self, row: i64, token: i64) -> None:
+        sequences = self.sequences
+        position = sequences.num_tokens[row]
+        sequences.num_tokens[row] = position + 1
+        logical = position // self.block_size
+        if logical >= sequences.num_blocks[row] or (
+            sequences.alert[row] != QUIET and not self._is_writable(row, logical)
+        ):
+            sequences.pending_token[row] = token
+        else:
+            block = sequences.block_at(row, logical)
+            self.pool.store_token(block, position - logical * self.block_size, token)
+
+    def _publish(self, row: i64, first: i64, last: i64) -> None:
+        """Blocks `first` to `last` of a row are full and computed now: what waits in the index becomes real."""
+        published = self.sequences.num_published[row]
+        for position in range(first, min(last, published)):
+            block = self.sequences.block_at(row, position)
+            if i64(self.index.owner[block]) == row + 1:
+                self.index.owner[block] = 0
+        if not self.pool.enable_prefix_caching or self.sequences.generation[row] != self.index.num_generations:
+            return
+        for position in range(max(first, published), last):
+            self._index_block(row, position)
+        self.sequences.num_published[row] = max(last, published)
+
+    def _index_block(self, row: i64, position: i64) -> None:
+        root = self.sequences.root[row]
+        block = self.sequences.block_at(row, position)
+        before = self.sequences.block_at(row, position - 1) if position > 0 else NULL_BLOCK
+        parent = self.index.identity[2 * before] if position > 0 else root
+        self.index.insert(block, self.index.hash_block(block, before, root), parent, 0)

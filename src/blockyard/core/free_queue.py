@@ -1,0 +1,82 @@
+"""The queue of free blocks, in eviction order."""
+
+import numpy as np
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ..errors import InvariantError
+from ..ids import NULL_BLOCK
+
+
+class FreeKVCacheBlockQueue:
+    """A doubly linked list of block ids in two arrays; the head is allocated, and so evicted, next.
+
+    The null block is never free, so its two links serve as both ends of the list, and no operation has a special
+    case for an empty queue. Removal from the middle is O(1), which is what makes reviving a cached block cheap
+    (a deque would search for it). The order is least recently used: whoever frees appends at the tail,
+    except blocks that hold nothing reusable, which go to the front.
+
+    `next_free` and `prev_free` may be written by this class only.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        order = np.arange(num_blocks, dtype=np.int32)
+        self.num_free: i64 = num_blocks - 1
+        self.next_free = vec[i32](np.roll(order, -1))
+        self.prev_free = vec[i32](np.roll(order, 1))
+
+    def append(self, block: i64) -> None:
+        """Make `block` the last to be allocated. O(1)."""
+        self._link(block, i64(self.prev_free[NULL_BLOCK]), NULL_BLOCK)
+
+    def append_left(self, block: i64) -> None:
+        """Make `block` the next to be allocated. O(1)."""
+        self._link(block, NULL_BLOCK, i64(self.next_free[NULL_BLOCK]))
+
+    def remove(self, block: i64) -> None:
+        """Take `block` out, wherever it is. O(1)."""
+        before = self.prev_free[block]
+        after = self.next_free[block]
+        self.next_free[i64(before)] = after
+        self.prev_free[i64(after)] = before
+        self.num_free -= 1
+
+    def popleft_n(self, out: vec[i32], start: i64, count: i64) -> None:
+        """Move the first `count` blocks, which must be there, to `out[start:]`. O(count)."""
+        next_free = self.next_free
+        block = i64(next_free[NULL_BLOCK])
+        for index in range(start, start + count):
+            out[index] = i32(block)
+            block = i64(next_free[block])
+        next_free[NULL_BLOCK] = i32(block)
+        self.prev_free[block] = 0
+        self.num_free -= count
+
+    def block_ids(self) -> list[int]:
+        """All free blocks, in eviction order. O(free)."""
+        ids: list[int] = []
+        block = i64(self.next_free[NULL_BLOCK])
+        while block != NULL_BLOCK and len(ids) <= len(self.next_free):
+            ids.append(int(block))
+            block = i64(self.next_free[block])
+        return ids
+
+    def check(self) -> None:
+        """Both directions of the list agree with each other and with the count. O(free)."""
+        ids = self.block_ids()
+        if len(ids) != self.num_free:
+            raise InvariantError(f"free queue: {len(ids)} blocks are linked, the count says {self.num_free}")
+        before: i64 = NULL_BLOCK
+        for block in ids:
+            if i64(self.prev_free[block]) != before:
+                raise InvariantError(f"free queue: block {block} points back to {self.prev_free[block]}, not {before}")
+            before = block
+        if i64(self.prev_free[NULL_BLOCK]) != before:
+            raise InvariantError(f"free queue: the tail is {self.prev_free[NULL_BLOCK]}, the last block is {before}")
+
+    def _link(self, block: i64, before: i64, after: i64) -> None:
+        self.prev_free[block] = i32(before)
+        self.next_free[block] = i32(after)
+        self.next_free[before] = i32(block)
+        self.prev_free[after] = i32(block)
+        self.num_free += 1

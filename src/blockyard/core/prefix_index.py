@@ -1,0 +1,344 @@
+"""The exact prefix index: from the tokens of a prompt to the blocks that hold their keys and values."""
+
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ..errors import InvariantError
+from ..ids import NO_CONTENT
+from .arrays import view_i64, words_to_cache_line, zeros_i32, zeros_i64
+from .hashing import hash_keys, hash_rows, root_hash
+from .tokens import words_per_block
+
+#: A slot of the table holds a block id in its low 27 bits and the top 35 bits of the chained hash above them, so
+#: most probes end without a look at the block.
+ID_BITS: Final = 27
+ID_MASK: Final[i64] = 134217727
+ID_SPAN: Final[i64] = 134217728
+TAG_BITS: Final = 35
+
+#: Blocks looked up together: long enough for memory loads to overlap, short enough to stay in the first cache.
+TILE_BLOCKS: Final[i64] = 64
+
+
+class PrefixIndex:
+    """An open-addressing table (linear probing, load at most one half) of full blocks, and what proves each of them.
+
+    The chained hash of a prompt's blocks finds candidates. Three things prove one: its own tokens; that its parent
+    is the very content found for the block before; and that the chain began at the right root. A content id is a
+    counter's value, given to each distinct content under a distinct prefix and never used twice; equal blocks share
+    it. It is neither a block id (reused) nor a hash (can be made to collide), so no collision, by chance or by an
+    attacker, makes one prompt hit another's blocks. A root stands for extra keys (LoRA, cache salt) and
+    a generation; forgetting the roots, as `clear` does, leaves no way to any old block.
+
+    Only one block of each content stands in the table, the oldest one; its duplicates hang on it in a ring, so that
+    a thousand equal blocks cost a look-up nothing.
+
+    Looking up runs in short passes over a tile of blocks (hash, probe, load, verify), whose iterations do
+    not wait for one another: the processor overlaps their cache misses.
+
+    Only this class writes `identity`, `chain_hash`, the ring and the slots; the manager writes `owner`, and the
+    tokens of blocks that are not in the index.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, hash_seed: int) -> None:
+        self.num_words: i64 = words_per_block(block_size)
+        self.words = zeros_i64(num_blocks * words_per_block(block_size) + 8)
+        self.first_word: i64 = words_to_cache_line(self.words)
+        #: identity[2b] is block b's content, 0 when it is not indexed; identity[2b + 1] is its parent's content.
+        self.identity = zeros_i64(2 * num_blocks)
+        self.chain_hash = zeros_i64(num_blocks)
+        #: 1 + the row of the sequence that has yet to compute the block; 0 when its keys and values are there.
+        self.owner = zeros_i32(num_blocks)
+        self.next_equal = zeros_i32(num_blocks)
+        self.prev_equal = zeros_i32(num_blocks)
+        self.num_indexed: i64 = 0
+        self._keys = hash_keys(hash_seed, words_per_block(block_size))
+        self._make_table(2 * num_blocks)
+        self._last_content: i64 = NO_CONTENT
+        self.num_generations: i64 = 0
+        self._max_roots: i64 = num_blocks + 1
+        self._roots: dict[object, i64] = {}
+        self.hashes = zeros_i64(int(TILE_BLOCKS))
+        self.found = zeros_i32(int(TILE_BLOCKS))
+
+    def _make_table(self, min_slots: int) -> None:
+        bits = max(1, (min_slots - 1).bit_length())
+        self._slots = zeros_i64(2**bits)
+        self._slot_mask: i64 = 2**bits - 1
+        self._home_shift: i64 = TAG_BITS - bits
+
+    def root(self, extra_keys: tuple[object, ...]) -> i64:
+        """The content id that stands before the first block of prompts with these extra keys. O(1).
+
+        As many roots are remembered as the pool has blocks, the least recently used is forgotten first.
+        """
+        found = self._roots.pop(extra_keys, NO_CONTENT)
+        if found == NO_CONTENT:
+            found = self._new_content()
+            if len(self._roots) >= self._max_roots:
+                del self._roots[next(iter(self._roots))]
+        self._roots[extra_keys] = found
+        return found
+
+    def _new_content(self) -> i64:
+        self._last_content += 1
+        return self._last_content
+
+    def find_prefix(self, words: vec[i64], max_blocks: i64, root: i64) -> i64:
+        """How many of the first `max_blocks` blocks of a packed prompt are indexed; their ids are in `found`.
+
+        O(blocks found). `hashes` holds the chained hashes of these blocks.
+        """
+        self._make_room(max_blocks)
+        chain = root_hash(root)
+        parent = root
+        first: i64 = 0
+        while first < max_blocks:
+            last = min(first + TILE_BLOCKS, max_blocks)
+            hash_rows(words, 0, self._keys, chain, self.hashes, first, last)
+            reached = self._probe(first, last)
+            self._load(first, reached)
+            proved = self._verify(words, first, reached, parent)
+            if proved > first:
+                parent = self.identity[2 * i64(self.found[proved - 1])]
+            if proved < last:
+                if proved == reached or not self._resolve(words, proved, parent):
+                    return proved
+                parent = self.identity[2 * i64(self.found[proved])]
+                proved += 1
+            first = proved
+            chain = self.hashes[first - 1]
+        return max_blocks
+
+    def _make_room(self, num_blocks: i64) -> None:
+        if num_blocks > len(self.hashes):
+            self.hashes = zeros_i64(int(2 * num_blocks))
+            self.found = zeros_i32(int(2 * num_blocks))
+
+    def _probe(self, first: i64, last: i64) -> i64:
+        """Fill `found` with the first block under each hash's tag; returns where the first hash has none."""
+        hashes = self.hashes
+        found = self.found
+        slots = self._slots
+        mask = self._slot_mask
+        shift = self._home_shift
+        for index in range(first, last):
+            tag = hashes[index] >> 27
+            position = tag >> shift
+            slot = slots[position]
+            while slot != 0 and slot >> 27 != tag:
+                position = (position + 1) & mask
+                slot = slots[position]
+            if slot == 0:
+                return index
+            found[index] = i32(slot & ID_MASK)
+        return last
+
+    def _load(self, first: i64, last: i64) -> i64:
+        """Read the first word of each found block; the returned sum only keeps the loop from being dropped."""
+        found = self.found
+        words = self.words
+        identity = self.identity
+        start = self.first_word
+        num_words = self.num_words
+        total: i64 = 0
+        for index in range(first, last):
+            block = i64(found[index])
+            total ^= words[start + block * num_words] ^ identity[2 * block]
+        return total
+
+    def _verify(self, prompt: vec[i64], first: i64, last: i64, parent: i64) -> i64:
+        """Where the first found block fails to prove itself: tokens and parent must be equal."""
+        found = self.found
+        words = self.words
+        identity = self.identity
+        num_words = self.num_words
+        start = self.first_word
+        position = first * num_words
+        for index in range(first, last):
+            block = i64(found[index])
+            stored = start + block * num_words
+            difference = identity[2 * block + 1] ^ parent
+            for word in range(num_words):
+                difference |= words[stored + word] ^ prompt[position + word]
+            if difference != 0:
+                return index
+            parent = identity[2 * block]
+            position += num_words
+        return last
+
+    def _resolve(self, prompt: vec[i64], index: i64, parent: i64) -> bool:
+        """Look past a false candidate for block `index`: another content whose hash has the same tag."""
+        block = self.find(prompt, index * self.num_words, self.hashes[index], parent)
+        self.found[index] = i32(block)
+        return block != 0
+
+    def find(self, words: vec[i64], position: i64, chain_hash: i64, parent: i64) -> i64:
+        """The block in the table with these words under this parent content, or 0. O(1) expected."""
+        tag = chain_hash >> 27
+        slot_position = tag >> self._home_shift
+        slot = self._slots[slot_position]
+        while slot != 0:
+            if slot >> 27 == tag and self._equal(words, position, slot & ID_MASK, parent):
+                return slot & ID_MASK
+            slot_position = (slot_position + 1) & self._slot_mask
+            slot = self._slots[slot_position]
+        return 0
+
+    def _equal(self, words: vec[i64], position: i64, block: i64, parent: i64) -> bool:
+        if self.identity[2 * block + 1] != parent:
+            return False
+        stored = self.first_word + block * self.num_words
+        for word in range(self.num_words):
+            if self.words[stored + word] != words[position + word]:
+                return False
+        return True
+
+    def hash_missed(self, words: vec[i64], first: i64, last: i64, root: i64) -> None:
+        """Complete `hashes` for the blocks `first` to `last` of a prompt whose first `first` blocks were found."""
+        self._make_room(last)
+        chain = root_hash(root) if first == 0 else self.chain_hash[i64(self.found[first - 1])]
+        hash_rows(words, 0, self._keys, chain, self.hashes, first, last)
+
+    def hash_block(self, block: i64, before: i64, root: i64) -> i64:
+        """The chained hash of the tokens that `block` holds, after the indexed block `before` (0: after the root)."""
+        chain = root_hash(root) if before == 0 else self.chain_hash[before]
+        return hash_rows(self.words, self.first_word + block * self.num_words, self._keys, chain, self.hashes, 0, 1)
+
+    def insert(self, block: i64, chain_hash: i64, parent: i64, owner: i64) -> i64:
+        """Index `block`, whose tokens are in its row, under `parent`; returns its content id. O(1) expected."""
+        tag = chain_hash >> 27
+        slots = self._slots
+        mask = self._slot_mask
+        position = tag >> self._home_shift
+        row = self.first_word + block * self.num_words
+        content = NO_CONTENT
+        slot = slots[position]
+        while slot != 0:
+            if slot >> 27 == tag and self._equal(self.words, row, slot & ID_MASK, parent):
+                content = self.identity[2 * (slot & ID_MASK)]
+                self._join_ring(slot & ID_MASK, block)
+                break
+            position = (position + 1) & mask
+            slot = slots[position]
+        if content == NO_CONTENT:
+            content = self._new_content()
+            slots[position] = tag * ID_SPAN + block
+        self.identity[2 * block] = content
+        self.identity[2 * block + 1] = parent
+        self.chain_hash[block] = chain_hash
+        self.owner[block] = i32(owner)
+        self.num_indexed += 1
+        return content
+
+    def remove(self, block: i64) -> None:
+        """Take an indexed block out: its oldest duplicate takes its place, if it has one. O(1) expected."""
+        position = self._slot_of(block)
+        heir = self._leave_ring(block)
+        if position >= 0:
+            if heir != 0:
+                self._slots[position] += heir - block
+            else:
+                self._close_gap(position)
+        self.identity[2 * block] = NO_CONTENT
+        self.owner[block] = 0
+        self.num_indexed -= 1
+
+    def _slot_of(self, block: i64) -> i64:
+        """Where `block` stands in the table; -1 when another block stands for its content."""
+        slots = self._slots
+        position = (self.chain_hash[block] >> 27) >> self._home_shift
+        slot = slots[position]
+        while slot != 0:
+            if slot & ID_MASK == block:
+                return position
+            position = (position + 1) & self._slot_mask
+            slot = slots[position]
+        return -1
+
+    def _close_gap(self, gap: i64) -> None:
+        """Empty slot `gap` and move later slots of the run back, so that no probe ends too early (Knuth, 6.4 R)."""
+        slots = self._slots
+        mask = self._slot_mask
+        position = (gap + 1) & mask
+        slot = slots[position]
+        while slot != 0:
+            home = (slot >> 27) >> self._home_shift
+            if (position - home) & mask >= (position - gap) & mask:
+                slots[gap] = slot
+                gap = position
+            position = (position + 1) & mask
+            slot = slots[position]
+        slots[gap] = 0
+
+    def _join_ring(self, oldest: i64, block: i64) -> None:
+        """Hang `block` at the end of the ring of `oldest`; a block alone has links of 0."""
+        newest = i64(self.prev_equal[oldest])
+        if newest == 0:
+            newest = oldest
+        self.next_equal[newest] = i32(block)
+        self.prev_equal[block] = i32(newest)
+        self.next_equal[block] = i32(oldest)
+        self.prev_equal[oldest] = i32(block)
+
+    def _leave_ring(self, block: i64) -> i64:
+        """Unlink `block`; returns the next older-to-newer duplicate, or 0 when it was alone."""
+        after = i64(self.next_equal[block])
+        if after == 0:
+            return 0
+        before = i64(self.prev_equal[block])
+        self.next_equal[block] = 0
+        self.prev_equal[block] = 0
+        if after == before:
+            self.next_equal[after] = 0
+            self.prev_equal[after] = 0
+        else:
+            self.next_equal[before] = i32(after)
+            self.prev_equal[after] = i32(before)
+        return after
+
+    def clear(self) -> None:
+        """Forget all blocks and roots at once. O(num_blocks); the content counter goes on."""
+        self._roots = {}
+        num_blocks = len(self.chain_hash)
+        self.identity = zeros_i64(int(2 * num_blocks))
+        self.owner = zeros_i32(int(num_blocks))
+        self.next_equal = zeros_i32(int(num_blocks))
+        self.prev_equal = zeros_i32(int(num_blocks))
+        self._make_table(int(self._slot_mask) + 1)
+        self.num_indexed = 0
+        self.num_generations += 1
+
+    def check(self) -> None:
+        """Every indexed block is found from its own tokens, exactly once, and the counts agree. O(num_blocks)."""
+        indexed = [block for block in range(len(self.chain_hash)) if self.identity[2 * i64(block)] != NO_CONTENT]
+        if len(indexed) != self.num_indexed:
+            raise InvariantError(f"index: {len(indexed)} blocks have a content, the count says {self.num_indexed}")
+        in_table = [int(slot) & int(ID_MASK) for slot in view_i64(self._slots).tolist() if slot]
+        reached = sorted(block for oldest in in_table for block in self._ring_of(oldest))
+        if reached != indexed:
+            raise InvariantError("index: table and rings reach other blocks than those with a content")
+        for block in in_table:
+            self._check_block(block)
+
+    def _ring_of(self, oldest: i64) -> list[int]:
+        ring = [int(oldest)]
+        block = i64(self.next_equal[oldest])
+        while block != 0 and block != oldest and len(ring) < len(self.chain_hash):
+            ring.append(int(block))
+            block = i64(self.next_equal[block])
+        return ring
+
+    def _check_block(self, oldest: i64) -> None:
+        content = self.identity[2 * oldest]
+        parent = self.identity[2 * oldest + 1]
+        if not parent < content <= self._last_content:
+            raise InvariantError(f"I5: block {oldest} has content {content} under parent {parent}")
+        for block in self._ring_of(oldest):
+            row = self.first_word + i64(block) * self.num_words
+            if self.identity[2 * i64(block)] != content:
+                raise InvariantError(f"I5: block {block} is a duplicate of block {oldest} with another content id")
+            if self.find(self.words, row, self.chain_hash[i64(block)], parent) != oldest:
+                raise InvariantError(f"I5: block {block} is not found from its own tokens")

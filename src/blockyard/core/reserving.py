@@ -1,0 +1,183 @@
+"""The first phase of a step: blocks and slots for the tokens about to be computed."""
+
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ..errors import InvalidArgument
+from ..ids import NO_CONTENT, NO_ROW
+from .arrays import zeros_i32, zeros_i64
+from .block_pool import BlockPool
+from .joining import Joining
+from .plan import NO_BLOCKS, SCHEDULED, WAITS_FOR_PREFIX, StepPlan
+from .sequences import QUIET, SequenceTable
+from .tokens import int64_vector
+
+#: No token is waiting for a block.
+NO_TOKEN: Final[i64] = -1
+
+
+class Reserving:
+    """Gives a whole batch its slots in one call; what does not fit is told apart, and nothing changes for it.
+
+    Before a sequence writes, the block it writes to first is made its own (copy-on-write): forks share their last,
+    partly filled block, and a truncated sequence may end inside a cached one. All blocks behind it are new.
+    """
+
+    def __init__(self, pool: BlockPool, sequences: SequenceTable, joining: Joining, max_model_len: int) -> None:
+        self.pool = pool
+        self.sequences = sequences
+        self.joining = joining
+        self.block_size: i64 = pool.block_size
+        self.max_model_len: i64 = max_model_len
+        self.num_copied_blocks: i64 = 0
+        self._slots = zeros_i64(1024)
+        self._new_block = zeros_i32(1)
+        self._copies: list[int] = []
+
+    def reserve(self, seqs: object, num_new_tokens: object) -> StepPlan:
+        """See `KVCacheManager.reserve`."""
+        sequences = self.sequences
+        rows = sequences.rows_of(seqs)
+        counts = int64_vector("num_new_tokens", num_new_tokens, len(rows))
+        starts = self._check(rows, counts)
+        sequences.version += 1
+        self._copies = []
+        statuses = zeros_i64(len(rows))
+        total = self._place(rows, starts, counts, statuses)
+        slots = self._map_slots(rows, starts, counts, total)
+        return StepPlan(sequences, self.pool.block_size, rows, starts, counts, statuses, slots, self._copies)
+
+    def _check(self, rows: vec[i64], counts: vec[i64]) -> vec[i64]:
+        """Refuse bad counts before anything changes; returns where each sequence starts."""
+        starts = rows[:]
+        num_computed = self.sequences.num_computed
+        limit = self.max_model_len
+        for index in range(i64(len(rows))):
+            start = num_computed[rows[index]]
+            if counts[index] < 0 or counts[index] > limit - start:
+                raise InvalidArgument(
+                    f"num_new_tokens[{index}] is {counts[index]} for {self.sequences.name(rows[index])}; it must be from 0 "
+                    f"to {limit - start}: {start} tokens are computed, max_model_len is {limit}"
+                )
+            starts[index] = start
+        return starts
+
+    def _place(self, rows: vec[i64], starts: vec[i64], counts: vec[i64], statuses: vec[i64]) -> i64:
+        """Blocks for every sequence in turn; sets the count of those that do not fit to 0. Returns all tokens."""
+        sequences = self.sequences
+        num_blocks = sequences.num_blocks
+        num_reserved = sequences.num_reserved
+        alert = sequences.alert
+        pending = sequences.pending_token
+        block_size = self.block_size
+        total: i64 = 0
+        for index in range(i64(len(rows))):
+            row = rows[index]
+            count = counts[index]
+            end = starts[index] + count
+            if alert[row] != QUIET or pending[row] != NO_TOKEN or end > num_blocks[row] * block_size:
+                status = self._grow(row, starts[index], end)
+                if status != SCHEDULED:
+                    statuses[index] = status
+                    counts[index] = 0
+                    count = 0
+            num_reserved[row] = count
+            total += count
+        return total
+
+    def _grow(self, row: i64, start: i64, end: i64) -> i64:
+        """Give one sequence what it needs to write tokens `start` to `end`, or say why not."""
+        if end == start:
+            return SCHEDULED
+        sequences = self.sequences
+        if self._lacks_prefix(row):
+            return WAITS_FOR_PREFIX
+        position = start // self.block_size
+        exists = position < sequences.num_blocks[row]
+        copies = exists and self._is_shared(row, position)
+        needed = max((end + self.block_size - 1) // self.block_size - sequences.num_blocks[row], 0)
+        if needed + (1 if copies else 0) > self.pool.queue.num_free:
+            return NO_BLOCKS
+        if copies:
+            self._copy_on_write(row, position, start)
+        elif exists:
+            self._claim(row, position)
+        for _ in range(needed):
+            sequences.push_block(row, self._take())
+        self._store_pending(row)
+        if sequences.waits_on[row] == NO_ROW:
+            sequences.alert[row] = QUIET
+        return SCHEDULED
+
+    def _lacks_prefix(self, row: i64) -> bool:
+        """Whether blocks it joined are neither computed nor being computed in this very step."""
+        sequences = self.sequences
+        owner = sequences.waits_on[row]
+        if owner == NO_ROW:
+            return False
+        if not sequences.is_waiting(row):
+            self.joining.settle(row)
+            return False
+        return sequences.num_computed[owner] + sequences.num_reserved[owner] < sequences.waits_for[row]
+
+    def _is_shared(self, row: i64, position: i64) -> bool:
+        """Whether writing this block needs a copy. What the sequence published it is about to compute itself."""
+        if position < self.sequences.num_published[row]:
+            return False
+        return self.pool.ref_cnt[self.sequences.block_at(row, position)] > 1
+
+    def _copy_on_write(self, row: i64, position: i64, start: i64) -> None:
+        old = self.sequences.block_at(row, position)
+        new = self._take()
+        self.pool.copy_words(old, new)
+        self.sequences.blocks[row * self.sequences.width + position] = i32(new)
+        self._new_block[0] = i32(old)
+        self.pool.release(self._new_block, 0, 1)
+        if start % self.block_size != 0:
+            self._copies.append(int(old))
+            self._copies.append(int(new))
+            self.num_copied_blocks += 1
+
+    def _claim(self, row: i64, position: i64) -> None:
+        """A block cut by truncate and held by nobody else is about to change: it leaves the index."""
+        block = self.sequences.block_at(row, position)
+        if position >= self.sequences.num_published[row] and self.pool.index.identity[2 * block] != NO_CONTENT:
+            self.pool.index.remove(block)
+
+    def _take(self) -> i64:
+        self.pool.acquire(self._new_block, 0, 1)
+        return i64(self._new_block[0])
+
+    def _store_pending(self, row: i64) -> None:
+        token = self.sequences.pending_token[row]
+        if token != NO_TOKEN:
+            position = self.sequences.num_tokens[row] - 1
+            block = self.sequences.block_at(row, position // self.block_size)
+            self.pool.store_token(block, position % self.block_size, token)
+            self.sequences.pending_token[row] = NO_TOKEN
+
+    def _map_slots(self, rows: vec[i64], starts: vec[i64], counts: vec[i64], total: i64) -> vec[i64]:
+        """block_id * block_size + offset of every new token, sequence after sequence."""
+        if total > len(self._slots):
+            self._slots = zeros_i64(int(2 * total))
+        slots = self._slots
+        blocks = self.sequences.blocks
+        width = self.sequences.width
+        block_size = self.block_size
+        filled: i64 = 0
+        for index in range(i64(len(rows))):
+            position = starts[index]
+            end = position + counts[index]
+            while position < end:
+                logical = position // block_size
+                offset = position - logical * block_size
+                slot = i64(blocks[rows[index] * width + logical]) * block_size + offset
+                stop = min(end, (logical + 1) * block_size)
+                while position < stop:
+                    slots[filled] = slot
+                    filled += 1
+                    slot += 1
+                    position += 1
+        return slots[:total]

@@ -1,0 +1,175 @@
+"""The running sequences: a row of block ids and a few counters for each."""
+
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ..errors import InvalidArgument, OutOfRows, UnknownSequence
+from ..ids import NO_ROW, ROW_SPAN
+from .arrays import zeros_i32, zeros_i64
+from .tokens import int64_items
+
+ROW_MASK: Final[i64] = 1048575
+#: A sequence needs a second look before its next reservation: it waits on another's blocks, or its last block may
+#: be shared.
+QUIET: Final[i64] = 0
+ALERT: Final[i64] = 1
+
+
+class SequenceTable:
+    """`max_num_seqs` rows, each `width` block ids wide, and what is known of the sequence in each row.
+
+    A handle is serial * 2**20 + row, and a serial is never used twice: comparing one number tells a live handle
+    from a stale or an invented one. Free rows are a stack.
+
+    The arrays are written by the manager; this class gives rows out and takes them back.
+    """
+
+    def __init__(self, max_num_seqs: int, width: int) -> None:
+        self.max_num_seqs: i64 = max_num_seqs
+        self.width: i64 = width
+        self.blocks = zeros_i32(max_num_seqs * width)
+        self.handle = zeros_i64(max_num_seqs)
+        self.num_blocks = zeros_i64(max_num_seqs)
+        self.num_tokens = zeros_i64(max_num_seqs)
+        self.num_computed = zeros_i64(max_num_seqs)
+        #: Leading blocks of the row that this sequence has put into the index, or hit there.
+        self.num_published = zeros_i64(max_num_seqs)
+        self.num_reserved = zeros_i64(max_num_seqs)
+        #: The last token, while no block has room for it.
+        self.pending_token = zeros_i64(max_num_seqs)
+        self.root = zeros_i64(max_num_seqs)
+        #: The generation of the index in which the sequence began; in a later one it publishes nothing.
+        self.generation = zeros_i64(max_num_seqs)
+        #: The row that has yet to compute blocks this sequence hit, and the tokens it must have computed by then.
+        self.waits_on = zeros_i64(max_num_seqs)
+        self.waits_for = zeros_i64(max_num_seqs)
+        #: Tokens before the first block it waits for.
+        self.waits_from = zeros_i64(max_num_seqs)
+        self.num_waiters = zeros_i64(max_num_seqs)
+        self.alert = zeros_i64(max_num_seqs)
+        self.holders: list[str] = [""] * max_num_seqs
+        self._free_rows = zeros_i64(max_num_seqs)
+        for index in range(i64(max_num_seqs)):
+            self._free_rows[index] = i64(max_num_seqs) - 1 - index
+        self.num_free_rows: i64 = max_num_seqs
+        self._last_serial: i64 = 0
+        self._mark = zeros_i64(max_num_seqs)
+        self._last_mark: i64 = 0
+        #: Counts the changes of the cache, so that a plan knows when it is stale.
+        self.version: i64 = 0
+
+    def open(self, holder: str) -> i64:
+        """Give out a free row. Raises `OutOfRows`."""
+        self.require_rows(1)
+        self.num_free_rows -= 1
+        row = self._free_rows[self.num_free_rows]
+        self._last_serial += 1
+        self.handle[row] = self._last_serial * ROW_SPAN + row
+        self.holders[row] = holder
+        self.waits_on[row] = NO_ROW
+        self.alert[row] = QUIET
+        return row
+
+    def close(self, row: i64) -> None:
+        """Take a row back and clear its block ids, so that the padding of a table stays zero."""
+        first = row * self.width
+        for position in range(first, first + self.num_blocks[row]):
+            self.blocks[position] = 0
+        self.handle[row] = 0
+        self.num_blocks[row] = 0
+        self.num_reserved[row] = 0
+        self.holders[row] = ""
+        self._free_rows[self.num_free_rows] = row
+        self.num_free_rows += 1
+
+    def require_rows(self, count: i64) -> None:
+        """Raise `OutOfRows` when fewer than `count` rows are free."""
+        if count > self.num_free_rows:
+            raise OutOfRows(
+                f"{count} rows are needed, {self.num_free_rows} are free: "
+                f"max_num_seqs is {self.max_num_seqs} sequences at once"
+            )
+
+    def row_of(self, handle: object) -> i64:
+        """The row of a live handle. Raises `UnknownSequence`, or `InvalidArgument` for what is no handle at all."""
+        if not isinstance(handle, int) or isinstance(handle, bool):
+            items = int64_items("seq", [handle])
+            return self._live_row(items[0])
+        if not 0 <= handle < 2**62:
+            raise UnknownSequence(f"sequence {handle} was never allocated here")
+        return self._live_row(handle)
+
+    def _live_row(self, handle: i64) -> i64:
+        row = handle & ROW_MASK
+        if handle <= 0 or row >= self.max_num_seqs or self.handle[row] != handle:
+            self._refuse(handle)
+        return row
+
+    def rows_of(self, handles: object) -> vec[i64]:
+        """The rows of live handles, all different; one handle or many."""
+        if isinstance(handles, int):
+            return vec[i64]([self.row_of(handles)])
+        rows = int64_items("seqs", handles)
+        live = self.handle
+        marks = self._mark
+        limit = self.max_num_seqs
+        self._last_mark += 1
+        mark = self._last_mark
+        for index in range(i64(len(rows))):
+            handle = rows[index]
+            row = handle & ROW_MASK
+            if handle <= 0 or row >= limit or live[row] != handle:
+                self._refuse(handle)
+            if marks[row] == mark:
+                raise InvalidArgument(f"seqs[{index}] is {handle}, which stands in seqs twice; once is the limit")
+            marks[row] = mark
+            rows[index] = row
+        return rows
+
+    def in_batch(self, row: i64) -> bool:
+        """Whether `row` was among the latest `rows_of`."""
+        return self._mark[row] == self._last_mark
+
+    def _refuse(self, handle: i64) -> None:
+        row = handle & ROW_MASK
+        serial = handle >> 20
+        if handle <= 0 or serial > self._last_serial or row >= self.max_num_seqs:
+            raise UnknownSequence(f"sequence {handle} was never allocated here")
+        raise UnknownSequence(
+            f"sequence {handle} (row {row}) has finished: it was freed already; row {row} is now {self._tenant(row)}"
+        )
+
+    def _tenant(self, row: i64) -> str:
+        if self.handle[row] == 0:
+            return "empty"
+        return f"held by sequence {self.handle[row]} {self.holders[row]!r}"
+
+    def name(self, row: i64) -> str:
+        """How errors and reports call the sequence in `row`."""
+        holder = self.holders[row]
+        return f"sequence {self.handle[row]} {holder!r}" if holder else f"sequence {self.handle[row]}"
+
+    def live_rows(self) -> list[int]:
+        """The rows in use, ascending. O(max_num_seqs)."""
+        return [row for row in range(int(self.max_num_seqs)) if self.handle[i64(row)] != 0]
+
+    def row_blocks(self, row: i64) -> vec[i32]:
+        """The block ids of a row, in order, a copy."""
+        first = row * self.width
+        return self.blocks[first : first + self.num_blocks[row]]
+
+    def block_at(self, row: i64, position: i64) -> i64:
+        """The block id at a logical position of a row."""
+        return i64(self.blocks[row * self.width + position])
+
+    def push_block(self, row: i64, block: i64) -> None:
+        """Append a block id to a row."""
+        self.blocks[row * self.width + self.num_blocks[row]] = i32(block)
+        self.num_blocks[row] += 1
+
+    def is_waiting(self, row: i64) -> bool:
+        """Whether blocks this sequence hit are still to be computed by another."""
+        owner = self.waits_on[row]
+        return owner != NO_ROW and self.num_computed[owner] < self.waits_for[row]

@@ -1,0 +1,87 @@
+"""Everything Blockyard raises, as a tree with two main branches.
+
+    BlockyardError
+    ├── CapacityError          expected while serving: wait, preempt, or refuse
+    │   ├── OutOfBlocks        not enough free blocks now
+    │   ├── OutOfRows          as many sequences run as the table has rows
+    │   └── NeverFits          would not fit even an empty cache
+    ├── LogicError             a bug in the caller
+    │   ├── UnknownSequence    a handle that is not, or no longer, running
+    │   ├── DoubleFree         a lease or block given back twice
+    │   ├── ForeignBlock       a lease of another pool
+    │   ├── SequenceNotReady   a call that the sequence's state does not allow yet
+    │   └── StalePlan          a plan read after the cache has moved on
+    ├── InvalidArgument        a value outside its limits (also a ValueError)
+    ├── InvariantError         check() found a broken law
+    ├── MissingExtra           an optional dependency is absent (also an ImportError)
+    └── ModelError             a model folder that cannot be used
+
+A call that raises has changed nothing.
+"""
+
+from __future__ import annotations
+
+
+class BlockyardError(Exception):
+    """The root of the tree."""
+
+
+class CapacityError(BlockyardError):
+    """The request is sound, the memory is not there. Expected while serving."""
+
+
+class OutOfBlocks(CapacityError):
+    """Not enough free blocks now; `num_needed` and `num_free` say by how much."""
+
+    def __init__(self, message: str, num_needed: int = 0, num_free: int = 0) -> None:
+        super().__init__(message)
+        self.num_needed = num_needed
+        self.num_free = num_free
+
+
+class OutOfRows(CapacityError):
+    """As many sequences run as the block table has rows (`max_num_seqs`)."""
+
+
+class NeverFits(CapacityError):
+    """The request would not fit even an empty cache."""
+
+
+class LogicError(BlockyardError):
+    """The caller has a bug; retrying does not help."""
+
+
+class UnknownSequence(LogicError):
+    """The handle names no running sequence: never allocated here, or freed already."""
+
+
+class DoubleFree(LogicError):
+    """A lease was given back twice."""
+
+
+class ForeignBlock(LogicError):
+    """A lease was given to a pool that did not hand it out."""
+
+
+class SequenceNotReady(LogicError):
+    """The sequence's state does not allow the call yet."""
+
+
+class StalePlan(LogicError):
+    """A plan's live arrays were asked for after the cache had changed."""
+
+
+class InvalidArgument(BlockyardError, ValueError):
+    """An argument is outside its limits; the message names it, its value and the limit."""
+
+
+class InvariantError(BlockyardError):
+    """`check()` found a broken law. This is a bug in Blockyard; please report it."""
+
+
+class MissingExtra(BlockyardError, ImportError):
+    """An optional dependency is absent; the message names the extra to install."""
+
+
+class ModelError(BlockyardError):
+    """A model could not be loaded; the message says what to do."""

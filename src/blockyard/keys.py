@@ -1,0 +1,40 @@
+"""Extra keys: what besides its tokens decides the keys and values of a block.
+
+Each has a type of its own, so a LoRA adapter named like another tenant's salt is still another key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class LoRA:
+    """The adapter the request runs with."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSalt:
+    """A secret of a tenant: only requests with the same salt share blocks."""
+
+    value: str
+
+
+ExtraKey = LoRA | CacheSalt
+
+
+def canonical_keys(extra_keys: object) -> tuple[ExtraKey, ...]:
+    """The keys in one order, whatever order they came in. Raises `InvalidArgument` for what is no extra key."""
+    if isinstance(extra_keys, str) or not isinstance(extra_keys, (tuple, list)):
+        raise InvalidArgument(f"extra_keys is {extra_keys!r}; it must be a tuple of LoRA and CacheSalt")
+    for key in extra_keys:
+        if not isinstance(key, (LoRA, CacheSalt)):
+            raise InvalidArgument(f"extra_keys holds {key!r}; its items must be LoRA or CacheSalt")
+    kinds = {type(key) for key in extra_keys}
+    if len(kinds) != len(extra_keys):
+        raise InvalidArgument(f"extra_keys is {extra_keys!r}; at most one key of each kind is possible")
+    return tuple(sorted(extra_keys, key=lambda key: type(key).__name__))
