@@ -179,13 +179,9 @@ class BlockPool:
         self._check_prefix(lease, packed.words, num_cached_blocks, extra_keys)
         root = self.index.root(extra_keys)
         first = i64(num_cached_blocks)
-        before = i64(lease.blocks[first - 1]) if first else NULL_BLOCK
-        parent = self.index.identity[2 * before] if first else root
-        for position in range(first, num_full):
-            block = i64(lease.blocks[position])
-            self.store_words(packed.words, position, block)
-            parent = self.index.insert(block, self.index.hash_block(block, before, root), parent, 0)
-            before = block
+        self.index.hash_missed(packed.words, first, num_full, root)
+        parent = self.index.identity[2 * i64(lease.blocks[first - 1])] if first > 0 else root
+        self.index.insert_run(packed.words, first, num_full, lease.blocks, 0, parent, 0)
 
     def get_cached_blocks(self, token_ids: object, extra_keys: tuple[object, ...] = (), holder: str = "") -> BlockLease:
         """Hold the longest run of cached blocks that `token_ids` begins with; maybe none. O(blocks found).
@@ -200,7 +196,7 @@ class BlockPool:
         return self._lease(blocks, holder)
 
     def num_cached_tokens(self, token_ids: object, extra_keys: tuple[object, ...] = ()) -> int:
-        """How many leading tokens of `token_ids` are cached in full, computed blocks. Holds nothing. O(blocks found)."""
+        """How many leading tokens of `token_ids` stand in cached, computed blocks. Holds nothing. O(blocks)."""
         packed = pack_tokens(token_ids, self.block_size)
         num_full = packed.num_tokens // i64(self.block_size)
         return int(self._count_computed(self.find(packed.words, num_full, extra_keys)) * i64(self.block_size))
@@ -278,15 +274,6 @@ class BlockPool:
                 else:
                     queue.append_left(block)
             index -= 1
-
-    def store_words(self, words: vec[i64], position: i64, block: i64) -> None:
-        """Copy block `position` of a packed prompt into the row of `block`."""
-        num_words = self.index.num_words
-        stored = self.index.words
-        source = position * num_words
-        target = self.index.first_word + block * num_words
-        for word in range(num_words):
-            stored[target + word] = words[source + word]
 
     def copy_words(self, source: i64, target: i64) -> None:
         """Copy the stored tokens of one block to another."""

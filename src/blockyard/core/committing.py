@@ -11,7 +11,7 @@ from .arrays import zeros_i64
 from .block_pool import BlockPool
 from .joining import Joining
 from .reserving import NO_TOKEN
-from .sequences import QUIET, SequenceTable
+from .sequences import ALERT, QUIET, SequenceTable
 from .tokens import MAX_TOKEN, int64_vector, token_table
 
 LAST_TOKEN: Final[i64] = MAX_TOKEN
@@ -37,50 +37,66 @@ class Committing:
         table = token_table("next_tokens", next_tokens, len(rows))
         appended = self._check(rows, counts, table.items, table.columns)
         self.sequences.version += 1
-        self._apply(rows, counts, table.items, table.columns, appended)
+        self._append(rows, table.items, table.columns, appended)
+        self._advance(rows, counts)
 
     def _check(self, rows: vec[i64], counts: vec[i64], tokens: vec[i64], columns: i64) -> vec[i64]:
         """Refuse what cannot be, before anything changes; returns how many tokens each sequence gets."""
         sequences = self.sequences
-        reached = self._reached
         num_computed = sequences.num_computed
-        appended = rows[:]
-        for index in range(i64(len(rows))):
-            reached[rows[index]] = num_computed[rows[index]] + counts[index]
+        num_reserved = sequences.num_reserved
+        reached = self._reached
         for index in range(i64(len(rows))):
             row = rows[index]
-            count = counts[index]
-            if count < 0 or count > sequences.num_reserved[row]:
+            if counts[index] < 0 or counts[index] > num_reserved[row]:
                 raise InvalidArgument(
-                    f"num_computed[{index}] is {count} for {sequences.name(row)}; "
-                    f"it must be from 0 to the {sequences.num_reserved[row]} tokens reserved"
+                    f"num_computed[{index}] is {counts[index]} for {sequences.name(row)}; "
+                    f"it must be from 0 to the {num_reserved[row]} tokens reserved"
                 )
-            new = self._count_new(tokens, index, columns)
-            appended[index] = new
-            end = reached[row]
-            known = sequences.num_tokens[row] + new
-            if end > known or known > self.max_model_len:
-                self._refuse_length(index, row, end, known)
-            if sequences.alert[row] != QUIET:
-                self._check_prefix(row, count, index)
-            if new > 0:
-                self._check_room(index, row, new)
+            reached[row] = num_computed[row] + counts[index]
+        appended = self._count_new(tokens, columns, len(rows))
+        self._check_lengths(rows, counts, appended)
         return appended
 
-    def _count_new(self, tokens: vec[i64], index: i64, columns: i64) -> i64:
-        """How many tokens row `index` of `next_tokens` has before its first -1."""
-        new: i64 = 0
-        for position in range(index * columns, (index + 1) * columns):
-            token = tokens[position]
-            if token < -1 or token > LAST_TOKEN:
-                raise InvalidArgument(
-                    f"next_tokens[{index}] holds {token}; a token is from 0 to {LAST_TOKEN}, -1 is none"
-                )
-            if token >= 0:
-                new += 1
-                if position - index * columns != new - 1:
-                    raise InvalidArgument(f"next_tokens[{index}] has a token after -1; -1 may stand only at the end")
-        return new
+    def _count_new(self, tokens: vec[i64], columns: i64, num_seqs: i64) -> vec[i64]:
+        """How many tokens each row of `next_tokens` has before its first -1."""
+        appended = zeros_i64(int(num_seqs))
+        position: i64 = 0
+        for index in range(num_seqs):
+            new: i64 = 0
+            for column in range(columns):
+                token = tokens[position]
+                position += 1
+                if token >= 0 and token <= LAST_TOKEN and column == new:
+                    new += 1
+                elif token != NO_TOKEN:
+                    self._refuse_token(index, token)
+            appended[index] = new
+        return appended
+
+    def _refuse_token(self, index: i64, token: i64) -> None:
+        if 0 <= token <= LAST_TOKEN:
+            raise InvalidArgument(f"next_tokens[{index}] has {token} after -1; -1 may stand only at the end")
+        raise InvalidArgument(f"next_tokens[{index}] holds {token}; a token is from 0 to {LAST_TOKEN}, -1 is none")
+
+    def _check_lengths(self, rows: vec[i64], counts: vec[i64], appended: vec[i64]) -> None:
+        """Computed tokens must be known, known ones must have a place, joined ones must be computed."""
+        sequences = self.sequences
+        num_tokens = sequences.num_tokens
+        num_blocks = sequences.num_blocks
+        alert = sequences.alert
+        reached = self._reached
+        block_size = self.block_size
+        limit = self.max_model_len
+        for index in range(i64(len(rows))):
+            row = rows[index]
+            known = num_tokens[row] + appended[index]
+            if reached[row] > known or known > limit:
+                self._refuse_length(index, row, reached[row], known)
+            if alert[row] != QUIET:
+                self._check_prefix(row, counts[index], index)
+            if appended[index] > 0 and (alert[row] != QUIET or known > num_blocks[row] * block_size + 1):
+                self._check_room(index, row, appended[index])
 
     def _refuse_length(self, index: i64, row: i64, end: i64, known: i64) -> None:
         name = self.sequences.name(row)
@@ -101,8 +117,8 @@ class Committing:
         computed = self._reached[owner] if self.sequences.in_batch(owner) else self.sequences.num_computed[owner]
         if computed < self.sequences.waits_for[row]:
             raise SequenceNotReady(
-                f"num_computed[{index}] is {count} for {self.sequences.name(row)}, but {self.sequences.name(owner)} has "
-                f"computed {computed} of the {self.sequences.waits_for[row]} tokens it joined; commit that one first"
+                f"num_computed[{index}] is {count} for {self.sequences.name(row)}, but "
+                f"{self.sequences.name(owner)} has computed {computed} of the {self.sequences.waits_for[row]} tokens it joined; commit that one first"
             )
 
     def _check_room(self, index: i64, row: i64, new: i64) -> None:
@@ -124,35 +140,44 @@ class Committing:
         block = self.sequences.block_at(row, position)
         return self.pool.ref_cnt[block] == 1 and self.index.identity[2 * block] == NO_CONTENT
 
-    def _apply(self, rows: vec[i64], counts: vec[i64], tokens: vec[i64], columns: i64, appended: vec[i64]) -> None:
+    def _append(self, rows: vec[i64], tokens: vec[i64], columns: i64, appended: vec[i64]) -> None:
+        """Store new tokens in the blocks of their sequences; one without a writable place waits in its row."""
         sequences = self.sequences
-        num_computed = sequences.num_computed
-        num_reserved = sequences.num_reserved
+        num_tokens = sequences.num_tokens
+        num_blocks = sequences.num_blocks
+        alert = sequences.alert
         block_size = self.block_size
         for index in range(i64(len(rows))):
             row = rows[index]
-            for position in range(index * columns, index * columns + appended[index]):
-                self._append(row, tokens[position])
-            num_reserved[row] = 0
-            if counts[index] > 0:
-                before = num_computed[row]
-                after = before + counts[index]
-                num_computed[row] = after
-                if after // block_size != before // block_size:
-                    self._publish(row, before // block_size, after // block_size)
+            first = index * columns
+            for position in range(first, first + appended[index]):
+                length = num_tokens[row]
+                num_tokens[row] = length + 1
+                logical = num_blocks[row] - 1
+                if length < logical * block_size:
+                    logical = length // block_size
+                offset = length - logical * block_size
+                if offset < block_size and (alert[row] == QUIET or self._is_writable(row, logical)):
+                    self.pool.store_token(sequences.block_at(row, logical), offset, tokens[position])
+                else:
+                    sequences.pending_token[row] = tokens[position]
+                    alert[row] = ALERT
 
-    def _append(self, row: i64, token: i64) -> None:
-        sequences = self.sequences
-        position = sequences.num_tokens[row]
-        sequences.num_tokens[row] = position + 1
-        logical = position // self.block_size
-        if logical >= sequences.num_blocks[row] or (
-            sequences.alert[row] != QUIET and not self._is_writable(row, logical)
-        ):
-            sequences.pending_token[row] = token
-        else:
-            block = sequences.block_at(row, logical)
-            self.pool.store_token(block, position - logical * self.block_size, token)
+    def _advance(self, rows: vec[i64], counts: vec[i64]) -> None:
+        """Count tokens as computed, and share the blocks that this makes full."""
+        num_computed = self.sequences.num_computed
+        num_reserved = self.sequences.num_reserved
+        num_published = self.sequences.num_published
+        block_size = self.block_size
+        for index in range(i64(len(rows))):
+            row = rows[index]
+            num_reserved[row] = 0
+            before = num_computed[row]
+            after = before + counts[index]
+            num_computed[row] = after
+            promised = num_published[row] * block_size
+            if before < promised or after >= promised + block_size:
+                self._publish(row, before // block_size, after // block_size)
 
     def _publish(self, row: i64, first: i64, last: i64) -> None:
         """Blocks `first` to `last` of a row are full and computed now: what waits in the index becomes real."""

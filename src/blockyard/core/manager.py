@@ -144,15 +144,17 @@ class KVCacheManager:
         sequences.generation[row] = self.pool.index.num_generations
         self._joining.join(row, found)
         self._fill_row(row, packed, found)
+        stored = found
         if self.pool.enable_prefix_caching:
-            sequences.root[row] = self.pool.index.root(keys)
-            self._publish_prompt(row, packed, found)
+            stored = self._publish_prompt(row, packed, found, self.pool.index.root(keys))
+        start = row * sequences.width
+        self.pool.index.store_rows(packed.words, stored, sequences.num_blocks[row], sequences.blocks, start)
         self._num_prompt_tokens += packed.num_tokens
         self._num_hit_tokens += found * self.block_size
         return row
 
     def _fill_row(self, row: i64, packed: PackedTokens, found: i64) -> None:
-        """Hits first, so that no new block is taken from among them; then new blocks with their tokens."""
+        """Hits first, so that no new block is taken from among them; then new blocks."""
         blocks = self._sequences.blocks
         hits = self.pool.index.found
         first = row * self._sequences.width
@@ -162,20 +164,19 @@ class KVCacheManager:
         num_blocks = self._num_blocks(packed.num_tokens)
         self.pool.acquire(blocks, first + found, num_blocks - found)
         self._sequences.num_blocks[row] = num_blocks
-        for position in range(found, num_blocks):
-            self.pool.store_words(packed.words, position, i64(blocks[first + position]))
 
-    def _publish_prompt(self, row: i64, packed: PackedTokens, found: i64) -> None:
+    def _publish_prompt(self, row: i64, packed: PackedTokens, found: i64, root: i64) -> i64:
         """Index the full blocks of a prompt as owned by `row`, before they are computed (see `joining`)."""
         index = self.pool.index
-        last = packed.num_tokens // self.block_size
-        root = self._sequences.root[row]
+        blocks = self._sequences.blocks
+        start = row * self._sequences.width
+        last = max(found, packed.num_tokens // self.block_size)
         index.hash_missed(packed.words, found, last, root)
-        parent = index.identity[2 * self._sequences.block_at(row, found - 1)] if found > 0 else root
-        for position in range(found, last):
-            block = self._sequences.block_at(row, position)
-            parent = index.insert(block, index.hashes[position], parent, row + 1)
-        self._sequences.num_published[row] = max(found, last)
+        parent = index.identity[2 * i64(blocks[start + found - 1])] if found > 0 else root
+        index.insert_run(packed.words, found, last, blocks, start, parent, row + 1)
+        self._sequences.root[row] = root
+        self._sequences.num_published[row] = last
+        return last
 
     # The step.
 
@@ -264,7 +265,8 @@ class KVCacheManager:
         row = sequences.row_of(seq)
         if not 1 <= num_tokens <= sequences.num_tokens[row]:
             raise InvalidArgument(
-                f"num_tokens is {num_tokens} for {sequences.name(row)}; it must be from 1 to {sequences.num_tokens[row]}"
+                f"num_tokens is {num_tokens} for {sequences.name(row)}; "
+                f"it must be from 1 to {sequences.num_tokens[row]}"
             )
         self._require_settled(row, "truncate")
         sequences.version += 1

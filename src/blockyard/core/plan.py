@@ -105,12 +105,27 @@ class StepPlan:
         A view of the live table when the rows are adjacent and ascending, else a copy.
         """
         self._require_fresh()
-        rows = self.rows
         table = _table(self._sequences)
-        widest = int(view_i64(self._sequences.num_blocks)[rows].max()) if len(rows) else 0
-        if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((np.diff(rows) == 1).all()):
-            return table[int(rows[0]) : int(rows[-1]) + 1, :widest]
-        return table[rows, :widest]
+        widest = self._widest()
+        first = self._first_of_adjacent()
+        if first >= 0:
+            return table[int(first) : int(first) + len(self._rows), : int(widest)]
+        return table[self.rows, : int(widest)]
+
+    def _widest(self) -> i64:
+        num_blocks = self._sequences.num_blocks
+        widest: i64 = 0
+        for row in self._rows:
+            widest = max(widest, num_blocks[row])
+        return widest
+
+    def _first_of_adjacent(self) -> i64:
+        """The first row when all are adjacent and ascending, else -1."""
+        rows = self._rows
+        for index in range(i64(len(rows))):
+            if rows[index] != rows[0] + index:
+                return -1
+        return rows[0] if len(rows) > 0 else -1
 
     @property
     def indptr(self) -> npt.NDArray[np.int32]:

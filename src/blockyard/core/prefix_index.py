@@ -207,6 +207,40 @@ class PrefixIndex:
         chain = root_hash(root) if before == 0 else self.chain_hash[before]
         return hash_rows(self.words, self.first_word + block * self.num_words, self._keys, chain, self.hashes, 0, 1)
 
+    def insert_run(
+        self, words: vec[i64], first: i64, last: i64, blocks: vec[i32], start: i64, parent: i64, owner: i64
+    ) -> None:
+        """Store blocks `first` to `last` of a packed prompt in `blocks[start + first:]` and index them. O(words).
+
+        `hashes` holds their hashes already (`hash_missed`). Three short passes, as in a look-up.
+        """
+        self.store_rows(words, first, last, blocks, start)
+        self._load_slots(first, last)
+        for position in range(first, last):
+            parent = self.insert(i64(blocks[start + position]), self.hashes[position], parent, owner)
+
+    def store_rows(self, words: vec[i64], first: i64, last: i64, blocks: vec[i32], start: i64) -> None:
+        """Copy blocks `first` to `last` of a packed prompt into the rows of `blocks[start + first:]`."""
+        num_words = self.num_words
+        stored = self.words
+        start_word = self.first_word
+        source = first * num_words
+        for position in range(first, last):
+            target = start_word + i64(blocks[start + position]) * num_words
+            for word in range(num_words):
+                stored[target + word] = words[source + word]
+            source += num_words
+
+    def _load_slots(self, first: i64, last: i64) -> i64:
+        """Read the home slot of each hash; the returned sum only keeps the loop from being dropped."""
+        hashes = self.hashes
+        slots = self._slots
+        shift = self._home_shift
+        total: i64 = 0
+        for position in range(first, last):
+            total ^= slots[(hashes[position] >> 27) >> shift]
+        return total
+
     def insert(self, block: i64, chain_hash: i64, parent: i64, owner: i64) -> i64:
         """Index `block`, whose tokens are in its row, under `parent`; returns its content id. O(1) expected."""
         tag = chain_hash >> 27

@@ -58,8 +58,8 @@ class Reserving:
             start = num_computed[rows[index]]
             if counts[index] < 0 or counts[index] > limit - start:
                 raise InvalidArgument(
-                    f"num_new_tokens[{index}] is {counts[index]} for {self.sequences.name(rows[index])}; it must be from 0 "
-                    f"to {limit - start}: {start} tokens are computed, max_model_len is {limit}"
+                    f"num_new_tokens[{index}] is {counts[index]} for {self.sequences.name(rows[index])}; "
+                    f"it must be from 0 to {limit - start}: {start} tokens are computed, max_model_len is {limit}"
                 )
             starts[index] = start
         return starts
@@ -70,14 +70,13 @@ class Reserving:
         num_blocks = sequences.num_blocks
         num_reserved = sequences.num_reserved
         alert = sequences.alert
-        pending = sequences.pending_token
         block_size = self.block_size
         total: i64 = 0
         for index in range(i64(len(rows))):
             row = rows[index]
             count = counts[index]
             end = starts[index] + count
-            if alert[row] != QUIET or pending[row] != NO_TOKEN or end > num_blocks[row] * block_size:
+            if alert[row] != QUIET or end > num_blocks[row] * block_size:
                 status = self._grow(row, starts[index], end)
                 if status != SCHEDULED:
                     statuses[index] = status
@@ -164,6 +163,7 @@ class Reserving:
             self._slots = zeros_i64(int(2 * total))
         slots = self._slots
         blocks = self.sequences.blocks
+        num_blocks = self.sequences.num_blocks
         width = self.sequences.width
         block_size = self.block_size
         filled: i64 = 0
@@ -171,7 +171,10 @@ class Reserving:
             position = starts[index]
             end = position + counts[index]
             while position < end:
-                logical = position // block_size
+                # A decoded token goes to the last block: no division needed to find it.
+                logical = num_blocks[rows[index]] - 1
+                if position < logical * block_size:
+                    logical = position // block_size
                 offset = position - logical * block_size
                 slot = i64(blocks[rows[index] * width + logical]) * block_size + offset
                 stop = min(end, (logical + 1) * block_size)

@@ -11,8 +11,8 @@ from .arrays import zeros_i32, zeros_i64
 from .tokens import int64_items
 
 ROW_MASK: Final[i64] = 1048575
-#: A sequence needs a second look before its next reservation: it waits on another's blocks, or its last block may
-#: be shared.
+#: A sequence needs a second look before its next reservation: it waits on another's blocks, its last block may
+#: be shared, or its last token has no block yet.
 QUIET: Final[i64] = 0
 ALERT: Final[i64] = 1
 
