@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .arguments import require_bool, require_int
 from .errors import InvalidArgument
 
 MAX_BLOCKS = 2**27
 MAX_BLOCK_SIZE = 4096
 MAX_SEQS = 2**20
 MAX_MODEL_LEN = 2**27
+MAX_HASH_SEED = 2**62 - 1
 MAX_TABLE_ENTRIES = 2**30
 
 
@@ -37,13 +39,12 @@ class CacheConfig:
     hash_seed: int = 0
 
     def __post_init__(self) -> None:
-        _require_int("num_blocks", self.num_blocks, 2, MAX_BLOCKS)
-        _require_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
-        _require_int("max_num_seqs", self.max_num_seqs, 1, MAX_SEQS)
-        _require_int("max_model_len", self.max_model_len, 1, MAX_MODEL_LEN)
-        _require_int("hash_seed", self.hash_seed, 0, 2**62 - 1)
-        if not isinstance(self.enable_prefix_caching, bool):
-            raise InvalidArgument(f"enable_prefix_caching is {self.enable_prefix_caching!r}; it must be True or False")
+        require_int("num_blocks", self.num_blocks, 2, MAX_BLOCKS)
+        require_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
+        require_int("max_num_seqs", self.max_num_seqs, 1, MAX_SEQS)
+        require_int("max_model_len", self.max_model_len, 1, MAX_MODEL_LEN)
+        require_int("hash_seed", self.hash_seed, 0, MAX_HASH_SEED)
+        require_bool("enable_prefix_caching", self.enable_prefix_caching)
         if (
             isinstance(self.watermark, bool)
             or not isinstance(self.watermark, (int, float))
@@ -65,10 +66,3 @@ class CacheConfig:
     def watermark_blocks(self) -> int:
         """Blocks that admission leaves free."""
         return int(self.watermark * self.num_blocks)
-
-
-def _require_int(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidArgument(f"{name} is {value!r}; it must be an integer from {low} to {high}")
-    if not low <= value <= high:
-        raise InvalidArgument(f"{name} is {value}; it must be from {low} to {high}")

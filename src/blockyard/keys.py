@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .arguments import require_str
 from .errors import InvalidArgument
 
 
@@ -16,12 +17,18 @@ class LoRA:
 
     name: str
 
+    def __post_init__(self) -> None:
+        require_str("name", self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class CacheSalt:
     """A secret of a tenant: only requests with the same salt share blocks."""
 
     value: str
+
+    def __post_init__(self) -> None:
+        require_str("value", self.value)
 
 
 ExtraKey = LoRA | CacheSalt

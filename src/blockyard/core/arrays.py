@@ -10,14 +10,24 @@ from mypy_extensions import i32, i64
 CACHE_LINE_BYTES: Final = 64
 
 
+#: Zeros are copied from pages that the operating system maps but never fills. The C library maps requests of this size
+#: on their own, whatever went before, so that making a large array leaves no hole of its size in the heap.
+MAPPED_ITEMS: Final = 2**23
+SMALL_ITEMS: Final = 2**16
+
+
 def zeros_i64(length: int) -> vec[i64]:
     """A vec of `length` zeros. The buffer of a numpy array is copied, which is 20 times faster than a list."""
-    return vec[i64](np.zeros(length, dtype=np.int64))
+    return vec[i64](np.zeros(_source_items(length), dtype=np.int64)[:length])
 
 
 def zeros_i32(length: int) -> vec[i32]:
     """A vec of `length` zeros."""
-    return vec[i32](np.zeros(length, dtype=np.int32))
+    return vec[i32](np.zeros(2 * _source_items(length), dtype=np.int32)[:length])
+
+
+def _source_items(length: int) -> int:
+    return length if length <= SMALL_ITEMS else max(length, MAPPED_ITEMS)
 
 
 def view_i64(items: vec[i64]) -> npt.NDArray[np.int64]:

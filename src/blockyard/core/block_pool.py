@@ -5,17 +5,17 @@ import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
+from ..arguments import require_bool, require_int, require_str
+from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_HASH_SEED
 from ..errors import DoubleFree, ForeignBlock, InvalidArgument, InvariantError, OutOfBlocks
 from ..ids import NO_CONTENT, NULL_BLOCK
+from ..keys import canonical_keys
 from .arrays import view_i32, view_i64, zeros_i32
 from .block import KVCacheBlock
 from .free_queue import FreeKVCacheBlockQueue
 from .lease import BlockLease
 from .prefix_index import PrefixIndex
-from .tokens import pack_tokens, unpack_tokens
-
-MAX_BLOCKS = 2**27
-MAX_BLOCK_SIZE = 4096
+from .tokens import pack_tokens, token_array, unpack_tokens
 
 
 class BlockPool:
@@ -40,16 +40,20 @@ class BlockPool:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int = 16, enable_prefix_caching: bool = True, hash_seed: int = 0
+        self,
+        num_blocks: object,
+        block_size: object = 16,
+        enable_prefix_caching: object = True,
+        hash_seed: object = 0,
     ) -> None:
-        _require_size("num_blocks", num_blocks, 2, MAX_BLOCKS)
-        _require_size("block_size", block_size, 1, MAX_BLOCK_SIZE)
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.enable_prefix_caching = enable_prefix_caching
-        self.queue = FreeKVCacheBlockQueue(num_blocks)
-        self.index = PrefixIndex(num_blocks, block_size, hash_seed)
-        self.ref_cnt = zeros_i32(num_blocks)
+        self.num_blocks = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
+        self.block_size = require_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
+        self.enable_prefix_caching = require_bool("enable_prefix_caching", enable_prefix_caching)
+        seed = require_int("hash_seed", hash_seed, 0, MAX_HASH_SEED)
+        # Largest arrays first: the allocator fits the smaller ones into what their making leaves behind.
+        self.index = PrefixIndex(self.num_blocks, self.block_size, seed)
+        self.queue = FreeKVCacheBlockQueue(self.num_blocks)
+        self.ref_cnt = zeros_i32(self.num_blocks)
         self.num_evicted_blocks: i64 = 0
         self.peak_used_blocks: i64 = 0
         self._leases: dict[int, BlockLease] = {}
@@ -99,19 +103,18 @@ class BlockPool:
         """The leases not given back yet, oldest first: the leak report of whoever uses the pool alone."""
         return list(self._leases.values())
 
-    def block(self, block_id: int) -> KVCacheBlock:
+    def block(self, block_id: object) -> KVCacheBlock:
         """One block as people see it. O(leases)."""
-        if not 0 <= block_id < self.num_blocks:
-            raise InvalidArgument(f"block_id is {block_id}; it must be from 0 to {self.num_blocks - 1}")
-        block = i64(block_id)
+        number = require_int("block_id", block_id, 0, self.num_blocks - 1)
+        block = i64(number)
         cached = self.index.identity[2 * block] != NO_CONTENT
         return KVCacheBlock(
-            block_id,
+            number,
             int(self.ref_cnt[block]),
             self.block_tokens(vec[i32]([i32(block)]), self.block_size).tolist() if cached else [],
             int(self.index.chain_hash[block]) if cached else None,
             self.index.owner[block] == 0,
-            [lease.holder for lease in self._leases.values() if block_id in list(lease)],
+            [lease.holder for lease in self._leases.values() if number in list(lease)],
         )
 
     def block_tokens(self, blocks: vec[i32], num_tokens: int) -> npt.NDArray[np.int32]:
@@ -123,45 +126,43 @@ class BlockPool:
 
     # Leases: the pool used alone.
 
-    def get_new_blocks(self, num_blocks: int, holder: str = "") -> BlockLease:
+    def get_new_blocks(self, num_blocks: object, holder: object = "") -> BlockLease:
         """Hold `num_blocks` blocks from the head of the free queue, evicting what they cached. O(num_blocks).
 
+        holder: a name for errors and leak reports.
         Raises `OutOfBlocks` when fewer are free, `InvalidArgument` for a count below 0.
         """
-        _require_size("num_blocks", num_blocks, 0, MAX_BLOCKS)
-        if num_blocks > self.queue.num_free:
+        count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
+        name = require_str("holder", holder)
+        if count > self.queue.num_free:
             raise OutOfBlocks(
-                f"num_blocks is {num_blocks}; only {self.num_free_blocks} of {self.num_usable_blocks} blocks are free",
-                num_blocks,
+                f"num_blocks is {count}; only {self.num_free_blocks} of {self.num_usable_blocks} blocks are free",
+                count,
                 self.num_free_blocks,
             )
-        blocks = zeros_i32(num_blocks)
-        self.acquire(blocks, 0, num_blocks)
-        return self._lease(blocks, holder)
+        blocks = zeros_i32(count)
+        self.acquire(blocks, 0, count)
+        return self._lease(blocks, name)
 
-    def touch(self, lease: BlockLease, holder: str = "") -> BlockLease:
-        """Hold the blocks of a live lease once more, for another holder. O(blocks)."""
-        self._require_live(lease)
-        blocks = lease.blocks[:]
+    def touch(self, lease: object, holder: object = "") -> BlockLease:
+        """Hold the blocks of a live lease once more, for another holder. O(blocks). Raises as `free_blocks` does."""
+        name = require_str("holder", holder)
+        blocks = self._require_live(lease).blocks[:]
         self.share(blocks, 0, len(blocks))
-        return self._lease(blocks, holder)
+        return self._lease(blocks, name)
 
-    def free_blocks(self, lease: BlockLease) -> None:
+    def free_blocks(self, lease: object) -> None:
         """Give a lease back, last block first. O(blocks).
 
         Blocks that nobody holds any more go to the tail of the free queue if cached, to its front if not.
         Raises `DoubleFree` for a lease already given back, `ForeignBlock` for one of another pool.
         """
-        self._require_live(lease)
-        del self._leases[lease.serial]
-        self.release(lease.blocks, 0, len(lease.blocks))
+        held = self._require_live(lease)
+        del self._leases[held.serial]
+        self.release(held.blocks, 0, len(held.blocks))
 
     def cache_full_blocks(
-        self,
-        lease: BlockLease,
-        token_ids: object,
-        num_cached_blocks: int = 0,
-        extra_keys: tuple[object, ...] = (),
+        self, lease: object, token_ids: object, num_cached_blocks: object = 0, extra_keys: object = ()
     ) -> None:
         """Index the blocks of `lease` as the prompt `token_ids`, whose keys and values they hold now. O(tokens).
 
@@ -170,48 +171,56 @@ class BlockPool:
         Raises `InvalidArgument` when the tokens fill more blocks than the lease has, when a leading block
         is not cached, or when another one is.
         """
-        self._require_live(lease)
-        if not self.enable_prefix_caching:
-            return
+        held = self._require_live(lease)
+        keys = canonical_keys(extra_keys)
         packed = pack_tokens(token_ids, self.block_size)
         num_full = packed.num_tokens // i64(self.block_size)
-        self._check_cacheable(lease, num_cached_blocks, num_full)
-        self._check_prefix(lease, packed.words, num_cached_blocks, extra_keys)
-        root = self.index.root(extra_keys)
-        first = i64(num_cached_blocks)
+        first = i64(require_int("num_cached_blocks", num_cached_blocks, 0, int(num_full)))
+        if not self.enable_prefix_caching:
+            return
+        self._check_cacheable(held, first, num_full)
+        self._check_prefix(held, packed.words, first, keys)
+        root = self.index.root(keys)
         self.index.hash_missed(packed.words, first, num_full, root)
-        parent = self.index.identity[2 * i64(lease.blocks[first - 1])] if first > 0 else root
-        self.index.insert_run(packed.words, first, num_full, lease.blocks, 0, parent, 0)
+        parent = self.index.identity[2 * i64(held.blocks[first - 1])] if first > 0 else root
+        self.index.insert_run(packed.words, first, num_full, held.blocks, 0, parent, 0)
 
-    def get_cached_blocks(self, token_ids: object, extra_keys: tuple[object, ...] = (), holder: str = "") -> BlockLease:
+    def get_cached_blocks(self, token_ids: object, extra_keys: object = (), holder: object = "") -> BlockLease:
         """Hold the longest run of cached blocks that `token_ids` begins with; maybe none. O(blocks found).
 
         The lease is counted before it is returned, so nothing can evict it in between (I8).
         """
-        packed = pack_tokens(token_ids, self.block_size)
-        num_full = packed.num_tokens // i64(self.block_size)
-        found = self._count_computed(self.find(packed.words, num_full, extra_keys))
+        name = require_str("holder", holder)
+        found = self._find_computed(token_ids, extra_keys)
         blocks = self.index.found[:found]
         self.share(blocks, 0, found)
-        return self._lease(blocks, holder)
+        return self._lease(blocks, name)
 
-    def num_cached_tokens(self, token_ids: object, extra_keys: tuple[object, ...] = ()) -> int:
-        """How many leading tokens of `token_ids` stand in cached, computed blocks. Holds nothing. O(blocks)."""
-        packed = pack_tokens(token_ids, self.block_size)
-        num_full = packed.num_tokens // i64(self.block_size)
-        return int(self._count_computed(self.find(packed.words, num_full, extra_keys)) * i64(self.block_size))
-
-    def get_cached_block(
-        self, token_ids: object, extra_keys: tuple[object, ...] = (), holder: str = ""
-    ) -> BlockLease | None:
+    def get_cached_block(self, token_ids: object, extra_keys: object = (), holder: object = "") -> BlockLease | None:
         """Hold the one block that caches the last full block of `token_ids`, after all before it; else None."""
-        num_full = pack_tokens(token_ids, self.block_size).num_tokens // i64(self.block_size)
-        lease = self.get_cached_blocks(token_ids, extra_keys, holder)
-        last = lease.blocks[num_full - 1 :] if 0 < num_full == len(lease.blocks) else zeros_i32(0)
-        if len(last) == 1:
-            self.share(last, 0, 1)
-        self.free_blocks(lease)
-        return self._lease(last, holder) if len(last) == 1 else None
+        name = require_str("holder", holder)
+        found = self._find_computed(token_ids, extra_keys)
+        if found == 0 or found < len(token_array(token_ids)) // self.block_size:
+            return None
+        blocks = self.index.found[found - 1 : found]
+        self.share(blocks, 0, 1)
+        return self._lease(blocks, name)
+
+    def num_cached_tokens(self, token_ids: object, extra_keys: object = ()) -> int:
+        """How many leading tokens of `token_ids` stand in cached, computed blocks. Holds nothing. O(blocks)."""
+        return int(self._find_computed(token_ids, extra_keys)) * self.block_size
+
+    def _find_computed(self, token_ids: object, extra_keys: object) -> i64:
+        """Leading blocks whose keys and values are there; their ids are in `index.found`."""
+        keys = canonical_keys(extra_keys)
+        packed = pack_tokens(token_ids, self.block_size)
+        found = self.find(packed.words, packed.num_tokens // i64(self.block_size), keys)
+        owner = self.index.owner
+        blocks = self.index.found
+        for position in range(found):
+            if owner[i64(blocks[position])] != 0:
+                return position
+        return found
 
     def reset(self) -> None:
         """Forget all cached content at once; blocks stay with their holders. O(num_blocks)."""
@@ -283,14 +292,6 @@ class BlockPool:
         for word in range(num_words):
             stored[start + target * num_words + word] = stored[start + source * num_words + word]
 
-    def store_token(self, block: i64, offset: i64, token: i64) -> None:
-        """Put a token into the row of a block nobody else reads. An even offset clears the odd one behind it."""
-        position = self.index.first_word + block * self.index.num_words + offset // 2
-        if offset % 2 == 0:
-            self.index.words[position] = token
-        else:
-            self.index.words[position] = (self.index.words[position] & 4294967295) + token * 4294967296
-
     def _note_peak(self) -> None:
         used = i64(self.num_blocks) - 1 - self.queue.num_free
         if used > self.peak_used_blocks:
@@ -304,44 +305,35 @@ class BlockPool:
         self._leases[self._last_lease] = lease
         return lease
 
-    def _require_live(self, lease: BlockLease) -> None:
+    def _require_live(self, lease: object) -> BlockLease:
+        if not isinstance(lease, BlockLease):
+            raise InvalidArgument(f"lease is {lease!r}; it must be a BlockLease, as get_new_blocks returns it")
         if self._leases.get(lease.serial) is lease:
-            return
+            return lease
         if lease.ledger is self._leases:
             raise DoubleFree(f"lease {lease.serial} of {lease.holder!r} on blocks {list(lease)} was already given back")
         raise ForeignBlock(f"lease {lease.serial} of {lease.holder!r} was handed out by another pool")
 
-    def _check_cacheable(self, lease: BlockLease, num_cached: int, num_full: i64) -> None:
+    def _check_cacheable(self, lease: BlockLease, num_cached: i64, num_full: i64) -> None:
         if num_full > len(lease.blocks):
             raise InvalidArgument(f"token_ids fill {num_full} blocks; the lease has {len(lease.blocks)}")
-        if not 0 <= num_cached <= num_full:
-            raise InvalidArgument(f"num_cached_blocks is {num_cached}; token_ids fill {num_full} blocks")
         for position in range(num_full):
-            block = i64(lease.blocks[position])
-            cached = self.index.identity[2 * block] != NO_CONTENT
+            block = lease.blocks[position]
+            cached = self.index.identity[2 * i64(block)] != NO_CONTENT
             if cached != (position < num_cached):
                 state = "already" if cached else "not"
                 raise InvalidArgument(
                     f"num_cached_blocks is {num_cached}, but block {block} at position {position} is {state} cached"
                 )
 
-    def _check_prefix(
-        self, lease: BlockLease, words: vec[i64], num_cached: int, extra_keys: tuple[object, ...]
-    ) -> None:
+    def _check_prefix(self, lease: BlockLease, words: vec[i64], num_cached: i64, keys: tuple[object, ...]) -> None:
         """The leading blocks must cache these very tokens, or what follows would be indexed under a wrong prefix."""
-        found = self.find(words, num_cached, extra_keys)
+        found = self.find(words, num_cached, keys)
         for position in range(num_cached):
-            block = i64(lease.blocks[i64(position)])
-            wanted = self.index.found[i64(position)] if position < found else i32(0)
-            if self.index.identity[2 * block] != self.index.identity[2 * i64(wanted)]:
+            block = i64(lease.blocks[position])
+            wanted = i64(self.index.found[position]) if position < found else NULL_BLOCK
+            if self.index.identity[2 * block] != self.index.identity[2 * wanted]:
                 raise InvalidArgument(f"token_ids differ from what block {block} at position {position} caches")
-
-    def _count_computed(self, found: i64) -> i64:
-        """How many of the first `found` blocks come before one whose keys and values are still being computed."""
-        for position in range(found):
-            if self.index.owner[i64(self.index.found[position])] != 0:
-                return position
-        return found
 
     def check(self) -> None:
         """All laws that the pool alone can know: I1, I4 and the counts. O(num_blocks). Raises `InvariantError`."""
@@ -357,8 +349,3 @@ class BlockPool:
         if self.num_free_blocks + self.num_used_blocks != self.num_usable_blocks:
             raise InvariantError("I6: free and used blocks do not add up to the pool")
         self.index.check()
-
-
-def _require_size(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise InvalidArgument(f"{name} is {value}; it must be from {low} to {high}")

@@ -12,7 +12,7 @@ from .block_pool import BlockPool
 from .joining import Joining
 from .reserving import NO_TOKEN
 from .sequences import ALERT, QUIET, SequenceTable
-from .tokens import MAX_TOKEN, int64_vector, token_table
+from .tokens import MAX_TOKEN, int64_vector, store_token, token_table
 
 LAST_TOKEN: Final[i64] = MAX_TOKEN
 
@@ -116,9 +116,10 @@ class Committing:
             return
         computed = self._reached[owner] if self.sequences.in_batch(owner) else self.sequences.num_computed[owner]
         if computed < self.sequences.waits_for[row]:
+            needed = self.sequences.waits_for[row]
             raise SequenceNotReady(
-                f"num_computed[{index}] is {count} for {self.sequences.name(row)}, but "
-                f"{self.sequences.name(owner)} has computed {computed} of the {self.sequences.waits_for[row]} tokens it joined; commit that one first"
+                f"num_computed[{index}] is {count} for {self.sequences.name(row)}, which joined {needed} tokens of "
+                f"{self.sequences.name(owner)}; only {computed} are computed: commit that one first"
             )
 
     def _check_room(self, index: i64, row: i64, new: i64) -> None:
@@ -146,6 +147,11 @@ class Committing:
         num_tokens = sequences.num_tokens
         num_blocks = sequences.num_blocks
         alert = sequences.alert
+        blocks = sequences.blocks
+        width = sequences.width
+        words = self.index.words
+        first_word = self.index.first_word
+        num_words = self.index.num_words
         block_size = self.block_size
         for index in range(i64(len(rows))):
             row = rows[index]
@@ -158,7 +164,9 @@ class Committing:
                     logical = length // block_size
                 offset = length - logical * block_size
                 if offset < block_size and (alert[row] == QUIET or self._is_writable(row, logical)):
-                    self.pool.store_token(sequences.block_at(row, logical), offset, tokens[position])
+                    store_token(
+                        words, first_word + i64(blocks[row * width + logical]) * num_words, offset, tokens[position]
+                    )
                 else:
                     sequences.pending_token[row] = tokens[position]
                     alert[row] = ALERT

@@ -1,11 +1,11 @@
 """The queue of free blocks, in eviction order."""
 
-import numpy as np
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ..errors import InvariantError
 from ..ids import NULL_BLOCK
+from .arrays import zeros_i32
 
 
 class FreeKVCacheBlockQueue:
@@ -20,10 +20,15 @@ class FreeKVCacheBlockQueue:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        order = np.arange(num_blocks, dtype=np.int32)
         self.num_free: i64 = num_blocks - 1
-        self.next_free = vec[i32](np.roll(order, -1))
-        self.prev_free = vec[i32](np.roll(order, 1))
+        self.next_free = zeros_i32(num_blocks)
+        self.prev_free = zeros_i32(num_blocks)
+        next_free = self.next_free
+        prev_free = self.prev_free
+        for block in range(1, i64(num_blocks)):
+            next_free[block - 1] = i32(block)
+            prev_free[block] = i32(block - 1)
+        prev_free[NULL_BLOCK] = i32(num_blocks - 1)
 
     def append(self, block: i64) -> None:
         """Make `block` the last to be allocated. O(1)."""

@@ -5,6 +5,7 @@ import numpy.typing as npt
 from mypy_extensions import i64
 
 from ..answers import Admission, CacheStats
+from ..arguments import require_int, require_str
 from ..config import CacheConfig
 from ..errors import InvalidArgument, NeverFits, OutOfBlocks, SequenceNotReady
 from ..keys import canonical_keys
@@ -47,7 +48,9 @@ class KVCacheManager:
     0
     """
 
-    def __init__(self, config: CacheConfig) -> None:
+    def __init__(self, config: object) -> None:
+        if not isinstance(config, CacheConfig):
+            raise InvalidArgument(f"config is {config!r}; it must be a CacheConfig")
         self.config = config
         self.pool = BlockPool(config.num_blocks, config.block_size, config.enable_prefix_caching, config.hash_seed)
         self.block_size: i64 = config.block_size
@@ -62,7 +65,7 @@ class KVCacheManager:
 
     # Admission.
 
-    def can_allocate(self, token_ids: object, extra_keys: tuple[object, ...] = ()) -> Admission:
+    def can_allocate(self, token_ids: object, extra_keys: object = ()) -> Admission:
         """Whether `allocate` would take this prompt: OK, LATER or NEVER. O(tokens). Changes nothing.
 
         The watermark counts as used, so that running sequences can grow without evicting one another.
@@ -76,7 +79,7 @@ class KVCacheManager:
             return Admission.LATER
         return Admission.OK
 
-    def allocate(self, token_ids: object, holder: str = "", extra_keys: tuple[object, ...] = ()) -> int:
+    def allocate(self, token_ids: object, holder: object = "", extra_keys: object = ()) -> int:
         """Admit a prompt: hold the blocks of its longest cached prefix, and new ones for the rest. O(tokens).
 
         token_ids: integers (n,), as a list, an int32 or int64 array, a torch tensor, or anything with a buffer.
@@ -86,8 +89,7 @@ class KVCacheManager:
         """
         keys = canonical_keys(extra_keys)
         packed = pack_tokens(token_ids, self.pool.block_size)
-        if not isinstance(holder, str):
-            raise InvalidArgument(f"holder is {holder!r}; it must be a string")
+        name = require_str("holder", holder)
         if self._never_fits(packed.num_tokens):
             self._refuse_for_ever(packed.num_tokens)
         self._sequences.require_rows(1)
@@ -95,7 +97,7 @@ class KVCacheManager:
         if self._num_missing(packed.num_tokens, found) > 0:
             self._refuse_for_now(packed.num_tokens, found)
         self._sequences.version += 1
-        row = self._open(packed, keys, holder, found)
+        row = self._open(packed, keys, name, found)
         return int(self._sequences.handle[row])
 
     def _num_blocks(self, num_tokens: i64) -> i64:
@@ -185,7 +187,8 @@ class KVCacheManager:
 
         seqs: handles (B,); num_new_tokens: integers (B,), or one for all. It may go past the known tokens
         (speculation); `commit` then names them. A new reservation of a sequence replaces an open one.
-        Sequences are served in order. One that cannot be is told apart in `plan.status`, and nothing changes for it.
+        Sequences are served in order. One that cannot be is told apart in `plan.status`; it gets nothing and keeps what
+        it has, and an open reservation of it ends.
         Raises `UnknownSequence` or `InvalidArgument`.
         """
         return self._reserving.reserve(seqs, num_new_tokens)
@@ -203,24 +206,23 @@ class KVCacheManager:
 
     # Forks and cuts.
 
-    def fork(self, seq: object, num_forks: int = 1) -> list[int]:
+    def fork(self, seq: object, num_forks: object = 1) -> list[int]:
         """New sequences that share all blocks of `seq`; whoever writes first gets a copy (CoW). O(blocks * forks).
 
         Returns their handles. Raises `SequenceNotReady` unless all tokens of `seq` are computed, but perhaps the last,
         and nothing is reserved; `OutOfRows`; `InvalidArgument` for a count below 1.
         """
         row = self._sequences.row_of(seq)
-        if not 1 <= num_forks <= self._sequences.max_num_seqs:
-            raise InvalidArgument(f"num_forks is {num_forks}; it must be from 1 to {self._sequences.max_num_seqs}")
+        count = require_int("num_forks", num_forks, 1, int(self._sequences.max_num_seqs))
         self._require_settled(row, "fork")
         if self._sequences.num_computed[row] < self._sequences.num_tokens[row] - 1:
             raise SequenceNotReady(
                 f"fork: {self._sequences.name(row)} has computed {self._sequences.num_computed[row]} "
                 f"of {self._sequences.num_tokens[row]} tokens; all but the last are needed"
             )
-        self._sequences.require_rows(num_forks)
+        self._sequences.require_rows(count)
         self._sequences.version += 1
-        return [self._fork_once(row) for _ in range(num_forks)]
+        return [self._fork_once(row) for _ in range(count)]
 
     def _fork_once(self, row: i64) -> int:
         sequences = self._sequences
@@ -255,7 +257,7 @@ class KVCacheManager:
                 f"{max(promised, sequences.num_computed[row] + 1)} tokens are needed"
             )
 
-    def truncate(self, seq: object, num_tokens: int) -> None:
+    def truncate(self, seq: object, num_tokens: object) -> None:
         """Forget all but the first `num_tokens` tokens, and give back the blocks behind them. O(blocks freed).
 
         Raises `SequenceNotReady` while something is reserved or the prompt is not computed, and `InvalidArgument`
@@ -263,21 +265,17 @@ class KVCacheManager:
         """
         sequences = self._sequences
         row = sequences.row_of(seq)
-        if not 1 <= num_tokens <= sequences.num_tokens[row]:
-            raise InvalidArgument(
-                f"num_tokens is {num_tokens} for {sequences.name(row)}; "
-                f"it must be from 1 to {sequences.num_tokens[row]}"
-            )
+        length = i64(require_int("num_tokens", num_tokens, 1, int(sequences.num_tokens[row])))
         self._require_settled(row, "truncate")
         sequences.version += 1
         self._joining.settle_waiters(row)
-        keep = min(self._num_blocks(num_tokens), sequences.num_blocks[row])
+        keep = min(self._num_blocks(length), sequences.num_blocks[row])
         self._drop_blocks(row, keep)
-        if num_tokens < sequences.num_tokens[row]:
+        if length < sequences.num_tokens[row]:
             sequences.pending_token[row] = NO_TOKEN
-        sequences.num_tokens[row] = num_tokens
-        sequences.num_computed[row] = min(sequences.num_computed[row], num_tokens)
-        sequences.num_published[row] = min(sequences.num_published[row], num_tokens // self.block_size)
+        sequences.num_tokens[row] = length
+        sequences.num_computed[row] = min(sequences.num_computed[row], length)
+        sequences.num_published[row] = min(sequences.num_published[row], length // self.block_size)
         sequences.alert[row] = ALERT
 
     def _drop_blocks(self, row: i64, keep: i64) -> None:
@@ -387,11 +385,11 @@ class KVCacheManager:
             num_wasted_slots=int(wasted),
         )
 
-    def block(self, block_id: int) -> KVCacheBlock:
+    def block(self, block_id: object) -> KVCacheBlock:
         """One block as people see it, with the sequences that hold it. O(all held blocks)."""
         block = self.pool.block(block_id)
         for row in self._sequences.live_rows():
-            if block_id and block_id in view_i32(self._sequences.row_blocks(i64(row))):
+            if block.block_id and block.block_id in view_i32(self._sequences.row_blocks(i64(row))):
                 block.holders.append(self._sequences.name(i64(row)))
         return block
 

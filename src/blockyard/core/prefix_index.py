@@ -46,6 +46,7 @@ class PrefixIndex:
         self.num_words: i64 = words_per_block(block_size)
         self.words = zeros_i64(num_blocks * words_per_block(block_size) + 8)
         self.first_word: i64 = words_to_cache_line(self.words)
+        self._make_table(2 * num_blocks)
         #: identity[2b] is block b's content, 0 when it is not indexed; identity[2b + 1] is its parent's content.
         self.identity = zeros_i64(2 * num_blocks)
         self.chain_hash = zeros_i64(num_blocks)
@@ -55,7 +56,6 @@ class PrefixIndex:
         self.prev_equal = zeros_i32(num_blocks)
         self.num_indexed: i64 = 0
         self._keys = hash_keys(hash_seed, words_per_block(block_size))
-        self._make_table(2 * num_blocks)
         self._last_content: i64 = NO_CONTENT
         self.num_generations: i64 = 0
         self._max_roots: i64 = num_blocks + 1

@@ -12,7 +12,7 @@ from .block_pool import BlockPool
 from .joining import Joining
 from .plan import NO_BLOCKS, SCHEDULED, WAITS_FOR_PREFIX, StepPlan
 from .sequences import QUIET, SequenceTable
-from .tokens import int64_vector
+from .tokens import int64_vector, store_token
 
 #: No token is waiting for a block.
 NO_TOKEN: Final[i64] = -1
@@ -154,7 +154,8 @@ class Reserving:
         if token != NO_TOKEN:
             position = self.sequences.num_tokens[row] - 1
             block = self.sequences.block_at(row, position // self.block_size)
-            self.pool.store_token(block, position % self.block_size, token)
+            index = self.pool.index
+            store_token(index.words, index.first_word + block * index.num_words, position % self.block_size, token)
             self.sequences.pending_token[row] = NO_TOKEN
 
     def _map_slots(self, rows: vec[i64], starts: vec[i64], counts: vec[i64], total: i64) -> vec[i64]:

@@ -14,6 +14,8 @@ from mypy_extensions import i32, i64
 from ..errors import InvalidArgument
 
 MAX_TOKEN: Final = 2**31 - 1
+LOW_HALF: Final[i64] = 4294967295
+HIGH_HALF: Final[i64] = 4294967296
 
 
 class PackedTokens:
@@ -153,6 +155,15 @@ def _int64(name: str, value: int) -> int:
     if not -(2**62) < value < 2**62:
         raise InvalidArgument(f"{name} is {value}; its size must stay below 2**62")
     return value
+
+
+def store_token(words: vec[i64], row: i64, offset: i64, token: i64) -> None:
+    """Put a token at `offset` of the packed row that starts at word `row`. An even offset clears the odd one behind."""
+    position = row + (offset >> 1)
+    if offset & 1 == 0:
+        words[position] = token
+    else:
+        words[position] = (words[position] & LOW_HALF) + token * HIGH_HALF
 
 
 def unpack_tokens(words: npt.NDArray[np.int64], block_size: int, num_tokens: int) -> npt.NDArray[np.int32]:

@@ -1,0 +1,33 @@
+"""Checks of single arguments: each error names the argument, its value and the limit.
+
+Public methods of compiled classes declare such arguments as `object` and check them here, because a declared type would
+raise a bare TypeError in the compiled build and let anything pass in the interpreted one.
+"""
+
+from __future__ import annotations
+
+from .errors import InvalidArgument
+
+
+def require_int(name: str, value: object, low: int, high: int) -> int:
+    """`value` if it is an integer from `low` to `high`. numpy's integers count, bools do not."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise InvalidArgument(f"{name} is {value!r}; it must be an integer from {low} to {high}")
+    number = int(value.__index__())
+    if not low <= number <= high:
+        raise InvalidArgument(f"{name} is {number}; it must be from {low} to {high}")
+    return number
+
+
+def require_str(name: str, value: object) -> str:
+    """`value` if it is a string."""
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{name} is {value!r}; it must be a string")
+    return value
+
+
+def require_bool(name: str, value: object) -> bool:
+    """`value` if it is True or False."""
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{name} is {value!r}; it must be True or False")
+    return value
