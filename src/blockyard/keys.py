@@ -31,6 +31,7 @@ class CacheSalt:
         require_str("value", self.value)
 
 
+#: Any of the kinds of extra key.
 ExtraKey = LoRA | CacheSalt
 
 

@@ -106,7 +106,7 @@ class Reserving:
         for _ in range(needed):
             sequences.push_block(row, self._take())
         self._store_pending(row)
-        if sequences.waits_on[row] == NO_ROW:
+        if sequences.waits_on[row] == NO_ROW and sequences.pending_token[row] == NO_TOKEN:
             sequences.alert[row] = QUIET
         return SCHEDULED
 
@@ -150,12 +150,14 @@ class Reserving:
         return i64(self._new_block[0])
 
     def _store_pending(self, row: i64) -> None:
+        """Put the token that waits in the row into its block, if that is there now."""
         token = self.sequences.pending_token[row]
-        if token != NO_TOKEN:
-            position = self.sequences.num_tokens[row] - 1
-            block = self.sequences.block_at(row, position // self.block_size)
+        position = self.sequences.num_tokens[row] - 1
+        logical = position // self.block_size
+        if token != NO_TOKEN and logical < self.sequences.num_blocks[row]:
             index = self.pool.index
-            store_token(index.words, index.first_word + block * index.num_words, position % self.block_size, token)
+            start = index.first_word + self.sequences.block_at(row, logical) * index.num_words
+            store_token(index.words, start, position - logical * self.block_size, token)
             self.sequences.pending_token[row] = NO_TOKEN
 
     def _map_slots(self, rows: vec[i64], starts: vec[i64], counts: vec[i64], total: i64) -> vec[i64]:

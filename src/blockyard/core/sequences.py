@@ -94,7 +94,8 @@ class SequenceTable:
 
     def row_of(self, handle: object) -> i64:
         """The row of a live handle. Raises `UnknownSequence`, or `InvalidArgument` for what is no handle at all."""
-        if not isinstance(handle, int) or isinstance(handle, bool):
+        _refuse_bool(handle)
+        if not isinstance(handle, int):
             items = int64_items("seq", [handle])
             return self._live_row(items[0])
         if not 0 <= handle < 2**62:
@@ -109,6 +110,7 @@ class SequenceTable:
 
     def rows_of(self, handles: object) -> vec[i64]:
         """The rows of live handles, all different; one handle or many."""
+        _refuse_bool(handles)
         if isinstance(handles, int):
             return vec[i64]([self.row_of(handles)])
         rows = int64_items("seqs", handles)
@@ -173,3 +175,9 @@ class SequenceTable:
         """Whether blocks this sequence hit are still to be computed by another."""
         owner = self.waits_on[row]
         return owner != NO_ROW and self.num_computed[owner] < self.waits_for[row]
+
+
+def _refuse_bool(handle: object) -> None:
+    """Asked before anything is narrowed to int, because mypyc then unboxes it and forgets that it was a bool."""
+    if isinstance(handle, bool):
+        raise InvalidArgument(f"seq is {handle}; a sequence is named by the integer that allocate returned")

@@ -135,7 +135,7 @@ def integer_array(name: str, value: object) -> npt.NDArray[Any]:
 
 def int64_vector(name: str, value: object, length: i64) -> vec[i64]:
     """One integer for all, or one for each of `length` sequences, as a vec of `length` items."""
-    if isinstance(value, int):
+    if not isinstance(value, bool) and isinstance(value, int):
         return vec[i64](np.full(length, _int64(name, value), dtype=np.int64))
     items = int64_items(name, value)
     if len(items) != length:
