@@ -215,6 +215,8 @@ class BlockPool:
         keys = canonical_keys(extra_keys)
         packed = pack_tokens(token_ids, self.block_size)
         found = self.find(packed.words, packed.num_tokens // i64(self.block_size), keys)
+        if self.index.num_pending == 0:
+            return found
         owner = self.index.owner
         blocks = self.index.found
         for position in range(found):
@@ -248,13 +250,23 @@ class BlockPool:
         self.queue.popleft_n(out, start, count)
         ref_cnt = self.ref_cnt
         identity = self.index.identity
-        for index in range(start, start + count):
-            block = i64(out[index])
+        cached: i64 = 0
+        for position in range(start, start + count):
+            block = i64(out[position])
             ref_cnt[block] = 1
             if identity[2 * block] != NO_CONTENT:
+                cached += 1
+        if cached > 0:
+            self._evict(out, start, count)
+        self._note_peak()
+
+    def _evict(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        self.index.load_run(blocks, start, count)
+        for position in range(start, start + count):
+            block = i64(blocks[position])
+            if self.index.identity[2 * block] != NO_CONTENT:
                 self.index.remove(block)
                 self.num_evicted_blocks += 1
-        self._note_peak()
 
     def share(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Hold `blocks[start:start + count]` once more; idle ones are revived out of the queue."""

@@ -193,7 +193,7 @@ class Committing:
         for position in range(first, min(last, published)):
             block = self.sequences.block_at(row, position)
             if i64(self.index.owner[block]) == row + 1:
-                self.index.owner[block] = 0
+                self.index.set_computed(block)
         if not self.pool.enable_prefix_caching or self.sequences.generation[row] != self.index.num_generations:
             return
         for position in range(max(first, published), last):
@@ -205,4 +205,4 @@ class Committing:
         block = self.sequences.block_at(row, position)
         before = self.sequences.block_at(row, position - 1) if position > 0 else NULL_BLOCK
         parent = self.index.identity[2 * before] if position > 0 else root
-        self.index.insert(block, self.index.hash_block(block, before, root), parent, 0)
+        self.index.insert(block, self.index.hash_block(block, before, root), parent)

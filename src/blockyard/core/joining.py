@@ -35,6 +35,8 @@ class Joining:
 
         Idle blocks are always computed. O(found), and O(found) again for each owner among them.
         """
+        if self.index.num_pending == 0:
+            return found
         blocks = self.index.found
         owner = self.index.owner
         first: i64 = 0

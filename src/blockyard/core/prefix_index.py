@@ -55,6 +55,9 @@ class PrefixIndex:
         self.next_equal = zeros_i32(num_blocks)
         self.prev_equal = zeros_i32(num_blocks)
         self.num_indexed: i64 = 0
+        #: How many of them are still to be computed by their owner.
+        self.num_pending: i64 = 0
+        self._single = zeros_i32(1)
         self._keys = hash_keys(hash_seed, words_per_block(block_size))
         self._last_content: i64 = NO_CONTENT
         self.num_generations: i64 = 0
@@ -216,8 +219,7 @@ class PrefixIndex:
         """
         self.store_rows(words, first, last, blocks, start)
         self._load_slots(first, last)
-        for position in range(first, last):
-            parent = self.insert(i64(blocks[start + position]), self.hashes[position], parent, owner)
+        self._link_run(blocks, start, first, last, parent, owner)
 
     def store_rows(self, words: vec[i64], first: i64, last: i64, blocks: vec[i32], start: i64) -> None:
         """Copy blocks `first` to `last` of a packed prompt into the rows of `blocks[start + first:]`."""
@@ -241,31 +243,62 @@ class PrefixIndex:
             total ^= slots[(hashes[position] >> 27) >> shift]
         return total
 
-    def insert(self, block: i64, chain_hash: i64, parent: i64, owner: i64) -> i64:
-        """Index `block`, whose tokens are in its row, under `parent`; returns its content id. O(1) expected."""
-        tag = chain_hash >> 27
+    def insert(self, block: i64, chain_hash: i64, parent: i64) -> None:
+        """Index a computed `block`, whose tokens are in its row, under `parent`. O(1) expected."""
+        self.hashes[0] = chain_hash
+        self._single[0] = i32(block)
+        self._link_run(self._single, 0, 0, 1, parent, 0)
+
+    def _link_run(self, blocks: vec[i32], start: i64, first: i64, last: i64, parent: i64, owner: i64) -> None:
+        """Index a chain of blocks whose tokens are in their rows and whose hashes are in `hashes`."""
+        hashes = self.hashes
         slots = self._slots
         mask = self._slot_mask
-        position = tag >> self._home_shift
-        row = self.first_word + block * self.num_words
-        content = NO_CONTENT
-        slot = slots[position]
-        while slot != 0:
-            if slot >> 27 == tag and self._equal(self.words, row, slot & ID_MASK, parent):
-                content = self.identity[2 * (slot & ID_MASK)]
+        shift = self._home_shift
+        identity = self.identity
+        chain_hash = self.chain_hash
+        owners = self.owner
+        for position in range(first, last):
+            block = i64(blocks[start + position])
+            tag = hashes[position] >> 27
+            index = tag >> shift
+            slot = slots[index]
+            while slot != 0 and (slot >> 27 != tag or not self._is_equal(block, slot & ID_MASK, parent)):
+                index = (index + 1) & mask
+                slot = slots[index]
+            if slot == 0:
+                self._last_content += 1
+                slots[index] = tag * ID_SPAN + block
+                identity[2 * block] = self._last_content
+            else:
+                identity[2 * block] = identity[2 * (slot & ID_MASK)]
                 self._join_ring(slot & ID_MASK, block)
-                break
-            position = (position + 1) & mask
-            slot = slots[position]
-        if content == NO_CONTENT:
-            content = self._new_content()
-            slots[position] = tag * ID_SPAN + block
-        self.identity[2 * block] = content
-        self.identity[2 * block + 1] = parent
-        self.chain_hash[block] = chain_hash
-        self.owner[block] = i32(owner)
-        self.num_indexed += 1
-        return content
+            identity[2 * block + 1] = parent
+            chain_hash[block] = hashes[position]
+            owners[block] = i32(owner)
+            parent = identity[2 * block]
+        self.num_indexed += last - first
+        if owner != 0:
+            self.num_pending += last - first
+
+    def _is_equal(self, block: i64, other: i64, parent: i64) -> bool:
+        return self._equal(self.words, self.first_word + block * self.num_words, other, parent)
+
+    def set_computed(self, block: i64) -> None:
+        """The keys and values of an indexed block are there now: nobody has to wait for it."""
+        if self.owner[block] != 0:
+            self.owner[block] = 0
+            self.num_pending -= 1
+
+    def load_run(self, blocks: vec[i32], start: i64, count: i64) -> i64:
+        """Read what `remove` will need of each block; the returned sum only keeps the loop from being dropped."""
+        chain_hash = self.chain_hash
+        slots = self._slots
+        shift = self._home_shift
+        total: i64 = 0
+        for position in range(start, start + count):
+            total ^= slots[(chain_hash[i64(blocks[position])] >> 27) >> shift]
+        return total
 
     def remove(self, block: i64) -> None:
         """Take an indexed block out: its oldest duplicate takes its place, if it has one. O(1) expected."""
@@ -276,8 +309,8 @@ class PrefixIndex:
                 self._slots[position] += heir - block
             else:
                 self._close_gap(position)
+        self.set_computed(block)
         self.identity[2 * block] = NO_CONTENT
-        self.owner[block] = 0
         self.num_indexed -= 1
 
     def _slot_of(self, block: i64) -> i64:
@@ -343,6 +376,7 @@ class PrefixIndex:
         self.prev_equal = zeros_i32(int(num_blocks))
         self._make_table(int(self._slot_mask) + 1)
         self.num_indexed = 0
+        self.num_pending = 0
         self.num_generations += 1
 
     def check(self) -> None:
@@ -350,6 +384,9 @@ class PrefixIndex:
         indexed = [block for block in range(len(self.chain_hash)) if self.identity[2 * i64(block)] != NO_CONTENT]
         if len(indexed) != self.num_indexed:
             raise InvariantError(f"index: {len(indexed)} blocks have a content, the count says {self.num_indexed}")
+        pending = sum(1 for owner in self.owner if owner != 0)
+        if pending != self.num_pending:
+            raise InvariantError(f"I3: {pending} blocks have an owner, the count says {self.num_pending}")
         in_table = [int(slot) & int(ID_MASK) for slot in view_i64(self._slots).tolist() if slot]
         reached = sorted(block for oldest in in_table for block in self._ring_of(oldest))
         if reached != indexed:
