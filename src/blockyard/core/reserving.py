@@ -69,6 +69,7 @@ class Reserving:
         sequences = self.sequences
         num_blocks = sequences.num_blocks
         num_reserved = sequences.num_reserved
+        reserved_at = sequences.reserved_at
         alert = sequences.alert
         block_size = self.block_size
         total: i64 = 0
@@ -83,6 +84,7 @@ class Reserving:
                     counts[index] = 0
                     count = 0
             num_reserved[row] = count
+            reserved_at[row] = sequences.version
             total += count
         return total
 
@@ -119,7 +121,10 @@ class Reserving:
         if not sequences.is_waiting(row):
             self.joining.settle(row)
             return False
-        return sequences.num_computed[owner] + sequences.num_reserved[owner] < sequences.waits_for[row]
+        reached = sequences.num_computed[owner]
+        if sequences.reserved_at[owner] == sequences.version:
+            reached += sequences.num_reserved[owner]
+        return reached < sequences.waits_for[row]
 
     def _is_shared(self, row: i64, position: i64) -> bool:
         """Whether writing this block needs a copy. What the sequence published it is about to compute itself."""

@@ -37,6 +37,8 @@ class SequenceTable:
         #: Leading blocks of the row that this sequence has put into the index, or hit there.
         self.num_published = zeros_i64(max_num_seqs)
         self.num_reserved = zeros_i64(max_num_seqs)
+        #: The version in which the reservation was made: an abandoned one is not of this step.
+        self.reserved_at = zeros_i64(max_num_seqs)
         #: The last token, while no block has room for it.
         self.pending_token = zeros_i64(max_num_seqs)
         self.root = zeros_i64(max_num_seqs)
