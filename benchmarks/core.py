@@ -156,6 +156,7 @@ def decode_figures(num_seqs: int = 1024, num_tokens: int = 512) -> Iterator[Figu
 
 def creation_figures(num_blocks: int) -> Iterator[Figure]:
     """Time, memory and garbage-collected objects of a pool."""
+    BlockPool(100, BLOCK_SIZE)
     gc.collect()
     objects = len(gc.get_objects())
     resident = _resident_bytes()

@@ -37,6 +37,8 @@ ExtraKey = LoRA | CacheSalt
 
 def canonical_keys(extra_keys: object) -> tuple[ExtraKey, ...]:
     """The keys in one order, whatever order they came in. Raises `InvalidArgument` for what is no extra key."""
+    if extra_keys == ():
+        return ()
     if isinstance(extra_keys, str) or not isinstance(extra_keys, (tuple, list)):
         raise InvalidArgument(f"extra_keys is {extra_keys!r}; it must be a tuple of LoRA and CacheSalt")
     for key in extra_keys:
