@@ -6,14 +6,19 @@ raise a bare TypeError in the compiled build and let anything pass in the interp
 
 from __future__ import annotations
 
+import operator
+
 from .errors import InvalidArgument
 
 
 def require_int(name: str, value: object, low: int, high: int) -> int:
     """`value` if it is an integer from `low` to `high`. numpy's integers count, bools do not."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
         raise InvalidArgument(f"{name} is {value!r}; it must be an integer from {low} to {high}")
-    number = int(value.__index__())
     if not low <= number <= high:
         raise InvalidArgument(f"{name} is {number}; it must be from {low} to {high}")
     return number

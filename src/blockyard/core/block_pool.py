@@ -232,9 +232,10 @@ class BlockPool:
 
     def find(self, words: vec[i64], max_blocks: i64, extra_keys: tuple[object, ...]) -> i64:
         """Look up a packed prompt; the blocks found are in `index.found` and not held yet."""
-        if not self.enable_prefix_caching:
+        root = self.index.known_root(extra_keys)
+        if root == NO_CONTENT:
             return 0
-        return self.index.find_prefix(words, max_blocks, self.index.root(extra_keys))
+        return self.index.find_prefix(words, max_blocks, root)
 
     def count_idle(self, blocks: vec[i32], count: i64) -> i64:
         """How many of the first `count` blocks nobody holds."""

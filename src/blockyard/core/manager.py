@@ -269,6 +269,7 @@ class KVCacheManager:
         self._require_settled(row, "truncate")
         sequences.version += 1
         self._joining.settle_waiters(row)
+        self._joining.settle(row)
         keep = min(self._num_blocks(length), sequences.num_blocks[row])
         self._drop_blocks(row, keep)
         if length < sequences.num_tokens[row]:

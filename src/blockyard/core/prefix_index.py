@@ -72,6 +72,10 @@ class PrefixIndex:
         self._slot_mask: i64 = 2**bits - 1
         self._home_shift: i64 = TAG_BITS - bits
 
+    def known_root(self, extra_keys: tuple[object, ...]) -> i64:
+        """The root of these extra keys, or 0 if nothing was indexed under them. A question: it changes nothing."""
+        return self._roots.get(extra_keys, NO_CONTENT)
+
     def root(self, extra_keys: tuple[object, ...]) -> i64:
         """The content id that stands before the first block of prompts with these extra keys. O(1).
 
