@@ -1,0 +1,57 @@
+"""`blockyard`: what it offers, and how it ends when something is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from .. import __version__
+from .._build import build_name
+from ..errors import BlockyardError, MissingExtra
+from .demo_options import add_demo_options
+
+_DESCRIPTION = "Blockyard: the paged KV-cache block manager as a library. This command shows it at work."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status: 0, 2 for what the user can mend, 130 when interrupted."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?" and goes on
+    try:
+        return int(_command(options.command)(options))
+    except BlockyardError as error:
+        print(f"blockyard: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("blockyard: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="blockyard", description=_DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"blockyard {__version__} ({build_name()})")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_demo_options(commands)
+    return parser
+
+
+def _command(name: str) -> Callable[[argparse.Namespace], int]:
+    """The function behind a command, imported only now: most need torch, and --version should not."""
+    try:
+        if name == "demo":
+            from .demo import run_demo
+
+            return run_demo
+    except ImportError as error:
+        if isinstance(error, MissingExtra):
+            raise
+        raise MissingExtra(f"blockyard {name} needs {error.name}: pip install 'blockyard[engine]'") from error
+    raise AssertionError(name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""What the demo found, as text for a newcomer and as JSON for a program."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from dataclasses import dataclass
+
+from .. import __version__
+from .._build import build_name, compiled
+from ..engine import GenerationResult
+from ..observe import PoolSnapshot, draw_pool
+from .demo_prompts import question
+
+_WIDTH = 78
+
+
+@dataclass(slots=True)
+class DemoReport:
+    """The figures of one run; times in seconds.
+
+    wasted_share: slots that sequences held and no token filled, of all held slots, over all steps.
+    fullest, at_end: the pool after the step that held most blocks, and at the end. leaking: sequences that still
+    hold blocks at the end, handle to holder. verified_same_tokens, other_seconds: of a second run with the prefix
+    cache switched the other way, if there was one. note: a sentence about the answers.
+    """
+
+    model: str
+    dtype: str
+    device: str
+    prefix_cache: bool
+    results: list[GenerationResult]
+    max_num_seqs: int
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    bytes_per_block: int
+    peak_used_blocks: int
+    max_running: int
+    wasted_share: float
+    load_seconds: float
+    seconds: float
+    fullest: PoolSnapshot
+    at_end: PoolSnapshot
+    num_leaked_blocks: int
+    leaking: dict[int, str]
+    note: str = ""
+    verified_same_tokens: bool | None = None
+    other_seconds: float | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Prompt tokens of all requests."""
+        return sum(result.num_prompt_tokens for result in self.results)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens whose keys and values the cache had."""
+        return sum(result.num_cached_tokens for result in self.results)
+
+    @property
+    def cached_share(self) -> float:
+        """Share of the prompt tokens that came from the cache, 0 to 1."""
+        return self.num_cached_tokens / self.num_prompt_tokens
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(len(result.token_ids) for result in self.results)
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often requests were set back to make room."""
+        return sum(result.num_preemptions for result in self.results)
+
+    @property
+    def contiguous_blocks(self) -> int:
+        """Blocks that as many requests at once take if each reserves the model's whole context beforehand."""
+        return self.max_running * -(-self.max_model_len // self.block_size)
+
+    def mib(self, num_blocks: int) -> float:
+        """MiB of keys and values in so many blocks."""
+        return num_blocks * self.bytes_per_block / 2**20
+
+
+def as_json(report: DemoReport) -> str:
+    """One JSON object; counts are numbers, shares from 0 to 1, times in seconds, memory in bytes."""
+    results = [
+        {
+            "question": question(number),
+            "answer": result.text.strip(),
+            "token_ids": result.token_ids,
+            "finish_reason": result.finish_reason.value,
+            "num_prompt_tokens": result.num_prompt_tokens,
+            "num_cached_tokens": result.num_cached_tokens,
+            "num_preemptions": result.num_preemptions,
+        }
+        for number, result in enumerate(report.results)
+    ]
+    figures = {
+        "blockyard": __version__,
+        "compiled": compiled(),
+        "model": report.model,
+        "dtype": report.dtype,
+        "device": report.device,
+        "prefix_cache": report.prefix_cache,
+        "num_requests": len(report.results),
+        "max_num_seqs": report.max_num_seqs,
+        "block_size": report.block_size,
+        "num_blocks": report.num_blocks,
+        "max_model_len": report.max_model_len,
+        "num_prompt_tokens": report.num_prompt_tokens,
+        "num_cached_tokens": report.num_cached_tokens,
+        "cached_share": report.cached_share,
+        "num_new_tokens": report.num_new_tokens,
+        "num_preemptions": report.num_preemptions,
+        "peak_used_blocks": report.peak_used_blocks,
+        "contiguous_blocks": report.contiguous_blocks,
+        "bytes_per_block": report.bytes_per_block,
+        "wasted_share": report.wasted_share,
+        "load_seconds": report.load_seconds,
+        "seconds": report.seconds,
+        "new_tokens_per_second": report.num_new_tokens / report.seconds,
+        "num_leaked_blocks": report.num_leaked_blocks,
+        "verified_same_tokens": report.verified_same_tokens,
+        "other_seconds": report.other_seconds,
+        "results": results,
+    }
+    return json.dumps(figures, indent=1, ensure_ascii=False)
+
+
+def as_text(report: DemoReport, num_answers: int) -> str:
+    """Answers, a table, a picture of the pool and the proof that nothing leaked."""
+    answers = [*_answers(report, num_answers), report.note]
+    parts = [_head(report), *answers, _table(report), _pictures(report), _leaks(report)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _head(report: DemoReport) -> str:
+    return (
+        f"Blockyard {__version__}, {build_name()}\n"
+        f"{report.model}, {report.dtype} on {report.device}: {len(report.results)} chat requests, "
+        f"at most {report.max_num_seqs} at once, prefix cache {'on' if report.prefix_cache else 'off'}"
+    )
+
+
+def _answers(report: DemoReport, num_answers: int) -> list[str]:
+    shown = []
+    for number, result in list(enumerate(report.results))[:num_answers]:
+        cut = " ..." if result.finish_reason.value == "length" else ""
+        answer = " ".join(result.text.split()) + cut
+        wrapped = textwrap.fill(answer, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+        shown.append(f"{question(number)}\n{wrapped}")
+    return shown
+
+
+def _table(report: DemoReport) -> str:
+    rows = [*_token_rows(report), *_block_rows(report), *_time_rows(report)]
+    labels, values = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
+    return "\n".join(f"{label:<{labels}}  {value:>{values}}  {note}".rstrip() for label, value, note in rows)
+
+
+def _token_rows(report: DemoReport) -> list[tuple[str, str, str]]:
+    return [
+        ("prompt tokens", f"{report.num_prompt_tokens:,}", "in all requests together"),
+        ("taken from the cache", f"{report.num_cached_tokens:,}", f"{report.cached_share:.1%}: not computed again"),
+        ("new tokens", f"{report.num_new_tokens:,}", "in all answers"),
+    ]
+
+
+def _block_rows(report: DemoReport) -> list[tuple[str, str, str]]:
+    peak, contiguous = report.peak_used_blocks, report.contiguous_blocks
+    return [
+        (
+            "blocks at peak",
+            f"{peak:,}",
+            f"of {report.block_size} tokens: {report.mib(peak):,.1f} MiB of keys and values",
+        ),
+        (
+            "contiguous reservation",
+            f"{contiguous:,}",
+            f"{report.mib(contiguous):,.1f} MiB, {contiguous / peak:,.0f} times as much: what {report.max_running} "
+            f"requests at once take",
+        ),
+        ("", "", f"if each reserves the model's {report.max_model_len:,} tokens beforehand"),
+        ("internal waste", f"{report.wasted_share:.1%}", "of the slots in held blocks had no token, over all steps"),
+        ("preemptions", f"{report.num_preemptions:,}", "requests set back to make room for others"),
+    ]
+
+
+def _time_rows(report: DemoReport) -> list[tuple[str, str, str]]:
+    rows = [
+        ("time", f"{report.seconds:.1f} s", f"and {report.load_seconds:.1f} s to load the model"),
+        ("speed", f"{report.num_new_tokens / report.seconds:,.0f}", "new tokens a second"),
+    ]
+    if report.other_seconds is not None:
+        other = "off" if report.prefix_cache else "on"
+        same = "the same tokens" if report.verified_same_tokens else "OTHER TOKENS"
+        rows.append((f"prefix cache {other}", f"{report.other_seconds:.1f} s", f"a second run to compare: {same}"))
+    return rows
+
+
+def _pictures(report: DemoReport) -> str:
+    usable = report.num_blocks - 1
+    return (
+        f"The pool after its fullest step, {report.fullest.num_held} of {usable} blocks held:\n"
+        f"{_indented(draw_pool(report.fullest))}\n\n"
+        f"The pool at the end:\n{_indented(draw_pool(report.at_end))}"
+    )
+
+
+def _indented(picture: str) -> str:
+    return textwrap.indent(picture, "  ")
+
+
+def _leaks(report: DemoReport) -> str:
+    if report.num_leaked_blocks == 0:
+        return f"0 blocks leaked: all {report.num_blocks - 1} are free again, and check() found every law kept."
+    holders = ", ".join(report.leaking.values()) or "nobody"
+    return f"{report.num_leaked_blocks} BLOCKS LEAKED, held by {holders}."

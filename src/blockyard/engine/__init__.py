@@ -1,0 +1,40 @@
+"""A reference engine: continuous batching of Llama-shaped Hugging Face models over Blockyard's blocks.
+
+    from blockyard.engine import Engine, SamplingParams
+
+    engine = Engine.from_pretrained("path/to/model")
+    for result in engine.generate(["The capital of France is"], SamplingParams(max_tokens=16)):
+        print(result.text)
+
+Read it in this order, a file at a time:
+
+    sampling, request   what is asked for, and what becomes of it
+    scheduler           who computes what in the next step: budget, admission, preemption
+    attention           a step's attention over the KV tensors
+    borrowing           a model whose attention is ours while a step runs
+    probe               what a model asks of its cache, learned from one token
+    runner              a step's forward pass, through transformers' attention interface
+    gguf, model         weights and tokenizers from folders and files
+    prompts, progress   the door: text in, a bar on long work
+    reasons             what other libraries' errors come down to
+    engine              all of it together
+
+It uses the public manager and nothing of its inside, so it doubles as an example of wiring one.
+Needs torch and transformers: `pip install 'blockyard[engine]'`.
+"""
+
+from ..errors import MissingExtra
+
+try:
+    import torch as _torch  # noqa: F401  # asked for here, so that its absence is said in one sentence
+    import transformers as _transformers  # noqa: F401
+except ImportError as error:
+    raise MissingExtra(
+        f"blockyard.engine needs {error.name or 'torch and transformers'}: pip install 'blockyard[engine]'"
+    ) from error
+
+from .engine import Engine, StepReport
+from .request import FinishReason, GenerationResult
+from .sampling import SamplingParams
+
+__all__ = ["Engine", "FinishReason", "GenerationResult", "SamplingParams", "StepReport"]

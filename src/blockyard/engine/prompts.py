@@ -1,0 +1,55 @@
+"""What users call a prompt, as token ids: text, chat messages, or token ids already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+from ..errors import InvalidArgument
+from ..storage.checks import int_array, require_range
+
+#: Text; chat messages, each with "role" and "content"; or token ids (list, numpy array, torch tensor).
+Prompt = str | Sequence[Mapping[str, str]] | Sequence[int] | Any
+
+
+def encode_prompt(name: str, prompt: Prompt, tokenizer: Any, vocab_size: int) -> list[int]:
+    """Return the token ids of a prompt; chat messages go through the tokenizer's chat template.
+
+    name: what errors call the prompt. Raises `InvalidArgument` for a prompt that is empty or of another kind, for
+    text without a tokenizer, and for a token id outside the vocabulary.
+    """
+    if isinstance(prompt, str):
+        token_ids = _require_tokenizer(name, tokenizer)(prompt).input_ids
+    elif _is_chat(prompt):
+        token_ids = _encode_chat(name, prompt, _require_tokenizer(name, tokenizer))
+    elif isinstance(prompt, Sequence) or hasattr(prompt, "dtype"):
+        token_ids = prompt
+    else:
+        raise InvalidArgument(
+            f"{name} is a {type(prompt).__name__}; it must be a string, a list of chat messages or a list of token ids"
+        )
+    tokens = int_array(name, token_ids, 1)
+    if len(tokens) == 0:
+        raise InvalidArgument(f"{name} has no tokens; it must have at least 1")
+    require_range(name, tokens, 0, vocab_size - 1)
+    token_list: list[int] = tokens.tolist()
+    return token_list
+
+
+def _is_chat(prompt: Prompt) -> TypeGuard[Sequence[Mapping[str, str]]]:
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def _encode_chat(name: str, messages: Sequence[Mapping[str, str]], tokenizer: Any) -> Any:
+    for position, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+            raise InvalidArgument(f"{name}, message {position}, is {message!r}; it must have 'role' and 'content'")
+    if not tokenizer.chat_template:
+        raise InvalidArgument(f"{name} is a chat, but the model's tokenizer has no chat template; give it as text")
+    return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+
+
+def _require_tokenizer(name: str, tokenizer: Any) -> Any:
+    if tokenizer is None:
+        raise InvalidArgument(f"{name} is text, but the engine has no tokenizer; give token ids")
+    return tokenizer

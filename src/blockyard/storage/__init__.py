@@ -1,0 +1,19 @@
+"""The data plane: KV tensors that carry out plans and decide nothing.
+
+    from blockyard.storage import KVCache, KVLayout
+
+Needs torch: `pip install 'blockyard[engine]'`.
+"""
+
+from ..errors import MissingExtra
+
+try:
+    import torch as _torch  # noqa: F401  # asked for here, so that its absence is said in one sentence
+except ImportError as error:
+    raise MissingExtra("blockyard.storage needs torch: pip install 'blockyard[engine]'") from error
+
+from .addresses import SlotAddresses, TableAddresses
+from .kv_cache import KVCache
+from .layout import KVLayout
+
+__all__ = ["KVCache", "KVLayout", "SlotAddresses", "TableAddresses"]

@@ -1,0 +1,84 @@
+"""Addresses into the KV tensors, checked and put on the device once a step, then used by every layer."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..errors import InvalidArgument
+from .checks import IntArray, int_array, require_range
+
+
+class SlotAddresses:
+    """Where the tokens of a step are written: one slot a token (`slot = block_id * block_size + offset`).
+
+    Slots of the null block (below `block_size`) are refused: nobody owns it, and padding relies on its zeros.
+    """
+
+    def __init__(self, slot_mapping: object, num_blocks: int, block_size: int, device: torch.device) -> None:
+        slots = int_array("slot_mapping", slot_mapping, 1)
+        require_range("slot_mapping", slots, block_size, num_blocks * block_size - 1)
+        block_ids, offsets = np.divmod(slots, block_size)
+        self.num_tokens = len(slots)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.block_ids = torch.from_numpy(block_ids).to(device)
+        self.offsets = torch.from_numpy(offsets).to(device)
+        # Rows of a layer seen as (num_blocks * 2 * block_size) tokens: a block's keys, then its values.
+        key_rows = block_ids * (2 * block_size) + offsets
+        self.key_rows = torch.from_numpy(key_rows).to(device)
+        self.value_rows = torch.from_numpy(key_rows + block_size).to(device)
+
+
+class TableAddresses:
+    """What a gather reads: `seq_lens[i]` tokens through row i of `block_tables`, and zeros behind them.
+
+    The zeros matter: behind a sequence's last token its block still holds what an earlier owner left there. An
+    attention mask hides such values, but not NaN or infinity (0 * NaN is NaN), so they must not be read at all.
+    """
+
+    def __init__(
+        self, block_tables: object, seq_lens: object, num_blocks: int, block_size: int, device: torch.device
+    ) -> None:
+        tables = int_array("block_tables", block_tables, 2)
+        lengths = int_array("seq_lens", seq_lens, 1)
+        _require_tables(tables, lengths, num_blocks, block_size)
+        self.num_seqs = len(lengths)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.width_blocks = int(-(-lengths.max(initial=0) // block_size))
+        live = _without_unused_blocks(tables[:, : self.width_blocks], lengths, block_size)
+        # A layer seen as (num_blocks * 2) half blocks: block b's keys are half 2b, its values half 2b + 1.
+        halves = np.concatenate([live.reshape(-1) * 2, live.reshape(-1) * 2 + 1])
+        self.halves = torch.from_numpy(halves).to(device)
+        stale = _stale_positions(lengths, self.width_tokens, block_size)
+        # The same positions in the keys, then in the values, of the gathered buffer.
+        both = np.concatenate([stale, stale + self.num_seqs * self.width_tokens])
+        self.stale_rows = torch.from_numpy(both).to(device)
+
+    @property
+    def width_tokens(self) -> int:
+        """Tokens of the longest row, rounded up to whole blocks."""
+        return self.width_blocks * self.block_size
+
+
+def _require_tables(tables: IntArray, lengths: IntArray, num_blocks: int, block_size: int) -> None:
+    if len(tables) != len(lengths):
+        raise InvalidArgument(f"seq_lens has {len(lengths)} entries; block_tables has {len(tables)} rows")
+    require_range("block_tables", tables, 0, num_blocks - 1)
+    require_range("seq_lens", lengths, 1, tables.shape[1] * block_size)
+
+
+def _without_unused_blocks(tables: IntArray, lengths: IntArray, block_size: int) -> IntArray:
+    """Point every block wholly behind a sequence's end at the null block, which holds zeros."""
+    columns = np.arange(tables.shape[1])
+    return np.where(columns * block_size < lengths[:, None], tables, 0)
+
+
+def _stale_positions(lengths: IntArray, width_tokens: int, block_size: int) -> IntArray:
+    """Positions (row * width + token) between each sequence's end and the end of its last block."""
+    offsets = np.arange(block_size)
+    used = (lengths - 1) % block_size + 1
+    last_block = np.arange(len(lengths)) * width_tokens + lengths - used
+    positions = last_block[:, None] + offsets
+    return positions[offsets >= used[:, None]]

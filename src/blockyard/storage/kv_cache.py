@@ -1,0 +1,202 @@
+"""The keys and values themselves: one tensor of blocks, and the plans carried out on it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..arguments import require_int
+from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS
+from ..errors import InvalidArgument
+from .addresses import SlotAddresses, TableAddresses
+from .checks import int_array, require_range
+from .layout import KVLayout
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_MAX_DIMENSION = 2**20
+
+
+class KVCache:
+    """Keys and values of every layer in blocks of `block_size` tokens: the data plane, which decides nothing.
+
+    It knows slots and block ids, not sequences. All memory is one tensor, so that a block is copied for all
+    layers at once; each layer's part has the shape that FlashInfer takes, and the keys and values in it are
+    views that FlashAttention takes:
+
+        data              (num_layers, num_blocks, 2, *block_shape)
+        combined(layer)   (num_blocks, 2, *block_shape)          FlashInfer's paged_kv_cache
+        key_cache(layer)  (num_blocks, *block_shape)             FlashAttention's and vLLM's k_cache
+        block_shape       NHD: (block_size, num_kv_heads, head_size);  HND: (num_kv_heads, block_size, head_size)
+
+    The paging is PagedAttention's (Kwon et al., SOSP 2023). Memory starts as zeros; the null block, id 0, stays
+    so: it is what padded table entries read, and a write to it is refused.
+
+    num_blocks: blocks, the null block included. dtype: float32, bfloat16 or float16. device: anything torch
+    takes. layout: `KVLayout` or its name. Raises `InvalidArgument` for values outside their limits, and when
+    the device cannot hold the tensor.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_layers: int,
+        num_kv_heads: int,
+        head_size: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        layout: KVLayout | str = KVLayout.NHD,
+    ) -> None:
+        self.num_blocks = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
+        self.block_size = require_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
+        self.num_layers = require_int("num_layers", num_layers, 1, _MAX_DIMENSION)
+        self.num_kv_heads = require_int("num_kv_heads", num_kv_heads, 1, _MAX_DIMENSION)
+        self.head_size = require_int("head_size", head_size, 1, _MAX_DIMENSION)
+        if dtype not in _DTYPES:
+            raise InvalidArgument(f"dtype is {dtype}; it must be float32, bfloat16 or float16")
+        self.dtype = dtype
+        self.layout = KVLayout.parse(layout)
+        self.data = self._new_data(device)
+        self.device = self.data.device
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token's keys and values over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_size * int(self.dtype.itemsize)
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block over all layers."""
+        return self.bytes_per_token * self.block_size
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole cache."""
+        return self.bytes_per_block * self.num_blocks
+
+    def combined(self, layer: int) -> torch.Tensor:
+        """Keys and values of a layer, (num_blocks, 2, *block_shape), contiguous: FlashInfer's form. No copy."""
+        return self.data[self._layer(layer)]
+
+    def key_cache(self, layer: int) -> torch.Tensor:
+        """Keys of a layer, (num_blocks, *block_shape): a view without a copy, each block contiguous."""
+        return self.data[self._layer(layer), :, 0]
+
+    def value_cache(self, layer: int) -> torch.Tensor:
+        """Values of a layer, (num_blocks, *block_shape): a view without a copy, each block contiguous."""
+        return self.data[self._layer(layer), :, 1]
+
+    def slots(self, slot_mapping: object) -> SlotAddresses:
+        """Check a plan's slot mapping once, for `write` in every layer of the step. O(tokens)."""
+        return SlotAddresses(slot_mapping, self.num_blocks, self.block_size, self.device)
+
+    def tables(self, block_tables: object, seq_lens: object) -> TableAddresses:
+        """Check block tables and lengths once, for `gather` in every layer of the step. O(entries)."""
+        return TableAddresses(block_tables, seq_lens, self.num_blocks, self.block_size, self.device)
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: object) -> None:
+        """Write tokens' keys and values, each (tokens, num_kv_heads, head_size), to their slots. O(tokens).
+
+        slots: a plan's `slot_mapping` (int array, one slot a token), or what `slots()` made of it. If a slot
+        occurs twice, either token may win. Raises `InvalidArgument` for a slot outside the blocks, a shape or
+        dtype that is not the cache's; nothing is written then.
+        """
+        where = slots if isinstance(slots, SlotAddresses) else self.slots(slots)
+        self._require_own(where)
+        shape = (where.num_tokens, self.num_kv_heads, self.head_size)
+        self._require_tensor("key", key, shape)
+        self._require_tensor("value", value, shape)
+        if self.layout is KVLayout.NHD:
+            rows = self.combined(layer).view(-1, self.num_kv_heads, self.head_size)
+            rows.index_copy_(0, where.key_rows, key)
+            rows.index_copy_(0, where.value_rows, value)
+        else:
+            self.key_cache(layer).transpose(1, 2)[where.block_ids, where.offsets] = key
+            self.value_cache(layer).transpose(1, 2)[where.block_ids, where.offsets] = value
+
+    def gather(
+        self, layer: int, tables: TableAddresses, out: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read sequences through their block tables: keys and values, each (seqs, width, num_kv_heads, head_size).
+
+        width is `tables.width_tokens`; behind a sequence's length there are zeros. out: a buffer from
+        `new_buffer` that holds at least seqs * width tokens; the result then lies in it (for NHD without a
+        further copy), and a large buffer used again is up to four times faster than a fresh one. O(tokens).
+        """
+        self._require_own(tables)
+        num_halves = len(tables.halves)
+        buffer = self._gather_buffer(num_halves, out)
+        halves = self.combined(layer).view(2 * self.num_blocks, -1)
+        torch.index_select(halves, 0, tables.halves, out=buffer)
+        shape = self.layout.block_shape(self.block_size, self.num_kv_heads, self.head_size)
+        blocks = buffer.view(2, tables.num_seqs, tables.width_blocks, *shape)
+        if self.layout is KVLayout.HND:
+            blocks = blocks.transpose(3, 4).contiguous()
+        tokens = blocks.view(2 * tables.num_seqs * tables.width_tokens, self.num_kv_heads, self.head_size)
+        tokens.index_fill_(0, tables.stale_rows, 0)
+        both = tokens.view(2, tables.num_seqs, tables.width_tokens, self.num_kv_heads, self.head_size)
+        return both[0], both[1]
+
+    def new_buffer(self, num_tokens: int) -> torch.Tensor:
+        """A buffer into which `gather` can read up to `num_tokens` tokens, padding included."""
+        num_blocks = -(-require_int("num_tokens", num_tokens, 1, 2**40) // self.block_size)
+        size = self.block_size * self.num_kv_heads * self.head_size
+        return torch.empty((2 * num_blocks, size), dtype=self.dtype, device=self.device)
+
+    def copy_blocks(self, copies: object) -> None:
+        """Copy whole blocks over all layers: `copies` is (n, 2), rows (old, new), as `plan.copies`. O(n).
+
+        All old blocks are read before any new one is written. Raises `InvalidArgument` for an id outside the
+        pool, the null block, or a block that is written twice.
+        """
+        pairs = int_array("copies", copies, 2)
+        if pairs.shape[1] != 2:
+            raise InvalidArgument(f"copies has shape {pairs.shape}; it must be (n, 2), rows (old, new)")
+        require_range("copies", pairs, 1, self.num_blocks - 1)
+        if len(np.unique(pairs[:, 1])) != len(pairs):
+            raise InvalidArgument("copies writes a block twice; each new block must occur once")
+        if len(pairs):
+            old, new = (torch.from_numpy(np.ascontiguousarray(ids)).to(self.device) for ids in pairs.T)
+            self.data[:, new] = self.data[:, old]
+
+    def _new_data(self, device: torch.device | str) -> torch.Tensor:
+        block_shape = self.layout.block_shape(self.block_size, self.num_kv_heads, self.head_size)
+        shape = (self.num_layers, self.num_blocks, 2, *block_shape)
+        try:
+            return torch.zeros(shape, dtype=self.dtype, device=device)
+        except (RuntimeError, AssertionError, ValueError) as error:  # torch has no narrower type for these
+            reason = str(error).strip().splitlines()[0]
+            raise InvalidArgument(
+                f"num_blocks is {self.num_blocks}, device is {device}: {self.num_bytes / 2**20:.0f} MiB of keys and "
+                f"values could not be allocated there ({reason})"
+            ) from error
+
+    def _gather_buffer(self, num_halves: int, out: torch.Tensor | None) -> torch.Tensor:
+        size = self.block_size * self.num_kv_heads * self.head_size
+        if out is None:
+            return torch.empty((num_halves, size), dtype=self.dtype, device=self.device)
+        if out.dtype != self.dtype or out.ndim != 2 or out.shape[0] < num_halves or out.shape[1] != size:
+            raise InvalidArgument(
+                f"out has shape {tuple(out.shape)} and dtype {out.dtype}; it must be at least ({num_halves}, {size}) "
+                f"of {self.dtype}, as new_buffer makes it"
+            )
+        return out[:num_halves]
+
+    def _layer(self, layer: int) -> int:
+        return require_int("layer", layer, 0, self.num_layers - 1)
+
+    def _require_own(self, addresses: SlotAddresses | TableAddresses) -> None:
+        if (addresses.num_blocks, addresses.block_size) != (self.num_blocks, self.block_size):
+            raise InvalidArgument(
+                f"addresses were made for {addresses.num_blocks} blocks of {addresses.block_size} tokens; this cache "
+                f"has {self.num_blocks} of {self.block_size}"
+            )
+
+    def _require_tensor(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+        if tuple(tensor.shape) != shape:
+            raise InvalidArgument(
+                f"{name} has shape {tuple(tensor.shape)}; it must be (tokens, num_kv_heads, head_size) = {shape}"
+            )
+        if tensor.dtype != self.dtype:
+            raise InvalidArgument(f"{name} has dtype {tensor.dtype}; the cache has {self.dtype}")
