@@ -63,6 +63,8 @@ class FreeKVCacheBlockQueue:
         block = i64(self.next_free[NULL_BLOCK])
         while block != NULL_BLOCK and len(ids) <= len(self.next_free):
             ids.append(int(block))
+            if not 0 < block < len(self.next_free):
+                raise InvariantError(f"free queue: it leads to block {block}; the pool has {len(self.next_free)}")
             block = i64(self.next_free[block])
         return ids
 

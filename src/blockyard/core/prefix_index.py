@@ -392,6 +392,10 @@ class PrefixIndex:
         if pending != self.num_pending:
             raise InvariantError(f"I3: {pending} blocks have an owner, the count says {self.num_pending}")
         in_table = [int(slot) & int(ID_MASK) for slot in view_i64(self._slots).tolist() if slot]
+        if in_table and not 0 < min(in_table) <= max(in_table) < len(self.chain_hash):
+            raise InvariantError(
+                f"index: the table leads to block {max(in_table)}; the pool has {len(self.chain_hash)}"
+            )
         reached = sorted(block for oldest in in_table for block in self._ring_of(oldest))
         if reached != indexed:
             raise InvariantError("index: table and rings reach other blocks than those with a content")
@@ -403,6 +407,8 @@ class PrefixIndex:
         block = i64(self.next_equal[oldest])
         while block != 0 and block != oldest and len(ring) < len(self.chain_hash):
             ring.append(int(block))
+            if not 0 < block < len(self.chain_hash):
+                raise InvariantError(f"index: a ring leads to block {block}; the pool has {len(self.chain_hash)}")
             block = i64(self.next_equal[block])
         return ring
 

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+import numpy as np
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
@@ -113,7 +114,7 @@ class SequenceTable:
     def rows_of(self, handles: object) -> vec[i64]:
         """The rows of live handles, all different; one handle or many."""
         _refuse_bool(handles)
-        if isinstance(handles, int):
+        if isinstance(handles, (int, np.integer)):
             return vec[i64]([self.row_of(handles)])
         rows = int64_items("seqs", handles)
         live = self.handle

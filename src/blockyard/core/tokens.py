@@ -12,6 +12,7 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ..errors import InvalidArgument
+from .arrays import view_i32
 
 MAX_TOKEN: Final = 2**31 - 1
 LOW_HALF: Final[i64] = 4294967295
@@ -65,7 +66,9 @@ def token_array(token_ids: object) -> npt.NDArray[np.int32]:
 
 def _array_of_list(token_ids: list[Any]) -> npt.NDArray[np.int32]:
     try:
-        return np.frombuffer(memoryview(vec[i32](token_ids)), dtype=np.int32)
+        tokens = view_i32(vec[i32](token_ids))
+        if not _holds_bool(token_ids, tokens):
+            return tokens
     except (TypeError, ValueError, OverflowError):
         pass
     for index, token in enumerate(token_ids):
@@ -74,6 +77,11 @@ def _array_of_list(token_ids: list[Any]) -> npt.NDArray[np.int32]:
         if not 0 <= token <= MAX_TOKEN:
             raise InvalidArgument(f"token_ids[{index}] is {token}; a token is from 0 to {MAX_TOKEN}")
     return np.array(token_ids, dtype=np.int32)
+
+
+def _holds_bool(token_ids: list[Any], tokens: npt.NDArray[np.int32]) -> bool:
+    """Whether an item is True or False, which a vec takes for 1 and 0. Only items that became 0 or 1 are looked at."""
+    return any(isinstance(token_ids[index], bool) for index in np.flatnonzero(tokens <= 1).tolist())
 
 
 def _array_of_buffer(token_ids: object) -> npt.NDArray[np.int32]:
@@ -135,6 +143,8 @@ def integer_array(name: str, value: object) -> npt.NDArray[Any]:
 
 def int64_vector(name: str, value: object, length: i64) -> vec[i64]:
     """One integer for all, or one for each of `length` sequences, as a vec of `length` items."""
+    if isinstance(value, np.integer):
+        value = value.item()
     if not isinstance(value, bool) and isinstance(value, int):
         return vec[i64](np.full(length, _int64(name, value), dtype=np.int64))
     items = int64_items(name, value)
