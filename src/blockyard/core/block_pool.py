@@ -144,6 +144,14 @@ class BlockPool:
         self.acquire(blocks, 0, count)
         return self._lease(blocks, name)
 
+    def extend(self, lease: object, num_blocks: object) -> None:
+        """Add `num_blocks` new blocks to a live lease, as after a hit. O(blocks). Raises as `get_new_blocks` does."""
+        held = self._require_live(lease)
+        new = self.get_new_blocks(num_blocks, held.holder)
+        both = np.concatenate([held.block_ids, new.block_ids])
+        del self._leases[new.serial]
+        held.blocks = vec[i32](both)
+
     def touch(self, lease: object, holder: object = "") -> BlockLease:
         """Hold the blocks of a live lease once more, for another holder. O(blocks). Raises as `free_blocks` does."""
         name = require_str("holder", holder)

@@ -205,8 +205,8 @@ class PrefixIndex:
 
     def hash_missed(self, words: vec[i64], first: i64, last: i64, root: i64) -> None:
         """Complete `hashes` for the blocks `first` to `last` of a prompt whose first `first` blocks were found."""
-        self._make_room(last)
         chain = root_hash(root) if first == 0 else self.chain_hash[i64(self.found[first - 1])]
+        self._make_room(last)
         hash_rows(words, 0, self._keys, chain, self.hashes, first, last)
 
     def hash_block(self, block: i64, before: i64, root: i64) -> i64:
@@ -399,8 +399,10 @@ class PrefixIndex:
         reached = sorted(block for oldest in in_table for block in self._ring_of(oldest))
         if reached != indexed:
             raise InvariantError("index: table and rings reach other blocks than those with a content")
+        blocks = {int(self.identity[2 * i64(block)]): block for block in in_table}
         for block in in_table:
             self._check_block(block)
+            self._check_chain(block, blocks.get(int(self.identity[2 * i64(block) + 1]), 0))
 
     def _ring_of(self, oldest: i64) -> list[int]:
         ring = [int(oldest)]
@@ -417,9 +419,22 @@ class PrefixIndex:
         parent = self.identity[2 * oldest + 1]
         if not parent < content <= self._last_content:
             raise InvariantError(f"I5: block {oldest} has content {content} under parent {parent}")
-        for block in self._ring_of(oldest):
-            row = self.first_word + i64(block) * self.num_words
-            if self.identity[2 * i64(block)] != content:
-                raise InvariantError(f"I5: block {block} is a duplicate of block {oldest} with another content id")
-            if self.find(self.words, row, self.chain_hash[i64(block)], parent) != oldest:
+        ring = self._ring_of(oldest)
+        for position, member in enumerate(ring):
+            block = i64(member)
+            row = self.first_word + block * self.num_words
+            before = self.prev_equal[block]
+            if before != (ring[position - 1] if len(ring) > 1 else 0):
+                raise InvariantError(f"index: block {block} points back to {before} in the ring {ring}")
+            if self.identity[2 * block] != content or self.identity[2 * block + 1] != parent:
+                raise InvariantError(f"I5: block {block} is a duplicate of block {oldest} with another identity")
+            if self.find(self.words, row, self.chain_hash[block], parent) != oldest:
                 raise InvariantError(f"I5: block {block} is not found from its own tokens")
+
+    def _check_chain(self, block: i64, before: i64) -> None:
+        """A block is hashed after its parent, if that is still indexed or a root that is still known."""
+        parent = self.identity[2 * block + 1]
+        if before == 0 and parent not in self._roots.values():
+            return
+        if self.hash_block(block, before, parent) != self.chain_hash[block]:
+            raise InvariantError(f"index: the hash of block {block} does not follow from its parent's")
