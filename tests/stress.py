@@ -59,6 +59,8 @@ class Stress:
         self.config = config
         self.cache = KVCacheManager(config)
         self.random = random.Random(seed)
+        #: A crowd branches off one text, is computed slowly and loses members early: it joins blocks of others.
+        self.is_crowd = self.random.random() < 0.4
         self.counts: Counter[str] = Counter()
         self.num_operations = 0
         self.running: list[Track] = []
@@ -74,9 +76,20 @@ class Stress:
         self.tokens = np.zeros((config.max_num_seqs, width), dtype=np.int64)
         self.prints = np.zeros((config.max_num_seqs, width), dtype=np.int64)
         self.families = [
-            [self.random.randrange(VOCABULARY) for _ in range(self.random.randint(1, config.max_model_len))]
-            for _ in range(6)
+            [self.random.randrange(VOCABULARY) for _ in range(self.random.randint(1, self.longest()))] for _ in range(6)
         ]
+
+    def longest(self) -> int:
+        """Tokens of the longest prompt in families: most of them must fit."""
+        slots = self.config.num_blocks * self.config.block_size
+        return min(self.config.max_model_len, slots // (6 if self.is_crowd else 2))
+
+    def sample(self, position: int) -> int:
+        """A token to append. A crowd mostly says what its prompts say, so that what it generates is hit."""
+        family = self.families[0]
+        if self.is_crowd and position < len(family) and self.random.random() < 0.8:
+            return family[position]
+        return self.random.randrange(3)
 
     # ------------------------------------------------------------------ bookkeeping
 
@@ -130,6 +143,10 @@ class Stress:
         """A chat that goes on, a question under a known system prompt, a repeat, or something new."""
         choose = self.random
         limit = self.config.max_model_len
+        if self.is_crowd:
+            family = self.families[0]
+            branch = [choose.randrange(3) for _ in range(choose.randint(0, 2 * self.config.block_size))]
+            return (family[: choose.randint(0, len(family))] + branch)[:limit] or [0], 0
         keys = choose.randrange(len(KEYS))
         kind = choose.random()
         if kind < 0.35 and self.chats:
@@ -175,9 +192,10 @@ class Stress:
     def step(self) -> None:
         """One forward pass over some of the sequences, which may fail, be cut short, or lose a sequence."""
         choose = self.random
-        batch = [track for track in self.running if choose.random() < 0.9]
+        share = 0.25 if self.is_crowd else 0.9
+        batch = [track for track in self.running if choose.random() < share]
         choose.shuffle(batch)
-        chunk = choose.choice((1, 7, 64, self.config.max_model_len))
+        chunk = choose.choice((1, 2, 3) if self.is_crowd else (1, 7, 64, self.config.max_model_len))
         wanted = [(track, self.wish(track, chunk)) for track in batch]
         batch = [track for track, num in wanted if num]
         if not batch:
@@ -204,7 +222,7 @@ class Stress:
             return chunk
         if room > 0 and self.random.random() < 0.2:
             num_drafts = min(self.random.choice((1, 2, 5)), room)
-            track.drafts = [self.random.randrange(3) for _ in range(num_drafts)]
+            track.drafts = [self.sample(track.num_tokens + offset) for offset in range(num_drafts)]
             self.write_tokens(track, track.num_tokens, track.drafts)
         return lack + len(track.drafts)
 
@@ -212,8 +230,7 @@ class Stress:
         """Carry the plan out, commit what became of it, and read everything back that counts as computed."""
         self.copy_blocks(plan.copies)
         slots = np.array(plan.slot_mapping)
-        if len(np.unique(slots)) != len(slots):
-            raise Broken("a slot is written twice in one step")
+        self.check_slots(slots)
         if self.random.random() < 0.06:
             self.store[slots] = GARBAGE
             self.fail_step(batch)
@@ -230,6 +247,21 @@ class Stress:
         if self.commit(tracks, outcome):
             # Without progress, a sequence may still wait for the prefix that it joined.
             self.read_back(tracks, tables, np.where(reached > computed, reached, 0))
+
+    def check_slots(self, slots: npt.NDArray[np.int64]) -> None:
+        """No slot is written twice, and none that holds what a running sequence has computed (I7)."""
+        if len(np.unique(slots)) != len(slots):
+            raise Broken("a slot is written twice in one step")
+        if self.random.random() < 0.3:
+            settled = np.zeros(len(self.store), dtype=bool).reshape(-1, self.config.block_size)
+            for track in self.running:
+                num_computed = self.num_computed(track) if track.proved else 0
+                full, rest = divmod(num_computed, self.config.block_size)
+                blocks = self.cache.block_ids(track.handle)
+                settled[blocks[:full]] = True
+                settled[blocks[full : full + 1], :rest] = True
+            if settled.reshape(-1)[slots].any():
+                raise Broken("a step writes over what a running sequence has computed")
 
     def write_step(
         self,
@@ -272,7 +304,7 @@ class Stress:
         accepted = self.random.randint(0, num - known)
         tokens = track.drafts[:accepted]
         if track.num_tokens + accepted < self.config.max_model_len:
-            tokens = [*tokens, self.random.randrange(3)]
+            tokens = [*tokens, self.sample(track.num_tokens + accepted)]
         return known + accepted, tokens
 
     def commit(self, tracks: list[Track], outcome: list[tuple[int, list[int]]]) -> bool:
@@ -326,19 +358,35 @@ class Stress:
             self.counts["preempted"] += 1
 
     def abandon_step(self) -> None:
-        """A sequence ends between its reservation and its commit; others may have joined its blocks."""
-        if len(self.running) < 2:
-            return
+        """Sequences end between reservation and commit; the others commit what they computed, if they may."""
         batch = list(self.running)
-        wanted = [self.wish(track, 9) for track in batch]
-        batch = [track for track, num in zip(batch, wanted, strict=True) if num]
-        if not batch:
+        self.random.shuffle(batch)
+        wanted = [(track, self.wish(track, 9)) for track in batch]
+        batch = [track for track, num in wanted if num]
+        if len(batch) < 2:
             return
-        plan = self.cache.reserve([track.handle for track in batch], [num for num in wanted if num])
+        plan = self.cache.reserve([track.handle for track in batch], [num for _, num in wanted if num])
         self.did("reserve", len(batch))
         self.copy_blocks(plan.copies)
-        self.store[plan.slot_mapping] = GARBAGE
-        self.stop(self.random.sample(batch, self.random.randint(1, 2) if len(batch) > 1 else 1))
+        slots, computed, scheduled = (np.array(each) for each in (plan.slot_mapping, plan.num_computed, plan.num_scheduled))
+        self.check_slots(slots)
+        self.write_step(batch, slots, computed, scheduled, computed + scheduled)
+        self.stop(self.random.sample(batch, self.random.randint(1, 2)))
+        for track, start, num in zip(batch, computed.tolist(), scheduled.tolist(), strict=True):
+            known = min(num, track.num_tokens - start)
+            if track in self.running and known > 0:
+                self.commit_alone(track, known)
+
+    def commit_alone(self, track: Track, num: int) -> None:
+        """Commit; refused where what the sequence joined went away with its owner, or is not there yet."""
+        try:
+            self.cache.commit([track.handle], num)
+        except (blockyard.SequenceNotReady, blockyard.InvalidArgument):
+            self.did("refused commit")
+            return
+        self.did("commit")
+        track.proved = True
+        self.verify_track(track)
 
     def fork(self) -> None:
         if not self.running:
@@ -417,6 +465,8 @@ class Stress:
         actors = [self.arrive, self.step, self.finish, self.fork, self.truncate, self.misuse]
         actors += [self.abandon_step, self.reset]
         weights = [22, 60, 14, 4, 4, 1, 1, 0.15]
+        if self.is_crowd:
+            weights = [30, 60, 6, 1, 2, 1, 3, 0.15]
         next_check = check_every
         while self.num_operations < num_operations:
             self.random.choices(actors, weights)[0]()

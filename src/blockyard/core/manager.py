@@ -187,8 +187,9 @@ class KVCacheManager:
 
         seqs: handles (B,); num_new_tokens: integers (B,), or one for all. It may go past the known tokens
         (speculation); `commit` then names them. A new reservation of a sequence replaces an open one.
-        Sequences are served in order, an owner of joined blocks before its joiners (`blockyard.core.joining`). One that cannot be is told apart in `plan.status`; it gets nothing and keeps what
-        it has, and an open reservation of it ends.
+        Sequences are served in order; put the owner of joined blocks before its joiners (`blockyard.core.joining`).
+        One that cannot be served is told apart in `plan.status`: it gets nothing and keeps what it has, and an open
+        reservation of it ends.
         Raises `UnknownSequence` or `InvalidArgument`.
         """
         return self._reserving.reserve(seqs, num_new_tokens)
