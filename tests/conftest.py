@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from . import source_only
+from . import seeds, source_only
 from .seeds import run_seed
 
 if os.environ.get("BLOCKYARD_INTERPRETED") == "1":
@@ -16,8 +16,10 @@ if os.environ.get("BLOCKYARD_INTERPRETED") == "1":
     source_only.install("blockyard")
 
 
-def pytest_report_header() -> list[str]:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     import blockyard
 
-    build = "compiled" if blockyard.compiled() else "interpreted"
-    return [f"blockyard {blockyard.__version__}, {build}; BLOCKYARD_SEED={run_seed()}"]
+    terminalreporter.write_line(f"blockyard {blockyard.__version__}, {blockyard.build_name()}")
+    terminalreporter.write_line(f"BLOCKYARD_SEED={run_seed()}")
+    for line in seeds.lines:
+        terminalreporter.write_line(line)

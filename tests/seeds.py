@@ -1,4 +1,4 @@
-"""One seed for a test run, printed in its header: BLOCKYARD_SEED=N repeats the run."""
+"""One seed for a test run, printed at its end with what random tests did: BLOCKYARD_SEED=N repeats the run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import random
 
 _VARIABLE = "BLOCKYARD_SEED"
+#: Lines for the end of the test run.
+lines: list[str] = []
 
 
 def run_seed() -> int:

@@ -368,10 +368,15 @@ class Stress:
         plan = self.cache.reserve([track.handle for track in batch], [num for _, num in wanted if num])
         self.did("reserve", len(batch))
         self.copy_blocks(plan.copies)
-        slots, computed, scheduled = (np.array(each) for each in (plan.slot_mapping, plan.num_computed, plan.num_scheduled))
+        slots, computed, scheduled = (
+            np.array(each) for each in (plan.slot_mapping, plan.num_computed, plan.num_scheduled)
+        )
         self.check_slots(slots)
-        self.write_step(batch, slots, computed, scheduled, computed + scheduled)
-        self.stop(self.random.sample(batch, self.random.randint(1, 2)))
+        # Who ends is not computed: what others joined of it is garbage.
+        ends = self.random.sample(batch, self.random.randint(1, 2))
+        given = np.where([track in ends for track in batch], 0, scheduled)
+        self.write_step(batch, slots, computed, scheduled, computed + given)
+        self.stop(ends)
         for track, start, num in zip(batch, computed.tolist(), scheduled.tolist(), strict=True):
             known = min(num, track.num_tokens - start)
             if track in self.running and known > 0:

@@ -45,18 +45,20 @@ def test_what_is_no_integer(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("value", [-0.01, 1, 1.0, 2, float("nan"), float("inf"), None, "0.1", True, False])
 def test_watermarks_that_are_none(value: Any) -> None:
-    with pytest.raises(InvalidArgument, match="^watermark is .*; it must be a number from 0 to below 1$"):
+    with pytest.raises(InvalidArgument, match=r"^watermark is .*; it must be a number from 0 to below 1$"):
         config_with(watermark=value)
 
 
 @pytest.mark.parametrize("value", [0, 1, None, "yes", 1.0])
 def test_switches_that_are_none(value: Any) -> None:
-    with pytest.raises(InvalidArgument, match="^enable_prefix_caching is .*; it must be True or False$"):
+    with pytest.raises(InvalidArgument, match=r"^enable_prefix_caching is .*; it must be True or False$"):
         config_with(enable_prefix_caching=value)
 
 
 def test_a_table_that_is_too_large() -> None:
-    with pytest.raises(InvalidArgument, match=rf"max_num_seqs.*{2**40} table entries; the limit is {MAX_TABLE_ENTRIES}"):
+    with pytest.raises(
+        InvalidArgument, match=rf"max_num_seqs.*{2**40} table entries; the limit is {MAX_TABLE_ENTRIES}"
+    ):
         CacheConfig(8, block_size=1, max_num_seqs=2**20, max_model_len=2**20)
 
 
@@ -73,7 +75,9 @@ def test_defaults() -> None:
     }
 
 
-@pytest.mark.parametrize(("length", "size", "pages"), [(1, 16, 1), (16, 16, 1), (17, 16, 2), (8192, 16, 512), (5, 1, 5)])
+@pytest.mark.parametrize(
+    ("length", "size", "pages"), [(1, 16, 1), (16, 16, 1), (17, 16, 2), (8192, 16, 512), (5, 1, 5)]
+)
 def test_blocks_of_the_longest_sequence(length: int, size: int, pages: int) -> None:
     config = CacheConfig(8, size, max_model_len=length)
     assert config.max_blocks_per_seq == pages

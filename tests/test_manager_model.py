@@ -6,18 +6,19 @@ import os
 import random
 import sys
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import hypothesis
 import numpy as np
-import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 import blockyard
 from blockyard import CacheSalt, LoRA
 
+from . import seeds
 from .pair import Pair
 from .reference import SCHEDULED
 from .reference import Sequence as ModelSequence
@@ -25,11 +26,16 @@ from .seeds import run_seed
 
 NUM_STEPS_REQUIRED = 10_000
 STEPS_AN_EXAMPLE = 60
-NUM_EXAMPLES = int(os.environ.get("BLOCKYARD_EXAMPLES", "400"))
+NUM_EXAMPLES = int(os.environ.get("BLOCKYARD_EXAMPLES", "400" if blockyard.compiled() else "190"))
 BLOCK_SIZES = (1, 2, 3, 4, 16)
 #: What a step chooses by. One drawn number, and not each choice, goes to hypothesis: it steps faster, explores more
 #: evenly, and shrinks to fewer steps; `Pair.log` then tells what they were.
 CHOICES = st.integers(0, 2**32).map(random.Random)
+#: BLOCKYARD_SHRINK=0 shows a failing program as it was found, at once; shrinking it can take minutes.
+PHASES = [p for p in Phase if p != Phase.shrink or os.environ.get("BLOCKYARD_SHRINK") != "0"]
+MIXED, CROWD, LONG = "mixed", "crowd", "long"
+#: Blocks that a look-up takes in one pass; long prompts come near multiples of it.
+TILE = 64
 KEYS: tuple[tuple[Any, ...], ...] = ((), (), (), (), (), (LoRA("a"),), (CacheSalt("a"),))
 
 
@@ -41,20 +47,21 @@ class Tally:
     num_hits = 0
     num_waits = 0
     num_copies = 0
-    refusals: Counter[str] = Counter()
+    refusals: ClassVar[Counter[str]] = Counter()
 
 
 class ManagerMachine(RuleBasedStateMachine):
     """Small pools, few tokens and few prompts, so that everything collides with everything.
 
-    Half of the examples are crowds: prompts that branch off one another, in a pool that holds them all, computed
-    slowly, so that sequences join blocks that others have yet to compute, and lose those others.
+    Crowds are prompts that branch off one another, in a pool that holds them all, computed slowly, so that sequences
+    join blocks that others have yet to compute, and lose those others. Long prompts have more blocks than a look-up
+    takes in one pass.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.pair: Pair = None  # type: ignore[assignment]
-        self.is_crowd = False
+        self.mood = MIXED
 
     @initialize(
         block_size=st.sampled_from(BLOCK_SIZES),
@@ -65,7 +72,7 @@ class ManagerMachine(RuleBasedStateMachine):
         watermark=st.sampled_from([0.0, 0.0, 0.0, 0.2]),
         hash_seed=st.integers(0, 3),
         compares_all=st.sampled_from([False] * 9 + [True]),
-        is_crowd=st.booleans(),
+        mood=st.sampled_from([MIXED] * 9 + [CROWD] * 9 + [LONG] * 2),
     )
     def start(
         self,
@@ -77,12 +84,12 @@ class ManagerMachine(RuleBasedStateMachine):
         watermark: float,
         hash_seed: int,
         compares_all: bool,
-        is_crowd: bool,
+        mood: str,
     ) -> None:
-        self.is_crowd = is_crowd
-        if is_crowd:
-            block_size, num_blocks, max_num_seqs, max_pages = min(block_size, 2), 60, 10, 7
-            caching, watermark = True, 0.0
+        self.mood = mood
+        if mood != MIXED:
+            block_size, caching, watermark = min(block_size, 2), True, 0.0
+            num_blocks, max_num_seqs, max_pages = (60, 10, 7) if mood == CROWD else (450, 3, 140)
         self.pair = Pair(
             num_blocks,
             block_size,
@@ -124,7 +131,10 @@ class ManagerMachine(RuleBasedStateMachine):
     def prompt(self, draw: random.Random) -> list[int]:
         """A few pages of equal or nearly equal tokens, or the beginning of what a sequence holds, and more."""
         size = self.pair.config.block_size
-        if self.is_crowd:
+        if self.mood == LONG:
+            num_tokens = (TILE * draw.randint(1, 2) + draw.choice((-1, 0, 1, 2, 5))) * size + draw.choice((0, 1))
+            return [1] * (num_tokens - 1) + [draw.choice((1, 2))]
+        if self.mood == CROWD:
             branch = draw.randint(0, 6) * size
             tokens = [1] * branch + [draw.choice((1, 1, 2))] * draw.randint(0, 3 * size)
             return tokens[: self.pair.config.max_model_len] or [1]
@@ -145,7 +155,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def admit(self, draw: random.Random, tokens: list[int], keys: tuple[Any, ...]) -> None:
         """What is refused makes room, most of the time, so that it is admitted later."""
-        keys = () if self.is_crowd else keys
+        keys = () if self.mood == CROWD else keys
         if self.pair.allocate(tokens, keys) is None and self.pair.live and draw.random() < 0.8:
             self.pair.free([draw.choice(self.pair.live)])
 
@@ -155,7 +165,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.count()
         prompt, keys = self.prompt(draw), draw.choice(KEYS)
         for _ in range(draw.randint(2, 3)):
-            if self.is_crowd:
+            if self.mood == CROWD:
                 prompt = self.prompt(draw)
             self.admit(draw, prompt[: draw.choice((len(prompt), len(prompt) - 1))] or [1], keys)
 
@@ -195,7 +205,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(draw=CHOICES)
     def two_engine_steps(self, draw: random.Random) -> None:
         """Most of a serving manager's life; a rule of its own makes it as likely here."""
-        self.engine_step(draw, 2 if self.is_crowd else 64)
+        self.engine_step(draw, 2 if self.mood == CROWD else 64)
         self.engine_step(draw, 64)
 
     @precondition(lambda self: self.has_live)
@@ -206,7 +216,7 @@ class ManagerMachine(RuleBasedStateMachine):
         pair = self.pair
         room = pair.config.max_model_len
         seqs = [s for s in pair.live if s.num_computed < len(s.tokens) and s.num_computed < room]
-        if self.is_crowd:
+        if self.mood == CROWD:
             seqs = draw.sample(seqs, draw.randint(0, min(3, len(seqs))))
         if not seqs:
             return
@@ -270,7 +280,7 @@ class ManagerMachine(RuleBasedStateMachine):
         seq = draw.choice(pair.live)
         handle = pair.handle_of[seq]
         batch = pair.handles(pair.live)
-        for call in (
+        calls: tuple[Callable[[], object], ...] = (
             lambda: cache.free([*batch, handle]),
             lambda: cache.reserve([*batch, handle], 1),
             lambda: cache.reserve([handle], -1),
@@ -285,7 +295,8 @@ class ManagerMachine(RuleBasedStateMachine):
             lambda: cache.fork(handle, 0),
             lambda: cache.allocate([]),
             lambda: cache.allocate([-1]),
-        ):
+        )
+        for call in calls:
             pair.refuse(blockyard.InvalidArgument, call)
 
 
@@ -300,13 +311,13 @@ def test_ten_thousand_random_steps() -> None:
             deadline=None,
             print_blob=True,
             report_multiple_bugs=False,
-            phases=[p for p in hypothesis.Phase if p != hypothesis.Phase.shrink or not os.environ.get("NOSHRINK")],
+            phases=PHASES,
             suppress_health_check=list(HealthCheck),
         ),
     )
-    print(
-        f"seed {run_seed()}: {Tally.num_steps} steps, {Tally.num_seqs} sequences, {Tally.num_hits} tokens hit, {Tally.num_waits} waits, "
-        f"{Tally.num_copies} blocks copied, {Tally.refusals.total()} refusals"
+    seeds.lines.append(
+        f"model: {Tally.num_steps} steps, {Tally.num_seqs} sequences, {Tally.num_hits} tokens hit, "
+        f"{Tally.num_waits} waits, {Tally.num_copies} blocks copied, {Tally.refusals.total()} refusals"
     )
     for why, count in Tally.refusals.most_common():
         print(f"{count:>7}  {why}")

@@ -15,7 +15,7 @@ from .source_only import PACKAGE_DIR
 from .source_rules import TREE_RULES
 
 sys.path.insert(0, str(PACKAGE_DIR))
-from _sources import compiled_sources  # noqa: E402
+from _sources import compiled_sources
 
 sys.path.pop(0)
 

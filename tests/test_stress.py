@@ -8,6 +8,7 @@ import pytest
 
 import blockyard
 
+from . import seeds
 from .seeds import run_seed
 from .stress import Broken, Stress, random_config, run_stress
 
@@ -16,7 +17,8 @@ NUM_OPERATIONS = 50_000 if blockyard.compiled() else 10_000
 
 def test_fifty_thousand_operations() -> None:
     counts = run_stress(run_seed(), NUM_OPERATIONS, num_managers=25, check_every=500)
-    print(f"seed {run_seed()}: {dict(counts)}")
+    named = ("operations", "allocate", "reserve", "commit", "fork", "free", "waits", "tokens hit")
+    seeds.lines.append("stress: " + ", ".join(f"{counts[name]} {name}" for name in named))
     assert counts["operations"] >= NUM_OPERATIONS
     for name in ("tokens hit", "blocks copied", "blocks evicted", "waits", "no blocks", "failed steps", "preempted"):
         assert counts[name] > 0, name

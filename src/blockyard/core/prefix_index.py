@@ -2,12 +2,13 @@
 
 from typing import Final
 
+import numpy as np
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ..errors import InvariantError
 from ..ids import NO_CONTENT
-from .arrays import view_i64, words_to_cache_line, zeros_i32, zeros_i64
+from .arrays import view_i32, view_i64, words_to_cache_line, zeros_i32, zeros_i64
 from .hashing import hash_keys, hash_rows, root_hash
 from .tokens import words_per_block
 
@@ -399,6 +400,9 @@ class PrefixIndex:
         reached = sorted(block for oldest in in_table for block in self._ring_of(oldest))
         if reached != indexed:
             raise InvariantError("index: table and rings reach other blocks than those with a content")
+        linked = np.flatnonzero(view_i32(self.next_equal) | view_i32(self.prev_equal)).tolist()
+        if not set(linked) <= set(indexed):
+            raise InvariantError("index: a block without a content has a link in a ring")
         blocks = {int(self.identity[2 * i64(block)]): block for block in in_table}
         for block in in_table:
             self._check_block(block)
