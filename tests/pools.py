@@ -6,8 +6,6 @@ import numpy as np
 
 from blockyard import BlockLease, BlockPool
 
-from .checked import prompt
-
 
 def order(pool: BlockPool) -> list[int]:
     """The free blocks in the order in which they will be allocated; and all counts agree with it."""

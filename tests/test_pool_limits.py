@@ -24,7 +24,6 @@ from .pools import cached, order
 from .seeds import run_seed
 from .snapshot import snapshot
 
-
 # ---------------------------------------------------------------- frees that go wrong
 
 

@@ -404,19 +404,33 @@ def test_the_top_package_has_an_all() -> None:
     assert PACKAGE_DIR / "__init__.py" in public_packages()
 
 
-@every_file([path for path in PACKAGE_FILES if path.name == "__init__.py"])
-def test_all_is_complete_sorted_and_importable(path: Path) -> None:
-    tree = tree_of(path)
+def face_problems(tree: ast.Module, submodules: set[str]) -> list[str]:
+    """What is wrong with `__all__`: names imported for others, and not used here, must all stand in it, sorted, once."""
     names = exported(tree)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     public = {name for name in imported_names(tree) - used if not name.startswith("_")}
-    submodules = {child.stem for child in path.parent.iterdir()}
-    assert public - submodules <= set(names), "a name is imported for others and missing from __all__"
-    assert len(names) == len(set(names)), "__all__ names something twice"
-    assert names == sorted(names), "__all__ is not sorted"
+    problems = [f"{name} is missing from __all__" for name in sorted(public - submodules - set(names))]
+    problems += [f"{name} stands in __all__ twice" for name in sorted({n for n in names if names.count(n) > 1})]
+    return problems + (["__all__ is not sorted"] if names != sorted(names) else [])
+
+
+@every_file([path for path in PACKAGE_FILES if path.name == "__init__.py"])
+def test_all_is_complete_sorted_and_importable(path: Path) -> None:
+    tree = tree_of(path)
+    assert face_problems(tree, {child.stem for child in path.parent.iterdir()}) == []
     if path.parent in (PACKAGE_DIR, PACKAGE_DIR / "core", PACKAGE_DIR / "observe"):
         module = __import__(".".join(["blockyard", *path.parent.relative_to(PACKAGE_DIR).parts]), fromlist=["*"])
-        assert [name for name in names if not hasattr(module, name)] == []
+        assert [name for name in exported(tree) if not hasattr(module, name)] == []
+
+
+def test_a_bad_face_is_seen() -> None:
+    def problems(source: str) -> list[str]:
+        return face_problems(ast.parse(source), {"a"})
+
+    assert problems("from .b import c, d\n__all__ = ['c']") == ["d is missing from __all__"]
+    assert problems("from .b import c\n__all__ = ['c', 'c']") == ["c stands in __all__ twice"]
+    assert problems("from .b import c, d\n__all__ = ['d', 'c']") == ["__all__ is not sorted"]
+    assert problems("from . import a\nfrom .b import c, warn\n__all__ = ['c']\nwarn()") == []
 
 
 def documented(path: Path, name: str, seen: frozenset[Path] = frozenset()) -> bool:
@@ -444,6 +458,13 @@ def documented(path: Path, name: str, seen: frozenset[Path] = frozenset()) -> bo
 def test_every_public_name_is_documented(path: Path) -> None:
     if path.name == "__init__.py":
         assert [name for name in exported(tree_of(path)) if not documented(path, name)] == []
+
+
+def test_a_missing_docstring_is_seen(tmp_path: Path) -> None:
+    front, back = tmp_path / "__init__.py", tmp_path / "back.py"
+    front.write_text("from .back import A, B, C, D, f\n")
+    back.write_text('class A:\n    "Said."\nclass B: ...\n#: Said.\nC = 1\n\nD = 2\ndef f():\n    "Said."\n')
+    assert [name for name in ("A", "B", "C", "D", "f", "E") if not documented(front, name)] == ["B", "D", "E"]
 
 
 @every_file(PACKAGE_FILES)

@@ -401,8 +401,8 @@ class PrefixIndex:
         if reached != indexed:
             raise InvariantError("index: table and rings reach other blocks than those with a content")
         linked = np.flatnonzero(view_i32(self.next_equal) | view_i32(self.prev_equal)).tolist()
-        if not set(linked) <= set(indexed):
-            raise InvariantError("index: a block without a content has a link in a ring")
+        for block in sorted(set(linked) - set(indexed)):
+            raise InvariantError(f"index: block {block} has no content, but a link in a ring")
         blocks = {int(self.identity[2 * i64(block)]): block for block in in_table}
         for block in in_table:
             self._check_block(block)
