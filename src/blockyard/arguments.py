@@ -25,8 +25,8 @@ def require_int(name: str, value: object, low: int, high: int) -> int:
 
 
 def require_str(name: str, value: object) -> str:
-    """`value` if it is a string."""
-    if not isinstance(value, str):
+    """`value` if it is a plain string: a subclass could run code of its own when it is hashed or compared."""
+    if type(value) is not str:
         raise InvalidArgument(f"{name} is {value!r}; it must be a string")
     return value
 

@@ -96,8 +96,11 @@ class KVCacheManager:
         found = self._find(packed, keys)
         if self._num_missing(packed.num_tokens, found) > 0:
             self._refuse_for_now(packed.num_tokens, found)
+        # Whatever may run a caller's code (hashing keys) or need memory comes before the first change.
+        root = self.pool.index.root(keys)
+        self.pool.index.make_room(packed.num_tokens // self.block_size)
         self._sequences.version += 1
-        row = self._open(packed, keys, name, found)
+        row = self._open(packed, root, name, found)
         return int(self._sequences.handle[row])
 
     def _num_blocks(self, num_tokens: i64) -> i64:
@@ -136,7 +139,7 @@ class KVCacheManager:
             free,
         )
 
-    def _open(self, packed: PackedTokens, keys: tuple[object, ...], holder: str, found: i64) -> i64:
+    def _open(self, packed: PackedTokens, root: i64, holder: str, found: i64) -> i64:
         sequences = self._sequences
         row = sequences.open(holder)
         sequences.num_tokens[row] = packed.num_tokens
@@ -148,7 +151,7 @@ class KVCacheManager:
         self._fill_row(row, packed, found)
         stored = found
         if self.pool.enable_prefix_caching:
-            stored = self._publish_prompt(row, packed, found, self.pool.index.root(keys))
+            stored = self._publish_prompt(row, packed, found, root)
         start = row * sequences.width
         self.pool.index.store_rows(packed.words, stored, sequences.num_blocks[row], sequences.blocks, start)
         self._num_prompt_tokens += packed.num_tokens

@@ -99,7 +99,7 @@ class PrefixIndex:
 
         O(blocks found). `hashes` holds the chained hashes of these blocks.
         """
-        self._make_room(max_blocks)
+        self.make_room(max_blocks)
         chain = root_hash(root)
         parent = root
         first: i64 = 0
@@ -120,10 +120,16 @@ class PrefixIndex:
             chain = self.hashes[first - 1]
         return max_blocks
 
-    def _make_room(self, num_blocks: i64) -> None:
+    def make_room(self, num_blocks: i64) -> None:
+        """Let `hashes` and `found` hold a prompt of `num_blocks` blocks; what they hold stays."""
         if num_blocks > len(self.hashes):
-            self.hashes = zeros_i64(int(2 * num_blocks))
-            self.found = zeros_i32(int(2 * num_blocks))
+            hashes = zeros_i64(int(2 * num_blocks))
+            found = zeros_i32(int(2 * num_blocks))
+            for position in range(i64(len(self.hashes))):
+                hashes[position] = self.hashes[position]
+                found[position] = self.found[position]
+            self.hashes = hashes
+            self.found = found
 
     def _probe(self, first: i64, last: i64) -> i64:
         """Fill `found` with the first block under each hash's tag; returns where the first hash has none."""
@@ -207,7 +213,7 @@ class PrefixIndex:
     def hash_missed(self, words: vec[i64], first: i64, last: i64, root: i64) -> None:
         """Complete `hashes` for the blocks `first` to `last` of a prompt whose first `first` blocks were found."""
         chain = root_hash(root) if first == 0 else self.chain_hash[i64(self.found[first - 1])]
-        self._make_room(last)
+        self.make_room(last)
         hash_rows(words, 0, self._keys, chain, self.hashes, first, last)
 
     def hash_block(self, block: i64, before: i64, root: i64) -> i64:
