@@ -405,7 +405,7 @@ def test_the_top_package_has_an_all() -> None:
 
 
 def face_problems(tree: ast.Module, submodules: set[str]) -> list[str]:
-    """What is wrong with `__all__`: names imported for others, and not used here, must all stand in it, sorted, once."""
+    """What is wrong with `__all__`: names imported for others, and not used here, must stand in it once, sorted."""
     names = exported(tree)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     public = {name for name in imported_names(tree) - used if not name.startswith("_")}
