@@ -1,7 +1,7 @@
 """A prefix index with known keys, and tokens solved for so that their hashes collide.
 
-Hashes are secret only as long as their seed is. Here the seed is known, which is the strongest attacker there is; and one
-family of tokens (`twin_under_any_seed`) collides under every seed.
+Hashes are secret only as long as their seed is. Here the seed is known, which is the strongest attacker there is; and
+one family of tokens (`twin_under_any_seed`) collides under every seed.
 """
 
 from __future__ import annotations
