@@ -1,7 +1,10 @@
 """Compile the core with mypyc, or leave it interpreted when BLOCKYARD_COMPILE=0."""
 
 import os
+import shlex
+import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import setup
@@ -19,10 +22,24 @@ def remove_old_extensions() -> None:
             path.unlink()
 
 
+def require_compiler() -> None:
+    """One sentence instead of a page of build output, where what is missing can be known beforehand."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    for missing, what in ((not shutil.which(compiler), f"C compiler ({compiler})"), (not header.exists(), f"{header}")):
+        if missing:
+            sys.exit(
+                f"blockyard: there is no {what}; install gcc and the Python headers (Debian: gcc, python3-dev), "
+                f"or build the slow interpreted version with BLOCKYARD_COMPILE=0"
+            )
+
+
 def extensions() -> list:
     if os.environ.get("BLOCKYARD_COMPILE", "1") == "0":
         remove_old_extensions()
         return []
+    if os.name == "posix":
+        require_compiler()
     from mypyc.build import mypycify
 
     sources = [str(path.relative_to(ROOT)) for path in compiled_sources(SOURCE / "blockyard")]
