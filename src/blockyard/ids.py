@@ -1,25 +1,21 @@
-"""The names of the indices, each with its sentinel beside it.
+"""The sentinels of the indices, and how a sequence's handle is made.
 
-All are 64-bit integers at run time; mypy keeps them apart in signatures that cross a file.
+Block ids, rows and content ids are plain 64-bit integers in compiled code; each has a value that names nothing.
 """
 
-from typing import Final, NewType
+from typing import Final
 
 from mypy_extensions import i64
 
-#: A block's fixed address in the KV tensors, 1 to num_blocks - 1. Id 0 is the null block.
-BlockId = NewType("BlockId", i64)
+#: A block id is a fixed address in the KV tensors, 1 to num_blocks - 1; 0 is the null block.
 NULL_BLOCK: Final[i64] = 0
 
-#: A running sequence's row in the block table, 0 to max_num_seqs - 1.
-Row = NewType("Row", i64)
+#: A row of the block table is 0 to max_num_seqs - 1.
 NO_ROW: Final[i64] = -1
 
-#: What a caller holds for a sequence: serial * ROW_SPAN + row. A serial is never used twice, so a handle
+#: A handle, what a caller holds for a sequence, is serial * ROW_SPAN + row. A serial is never used twice, so a handle
 #: that outlives its sequence is recognised.
-SequenceId = NewType("SequenceId", i64)
 ROW_SPAN: Final[i64] = 1048576
 
-#: The identity of a distinct content under a distinct prefix. Never used twice; duplicates share one.
-ContentId = NewType("ContentId", i64)
+#: A content id names a distinct content under a distinct prefix. None is used twice; duplicates share one.
 NO_CONTENT: Final[i64] = 0

@@ -14,7 +14,7 @@ from .tokens import words_per_block
 
 #: A slot of the table holds a block id in its low 27 bits and the top 35 bits of the chained hash above them, so
 #: most probes end without a look at the block.
-ID_BITS: Final = 27
+ID_BITS: Final[i64] = 27
 ID_MASK: Final[i64] = 134217727
 ID_SPAN: Final[i64] = 134217728
 TAG_BITS: Final = 35
@@ -139,10 +139,10 @@ class PrefixIndex:
         mask = self._slot_mask
         shift = self._home_shift
         for index in range(first, last):
-            tag = hashes[index] >> 27
+            tag = hashes[index] >> ID_BITS
             position = tag >> shift
             slot = slots[position]
-            while slot != 0 and slot >> 27 != tag:
+            while slot != 0 and slot >> ID_BITS != tag:
                 position = (position + 1) & mask
                 slot = slots[position]
             if slot == 0:
@@ -191,11 +191,11 @@ class PrefixIndex:
 
     def find(self, words: vec[i64], position: i64, chain_hash: i64, parent: i64) -> i64:
         """The block in the table with these words under this parent content, or 0. O(1) expected."""
-        tag = chain_hash >> 27
+        tag = chain_hash >> ID_BITS
         slot_position = tag >> self._home_shift
         slot = self._slots[slot_position]
         while slot != 0:
-            if slot >> 27 == tag and self._equal(words, position, slot & ID_MASK, parent):
+            if slot >> ID_BITS == tag and self._equal(words, position, slot & ID_MASK, parent):
                 return slot & ID_MASK
             slot_position = (slot_position + 1) & self._slot_mask
             slot = self._slots[slot_position]
@@ -251,7 +251,7 @@ class PrefixIndex:
         shift = self._home_shift
         total: i64 = 0
         for position in range(first, last):
-            total ^= slots[(hashes[position] >> 27) >> shift]
+            total ^= slots[(hashes[position] >> ID_BITS) >> shift]
         return total
 
     def insert(self, block: i64, chain_hash: i64, parent: i64) -> None:
@@ -271,10 +271,10 @@ class PrefixIndex:
         owners = self.owner
         for position in range(first, last):
             block = i64(blocks[start + position])
-            tag = hashes[position] >> 27
+            tag = hashes[position] >> ID_BITS
             index = tag >> shift
             slot = slots[index]
-            while slot != 0 and (slot >> 27 != tag or not self._is_equal(block, slot & ID_MASK, parent)):
+            while slot != 0 and (slot >> ID_BITS != tag or not self._is_equal(block, slot & ID_MASK, parent)):
                 index = (index + 1) & mask
                 slot = slots[index]
             if slot == 0:
@@ -308,7 +308,7 @@ class PrefixIndex:
         shift = self._home_shift
         total: i64 = 0
         for position in range(start, start + count):
-            total ^= slots[(chain_hash[i64(blocks[position])] >> 27) >> shift]
+            total ^= slots[(chain_hash[i64(blocks[position])] >> ID_BITS) >> shift]
         return total
 
     def remove(self, block: i64) -> None:
@@ -327,7 +327,7 @@ class PrefixIndex:
     def _slot_of(self, block: i64) -> i64:
         """Where `block` stands in the table; -1 when another block stands for its content."""
         slots = self._slots
-        position = (self.chain_hash[block] >> 27) >> self._home_shift
+        position = (self.chain_hash[block] >> ID_BITS) >> self._home_shift
         slot = slots[position]
         while slot != 0:
             if slot & ID_MASK == block:
@@ -343,7 +343,7 @@ class PrefixIndex:
         position = (gap + 1) & mask
         slot = slots[position]
         while slot != 0:
-            home = (slot >> 27) >> self._home_shift
+            home = (slot >> ID_BITS) >> self._home_shift
             if (position - home) & mask >= (position - gap) & mask:
                 slots[gap] = slot
                 gap = position
