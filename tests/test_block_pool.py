@@ -434,3 +434,19 @@ def test_a_reset_forgets_all_at_once_and_takes_nothing_away() -> None:
     assert order(pool) == [1, 2, 5, 6, 7, 4, 3], "they hold nothing reusable any more"
     pool.free_blocks(cached(pool, prompt(1, 8)))
     assert pool.num_cached_tokens(prompt(1, 8)) == 8
+
+
+@pytest.mark.parametrize("num_blocks", [2, 3, 5, 8])
+def test_after_a_reset_a_full_pool_fits_the_index_again(num_blocks: int) -> None:
+    """Its table keeps its size: at most half full, so that every probe ends."""
+    pool = BlockPool(num_blocks, 1)
+    slots = len(pool.index._slots)
+    assert slots >= 2 * num_blocks
+    for _ in range(3):
+        tokens = list(range(num_blocks - 1))
+        pool.free_blocks(cached(pool, tokens))
+        assert pool.num_cached_tokens(tokens) == num_blocks - 1
+        pool.reset()
+        assert pool.num_cached_tokens(tokens) == 0
+        assert len(pool.index._slots) == slots
+        assert len(order(pool)) == num_blocks - 1

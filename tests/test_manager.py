@@ -20,9 +20,8 @@ from blockyard import (
     OutOfBlocks,
     SeqStatus,
     SequenceNotReady,
-    UnknownSequence,
 )
-from blockyard.core.sequences import ROW_MASK
+from blockyard.core.sequences import ALERT, QUIET
 
 from .checked import Checked, prompt
 from .snapshot import snapshot
@@ -94,6 +93,18 @@ def test_less_is_computed_than_was_reserved() -> None:
     assert cache.state(seq) == (10, 5)
     assert cache.pool.num_cached_tokens(prompt(1, 10)) == 4
     assert cache.reserve([seq], 5).slot_mapping.tolist() == [9, 10, 11, 12, 13]
+
+
+def test_a_sequence_that_decodes_needs_no_second_look() -> None:
+    """The fast path: once the token that waited has its block, nothing about the sequence is out of the ordinary."""
+    cache = Checked()
+    seq = cache.prefilled(prompt(1, 4), [7])
+    alert = cache.cache._sequences.alert
+    assert alert[0] == ALERT
+    cache.compute(seq, [8])
+    assert alert[0] == QUIET
+    cache.compute(seq, [9])
+    assert alert[0] == QUIET
 
 
 def test_a_failed_step_leaves_nothing_to_hit() -> None:
@@ -284,6 +295,21 @@ def test_a_joiner_waits_until_its_prefix_is_computed() -> None:
     assert cache.state(joiner) == (10, 10)
 
 
+def test_who_asks_the_pool_is_shown_computed_blocks_only() -> None:
+    """A lease has no step to wait for: what is still being computed does not exist for it."""
+    cache = Checked()
+    seq = cache.allocate(prompt(1, 12))
+    assert cache.num_cached_blocks == 3
+    assert len(cache.pool.get_cached_blocks(prompt(1, 12))) == 0
+    cache.reserve([seq], 8)
+    cache.commit([seq], 8)
+    assert cache.pool.get_cached_block(prompt(1, 12)) is None
+    lease = cache.pool.get_cached_blocks(prompt(1, 12), holder="reader")
+    assert list(lease) == [1, 2]
+    assert cache.block(1).holders == ["reader", f"sequence {seq}"]
+    cache.pool.free_blocks(lease)
+
+
 def test_a_joiner_takes_over_when_its_owner_goes() -> None:
     """The owner is freed after one of two shared blocks: the joiner falls back to what is computed, and goes on."""
     cache = Checked()
@@ -383,57 +409,9 @@ def test_tokens_can_be_appended_without_a_step() -> None:
         cache.commit([seq], 0, [5])
     plan = cache.reserve([seq], 4)
     assert plan.slot_mapping.tolist() == [9, 10, 11, 12]
-
-
-# ---------------------------------------------------------------- handles
-
-
-def test_a_stale_handle_is_known_though_its_row_has_a_new_tenant() -> None:
-    cache = Checked()
-    old = cache.allocate([1], "old")
-    cache.free(old)
-    message = rf"^sequence {old} \(row 0\) has finished: it was freed already; row 0 is now empty$"
-    with pytest.raises(UnknownSequence, match=message):
-        cache.free(old)
-    new = cache.allocate([2], "new")
-    assert old & ROW_MASK == new & ROW_MASK == 0
-    assert old != new
-    message = rf"^sequence {old} \(row 0\) .*; row 0 is now held by sequence {new} 'new'$"
-    for call in (cache.free, cache.num_tokens, cache.token_ids, cache.block_ids, cache.fork):
-        with pytest.raises(UnknownSequence, match=message):
-            call(old)
-    assert cache.tokens(new) == [2]
-
-
-def test_rows_are_given_out_in_order_and_the_last_freed_first() -> None:
-    """So a batch that comes and goes keeps to few adjacent rows, and its block table is a view."""
-    cache = Checked()
-    seqs = [cache.allocate([number]) for number in range(4)]
-    assert [seq & ROW_MASK for seq in seqs] == [0, 1, 2, 3]
-    cache.free([seqs[1], seqs[3]])
-    assert [cache.allocate([9]) & ROW_MASK for _ in range(3)] == [3, 1, 4]
-
-
-def test_the_leak_report_names_who_still_runs() -> None:
-    cache = Checked()
-    first, second = cache.allocate([1], "first"), cache.allocate([2])
-    assert cache.running() == {first: "first", second: ""}
-    assert cache.block(1).holders == [f"sequence {first} 'first'"]
-    assert cache.block(2).holders == [f"sequence {second}"]
-    cache.free(first)
-    assert cache.running() == {second: ""}
-    assert cache.block(1).holders == []
-
-
-def test_a_block_shows_what_it_holds_and_whether_it_is_computed() -> None:
-    cache = Checked()
-    seq = cache.allocate(prompt(1, 5), "me")
-    block = cache.block(1)
-    assert (block.token_ids, block.is_cached, block.is_computed) == (prompt(1, 4), True, False)
-    cache.compute(seq)
-    assert cache.block(1).is_computed
-    assert cache.block(2).is_cached is False
-    assert cache.block(0).holders == []
+    other = cache.prefilled(prompt(2, 5))
+    with pytest.raises(InvalidArgument, match=r"^next_tokens\[1\] has 5 tokens for sequence \d+; 4 fit"):
+        cache.commit([seq, other], 0, [[-1] * 5, [1, 2, 3, 4, 5]])
 
 
 # ---------------------------------------------------------------- reset, counters, switches
@@ -458,6 +436,15 @@ def test_a_reset_while_sequences_run() -> None:
     assert cache.pool.num_cached_tokens(tokens) == 8, "what the new one computed, and nothing of the old one"
     cache.free(old)
     assert cache.state(cache.allocate(tokens)) == (17, 8)
+
+
+def test_after_a_reset_new_sequences_publish_what_they_generate() -> None:
+    cache = Checked()
+    cache.free(cache.prefilled(prompt(1, 5)))
+    cache.reset_prefix_cache()
+    seq = cache.prefilled(prompt(1, 3), [7])
+    cache.compute(seq, [8])
+    assert cache.pool.num_cached_tokens([*prompt(1, 3), 7]) == 4
 
 
 def test_a_reset_in_the_middle_of_a_prompt() -> None:

@@ -140,7 +140,7 @@ class SequenceTable:
     def _refuse(self, handle: i64) -> None:
         row = handle & ROW_MASK
         serial = handle >> 20
-        if handle <= 0 or serial > self._last_serial or row >= self.max_num_seqs:
+        if handle <= 0 or serial == 0 or serial > self._last_serial or row >= self.max_num_seqs:
             raise UnknownSequence(f"sequence {handle} was never allocated here")
         raise UnknownSequence(
             f"sequence {handle} (row {row}) has finished: it was freed already; row {row} is now {self._tenant(row)}"
