@@ -7,7 +7,8 @@ export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint bench stress clean
+.PHONY: demo test lint bench stress clean missing-extension
+missing-extension:
 
 demo: $(VENV)/built
 	$(BIN)/blockyard demo
@@ -42,7 +43,9 @@ BUILD := $(VENV)/build-$(if $(filter 0,$(BLOCKYARD_COMPILE)),interpreted,compile
 $(VENV)/built: $(BUILD)
 	@touch $@
 
-$(BUILD): $(VENV)/installed $(SOURCES)
+# Where the extension is gone, whatever removed it, the stamp does not count.
+EXTENSION := $(wildcard src/blockyard__mypyc.*.so)
+$(BUILD): $(VENV)/installed $(SOURCES) $(if $(filter 0,$(BLOCKYARD_COMPILE))$(EXTENSION),,missing-extension)
 	@rm -f $(VENV)/build-* $(VENV)/built
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@

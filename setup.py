@@ -11,6 +11,7 @@ from setuptools import setup
 
 ROOT = Path(__file__).resolve().parent
 SOURCE = ROOT / "src"
+IN_PLACE = "--inplace" in sys.argv
 sys.path.insert(0, str(SOURCE / "blockyard"))
 from _sources import compiled_sources, source_digest, write_build_record  # noqa: E402
 
@@ -36,7 +37,8 @@ def require_compiler() -> None:
 
 def extensions() -> list:
     if os.environ.get("BLOCKYARD_COMPILE", "1") == "0":
-        remove_old_extensions()
+        if IN_PLACE:
+            remove_old_extensions()
         return []
     if os.name == "posix":
         require_compiler()
@@ -53,5 +55,7 @@ def extensions() -> list:
 
 
 ext_modules = extensions()
-write_build_record(SOURCE / "blockyard", source_digest(SOURCE / "blockyard") if ext_modules else "")
+# An interpreted wheel built from a checkout leaves the checkout's own, compiled build as it is.
+if ext_modules or IN_PLACE:
+    write_build_record(SOURCE / "blockyard", source_digest(SOURCE / "blockyard") if ext_modules else "")
 setup(ext_modules=ext_modules)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,11 @@ def test_a_snippet_runs(number: int, capsys: pytest.CaptureFixture[str]) -> None
     printed = capsys.readouterr().out
     for shown in re.findall(r"print\(.*?\)\s+# (\[.*?\])$", snippet, flags=re.MULTILINE):
         assert shown in printed
+
+
+def test_the_engine_loop_without_a_model_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(README.parent / "examples" / "engine_loop.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "1 forked with 1 blocks copied on write" in printed
+    assert " 0 preempted" not in printed
+    assert "0 blocks leaked" in printed

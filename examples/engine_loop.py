@@ -1,0 +1,70 @@
+"""An engine's loop with the manager alone: chunked prefill, decoding, a fork and preemption, without a model.
+
+A numpy array stands for the KV tensors. It stores for each slot the token whose keys and values would be there, so that
+a wrong mapping would show as a wrong token. Run it with: python examples/engine_loop.py
+"""
+
+import random
+
+import numpy as np
+
+from blockyard import Admission, CacheConfig, KVCacheManager, SeqStatus
+
+BLOCK_SIZE, CHUNK, NEW_TOKENS = 4, 8, 12
+
+
+def main() -> None:
+    """Serve twelve requests that share a beginning, with too few blocks for all of them."""
+    chooser = random.Random(0)
+    cache = KVCacheManager(CacheConfig(num_blocks=20, block_size=BLOCK_SIZE, max_num_seqs=13, max_model_len=64))
+    kv = np.full((20, BLOCK_SIZE), -1)
+    shared = [chooser.randrange(1000) for _ in range(10)]
+    prompts = [shared + [chooser.randrange(1000) for _ in range(5)] for _ in range(12)]
+    waiting = [(prompt, len(prompt) + NEW_TOKENS) for prompt in prompts]
+    running: dict[int, int] = {}  # handle: the length at which it ends
+    num_steps = num_preempted = num_forked = 0
+    while waiting or running:
+        num_steps += 1
+        while waiting and cache.can_allocate(waiting[0][0]) is Admission.OK:
+            tokens, end = waiting.pop(0)
+            running[cache.allocate(tokens)] = end
+        seqs = list(running)
+        left = [cache.num_tokens(seq) - cache.num_computed_tokens(seq) for seq in seqs]
+        plan = cache.reserve(seqs, [min(num, CHUNK) for num in left])
+
+        for old, new in plan.copies.tolist():
+            kv[new] = kv[old]
+        tokens_of = [cache.token_ids(seq) for seq in seqs]
+        computed, scheduled = plan.num_computed.tolist(), plan.num_scheduled.tolist()
+        new_tokens = [t[c : c + n] for t, c, n in zip(tokens_of, computed, scheduled, strict=True)]
+        kv.reshape(-1)[plan.slot_mapping] = np.concatenate(new_tokens)
+        for row, table in enumerate(plan.block_tables):  # "attention": every sequence reads its own tokens back
+            if plan.fits[row]:
+                length = plan.seq_lens[row]
+                assert (kv[table].reshape(-1)[:length] == tokens_of[row][:length]).all()
+
+        at_end = [num == done for num, done in zip(left, scheduled, strict=True)]
+        sampled = [chooser.randrange(1000) if end else -1 for end in at_end]
+        short_of_blocks = bool((plan.status == SeqStatus.NO_BLOCKS).any())
+        cache.commit(seqs, plan.num_scheduled, sampled)
+
+        if num_forked == 0 and at_end[0]:  # a second answer to the first request: blocks are shared until written
+            running[cache.fork(seqs[0])[0]] = running[seqs[0]]
+            num_forked += 1
+        for seq in [seq for seq in running if cache.num_tokens(seq) >= running[seq]]:
+            cache.free(seq)
+            del running[seq]
+        if short_of_blocks and running:
+            victim = list(running)[-1]
+            waiting.insert(0, (cache.token_ids(victim), running.pop(victim)))
+            cache.free(victim)
+            num_preempted += 1
+        cache.check()
+    stats = cache.stats()
+    print(f"{num_steps} steps, {num_preempted} preempted, {stats.num_hit_tokens} tokens from the cache,")
+    print(f"{num_forked} forked with {stats.num_copied_blocks} blocks copied on write,")
+    print(f"{stats.num_used_blocks} blocks leaked")
+
+
+if __name__ == "__main__":
+    main()
