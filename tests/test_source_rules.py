@@ -195,17 +195,20 @@ FLOORS = {
     "_build_record": 0,
     "_build": 1,
     "arguments": 1,
-    "config": 2,
+    "groups": 2,
     "keys": 2,
     "answers": 2,
-    "core": 3,
-    "storage": 4,
-    "observe": 4,
-    "engine": 5,
-    "lab": 5,
-    "integrations": 6,
-    "cli": 6,
-    "__main__": 7,
+    "config": 3,
+    "naming": 3,
+    "sizing": 4,
+    "core": 4,
+    "storage": 5,
+    "observe": 5,
+    "engine": 6,
+    "lab": 6,
+    "integrations": 7,
+    "cli": 7,
+    "__main__": 8,
 }
 #: What a room needs from outside, besides the standard library. Everything else is an optional extra.
 OUTSIDE = {"core": {"numpy", "librt", "mypy_extensions"}, "ids": {"mypy_extensions"}, "storage": {"numpy", "torch"}}
@@ -265,7 +268,7 @@ def test_lower_floors_need_little_from_outside(path: Path) -> None:
 
 @every_file(PACKAGE_FILES)
 def test_the_core_reads_no_clock_environment_or_global_random(path: Path) -> None:
-    if room_of(path) in {"core", "errors", "config", "ids", "storage"}:
+    if room_of(path) in {"core", "errors", "config", "groups", "ids", "keys", "storage"}:
         tree = tree_of(path)
         outside = {parts[0] for _, kind, parts in imports_of(path, tree) if kind == "outside"}
         assert outside & NO_OUTSIDE_WORLD == set()

@@ -15,7 +15,7 @@ BUILD_RECORD = "_build_record.py"
 
 def compiled_sources(package: Path) -> list[Path]:
     """Every source file that goes through mypyc, sorted; `__init__.py` files stay interpreted."""
-    core = [path for path in (package / "core").glob("*.py") if path.name != "__init__.py"]
+    core = [path for path in (package / "core").rglob("*.py") if path.name != "__init__.py"]
     return sorted([package / name for name in COMPILED_GROUND] + core)
 
 

@@ -1,0 +1,53 @@
+"""What an eviction policy is asked and told."""
+
+from mypy_extensions import i64, mypyc_attr
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class EvictionPolicy:
+    """Chooses which idle cached block is evicted next. Subclass it, in plain Python or compiled.
+
+    A block is *idle* while it is cached and nobody holds it; only idle blocks may be chosen. Free blocks that cache
+    nothing are taken first, without asking. The pool tells the policy:
+
+    - `insert(block, key, depth)`: the block became idle. `key` (an integer below 2**62) names its content and everything
+      before it: equal content has an equal key, before and after an eviction. `depth` is its position in its sequence.
+      A sequence is inserted from its last block to its first, so that among equals a suffix goes before its prefix.
+    - `hit(block, key)`: a prompt hit the block, idle or held; `remove` follows if it was idle.
+    - `remove(block)`: the idle block was revived and may not be chosen now.
+    - `clear()`: the cache was reset; no block is idle any more.
+
+    and asks `evict()` for the idle block to take, which is idle no longer. `evict` is called only while a block is idle.
+    No method may cost more than O(log num_blocks). Policies read no clock; they count events.
+
+    num_blocks: ids are 1 to num_blocks - 1. `grow(num_blocks)` says that there are more of them now.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks: i64 = num_blocks
+
+    def insert(self, block: i64, key: i64, depth: i64) -> None:
+        """`block` became idle."""
+        raise NotImplementedError
+
+    def hit(self, block: i64, key: i64) -> None:
+        """A prompt hit `block`, idle or held. Does nothing unless overridden."""
+
+    def remove(self, block: i64) -> None:
+        """The idle `block` was revived."""
+        raise NotImplementedError
+
+    def evict(self) -> i64:
+        """Choose an idle block; it is idle no longer."""
+        raise NotImplementedError
+
+    def clear(self) -> None:
+        """No block is idle any more: the cache was reset."""
+        raise NotImplementedError
+
+    def grow(self, num_blocks: int) -> None:
+        """Ids now go up to num_blocks - 1."""
+        self.num_blocks = num_blocks
+
+    def check(self) -> None:
+        """Raise `InvariantError` where the policy's own structures disagree. O(num_blocks)."""

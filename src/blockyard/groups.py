@@ -1,0 +1,44 @@
+"""Layer groups: layers that share a block table, and how many blocks a sequence takes in each.
+
+The allocator and the capacity calculator both count blocks with what stands here, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .arguments import require_int, require_str
+
+MAX_GROUP_BLOCK_SIZE = 4096
+MAX_WINDOW = 2**27
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers that share a block table.
+
+    block_size: tokens a block of this group holds; 1 to 4096.
+    sliding_window: how many tokens, its own included, a token attends to; 0 for all (full attention, MLA).
+    name: for reports.
+
+    Raises `InvalidArgument` for a value outside its limits.
+    """
+
+    block_size: int = 16
+    sliding_window: int = 0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        require_int("block_size", self.block_size, 1, MAX_GROUP_BLOCK_SIZE)
+        require_int("sliding_window", self.sliding_window, 0, MAX_WINDOW)
+        require_str("name", self.name)
+
+    def first_needed_block(self, num_computed: int) -> int:
+        """The first block that tokens from `num_computed` on attend to; those before may be given back. O(1)."""
+        if self.sliding_window == 0:
+            return 0
+        return max(num_computed - self.sliding_window + 1, 0) // self.block_size
+
+    def num_blocks(self, num_tokens: int, num_computed: int = 0) -> int:
+        """Blocks held while the tokens from `num_computed` to `num_tokens` of a sequence are computed. O(1)."""
+        return max(-(-num_tokens // self.block_size) - self.first_needed_block(num_computed), 0)
