@@ -10,15 +10,15 @@ class EvictionPolicy:
     A block is *idle* while it is cached and nobody holds it; only idle blocks may be chosen. Free blocks that cache
     nothing are taken first, without asking. The pool tells the policy:
 
-    - `insert(block, key, depth)`: the block became idle. `key` (an integer below 2**62) names its content and everything
-      before it: equal content has an equal key, before and after an eviction. `depth` is its position in its sequence.
-      A sequence is inserted from its last block to its first, so that among equals a suffix goes before its prefix.
+    - `insert(block, key, depth)`: the block became idle. `key` (an integer below 2**62) names its content and
+      everything before it: equal content has an equal key, before and after an eviction. `depth` is its position in
+      its sequence. A sequence is inserted from its last block to its first, so that among equals a suffix goes first.
     - `hit(block, key)`: a prompt hit the block, idle or held; `remove` follows if it was idle.
     - `remove(block)`: the idle block was revived and may not be chosen now.
     - `clear()`: the cache was reset; no block is idle any more.
 
-    and asks `evict()` for the idle block to take, which is idle no longer. `evict` is called only while a block is idle.
-    No method may cost more than O(log num_blocks). Policies read no clock; they count events.
+    and asks `evict()` for the idle block to take, which is idle no longer. It asks only while a block is idle. No
+    method may cost more than O(log num_blocks). Policies read no clock; they count events.
 
     num_blocks: ids are 1 to num_blocks - 1. `grow(num_blocks)` says that there are more of them now.
     """
