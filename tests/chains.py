@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from librt.vecs import vec
 from mypy_extensions import i32
 
-from blockyard.core.hashing import HASH_MASK, hash_keys
+from blockyard.core.hashing import HASH_MASK, hash_keys, root_hash
 from blockyard.core.prefix_index import ID_BITS, ID_MASK, PrefixIndex
 from blockyard.core.tokens import pack_tokens
 
@@ -62,7 +62,7 @@ class Chains:
 
     def hash_of(self, block: Block, chain: int | None = None) -> int:
         packed = pack_tokens(list(block), 4)
-        self.index.hash_missed(packed.words, 0, 1, self.root)
+        self.index.hash_run(packed.words, 0, 1, root_hash(self.root))
         assert chain is None
         return int(self.index.hashes[0])
 
@@ -80,16 +80,17 @@ class Chains:
     def put(self, prompt: Sequence[Block], block: int) -> None:
         index, before = self.index, len(prompt) - 1
         packed = pack_tokens([token for part in prompt for token in part], 4)
-        assert index.find_prefix(packed.words, before, self.root) == before
+        assert index.find_prefix(packed.words, 0, before, self.root) == before
         parent = index.identity[2 * index.found[before - 1]] if before else self.root
-        index.hash_missed(packed.words, before, before + 1, self.root)
+        chain = index.chain_hash[index.found[before - 1]] if before else root_hash(self.root)
+        index.hash_run(packed.words, before, before + 1, chain)
         index.insert_run(packed.words, before, before + 1, vec[i32]([0] * before + [block]), 0, parent, 0)
 
     def find(self, prompt: Sequence[Block]) -> list[int]:
         if not prompt:
             return []
         packed = pack_tokens([token for part in prompt for token in part], 4)
-        found = self.index.find_prefix(packed.words, len(prompt), self.root)
+        found = self.index.find_prefix(packed.words, 0, len(prompt), self.root)
         return list(self.index.found)[:found]
 
     def slots(self) -> list[int]:

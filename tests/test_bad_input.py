@@ -66,7 +66,7 @@ def test_out_of_blocks(scene: Scene) -> None:
 
 def test_idle_hits_count_as_needed(scene: Scene) -> None:
     prompt = [9] * BLOCK_SIZE + list(range(100, 100 + 6 * BLOCK_SIZE))
-    scene.refused(OutOfBlocks, lambda: scene.cache.allocate(prompt), "token_ids", 6, 1)
+    scene.refused(OutOfBlocks, lambda: scene.cache.allocate(prompt), "token_ids", 7)
 
 
 def test_the_watermark_is_kept() -> None:
@@ -75,7 +75,7 @@ def test_the_watermark_is_kept() -> None:
     with pytest.raises(NeverFits, match=r"token_ids needs 8 blocks; the pool has 10.* 3"):
         cache.allocate([1] * 8)
     cache.allocate([1] * 5)
-    with pytest.raises(OutOfBlocks, match=r"3 new blocks.* 5 are free.* 3"):
+    with pytest.raises(OutOfBlocks, match=r"3 free blocks.* 5 are free.* 3"):
         cache.allocate([2] * 3)
 
 

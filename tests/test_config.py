@@ -72,6 +72,9 @@ def test_defaults() -> None:
         "enable_prefix_caching": True,
         "watermark": 0.01,
         "hash_seed": 0,
+        "groups": (),
+        "num_cpu_blocks": 0,
+        "keep_evicted": True,
     }
 
 

@@ -73,8 +73,8 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
         "slot & ID_MASK": "27 bits",
         "owner": ROW,
     },
-    "core/reserving.py": dict.fromkeys(["old", "new"], BLOCK_ID),
-    "core/sequences.py": {"block": BLOCK_ID},
+    "core/block_table.py": {"block": BLOCK_ID},
+    "core/group_table.py": {"block": BLOCK_ID},
 }
 
 

@@ -148,8 +148,8 @@ def test_the_record_can_be_read_back(tmp_path: Path) -> None:
 
 def test_all_of_the_core_is_compiled() -> None:
     names = {path.relative_to(PACKAGE_DIR).as_posix() for path in _sources.compiled_sources(PACKAGE_DIR)}
-    core = {path.relative_to(PACKAGE_DIR).as_posix() for path in (PACKAGE_DIR / "core").glob("*.py")}
-    assert names == (core - {"core/__init__.py"}) | {"ids.py"}
+    core = {path.relative_to(PACKAGE_DIR).as_posix() for path in (PACKAGE_DIR / "core").rglob("*.py")}
+    assert names == {name for name in core if not name.endswith("__init__.py")} | {"ids.py"}
 
 
 @needs_compiled

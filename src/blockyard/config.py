@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from .arguments import require_bool, require_int
 from .errors import InvalidArgument
+from .groups import LayerGroup
 
 MAX_BLOCKS = 2**27
 MAX_BLOCK_SIZE = 4096
@@ -13,6 +15,7 @@ MAX_SEQS = 2**20
 MAX_MODEL_LEN = 2**27
 MAX_HASH_SEED = 2**62 - 1
 MAX_TABLE_ENTRIES = 2**30
+MAX_GROUPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,10 @@ class CacheConfig:
     enable_prefix_caching: whether full blocks are indexed and hit.
     watermark: share of the blocks that admission leaves free, so that running sequences can grow; 0 to below 1.
     hash_seed: seed of the index's hash function. It affects speed under attack, never a result.
+    groups: the layer groups that share the pool, for models with sliding windows or several block sizes; their block
+        sizes then count, and `block_size` does not. Empty: one group of full attention.
+    num_cpu_blocks: blocks of the CPU pool, its null block included, that sequences are swapped out to; 0 for none.
+    keep_evicted: whether the CPU pool also keeps what the pool evicts, for later hits.
 
     Raises `InvalidArgument` for a value outside its limits.
     """
@@ -37,6 +44,9 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     watermark: float = 0.01
     hash_seed: int = 0
+    groups: tuple[LayerGroup, ...] = ()
+    num_cpu_blocks: int = 0
+    keep_evicted: bool = True
 
     def __post_init__(self) -> None:
         require_int("num_blocks", self.num_blocks, 2, MAX_BLOCKS)
@@ -45,6 +55,10 @@ class CacheConfig:
         require_int("max_model_len", self.max_model_len, 1, MAX_MODEL_LEN)
         require_int("hash_seed", self.hash_seed, 0, MAX_HASH_SEED)
         require_bool("enable_prefix_caching", self.enable_prefix_caching)
+        require_bool("keep_evicted", self.keep_evicted)
+        self._check_groups()
+        if self.num_cpu_blocks != 0:
+            require_int("num_cpu_blocks", self.num_cpu_blocks, 2, MAX_BLOCKS)
         if (
             isinstance(self.watermark, bool)
             or not isinstance(self.watermark, (int, float))
@@ -57,10 +71,37 @@ class CacheConfig:
                 f"max_num_seqs * blocks of max_model_len is {entries} table entries; the limit is {MAX_TABLE_ENTRIES}"
             )
 
+    def _check_groups(self) -> None:
+        if not isinstance(self.groups, tuple) or not all(isinstance(group, LayerGroup) for group in self.groups):
+            raise InvalidArgument(f"groups is {self.groups!r}; it must be a tuple of LayerGroup")
+        if len(self.groups) > MAX_GROUPS:
+            raise InvalidArgument(f"groups has {len(self.groups)} items; the limit is {MAX_GROUPS}")
+
+    @property
+    def layer_groups(self) -> tuple[LayerGroup, ...]:
+        """The groups, or the one that `block_size` stands for."""
+        return self.groups or (LayerGroup(self.block_size),)
+
+    @property
+    def hash_block_size(self) -> int:
+        """Tokens that are hashed and compared together: the greatest common divisor of the groups' block sizes."""
+        return math.gcd(*(group.block_size for group in self.layer_groups))
+
+    @property
+    def hit_alignment(self) -> int:
+        """A hit ends at a multiple of this many tokens: the least common multiple of the groups' block sizes."""
+        return math.lcm(*(group.block_size for group in self.layer_groups))
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether what is hashed and what is stored are different blocks: several groups, windows, or a CPU pool."""
+        groups = self.layer_groups
+        return len(groups) > 1 or groups[0].sliding_window > 0 or self.num_cpu_blocks > 0
+
     @property
     def max_blocks_per_seq(self) -> int:
-        """Blocks of a sequence of `max_model_len` tokens: the width of the block table."""
-        return -(-self.max_model_len // self.block_size)
+        """Blocks of `hash_block_size` of a sequence of `max_model_len` tokens: the width of the block table."""
+        return -(-self.max_model_len // self.hash_block_size)
 
     @property
     def watermark_blocks(self) -> int:

@@ -6,6 +6,7 @@ Each has a type of its own, so a LoRA adapter named like another tenant's salt i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from .arguments import require_str
 from .errors import InvalidArgument
@@ -48,3 +49,19 @@ def canonical_keys(extra_keys: object) -> tuple[ExtraKey, ...]:
     if len(kinds) != len(extra_keys):
         raise InvalidArgument(f"extra_keys is {extra_keys!r}; at most one key of each kind is possible")
     return tuple(sorted(extra_keys, key=lambda key: type(key).__name__))
+
+
+def request_keys(keys: tuple[ExtraKey, ...]) -> tuple[ExtraKey, ...]:
+    return keys
+
+
+def spans_of(keys: tuple[ExtraKey, ...]) -> tuple[Any, ...]:
+    return ()
+
+
+def require_spans_within(spans: tuple[Any, ...], num_tokens: int) -> None:
+    return
+
+
+def block_spans(spans: tuple[Any, ...], block: int, block_size: int) -> tuple[Any, ...]:
+    return ()

@@ -9,13 +9,22 @@ from ..arguments import require_bool, require_int, require_str
 from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_HASH_SEED
 from ..errors import DoubleFree, ForeignBlock, InvalidArgument, InvariantError, OutOfBlocks
 from ..ids import NO_CONTENT, NULL_BLOCK
-from ..keys import canonical_keys
 from .arrays import view_i32, view_i64, zeros_i32
 from .block import KVCacheBlock
 from .free_queue import FreeKVCacheBlockQueue
 from .lease import BlockLease
+from .hashing import root_hash
 from .prefix_index import PrefixIndex
-from .tokens import pack_tokens, token_array, unpack_tokens
+from .prompt import Prompt, make_prompt
+from .tokens import token_array, unpack_tokens
+
+
+class EvictionListener:
+    """Whoever wants to save a block's content before it is gone."""
+
+    def evicting(self, block: i64) -> None:
+        """`block` is cached, and about to be taken for something else."""
+        raise NotImplementedError
 
 
 class BlockPool:
@@ -54,6 +63,9 @@ class BlockPool:
         self.index = PrefixIndex(self.num_blocks, self.block_size, seed)
         self.queue = FreeKVCacheBlockQueue(self.num_blocks)
         self.ref_cnt = zeros_i32(self.num_blocks)
+        self._one = zeros_i32(1)
+        #: Told of each cached block before it is evicted.
+        self.listener: EvictionListener | None = None
         self.num_evicted_blocks: i64 = 0
         self.peak_used_blocks: i64 = 0
         self._leases: dict[int, BlockLease] = {}
@@ -180,18 +192,15 @@ class BlockPool:
         is not cached, or when another one is.
         """
         held = self._require_live(lease)
-        keys = canonical_keys(extra_keys)
-        packed = pack_tokens(token_ids, self.block_size)
-        num_full = packed.num_tokens // i64(self.block_size)
+        self._require_tokens()
+        prompt = make_prompt(token_ids, extra_keys, self.block_size)
+        num_full = prompt.num_tokens // i64(self.block_size)
         first = i64(require_int("num_cached_blocks", num_cached_blocks, 0, int(num_full)))
         if not self.enable_prefix_caching:
             return
         self._check_cacheable(held, first, num_full)
-        self._check_prefix(held, packed.words, first, keys)
-        root = self.index.root(keys)
-        self.index.hash_missed(packed.words, first, num_full, root)
-        parent = self.index.identity[2 * i64(held.blocks[first - 1])] if first > 0 else root
-        self.index.insert_run(packed.words, first, num_full, held.blocks, 0, parent, 0)
+        self._check_prefix(held, prompt, first)
+        self.index_prompt(prompt, first, num_full, held.blocks, 0, 0)
 
     def get_cached_blocks(self, token_ids: object, extra_keys: object = (), holder: object = "") -> BlockLease:
         """Hold the longest run of cached blocks that `token_ids` begins with; maybe none. O(blocks found).
@@ -220,9 +229,9 @@ class BlockPool:
 
     def _find_computed(self, token_ids: object, extra_keys: object) -> i64:
         """Leading blocks whose keys and values are there; their ids are in `index.found`."""
-        keys = canonical_keys(extra_keys)
-        packed = pack_tokens(token_ids, self.block_size)
-        found = self.find(packed.words, packed.num_tokens // i64(self.block_size), keys)
+        self._require_tokens()
+        prompt = make_prompt(token_ids, extra_keys, self.block_size)
+        found = self.find(prompt, prompt.num_tokens // i64(self.block_size))
         if self.index.num_pending == 0:
             return found
         owner = self.index.owner
@@ -232,18 +241,52 @@ class BlockPool:
                 return position
         return found
 
+    def _require_tokens(self) -> None:
+        """Raise `InvalidArgument` where blocks are not known by their tokens (`ContentPool`)."""
+
     def reset(self) -> None:
         """Forget all cached content at once; blocks stay with their holders. O(num_blocks)."""
         self.index.clear()
 
     # The same, for a holder that keeps its own books: the manager. Arguments are checked by the caller.
 
-    def find(self, words: vec[i64], max_blocks: i64, extra_keys: tuple[object, ...]) -> i64:
-        """Look up a packed prompt; the blocks found are in `index.found` and not held yet."""
-        root = self.index.known_root(extra_keys)
+    def find(self, prompt: Prompt, max_blocks: i64) -> i64:
+        """Look up the first `max_blocks` blocks of a prompt; those found are in `index.found` and not held yet.
+
+        The chain of hashes and identities begins anew at each block that a span overlaps: what stands there, together
+        with all before it, has a root of its own.
+        """
+        root = self.index.known_root(prompt.keys)
+        first: i64 = 0
+        for position in prompt.span_blocks:
+            if root == NO_CONTENT or position >= max_blocks:
+                break
+            reached = self.index.find_prefix(prompt.words, first, position, root)
+            if reached < position:
+                return reached
+            parent = self.index.identity[2 * i64(self.index.found[position - 1])] if position > 0 else root
+            root = self.index.known_root((int(parent), prompt.spans[position]))
+            first = position
         if root == NO_CONTENT:
-            return 0
-        return self.index.find_prefix(words, max_blocks, root)
+            return first
+        return self.index.find_prefix(prompt.words, first, max_blocks, root)
+
+    def index_prompt(
+        self, prompt: Prompt, first: i64, last: i64, blocks: vec[i32], start: i64, owner: i64
+    ) -> None:
+        """Store and index blocks `first` to `last` of a prompt in `blocks[start + first:]`; those before are indexed."""
+        index = self.index
+        while first < last:
+            before = i64(blocks[start + first - 1]) if first > 0 else NULL_BLOCK
+            parent = index.identity[2 * before] if first > 0 else index.root(prompt.keys)
+            chain = index.chain_hash[before] if first > 0 else root_hash(parent)
+            if first in prompt.spans:
+                parent = index.root((int(parent), prompt.spans[first]))
+                chain = root_hash(parent)
+            end = min(prompt.next_span_block(first), last)
+            index.hash_run(prompt.words, first, end, chain)
+            index.insert_run(prompt.words, first, end, blocks, start, parent, owner)
+            first = end
 
     def count_idle(self, blocks: vec[i32], count: i64) -> i64:
         """How many of the first `count` blocks nobody holds."""
@@ -274,6 +317,8 @@ class BlockPool:
         for position in range(start, start + count):
             block = i64(blocks[position])
             if self.index.identity[2 * block] != NO_CONTENT:
+                if self.listener is not None:
+                    self.listener.evicting(block)
                 self.index.remove(block)
                 self.num_evicted_blocks += 1
 
@@ -304,6 +349,21 @@ class BlockPool:
                 else:
                     queue.append_left(block)
             index -= 1
+
+    def acquire_one(self) -> i64:
+        """Take one block, which must be free, from the head of the queue."""
+        self.acquire(self._one, 0, 1)
+        return i64(self._one[0])
+
+    def share_one(self, block: i64) -> None:
+        """Hold one block once more."""
+        self._one[0] = i32(block)
+        self.share(self._one, 0, 1)
+
+    def release_one(self, block: i64) -> None:
+        """Let go of one block."""
+        self._one[0] = i32(block)
+        self.release(self._one, 0, 1)
 
     def copy_words(self, source: i64, target: i64) -> None:
         """Copy the stored tokens of one block to another."""
@@ -347,9 +407,9 @@ class BlockPool:
                     f"num_cached_blocks is {num_cached}, but block {block} at position {position} is {state} cached"
                 )
 
-    def _check_prefix(self, lease: BlockLease, words: vec[i64], num_cached: i64, keys: tuple[object, ...]) -> None:
+    def _check_prefix(self, lease: BlockLease, prompt: Prompt, num_cached: i64) -> None:
         """The leading blocks must cache these very tokens, or what follows would be indexed under a wrong prefix."""
-        found = self.find(words, num_cached, keys)
+        found = self.find(prompt, num_cached)
         for position in range(num_cached):
             block = i64(lease.blocks[position])
             wanted = i64(self.index.found[position]) if position < found else NULL_BLOCK

@@ -5,6 +5,9 @@ from mypy_extensions import i64
 from ..errors import InvariantError
 from ..ids import NO_CONTENT, NO_ROW
 from .block_pool import BlockPool
+from .content_pool import ContentPool
+from .group_table import GroupTable
+from .mapping import Mapping
 from .reserving import NO_TOKEN
 from .sequences import SequenceTable
 
@@ -76,7 +79,8 @@ def _check_published(pool: BlockPool, sequences: SequenceTable, row: i64) -> Non
     parent = sequences.root[row]
     for position in range(sequences.num_published[row]):
         block = sequences.block_at(row, position)
-        if index.identity[2 * block] == NO_CONTENT or index.identity[2 * block + 1] != parent:
+        follows = index.identity[2 * block + 1] == parent or position in sequences.spans[row]
+        if index.identity[2 * block] == NO_CONTENT or not follows:
             _fail("I5", f"block {block} of {sequences.name(row)} is not indexed after its predecessor")
         parent = index.identity[2 * block]
         owned = i64(index.owner[block]) == row + 1
@@ -132,3 +136,76 @@ def _check_owners(pool: BlockPool, sequences: SequenceTable) -> None:
                 "I3",
                 f"block {block} is to be computed by row {row}, which is at block {first} and has it at {position}",
             )
+
+
+def check_mapping(mapping: Mapping) -> None:
+    """Hold every group's rows against the pools below. O(blocks + tables * groups). Raises `InvariantError`."""
+    rows = mapping.sequences.live_rows()
+    mapping.pool.check()
+    held = [0] * mapping.pool.num_blocks
+    for group in mapping.groups:
+        for row in rows:
+            _check_group_row(mapping, group, i64(row), held)
+    _check_holders(mapping.pool, held, "I8")
+    if mapping.cpu is not None:
+        _check_cpu(mapping, mapping.cpu, rows)
+
+
+def _check_group_row(mapping: Mapping, group: GroupTable, row: i64, held: list[int]) -> None:
+    """Null blocks stand behind the window and nowhere else; what is published holds what its page says."""
+    sequences = mapping.sequences
+    name = f"{sequences.name(row)}, group {group.number}"
+    blocks = [int(block) for block in group.row_blocks(row)]
+    for place, block in enumerate(blocks):
+        held[block] += 1 if block else 0
+        outside = place < group.num_null[row] or sequences.is_swapped[row] != 0
+        if (block == 0) != outside:
+            _fail("I2", f"{name} has block {block} at place {place}, of which {group.num_null[row]} are null")
+    if group.num_null[row] > group.first_needed(sequences.num_computed[row]):
+        _fail("I2", f"{name} lacks places of its window: {group.num_null[row]} are null")
+    if sequences.is_swapped[row] == 0 and sequences.num_computed[row] + sequences.num_reserved[row] > (
+        group.num_blocks[row] * group.block_size
+    ):
+        _fail("I6", f"{name} has more computed or reserved tokens than {len(blocks)} blocks hold")
+    _check_contents(mapping, group, row)
+
+
+def _check_contents(mapping: Mapping, group: GroupTable, row: i64) -> None:
+    sequences = mapping.sequences
+    pages = mapping.pages.index
+    last = min(sequences.num_published[row] // group.num_pages, group.num_blocks[row])
+    for place in range(group.num_null[row], last):
+        block = group.block_at(row, place)
+        page = sequences.block_at(row, (place + 1) * group.num_pages - 1)
+        content = pages.identity[2 * page]
+        if block == 0 or content == NO_CONTENT or not mapping.pool.is_cached(block):
+            continue
+        if mapping.pool.content_of(block) != content or mapping.pool.group_of(block) != group.number:
+            _fail("I5", f"block {block} of {sequences.name(row)} is cached as another content than its page {page}")
+
+
+def _check_holders(pool: ContentPool, held: list[int], law: str) -> None:
+    for lease in pool.leases():
+        for block in lease:
+            held[block] += 1
+    for block in range(pool.num_blocks):
+        if pool.ref_cnt[i64(block)] != held[block]:
+            _fail(law, f"block {block} has ref_cnt {pool.ref_cnt[i64(block)]}, but {held[block]} holders")
+
+
+def _check_cpu(mapping: Mapping, cpu: ContentPool, rows: list[int]) -> None:
+    """Every reference to a CPU block is a swapped sequence's, a load's, or a save's that is not told of yet."""
+    cpu.check()
+    held = [0] * cpu.num_blocks
+    for block in mapping.tier.waiting_blocks() if mapping.tier is not None else []:
+        held[block] += 1
+    for group in mapping.groups:
+        for row in rows:
+            loads = 0
+            for place in range(group.width):
+                block = group.cpu_block_at(i64(row), place)
+                held[int(block)] += 1 if block != 0 else 0
+                loads += 1 if block != 0 else 0
+            if mapping.sequences.is_swapped[i64(row)] == 0 and loads != group.num_loads[i64(row)]:
+                _fail("I8", f"row {row} counts {group.num_loads[i64(row)]} loads, there are {loads}")
+    _check_holders(cpu, held, "I8")

@@ -10,6 +10,7 @@ from ..ids import NO_CONTENT, NO_ROW, NULL_BLOCK
 from .arrays import zeros_i64
 from .block_pool import BlockPool
 from .joining import Joining
+from .mapping import Mapping
 from .reserving import NO_TOKEN
 from .sequences import ALERT, QUIET, SequenceTable
 from .tokens import MAX_TOKEN, int64_vector, store_token, token_table
@@ -20,8 +21,16 @@ LAST_TOKEN: Final[i64] = MAX_TOKEN
 class Committing:
     """Counts tokens as computed, appends new ones, and makes blocks that became full shareable."""
 
-    def __init__(self, pool: BlockPool, sequences: SequenceTable, joining: Joining, max_model_len: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        sequences: SequenceTable,
+        joining: Joining,
+        mapping: Mapping | None,
+        max_model_len: int,
+    ) -> None:
         self.pool = pool
+        self.mapping = mapping
         self.index = pool.index
         self.sequences = sequences
         self.joining = joining
@@ -186,6 +195,8 @@ class Committing:
             promised = num_published[row] * block_size
             if before < promised or after >= promised + block_size:
                 self._publish(row, before // block_size, after // block_size)
+            if self.mapping is not None:
+                self.mapping.slide(row)
 
     def _publish(self, row: i64, first: i64, last: i64) -> None:
         """Blocks `first` to `last` of a row are full and computed now: what waits in the index becomes real."""
@@ -199,10 +210,16 @@ class Committing:
         for position in range(max(first, published), last):
             self._index_block(row, position)
         self.sequences.num_published[row] = max(last, published)
+        if self.mapping is not None and last > published:
+            self.mapping.publish(row, published, last)
 
     def _index_block(self, row: i64, position: i64) -> None:
         root = self.sequences.root[row]
         block = self.sequences.block_at(row, position)
         before = self.sequences.block_at(row, position - 1) if position > 0 else NULL_BLOCK
         parent = self.index.identity[2 * before] if position > 0 else root
-        self.index.insert(block, self.index.hash_block(block, before, root), parent)
+        spans = self.sequences.spans[row]
+        if spans and int(position) in spans:
+            parent = self.index.root((int(parent), spans[int(position)]))
+            before = NULL_BLOCK
+        self.index.insert(block, self.index.hash_block(block, before, parent), parent)

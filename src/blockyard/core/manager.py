@@ -2,23 +2,29 @@
 
 import numpy as np
 import numpy.typing as npt
+from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..answers import Admission, CacheStats
 from ..arguments import require_int, require_str
 from ..config import CacheConfig
-from ..errors import InvalidArgument, NeverFits, OutOfBlocks, SequenceNotReady
-from ..keys import canonical_keys
-from .arrays import view_i32
+from ..errors import InvalidArgument
+from .admitting import Admitting
+from .arrays import view_i32, view_i64, zeros_i64
 from .block import KVCacheBlock
 from .block_pool import BlockPool
-from .checking import check_sequences
+from .block_table import BlockTable
+from .branching import Branching
+from .checking import check_mapping, check_sequences
 from .committing import Committing
 from .joining import Joining
-from .plan import StepPlan
+from .mapping import Mapping, num_pages
+from .plan import StepPlan, SwapPlan, whole_table
+from .prompt import Prompt, make_prompt
 from .reserving import NO_TOKEN, Reserving
-from .sequences import ALERT, SequenceTable
-from .tokens import PackedTokens, pack_tokens
+from .sequences import SequenceTable
+from .swapping import Swapping, require_cpu
+from .tokens import int64_vector
 
 
 class KVCacheManager:
@@ -52,136 +58,81 @@ class KVCacheManager:
         if not isinstance(config, CacheConfig):
             raise InvalidArgument(f"config is {config!r}; it must be a CacheConfig")
         self.config = config
-        self.pool = BlockPool(config.num_blocks, config.block_size, config.enable_prefix_caching, config.hash_seed)
-        self.block_size: i64 = config.block_size
-        self._sequences = SequenceTable(config.max_num_seqs, config.max_blocks_per_seq)
-        self._joining = Joining(self._sequences, self.pool.index, config.block_size)
-        self._reserving = Reserving(self.pool, self._sequences, self._joining, config.max_model_len)
-        self._committing = Committing(self.pool, self._sequences, self._joining, config.max_model_len)
-        self._watermark: i64 = config.watermark_blocks
-        self._max_model_len: i64 = config.max_model_len
-        self._num_prompt_tokens: i64 = 0
-        self._num_hit_tokens: i64 = 0
+        size = config.hash_block_size
+        pages = num_pages(config) if config.is_mapped else config.num_blocks
+        self._pages = BlockPool(pages, size, config.enable_prefix_caching, config.hash_seed)
+        self.block_size: i64 = size
+        self._sequences = SequenceTable(config.max_num_seqs, config.max_blocks_per_seq, size)
+        self._mapping = Mapping(config, self._pages, self._sequences) if config.is_mapped else None
+        #: The pool of blocks that have keys and values.
+        self.pool: BlockPool = self._pages if self._mapping is None else self._mapping.pool
+        self._joining = Joining(self._sequences, self._pages.index, size)
+        self._admitting = Admitting(config, self._pages, self._sequences, self._joining, self._mapping)
+        self._reserving = Reserving(self._pages, self._sequences, self._joining, self._mapping, config.max_model_len)
+        self._committing = Committing(self._pages, self._sequences, self._joining, self._mapping, config.max_model_len)
+        self._branching = Branching(self._pages, self._sequences, self._joining, self._mapping)
+        self._swapping = self._make_swapping()
+
+    def _make_swapping(self) -> Swapping | None:
+        if self._mapping is None or self._mapping.cpu is None:
+            return None
+        return Swapping(self._mapping, self._mapping.cpu, self._sequences)
 
     # Admission.
 
-    def can_allocate(self, token_ids: object, extra_keys: object = ()) -> Admission:
+    def can_allocate(self, token_ids: object, extra_keys: object = (), num_seqs: object = 1) -> Admission:
         """Whether `allocate` would take this prompt: OK, LATER or NEVER. O(tokens). Changes nothing.
 
         The watermark counts as used, so that running sequences can grow without evicting one another.
         """
-        keys = canonical_keys(extra_keys)
-        packed = pack_tokens(token_ids, self.pool.block_size)
-        if self._never_fits(packed.num_tokens):
-            return Admission.NEVER
-        found = self._find(packed, keys)
-        if self._sequences.num_free_rows == 0 or self._num_missing(packed.num_tokens, found) > 0:
-            return Admission.LATER
-        return Admission.OK
+        count = require_int("num_seqs", num_seqs, 1, int(self._sequences.max_num_seqs))
+        return self._admitting.answer([make_prompt(token_ids, extra_keys, int(self.block_size))], count)
 
-    def allocate(self, token_ids: object, holder: object = "", extra_keys: object = ()) -> int:
+    def allocate(
+        self, token_ids: object, holder: object = "", extra_keys: object = (), num_seqs: object = 1
+    ) -> int:
         """Admit a prompt: hold the blocks of its longest cached prefix, and new ones for the rest. O(tokens).
 
         token_ids: integers (n,), as a list, an int32 or int64 array, a torch tensor, or anything with a buffer.
-        holder: a name for errors and leak reports. extra_keys: see `blockyard.LoRA` and `blockyard.CacheSalt`.
+        holder: a name for errors and leak reports. extra_keys: see `blockyard.keys`.
+        num_seqs: sequences that will come of this prompt (parallel sampling): their rows are set aside, so that
+        `fork(seq, num_seqs - 1)` finds them, and admission counts the blocks they copy first.
         Returns the sequence's handle. `num_computed_tokens` then tells the hit: whole blocks, never the last token.
         Raises `NeverFits`, `OutOfBlocks` (ask `can_allocate` first), `OutOfRows` or `InvalidArgument`.
         """
-        keys = canonical_keys(extra_keys)
-        packed = pack_tokens(token_ids, self.pool.block_size)
+        prompt = make_prompt(token_ids, extra_keys, int(self.block_size))
         name = require_str("holder", holder)
-        if self._never_fits(packed.num_tokens):
-            self._refuse_for_ever(packed.num_tokens)
-        self._sequences.require_rows(1)
-        found = self._find(packed, keys)
-        if self._num_missing(packed.num_tokens, found) > 0:
-            self._refuse_for_now(packed.num_tokens, found)
-        # Whatever may run a caller's code (hashing keys) or need memory comes before the first change.
-        root = self.pool.index.root(keys)
-        self.pool.index.make_room(packed.num_tokens // self.block_size)
-        self._sequences.version += 1
-        row = self._open(packed, root, name, found)
-        return int(self._sequences.handle[row])
+        count = require_int("num_seqs", num_seqs, 1, int(self._sequences.max_num_seqs))
+        return self._admit([prompt], [name], count)[0]
 
-    def _num_blocks(self, num_tokens: i64) -> i64:
-        return (num_tokens + self.block_size - 1) // self.block_size
+    def can_allocate_batch(self, prompts: object, extra_keys: object = ()) -> Admission:
+        """Whether `allocate_batch` would take these prompts together: OK, LATER or NEVER. O(tokens)."""
+        return self._admitting.answer(self._make_prompts(prompts, extra_keys), 1)
 
-    def _never_fits(self, num_tokens: i64) -> bool:
-        usable = i64(self.pool.num_blocks) - 1 - self._watermark
-        return num_tokens > self._max_model_len or self._num_blocks(num_tokens) > usable
+    def allocate_batch(self, prompts: object, holders: object = (), extra_keys: object = ()) -> list[int]:
+        """Admit several prompts, all or none. O(tokens).
 
-    def _find(self, packed: PackedTokens, keys: tuple[object, ...]) -> i64:
-        """Blocks of the longest usable hit; at least the last token is left to compute."""
-        found = self.pool.find(packed.words, (packed.num_tokens - 1) // self.block_size, keys)
-        return self._joining.joinable(found, self.pool.ref_cnt)
+        prompts: a list of what `allocate` takes. holders: as many names, or none. extra_keys: for all of them.
+        What they begin with in common is taken once. Returns their handles. Raises as `allocate` does.
+        """
+        made = self._make_prompts(prompts, extra_keys)
+        if holders == ():
+            holders = [""] * len(made)
+        if not isinstance(holders, (list, tuple)) or len(holders) != len(made):
+            raise InvalidArgument(f"holders is {holders!r}; {len(made)} names are needed, one for each prompt")
+        return self._admit(made, [require_str(f"holders[{i}]", name) for i, name in enumerate(holders)], 1)
 
-    def _num_missing(self, num_tokens: i64, found: i64) -> i64:
-        """Blocks by which the free ones, less the watermark, fall short; idle hits leave the free ones too."""
-        needed = self._num_blocks(num_tokens) - found + self.pool.count_idle(self.pool.index.found, found)
-        return needed - (self.pool.queue.num_free - self._watermark)
+    def _make_prompts(self, prompts: object, extra_keys: object) -> list[Prompt]:
+        if not isinstance(prompts, (list, tuple)) or not prompts:
+            raise InvalidArgument(f"prompts is {type(prompts).__name__}; a list of at least 1 prompt is needed")
+        return [make_prompt(tokens, extra_keys, int(self.block_size)) for tokens in prompts]
 
-    def _refuse_for_ever(self, num_tokens: i64) -> None:
-        if num_tokens > self._max_model_len:
-            raise NeverFits(f"token_ids has {num_tokens} tokens; max_model_len is {self._max_model_len}")
-        raise NeverFits(
-            f"token_ids needs {self._num_blocks(num_tokens)} blocks; the pool has {self.pool.num_usable_blocks}, "
-            f"of which the watermark keeps {self._watermark} free"
-        )
-
-    def _refuse_for_now(self, num_tokens: i64, found: i64) -> None:
-        needed = int(self._num_blocks(num_tokens) - found)
-        free = self.pool.num_free_blocks
-        idle = int(self.pool.count_idle(self.pool.index.found, found))
-        raise OutOfBlocks(
-            f"token_ids needs {needed} new blocks and {idle} idle ones it hits; {free} are free, "
-            f"of which the watermark keeps {self._watermark}",
-            needed + idle,
-            free,
-        )
-
-    def _open(self, packed: PackedTokens, root: i64, holder: str, found: i64) -> i64:
-        sequences = self._sequences
-        row = sequences.open(holder)
-        sequences.num_tokens[row] = packed.num_tokens
-        sequences.num_computed[row] = found * self.block_size
-        sequences.num_published[row] = found
-        sequences.pending_token[row] = NO_TOKEN
-        sequences.generation[row] = self.pool.index.num_generations
-        self._joining.join(row, found)
-        self._fill_row(row, packed, found)
-        stored = found
-        if self.pool.enable_prefix_caching:
-            stored = self._publish_prompt(row, packed, found, root)
-        start = row * sequences.width
-        self.pool.index.store_rows(packed.words, stored, sequences.num_blocks[row], sequences.blocks, start)
-        self._num_prompt_tokens += packed.num_tokens
-        self._num_hit_tokens += found * self.block_size
-        return row
-
-    def _fill_row(self, row: i64, packed: PackedTokens, found: i64) -> None:
-        """Hits first, so that no new block is taken from among them; then new blocks."""
-        blocks = self._sequences.blocks
-        hits = self.pool.index.found
-        first = row * self._sequences.width
-        for position in range(found):
-            blocks[first + position] = hits[position]
-        self.pool.share(hits, 0, found)
-        num_blocks = self._num_blocks(packed.num_tokens)
-        self.pool.acquire(blocks, first + found, num_blocks - found)
-        self._sequences.num_blocks[row] = num_blocks
-
-    def _publish_prompt(self, row: i64, packed: PackedTokens, found: i64, root: i64) -> i64:
-        """Index the full blocks of a prompt as owned by `row`, before they are computed (see `joining`)."""
-        index = self.pool.index
-        blocks = self._sequences.blocks
-        start = row * self._sequences.width
-        last = max(found, packed.num_tokens // self.block_size)
-        index.hash_missed(packed.words, found, last, root)
-        parent = index.identity[2 * i64(blocks[start + found - 1])] if found > 0 else root
-        index.insert_run(packed.words, found, last, blocks, start, parent, row + 1)
-        self._sequences.root[row] = root
-        self._sequences.num_published[row] = last
-        return last
+    def _admit(self, prompts: list[Prompt], holders: list[str], num_seqs: int) -> list[int]:
+        self._admitting.require(prompts, num_seqs)
+        for prompt in prompts:
+            self._admitting.prepare(prompt)
+        rows = [self._admitting.admit(prompt, holders[i], num_seqs) for i, prompt in enumerate(prompts)]
+        return [int(self._sequences.handle[row]) for row in rows]
 
     # The step.
 
@@ -208,6 +159,18 @@ class KVCacheManager:
         """
         self._committing.commit(seqs, num_computed, next_tokens)
 
+    def can_append(self, seqs: object, num_new_tokens: object = 1) -> bool:
+        """Whether `reserve` would serve all of `seqs` now. O(batch). Changes nothing.
+
+        Cautious by a block where several forks that share their last block are asked about together, and where one
+        waits for blocks that another would compute in the same step.
+        """
+        return self._reserving.can_reserve(seqs, num_new_tokens)
+
+    def append(self, seqs: object, next_tokens: object) -> None:
+        """Append tokens to sequences without computing anything: `commit(seqs, 0, next_tokens)`. O(batch)."""
+        self._committing.commit(seqs, 0, next_tokens)
+
     # Forks and cuts.
 
     def fork(self, seq: object, num_forks: object = 1) -> list[int]:
@@ -216,80 +179,25 @@ class KVCacheManager:
         Returns their handles. Raises `SequenceNotReady` unless all tokens of `seq` are computed, but perhaps the last,
         and nothing is reserved; `OutOfRows`; `InvalidArgument` for a count below 1.
         """
-        row = self._sequences.row_of(seq)
-        count = require_int("num_forks", num_forks, 1, int(self._sequences.max_num_seqs))
-        self._require_settled(row, "fork")
-        if self._sequences.num_computed[row] < self._sequences.num_tokens[row] - 1:
-            raise SequenceNotReady(
-                f"fork: {self._sequences.name(row)} has computed {self._sequences.num_computed[row]} "
-                f"of {self._sequences.num_tokens[row]} tokens; all but the last are needed"
-            )
-        self._sequences.require_rows(count)
-        self._sequences.version += 1
-        return [self._fork_once(row) for _ in range(count)]
+        return self._branching.fork(seq, num_forks)
 
-    def _fork_once(self, row: i64) -> int:
-        sequences = self._sequences
-        child = sequences.open(sequences.holders[row])
-        shared = min(sequences.num_blocks[row], self._num_blocks(sequences.num_tokens[row]))
-        first = row * sequences.width
-        for position in range(shared):
-            sequences.blocks[child * sequences.width + position] = sequences.blocks[first + position]
-        self.pool.share(sequences.blocks, first, shared)
-        sequences.num_blocks[child] = shared
-        sequences.num_tokens[child] = sequences.num_tokens[row]
-        sequences.num_computed[child] = sequences.num_computed[row]
-        sequences.num_published[child] = sequences.num_published[row]
-        sequences.pending_token[child] = sequences.pending_token[row]
-        sequences.root[child] = sequences.root[row]
-        sequences.generation[child] = sequences.generation[row]
-        sequences.alert[child] = ALERT
-        sequences.alert[row] = ALERT
-        return int(sequences.handle[child])
+    def regroup(self, seqs: object, parents: object) -> list[int]:
+        """Beam search's step: sequence i becomes a continuation of `seqs[parents[i]]`. O(blocks of forks and drops).
 
-    def _require_settled(self, row: i64, action: str) -> None:
-        """Nothing in flight: no reservation, nothing published that is not computed, no prefix to wait for."""
-        sequences = self._sequences
-        if sequences.num_reserved[row] > 0:
-            raise SequenceNotReady(
-                f"{action}: {sequences.name(row)} has {sequences.num_reserved[row]} reserved tokens; commit them first"
-            )
-        promised = sequences.num_published[row] * self.block_size
-        if promised > sequences.num_computed[row] or sequences.is_waiting(row):
-            raise SequenceNotReady(
-                f"{action}: {sequences.name(row)} has computed {sequences.num_computed[row]} of its prompt; "
-                f"{max(promised, sequences.num_computed[row] + 1)} tokens are needed"
-            )
+        parents: positions in `seqs`, integers (n,), n of any length. The first child of a sequence is that sequence
+        itself, the others are forks of it; sequences without a child are freed. Returns n handles in the order of
+        `parents`. Raises as `fork` does for sequences with several children.
+        """
+        return self._branching.regroup(seqs, parents)
 
     def truncate(self, seq: object, num_tokens: object) -> None:
         """Forget all but the first `num_tokens` tokens, and give back the blocks behind them. O(blocks freed).
 
         Raises `SequenceNotReady` while something is reserved or the prompt is not computed, and `InvalidArgument`
-        unless 1 <= num_tokens <= the sequence's tokens.
+        unless 1 <= num_tokens <= the sequence's tokens, or when blocks that lie in the sliding window before the cut
+        were given back already.
         """
-        sequences = self._sequences
-        row = sequences.row_of(seq)
-        length = i64(require_int("num_tokens", num_tokens, 1, int(sequences.num_tokens[row])))
-        self._require_settled(row, "truncate")
-        sequences.version += 1
-        self._joining.settle_waiters(row)
-        self._joining.settle(row)
-        keep = min(self._num_blocks(length), sequences.num_blocks[row])
-        self._drop_blocks(row, keep)
-        if length < sequences.num_tokens[row]:
-            sequences.pending_token[row] = NO_TOKEN
-        sequences.num_tokens[row] = length
-        sequences.num_computed[row] = min(sequences.num_computed[row], length)
-        sequences.num_published[row] = min(sequences.num_published[row], length // self.block_size)
-        sequences.alert[row] = ALERT
-
-    def _drop_blocks(self, row: i64, keep: i64) -> None:
-        sequences = self._sequences
-        first = row * sequences.width
-        self.pool.release(sequences.blocks, first + keep, sequences.num_blocks[row] - keep)
-        for position in range(keep, sequences.num_blocks[row]):
-            sequences.blocks[first + position] = 0
-        sequences.num_blocks[row] = keep
+        self._branching.truncate(seq, num_tokens)
 
     def free(self, seqs: object) -> None:
         """End sequences, one handle or many, and give their blocks back, last block first. O(blocks).
@@ -300,10 +208,7 @@ class KVCacheManager:
         rows = self._sequences.rows_of(seqs)
         self._sequences.version += 1
         for index in range(i64(len(rows))):
-            row = rows[index]
-            self._joining.leave(row)
-            self.pool.release(self._sequences.blocks, row * self._sequences.width, self._sequences.num_blocks[row])
-            self._sequences.close(row)
+            self._branching.end(rows[index])
 
     def reset_prefix_cache(self) -> None:
         """No cached block hits any more, from now on; sequences may run, and go on without publishing. O(num_blocks).
@@ -311,7 +216,43 @@ class KVCacheManager:
         For new weights: keys and values of the old ones must not serve new requests.
         """
         self._sequences.version += 1
-        self.pool.reset()
+        self._pages.reset()
+        if self._mapping is not None:
+            self._mapping.reset()
+
+    @property
+    def generation(self) -> int:
+        """How often the cache was reset. A block of an earlier generation never hits."""
+        return int(self._pages.index.num_generations)
+
+    # Memory below the GPU.
+
+    def swap_out(self, seqs: object) -> SwapPlan:
+        """Move sequences to the CPU pool, all or none: their blocks are free, their handles stay. O(blocks).
+
+        Carry out the plan before the next step. Blocks that only hold tokens yet to be computed are given up. A
+        sequence keeps its row; until `swap_in` it cannot be reserved for, but forked, cut, appended to and freed.
+        Raises `OutOfBlocks` when the CPU pool has too few free blocks, `SequenceNotReady` while tokens are reserved
+        or when one is swapped out already, `InvalidArgument` without a CPU pool.
+        """
+        return require_cpu(self._swapping, "swap_out").swap_out(seqs)
+
+    def swap_in(self, seqs: object) -> SwapPlan:
+        """Bring sequences back, all or none. What the pool still caches of them is shared, not moved. O(blocks).
+
+        Carry out the plan before the next step. Raises `OutOfBlocks`, `SequenceNotReady` for one that is not swapped
+        out, `InvalidArgument` without a CPU pool.
+        """
+        return require_cpu(self._swapping, "swap_in").swap_in(seqs)
+
+    def is_swapped_out(self, seq: object) -> bool:
+        """Whether a sequence's blocks are in the CPU pool. O(1)."""
+        return self._sequences.is_swapped[self._sequences.row_of(seq)] != 0
+
+    @property
+    def cpu_pool(self) -> BlockPool | None:
+        """The CPU pool; None without one."""
+        return None if self._mapping is None else self._mapping.cpu
 
     # What is there.
 
@@ -329,17 +270,42 @@ class KVCacheManager:
         num_tokens = int(self._sequences.num_tokens[row])
         pending = self._sequences.pending_token[row]
         stored = num_tokens if pending == NO_TOKEN else num_tokens - 1
-        tokens = self.pool.block_tokens(self._sequences.row_blocks(row), stored)
+        tokens = self._pages.block_tokens(self._sequences.row_blocks(row), stored)
         return tokens if pending == NO_TOKEN else np.append(tokens, np.int32(pending))
 
-    def block_ids(self, seq: object) -> npt.NDArray[np.int32]:
-        """The blocks of a sequence in order, int32 (n,), a copy. O(blocks)."""
-        return view_i32(self._sequences.row_blocks(self._sequences.row_of(seq)))
+    def block_ids(self, seq: object, group: object = 0) -> npt.NDArray[np.int32]:
+        """The blocks of a sequence in order, int32 (n,), a copy. O(blocks). 0 stands behind a sliding window."""
+        row = self._sequences.row_of(seq)
+        return view_i32(self._table(group).row_blocks(row))
+
+    def num_owned_blocks(self, seqs: object) -> npt.NDArray[np.int64]:
+        """Blocks that each sequence holds alone, int64 (B,): what preempting it would free. O(blocks)."""
+        rows = self._sequences.rows_of(seqs)
+        owned = zeros_i64(len(rows))
+        ref_cnt = self.pool.ref_cnt
+        for index in range(i64(len(rows))):
+            for table in self._reserving.tables:
+                first = rows[index] * table.width
+                for position in range(first, first + table.num_blocks[rows[index]]):
+                    if ref_cnt[i64(table.blocks[position])] == 1:
+                        owned[index] += 1
+        return view_i64(owned)
 
     @property
     def block_table(self) -> npt.NDArray[np.int32]:
-        """All rows, int32 (max_num_seqs, blocks of max_model_len), padded with 0: read-only, live, without a copy."""
-        return view_i32(self._sequences.blocks).reshape(int(self._sequences.max_num_seqs), int(self._sequences.width))
+        """All rows, int32 (max_num_seqs, blocks of max_model_len), padded with 0: read-only, live, without a copy.
+
+        The first layer group's, where there are several; see `group_table`.
+        """
+        return whole_table(self._reserving.tables[0])
+
+    def group_table(self, group: object) -> npt.NDArray[np.int32]:
+        """`block_table` of one layer group."""
+        return whole_table(self._table(group))
+
+    def _table(self, group: object) -> BlockTable:
+        tables = self._reserving.tables
+        return tables[require_int("group", group, 0, len(tables) - 1)]
 
     @property
     def num_free_blocks(self) -> int:
@@ -373,32 +339,41 @@ class KVCacheManager:
 
     def stats(self) -> CacheStats:
         """Counters since the start and the state now. O(max_num_seqs)."""
-        wasted: i64 = 0
-        for row in self._sequences.live_rows():
-            slots = self._sequences.num_blocks[i64(row)] * self.block_size
-            wasted += max(slots - self._sequences.num_tokens[i64(row)], 0)
+        copied = self._reserving.num_copied_blocks if self._mapping is None else self._mapping.num_copied_blocks
         return CacheStats(
-            num_prompt_tokens=int(self._num_prompt_tokens),
-            num_hit_tokens=int(self._num_hit_tokens),
+            num_prompt_tokens=int(self._admitting.num_prompt_tokens),
+            num_hit_tokens=int(self._admitting.num_hit_tokens),
             num_evicted_blocks=int(self.pool.num_evicted_blocks),
-            num_copied_blocks=int(self._reserving.num_copied_blocks),
+            num_copied_blocks=int(copied),
             peak_used_blocks=int(self.pool.peak_used_blocks),
             num_free_blocks=self.num_free_blocks,
             num_used_blocks=self.num_used_blocks,
             num_cached_blocks=self.num_cached_blocks,
             num_running_seqs=self.num_seqs,
-            num_wasted_slots=int(wasted),
+            num_wasted_slots=self._num_wasted_slots(),
         )
+
+    def _num_wasted_slots(self) -> int:
+        wasted: i64 = 0
+        for row in self._sequences.live_rows():
+            if self._sequences.is_swapped[i64(row)] == 0:
+                for table in self._reserving.tables:
+                    slots = table.num_blocks[i64(row)] * table.block_size
+                    wasted += max(slots - self._sequences.num_tokens[i64(row)], 0)
+        return int(wasted)
 
     def block(self, block_id: object) -> KVCacheBlock:
         """One block as people see it, with the sequences that hold it. O(all held blocks)."""
         block = self.pool.block(block_id)
         for row in self._sequences.live_rows():
-            if block.block_id and block.block_id in view_i32(self._sequences.row_blocks(i64(row))):
-                block.holders.append(self._sequences.name(i64(row)))
+            for table in self._reserving.tables:
+                if block.block_id and block.block_id in view_i32(table.row_blocks(i64(row))):
+                    block.holders.append(self._sequences.name(i64(row)))
         return block
 
     def check(self) -> None:
         """Prove the laws on the live manager; see `checking`. O(num_blocks + table). Raises `InvariantError`."""
-        self.pool.check()
-        check_sequences(self.pool, self._sequences)
+        self._pages.check()
+        check_sequences(self._pages, self._sequences)
+        if self._mapping is not None:
+            check_mapping(self._mapping)

@@ -94,15 +94,15 @@ class PrefixIndex:
         self._last_content += 1
         return self._last_content
 
-    def find_prefix(self, words: vec[i64], max_blocks: i64, root: i64) -> i64:
-        """How many of the first `max_blocks` blocks of a packed prompt are indexed; their ids are in `found`.
+    def find_prefix(self, words: vec[i64], first: i64, max_blocks: i64, root: i64) -> i64:
+        """How far blocks `first` to `max_blocks` of a packed prompt, the first of them after `root`, are indexed.
 
-        O(blocks found). `hashes` holds the chained hashes of these blocks.
+        Returns where the first one is missing; the ids of those before are in `found`, their chained hashes in `hashes`.
+        O(blocks found).
         """
         self.make_room(max_blocks)
         chain = root_hash(root)
         parent = root
-        first: i64 = 0
         while first < max_blocks:
             last = min(first + TILE_BLOCKS, max_blocks)
             hash_rows(words, 0, self._keys, chain, self.hashes, first, last)
@@ -210,11 +210,14 @@ class PrefixIndex:
                 return False
         return True
 
-    def hash_missed(self, words: vec[i64], first: i64, last: i64, root: i64) -> None:
-        """Complete `hashes` for the blocks `first` to `last` of a prompt whose first `first` blocks were found."""
-        chain = root_hash(root) if first == 0 else self.chain_hash[i64(self.found[first - 1])]
+    def hash_run(self, words: vec[i64], first: i64, last: i64, chain: i64) -> None:
+        """Fill `hashes` for blocks `first` to `last` of a packed prompt, which come after the hash `chain`."""
         self.make_room(last)
         hash_rows(words, 0, self._keys, chain, self.hashes, first, last)
+
+    def hash_words(self, words: vec[i64], root: i64) -> i64:
+        """The chained hash of one block's words right after a root."""
+        return hash_rows(words, 0, self._keys, root_hash(root), self.hashes, 0, 1)
 
     def hash_block(self, block: i64, before: i64, root: i64) -> i64:
         """The chained hash of the tokens that `block` holds, after the indexed block `before` (0: after the root)."""
@@ -226,7 +229,7 @@ class PrefixIndex:
     ) -> None:
         """Store blocks `first` to `last` of a packed prompt in `blocks[start + first:]` and index them. O(words).
 
-        `hashes` holds their hashes already (`hash_missed`). Three short passes, as in a look-up.
+        `hashes` holds their hashes already (`hash_run`). Three short passes, as in a look-up.
         """
         self.store_rows(words, first, last, blocks, start)
         self._load_slots(first, last)

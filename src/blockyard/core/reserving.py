@@ -3,16 +3,19 @@
 from typing import Final
 
 from librt.vecs import vec
-from mypy_extensions import i32, i64
+from mypy_extensions import i64
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, SequenceNotReady
 from ..ids import NO_CONTENT, NO_ROW
-from .arrays import zeros_i32, zeros_i64
+from .arrays import zeros_i64
 from .block_pool import BlockPool
+from .block_table import BlockTable
 from .joining import Joining
-from .plan import NO_BLOCKS, SCHEDULED, WAITS_FOR_PREFIX, StepPlan
+from .mapping import Mapping
+from .plan import NO_BLOCKS, SCHEDULED, WAITS_FOR_PREFIX, Batch, StepPlan
 from .sequences import QUIET, SequenceTable
 from .tokens import int64_vector, store_token
+from .transfers import Transfers
 
 #: No token is waiting for a block.
 NO_TOKEN: Final[i64] = -1
@@ -25,16 +28,24 @@ class Reserving:
     partly filled block, and a truncated sequence may end inside a cached one. All blocks behind it are new.
     """
 
-    def __init__(self, pool: BlockPool, sequences: SequenceTable, joining: Joining, max_model_len: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        sequences: SequenceTable,
+        joining: Joining,
+        mapping: Mapping | None,
+        max_model_len: int,
+    ) -> None:
         self.pool = pool
         self.sequences = sequences
         self.joining = joining
+        self.mapping = mapping
+        self.tables: list[BlockTable] = [sequences] if mapping is None else mapping.tables()
         self.block_size: i64 = pool.block_size
         self.max_model_len: i64 = max_model_len
         self.num_copied_blocks: i64 = 0
         self._slots = zeros_i64(1024)
-        self._new_block = zeros_i32(1)
-        self._copies: list[int] = []
+        self._transfers = Transfers()
 
     def reserve(self, seqs: object, num_new_tokens: object) -> StepPlan:
         """See `KVCacheManager.reserve`."""
@@ -43,17 +54,44 @@ class Reserving:
         counts = int64_vector("num_new_tokens", num_new_tokens, len(rows))
         starts = self._check(rows, counts)
         sequences.version += 1
-        self._copies = []
+        transfers = Transfers()
+        self._transfers = transfers
         statuses = zeros_i64(len(rows))
         total = self._place(rows, starts, counts, statuses)
         slots = self._map_slots(rows, starts, counts, total)
-        return StepPlan(sequences, self.pool.block_size, rows, starts, counts, statuses, slots, self._copies)
+        if self.mapping is not None:
+            self.mapping.finish(transfers)
+        return StepPlan(self.tables, Batch(sequences, rows, starts, counts, statuses), slots, transfers)
+
+    def can_reserve(self, seqs: object, num_new_tokens: object) -> bool:
+        """See `KVCacheManager.can_append`."""
+        rows = self.sequences.rows_of(seqs)
+        counts = int64_vector("num_new_tokens", num_new_tokens, len(rows))
+        starts = self._check(rows, counts)
+        missing: i64 = 0
+        for index in range(i64(len(rows))):
+            if counts[index] > 0:
+                if self.sequences.is_waiting(rows[index]):
+                    return False
+                missing += self._num_missing(rows[index], starts[index], starts[index] + counts[index])
+        return missing <= (self.pool if self.mapping is None else self.mapping.pool).queue.num_free
+
+    def _num_missing(self, row: i64, start: i64, end: i64) -> i64:
+        """Blocks that writing tokens `start` to `end` takes from the pool, a copy on write included."""
+        if self.mapping is not None:
+            return self.mapping.num_missing(row, start, end)
+        position = start // self.block_size
+        copies = position < self.sequences.num_blocks[row] and self._is_shared(row, position)
+        missing = max((end + self.block_size - 1) // self.block_size - self.sequences.num_blocks[row], 0)
+        return missing + (1 if copies else 0)
 
     def _check(self, rows: vec[i64], counts: vec[i64]) -> vec[i64]:
         """Refuse bad counts before anything changes; returns where each sequence starts."""
         starts = rows[:]
         num_computed = self.sequences.num_computed
         limit = self.max_model_len
+        if self.mapping is not None:
+            self._require_swapped_in(rows)
         for index in range(i64(len(rows))):
             start = num_computed[rows[index]]
             if counts[index] < 0 or counts[index] > limit - start:
@@ -63,6 +101,11 @@ class Reserving:
                 )
             starts[index] = start
         return starts
+
+    def _require_swapped_in(self, rows: vec[i64]) -> None:
+        for index in range(i64(len(rows))):
+            if self.sequences.is_swapped[rows[index]] != 0:
+                raise SequenceNotReady(f"reserve: {self.sequences.name(rows[index])} is swapped out; swap it in first")
 
     def _place(self, rows: vec[i64], starts: vec[i64], counts: vec[i64], statuses: vec[i64]) -> i64:
         """Blocks for every sequence in turn; sets the count of those that do not fit to 0. Returns all tokens."""
@@ -77,7 +120,7 @@ class Reserving:
             row = rows[index]
             count = counts[index]
             end = starts[index] + count
-            if alert[row] != QUIET or end > num_blocks[row] * block_size:
+            if alert[row] != QUIET or end > num_blocks[row] * block_size or not self._has_room(row, end):
                 status = self._grow(row, starts[index], end)
                 if status != SCHEDULED:
                     statuses[index] = status
@@ -87,6 +130,9 @@ class Reserving:
             reserved_at[row] = sequences.version
             total += count
         return total
+
+    def _has_room(self, row: i64, end: i64) -> bool:
+        return self.mapping is None or self.mapping.has_room(row, end)
 
     def _grow(self, row: i64, start: i64, end: i64) -> i64:
         """Give one sequence what it needs to write tokens `start` to `end`, or say why not."""
@@ -101,12 +147,16 @@ class Reserving:
         needed = max((end + self.block_size - 1) // self.block_size - sequences.num_blocks[row], 0)
         if needed + (1 if copies else 0) > self.pool.queue.num_free:
             return NO_BLOCKS
+        if self.mapping is not None:
+            if self.mapping.num_missing(row, start, end) > self.mapping.pool.queue.num_free:
+                return NO_BLOCKS
+            self.mapping.grow(row, start, end, self._transfers)
         if copies:
             self._copy_on_write(row, position, start)
         elif exists:
             self._claim(row, position)
         for _ in range(needed):
-            sequences.push_block(row, self._take())
+            sequences.push_block(row, self.pool.acquire_one())
         self._store_pending(row)
         if sequences.waits_on[row] == NO_ROW and sequences.pending_token[row] == NO_TOKEN:
             sequences.alert[row] = QUIET
@@ -134,14 +184,12 @@ class Reserving:
 
     def _copy_on_write(self, row: i64, position: i64, start: i64) -> None:
         old = self.sequences.block_at(row, position)
-        new = self._take()
+        new = self.pool.acquire_one()
         self.pool.copy_words(old, new)
-        self.sequences.blocks[row * self.sequences.width + position] = i32(new)
-        self._new_block[0] = i32(old)
-        self.pool.release(self._new_block, 0, 1)
-        if start % self.block_size != 0:
-            self._copies.append(int(old))
-            self._copies.append(int(new))
+        self.sequences.set_block(row, position, new)
+        self.pool.release_one(old)
+        if start % self.block_size != 0 and self.mapping is None:
+            self._transfers.copy(int(old), int(new), 0)
             self.num_copied_blocks += 1
 
     def _claim(self, row: i64, position: i64) -> None:
@@ -149,10 +197,6 @@ class Reserving:
         block = self.sequences.block_at(row, position)
         if position >= self.sequences.num_published[row] and self.pool.index.identity[2 * block] != NO_CONTENT:
             self.pool.index.remove(block)
-
-    def _take(self) -> i64:
-        self.pool.acquire(self._new_block, 0, 1)
-        return i64(self._new_block[0])
 
     def _store_pending(self, row: i64) -> None:
         """Put the token that waits in the row into its block, if that is there now."""
@@ -169,26 +213,5 @@ class Reserving:
         """block_id * block_size + offset of every new token, sequence after sequence."""
         if total > len(self._slots):
             self._slots = zeros_i64(int(2 * total))
-        slots = self._slots
-        blocks = self.sequences.blocks
-        num_blocks = self.sequences.num_blocks
-        width = self.sequences.width
-        block_size = self.block_size
-        filled: i64 = 0
-        for index in range(i64(len(rows))):
-            position = starts[index]
-            end = position + counts[index]
-            while position < end:
-                # A decoded token goes to the last block: no division needed to find it.
-                logical = num_blocks[rows[index]] - 1
-                if position < logical * block_size:
-                    logical = position // block_size
-                offset = position - logical * block_size
-                slot = i64(blocks[rows[index] * width + logical]) * block_size + offset
-                stop = min(end, (logical + 1) * block_size)
-                while position < stop:
-                    slots[filled] = slot
-                    filled += 1
-                    slot += 1
-                    position += 1
-        return slots[:total]
+        self.tables[0].map_slots(rows, starts, counts, self._slots)
+        return self._slots[:total]

@@ -4,11 +4,12 @@ from typing import Final
 
 import numpy as np
 from librt.vecs import vec
-from mypy_extensions import i32, i64
+from mypy_extensions import i64
 
 from ..errors import InvalidArgument, OutOfRows, UnknownSequence
 from ..ids import NO_ROW, ROW_SPAN
-from .arrays import zeros_i32, zeros_i64
+from .arrays import zeros_i64
+from .block_table import BlockTable
 from .tokens import int64_items
 
 ROW_MASK: Final[i64] = 1048575
@@ -18,8 +19,8 @@ QUIET: Final[i64] = 0
 ALERT: Final[i64] = 1
 
 
-class SequenceTable:
-    """`max_num_seqs` rows, each `width` block ids wide, and what is known of the sequence in each row.
+class SequenceTable(BlockTable):
+    """A block table, and what else is known of the sequence in each row.
 
     A handle is serial * 2**20 + row, and a serial is never used twice: comparing one number tells a live handle
     from a stale or an invented one. Free rows are a stack.
@@ -27,12 +28,9 @@ class SequenceTable:
     The arrays are written by the manager; this class gives rows out and takes them back.
     """
 
-    def __init__(self, max_num_seqs: int, width: int) -> None:
-        self.max_num_seqs: i64 = max_num_seqs
-        self.width: i64 = width
-        self.blocks = zeros_i32(max_num_seqs * width)
+    def __init__(self, max_num_seqs: int, width: int, block_size: int) -> None:
+        super().__init__(max_num_seqs, width, block_size)
         self.handle = zeros_i64(max_num_seqs)
-        self.num_blocks = zeros_i64(max_num_seqs)
         self.num_tokens = zeros_i64(max_num_seqs)
         self.num_computed = zeros_i64(max_num_seqs)
         #: Leading blocks of the row that this sequence has put into the index, or hit there.
@@ -52,11 +50,18 @@ class SequenceTable:
         self.waits_from = zeros_i64(max_num_seqs)
         self.num_waiters = zeros_i64(max_num_seqs)
         self.alert = zeros_i64(max_num_seqs)
+        #: 1 while its blocks are in the CPU pool.
+        self.is_swapped = zeros_i64(max_num_seqs)
+        #: What stands at spans of its prompt, by block (`Prompt.spans`).
+        self.spans: list[dict[int, tuple[object, ...]]] = [{}] * max_num_seqs
         self.holders: list[str] = [""] * max_num_seqs
         self._free_rows = zeros_i64(max_num_seqs)
         for index in range(i64(max_num_seqs)):
             self._free_rows[index] = i64(max_num_seqs) - 1 - index
         self.num_free_rows: i64 = max_num_seqs
+        #: Rows set aside for the forks of a sequence group, by the row of its first sequence, and in all.
+        self.num_promised = zeros_i64(max_num_seqs)
+        self.num_set_aside: i64 = 0
         self._last_serial: i64 = 0
         self._mark = zeros_i64(max_num_seqs)
         self._last_mark: i64 = 0
@@ -64,8 +69,7 @@ class SequenceTable:
         self.version: i64 = 0
 
     def open(self, holder: str) -> i64:
-        """Give out a free row. Raises `OutOfRows`."""
-        self.require_rows(1)
+        """Give out a free row, which must be there."""
         self.num_free_rows -= 1
         row = self._free_rows[self.num_free_rows]
         self._last_serial += 1
@@ -73,27 +77,36 @@ class SequenceTable:
         self.holders[row] = holder
         self.waits_on[row] = NO_ROW
         self.alert[row] = QUIET
+        self.is_swapped[row] = 0
         return row
 
     def close(self, row: i64) -> None:
         """Take a row back and clear its block ids, so that the padding of a table stays zero."""
-        first = row * self.width
-        for position in range(first, first + self.num_blocks[row]):
-            self.blocks[position] = 0
+        self.cut_row(row, 0)
+        self.promise(row, 0)
         self.handle[row] = 0
-        self.num_blocks[row] = 0
         self.num_reserved[row] = 0
         self.holders[row] = ""
+        self.spans[row] = {}
         self._free_rows[self.num_free_rows] = row
         self.num_free_rows += 1
 
+    def num_open_rows(self) -> i64:
+        """Free rows that are not set aside for the forks of a sequence group."""
+        return self.num_free_rows - self.num_set_aside
+
     def require_rows(self, count: i64) -> None:
-        """Raise `OutOfRows` when fewer than `count` rows are free."""
-        if count > self.num_free_rows:
+        """Raise `OutOfRows` when fewer than `count` rows are open."""
+        if count > self.num_open_rows():
             raise OutOfRows(
-                f"{count} rows are needed, {self.num_free_rows} are free: "
+                f"{count} rows are needed, {self.num_open_rows()} are free: "
                 f"max_num_seqs is {self.max_num_seqs} sequences at once"
             )
+
+    def promise(self, row: i64, count: i64) -> None:
+        """Set `count` rows aside for the forks of `row`, instead of those set aside before."""
+        self.num_set_aside += count - self.num_promised[row]
+        self.num_promised[row] = count
 
     def row_of(self, handle: object) -> i64:
         """The row of a live handle. Raises `UnknownSequence`, or `InvalidArgument` for what is no handle at all."""
@@ -159,20 +172,6 @@ class SequenceTable:
     def live_rows(self) -> list[int]:
         """The rows in use, ascending. O(max_num_seqs)."""
         return [row for row in range(int(self.max_num_seqs)) if self.handle[i64(row)] != 0]
-
-    def row_blocks(self, row: i64) -> vec[i32]:
-        """The block ids of a row, in order, a copy."""
-        first = row * self.width
-        return self.blocks[first : first + self.num_blocks[row]]
-
-    def block_at(self, row: i64, position: i64) -> i64:
-        """The block id at a logical position of a row."""
-        return i64(self.blocks[row * self.width + position])
-
-    def push_block(self, row: i64, block: i64) -> None:
-        """Append a block id to a row."""
-        self.blocks[row * self.width + self.num_blocks[row]] = i32(block)
-        self.num_blocks[row] += 1
 
     def is_waiting(self, row: i64) -> bool:
         """Whether blocks this sequence hit are still to be computed by another."""

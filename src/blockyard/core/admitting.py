@@ -1,0 +1,209 @@
+"""Admission: whether a prompt, a group of sequences or a batch of prompts fits, and taking them in."""
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from ..answers import Admission
+from ..config import CacheConfig
+from ..errors import NeverFits, OutOfBlocks
+from .block_pool import BlockPool
+from .joining import Joining
+from .mapping import Mapping
+from .prompt import Prompt
+from .reserving import NO_TOKEN
+from .sequences import SequenceTable
+
+NEVER: Final = Admission.NEVER
+LATER: Final = Admission.LATER
+OK: Final = Admission.OK
+
+
+class Admitting:
+    """Looks a prompt up, counts what it takes, and gives it a row, all checks before the first change.
+
+    pages: the pool whose blocks the prompt is made of; with a mapping, its pages have no keys and values and what
+    counts is whether the mapping has blocks.
+    """
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        pages: BlockPool,
+        sequences: SequenceTable,
+        joining: Joining,
+        mapping: Mapping | None,
+    ) -> None:
+        self.pages = pages
+        self.pool = pages if mapping is None else mapping.pool
+        self.sequences = sequences
+        self.joining = joining
+        self.mapping = mapping
+        self.block_size: i64 = config.hash_block_size
+        self.max_model_len: i64 = config.max_model_len
+        self.watermark: i64 = config.watermark_blocks
+        self.num_prompt_tokens: i64 = 0
+        self.num_hit_tokens: i64 = 0
+
+    # Questions.
+
+    def answer(self, prompts: list[Prompt], num_seqs: i64) -> Admission:
+        """Whether all of `prompts`, each for `num_seqs` sequences, would be admitted together."""
+        rows = num_seqs * i64(len(prompts))
+        least: i64 = 0
+        for prompt in prompts:
+            if prompt.num_tokens > self.max_model_len:
+                return NEVER
+            least = max(least, self._num_least(prompt.num_tokens))
+        if rows > self.sequences.max_num_seqs or least > self._num_most():
+            return NEVER
+        if rows > self.sequences.num_open_rows() or self._num_missing(prompts, num_seqs) > 0:
+            return LATER
+        return OK
+
+    def require(self, prompts: list[Prompt], num_seqs: i64) -> None:
+        """Raise what `answer` would say: `NeverFits`, `OutOfRows` or `OutOfBlocks`."""
+        rows = num_seqs * i64(len(prompts))
+        for prompt in prompts:
+            if prompt.num_tokens > self.max_model_len:
+                raise NeverFits(f"token_ids has {prompt.num_tokens} tokens; max_model_len is {self.max_model_len}")
+            if self._num_least(prompt.num_tokens) > self._num_most():
+                raise NeverFits(
+                    f"token_ids needs {self._num_least(prompt.num_tokens)} blocks; the pool has "
+                    f"{self.pool.num_usable_blocks}, of which the watermark keeps {self.watermark} free"
+                )
+        if rows > self.sequences.max_num_seqs:
+            raise NeverFits(f"{rows} sequences are asked for; max_num_seqs is {self.sequences.max_num_seqs}")
+        self.sequences.require_rows(rows)
+        missing = self._num_missing(prompts, num_seqs)
+        if missing > 0:
+            free = self.pool.num_free_blocks
+            needed = int(missing + free - self.watermark)
+            raise OutOfBlocks(
+                f"token_ids needs {needed} free blocks, idle ones that it hits included; {free} are free, "
+                f"of which the watermark keeps {self.watermark}",
+                needed,
+                free,
+            )
+
+    def _num_least(self, num_tokens: i64) -> i64:
+        return self._num_blocks(num_tokens) if self.mapping is None else self.mapping.num_least(num_tokens)
+
+    def _num_most(self) -> i64:
+        return self.pool.num_usable_blocks - self.watermark
+
+    def _num_blocks(self, num_tokens: i64) -> i64:
+        return (num_tokens + self.block_size - 1) // self.block_size
+
+    def find(self, prompt: Prompt) -> i64:
+        """Blocks of the longest usable hit; at least the last token is left to compute."""
+        found = self.pages.find(prompt, (prompt.num_tokens - 1) // self.block_size)
+        if self.mapping is not None:
+            return self.mapping.reach(found)
+        return self.joining.joinable(found, self.pages.ref_cnt)
+
+    def _num_missing(self, prompts: list[Prompt], num_seqs: i64) -> i64:
+        """Blocks by which the free ones, less the watermark, fall short of all prompts."""
+        free = self.pool.queue.num_free - self.watermark
+        needed: i64 = 0
+        for prompt in prompts:
+            needed += self._num_needed(prompt, num_seqs)
+        if needed > free and len(prompts) > 1 and self.mapping is None and self.pages.index.num_pending == 0:
+            needed = self._num_needed_together(prompts, num_seqs)
+        return needed - free
+
+    def _num_needed(self, prompt: Prompt, num_seqs: i64) -> i64:
+        """Free blocks that a prompt takes: new ones, idle hits, and a copy on write for each further sequence."""
+        found = self.find(prompt)
+        if self.mapping is not None:
+            needed = self.mapping.num_needed(found * self.block_size, prompt.num_tokens)
+        else:
+            idle = self.pages.count_idle(self.pages.index.found, found)
+            needed = self._num_blocks(prompt.num_tokens) - found + idle
+        return needed + self._num_copies(prompt, num_seqs)
+
+    def _num_copies(self, prompt: Prompt, num_seqs: i64) -> i64:
+        return num_seqs - 1 if prompt.num_tokens % self.block_size != 0 else 0
+
+    def _num_needed_together(self, prompts: list[Prompt], num_seqs: i64) -> i64:
+        """The same for prompts that share their beginnings with one another: each distinct block is counted once."""
+        trie: dict[object, int] = {}
+        hits: set[int] = set()
+        needed: i64 = 0
+        for prompt in prompts:
+            shareable = (prompt.num_tokens - 1) // self.block_size
+            needed += self._num_blocks(prompt.num_tokens) - shareable + self._num_copies(prompt, num_seqs)
+            needed += self._add_to_trie(prompt, shareable, trie)
+            found = self.find(prompt)
+            hits.update([int(self.pages.index.found[position]) for position in range(found)])
+        # Every hit is a node of the trie; of these, only idle blocks leave the free ones.
+        held = [block for block in hits if self.pages.ref_cnt[i64(block)] > 0]
+        return needed - len(held)
+
+    def _add_to_trie(self, prompt: Prompt, last: i64, trie: dict[object, int]) -> i64:
+        """Walk blocks 0 to `last` of a prompt down `trie`: (node, block) → node. Returns how many nodes are new."""
+        words = self.pages.index.num_words
+        node = trie.setdefault((prompt.keys, "root"), len(trie))
+        new: i64 = 0
+        for position in range(last):
+            row = tuple([int(word) for word in prompt.words[position * words : (position + 1) * words]])
+            step = (node, row, prompt.spans.get(int(position)))
+            if step not in trie:
+                trie[step] = len(trie)
+                new += 1
+            node = trie[step]
+        return new
+
+    # Taking in.
+
+    def admit(self, prompt: Prompt, holder: str, num_seqs: i64) -> i64:
+        """Give a prompt that fits its row and blocks. O(tokens)."""
+        found = self.find(prompt)
+        sequences = self.sequences
+        sequences.version += 1
+        row = sequences.open(holder)
+        sequences.promise(row, num_seqs - 1)
+        sequences.num_tokens[row] = prompt.num_tokens
+        sequences.num_computed[row] = found * self.block_size
+        sequences.num_published[row] = found
+        sequences.pending_token[row] = NO_TOKEN
+        sequences.generation[row] = self.pages.index.num_generations
+        sequences.spans[row] = prompt.spans
+        self.joining.join(row, found)
+        self._fill_row(row, prompt, found)
+        stored = found
+        if self.pages.enable_prefix_caching:
+            sequences.root[row] = self.pages.index.root(prompt.keys)
+            if self.mapping is None:
+                stored = self._publish_prompt(row, prompt, found)
+        start = row * sequences.width
+        self.pages.index.store_rows(prompt.words, stored, sequences.num_blocks[row], sequences.blocks, start)
+        self.num_prompt_tokens += prompt.num_tokens
+        self.num_hit_tokens += found * self.block_size
+        return row
+
+    def prepare(self, prompt: Prompt) -> None:
+        """What may run a caller's code (hashing keys) or need memory comes before the first change."""
+        self.pages.index.root(prompt.keys)
+        self.pages.index.make_room(prompt.num_tokens // self.block_size)
+
+    def _fill_row(self, row: i64, prompt: Prompt, found: i64) -> None:
+        """Hits first, so that no new block is taken from among them; then new blocks."""
+        blocks = self.sequences.blocks
+        hits = self.pages.index.found
+        first = row * self.sequences.width
+        for position in range(found):
+            blocks[first + position] = hits[position]
+        self.pages.share(hits, 0, found)
+        num_blocks = self._num_blocks(prompt.num_tokens)
+        self.pages.acquire(blocks, first + found, num_blocks - found)
+        self.sequences.num_blocks[row] = num_blocks
+        if self.mapping is not None:
+            self.mapping.open(row, found * self.block_size, prompt.num_tokens)
+
+    def _publish_prompt(self, row: i64, prompt: Prompt, found: i64) -> i64:
+        """Index the full blocks of a prompt as owned by `row`, before they are computed (see `joining`)."""
+        last = max(found, prompt.num_tokens // self.block_size)
+        self.pages.index_prompt(prompt, found, last, self.sequences.blocks, row * self.sequences.width, row + 1)
+        self.sequences.num_published[row] = last
+        return last

@@ -1,0 +1,280 @@
+"""The block table of one layer group over a shared pool: hits, growth, the sliding window, swap."""
+
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ..groups import LayerGroup
+from ..ids import NULL_BLOCK
+from .arrays import zeros_i32, zeros_i64
+from .block_table import BlockTable
+from .content_pool import ContentPool
+from .prefix_index import PrefixIndex
+from .transfers import Transfers
+
+#: No place in this table: with no CPU pool nothing is kept there.
+NOWHERE: Final[i64] = 0
+
+
+class GroupTable(BlockTable):
+    """Which block holds what for the layers of one group, a row for each sequence.
+
+    A block of this group spans `num_pages` pages of the page table and holds the content of the last one. In a group
+    with a sliding window, places behind the window hold the null block, and blocks are taken as tokens come, not for a
+    whole prompt at once.
+
+    While a sequence is swapped out its row is empty here and `cpu_blocks` says where its blocks are.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        group: LayerGroup,
+        page_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        pool: ContentPool,
+        cpu: ContentPool | None,
+    ) -> None:
+        width = -(-max_model_len // group.block_size)
+        super().__init__(max_num_seqs, width, group.block_size)
+        self.number: i64 = number
+        self.window: i64 = group.sliding_window
+        self.num_pages: i64 = group.block_size // page_size
+        self.pool = pool
+        self.cpu = cpu
+        #: Leading places of a row that hold the null block.
+        self.num_null = zeros_i64(max_num_seqs)
+        #: Where a swapped-out sequence's blocks are; while it is not, the CPU blocks that its next step loads.
+        self.cpu_blocks = zeros_i32(max_num_seqs * width if cpu is not None else 0)
+        self.num_loads = zeros_i64(max_num_seqs)
+        #: What the latest look-up found at each place: a block, or minus a CPU block.
+        self.found = zeros_i64(width)
+
+    def first_needed(self, num_computed: i64) -> i64:
+        """The first place that tokens from `num_computed` on attend to (`LayerGroup.first_needed_block`)."""
+        if self.window == 0:
+            return 0
+        return max(num_computed - self.window + 1, 0) // self.block_size
+
+    def num_places(self, num_tokens: i64) -> i64:
+        """Places of a sequence of `num_tokens` tokens, those behind the window included."""
+        return (num_tokens + self.block_size - 1) // self.block_size
+
+    # Hits. `pages.found` holds the pages that the prompt begins with.
+
+    def _locate(self, pages: PrefixIndex, place: i64) -> i64:
+        """A block that holds what belongs at `place`, minus a CPU block, or 0."""
+        content = pages.identity[2 * i64(pages.found[(place + 1) * self.num_pages - 1])]
+        block = self.pool.find_content(content, self.number)
+        if block == NULL_BLOCK and self.cpu is not None:
+            block = -self.cpu.find_content(content, self.number)
+        self.found[place] = block
+        return block
+
+    def reach(self, pages: PrefixIndex, limit: i64) -> i64:
+        """How many of the first `limit` tokens this group can take from the cache. O(places)."""
+        last = limit // self.block_size
+        if self.window > 0:
+            return self._reach_window(pages, last)
+        for place in range(last):
+            if self._locate(pages, place) == NULL_BLOCK:
+                return place * self.block_size
+        return last * self.block_size
+
+    def _reach_window(self, pages: PrefixIndex, last: i64) -> i64:
+        """`last` places, if those in the window before them are there; else up to the missing one."""
+        place = last - 1
+        first = self.first_needed(last * self.block_size)
+        while place >= first:
+            if self._locate(pages, place) == NULL_BLOCK:
+                return place * self.block_size
+            place -= 1
+        return last * self.block_size
+
+    def num_needed(self, hit: i64, num_tokens: i64) -> i64:
+        """Free blocks that admission asks for: idle hits, loads, and new blocks; with a window, of one window."""
+        last = hit // self.block_size
+        needed: i64 = 0
+        for place in range(self.first_needed(hit), last):
+            block = self.found[place]
+            if block < 0 or self.pool.ref_cnt[block] == 0:
+                needed += 1
+        return needed + self._num_ahead(hit, num_tokens) - last
+
+    def _num_ahead(self, hit: i64, num_tokens: i64) -> i64:
+        if self.window > 0:
+            num_tokens = min(num_tokens, hit + self.window)
+        return self.num_places(num_tokens)
+
+    def num_least(self, num_tokens: i64) -> i64:
+        """Blocks without which a prompt of `num_tokens` tokens cannot run, even alone."""
+        if self.window > 0:
+            num_tokens = min(num_tokens, self.window + self.block_size)
+        return self.num_places(num_tokens)
+
+    def hold_hits(self, row: i64, hit: i64) -> None:
+        """Put the blocks found for the first `hit` tokens into an empty row; CPU blocks are held to be loaded."""
+        last = hit // self.block_size
+        first = min(self.first_needed(hit), last)
+        self.num_null[row] = first
+        self.num_blocks[row] = last
+        for place in range(first, last):
+            if self.found[place] > 0:
+                self.pool.share_one(self.found[place])
+                self.set_block(row, place, self.found[place])
+            elif self.cpu is not None:
+                self.cpu.share_one(-self.found[place])
+                self._set_cpu_block(row, place, -self.found[place])
+                self.num_loads[row] += 1
+
+    def take_prompt(self, row: i64, num_tokens: i64) -> None:
+        """New blocks for what has to be loaded and, without a window, for the whole prompt."""
+        if self.num_loads[row] > 0:
+            for place in range(self.num_null[row], self.num_blocks[row]):
+                if self.block_at(row, place) == NULL_BLOCK:
+                    self.set_block(row, place, self.pool.acquire_one())
+        if self.window == 0:
+            self._extend(row, self.num_places(num_tokens))
+
+    def _extend(self, row: i64, last: i64) -> None:
+        count = last - self.num_blocks[row]
+        if count > 0:
+            self.pool.acquire(self.blocks, row * self.width + self.num_blocks[row], count)
+            self.num_blocks[row] = last
+
+    def load(self, row: i64, pages: PrefixIndex, row_pages: vec[i32], transfers: Transfers) -> None:
+        """Let the step that runs now bring back what was hit in the CPU pool; it is cached here from now on."""
+        if self.num_loads[row] == 0 or self.cpu is None:
+            return
+        for place in range(self.num_null[row], self.num_blocks[row]):
+            source = self.cpu_block_at(row, place)
+            if source != NULL_BLOCK:
+                target = self.block_at(row, place)
+                transfers.swap_in(int(source), int(target), int(self.number))
+                self.publish_place(pages, row_pages, place, target)
+                self._set_cpu_block(row, place, NULL_BLOCK)
+                transfers.hold(int(source))
+        self.num_loads[row] = 0
+
+    # Growth.
+
+    def num_missing(self, row: i64, num_published_pages: i64, start: i64, end: i64) -> i64:
+        """Blocks that writing tokens `start` to `end` takes from the pool, a copy on write included."""
+        missing = max(self.num_places(end) - self.num_blocks[row], 0)
+        return missing + (1 if self._copies(row, num_published_pages, start) else 0)
+
+    def _copies(self, row: i64, num_published_pages: i64, start: i64) -> bool:
+        place = start // self.block_size
+        if place >= self.num_blocks[row] or place < num_published_pages // self.num_pages:
+            return False
+        return self.pool.ref_cnt[self.block_at(row, place)] > 1
+
+    def grow(self, row: i64, num_published_pages: i64, start: i64, end: i64, transfers: Transfers) -> bool:
+        """Make the place of token `start` the row's own and add what is missing up to `end`; whether a block was
+        copied."""
+        copied = False
+        place = start // self.block_size
+        if self._copies(row, num_published_pages, start):
+            copied = self._copy_on_write(row, place, start, transfers)
+        elif num_published_pages // self.num_pages <= place < self.num_blocks[row]:
+            block = self.block_at(row, place)
+            if self.pool.is_cached(block):
+                self.pool.index.remove(block)
+        self._extend(row, self.num_places(end))
+        return copied
+
+    def _copy_on_write(self, row: i64, place: i64, start: i64, transfers: Transfers) -> bool:
+        old = self.block_at(row, place)
+        new = self.pool.acquire_one()
+        self.set_block(row, place, new)
+        self.pool.release_one(old)
+        if start % self.block_size == 0:
+            return False
+        transfers.copy(int(old), int(new), int(self.number))
+        return True
+
+    def publish(self, row: i64, pages: PrefixIndex, row_pages: vec[i32], first_page: i64, last_page: i64) -> None:
+        """Pages `first_page` to `last_page` of the row are computed and indexed: so are the blocks they complete."""
+        for place in range(first_page // self.num_pages, last_page // self.num_pages):
+            block = self.block_at(row, place)
+            if block != NULL_BLOCK and not self.pool.is_cached(block):
+                self.publish_place(pages, row_pages, place, block)
+
+    def publish_place(self, pages: PrefixIndex, row_pages: vec[i32], place: i64, block: i64) -> None:
+        """Cache `block` as the content of the last page of `place`, if that page is still indexed."""
+        content = pages.identity[2 * i64(row_pages[(place + 1) * self.num_pages - 1])]
+        if content != 0:
+            self.pool.cache_content(block, content, self.number)
+
+    def slide(self, row: i64, num_computed: i64) -> None:
+        """Give back the blocks behind the window, the oldest first; the null block takes their place."""
+        first = min(self.first_needed(num_computed), self.num_blocks[row])
+        for place in range(self.num_null[row], first):
+            self.pool.release_one(self.block_at(row, place))
+            self.set_block(row, place, NULL_BLOCK)
+        self.num_null[row] = max(first, self.num_null[row])
+
+    # Forks, cuts, the end.
+
+    def fork(self, row: i64, child: i64, num_tokens: i64) -> None:
+        """Let `child`, an empty row, hold the blocks of the first `num_tokens` tokens of `row` too."""
+        shared = min(self.num_blocks[row], self.num_places(num_tokens))
+        self.num_blocks[child] = shared
+        self.num_null[child] = self.num_null[row]
+        for place in range(self.num_null[row], shared):
+            block = self.block_at(row, place)
+            if block != NULL_BLOCK:
+                self.pool.share_one(block)
+                self.set_block(child, place, block)
+            elif self.cpu is not None and self.cpu_block_at(row, place) != NULL_BLOCK:
+                self.cpu.share_one(self.cpu_block_at(row, place))
+                self._set_cpu_block(child, place, self.cpu_block_at(row, place))
+
+    def can_truncate(self, row: i64, num_computed: i64) -> bool:
+        """Whether the window before token `num_computed` is still held."""
+        return self.first_needed(num_computed) >= self.num_null[row]
+
+    def truncate(self, row: i64, num_tokens: i64) -> None:
+        """Give back the blocks behind the first `num_tokens` tokens."""
+        self._drop(row, self.num_places(num_tokens))
+
+    def close(self, row: i64) -> None:
+        """Give back all blocks of a row, the last first."""
+        self._drop(row, 0)
+        self.num_null[row] = 0
+        self.num_loads[row] = 0
+
+    def _drop(self, row: i64, keep: i64) -> None:
+        place = self.num_blocks[row] - 1
+        while place >= keep:
+            block = self.block_at(row, place)
+            if block != NULL_BLOCK:
+                self.pool.release_one(block)
+            if self.cpu is not None and self.cpu_block_at(row, place) != NULL_BLOCK:
+                self.cpu.release_one(self.cpu_block_at(row, place))
+                self._set_cpu_block(row, place, NULL_BLOCK)
+            place -= 1
+        if keep < self.num_blocks[row]:
+            self.cut_row(row, keep)
+
+    # The CPU pool.
+
+    def cpu_block_at(self, row: i64, place: i64) -> i64:
+        """The CPU block that holds, or will bring back, what belongs at `place`; 0 for none."""
+        return i64(self.cpu_blocks[row * self.width + place])
+
+    def _set_cpu_block(self, row: i64, place: i64, block: i64) -> None:
+        self.cpu_blocks[row * self.width + place] = i32(block)
+
+    def move_out(self, row: i64, place: i64, cpu_block: i64) -> None:
+        """The block at `place` goes back to the pool; `cpu_block` (0: nothing worth keeping) stands for it."""
+        self.pool.release_one(self.block_at(row, place))
+        self.set_block(row, place, NULL_BLOCK)
+        self._set_cpu_block(row, place, cpu_block)
+
+    def move_in(self, row: i64, place: i64, block: i64) -> None:
+        """`block`, held already, takes the place of the CPU block."""
+        self.set_block(row, place, block)
+        self._set_cpu_block(row, place, NULL_BLOCK)

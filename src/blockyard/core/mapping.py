@@ -1,0 +1,185 @@
+"""Layer groups over one pool: where the pages of a sequence are stored, group by group, in the pool or on the CPU.
+
+A manager with several groups, a sliding window or a CPU pool has a page table, as virtual memory has: its
+sequences hold *pages*, which know tokens and have no keys and values; here each page is mapped to the blocks that
+do. Prefix hits, forks and cuts are decided on pages, exactly as in a manager without groups, whose pages are its blocks.
+"""
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ..config import MAX_BLOCKS, CacheConfig
+from .block_pool import BlockPool
+from .block_table import BlockTable
+from .content_pool import ContentPool
+from .cpu_tier import CpuTier
+from .group_table import GroupTable
+from .sequences import SequenceTable
+from .transfers import Transfers
+
+
+def num_pages(config: CacheConfig) -> int:
+    """Pages of the page table: enough for all that running sequences can hold, and to remember what is cached.
+
+    A page that a sequence holds is backed by a block of a group without a window; with windows alone, by nothing.
+    Duplicates, idle pages and copies on write take no more than as much again, twice.
+    """
+    per_block = max(group.block_size for group in config.layer_groups) // config.hash_block_size
+    stored = (config.num_blocks + config.num_cpu_blocks) * per_block
+    held = config.max_num_seqs * config.max_blocks_per_seq
+    if any(group.sliding_window == 0 for group in config.layer_groups):
+        held = min(held, 2 * stored)
+    return min(1 + held + stored, MAX_BLOCKS)
+
+
+class Mapping:
+    """The tables of all groups, driven together; each call is all or nothing because `num_...` is asked first."""
+
+    def __init__(self, config: CacheConfig, pages: BlockPool, sequences: SequenceTable) -> None:
+        self.pages = pages
+        self.sequences = sequences
+        self.page_size: i64 = config.hash_block_size
+        self.alignment: i64 = config.hit_alignment
+        first = config.layer_groups[0].block_size
+        self.pool = ContentPool(config.num_blocks, config.hash_seed, first)
+        self.cpu: ContentPool | None = None
+        self.tier: CpuTier | None = None
+        if config.num_cpu_blocks > 0:
+            cpu = ContentPool(config.num_cpu_blocks, config.hash_seed, first)
+            self.cpu = cpu
+            if config.keep_evicted:
+                self.tier = CpuTier(self.pool, cpu)
+                self.pool.listener = self.tier
+        self.groups = [
+            GroupTable(
+                number, group, config.hash_block_size, config.max_num_seqs, config.max_model_len, self.pool, self.cpu
+            )
+            for number, group in enumerate(config.layer_groups)
+        ]
+        self.num_copied_blocks: i64 = 0
+
+    def tables(self) -> list[BlockTable]:
+        """The table of each group."""
+        return [group for group in self.groups]
+
+    # Admission.
+
+    def reach(self, found: i64) -> i64:
+        """How many of the first `found` pages of a prompt every group can take from the cache: the longest common hit.
+
+        O(found * groups): a window that fails lowers the limit to the place that is missing, so each place is looked
+        at once, or once more for each other group with a window.
+        """
+        limit = found * self.page_size
+        reached: i64 = -1
+        while limit > 0 and reached != limit:
+            reached = limit
+            for group in self.groups:
+                limit = min(limit, group.reach(self.pages.index, limit))
+                limit -= limit % self.alignment
+        return limit // self.page_size
+
+    def num_needed(self, hit: i64, num_tokens: i64) -> i64:
+        """Free blocks that admitting a prompt asks for, after `reach`."""
+        needed: i64 = 0
+        for group in self.groups:
+            needed += group.num_needed(hit, num_tokens)
+        return needed
+
+    def num_least(self, num_tokens: i64) -> i64:
+        """Blocks without which a prompt of `num_tokens` tokens cannot run, even alone."""
+        least: i64 = 0
+        for group in self.groups:
+            least += group.num_least(num_tokens)
+        return least
+
+    def open(self, row: i64, hit: i64, num_tokens: i64) -> None:
+        """Hold what `reach` found for the first `hit` tokens, all of it before any new block is taken; then take those."""
+        for group in self.groups:
+            group.hold_hits(row, hit)
+        for group in self.groups:
+            group.take_prompt(row, num_tokens)
+
+    # The step.
+
+    def num_missing(self, row: i64, start: i64, end: i64) -> i64:
+        """Blocks that writing tokens `start` to `end` takes from the pool."""
+        published = self.sequences.num_published[row]
+        missing: i64 = 0
+        for group in self.groups:
+            missing += group.num_missing(row, published, start, end)
+        return missing
+
+    def grow(self, row: i64, start: i64, end: i64, transfers: Transfers) -> None:
+        """Blocks for tokens `start` to `end`, copies on write, and what was hit in the CPU pool."""
+        published = self.sequences.num_published[row]
+        for group in self.groups:
+            if group.num_loads[row] > 0:
+                group.load(row, self.pages.index, self.sequences.row_blocks(row), transfers)
+            if group.grow(row, published, start, end, transfers):
+                self.num_copied_blocks += 1
+
+    def has_room(self, row: i64, end: i64) -> bool:
+        """Whether every group has blocks for `end` tokens and nothing to load."""
+        for group in self.groups:
+            if end > group.num_blocks[row] * group.block_size or group.num_loads[row] > 0:
+                return False
+        return True
+
+    def finish(self, transfers: Transfers) -> None:
+        """Complete a plan: evicted blocks that are saved, and the CPU blocks it held until now."""
+        if self.tier is not None:
+            self.tier.tell(transfers)
+        if self.cpu is not None:
+            for block in transfers.held:
+                self.cpu.release_one(block)
+
+    def publish(self, row: i64, first_page: i64, last_page: i64) -> None:
+        """Pages `first_page` to `last_page` of the row are computed and indexed now."""
+        pages = self.sequences.row_blocks(row)
+        for group in self.groups:
+            group.publish(row, self.pages.index, pages, first_page, last_page)
+
+    def slide(self, row: i64) -> None:
+        """Give back what lies behind the windows."""
+        for group in self.groups:
+            if group.window > 0:
+                group.slide(row, self.sequences.num_computed[row])
+
+    # Forks, cuts, the end.
+
+    def fork(self, row: i64, child: i64) -> None:
+        """Let `child` hold the blocks of `row` too."""
+        for group in self.groups:
+            group.fork(row, child, self.sequences.num_tokens[row])
+
+    def num_loads(self, row: i64) -> i64:
+        """Blocks that the sequence's next step brings back from the CPU."""
+        loads: i64 = 0
+        for group in self.groups:
+            loads += group.num_loads[row]
+        return loads
+
+    def shortest_cut(self, row: i64) -> i64:
+        """The least number of computed tokens that `truncate` may leave: all windows before it are still held."""
+        shortest: i64 = 0
+        for group in self.groups:
+            if group.num_null[row] > 0:
+                shortest = max(shortest, group.num_null[row] * group.block_size + group.window - 1)
+        return shortest
+
+    def truncate(self, row: i64, num_tokens: i64) -> None:
+        """Give back the blocks behind the first `num_tokens` tokens."""
+        for group in self.groups:
+            group.truncate(row, num_tokens)
+
+    def close(self, row: i64) -> None:
+        """Give back everything a sequence holds."""
+        for group in self.groups:
+            group.close(row)
+
+    def reset(self) -> None:
+        """Forget all cached content, here and on the CPU."""
+        self.pool.reset()
+        if self.cpu is not None:
+            self.cpu.reset()

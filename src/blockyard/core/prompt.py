@@ -1,0 +1,55 @@
+"""A prompt as the index sees it: packed tokens, the keys of the whole request, and what stands at spans of tokens."""
+
+from bisect import bisect_right
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ..keys import ExtraKey, block_spans, canonical_keys, request_keys, require_spans_within, spans_of
+from .tokens import pack_tokens
+
+#: Behind every block of a prompt.
+NO_MORE: Final[i64] = 1099511627776
+
+
+class Prompt:
+    """words: the tokens, packed in blocks. keys: extra keys that hold for every block, in one order.
+
+    spans: for each block that a span overlaps, what stands there, in a form that is compared whole; `span_blocks`
+    are these blocks, ascending.
+    """
+
+    def __init__(
+        self, words: vec[i64], num_tokens: i64, keys: tuple[object, ...], spans: dict[int, tuple[object, ...]]
+    ) -> None:
+        self.words = words
+        self.num_tokens = num_tokens
+        self.keys = keys
+        self.spans = spans
+        self.span_blocks = sorted(spans)
+
+    def next_span_block(self, position: i64) -> i64:
+        """The first block behind `position` that a span overlaps, or one behind all. O(log spans)."""
+        index = bisect_right(self.span_blocks, int(position))
+        return self.span_blocks[index] if index < len(self.span_blocks) else NO_MORE
+
+
+def make_prompt(token_ids: object, extra_keys: object, block_size: int) -> Prompt:
+    """Check and pack what a caller calls a prompt. Raises `InvalidArgument`. O(tokens + blocks under spans)."""
+    packed = pack_tokens(token_ids, block_size)
+    keys = canonical_keys(extra_keys)
+    if not keys:
+        return Prompt(packed.words, packed.num_tokens, (), {})
+    return Prompt(
+        packed.words, packed.num_tokens, request_keys(keys), _spans_by_block(keys, int(packed.num_tokens), block_size)
+    )
+
+
+def _spans_by_block(keys: tuple[ExtraKey, ...], num_tokens: int, block_size: int) -> dict[int, tuple[object, ...]]:
+    spans = spans_of(keys)
+    require_spans_within(spans, num_tokens)
+    blocks: set[int] = set()
+    for span in spans:
+        blocks.update(range(span.start // block_size, (span.start + span.length - 1) // block_size + 1))
+    return {block: block_spans(spans, block, block_size) for block in blocks}

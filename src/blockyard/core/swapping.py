@@ -1,0 +1,211 @@
+"""Sequences to the CPU pool and back, whole batches, all or nothing."""
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ..errors import InvalidArgument, OutOfBlocks, SequenceNotReady
+from ..ids import NULL_BLOCK
+from .content_pool import ContentPool
+from .group_table import GroupTable
+from .mapping import Mapping
+from .plan import SwapPlan
+from .sequences import ALERT, SequenceTable
+from .transfers import Transfers
+
+
+class Swapping:
+    """Decides where each block of a sequence goes; the plan says what to move.
+
+    A block that sequences share is moved once if they go together. What is cached already on the other side
+    under the same content is shared there and not moved at all.
+    """
+
+    def __init__(self, mapping: Mapping, cpu: ContentPool, sequences: SequenceTable) -> None:
+        self.mapping = mapping
+        self.pool = mapping.pool
+        self.cpu = cpu
+        self.sequences = sequences
+        #: Where each block of the running call goes: one decision for all who share it.
+        self._target: dict[int, int] = {}
+
+    def swap_out(self, seqs: object) -> SwapPlan:
+        """See `KVCacheManager.swap_out`."""
+        rows = self.sequences.rows_of(seqs)
+        for index in range(i64(len(rows))):
+            self._require_at(rows[index], False, "swap_out")
+        needed = self._plan_out(rows)
+        if needed > self.cpu.queue.num_free:
+            raise OutOfBlocks(
+                f"swap_out: seqs need {needed} CPU blocks; {self.cpu.num_free_blocks} "
+                f"of {self.cpu.num_usable_blocks} are free",
+                int(needed),
+                self.cpu.num_free_blocks,
+            )
+        return self._carry_out(rows)
+
+    def _require_at(self, row: i64, swapped: bool, action: str) -> None:
+        sequences = self.sequences
+        if (sequences.is_swapped[row] != 0) != swapped:
+            where = "swapped out already" if not swapped else "not swapped out"
+            raise SequenceNotReady(f"{action}: {sequences.name(row)} is {where}")
+        if sequences.num_reserved[row] > 0:
+            raise SequenceNotReady(
+                f"{action}: {sequences.name(row)} has {sequences.num_reserved[row]} reserved tokens; commit them first"
+            )
+
+    def _plan_out(self, rows: vec[i64]) -> i64:
+        """Find what the CPU pool has of the blocks; returns how many free CPU blocks the rest and idle finds take."""
+        self._target = {}
+        needed: i64 = 0
+        for index in range(i64(len(rows))):
+            for group in self.mapping.groups:
+                for place in range(group.num_null[rows[index]], self._num_worth(group, rows[index])):
+                    block = group.block_at(rows[index], place)
+                    if group.cpu_block_at(rows[index], place) == NULL_BLOCK and int(block) not in self._target:
+                        found = self._find_on_cpu(block)
+                        self._target[int(block)] = int(found)
+                        if found == NULL_BLOCK or self.cpu.ref_cnt[found] == 0:
+                            needed += 1
+        return needed
+
+    def _num_worth(self, group: GroupTable, row: i64) -> i64:
+        """Places that hold computed tokens; what lies behind them is not worth keeping."""
+        return min(group.num_blocks[row], group.num_places(self.sequences.num_computed[row]))
+
+    def _find_on_cpu(self, block: i64) -> i64:
+        if not self.pool.is_cached(block):
+            return NULL_BLOCK
+        return self.cpu.find_content(self.pool.content_of(block), self.pool.group_of(block))
+
+    def _carry_out(self, rows: vec[i64]) -> SwapPlan:
+        self.sequences.version += 1
+        transfers = Transfers()
+        if self.mapping.tier is not None:
+            self.mapping.tier.tell(transfers)
+        # Finds are held first, so that no new CPU block is taken from among them.
+        for found in self._target.values():
+            if found != NULL_BLOCK:
+                self.cpu.share_one(found)
+        taken: list[int] = [found for found in self._target.values() if found != NULL_BLOCK]
+        for index in range(i64(len(rows))):
+            for group in self.mapping.groups:
+                self._move_out(group, rows[index], transfers, taken)
+            self.sequences.is_swapped[rows[index]] = 1
+        for block in taken:
+            self.cpu.release_one(block)
+        self.mapping.finish(transfers)
+        return SwapPlan(transfers)
+
+    def _move_out(self, group: GroupTable, row: i64, transfers: Transfers, taken: list[int]) -> None:
+        """Each target is held once by the call (`taken`) and once for each row that comes to it.
+
+        What was to be loaded from a CPU block stays there, held by the row already.
+        """
+        worth = self._num_worth(group, row)
+        place = group.num_blocks[row] - 1
+        while place >= group.num_null[row]:
+            block = group.block_at(row, place)
+            target = group.cpu_block_at(row, place)
+            if target == NULL_BLOCK and place < worth:
+                target = self._send(group, block, transfers, taken)
+                self.cpu.share_one(target)
+            group.move_out(row, place, target)
+            place -= 1
+        group.num_loads[row] = 0
+        keep = max(worth, group.num_null[row])
+        if keep < group.num_blocks[row]:
+            group.cut_row(row, keep)
+
+    def _send(self, group: GroupTable, block: i64, transfers: Transfers, taken: list[int]) -> i64:
+        """The CPU block that `block` goes to, or is found in."""
+        target = i64(self._target[int(block)])
+        if target == NULL_BLOCK:
+            target = self._new_on_cpu(block)
+            self._target[int(block)] = int(target)
+            taken.append(int(target))
+            transfers.swap_out(int(block), int(target), int(group.number))
+        return target
+
+    def _new_on_cpu(self, block: i64) -> i64:
+        target = self.cpu.acquire_one()
+        if self.pool.is_cached(block):
+            self.cpu.cache_content(target, self.pool.content_of(block), self.pool.group_of(block))
+        return target
+
+    def swap_in(self, seqs: object) -> SwapPlan:
+        """See `KVCacheManager.swap_in`."""
+        rows = self.sequences.rows_of(seqs)
+        for index in range(i64(len(rows))):
+            self._require_at(rows[index], True, "swap_in")
+        needed = self._plan_in(rows)
+        if needed > self.pool.queue.num_free:
+            raise OutOfBlocks(
+                f"swap_in: seqs need {needed} blocks; {self.pool.num_free_blocks} "
+                f"of {self.pool.num_usable_blocks} are free",
+                int(needed),
+                self.pool.num_free_blocks,
+            )
+        return self._carry_in(rows)
+
+    def _plan_in(self, rows: vec[i64]) -> i64:
+        """Find what the pool still has of the blocks; returns how many free blocks the rest and idle finds take."""
+        self._target = {}
+        needed: i64 = 0
+        for index in range(i64(len(rows))):
+            for group in self.mapping.groups:
+                for place in range(group.num_null[rows[index]], group.num_blocks[rows[index]]):
+                    source = group.cpu_block_at(rows[index], place)
+                    if int(source) not in self._target:
+                        found = self._find_in_pool(source)
+                        self._target[int(source)] = int(found)
+                        if found == NULL_BLOCK or self.pool.ref_cnt[found] == 0:
+                            needed += 1
+        return needed
+
+    def _find_in_pool(self, cpu_block: i64) -> i64:
+        if not self.cpu.is_cached(cpu_block):
+            return NULL_BLOCK
+        return self.pool.find_content(self.cpu.content_of(cpu_block), self.cpu.group_of(cpu_block))
+
+    def _carry_in(self, rows: vec[i64]) -> SwapPlan:
+        self.sequences.version += 1
+        transfers = Transfers()
+        taken: list[int] = [found for found in self._target.values() if found != NULL_BLOCK]
+        for found in taken:
+            self.pool.share_one(found)
+        for index in range(i64(len(rows))):
+            for group in self.mapping.groups:
+                self._move_in(group, rows[index], transfers, taken)
+            self.sequences.is_swapped[rows[index]] = 0
+            self.sequences.alert[rows[index]] = ALERT
+        for block in taken:
+            self.pool.release_one(block)
+        self.mapping.finish(transfers)
+        return SwapPlan(transfers)
+
+    def _move_in(self, group: GroupTable, row: i64, transfers: Transfers, taken: list[int]) -> None:
+        for place in range(group.num_null[row], group.num_blocks[row]):
+            source = group.cpu_block_at(row, place)
+            target = i64(self._target[int(source)])
+            if target == NULL_BLOCK:
+                target = self._new_in_pool(source)
+                self._target[int(source)] = int(target)
+                taken.append(int(target))
+                transfers.swap_in(int(source), int(target), int(group.number))
+            self.pool.share_one(target)
+            group.move_in(row, place, target)
+            # The source stays held until the plan is complete: nothing that this call evicts may be saved over it.
+            transfers.hold(int(source))
+
+    def _new_in_pool(self, cpu_block: i64) -> i64:
+        target = self.pool.acquire_one()
+        if self.cpu.is_cached(cpu_block):
+            self.pool.cache_content(target, self.cpu.content_of(cpu_block), self.cpu.group_of(cpu_block))
+        return target
+
+
+def require_cpu(swapping: Swapping | None, action: str) -> Swapping:
+    """Raise `InvalidArgument` where there is no CPU pool."""
+    if swapping is None:
+        raise InvalidArgument(f"{action}: num_cpu_blocks is 0; a CPU pool is needed")
+    return swapping
