@@ -13,7 +13,7 @@ from .core.block_pool import BlockPool
 from .core.free_queue import FreeKVCacheBlockQueue
 from .core.lease import BlockLease
 from .core.manager import KVCacheManager
-from .core.plan import StepPlan
+from .core.plan import GroupPlan, StepPlan, SwapPlan
 from .errors import (
     BlockyardError,
     CapacityError,
@@ -31,7 +31,8 @@ from .errors import (
     StalePlan,
     UnknownSequence,
 )
-from .keys import CacheSalt, ExtraKey, LoRA
+from .groups import LayerGroup
+from .keys import CacheSalt, ExtraKey, LoRA, Span
 
 __version__ = "0.1.0"
 
@@ -48,10 +49,12 @@ __all__ = [
     "ExtraKey",
     "ForeignBlock",
     "FreeKVCacheBlockQueue",
+    "GroupPlan",
     "InvalidArgument",
     "InvariantError",
     "KVCacheBlock",
     "KVCacheManager",
+    "LayerGroup",
     "LoRA",
     "LogicError",
     "MissingExtra",
@@ -60,10 +63,12 @@ __all__ = [
     "OutOfBlocks",
     "OutOfRows",
     "SeqStatus",
+    "Span",
     "SequenceNotReady",
     "StaleBuildWarning",
     "StalePlan",
     "StepPlan",
+    "SwapPlan",
     "UnknownSequence",
     "__version__",
     "build_name",

@@ -108,9 +108,13 @@ class Admitting:
         needed: i64 = 0
         for prompt in prompts:
             needed += self._num_needed(prompt, num_seqs)
-        if needed > free and len(prompts) > 1 and self.mapping is None and self.pages.index.num_pending == 0:
+        if needed > free and len(prompts) > 1 and self._share_at_once():
             needed = self._num_needed_together(prompts, num_seqs)
         return needed - free
+
+    def _share_at_once(self) -> bool:
+        """Whether prompts admitted one after another are sure to share what they begin with in common."""
+        return self.mapping is None and self.pages.enable_prefix_caching and self.pages.index.num_pending == 0
 
     def _num_needed(self, prompt: Prompt, num_seqs: i64) -> i64:
         """Free blocks that a prompt takes: new ones, idle hits, and a copy on write for each further sequence."""

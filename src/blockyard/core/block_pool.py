@@ -12,8 +12,8 @@ from ..ids import NO_CONTENT, NULL_BLOCK
 from .arrays import view_i32, view_i64, zeros_i32
 from .block import KVCacheBlock
 from .free_queue import FreeKVCacheBlockQueue
-from .lease import BlockLease
 from .hashing import root_hash
+from .lease import BlockLease
 from .prefix_index import PrefixIndex
 from .prompt import Prompt, make_prompt
 from .tokens import token_array, unpack_tokens
@@ -271,10 +271,8 @@ class BlockPool:
             return first
         return self.index.find_prefix(prompt.words, first, max_blocks, root)
 
-    def index_prompt(
-        self, prompt: Prompt, first: i64, last: i64, blocks: vec[i32], start: i64, owner: i64
-    ) -> None:
-        """Store and index blocks `first` to `last` of a prompt in `blocks[start + first:]`; those before are indexed."""
+    def index_prompt(self, prompt: Prompt, first: i64, last: i64, blocks: vec[i32], start: i64, owner: i64) -> None:
+        """Store and index blocks `first` to `last` of a prompt in `blocks[start + first:]`, after those before."""
         index = self.index
         while first < last:
             before = i64(blocks[start + first - 1]) if first > 0 else NULL_BLOCK

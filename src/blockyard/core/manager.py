@@ -2,7 +2,6 @@
 
 import numpy as np
 import numpy.typing as npt
-from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..answers import Admission, CacheStats
@@ -24,7 +23,6 @@ from .prompt import Prompt, make_prompt
 from .reserving import NO_TOKEN, Reserving
 from .sequences import SequenceTable
 from .swapping import Swapping, require_cpu
-from .tokens import int64_vector
 
 
 class KVCacheManager:
@@ -88,9 +86,7 @@ class KVCacheManager:
         count = require_int("num_seqs", num_seqs, 1, int(self._sequences.max_num_seqs))
         return self._admitting.answer([make_prompt(token_ids, extra_keys, int(self.block_size))], count)
 
-    def allocate(
-        self, token_ids: object, holder: object = "", extra_keys: object = (), num_seqs: object = 1
-    ) -> int:
+    def allocate(self, token_ids: object, holder: object = "", extra_keys: object = (), num_seqs: object = 1) -> int:
         """Admit a prompt: hold the blocks of its longest cached prefix, and new ones for the rest. O(tokens).
 
         token_ids: integers (n,), as a list, an int32 or int64 array, a torch tensor, or anything with a buffer.

@@ -2,11 +2,10 @@
 
 A manager with several groups, a sliding window or a CPU pool has a page table, as virtual memory has: its
 sequences hold *pages*, which know tokens and have no keys and values; here each page is mapped to the blocks that
-do. Prefix hits, forks and cuts are decided on pages, exactly as in a manager without groups, whose pages are its blocks.
+do. Prefix hits, forks and cuts are decided on pages, as in a manager without groups, whose pages are its blocks.
 """
 
-from librt.vecs import vec
-from mypy_extensions import i32, i64
+from mypy_extensions import i64
 
 from ..config import MAX_BLOCKS, CacheConfig
 from .block_pool import BlockPool
@@ -60,7 +59,7 @@ class Mapping:
 
     def tables(self) -> list[BlockTable]:
         """The table of each group."""
-        return [group for group in self.groups]
+        return list(self.groups)
 
     # Admission.
 
@@ -94,7 +93,7 @@ class Mapping:
         return least
 
     def open(self, row: i64, hit: i64, num_tokens: i64) -> None:
-        """Hold what `reach` found for the first `hit` tokens, all of it before any new block is taken; then take those."""
+        """Hold what `reach` found for the first `hit` tokens, all of it, and only then take new blocks."""
         for group in self.groups:
             group.hold_hits(row, hit)
         for group in self.groups:

@@ -123,8 +123,8 @@ class GroupPlan:
 class SwapPlan:
     """Blocks to move between the pool and the CPU pool now, before the next step: swap_outs first, then swap_ins.
 
-    swap_outs save what sequences leave behind, or what the pool evicted; swap_ins bring back sequences, or what a prompt
-    hit in the CPU pool.
+    swap_outs save what sequences leave behind, or what the pool evicted; swap_ins bring back sequences, or what a
+    prompt hit in the CPU pool.
     """
 
     def __init__(self, transfers: Transfers) -> None:

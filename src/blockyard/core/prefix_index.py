@@ -97,7 +97,7 @@ class PrefixIndex:
     def find_prefix(self, words: vec[i64], first: i64, max_blocks: i64, root: i64) -> i64:
         """How far blocks `first` to `max_blocks` of a packed prompt, the first of them after `root`, are indexed.
 
-        Returns where the first one is missing; the ids of those before are in `found`, their chained hashes in `hashes`.
+        Returns where the first one is missing; `found` has the ids of those before, `hashes` their chained hashes.
         O(blocks found).
         """
         self.make_room(max_blocks)

@@ -6,7 +6,7 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ..keys import ExtraKey, block_spans, canonical_keys, request_keys, require_spans_within, spans_of
+from ..keys import canonical_keys, request_keys, require_spans_within, spans_by_block, spans_of
 from .tokens import pack_tokens
 
 #: Behind every block of a prompt.
@@ -41,15 +41,9 @@ def make_prompt(token_ids: object, extra_keys: object, block_size: int) -> Promp
     keys = canonical_keys(extra_keys)
     if not keys:
         return Prompt(packed.words, packed.num_tokens, (), {})
-    return Prompt(
-        packed.words, packed.num_tokens, request_keys(keys), _spans_by_block(keys, int(packed.num_tokens), block_size)
-    )
-
-
-def _spans_by_block(keys: tuple[ExtraKey, ...], num_tokens: int, block_size: int) -> dict[int, tuple[object, ...]]:
+    num_tokens = int(packed.num_tokens)
     spans = spans_of(keys)
     require_spans_within(spans, num_tokens)
-    blocks: set[int] = set()
-    for span in spans:
-        blocks.update(range(span.start // block_size, (span.start + span.length - 1) // block_size + 1))
-    return {block: block_spans(spans, block, block_size) for block in blocks}
+    by_block: dict[int, tuple[object, ...]] = {}
+    by_block.update(spans_by_block(spans, block_size, -(-num_tokens // block_size)))
+    return Prompt(packed.words, packed.num_tokens, request_keys(keys), by_block)

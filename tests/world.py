@@ -1,0 +1,383 @@
+"""A random program over every feature of the manager, with a data plane that remembers what stands in each slot.
+
+The shadow memory holds, in place of keys and values, a name for "this token after all those before it, under these
+extra keys". Plans are carried out on it as an engine would; then every context that attention would read is read
+back through the block tables of each layer group and compared, token by token. A wrong hit, a lost copy, a block given
+to two writers or a swap to the wrong place shows as a wrong name, whatever the counters say.
+
+`World(package, seed)` takes either build; two builds with one seed must tell the same story (`story`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+NOTHING = -1
+
+
+class Memory:
+    """What stands in each slot of each group: (group, block) → names of its tokens."""
+
+    def __init__(self, num_blocks: int, sizes: list[int]) -> None:
+        self.blocks = [np.full((num_blocks, size), NOTHING, dtype=np.int64) for size in sizes]
+
+
+class Seq:
+    """What the program knows of one sequence."""
+
+    def __init__(self, handle: int, tokens: list[int], keys: tuple[Any, ...], spans: tuple[Any, ...]) -> None:
+        self.handle = handle
+        self.tokens = tokens
+        self.keys = keys
+        self.spans = spans
+        self.reserved = 0
+        self.drafts: list[int] = []
+        self.is_swapped = False
+
+
+class World:
+    """One cache, its shadow memory, and a program that drives both."""
+
+    def __init__(self, package: ModuleType, seed: int) -> None:
+        self.package = package
+        self.random = random.Random(seed)
+        self.seed = seed
+        self.config = self.choose_config()
+        self.cache = package.KVCacheManager(self.config)
+        self.sizes = [group.block_size for group in self.config.layer_groups]
+        self.windows = [group.sliding_window for group in self.config.layer_groups]
+        self.gpu = Memory(self.config.num_blocks, self.sizes)
+        self.cpu = Memory(max(self.config.num_cpu_blocks, 1), self.sizes)
+        self.seqs: list[Seq] = []
+        self.counts: Counter[str] = Counter()
+        self.story: list[Any] = []
+
+    def choose_config(self) -> Any:
+        choose = self.random
+        package = self.package
+        groups: tuple[Any, ...] = ()
+        size = choose.choice((1, 2, 3, 4))
+        kind = choose.randrange(5)
+        if kind >= 2:
+            sizes = [size * choose.choice((1, 1, 2, 3)) for _ in range(choose.randint(1, 3))]
+            windows = [choose.choice((0, 0, choose.randint(1, 4 * size), choose.randint(1, 9))) for _ in sizes]
+            groups = tuple(package.LayerGroup(s, w) for s, w in zip(sizes, windows, strict=True))
+        return package.CacheConfig(
+            choose.randint(4, 60),
+            size,
+            max_num_seqs=choose.randint(1, 8),
+            max_model_len=choose.randint(2, 30) * size,
+            enable_prefix_caching=choose.random() < 0.9,
+            watermark=choose.choice((0.0, 0.0, 0.1)),
+            groups=groups,
+            num_cpu_blocks=choose.choice((0, 0, choose.randint(2, 50))) if kind != 0 else 0,
+            keep_evicted=choose.random() < 0.7,
+            **self.more_config(),
+        )
+
+    def more_config(self) -> dict[str, Any]:
+        return {}
+
+    # ------------------------------------------------------------------ names of keys and values
+
+    def names(self, seq: Seq, tokens: list[int]) -> list[int]:
+        """For each token, a name for it and all that its keys and values depend on."""
+        name, names = hash(seq.keys), []
+        for position, token in enumerate(tokens):
+            here = tuple((s.content, position - s.start) for s in seq.spans if s.start <= position < s.start + s.length)
+            name = hash((name, token, here)) >> 2
+            names.append(name)
+        return names
+
+    # ------------------------------------------------------------------ running
+
+    def run(self, num_calls: int) -> None:
+        """So many random calls, the laws proved after each; then everything ends and nothing may be left."""
+        actors = self.actors()
+        for _ in range(num_calls):
+            actor = self.random.choices([a for a, _ in actors], [w for _, w in actors])[0]
+            self.act(actor)
+        self.finish()
+
+    def actors(self) -> list[tuple[Any, float]]:
+        return [
+            (self.allocate, 8),
+            (self.allocate_batch, 2),
+            (self.step, 20),
+            (self.fork, 3),
+            (self.regroup, 2),
+            (self.truncate, 2),
+            (self.append, 2),
+            (self.swap_out, 3),
+            (self.swap_in, 4),
+            (self.free, 5),
+            (self.reset, 0.3),
+        ]
+
+    def act(self, actor: Any) -> None:
+        name = actor.__name__
+        try:
+            result = actor()
+        except self.package.BlockyardError as error:
+            result = f"{type(error).__name__}: {error}"
+            name = f"{name}: {type(error).__name__}"
+        self.counts[name] += 1
+        self.cache.check()
+        self.story.append((name, result, self.state()))
+
+    def state(self) -> Any:
+        stats = self.cache.stats()
+        return (
+            tuple(getattr(stats, field) for field in ("num_hit_tokens", "num_evicted_blocks", "num_copied_blocks")),
+            self.cache.num_free_blocks,
+            self.cache.num_cached_blocks,
+            self.cache.pool.ref_counts().tolist(),
+        )
+
+    def finish(self) -> None:
+        self.counts["mapped tokens hit" if self.config.is_mapped else "tokens hit"] += self.cache.stats().num_hit_tokens
+        self.cache.free([seq.handle for seq in self.seqs])
+        self.cache.check()
+        assert self.cache.num_used_blocks == 0
+        if self.cache.cpu_pool is not None:
+            self.carry_out(self.cache.reserve([], 0))
+            assert self.cache.cpu_pool.num_used_blocks == 0
+        self.cache.check()
+
+    # ------------------------------------------------------------------ what happens
+
+    def prompt(self) -> list[int]:
+        choose = self.random
+        limit = self.config.max_model_len
+        if self.seqs and choose.random() < 0.5:
+            tokens = list(choose.choice(self.seqs).tokens)
+            tokens = tokens[: choose.randint(1, len(tokens))]
+        else:
+            tokens = []
+        tokens += [choose.choice((1, 1, 1, 2)) for _ in range(choose.randint(1, max(1, limit // 2)))]
+        return tokens[:limit] if choose.random() < 0.95 else tokens
+
+    def keys(self) -> tuple[Any, ...]:
+        package = self.package
+        return self.random.choice(((), (), (), (package.LoRA("a"),), (package.CacheSalt("a"),)))
+
+    def spans(self, tokens: list[int]) -> tuple[Any, ...]:
+        if self.random.random() < 0.8 or not hasattr(self.package, "Span"):
+            return ()
+        start = self.random.randrange(len(tokens))
+        length = self.random.randint(1, len(tokens) - start)
+        return (self.package.Span(self.random.choice("xy"), start, length),)
+
+    def allocate(self) -> int:
+        tokens, keys = self.prompt(), self.keys()
+        spans = self.spans(tokens)
+        answer = self.cache.can_allocate(tokens, keys + spans).name
+        free = self.cache.num_free_blocks
+        try:
+            handle = self.cache.allocate(tokens, "someone", keys + spans)
+        except self.package.CapacityError:
+            assert answer != "OK"
+            raise
+        assert answer == "OK", (answer, free)
+        self.add(Seq(handle, tokens, keys, spans))
+        return self.cache.num_computed_tokens(handle)
+
+    def add(self, seq: Seq) -> None:
+        self.seqs.append(seq)
+
+    def allocate_batch(self) -> list[int]:
+        first, keys = self.prompt(), self.keys()
+        prompts = [first]
+        for _ in range(self.random.randint(0, 3)):
+            prompts.append(first[: self.random.randint(1, len(first))] + self.prompt()[: self.random.randint(0, 5)])
+        answer = self.cache.can_allocate_batch(prompts, keys).name
+        try:
+            handles = self.cache.allocate_batch(prompts, extra_keys=keys)
+        except self.package.CapacityError:
+            assert answer != "OK"
+            raise
+        assert answer == "OK"
+        for handle, tokens in zip(handles, prompts, strict=True):
+            self.add(Seq(handle, tokens, keys, ()))
+        return handles
+
+    def batch(self) -> list[Seq]:
+        ready = [seq for seq in self.seqs if not seq.is_swapped or self.random.random() < 0.02]
+        return self.random.sample(ready, self.random.randint(0, len(ready)))
+
+    def step(self) -> list[int]:
+        """Reserve for some sequences, carry out the plan, compute or fail, commit."""
+        choose, cache = self.random, self.cache
+        seqs = self.batch()
+        counts = []
+        for seq in seqs:
+            lacking = len(seq.tokens) - cache.num_computed_tokens(seq.handle)
+            seq.drafts = [choose.choice((1, 2)) for _ in range(choose.choice((0, 0, 0, 1, 2, 5)))]
+            full = lacking + len(seq.drafts)
+            counts.append(min(full, choose.choice((full, full, full, 1, 3))))
+        plan = cache.reserve([seq.handle for seq in seqs], counts)
+        self.carry_out(plan)
+        self.compute(plan, seqs)
+        return plan.status.tolist()
+
+    def carry_out(self, plan: Any) -> None:
+        """What the data plane does before anything is written, each list in a shuffled order."""
+        self.move(plan.swap_outs, plan.swap_out_groups, self.gpu, self.cpu)
+        self.move(plan.swap_ins, plan.swap_in_groups, self.cpu, self.gpu)
+        if hasattr(plan, "copies"):
+            self.move(plan.copies, plan.copy_groups, self.gpu, self.gpu)
+
+    def move(self, pairs: Any, groups: Any, source: Memory, target: Memory) -> None:
+        moves = list(zip(pairs.tolist(), groups.tolist(), strict=True))
+        self.counts["blocks moved"] += len(moves)
+        self.random.shuffle(moves)
+        targets = [(group, after) for (_, after), group in moves]
+        assert len(set(targets)) == len(targets), "a target stands in a list twice"
+        for (before, after), group in moves:
+            assert before > 0
+            assert after > 0
+            target.blocks[group][after] = source.blocks[group][before]
+
+    def compute(self, plan: Any, seqs: list[Seq]) -> None:
+        """Write what was scheduled, read every context back, and commit what was accepted."""
+        scheduled = plan.num_scheduled.tolist()
+        fails = self.random.random() < 0.1
+        for group in range(len(self.sizes)):
+            self.write(plan, seqs, group, fails)
+        done = [(seq, count) for seq, count in zip(seqs, scheduled, strict=True) if count > 0]
+        if not fails:
+            for index, (seq, count) in enumerate(zip(seqs, scheduled, strict=True)):
+                if count > 0:
+                    self.read(plan, index, seq, count)
+        self.commit(done, fails)
+
+    def write(self, plan: Any, seqs: list[Seq], group: int, fails: bool) -> None:
+        view = plan.groups[group]
+        starts, slots, filled = plan.num_computed.tolist(), view.slot_mapping.tolist(), 0
+        if group == 0:
+            assert slots == plan.slot_mapping.tolist()
+        memory = self.gpu.blocks[group].reshape(-1)
+        for seq, start, count in zip(seqs, starts, plan.num_scheduled.tolist(), strict=True):
+            names = self.names(seq, seq.tokens + seq.drafts)
+            for position in range(start, start + count):
+                assert slots[filled] >= self.sizes[group], "a slot of the null block"
+                memory[slots[filled]] = NOTHING if fails else names[position]
+                filled += 1
+
+    def read(self, plan: Any, index: int, seq: Seq, count: int) -> None:
+        """All that the new tokens attend to stands where the tables say."""
+        end = int(plan.seq_lens[index])
+        names = self.names(seq, seq.tokens + seq.drafts)
+        for group, (size, window) in enumerate(zip(self.sizes, self.windows, strict=True)):
+            table = plan.groups[group].block_tables[index]
+            first = max(end - count - window + 1, 0) if window else 0
+            for position in range(first, end):
+                block = int(table[position // size])
+                stored = int(self.gpu.blocks[group][block][position % size])
+                assert stored == names[position], (
+                    f"{self.seed}: group {group}, position {position} of {end}, block {block}: wrong keys and values"
+                )
+        self.counts["contexts read"] += 1
+
+    def commit(self, done: list[tuple[Seq, int]], fails: bool) -> None:
+        choose, cache = self.random, self.cache
+        computed, appended = [], []
+        for seq, count in done:
+            start = cache.num_computed_tokens(seq.handle)
+            number = 0 if fails else choose.choice((count, count, count, choose.randint(0, count)))
+            reached = start + number
+            new = seq.drafts[: max(0, reached - len(seq.tokens))]
+            is_last = reached == len(seq.tokens) + len(new) < self.config.max_model_len
+            if not fails and is_last and choose.random() < 0.8:
+                new = [*new, choose.choice((1, 2))]
+            computed.append(number)
+            appended.append(new)
+        width = max([1, *map(len, appended)])
+        rows = np.array([new + [-1] * (width - len(new)) for new in appended], dtype=np.int64).reshape(-1, width)
+        try:
+            cache.commit([seq.handle for seq, _ in done], computed, rows)
+        except self.package.BlockyardError as error:
+            # A joiner's owner did not get as far, or a token has no place: the step counts for nothing then.
+            self.counts[f"commit: {type(error).__name__}"] += 1
+            self.forget(done)
+            return
+        for (seq, _), new in zip(done, appended, strict=True):
+            seq.tokens = seq.tokens + new
+
+    def forget(self, done: list[tuple[Seq, int]]) -> None:
+        self.cache.commit([seq.handle for seq, _ in done], 0)
+
+    def one(self) -> Seq | None:
+        return self.random.choice(self.seqs) if self.seqs else None
+
+    def append(self) -> None:
+        seq = self.one()
+        if seq is not None:
+            token = self.random.choice((1, 2))
+            self.cache.append([seq.handle], [token])
+            seq.tokens = [*seq.tokens, token]
+
+    def fork(self) -> int | None:
+        seq = self.one()
+        if seq is None:
+            return None
+        handles = self.cache.fork(seq.handle, self.random.randint(1, 3))
+        for handle in handles:
+            self.add(self.child_of(seq, handle))
+        return len(handles)
+
+    def child_of(self, seq: Seq, handle: int) -> Seq:
+        child = Seq(handle, list(seq.tokens), seq.keys, seq.spans)
+        child.is_swapped = seq.is_swapped
+        return child
+
+    def regroup(self) -> int | None:
+        seqs = self.random.sample(self.seqs, self.random.randint(0, min(4, len(self.seqs))))
+        if not seqs:
+            return None
+        parents = [self.random.randrange(len(seqs)) for _ in range(self.random.randint(0, 5))]
+        handles = self.cache.regroup([seq.handle for seq in seqs], parents)
+        by_handle = {seq.handle: seq for seq in seqs}
+        self.seqs = [seq for seq in self.seqs if seq not in seqs]
+        for handle, parent in zip(handles, parents, strict=True):
+            self.add(by_handle.get(handle) or self.child_of(seqs[parent], handle))
+        return len(handles)
+
+    def truncate(self) -> None:
+        seq = self.one()
+        if seq is not None:
+            length = self.random.randint(1, len(seq.tokens))
+            self.cache.truncate(seq.handle, length)
+            seq.tokens = seq.tokens[:length]
+
+    def swap_out(self) -> int:
+        seqs = self.random.sample(self.seqs, self.random.randint(0, min(3, len(self.seqs))))
+        plan = self.cache.swap_out([seq.handle for seq in seqs])
+        self.carry_out(plan)
+        for seq in seqs:
+            seq.is_swapped = True
+        return len(seqs)
+
+    def swap_in(self) -> int:
+        swapped = [seq for seq in self.seqs if seq.is_swapped or self.random.random() < 0.02]
+        seqs = self.random.sample(swapped, self.random.randint(0, len(swapped)))
+        plan = self.cache.swap_in([seq.handle for seq in seqs])
+        self.carry_out(plan)
+        for seq in seqs:
+            seq.is_swapped = False
+        return len(seqs)
+
+    def free(self) -> int:
+        seqs = self.random.sample(self.seqs, self.random.randint(0, min(3, len(self.seqs))))
+        self.cache.free([seq.handle for seq in seqs])
+        self.seqs = [seq for seq in self.seqs if seq not in seqs]
+        return len(seqs)
+
+    def reset(self) -> None:
+        """The shadow's names do not change with a generation: a stale hit is looked for by `test_generations`."""
+        self.cache.reset_prefix_cache()
