@@ -31,7 +31,7 @@ from .errors import (
     StalePlan,
     UnknownSequence,
 )
-from .keys import CacheSalt, ExtraKey, LoRA
+from .keys import CacheSalt, ExtraKey, LoRA, Span
 
 __version__ = "0.1.0"
 
@@ -61,6 +61,7 @@ __all__ = [
     "OutOfRows",
     "SeqStatus",
     "SequenceNotReady",
+    "Span",
     "StaleBuildWarning",
     "StalePlan",
     "StepPlan",

@@ -1,24 +1,40 @@
 """Extra keys: what besides its tokens decides the keys and values of a block.
 
-Each has a type of its own, so a LoRA adapter named like another tenant's salt is still another key.
+Each has a type of its own, so a LoRA adapter named like another tenant's salt is still another key. `LoRA` and
+`CacheSalt` hold for a whole request; a `Span` holds for the blocks that it overlaps, so the text before an image is
+shared by prompts with different images.
+
+`canonical_keys` checks what a caller gave. The other functions take its answer as checked.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .arguments import require_str
+from .arguments import require_int, require_str
 from .errors import InvalidArgument
+
+MAX_POSITION = 2**27
+MAX_SPANS = 2**16
 
 
 @dataclass(frozen=True, slots=True)
 class LoRA:
-    """The adapter the request runs with."""
+    """The adapter the request runs with.
+
+    name: what the adapter is called.
+    path: where its weights came from, or any other mark of their version. It is part of the identity: weights
+    reloaded under the same name from another path are another adapter, and hit nothing of the old one's.
+    """
 
     name: str
+    path: str = ""
 
     def __post_init__(self) -> None:
         require_str("name", self.name)
+        require_str("path", self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +47,132 @@ class CacheSalt:
         require_str("value", self.value)
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What stands at token positions `start` to `start + length` of a prompt in place of text: an image, a sound.
+
+    All images of a size have the same placeholder tokens, so a hit compares the content as well.
+
+    content: identifies it, for example a hash of its bytes and of how they were prepared; not empty.
+    start: its first token, counted from the beginning of the prompt; 0 to 2**27 - 1.
+    length: its tokens; 1 to 2**27.
+    kind: what it is; spans of different kinds never match.
+
+    Spans may overlap (a video and its sound, interleaved); each block compares all that reach into it.
+    Raises `InvalidArgument` for a value outside its limits.
+    """
+
+    content: str
+    start: int
+    length: int
+    kind: str = "image"
+
+    def __post_init__(self) -> None:
+        _require_text("content", self.content)
+        _require_text("kind", self.kind)
+        # Stored as plain integers: numpy's would compare equal and still not be what an encoder takes.
+        object.__setattr__(self, "start", require_int("start", self.start, 0, MAX_POSITION - 1))
+        object.__setattr__(self, "length", require_int("length", self.length, 1, MAX_POSITION))
+
+    @property
+    def end(self) -> int:
+        """The position behind its last token."""
+        return self.start + self.length
+
+
 #: Any of the kinds of extra key.
-ExtraKey = LoRA | CacheSalt
+ExtraKey = LoRA | CacheSalt | Span
+
+#: How a block sees a span: (kind, content, start relative to the block's first token, length). The start is negative
+#: where the span began in an earlier block. The length counts, because content cut to another length is another item.
+BlockSpan = tuple[str, str, int, int]
+
+_KINDS = (CacheSalt, LoRA, Span)
+
+
+def _require_text(name: str, value: object) -> None:
+    if not require_str(name, value):
+        raise InvalidArgument(f"{name} is ''; it must not be empty")
 
 
 def canonical_keys(extra_keys: object) -> tuple[ExtraKey, ...]:
-    """The keys in one order, whatever order they came in. Raises `InvalidArgument` for what is no extra key."""
+    """The keys in one order, whatever order they came in: salt, adapter, spans from the first to the last.
+
+    O(k log k) for k keys. Raises `InvalidArgument` for what is no extra key, for two adapters or two salts, for the same
+    span twice, and for more than 65,536 spans.
+    """
     if extra_keys == ():
         return ()
     if isinstance(extra_keys, str) or not isinstance(extra_keys, (tuple, list)):
-        raise InvalidArgument(f"extra_keys is {extra_keys!r}; it must be a tuple of LoRA and CacheSalt")
+        raise InvalidArgument(f"extra_keys is {extra_keys!r}; it must be a tuple of LoRA, CacheSalt and Span")
     for key in extra_keys:
-        if not isinstance(key, (LoRA, CacheSalt)):
-            raise InvalidArgument(f"extra_keys holds {key!r}; its items must be LoRA or CacheSalt")
-    kinds = {type(key) for key in extra_keys}
-    if len(kinds) != len(extra_keys):
-        raise InvalidArgument(f"extra_keys is {extra_keys!r}; at most one key of each kind is possible")
-    return tuple(sorted(extra_keys, key=lambda key: type(key).__name__))
+        # The very types: a subclass could run code of its own when it is hashed or compared.
+        if type(key) not in _KINDS:
+            raise InvalidArgument(f"extra_keys holds {key!r}; its items must be LoRA, CacheSalt or Span")
+    keys = tuple(sorted(extra_keys, key=_order))
+    _require_single(keys)
+    return keys
+
+
+def _order(key: ExtraKey) -> tuple[int, int, int, str, str]:
+    if isinstance(key, Span):
+        return (2, key.start, key.length, key.kind, key.content)
+    return (0 if isinstance(key, CacheSalt) else 1, 0, 0, "", "")
+
+
+def _require_single(keys: tuple[ExtraKey, ...]) -> None:
+    """Neighbours in the canonical order tell all repetitions."""
+    for key, following in itertools.pairwise(keys):
+        if key == following:
+            raise InvalidArgument(f"extra_keys holds {key!r} twice; each key may stand there once")
+        if type(key) is type(following) and not isinstance(key, Span):
+            raise InvalidArgument(f"extra_keys holds {key!r} and {following!r}; at most one of a kind is possible")
+    if len(keys) > MAX_SPANS and len(spans_of(keys)) > MAX_SPANS:
+        raise InvalidArgument(f"extra_keys holds {len(spans_of(keys))} spans; the limit is {MAX_SPANS}")
+
+
+def request_keys(keys: tuple[ExtraKey, ...]) -> tuple[LoRA | CacheSalt, ...]:
+    """Of canonical keys, those that hold for the whole prompt. O(k)."""
+    return tuple(key for key in keys if not isinstance(key, Span))
+
+
+def spans_of(keys: tuple[ExtraKey, ...]) -> tuple[Span, ...]:
+    """Of canonical keys, those that stand at token positions, in order of their start. O(k)."""
+    return tuple(key for key in keys if isinstance(key, Span))
+
+
+def block_spans(spans: tuple[Span, ...], block_index: int, block_size: int) -> tuple[BlockSpan, ...]:
+    """The spans that reach into one block, as it sees them; () for a block of text. O(spans).
+
+    spans: in canonical order. block_index: the block's number in the prompt, from 0. Two blocks of the same tokens
+    hold the same keys and values only if these tuples, and those of all blocks before them, are equal.
+
+    >>> block_spans((Span("cat", 6, 4),), 1, 4), block_spans((Span("cat", 6, 4),), 2, 4)
+    ((('image', 'cat', 2, 4),), (('image', 'cat', -2, 4),))
+    """
+    first = block_index * block_size
+    last = first + block_size
+    return tuple(
+        (span.kind, span.content, span.start - first, span.length)
+        for span in spans
+        if span.start < last and span.end > first
+    )
+
+
+def spans_by_block(spans: Iterable[Span], block_size: int, num_blocks: int) -> dict[int, tuple[BlockSpan, ...]]:
+    """`block_spans` of all of a prompt's first `num_blocks` blocks that have any. O(spans + blocks they overlap)."""
+    found: dict[int, list[BlockSpan]] = {}
+    for span in spans:
+        for block in range(span.start // block_size, min(-(-span.end // block_size), num_blocks)):
+            seen = (span.kind, span.content, span.start - block * block_size, span.length)
+            found.setdefault(block, []).append(seen)
+    return {block: tuple(items) for block, items in found.items()}
+
+
+def require_spans_within(spans: Iterable[Span], num_tokens: int) -> None:
+    """Raises `InvalidArgument` for a span that ends behind the prompt's `num_tokens` tokens. O(spans)."""
+    for span in spans:
+        if span.end > num_tokens:
+            raise InvalidArgument(
+                f"extra_keys holds {span!r}, which ends at position {span.end}; the prompt has {num_tokens} tokens"
+            )
