@@ -98,8 +98,8 @@ def _require_text(name: str, value: object) -> None:
 def canonical_keys(extra_keys: object) -> tuple[ExtraKey, ...]:
     """The keys in one order, whatever order they came in: salt, adapter, spans from the first to the last.
 
-    O(k log k) for k keys. Raises `InvalidArgument` for what is no extra key, for two adapters or two salts, for the same
-    span twice, and for more than 65,536 spans.
+    O(k log k) for k keys. Raises `InvalidArgument` for what is no extra key, for two adapters or two salts, for the
+    same span twice, and for more than 65,536 spans.
     """
     if extra_keys == ():
         return ()

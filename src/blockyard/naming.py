@@ -11,10 +11,10 @@ The first block's "before" is a root, the digest of a text. The extra keys of a 
                                     relative to the block's first token, negative where the span began earlier
     ["cache_salt", value]           on the first block alone; the chain carries it to all that follow
 
-This is byte for byte what vLLM (0.32) computes with `--prefix-caching-hash-algo sha256_cbor`: for text, adapter and salt
-the tests hold vectors computed with vLLM, for spans its form as routers read it. vLLM's `xxhash_cbor` is our "xxh3_128"
-with the text that vLLM was given as PYTHONHASHSEED. A span's kind and length are not on that wire, so its `content`
-alone must tell it from others. Where spans overlap we name all that reach into a block; vLLM names the first.
+This is byte for byte what vLLM (0.32) computes with `--prefix-caching-hash-algo sha256_cbor`: for text, adapter and
+salt the tests hold vectors computed with vLLM, for spans its form as routers read it. vLLM's `xxhash_cbor` is our
+"xxh3_128" with the text that vLLM was given as PYTHONHASHSEED. A span's kind and length are not on that wire, so its
+`content` alone must tell it from others. Where spans overlap we name all that reach into a block; vLLM names the first.
 
 Names are for the outside. The index inside compares tokens and keys themselves and needs no name.
 Needs cbor2, and xxhash for "xxh3_128": `pip install 'blockyard[names]'`.
