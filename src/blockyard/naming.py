@@ -55,7 +55,7 @@ def block_names(
 
     token_ids: integers (n,), as a list, an array or anything with a buffer; may be shorter than a block.
     block_size: tokens a block, 1 to 4096. extra_keys: those of the whole request, see `blockyard.keys`.
-    algorithm: "sha256_cbor" (32 bytes), or "xxh3_128" (16 bytes): several times faster to digest, but not
+    algorithm: "sha256_cbor" (32 bytes), or "xxh3_128" (16 bytes): a little faster, since encoding costs most, but not
     collision-resistant, so only for names that no untrusted tenant's prompts go into.
     parent: the name of the block before these tokens, to continue a chain; None at the beginning of a prompt.
     first_block: with a parent, the number in the prompt of the first block of `token_ids`. Only spans need it.
