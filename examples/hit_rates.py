@@ -1,0 +1,65 @@
+"""How much of a set of prompts comes from the prefix cache, for different sets, and what decides it.
+
+Run it with: python examples/hit_rates.py
+"""
+
+import random
+
+from blockyard import CacheConfig, CacheSalt, KVCacheManager, LoRA
+
+BLOCK_SIZE = 16
+Requests = list[tuple[list[int], tuple[object, ...]]]
+
+
+def hit_rate(requests: Requests, num_blocks: int = 1000) -> float:
+    """Share of all prompt tokens that were cached, when the requests run one after another."""
+    cache = KVCacheManager(
+        CacheConfig(num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=1, max_model_len=1024)
+    )
+    for tokens, keys in requests:
+        seq = cache.allocate(tokens, extra_keys=keys)
+        new = len(tokens) - cache.num_computed_tokens(seq)
+        cache.commit([seq], cache.reserve([seq], [new]).num_scheduled)
+        cache.free(seq)
+    cache.check()
+    return cache.stats().hit_rate
+
+
+def prompts(shared: int, own: int, count: int = 50) -> Requests:
+    """`count` prompts with the same first `shared` tokens and `own` tokens of their own."""
+    chooser = random.Random(shared)
+    beginning = [chooser.randrange(50000) for _ in range(shared)]
+    return [(beginning + [chooser.randrange(50000) for _ in range(own)], ()) for _ in range(count)]
+
+
+def keyed(requests: Requests, keys: list[tuple[object, ...]]) -> Requests:
+    """The same prompts, with one of these keys each in turn."""
+    return [(tokens, keys[number % len(keys)]) for number, (tokens, _) in enumerate(requests)]
+
+
+def main() -> None:
+    same = prompts(shared=160, own=40)
+    sets = {
+        "nothing in common": hit_rate(prompts(shared=0, own=200)),
+        "the first 160 of 200 tokens": hit_rate(same),
+        "the first 150: a block less": hit_rate(prompts(shared=150, own=50)),
+        "the first 15: less than a block": hit_rate(prompts(shared=15, own=185)),
+        "160, but their first token differs": hit_rate([([n, *tokens], keys) for n, (tokens, keys) in enumerate(same)]),
+        "160, two LoRA adapters": hit_rate(keyed(same, [(LoRA("a"),), (LoRA("b"),)])),
+        "160, each tenant its own salt": hit_rate([(t, (CacheSalt(str(n)),)) for n, (t, _) in enumerate(same)]),
+        "160, a pool of 14 blocks": hit_rate(same, num_blocks=15),
+        "160, every other prompt unrelated": hit_rate(mixed(same)),
+        "the same, in a pool of 14 blocks": hit_rate(mixed(same), num_blocks=15),
+    }
+    for name, rate in sets.items():
+        print(f"{name:<36} {rate:6.1%}")
+
+
+def mixed(requests: Requests) -> Requests:
+    """The prompts, each followed by one that shares nothing with any."""
+    others = prompts(shared=0, own=200, count=len(requests))
+    return [request for pair in zip(requests, others, strict=True) for request in pair]
+
+
+if __name__ == "__main__":
+    main()
