@@ -6,7 +6,17 @@
 """
 
 from ._build import StaleBuildWarning, build_name, compiled, warn_if_stale
-from .answers import Admission, CacheStats, SeqStatus
+from .answers import (
+    Admission,
+    AllocationEvent,
+    CacheStats,
+    Histogram,
+    Holding,
+    MissCauses,
+    Residency,
+    Resize,
+    SeqStatus,
+)
 from .config import CacheConfig
 from .core.block import KVCacheBlock
 from .core.block_pool import BlockPool
@@ -14,6 +24,7 @@ from .core.free_queue import FreeKVCacheBlockQueue
 from .core.lease import BlockLease
 from .core.manager import KVCacheManager
 from .core.plan import GroupPlan, StepPlan, SwapPlan
+from .core.policies.base import EvictionPolicy
 from .errors import (
     BlockyardError,
     CapacityError,
@@ -27,6 +38,8 @@ from .errors import (
     NeverFits,
     OutOfBlocks,
     OutOfRows,
+    OverBudget,
+    PolicyError,
     SequenceNotReady,
     StalePlan,
     UnknownSequence,
@@ -38,6 +51,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Admission",
+    "AllocationEvent",
     "BlockLease",
     "BlockPool",
     "BlockyardError",
@@ -46,10 +60,13 @@ __all__ = [
     "CacheStats",
     "CapacityError",
     "DoubleFree",
+    "EvictionPolicy",
     "ExtraKey",
     "ForeignBlock",
     "FreeKVCacheBlockQueue",
     "GroupPlan",
+    "Histogram",
+    "Holding",
     "InvalidArgument",
     "InvariantError",
     "KVCacheBlock",
@@ -57,11 +74,16 @@ __all__ = [
     "LayerGroup",
     "LoRA",
     "LogicError",
+    "MissCauses",
     "MissingExtra",
     "ModelError",
     "NeverFits",
     "OutOfBlocks",
     "OutOfRows",
+    "OverBudget",
+    "PolicyError",
+    "Residency",
+    "Resize",
     "SeqStatus",
     "SequenceNotReady",
     "Span",

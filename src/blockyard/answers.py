@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import ClassVar
 
 
 class Admission(Enum):
@@ -57,3 +58,107 @@ class CacheStats:
     def hit_rate(self) -> float:
         """Share of the prompt tokens taken from the cache, 0 to 1."""
         return self.num_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+
+class Resize(Enum):
+    """What became of a change of the pool's size."""
+
+    #: Done.
+    APPLIED = "applied"
+    #: Blocks that are to go are still in use; each goes when it is given back.
+    DEFERRED = "deferred"
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationEvent:
+    """One thing that happened to blocks of a pool.
+
+    number: counts the events from 0. time: as last told to `advance_time`. action: "take", "share", "give back" or
+    "evict". actor: the call and the holder it was for. block_ids: the blocks, in order. num_free: free blocks after it.
+    """
+
+    number: int
+    time: float
+    action: str
+    actor: str
+    block_ids: list[int]
+    num_free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """counts[i] durations were at most bounds[i] and above the bound before; the last count is above all bounds."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+    @property
+    def num_samples(self) -> int:
+        """How many durations were counted."""
+        return sum(self.counts)
+
+    @property
+    def mean(self) -> float:
+        """Their mean; 0 for none."""
+        return self.total / self.num_samples if self.num_samples else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """How long blocks stay, from every `sample`-th block id, in the units of `advance_time`.
+
+    lifetime: from being taken to being evicted. idle_before_evict: from the last use to it. reuse_gap: between uses.
+    """
+
+    sample: int
+    lifetime: Histogram
+    idle_before_evict: Histogram
+    reuse_gap: Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class MissCauses:
+    """The tokens of a prompt, or of all prompts, by what became of them.
+
+    num_hit: taken from the cache. num_tail: behind the last block that can hit, the last token included: a prompt
+    shorter than a block is all tail. num_never_seen: in blocks that were never cached under these keys, or so long ago
+    that it is forgotten. num_evicted: in blocks that were cached and evicted. num_other_keys: cached under
+    another salt, adapter or generation. num_recomputed: of a request that was preempted (`resumed=True`), whatever the
+    cause; its hits are not counted as hits in the totals.
+    evicted_ago: evictions since the youngest of the evicted blocks went; -1 where none was, and in totals.
+    """
+
+    num_hit: int
+    num_tail: int
+    num_never_seen: int
+    num_evicted: int
+    num_other_keys: int
+    num_recomputed: int
+    evicted_ago: int
+
+    FIELDS: ClassVar[tuple[str, ...]] = (
+        "num_hit",
+        "num_tail",
+        "num_never_seen",
+        "num_evicted",
+        "num_other_keys",
+        "num_recomputed",
+        "evicted_ago",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one holder has not given back: a line of the leak report.
+
+    kind: "sequence", "swapped sequence" or "lease". handle: the sequence's handle, or the lease's serial.
+    holder: the name it was given. block_ids, cpu_block_ids: the blocks, in order, each layer group after another.
+    """
+
+    kind: str
+    handle: int
+    holder: str
+    num_tokens: int
+    block_ids: list[int]
+    cpu_block_ids: list[int]

@@ -4,13 +4,15 @@
     ├── CapacityError          expected while serving: wait, preempt, or refuse
     │   ├── OutOfBlocks        not enough free blocks now
     │   ├── OutOfRows          as many sequences run as the table has rows
+    │   ├── OverBudget         more blocks would be retained than the budget allows
     │   └── NeverFits          would not fit even an empty cache
     ├── LogicError             a bug in the caller
     │   ├── UnknownSequence    a handle that is not, or no longer, running
     │   ├── DoubleFree         a lease or block given back twice
     │   ├── ForeignBlock       a lease of another pool
     │   ├── SequenceNotReady   a call that the sequence's state does not allow yet
-    │   └── StalePlan          a plan read after the cache has moved on
+    │   ├── StalePlan          a plan read after the cache has moved on
+    │   └── PolicyError        an eviction policy raised, or named a block that is not idle
     ├── InvalidArgument        a value outside its limits (also a ValueError)
     ├── InvariantError         check() found a broken law
     ├── MissingExtra           an optional dependency is absent (also an ImportError)
@@ -43,6 +45,10 @@ class OutOfRows(CapacityError):
     """As many sequences run as the block table has rows (`max_num_seqs`)."""
 
 
+class OverBudget(CapacityError):
+    """More blocks would be retained than `retention_blocks` allows; none of them is."""
+
+
 class NeverFits(CapacityError):
     """The request would not fit even an empty cache."""
 
@@ -69,6 +75,10 @@ class SequenceNotReady(LogicError):
 
 class StalePlan(LogicError):
     """A plan's live arrays were asked for after the cache had changed."""
+
+
+class PolicyError(LogicError):
+    """An eviction policy raised, or named a block that is not idle. The pool is whole; the policy must be replaced."""
 
 
 class InvalidArgument(BlockyardError, ValueError):

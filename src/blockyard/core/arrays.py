@@ -40,6 +40,16 @@ def view_i32(items: vec[i32]) -> npt.NDArray[np.int32]:
     return np.frombuffer(memoryview(items), dtype=np.int32)
 
 
+def grown_i64(items: vec[i64], length: int) -> vec[i64]:
+    """`items`, followed by zeros up to `length`, in a new vec."""
+    return vec[i64](np.concatenate([view_i64(items), np.zeros(length - len(items), dtype=np.int64)]))
+
+
+def grown_i32(items: vec[i32], length: int) -> vec[i32]:
+    """`items`, followed by zeros up to `length`, in a new vec."""
+    return vec[i32](np.concatenate([view_i32(items), np.zeros(length - len(items), dtype=np.int32)]))
+
+
 def words_to_cache_line(items: vec[i64]) -> int:
     """How many leading words to skip so that the next one starts a cache line.
 

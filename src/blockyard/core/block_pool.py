@@ -1,34 +1,23 @@
-"""The pool: who holds each block, and what happens when nobody does."""
+"""The pool: blocks handed out as leases, and found again by their tokens."""
 
 import numpy as np
-import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
-from ..arguments import require_bool, require_int, require_str
-from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_HASH_SEED
-from ..errors import DoubleFree, ForeignBlock, InvalidArgument, InvariantError, OutOfBlocks
+from ..arguments import require_int, require_str
+from ..config import MAX_BLOCKS
+from ..errors import DoubleFree, ForeignBlock, InvalidArgument, OutOfBlocks
 from ..ids import NO_CONTENT, NULL_BLOCK
-from .arrays import view_i32, view_i64, zeros_i32
+from .arrays import zeros_i32
 from .block import KVCacheBlock
-from .free_queue import FreeKVCacheBlockQueue
-from .hashing import root_hash
+from .block_ledger import BlockLedger
 from .lease import BlockLease
-from .prefix_index import PrefixIndex
 from .prompt import Prompt, make_prompt
-from .tokens import token_array, unpack_tokens
+from .tokens import token_array
 
 
-class EvictionListener:
-    """Whoever wants to save a block's content before it is gone."""
-
-    def evicting(self, block: i64) -> None:
-        """`block` is cached, and about to be taken for something else."""
-        raise NotImplementedError
-
-
-class BlockPool:
-    """Reference counts, the free queue and the prefix index of `num_blocks` blocks of `block_size` tokens.
+class BlockPool(BlockLedger):
+    """Blocks of `block_size` tokens: counted, handed out, found again by their tokens, evicted.
 
     Block 0 is the null block, a placeholder in block tables; the others have ids 1 to num_blocks - 1 that never
     change. A block is in the free queue exactly when its ref_cnt is 0 (I1). A cached block stays in the index
@@ -55,61 +44,9 @@ class BlockPool:
         enable_prefix_caching: object = True,
         hash_seed: object = 0,
     ) -> None:
-        self.num_blocks = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
-        self.block_size = require_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
-        self.enable_prefix_caching = require_bool("enable_prefix_caching", enable_prefix_caching)
-        seed = require_int("hash_seed", hash_seed, 0, MAX_HASH_SEED)
-        # Largest arrays first: the allocator fits the smaller ones into what their making leaves behind.
-        self.index = PrefixIndex(self.num_blocks, self.block_size, seed)
-        self.queue = FreeKVCacheBlockQueue(self.num_blocks)
-        self.ref_cnt = zeros_i32(self.num_blocks)
-        self._one = zeros_i32(1)
-        #: Told of each cached block before it is evicted.
-        self.listener: EvictionListener | None = None
-        self.num_evicted_blocks: i64 = 0
-        self.peak_used_blocks: i64 = 0
+        super().__init__(num_blocks, block_size, enable_prefix_caching, hash_seed)
         self._leases: dict[int, BlockLease] = {}
         self._last_lease = 0
-
-    # What is there.
-
-    @property
-    def num_usable_blocks(self) -> int:
-        """All blocks but the null block."""
-        return self.num_blocks - 1
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks that nobody holds, cached ones included. O(1)."""
-        return int(self.queue.num_free)
-
-    @property
-    def num_used_blocks(self) -> int:
-        """Blocks that somebody holds. O(1)."""
-        return self.num_usable_blocks - self.num_free_blocks
-
-    @property
-    def num_cached_blocks(self) -> int:
-        """Blocks in the index, held or not. O(1)."""
-        return int(self.index.num_indexed)
-
-    @property
-    def usage(self) -> float:
-        """Share of the usable blocks that somebody holds, 0 to 1. O(1)."""
-        return self.num_used_blocks / self.num_usable_blocks
-
-    def ref_counts(self) -> npt.NDArray[np.int32]:
-        """How often each block is held, int32 (num_blocks,), read-only, live."""
-        return view_i32(self.ref_cnt)
-
-    def cached_mask(self) -> npt.NDArray[np.bool_]:
-        """Which blocks are in the index, bool (num_blocks,), a copy."""
-        cached: npt.NDArray[np.bool_] = view_i64(self.index.identity)[::2] != 0
-        return cached
-
-    def free_block_ids(self) -> npt.NDArray[np.int32]:
-        """The free blocks in the order in which they will be allocated, int32 (num_free_blocks,), a copy."""
-        return np.array(self.queue.block_ids(), dtype=np.int32)
 
     def leases(self) -> list[BlockLease]:
         """The leases not given back yet, oldest first: the leak report of whoever uses the pool alone."""
@@ -117,7 +54,7 @@ class BlockPool:
 
     def block(self, block_id: object) -> KVCacheBlock:
         """One block as people see it. O(leases)."""
-        number = require_int("block_id", block_id, 0, self.num_blocks - 1)
+        number = require_int("block_id", block_id, 0, int(self.capacity) - 1)
         block = i64(number)
         cached = self.index.identity[2 * block] != NO_CONTENT
         return KVCacheBlock(
@@ -128,13 +65,6 @@ class BlockPool:
             self.index.owner[block] == 0,
             [lease.holder for lease in self._leases.values() if number in list(lease)],
         )
-
-    def block_tokens(self, blocks: vec[i32], num_tokens: int) -> npt.NDArray[np.int32]:
-        """The first `num_tokens` tokens stored for a run of blocks, int32 (num_tokens,), a copy."""
-        first = int(self.index.first_word)
-        num_words = int(self.index.num_words)
-        rows = view_i64(self.index.words)[first : first + self.num_blocks * num_words].reshape(-1, num_words)
-        return unpack_tokens(rows[view_i32(blocks)], self.block_size, num_tokens)
 
     # Leases: the pool used alone.
 
@@ -152,6 +82,7 @@ class BlockPool:
                 count,
                 self.num_free_blocks,
             )
+        self.secure(count)
         blocks = zeros_i32(count)
         self.acquire(blocks, 0, count)
         return self._lease(blocks, name)
@@ -210,6 +141,7 @@ class BlockPool:
         name = require_str("holder", holder)
         found = self._find_computed(token_ids, extra_keys)
         blocks = self.index.found[:found]
+        self.note_hits(blocks, 0, found)
         self.share(blocks, 0, found)
         return self._lease(blocks, name)
 
@@ -220,6 +152,7 @@ class BlockPool:
         if found == 0 or found < len(token_array(token_ids)) // self.block_size:
             return None
         blocks = self.index.found[found - 1 : found]
+        self.note_hits(blocks, 0, 1)
         self.share(blocks, 0, 1)
         return self._lease(blocks, name)
 
@@ -244,139 +177,17 @@ class BlockPool:
     def _require_tokens(self) -> None:
         """Raise `InvalidArgument` where blocks are not known by their tokens (`ContentPool`)."""
 
-    def reset(self) -> None:
-        """Forget all cached content at once; blocks stay with their holders. O(num_blocks)."""
-        self.index.clear()
+    def cached_block_ids(self, token_ids: object, extra_keys: object = ()) -> list[int]:
+        """All blocks that cache the last full block of `token_ids`, oldest first: equal content, several blocks.
 
-    # The same, for a holder that keeps its own books: the manager. Arguments are checked by the caller.
-
-    def find(self, prompt: Prompt, max_blocks: i64) -> i64:
-        """Look up the first `max_blocks` blocks of a prompt; those found are in `index.found` and not held yet.
-
-        The chain of hashes and identities begins anew at each block that a span overlaps: what stands there, together
-        with all before it, has a root of its own.
+        Holds nothing. O(blocks found + duplicates).
         """
-        root = self.index.known_root(prompt.keys)
-        first: i64 = 0
-        for position in prompt.span_blocks:
-            if root == NO_CONTENT or position >= max_blocks:
-                break
-            reached = self.index.find_prefix(prompt.words, first, position, root)
-            if reached < position:
-                return reached
-            parent = self.index.identity[2 * i64(self.index.found[position - 1])] if position > 0 else root
-            root = self.index.known_root((int(parent), prompt.spans[position]))
-            first = position
-        if root == NO_CONTENT:
-            return first
-        return self.index.find_prefix(prompt.words, first, max_blocks, root)
+        found = self._find_computed(token_ids, extra_keys)
+        if found == 0 or found < len(token_array(token_ids)) // self.block_size:
+            return []
+        return self.index.equal_blocks(i64(self.index.found[found - 1]))
 
-    def index_prompt(self, prompt: Prompt, first: i64, last: i64, blocks: vec[i32], start: i64, owner: i64) -> None:
-        """Store and index blocks `first` to `last` of a prompt in `blocks[start + first:]`, after those before."""
-        index = self.index
-        while first < last:
-            before = i64(blocks[start + first - 1]) if first > 0 else NULL_BLOCK
-            parent = index.identity[2 * before] if first > 0 else index.root(prompt.keys)
-            chain = index.chain_hash[before] if first > 0 else root_hash(parent)
-            if first in prompt.spans:
-                parent = index.root((int(parent), prompt.spans[first]))
-                chain = root_hash(parent)
-            end = min(prompt.next_span_block(first), last)
-            index.hash_run(prompt.words, first, end, chain)
-            index.insert_run(prompt.words, first, end, blocks, start, parent, owner)
-            first = end
-
-    def count_idle(self, blocks: vec[i32], count: i64) -> i64:
-        """How many of the first `count` blocks nobody holds."""
-        ref_cnt = self.ref_cnt
-        idle: i64 = 0
-        for index in range(count):
-            if ref_cnt[i64(blocks[index])] == 0:
-                idle += 1
-        return idle
-
-    def acquire(self, out: vec[i32], start: i64, count: i64) -> None:
-        """Take `count` blocks, which must be free, from the head of the queue into `out[start:]`."""
-        self.queue.popleft_n(out, start, count)
-        ref_cnt = self.ref_cnt
-        identity = self.index.identity
-        cached: i64 = 0
-        for position in range(start, start + count):
-            block = i64(out[position])
-            ref_cnt[block] = 1
-            if identity[2 * block] != NO_CONTENT:
-                cached += 1
-        if cached > 0:
-            self._evict(out, start, count)
-        self._note_peak()
-
-    def _evict(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        self.index.load_run(blocks, start, count)
-        for position in range(start, start + count):
-            block = i64(blocks[position])
-            if self.index.identity[2 * block] != NO_CONTENT:
-                if self.listener is not None:
-                    self.listener.evicting(block)
-                self.index.remove(block)
-                self.num_evicted_blocks += 1
-
-    def share(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Hold `blocks[start:start + count]` once more; idle ones are revived out of the queue."""
-        ref_cnt = self.ref_cnt
-        for index in range(start, start + count):
-            block = i64(blocks[index])
-            references = ref_cnt[block]
-            if references == 0:
-                self.queue.remove(block)
-            ref_cnt[block] = references + 1
-        self._note_peak()
-
-    def release(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Let go of `blocks[start:start + count]`, last first."""
-        ref_cnt = self.ref_cnt
-        identity = self.index.identity
-        queue = self.queue
-        index = start + count - 1
-        while index >= start:
-            block = i64(blocks[index])
-            references = ref_cnt[block] - 1
-            ref_cnt[block] = references
-            if references == 0:
-                if identity[2 * block] != NO_CONTENT:
-                    queue.append(block)
-                else:
-                    queue.append_left(block)
-            index -= 1
-
-    def acquire_one(self) -> i64:
-        """Take one block, which must be free, from the head of the queue."""
-        self.acquire(self._one, 0, 1)
-        return i64(self._one[0])
-
-    def share_one(self, block: i64) -> None:
-        """Hold one block once more."""
-        self._one[0] = i32(block)
-        self.share(self._one, 0, 1)
-
-    def release_one(self, block: i64) -> None:
-        """Let go of one block."""
-        self._one[0] = i32(block)
-        self.release(self._one, 0, 1)
-
-    def copy_words(self, source: i64, target: i64) -> None:
-        """Copy the stored tokens of one block to another."""
-        num_words = self.index.num_words
-        stored = self.index.words
-        start = self.index.first_word
-        for word in range(num_words):
-            stored[start + target * num_words + word] = stored[start + source * num_words + word]
-
-    def _note_peak(self) -> None:
-        used = i64(self.num_blocks) - 1 - self.queue.num_free
-        if used > self.peak_used_blocks:
-            self.peak_used_blocks = used
-
-    # Checks.
+    # Checks of arguments.
 
     def _lease(self, blocks: vec[i32], holder: str) -> BlockLease:
         self._last_lease += 1
@@ -413,18 +224,3 @@ class BlockPool:
             wanted = i64(self.index.found[position]) if position < found else NULL_BLOCK
             if self.index.identity[2 * block] != self.index.identity[2 * wanted]:
                 raise InvalidArgument(f"token_ids differ from what block {block} at position {position} caches")
-
-    def check(self) -> None:
-        """All laws that the pool alone can know: I1, I4 and the counts. O(num_blocks). Raises `InvariantError`."""
-        self.queue.check()
-        free = set(self.queue.block_ids())
-        for block in range(1, self.num_blocks):
-            if (self.ref_cnt[i64(block)] == 0) != (block in free):
-                raise InvariantError(
-                    f"I1: block {block} has ref_cnt {self.ref_cnt[i64(block)]}, in queue: {block in free}"
-                )
-        if self.ref_cnt[NULL_BLOCK] != 0 or self.index.identity[0] != NO_CONTENT or NULL_BLOCK in free:
-            raise InvariantError("I1: the null block is held, cached or free")
-        if self.num_free_blocks + self.num_used_blocks != self.num_usable_blocks:
-            raise InvariantError("I6: free and used blocks do not add up to the pool")
-        self.index.check()

@@ -31,7 +31,7 @@ def _fail(law: str, what: str) -> None:
 
 def _check_counts(pool: BlockPool, sequences: SequenceTable, rows: list[int]) -> None:
     """Every reference is somebody's: rows and leases add up to ref_cnt."""
-    held = [0] * pool.num_blocks
+    held = [0] * int(pool.capacity)
     for row in rows:
         blocks = [int(block) for block in sequences.row_blocks(i64(row))]
         if 0 in blocks or len(set(blocks)) != len(blocks):
@@ -41,7 +41,7 @@ def _check_counts(pool: BlockPool, sequences: SequenceTable, rows: list[int]) ->
     for lease in pool.leases():
         for block in lease:
             held[block] += 1
-    for block in range(pool.num_blocks):
+    for block in range(int(pool.capacity)):
         if pool.ref_cnt[i64(block)] != held[block]:
             _fail("I8", f"block {block} has ref_cnt {pool.ref_cnt[i64(block)]}, but {held[block]} holders")
 
@@ -124,7 +124,7 @@ def _check_waiting(sequences: SequenceTable, rows: list[int]) -> None:
 
 def _check_owners(pool: BlockPool, sequences: SequenceTable) -> None:
     """Whoever is to compute a block holds it and has not come to it yet."""
-    for block in range(1, pool.num_blocks):
+    for block in range(1, int(pool.capacity)):
         row = i64(pool.index.owner[i64(block)]) - 1
         if row == NO_ROW:
             continue
@@ -142,7 +142,7 @@ def check_mapping(mapping: Mapping) -> None:
     """Hold every group's rows against the pools below. O(blocks + tables * groups). Raises `InvariantError`."""
     rows = mapping.sequences.live_rows()
     mapping.pool.check()
-    held = [0] * mapping.pool.num_blocks
+    held = [0] * int(mapping.pool.capacity)
     for group in mapping.groups:
         for row in rows:
             _check_group_row(mapping, group, i64(row), held)
@@ -188,7 +188,7 @@ def _check_holders(pool: ContentPool, held: list[int], law: str) -> None:
     for lease in pool.leases():
         for block in lease:
             held[block] += 1
-    for block in range(pool.num_blocks):
+    for block in range(int(pool.capacity)):
         if pool.ref_cnt[i64(block)] != held[block]:
             _fail(law, f"block {block} has ref_cnt {pool.ref_cnt[i64(block)]}, but {held[block]} holders")
 
@@ -196,7 +196,7 @@ def _check_holders(pool: ContentPool, held: list[int], law: str) -> None:
 def _check_cpu(mapping: Mapping, cpu: ContentPool, rows: list[int]) -> None:
     """Every reference to a CPU block is a swapped sequence's, a load's, or a save's that is not told of yet."""
     cpu.check()
-    held = [0] * cpu.num_blocks
+    held = [0] * int(cpu.capacity)
     for block in mapping.tier.waiting_blocks() if mapping.tier is not None else []:
         held[block] += 1
     for group in mapping.groups:

@@ -67,7 +67,7 @@ class ContentPool(BlockPool):
 
     def block(self, block_id: object) -> KVCacheBlock:
         """One block as people see it; its tokens are known to the manager alone. O(leases)."""
-        number = require_int("block_id", block_id, 0, self.num_blocks - 1)
+        number = require_int("block_id", block_id, 0, int(self.capacity) - 1)
         block = i64(number)
         return KVCacheBlock(
             number,

@@ -2,12 +2,12 @@
 
 from mypy_extensions import i64
 
-from .block_pool import EvictionListener
 from .content_pool import ContentPool
+from .observer import PoolObserver
 from .transfers import Transfers
 
 
-class CpuTier(EvictionListener):
+class CpuTier(PoolObserver):
     """Saves evicted blocks in the CPU pool, where swapped-out sequences live too and come first.
 
     The keys are the same content ids as in the pool, so a hit here is as exact as a hit there: salt, adapter, images

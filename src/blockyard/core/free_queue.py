@@ -5,7 +5,7 @@ from mypy_extensions import i32, i64
 
 from ..errors import InvariantError
 from ..ids import NULL_BLOCK
-from .arrays import zeros_i32
+from .arrays import grown_i32, zeros_i32
 
 
 class FreeKVCacheBlockQueue:
@@ -56,6 +56,11 @@ class FreeKVCacheBlockQueue:
         next_free[NULL_BLOCK] = i32(block)
         self.prev_free[block] = 0
         self.num_free -= count
+
+    def grow(self, num_blocks: int) -> None:
+        """Make room for blocks up to `num_blocks - 1`; none of them is free yet. O(num_blocks)."""
+        self.next_free = grown_i32(self.next_free, num_blocks)
+        self.prev_free = grown_i32(self.prev_free, num_blocks)
 
     def block_ids(self) -> list[int]:
         """All free blocks, in eviction order. O(free)."""

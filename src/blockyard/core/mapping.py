@@ -48,7 +48,7 @@ class Mapping:
             self.cpu = cpu
             if config.keep_evicted:
                 self.tier = CpuTier(self.pool, cpu)
-                self.pool.listener = self.tier
+                self.pool.observer = self.tier
         self.groups = [
             GroupTable(
                 number, group, config.hash_block_size, config.max_num_seqs, config.max_model_len, self.pool, self.cpu

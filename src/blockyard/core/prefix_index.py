@@ -8,7 +8,8 @@ from mypy_extensions import i32, i64
 
 from ..errors import InvariantError
 from ..ids import NO_CONTENT
-from .arrays import view_i32, view_i64, words_to_cache_line, zeros_i32, zeros_i64
+from .arrays import grown_i32, grown_i64, view_i32, view_i64, words_to_cache_line, zeros_i32, zeros_i64
+from .children import Children
 from .hashing import hash_keys, hash_rows, root_hash
 from .tokens import words_per_block
 
@@ -66,6 +67,8 @@ class PrefixIndex:
         self._roots: dict[object, i64] = {}
         self.hashes = zeros_i64(int(TILE_BLOCKS))
         self.found = zeros_i32(int(TILE_BLOCKS))
+        #: What continues each content, for hits that end inside a block; None where nobody asks.
+        self.children: Children | None = None
 
     def _make_table(self, min_slots: int) -> None:
         bits = max(1, (min_slots - 1).bit_length())
@@ -292,8 +295,15 @@ class PrefixIndex:
             owners[block] = i32(owner)
             parent = identity[2 * block]
         self.num_indexed += last - first
+        if self.children is not None:
+            self._add_children(self.children, blocks, start + first, start + last)
         if owner != 0:
             self.num_pending += last - first
+
+    def _add_children(self, children: Children, blocks: vec[i32], first: i64, last: i64) -> None:
+        for position in range(first, last):
+            block = i64(blocks[position])
+            children.add(block, self.identity[2 * block + 1], self.words[self.first_word + block * self.num_words])
 
     def _is_equal(self, block: i64, other: i64, parent: i64) -> bool:
         return self._equal(self.words, self.first_word + block * self.num_words, other, parent)
@@ -323,6 +333,9 @@ class PrefixIndex:
                 self._slots[position] += heir - block
             else:
                 self._close_gap(position)
+        if self.children is not None:
+            word = self.words[self.first_word + block * self.num_words]
+            self.children.remove(block, self.identity[2 * block + 1], word)
         self.set_computed(block)
         self.identity[2 * block] = NO_CONTENT
         self.num_indexed -= 1
@@ -392,6 +405,42 @@ class PrefixIndex:
         self.num_indexed = 0
         self.num_pending = 0
         self.num_generations += 1
+        if self.children is not None:
+            self.children = Children(int(num_blocks))
+
+    def grow(self, num_blocks: int) -> None:
+        """Make room for blocks up to `num_blocks - 1`; what is indexed stays. O(num_blocks)."""
+        old = i64(len(self.chain_hash))
+        if self.children is not None:
+            self.children.grow(num_blocks)
+        self._grow_words(old, num_blocks)
+        self.identity = grown_i64(self.identity, 2 * num_blocks)
+        self.chain_hash = grown_i64(self.chain_hash, num_blocks)
+        self.owner = grown_i32(self.owner, num_blocks)
+        self.next_equal = grown_i32(self.next_equal, num_blocks)
+        self.prev_equal = grown_i32(self.prev_equal, num_blocks)
+        self._max_roots = num_blocks + 1
+        self._rehash(2 * num_blocks)
+
+    def _grow_words(self, old: i64, num_blocks: int) -> None:
+        words = zeros_i64(int(num_blocks * self.num_words + 8))
+        first = words_to_cache_line(words)
+        for word in range(old * self.num_words):
+            words[first + word] = self.words[self.first_word + word]
+        self.words = words
+        self.first_word = first
+
+    def _rehash(self, min_slots: int) -> None:
+        """Move all slots into a table of at least `min_slots`."""
+        old = self._slots
+        self._make_table(min_slots)
+        for index in range(i64(len(old))):
+            slot = old[index]
+            if slot != 0:
+                position = (slot >> ID_BITS) >> self._home_shift
+                while self._slots[position] != 0:
+                    position = (position + 1) & self._slot_mask
+                self._slots[position] = slot
 
     def check(self) -> None:
         """Every indexed block is found from its own tokens, exactly once, and the counts agree. O(num_blocks)."""
@@ -416,6 +465,10 @@ class PrefixIndex:
         for block in in_table:
             self._check_block(block)
             self._check_chain(block, blocks.get(int(self.identity[2 * i64(block) + 1]), 0))
+
+    def equal_blocks(self, oldest: i64) -> list[int]:
+        """All blocks that hold the content of the one in the table, oldest first. O(duplicates)."""
+        return self._ring_of(oldest)
 
     def _ring_of(self, oldest: i64) -> list[int]:
         ring = [int(oldest)]

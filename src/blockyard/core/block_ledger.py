@@ -1,0 +1,375 @@
+"""Who holds each block, and what happens when nobody does: the pool for holders that keep their own books."""
+
+import numpy as np
+import numpy.typing as npt
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ..answers import Resize
+from ..arguments import require_bool, require_int
+from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_HASH_SEED
+from ..errors import InvariantError
+from ..ids import NO_CONTENT, NULL_BLOCK
+from .arrays import grown_i32, view_i32, view_i64, zeros_i32
+from .choosing import Chooser
+from .free_queue import FreeKVCacheBlockQueue
+from .hashing import root_hash
+from .observer import PoolObserver
+from .policies.base import EvictionPolicy
+from .prefix_index import PrefixIndex
+from .prompt import Prompt
+from .tokens import unpack_tokens
+
+
+class BlockLedger:
+    """Reference counts, the free queue and the prefix index of `num_blocks` blocks of `block_size` tokens.
+
+    Block 0 is the null block; the others have ids 1 to num_blocks - 1 that never change. A block is in the free queue
+    exactly when its ref_cnt is 0 (I1). A cached block stays in the index while it waits there, until a hit revives it
+    or an allocation evicts it, each in O(1) (I4).
+
+    The methods that change something take what a caller like the manager has checked already; `BlockPool` adds
+    leases, which check for themselves.
+    """
+
+    def __init__(
+        self,
+        num_blocks: object,
+        block_size: object = 16,
+        enable_prefix_caching: object = True,
+        hash_seed: object = 0,
+    ) -> None:
+        self.num_blocks = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
+        self.block_size = require_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
+        self.enable_prefix_caching = require_bool("enable_prefix_caching", enable_prefix_caching)
+        seed = require_int("hash_seed", hash_seed, 0, MAX_HASH_SEED)
+        # Largest arrays first: the allocator fits the smaller ones into what their making leaves behind.
+        self.index = PrefixIndex(self.num_blocks, self.block_size, seed)
+        self.queue = FreeKVCacheBlockQueue(self.num_blocks)
+        self.ref_cnt = zeros_i32(self.num_blocks)
+        self._one = zeros_i32(1)
+        #: Ids from 1 to num_blocks - 1 are given out; after a pool has shrunk, `capacity` is what there was room for.
+        self.capacity: i64 = self.num_blocks
+        #: Blocks beyond num_blocks that are still held; each goes when it is given back.
+        self.num_retiring: i64 = 0
+        self.observer: PoolObserver | None = None
+        #: Who chooses what is evicted; None for the order of the queue, least recently used.
+        self.chooser: Chooser | None = None
+        self.num_evicted_blocks: i64 = 0
+        self.peak_used_blocks: i64 = 0
+
+    # What is there.
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """All blocks but the null block; while a pool shrinks, those that are still to go included."""
+        return self.num_blocks - 1 + int(self.num_retiring)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nobody holds, cached ones included. O(1)."""
+        return int(self.queue.num_free)
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that somebody holds. O(1)."""
+        return self.num_usable_blocks - self.num_free_blocks
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks in the index, held or not. O(1)."""
+        return int(self.index.num_indexed)
+
+    @property
+    def usage(self) -> float:
+        """Share of the usable blocks that somebody holds, 0 to 1. O(1)."""
+        return self.num_used_blocks / self.num_usable_blocks
+
+    def ref_counts(self) -> npt.NDArray[np.int32]:
+        """How often each block is held, int32 (num_blocks,), read-only, live until the pool grows.
+
+        Longer than num_blocks after the pool has shrunk: blocks may still be held there.
+        """
+        return view_i32(self.ref_cnt)
+
+    def cached_mask(self) -> npt.NDArray[np.bool_]:
+        """Which blocks are in the index, bool, as long as `ref_counts`, a copy."""
+        cached: npt.NDArray[np.bool_] = view_i64(self.index.identity)[::2] != 0
+        return cached
+
+    def free_block_ids(self) -> npt.NDArray[np.int32]:
+        """The free blocks in the order in which they will be allocated, int32 (num_free_blocks,), a copy."""
+        return np.array(self.queue.block_ids(), dtype=np.int32)
+
+    def block_tokens(self, blocks: vec[i32], num_tokens: int) -> npt.NDArray[np.int32]:
+        """The first `num_tokens` tokens stored for a run of blocks, int32 (num_tokens,), a copy."""
+        first = int(self.index.first_word)
+        num_words = int(self.index.num_words)
+        rows = view_i64(self.index.words)[first : first + int(self.capacity) * num_words].reshape(-1, num_words)
+        return unpack_tokens(rows[view_i32(blocks)], self.block_size, num_tokens)
+
+    # Looking up and indexing.
+
+    def find(self, prompt: Prompt, max_blocks: i64) -> i64:
+        """Look up the first `max_blocks` blocks of a prompt; those found are in `index.found` and not held yet.
+
+        The chain of hashes and identities begins anew at each block that a span overlaps: what stands there, together
+        with all before it, has a root of its own.
+        """
+        root = self.index.known_root(prompt.keys)
+        first: i64 = 0
+        for position in prompt.span_blocks:
+            if root == NO_CONTENT or position >= max_blocks:
+                break
+            reached = self.index.find_prefix(prompt.words, first, position, root)
+            if reached < position:
+                return reached
+            parent = self.index.identity[2 * i64(self.index.found[position - 1])] if position > 0 else root
+            root = self.index.known_root((int(parent), prompt.spans[position]))
+            first = position
+        if root == NO_CONTENT:
+            return first
+        return self.index.find_prefix(prompt.words, first, max_blocks, root)
+
+    def index_prompt(self, prompt: Prompt, first: i64, last: i64, blocks: vec[i32], start: i64, owner: i64) -> None:
+        """Store and index blocks `first` to `last` of a prompt in `blocks[start + first:]`, after those before."""
+        index = self.index
+        while first < last:
+            before = i64(blocks[start + first - 1]) if first > 0 else NULL_BLOCK
+            parent = index.identity[2 * before] if first > 0 else index.root(prompt.keys)
+            chain = index.chain_hash[before] if first > 0 else root_hash(parent)
+            if first in prompt.spans:
+                parent = index.root((int(parent), prompt.spans[first]))
+                chain = root_hash(parent)
+            end = min(prompt.next_span_block(first), last)
+            index.hash_run(prompt.words, first, end, chain)
+            index.insert_run(prompt.words, first, end, blocks, start, parent, owner)
+            first = end
+
+    # Holding and letting go.
+
+    def count_idle(self, blocks: vec[i32], count: i64) -> i64:
+        """How many of the first `count` blocks nobody holds."""
+        ref_cnt = self.ref_cnt
+        idle: i64 = 0
+        for index in range(count):
+            if ref_cnt[i64(blocks[index])] == 0:
+                idle += 1
+        return idle
+
+    def secure(self, count: i64) -> None:
+        """Let the next `count` blocks, which must be free, be taken without asking a policy: those it chooses are
+        evicted now. Raises `PolicyError`, and changes nothing, when the policy breaks its contract."""
+        if self.chooser is not None and count > 0:
+            for victim in self.chooser.choose(self.queue, self.index, count):
+                self.evict(i64(victim))
+                self.queue.remove(i64(victim))
+                self.queue.append_left(i64(victim))
+
+    def set_policy(self, policy: EvictionPolicy | None) -> None:
+        """Let `policy` choose what is evicted from now on; None for least recently used. O(num_blocks)."""
+        self.chooser = None
+        if policy is not None:
+            chooser = Chooser(policy, int(self.capacity))
+            for block in self.queue.block_ids():
+                if self.index.identity[2 * i64(block)] != NO_CONTENT:
+                    chooser.insert(i64(block), self.index.chain_hash[i64(block)], 0)
+            self.chooser = chooser
+
+    def acquire(self, out: vec[i32], start: i64, count: i64) -> None:
+        """Take `count` blocks, which must be free, from the head of the queue into `out[start:]`."""
+        self.queue.popleft_n(out, start, count)
+        ref_cnt = self.ref_cnt
+        identity = self.index.identity
+        cached: i64 = 0
+        for position in range(start, start + count):
+            block = i64(out[position])
+            ref_cnt[block] = 1
+            if identity[2 * block] != NO_CONTENT:
+                cached += 1
+        if cached > 0:
+            self._evict(out, start, count)
+        self._note_peak()
+        if self.observer is not None:
+            self.observer.acquired(out, start, count)
+
+    def _evict(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        self.index.load_run(blocks, start, count)
+        for position in range(start, start + count):
+            block = i64(blocks[position])
+            if self.index.identity[2 * block] != NO_CONTENT:
+                self.evict(block)
+
+    def evict(self, block: i64) -> None:
+        """Take the content of a cached block out of the index."""
+        if self.observer is not None:
+            self.observer.evicting(block)
+        self.index.remove(block)
+        self.num_evicted_blocks += 1
+
+    def note_hits(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Tell the policy that a prompt hit these blocks; `share` follows."""
+        if self.chooser is not None:
+            for index in range(start, start + count):
+                self.chooser.hit(i64(blocks[index]), self.index.chain_hash[i64(blocks[index])])
+
+    def share(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Hold `blocks[start:start + count]` once more; idle ones are revived out of the queue."""
+        ref_cnt = self.ref_cnt
+        for index in range(start, start + count):
+            block = i64(blocks[index])
+            references = ref_cnt[block]
+            if references == 0:
+                self.queue.remove(block)
+                if self.chooser is not None:
+                    self.chooser.remove(block)
+            ref_cnt[block] = references + 1
+        self._note_peak()
+        if self.observer is not None:
+            self.observer.shared(blocks, start, count)
+
+    def release(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Let go of `blocks[start:start + count]`, last first."""
+        ref_cnt = self.ref_cnt
+        identity = self.index.identity
+        queue = self.queue
+        limit = i64(self.num_blocks)
+        index = start + count - 1
+        while index >= start:
+            block = i64(blocks[index])
+            references = ref_cnt[block] - 1
+            ref_cnt[block] = references
+            if references == 0:
+                if block >= limit:
+                    self._retire(block)
+                elif identity[2 * block] != NO_CONTENT:
+                    queue.append(block)
+                    if self.chooser is not None:
+                        self.chooser.insert(block, self.index.chain_hash[block], index - start)
+                else:
+                    queue.append_left(block)
+            index -= 1
+        if self.observer is not None:
+            self.observer.released(blocks, start, count)
+
+    def acquire_one(self) -> i64:
+        """Take one block, which must be free, from the head of the queue."""
+        self.acquire(self._one, 0, 1)
+        return i64(self._one[0])
+
+    def share_one(self, block: i64) -> None:
+        """Hold one block once more."""
+        self._one[0] = i32(block)
+        self.share(self._one, 0, 1)
+
+    def release_one(self, block: i64) -> None:
+        """Let go of one block."""
+        self._one[0] = i32(block)
+        self.release(self._one, 0, 1)
+
+    def copy_words(self, source: i64, target: i64) -> None:
+        """Copy the stored tokens of one block to another."""
+        num_words = self.index.num_words
+        stored = self.index.words
+        start = self.index.first_word
+        for word in range(num_words):
+            stored[start + target * num_words + word] = stored[start + source * num_words + word]
+
+    def _note_peak(self) -> None:
+        used = i64(self.num_blocks) - 1 - self.queue.num_free
+        if used > self.peak_used_blocks:
+            self.peak_used_blocks = used
+
+    # The size.
+
+    def resize(self, num_blocks: object) -> Resize:
+        """Grow or shrink to `num_blocks` blocks, the null block included. O(num_blocks); never moves a held block.
+
+        Growing is done at once. Shrinking evicts the idle blocks beyond, and answers DEFERRED while some are held there:
+        each goes when it is given back (`num_retiring_blocks`). Raises `InvalidArgument` outside 2 to 2**27.
+        """
+        target = i64(require_int("num_blocks", num_blocks, 2, MAX_BLOCKS))
+        if target > self.capacity:
+            self._make_room(target)
+        old = i64(self.num_blocks)
+        self.num_blocks = int(target)
+        if target > old:
+            self._bring_back(old, target)
+        else:
+            for block in range(target, old):
+                self._drop_out(block)
+        return Resize.DEFERRED if self.num_retiring > 0 else Resize.APPLIED
+
+    @property
+    def num_retiring_blocks(self) -> int:
+        """Blocks still held that a shrunken pool will not give out again. O(1)."""
+        return int(self.num_retiring)
+
+    def _make_room(self, capacity: i64) -> None:
+        """Arrays for more blocks, all made before the first is put in place."""
+        ref_cnt = grown_i32(self.ref_cnt, int(capacity))
+        self.index.grow(int(capacity))
+        self.queue.grow(int(capacity))
+        self.ref_cnt = ref_cnt
+        self.capacity = capacity
+        if self.chooser is not None:
+            self.chooser.grow(int(capacity))
+
+    def _bring_back(self, first: i64, last: i64) -> None:
+        """Blocks `first` to `last` are the pool's again: free ones are the next to be taken, lowest first."""
+        block = last - 1
+        while block >= first:
+            if self.ref_cnt[block] == 0:
+                self.queue.append_left(block)
+            else:
+                self.num_retiring -= 1
+            block -= 1
+
+    def _drop_out(self, block: i64) -> None:
+        if self.ref_cnt[block] > 0:
+            self.num_retiring += 1
+            return
+        self.queue.remove(block)
+        if self.index.identity[2 * block] != NO_CONTENT:
+            if self.chooser is not None:
+                self.chooser.remove(block)
+            self.evict(block)
+
+    def _retire(self, block: i64) -> None:
+        """A block beyond the pool's end was given back: it is gone."""
+        self.num_retiring -= 1
+        if self.index.identity[2 * block] != NO_CONTENT:
+            self.evict(block)
+
+    # Reset and checks.
+
+    def reset(self) -> None:
+        """Forget all cached content at once; blocks stay with their holders. O(num_blocks)."""
+        self.index.clear()
+        if self.chooser is not None:
+            self.chooser.clear()
+
+    def check(self) -> None:
+        """All laws that the pool alone can know: I1, I4 and the counts. O(num_blocks). Raises `InvariantError`."""
+        self.queue.check()
+        free = set(self.queue.block_ids())
+        retiring = 0
+        for block in range(self.num_blocks, int(self.capacity)):
+            retiring += 1 if self.ref_cnt[i64(block)] > 0 else 0
+            idle = self.ref_cnt[i64(block)] == 0
+            if block in free or (idle and self.index.identity[2 * i64(block)] != NO_CONTENT):
+                raise InvariantError(f"I1: block {block} is beyond the pool's {self.num_blocks}, but free or cached")
+        if retiring != self.num_retiring:
+            raise InvariantError(f"I6: {retiring} blocks are held beyond the pool, the count says {self.num_retiring}")
+        for block in range(1, self.num_blocks):
+            if (self.ref_cnt[i64(block)] == 0) != (block in free):
+                raise InvariantError(
+                    f"I1: block {block} has ref_cnt {self.ref_cnt[i64(block)]}, in queue: {block in free}"
+                )
+        if self.ref_cnt[NULL_BLOCK] != 0 or self.index.identity[0] != NO_CONTENT or NULL_BLOCK in free:
+            raise InvariantError("I1: the null block is held, cached or free")
+        if self.num_free_blocks + self.num_used_blocks != self.num_usable_blocks:
+            raise InvariantError("I6: free and used blocks do not add up to the pool")
+        self.index.check()
+        if self.chooser is not None:
+            self.chooser.check({block for block in free if self.index.identity[2 * i64(block)] != NO_CONTENT})
