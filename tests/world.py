@@ -56,6 +56,7 @@ class World:
         self.seqs: list[Seq] = []
         self.counts: Counter[str] = Counter()
         self.story: list[Any] = []
+        self.now = 0.0
 
     def choose_config(self) -> Any:
         choose = self.random
@@ -77,11 +78,21 @@ class World:
             groups=groups,
             num_cpu_blocks=choose.choice((0, 0, choose.randint(2, 50))) if kind != 0 else 0,
             keep_evicted=choose.random() < 0.7,
-            **self.more_config(),
+            **self.more_config(groups, size),
         )
 
-    def more_config(self) -> dict[str, Any]:
-        return {}
+    def more_config(self, groups: tuple[Any, ...], size: int) -> dict[str, Any]:
+        choose = self.random
+        policies = ["lru", "lru", "fifo", "lfu", "s3fifo", "arc", "score"]
+        one_size = len({group.block_size for group in groups} or {size}) == 1
+        return {
+            "eviction_policy": choose.choice(policies),
+            "retention_blocks": choose.choice((0, 0, choose.randint(1, 20))),
+            "partial_hits": one_size and choose.random() < 0.5,
+            "track_misses": choose.random() < 0.5,
+            "history_size": choose.choice((0, 0, 5)),
+            "residency_sample": choose.choice((0, 0, 1, 3)),
+        }
 
     # ------------------------------------------------------------------ names of keys and values
 
@@ -117,6 +128,10 @@ class World:
             (self.swap_in, 4),
             (self.free, 5),
             (self.reset, 0.3),
+            (self.resize, 1),
+            (self.retain, 2),
+            (self.advance_time, 2),
+            (self.set_policy, 0.5),
         ]
 
     def act(self, actor: Any) -> None:
@@ -185,6 +200,11 @@ class World:
             raise
         assert answer == "OK", (answer, free)
         self.add(Seq(handle, tokens, keys, spans))
+        if self.config.track_misses:
+            causes = self.cache.miss_causes(handle)
+            amounts = [getattr(causes, name) for name in causes.FIELDS[:-1]]
+            assert not self.config.enable_prefix_caching or sum(amounts) == len(tokens)
+            assert min(amounts) >= 0
         return self.cache.num_computed_tokens(handle)
 
     def add(self, seq: Seq) -> None:
@@ -377,6 +397,27 @@ class World:
         self.cache.free([seq.handle for seq in seqs])
         self.seqs = [seq for seq in self.seqs if seq not in seqs]
         return len(seqs)
+
+    def resize(self) -> str:
+        """Grow or shrink; the memory beyond the pool stays until nothing retires there."""
+        answer = self.cache.resize(self.random.randint(2, 70))
+        missing = int(self.cache.pool.ref_counts().shape[0]) - len(self.gpu.blocks[0])
+        if missing > 0:
+            for group, blocks in enumerate(self.gpu.blocks):
+                more = np.full((missing, self.sizes[group]), NOTHING, dtype=np.int64)
+                self.gpu.blocks[group] = np.concatenate([blocks, more])
+        return str(answer.name)
+
+    def retain(self) -> int:
+        expires_at = self.random.choice((None, self.now + self.random.random()))
+        return int(self.cache.retain(self.prompt(), self.random.choice((0, 1, 1, 5)), expires_at, self.keys()))
+
+    def advance_time(self) -> None:
+        self.now += self.random.random()
+        self.cache.advance_time(self.now)
+
+    def set_policy(self) -> None:
+        self.cache.set_eviction_policy(self.random.choice(("lru", "fifo", "lfu", "s3fifo", "arc", "score")))
 
     def reset(self) -> None:
         """The shadow's names do not change with a generation: a stale hit is looked for by `test_generations`."""

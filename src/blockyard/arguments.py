@@ -6,6 +6,8 @@ raise a bare TypeError in the compiled build and let anything pass in the interp
 
 from __future__ import annotations
 
+import math
+import numbers
 import operator
 
 from .errors import InvalidArgument
@@ -36,3 +38,16 @@ def require_bool(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise InvalidArgument(f"{name} is {value!r}; it must be True or False")
     return value
+
+
+def require_number(name: str, value: object) -> float:
+    """`value` if it is a finite number. numpy's numbers count, bools do not."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise InvalidArgument(f"{name} is {value!r}; it must be a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise InvalidArgument(f"{name} is {value!r}; it must be finite")
+    return number

@@ -16,6 +16,7 @@ MAX_MODEL_LEN = 2**27
 MAX_HASH_SEED = 2**62 - 1
 MAX_TABLE_ENTRIES = 2**30
 MAX_GROUPS = 64
+MAX_HISTORY = 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,13 @@ class CacheConfig:
         sizes then count, and `block_size` does not. Empty: one group of full attention.
     num_cpu_blocks: blocks of the CPU pool, its null block included, that sequences are swapped out to; 0 for none.
     keep_evicted: whether the CPU pool also keeps what the pool evicts, for later hits.
+    eviction_policy: which idle cached block goes first: the name of a policy (`blockyard.core.policies`), or a class or
+        callable that makes one from num_blocks.
+    retention_blocks: most blocks that `retain` may hold back from eviction at a time; 0 for no retention.
+    partial_hits: whether a hit may end inside a block, whose first tokens are then copied from a cached one.
+    track_misses: whether every token that was not hit gets a cause (`miss_causes`).
+    history_size: events that the allocation history remembers; 0 for none.
+    residency_sample: follow every so many-th block id from allocation to eviction; 0 for none.
 
     Raises `InvalidArgument` for a value outside its limits.
     """
@@ -47,6 +55,12 @@ class CacheConfig:
     groups: tuple[LayerGroup, ...] = ()
     num_cpu_blocks: int = 0
     keep_evicted: bool = True
+    eviction_policy: object = "lru"
+    retention_blocks: int = 0
+    partial_hits: bool = False
+    track_misses: bool = False
+    history_size: int = 0
+    residency_sample: int = 0
 
     def __post_init__(self) -> None:
         require_int("num_blocks", self.num_blocks, 2, MAX_BLOCKS)
@@ -56,6 +70,11 @@ class CacheConfig:
         require_int("hash_seed", self.hash_seed, 0, MAX_HASH_SEED)
         require_bool("enable_prefix_caching", self.enable_prefix_caching)
         require_bool("keep_evicted", self.keep_evicted)
+        require_bool("partial_hits", self.partial_hits)
+        require_bool("track_misses", self.track_misses)
+        require_int("retention_blocks", self.retention_blocks, 0, MAX_BLOCKS)
+        require_int("history_size", self.history_size, 0, MAX_HISTORY)
+        require_int("residency_sample", self.residency_sample, 0, MAX_BLOCKS)
         self._check_groups()
         if self.num_cpu_blocks != 0:
             require_int("num_cpu_blocks", self.num_cpu_blocks, 2, MAX_BLOCKS)
@@ -76,6 +95,11 @@ class CacheConfig:
             raise InvalidArgument(f"groups is {self.groups!r}; it must be a tuple of LayerGroup")
         if len(self.groups) > MAX_GROUPS:
             raise InvalidArgument(f"groups has {len(self.groups)} items; the limit is {MAX_GROUPS}")
+        if self.partial_hits and self.hash_block_size != self.hit_alignment:
+            raise InvalidArgument(
+                f"partial_hits is True for groups with block sizes {[group.block_size for group in self.groups]}; "
+                f"they must be equal"
+            )
 
     @property
     def layer_groups(self) -> tuple[LayerGroup, ...]:

@@ -6,13 +6,15 @@ from mypy_extensions import i64
 
 from ..answers import Admission
 from ..config import CacheConfig
-from ..errors import NeverFits, OutOfBlocks
+from ..errors import NeverFits, OutOfBlocks, PolicyError
 from .block_pool import BlockPool
+from .children import common_tokens
 from .joining import Joining
 from .mapping import Mapping
+from .misses import MissLog
 from .prompt import Prompt
 from .reserving import NO_TOKEN
-from .sequences import SequenceTable
+from .sequences import ALERT, SequenceTable
 
 NEVER: Final = Admission.NEVER
 LATER: Final = Admission.LATER
@@ -44,6 +46,12 @@ class Admitting:
         self.watermark: i64 = config.watermark_blocks
         self.num_prompt_tokens: i64 = 0
         self.num_hit_tokens: i64 = 0
+        self.num_resumed_tokens: i64 = 0
+        self.num_resumed_hit_tokens: i64 = 0
+        self.misses: MissLog | None = None
+        #: Pages that the latest look-up found, taken or not; and tokens alike in the block behind a hit.
+        self._num_found: i64 = 0
+        self._beginning: i64 = 0
 
     # Questions.
 
@@ -98,6 +106,7 @@ class Admitting:
     def find(self, prompt: Prompt) -> i64:
         """Blocks of the longest usable hit; at least the last token is left to compute."""
         found = self.pages.find(prompt, (prompt.num_tokens - 1) // self.block_size)
+        self._num_found = found
         if self.mapping is not None:
             return self.mapping.reach(found)
         return self.joining.joinable(found, self.pages.ref_cnt)
@@ -118,13 +127,16 @@ class Admitting:
 
     def _num_needed(self, prompt: Prompt, num_seqs: i64) -> i64:
         """Free blocks that a prompt takes: new ones, idle hits, and a copy on write for each further sequence."""
-        found = self.find(prompt)
+        return self._num_needed_after(prompt, self.find(prompt)) + self._num_copies(prompt, num_seqs)
+
+    def _num_needed_after(self, prompt: Prompt, found: i64) -> i64:
+        """Free blocks that a prompt takes when `found` blocks of it are hit."""
         if self.mapping is not None:
             needed = self.mapping.num_needed(found * self.block_size, prompt.num_tokens)
         else:
             idle = self.pages.count_idle(self.pages.index.found, found)
             needed = self._num_blocks(prompt.num_tokens) - found + idle
-        return needed + self._num_copies(prompt, num_seqs)
+        return needed
 
     def _num_copies(self, prompt: Prompt, num_seqs: i64) -> i64:
         return num_seqs - 1 if prompt.num_tokens % self.block_size != 0 else 0
@@ -160,13 +172,35 @@ class Admitting:
 
     # Taking in.
 
-    def admit(self, prompt: Prompt, holder: str, num_seqs: i64) -> i64:
-        """Give a prompt that fits its row and blocks. O(tokens)."""
+    def prepare(self, prompt: Prompt) -> None:
+        """What may run a caller's code (hashing keys) or need memory comes before the first change."""
+        self.pages.index.root(prompt.keys)
+        self.pages.index.make_room(prompt.num_tokens // self.block_size)
+
+    def admit(self, prompt: Prompt, holder: str, num_seqs: i64, resumed: bool, alone: bool) -> i64:
+        """Give a prompt that fits its row and blocks. O(tokens). Raises `PolicyError`, and takes nothing then.
+
+        alone: whether no other prompt counts on the free blocks that this one leaves.
+        """
         found = self.find(prompt)
+        sources = self._find_beginning(prompt, found, alone)
+        causes = self._explain(prompt, found * self.block_size + self._beginning, resumed)
+        row = self._open_row(prompt, holder, found)
+        try:
+            self._fill_row(row, prompt, found, sources)
+        except PolicyError:
+            self._undo(row, found)
+            raise
+        self.sequences.promise(row, num_seqs - 1)
+        self._publish(row, prompt, found)
+        self._count(prompt, self.sequences.num_computed[row], resumed)
+        self.sequences.causes[row] = causes
+        return row
+
+    def _open_row(self, prompt: Prompt, holder: str, found: i64) -> i64:
         sequences = self.sequences
         sequences.version += 1
         row = sequences.open(holder)
-        sequences.promise(row, num_seqs - 1)
         sequences.num_tokens[row] = prompt.num_tokens
         sequences.num_computed[row] = found * self.block_size
         sequences.num_published[row] = found
@@ -174,40 +208,124 @@ class Admitting:
         sequences.generation[row] = self.pages.index.num_generations
         sequences.spans[row] = prompt.spans
         self.joining.join(row, found)
-        self._fill_row(row, prompt, found)
+        return row
+
+    def _fill_row(self, row: i64, prompt: Prompt, found: i64, sources: list[int]) -> None:
+        """Hits first, so that no new block is taken from among them; then new blocks."""
+        sequences = self.sequences
+        hits = self.pages.index.found
+        first = row * sequences.width
+        for position in range(found):
+            sequences.blocks[first + position] = hits[position]
+        sequences.num_blocks[row] = found
+        self.pages.note_hits(hits, 0, found)
+        self.pages.share(hits, 0, found)
+        if sources:
+            self._hold_beginning(row, sources)
+        if self.mapping is not None:
+            self.mapping.hold_hits(row, found * self.block_size)
+            self.mapping.secure(row, prompt.num_tokens)
+        num_blocks = self._num_blocks(prompt.num_tokens)
+        self.pages.secure(num_blocks - found)
+        self.pages.acquire(sequences.blocks, first + found, num_blocks - found)
+        sequences.num_blocks[row] = num_blocks
+        if self.mapping is not None:
+            self.mapping.take_prompt(row, prompt.num_tokens)
+
+    def _undo(self, row: i64, found: i64) -> None:
+        """The policy failed: nothing but hits was taken, and they are given back."""
+        sequences = self.sequences
+        self.joining.settle(row)
+        for block in sequences.copy_from[row]:
+            self.pool.release_one(block)
+        if self.mapping is not None:
+            self.mapping.close(row)
+        self.pages.release(sequences.blocks, row * sequences.width, found)
+        sequences.close(row)
+
+    def _publish(self, row: i64, prompt: Prompt, found: i64) -> None:
+        """Index the full blocks of a prompt as owned by `row`, before they are computed (see `joining`).
+
+        Pages are indexed when they are computed: there is nothing to join before the blocks below them are.
+        """
+        sequences = self.sequences
+        start = row * sequences.width
         stored = found
         if self.pages.enable_prefix_caching:
             sequences.root[row] = self.pages.index.root(prompt.keys)
             if self.mapping is None:
-                stored = self._publish_prompt(row, prompt, found)
-        start = row * sequences.width
+                stored = max(found, prompt.num_tokens // self.block_size)
+                self.pages.index_prompt(prompt, found, stored, sequences.blocks, start, row + 1)
+                sequences.num_published[row] = stored
         self.pages.index.store_rows(prompt.words, stored, sequences.num_blocks[row], sequences.blocks, start)
-        self.num_prompt_tokens += prompt.num_tokens
-        self.num_hit_tokens += found * self.block_size
-        return row
 
-    def prepare(self, prompt: Prompt) -> None:
-        """What may run a caller's code (hashing keys) or need memory comes before the first change."""
-        self.pages.index.root(prompt.keys)
-        self.pages.index.make_room(prompt.num_tokens // self.block_size)
+    def _count(self, prompt: Prompt, num_hit: i64, resumed: bool) -> None:
+        if resumed:
+            self.num_resumed_tokens += prompt.num_tokens
+            self.num_resumed_hit_tokens += num_hit
+        else:
+            self.num_prompt_tokens += prompt.num_tokens
+            self.num_hit_tokens += num_hit
 
-    def _fill_row(self, row: i64, prompt: Prompt, found: i64) -> None:
-        """Hits first, so that no new block is taken from among them; then new blocks."""
-        blocks = self.sequences.blocks
-        hits = self.pages.index.found
-        first = row * self.sequences.width
-        for position in range(found):
-            blocks[first + position] = hits[position]
-        self.pages.share(hits, 0, found)
-        num_blocks = self._num_blocks(prompt.num_tokens)
-        self.pages.acquire(blocks, first + found, num_blocks - found)
-        self.sequences.num_blocks[row] = num_blocks
-        if self.mapping is not None:
-            self.mapping.open(row, found * self.block_size, prompt.num_tokens)
+    # Hits that end inside a block.
 
-    def _publish_prompt(self, row: i64, prompt: Prompt, found: i64) -> i64:
-        """Index the full blocks of a prompt as owned by `row`, before they are computed (see `joining`)."""
-        last = max(found, prompt.num_tokens // self.block_size)
-        self.pages.index_prompt(prompt, found, last, self.sequences.blocks, row * self.sequences.width, row + 1)
-        self.sequences.num_published[row] = last
-        return last
+    def _find_beginning(self, prompt: Prompt, found: i64, alone: bool) -> list[int]:
+        """A computed block that begins as block `found` of the prompt does, one for each layer group; maybe none.
+
+        `_beginning` is how many tokens are alike; the last token of the prompt is left to compute.
+        """
+        self._beginning = 0
+        index = self.pages.index
+        children = index.children
+        limit = min(self.block_size, prompt.num_tokens - 1 - found * self.block_size)
+        if children is None or limit <= 0 or int(found) in prompt.spans:
+            return []
+        if found > 0 and index.owner[i64(index.found[found - 1])] != 0:
+            return []
+        parent = index.identity[2 * i64(index.found[found - 1])] if found > 0 else index.known_root(prompt.keys)
+        position = found * index.num_words
+        best: list[int] = []
+        for candidate in children.candidates(parent, prompt.words[position]):
+            block = i64(candidate)
+            row = index.first_word + block * index.num_words
+            alike = common_tokens(prompt.words, position, index.words, row, limit)
+            if index.identity[2 * block + 1] == parent and index.owner[block] == 0 and alike > self._beginning:
+                sources = self._blocks_of(block)
+                if sources:
+                    best = sources
+                    self._beginning = alike
+        return best if self._can_hold(prompt, found, best, alone) else []
+
+    def _blocks_of(self, page: i64) -> list[int]:
+        """The blocks that hold a page's content, one for each layer group; none if one is missing."""
+        if self.mapping is None:
+            return [int(page)]
+        return self.mapping.blocks_of(self.pages.index.identity[2 * page])
+
+    def _can_hold(self, prompt: Prompt, found: i64, sources: list[int], alone: bool) -> bool:
+        """Whether idle sources can be held besides all that the prompt needs; a hit is no reason to refuse it."""
+        idle = len([block for block in sources if self.pool.ref_cnt[i64(block)] == 0])
+        spare = self.pool.queue.num_free - self._num_needed_after(prompt, found) if alone else i64(0)
+        if idle > 0 and idle > spare:
+            self._beginning = 0
+            return False
+        return True
+
+    def _hold_beginning(self, row: i64, sources: list[int]) -> None:
+        for block in sources:
+            self.pool.share_one(block)
+        self.sequences.copy_from[row] = sources
+        self.sequences.num_computed[row] += self._beginning
+        self.sequences.alert[row] = ALERT
+
+    # Causes of misses.
+
+    def _explain(self, prompt: Prompt, hit: i64, resumed: bool) -> list[int]:
+        if self.misses is None or not self.pages.enable_prefix_caching:
+            return []
+        root = self.pages.index.root(prompt.keys)
+        found = hit // self.block_size if self.mapping is None else self._num_found
+        causes = self.misses.explain(prompt.words, prompt.num_tokens, found, hit, root, self.block_size, resumed)
+        self.misses.count(causes)
+        self.misses.note_first(prompt.words, prompt.num_tokens, root, self.block_size)
+        return causes

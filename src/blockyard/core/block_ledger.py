@@ -8,13 +8,13 @@ from mypy_extensions import i32, i64
 from ..answers import Resize
 from ..arguments import require_bool, require_int
 from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_HASH_SEED
-from ..errors import InvariantError
+from ..errors import InvariantError, PolicyError
 from ..ids import NO_CONTENT, NULL_BLOCK
 from .arrays import grown_i32, view_i32, view_i64, zeros_i32
 from .choosing import Chooser
 from .free_queue import FreeKVCacheBlockQueue
 from .hashing import root_hash
-from .observer import PoolObserver
+from .observer import Observers, PoolObserver
 from .policies.base import EvictionPolicy
 from .prefix_index import PrefixIndex
 from .prompt import Prompt
@@ -166,6 +166,12 @@ class BlockLedger:
                 self.queue.remove(i64(victim))
                 self.queue.append_left(i64(victim))
 
+    def blame_policy(self, action: str, error: Exception) -> PolicyError:
+        """The policy failed outside an allocation: from now on it is not asked. Returns the error to raise."""
+        if self.chooser is None:
+            return PolicyError(f"{action} raised {type(error).__name__}: {error}")
+        return self.chooser.fail(action, error)
+
     def set_policy(self, policy: EvictionPolicy | None) -> None:
         """Let `policy` choose what is evicted from now on; None for least recently used. O(num_blocks)."""
         self.chooser = None
@@ -212,6 +218,11 @@ class BlockLedger:
         if self.chooser is not None:
             for index in range(start, start + count):
                 self.chooser.hit(i64(blocks[index]), self.index.chain_hash[i64(blocks[index])])
+
+    def note_hit(self, block: i64) -> None:
+        """Tell the policy that a prompt hit one block."""
+        if self.chooser is not None:
+            self.chooser.hit(block, self.index.chain_hash[block])
 
     def share(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Hold `blocks[start:start + count]` once more; idle ones are revived out of the queue."""
@@ -285,8 +296,8 @@ class BlockLedger:
     def resize(self, num_blocks: object) -> Resize:
         """Grow or shrink to `num_blocks` blocks, the null block included. O(num_blocks); never moves a held block.
 
-        Growing is done at once. Shrinking evicts the idle blocks beyond, and answers DEFERRED while some are held there:
-        each goes when it is given back (`num_retiring_blocks`). Raises `InvalidArgument` outside 2 to 2**27.
+        Growing is done at once. Shrinking evicts the idle blocks beyond the end, and answers DEFERRED while some are
+        held there: each goes when it is given back (`num_retiring_blocks`). Raises `InvalidArgument`.
         """
         target = i64(require_int("num_blocks", num_blocks, 2, MAX_BLOCKS))
         if target > self.capacity:
@@ -340,6 +351,20 @@ class BlockLedger:
         self.num_retiring -= 1
         if self.index.identity[2 * block] != NO_CONTENT:
             self.evict(block)
+
+    def watch(self, member: PoolObserver) -> None:
+        """Let one more observer be told what this pool does."""
+        if self.observer is None:
+            self.observer = member
+            return
+        if not isinstance(self.observer, Observers):
+            first = self.observer
+            observers = Observers()
+            observers.members.append(first)
+            self.observer = observers
+            observers.members.append(member)
+        else:
+            self.observer.members.append(member)
 
     # Reset and checks.
 

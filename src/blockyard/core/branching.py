@@ -21,6 +21,7 @@ class Branching:
         self.sequences = sequences
         self.joining = joining
         self.mapping = mapping
+        self.stored: BlockPool = pages if mapping is None else mapping.pool
         self.block_size: i64 = pages.block_size
 
     def _num_blocks(self, num_tokens: i64) -> i64:
@@ -60,6 +61,10 @@ class Branching:
             raise SequenceNotReady(
                 f"{action}: {sequences.name(row)} has {self.mapping.num_loads(row)} blocks to bring back from the CPU; "
                 f"its next step does"
+            )
+        if sequences.copy_from[row]:
+            raise SequenceNotReady(
+                f"{action}: {sequences.name(row)} has the beginning of a block to copy; its next step does"
             )
         promised = sequences.num_published[row] * self.block_size
         if promised > sequences.num_computed[row] or sequences.is_waiting(row):
@@ -170,6 +175,8 @@ class Branching:
         """Give back a row and all it holds. O(blocks)."""
         sequences = self.sequences
         self.joining.leave(row)
+        for block in sequences.copy_from[row]:
+            self.stored.release_one(block)
         if self.mapping is not None:
             self.mapping.close(row)
         self.pages.release(sequences.blocks, row * sequences.width, sequences.num_blocks[row])

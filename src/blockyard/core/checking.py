@@ -12,10 +12,13 @@ from .reserving import NO_TOKEN
 from .sequences import SequenceTable
 
 
-def check_sequences(pool: BlockPool, sequences: SequenceTable) -> None:
-    """Hold every row against the pool. O(num_blocks + table). Raises `InvariantError`."""
+def check_sequences(pool: BlockPool, sequences: SequenceTable, is_stored: bool) -> None:
+    """Hold every row against the pool. O(num_blocks + table). Raises `InvariantError`.
+
+    is_stored: whether the blocks of this pool are those that have keys and values, and not pages.
+    """
     rows = sequences.live_rows()
-    _check_counts(pool, sequences, rows)
+    _check_counts(pool, sequences, rows, is_stored)
     _check_rows(sequences, rows)
     for row in rows:
         _check_lengths(sequences, i64(row), pool.block_size)
@@ -29,7 +32,7 @@ def _fail(law: str, what: str) -> None:
     raise InvariantError(f"{law}: {what}")
 
 
-def _check_counts(pool: BlockPool, sequences: SequenceTable, rows: list[int]) -> None:
+def _check_counts(pool: BlockPool, sequences: SequenceTable, rows: list[int], is_stored: bool) -> None:
     """Every reference is somebody's: rows and leases add up to ref_cnt."""
     held = [0] * int(pool.capacity)
     for row in rows:
@@ -38,6 +41,10 @@ def _check_counts(pool: BlockPool, sequences: SequenceTable, rows: list[int]) ->
             _fail("I2", f"{sequences.name(i64(row))} holds the null block, or a block twice: {blocks}")
         for block in blocks:
             held[block] += 1
+    if is_stored:
+        for row in rows:
+            for block in sequences.copy_from[row]:
+                held[block] += 1
     for lease in pool.leases():
         for block in lease:
             held[block] += 1
@@ -146,6 +153,9 @@ def check_mapping(mapping: Mapping) -> None:
     for group in mapping.groups:
         for row in rows:
             _check_group_row(mapping, group, i64(row), held)
+    for row in rows:
+        for block in mapping.sequences.copy_from[row]:
+            held[block] += 1
     _check_holders(mapping.pool, held, "I8")
     if mapping.cpu is not None:
         _check_cpu(mapping, mapping.cpu, rows)
@@ -163,10 +173,12 @@ def _check_group_row(mapping: Mapping, group: GroupTable, row: i64, held: list[i
             _fail("I2", f"{name} has block {block} at place {place}, of which {group.num_null[row]} are null")
     if group.num_null[row] > group.first_needed(sequences.num_computed[row]):
         _fail("I2", f"{name} lacks places of its window: {group.num_null[row]} are null")
-    if sequences.is_swapped[row] == 0 and sequences.num_computed[row] + sequences.num_reserved[row] > (
-        group.num_blocks[row] * group.block_size
-    ):
-        _fail("I6", f"{name} has more computed or reserved tokens than {len(blocks)} blocks hold")
+    needed = sequences.num_computed[row] + sequences.num_reserved[row]
+    if sequences.copy_from[row]:
+        # The block whose beginning is to be copied may not be there yet.
+        needed -= needed % group.block_size
+    if sequences.is_swapped[row] == 0 and needed > group.num_blocks[row] * group.block_size:
+        _fail("I6", f"{name} has {needed} computed or reserved tokens in {len(blocks)} blocks")
     _check_contents(mapping, group, row)
 
 

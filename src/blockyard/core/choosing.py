@@ -32,14 +32,14 @@ class Chooser:
         try:
             self.policy.insert(block, key, depth)
         except Exception as error:
-            self._fail("insert", error)
+            self.fail("insert", error)
 
     def hit(self, block: i64, key: i64) -> None:
         """A prompt hit `block`."""
         try:
             self.policy.hit(block, key)
         except Exception as error:
-            self._fail("hit", error)
+            self.fail("hit", error)
 
     def remove(self, block: i64) -> None:
         """`block` is idle no longer."""
@@ -47,7 +47,7 @@ class Chooser:
         try:
             self.policy.remove(block)
         except Exception as error:
-            self._fail("remove", error)
+            self.fail("remove", error)
 
     def clear(self) -> None:
         """No block is idle any more."""
@@ -55,7 +55,7 @@ class Chooser:
         try:
             self.policy.clear()
         except Exception as error:
-            self._fail("clear", error)
+            self.fail("clear", error)
 
     def grow(self, num_blocks: int) -> None:
         """Ids now go up to num_blocks - 1."""
@@ -63,11 +63,13 @@ class Chooser:
         try:
             self.policy.grow(num_blocks)
         except Exception as error:
-            self._fail("grow", error)
+            self.fail("grow", error)
 
-    def _fail(self, method: str, error: Exception) -> None:
+    def fail(self, method: str, error: Exception) -> PolicyError:
+        """Ask the policy no more; returns what the next question raises."""
         if not self._failure:
             self._failure = f"{method} raised {type(error).__name__}: {error}"
+        return PolicyError(f"eviction policy {self.name}: {self._failure}; put another in its place")
 
     def choose(self, queue: FreeKVCacheBlockQueue, index: PrefixIndex, count: i64) -> list[int]:
         """Victims for `count` blocks, after those that are free and cache nothing. Raises `PolicyError`.

@@ -122,12 +122,18 @@ class GroupTable(BlockTable):
         self.num_blocks[row] = last
         for place in range(first, last):
             if self.found[place] > 0:
+                self.pool.note_hit(self.found[place])
                 self.pool.share_one(self.found[place])
                 self.set_block(row, place, self.found[place])
             elif self.cpu is not None:
                 self.cpu.share_one(-self.found[place])
                 self._set_cpu_block(row, place, -self.found[place])
                 self.num_loads[row] += 1
+
+    def num_to_take(self, row: i64, num_tokens: i64) -> i64:
+        """Blocks that `take_prompt` takes from the pool."""
+        new = self.num_places(num_tokens) - self.num_blocks[row] if self.window == 0 else 0
+        return self.num_loads[row] + max(new, 0)
 
     def take_prompt(self, row: i64, num_tokens: i64) -> None:
         """New blocks for what has to be loaded and, without a window, for the whole prompt."""

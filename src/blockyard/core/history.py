@@ -7,8 +7,22 @@ from ..answers import AllocationEvent
 from .free_queue import FreeKVCacheBlockQueue
 from .observer import Clock, PoolObserver
 
-#: One remembered event: number, time, action, actor, blocks, free blocks left.
-Entry = tuple[int, float, str, str, vec[i32], int]
+
+class Entry:
+    """One remembered event."""
+
+    def __init__(self, number: int, time: float, action: str, actor: str, blocks: vec[i32], num_free: int) -> None:
+        self.number = number
+        self.time = time
+        self.action = action
+        self.actor = actor
+        self.blocks = blocks
+        self.num_free = num_free
+
+    def event(self) -> AllocationEvent:
+        """The event as people see it."""
+        blocks = [int(block) for block in self.blocks]
+        return AllocationEvent(self.number, self.time, self.action, self.actor, blocks, self.num_free)
 
 
 class AllocationHistory(PoolObserver):
@@ -43,7 +57,7 @@ class AllocationHistory(PoolObserver):
         if count == 0:
             return
         free = int(self.queue.num_free)
-        entry = (self.num_events, self.clock.now, action, self.actor, blocks[start : start + count], free)
+        entry = Entry(self.num_events, self.clock.now, action, self.actor, blocks[start : start + count], free)
         if len(self._entries) < self.size:
             self._entries.append(entry)
         else:
@@ -52,11 +66,4 @@ class AllocationHistory(PoolObserver):
 
     def events(self) -> list[AllocationEvent]:
         """What is remembered, oldest first. O(size)."""
-        ordered = sorted(self._entries, key=lambda entry: entry[0])
-        return [make_event(entry) for entry in ordered]
-
-
-def make_event(entry: Entry) -> AllocationEvent:
-    """One remembered event as people see it."""
-    number, time, action, actor, blocks, free = entry
-    return AllocationEvent(number, time, action, actor, [int(block) for block in blocks], free)
+        return [entry.event() for entry in sorted(self._entries, key=lambda entry: entry.number)]

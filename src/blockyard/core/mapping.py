@@ -5,6 +5,8 @@ sequences hold *pages*, which know tokens and have no keys and values; here each
 do. Prefix hits, forks and cuts are decided on pages, as in a manager without groups, whose pages are its blocks.
 """
 
+from dataclasses import replace
+
 from mypy_extensions import i64
 
 from ..config import MAX_BLOCKS, CacheConfig
@@ -35,6 +37,7 @@ class Mapping:
     """The tables of all groups, driven together; each call is all or nothing because `num_...` is asked first."""
 
     def __init__(self, config: CacheConfig, pages: BlockPool, sequences: SequenceTable) -> None:
+        self.config = config
         self.pages = pages
         self.sequences = sequences
         self.page_size: i64 = config.hash_block_size
@@ -48,7 +51,7 @@ class Mapping:
             self.cpu = cpu
             if config.keep_evicted:
                 self.tier = CpuTier(self.pool, cpu)
-                self.pool.observer = self.tier
+                self.pool.watch(self.tier)
         self.groups = [
             GroupTable(
                 number, group, config.hash_block_size, config.max_num_seqs, config.max_model_len, self.pool, self.cpu
@@ -92,12 +95,43 @@ class Mapping:
             least += group.num_least(num_tokens)
         return least
 
-    def open(self, row: i64, hit: i64, num_tokens: i64) -> None:
-        """Hold what `reach` found for the first `hit` tokens, all of it, and only then take new blocks."""
+    def hold_hits(self, row: i64, hit: i64) -> None:
+        """Hold what `reach` found for the first `hit` tokens, all of it, before any new block is taken."""
         for group in self.groups:
             group.hold_hits(row, hit)
+
+    def secure(self, row: i64, num_tokens: i64) -> None:
+        """Let the pool's policy name its victims for `take_prompt`. Raises `PolicyError`."""
+        needed: i64 = 0
+        for group in self.groups:
+            needed += group.num_to_take(row, num_tokens)
+        self.pool.secure(needed)
+
+    def take_prompt(self, row: i64, num_tokens: i64) -> None:
+        """New blocks for what has to be loaded and for the prompt."""
         for group in self.groups:
             group.take_prompt(row, num_tokens)
+
+    def held_for(self, content: i64) -> list[int]:
+        """The blocks of the pool that hold `content`, of those groups that have one."""
+        blocks = [int(self.pool.find_content(content, group.number)) for group in self.groups]
+        return [block for block in blocks if block != 0]
+
+    def resize(self, capacity: int) -> None:
+        """The pool has room for `capacity` blocks: so many more pages are remembered."""
+        config = replace(self.config, num_blocks=capacity)
+        if num_pages(config) > self.pages.num_blocks:
+            self.pages.resize(num_pages(config))
+
+    def blocks_of(self, content: i64) -> list[int]:
+        """A block of the pool that holds `content`, for each group; none if one group has none."""
+        blocks: list[int] = []
+        for group in self.groups:
+            block = self.pool.find_content(content, group.number)
+            if block == 0:
+                return []
+            blocks.append(int(block))
+        return blocks
 
     # The step.
 

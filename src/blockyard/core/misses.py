@@ -78,22 +78,19 @@ class MissLog(PoolObserver):
         self, words: vec[i64], found: i64, hit: i64, hittable: i64, root: i64, block_size: i64, causes: list[int]
     ) -> None:
         chain = root_hash(root) if found == 0 else self.index.chain_hash[i64(self.index.found[found - 1])]
-        evicted = max(found * block_size - hit, 0)
         self.index.hash_run(words, found, hittable, chain)
-        for position in range(found, hittable):
-            age = self.age(self.index.hashes[position])
-            if age >= 0:
-                evicted += block_size
-                if causes[YOUNGEST] < 0 or age < causes[YOUNGEST]:
-                    causes[YOUNGEST] = int(age)
-        rest = hittable * block_size - hit - evicted
-        causes[EVICTED] = int(evicted)
         other = found == 0 and self._first_blocks.get(self._first_hash(words), root) != root
-        causes[OTHER_KEYS if other else NEVER_SEEN] = int(rest)
+        for position in range(hit // block_size, hittable):
+            tokens = min((position + 1) * block_size - hit, block_size)
+            age = self.age(self.index.hashes[position]) if position >= found else i64(-1)
+            if age >= 0 and (causes[YOUNGEST] < 0 or age < causes[YOUNGEST]):
+                causes[YOUNGEST] = int(age)
+            cause = EVICTED if age >= 0 or position < found else OTHER_KEYS if other else NEVER_SEEN
+            causes[cause] += int(tokens)
 
     def _first_hash(self, words: vec[i64]) -> int:
-        """A hash of a prompt's first block alone, whatever its keys."""
-        return int(self.index.hash_words(words, 0))
+        """A hash of a prompt's first block alone, whatever its keys. It leaves the index's room for hashes alone."""
+        return int(self.index.hash_alone(words))
 
     def note_first(self, words: vec[i64], num_tokens: i64, root: i64, block_size: i64) -> None:
         """A prompt that begins with these tokens is cached under `root`."""

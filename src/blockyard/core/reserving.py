@@ -40,6 +40,8 @@ class Reserving:
         self.sequences = sequences
         self.joining = joining
         self.mapping = mapping
+        #: The pool whose blocks have keys and values.
+        self.stored: BlockPool = pool if mapping is None else mapping.pool
         self.tables: list[BlockTable] = [sequences] if mapping is None else mapping.tables()
         self.block_size: i64 = pool.block_size
         self.max_model_len: i64 = max_model_len
@@ -53,6 +55,8 @@ class Reserving:
         rows = sequences.rows_of(seqs)
         counts = int64_vector("num_new_tokens", num_new_tokens, len(rows))
         starts = self._check(rows, counts)
+        if self.stored.chooser is not None:
+            self._secure(rows, starts, counts)
         sequences.version += 1
         transfers = Transfers()
         self._transfers = transfers
@@ -61,6 +65,8 @@ class Reserving:
         slots = self._map_slots(rows, starts, counts, total)
         if self.mapping is not None:
             self.mapping.finish(transfers)
+        for block in transfers.held_sources:
+            self.stored.release_one(block)
         return StepPlan(self.tables, Batch(sequences, rows, starts, counts, statuses), slots, transfers)
 
     def can_reserve(self, seqs: object, num_new_tokens: object) -> bool:
@@ -68,13 +74,21 @@ class Reserving:
         rows = self.sequences.rows_of(seqs)
         counts = int64_vector("num_new_tokens", num_new_tokens, len(rows))
         starts = self._check(rows, counts)
+        for index in range(i64(len(rows))):
+            if counts[index] > 0 and self.sequences.is_waiting(rows[index]):
+                return False
+        return self._num_missing_in_all(rows, starts, counts) <= self.stored.queue.num_free
+
+    def _secure(self, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> None:
+        """Let an eviction policy name all victims before the first change, because it might fail."""
+        self.stored.secure(min(self._num_missing_in_all(rows, starts, counts), self.stored.queue.num_free))
+
+    def _num_missing_in_all(self, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> i64:
         missing: i64 = 0
         for index in range(i64(len(rows))):
             if counts[index] > 0:
-                if self.sequences.is_waiting(rows[index]):
-                    return False
                 missing += self._num_missing(rows[index], starts[index], starts[index] + counts[index])
-        return missing <= (self.pool if self.mapping is None else self.mapping.pool).queue.num_free
+        return missing
 
     def _num_missing(self, row: i64, start: i64, end: i64) -> i64:
         """Blocks that writing tokens `start` to `end` takes from the pool, a copy on write included."""
@@ -158,6 +172,8 @@ class Reserving:
         for _ in range(needed):
             sequences.push_block(row, self.pool.acquire_one())
         self._store_pending(row)
+        if sequences.copy_from[row]:
+            self._copy_beginning(row, position)
         if sequences.waits_on[row] == NO_ROW and sequences.pending_token[row] == NO_TOKEN:
             sequences.alert[row] = QUIET
         return SCHEDULED
@@ -191,6 +207,13 @@ class Reserving:
         if start % self.block_size != 0 and self.mapping is None:
             self._transfers.copy(int(old), int(new), 0)
             self.num_copied_blocks += 1
+
+    def _copy_beginning(self, row: i64, position: i64) -> None:
+        """The prompt's hit ended inside a block: its first tokens come from another block that begins alike."""
+        for group, source in enumerate(self.sequences.copy_from[row]):
+            self._transfers.copy(source, int(self.tables[group].block_at(row, position)), group)
+            self._transfers.held_sources.append(source)
+        self.sequences.copy_from[row] = []
 
     def _claim(self, row: i64, position: i64) -> None:
         """A block cut by truncate and held by nobody else is about to change: it leaves the index."""

@@ -54,6 +54,10 @@ class SequenceTable(BlockTable):
         self.is_swapped = zeros_i64(max_num_seqs)
         #: What stands at spans of its prompt, by block (`Prompt.spans`).
         self.spans: list[dict[int, tuple[object, ...]]] = [{}] * max_num_seqs
+        #: Blocks, one for each layer group, whose first tokens the next step copies: a hit that ended inside a block.
+        self.copy_from: list[list[int]] = [[]] * max_num_seqs
+        #: Why its prompt missed, if that is asked for.
+        self.causes: list[list[int]] = [[]] * max_num_seqs
         self.holders: list[str] = [""] * max_num_seqs
         self._free_rows = zeros_i64(max_num_seqs)
         for index in range(i64(max_num_seqs)):
@@ -88,6 +92,8 @@ class SequenceTable(BlockTable):
         self.num_reserved[row] = 0
         self.holders[row] = ""
         self.spans[row] = {}
+        self.copy_from[row] = []
+        self.causes[row] = []
         self._free_rows[self.num_free_rows] = row
         self.num_free_rows += 1
 

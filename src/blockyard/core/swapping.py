@@ -3,7 +3,7 @@
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ..errors import InvalidArgument, OutOfBlocks, SequenceNotReady
+from ..errors import InvalidArgument, OutOfBlocks, PolicyError, SequenceNotReady
 from ..ids import NULL_BLOCK
 from .content_pool import ContentPool
 from .group_table import GroupTable
@@ -48,6 +48,10 @@ class Swapping:
         if (sequences.is_swapped[row] != 0) != swapped:
             where = "swapped out already" if not swapped else "not swapped out"
             raise SequenceNotReady(f"{action}: {sequences.name(row)} is {where}")
+        if sequences.copy_from[row]:
+            raise SequenceNotReady(
+                f"{action}: {sequences.name(row)} has the beginning of a block to copy; its next step does"
+            )
         if sequences.num_reserved[row] > 0:
             raise SequenceNotReady(
                 f"{action}: {sequences.name(row)} has {sequences.num_reserved[row]} reserved tokens; commit them first"
@@ -168,11 +172,12 @@ class Swapping:
         return self.pool.find_content(self.cpu.content_of(cpu_block), self.cpu.group_of(cpu_block))
 
     def _carry_in(self, rows: vec[i64]) -> SwapPlan:
-        self.sequences.version += 1
-        transfers = Transfers()
         taken: list[int] = [found for found in self._target.values() if found != NULL_BLOCK]
         for found in taken:
             self.pool.share_one(found)
+        self._secure(len(self._target) - len(taken), taken)
+        self.sequences.version += 1
+        transfers = Transfers()
         for index in range(i64(len(rows))):
             for group in self.mapping.groups:
                 self._move_in(group, rows[index], transfers, taken)
@@ -182,6 +187,15 @@ class Swapping:
             self.pool.release_one(block)
         self.mapping.finish(transfers)
         return SwapPlan(transfers)
+
+    def _secure(self, count: i64, taken: list[int]) -> None:
+        """Let an eviction policy name all victims before the first change, because it might fail."""
+        try:
+            self.pool.secure(count)
+        except PolicyError:
+            for block in taken:
+                self.pool.release_one(block)
+            raise
 
     def _move_in(self, group: GroupTable, row: i64, transfers: Transfers, taken: list[int]) -> None:
         for place in range(group.num_null[row], group.num_blocks[row]):

@@ -17,6 +17,8 @@ class Transfers:
         self.copies: list[int] = []
         #: CPU blocks to let go of when the plan is complete: nothing of this plan may overwrite them.
         self.held: list[int] = []
+        #: The same for blocks of the pool that are copied from.
+        self.held_sources: list[int] = []
 
     def hold(self, cpu_block: int) -> None:
         """Let go of `cpu_block` when this plan is complete, and not before."""

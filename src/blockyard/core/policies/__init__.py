@@ -1,1 +1,40 @@
 """Eviction policies: which idle cached block goes next. Each is one file; `base` is the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...errors import InvalidArgument
+from .arc import ARC
+from .base import EvictionPolicy
+from .fifo import FIFO
+from .lfu import LFU
+from .lru import LRU
+from .s3fifo import S3FIFO
+from .score import Score
+
+#: Names for `CacheConfig(eviction_policy=...)`.
+POLICIES: dict[str, Callable[[int], EvictionPolicy]] = {
+    "lru": LRU,
+    "fifo": FIFO,
+    "lfu": LFU,
+    "s3fifo": S3FIFO,
+    "arc": ARC,
+    "score": Score,
+}
+
+
+def make_policy(policy: object, num_blocks: int) -> EvictionPolicy:
+    """A policy over ids 1 to num_blocks - 1, from its name, its class, or any callable that makes it from num_blocks.
+
+    Raises `InvalidArgument` for an unknown name, or for what makes no `EvictionPolicy`.
+    """
+    factory = POLICIES.get(policy) if isinstance(policy, str) else policy
+    if not callable(factory):
+        raise InvalidArgument(
+            f"eviction_policy is {policy!r}; it must be one of {', '.join(sorted(POLICIES))}, or make an EvictionPolicy"
+        )
+    made = factory(num_blocks)
+    if not isinstance(made, EvictionPolicy):
+        raise InvalidArgument(f"eviction_policy makes {made!r}; it must make an EvictionPolicy")
+    return made

@@ -1,0 +1,95 @@
+"""ARC: recency and frequency side by side, and a balance that learns from what it evicted too early."""
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from ..arrays import grown_i64, zeros_i64
+from .base import EvictionPolicy
+from .block_list import BlockLists
+from .ghosts import Ghosts
+
+ONCE: Final[i64] = 0
+OFTEN: Final[i64] = 1
+
+
+class ARC(EvictionPolicy):
+    """After Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache" (FAST 2003).
+
+    Idle blocks asked for once and those asked for more often stand in two lists, each in order of last use, and the
+    keys of what was evicted from either in two memories. A content that comes back from the memory of the first makes
+    the first list's target longer, one from the second makes it shorter.
+
+    It differs from the paper where a block manager must: blocks in use are in neither list and cannot be evicted, so
+    the lists are balanced among idle blocks alone, and a block joins its list when it becomes idle, not when it is
+    asked for. O(1) an operation.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._lists = BlockLists(2, num_blocks)
+        self._ghosts_once = Ghosts(num_blocks)
+        self._ghosts_often = Ghosts(num_blocks)
+        self._key = zeros_i64(num_blocks)
+        self._is_often = zeros_i64(num_blocks)
+        #: How many idle blocks asked for once are to stay.
+        self._target: i64 = 0
+
+    def insert(self, block: i64, key: i64, depth: i64) -> None:  # noqa: ARG002
+        """`block` became idle."""
+        if self._key[block] != key + 1:
+            self._key[block] = key + 1
+            self._is_often[block] = self._learn(key)
+        self._lists.append(self._is_often[block], block)
+
+    def _learn(self, key: i64) -> i64:
+        """Move the target if the content was evicted before; whether it was."""
+        once = i64(len(self._ghosts_once))
+        often = i64(len(self._ghosts_often))
+        if self._ghosts_once.take(key) >= 0:
+            self._target = min(self._target + max(often // max(once, 1), 1), self.num_blocks)
+            return OFTEN
+        if self._ghosts_often.take(key) >= 0:
+            self._target = max(self._target - max(once // max(often, 1), 1), 0)
+            return OFTEN
+        return ONCE
+
+    def hit(self, block: i64, key: i64) -> None:
+        """Asked for again."""
+        if self._key[block] == key + 1:
+            self._is_often[block] = OFTEN
+
+    def remove(self, block: i64) -> None:
+        """The idle `block` was revived."""
+        self._lists.remove(block)
+
+    def evict(self) -> i64:
+        """From the list that is longer than it should be, what was used longest ago."""
+        once = self._lists.length[ONCE]
+        from_once = once > 0 and (once > self._target or self._lists.length[OFTEN] == 0)
+        block = self._lists.pop(ONCE if from_once else OFTEN)
+        ghosts = self._ghosts_once if from_once else self._ghosts_often
+        ghosts.remember(self._key[block] - 1, 0)
+        self._key[block] = 0
+        return block
+
+    def clear(self) -> None:
+        """No block is idle any more."""
+        self._lists.clear()
+        self._ghosts_once.clear()
+        self._ghosts_often.clear()
+        self._key = zeros_i64(len(self._key))
+        self._target = 0
+
+    def grow(self, num_blocks: int) -> None:
+        """Ids now go up to num_blocks - 1."""
+        super().grow(num_blocks)
+        self._lists.grow(num_blocks)
+        self._ghosts_once.capacity = num_blocks
+        self._ghosts_often.capacity = num_blocks
+        self._key = grown_i64(self._key, num_blocks)
+        self._is_often = grown_i64(self._is_often, num_blocks)
+
+    def check(self) -> None:
+        """The lists are sound. O(num_blocks)."""
+        self._lists.check()

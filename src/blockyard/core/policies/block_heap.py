@@ -1,0 +1,114 @@
+"""A binary heap of block ids that any of them can leave."""
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ...errors import InvariantError
+from ..arrays import grown_i64, zeros_i64
+
+
+class BlockHeap:
+    """The block with the lowest (priority, tie) first; each operation O(log n), membership O(1).
+
+    `tie` is given by the heap, a counter: among equal priorities the one inserted first comes first.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_items: i64 = 0
+        self._heap = zeros_i64(num_blocks)
+        #: 1 + the place of each block in the heap; 0 for those that are not in it.
+        self._place = zeros_i64(num_blocks)
+        self._priority = zeros_i64(num_blocks)
+        self._tie = zeros_i64(num_blocks)
+        self._num_inserted: i64 = 0
+
+    def holds(self, block: i64) -> bool:
+        """Whether `block` is in the heap."""
+        return self._place[block] != 0
+
+    def insert(self, block: i64, priority: i64) -> None:
+        """Add a block that is not in the heap."""
+        self._num_inserted += 1
+        self._priority[block] = priority
+        self._tie[block] = self._num_inserted
+        self._heap[self.num_items] = block
+        self.num_items += 1
+        self._sift_up(self.num_items - 1)
+
+    def remove(self, block: i64) -> None:
+        """Take a block that is in the heap out of it."""
+        hole = self._place[block] - 1
+        self._place[block] = 0
+        self.num_items -= 1
+        last = self._heap[self.num_items]
+        if last != block:
+            self._heap[hole] = last
+            self._place[last] = hole + 1
+            self._sift_up(hole)
+            self._sift_down(self._place[last] - 1)
+
+    def pop(self) -> i64:
+        """Take the first block out."""
+        block = self._heap[0]
+        self.remove(block)
+        return block
+
+    def _before(self, block: i64, other: i64) -> bool:
+        if self._priority[block] != self._priority[other]:
+            return self._priority[block] < self._priority[other]
+        return self._tie[block] < self._tie[other]
+
+    def _sift_up(self, place: i64) -> None:
+        block = self._heap[place]
+        while place > 0:
+            above = (place - 1) >> 1
+            if not self._before(block, self._heap[above]):
+                break
+            self._put(place, self._heap[above])
+            place = above
+        self._put(place, block)
+
+    def _sift_down(self, place: i64) -> None:
+        block = self._heap[place]
+        below = 2 * place + 1
+        while below < self.num_items:
+            if below + 1 < self.num_items and self._before(self._heap[below + 1], self._heap[below]):
+                below += 1
+            if not self._before(self._heap[below], block):
+                break
+            self._put(place, self._heap[below])
+            place = below
+            below = 2 * place + 1
+        self._put(place, block)
+
+    def _put(self, place: i64, block: i64) -> None:
+        self._heap[place] = block
+        self._place[block] = place + 1
+
+    def clear(self) -> None:
+        """Take all blocks out. O(num_blocks)."""
+        self._place = zeros_i64(len(self._place))
+        self.num_items = 0
+
+    def grow(self, num_blocks: int) -> None:
+        """Make room for ids up to num_blocks - 1."""
+        self._heap = grown_i64(self._heap, num_blocks)
+        self._place = grown_i64(self._place, num_blocks)
+        self._priority = grown_i64(self._priority, num_blocks)
+        self._tie = grown_i64(self._tie, num_blocks)
+
+    def blocks(self) -> vec[i64]:
+        """All blocks in the heap, in no order, a copy."""
+        return self._heap[: self.num_items]
+
+    def check(self) -> None:
+        """Every block is in its place and none before the one above it. O(num_blocks)."""
+        for place in range(self.num_items):
+            block = self._heap[place]
+            if self._place[block] != place + 1:
+                raise InvariantError(f"heap: block {block} is at place {place}, not {self._place[block] - 1}")
+            if place > 0 and self._before(block, self._heap[(place - 1) >> 1]):
+                raise InvariantError(f"heap: block {block} at place {place} comes before the one above it")
+        inside = sum(1 for place in self._place if place != 0)
+        if inside != self.num_items:
+            raise InvariantError(f"heap: {inside} blocks have a place, {self.num_items} are counted")

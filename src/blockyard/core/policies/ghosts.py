@@ -1,0 +1,43 @@
+"""A bounded memory of contents that are gone."""
+
+from mypy_extensions import i64
+
+
+class Ghosts:
+    """The keys of the latest evicted contents, each with a number, the oldest forgotten first. O(1) an operation."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._keys: dict[int, i64] = {}
+
+    def remember(self, key: i64, number: i64) -> None:
+        """Note `key` as the latest."""
+        self._keys.pop(int(key), 0)
+        while len(self._keys) >= self.capacity and self._keys:
+            del self._keys[next(iter(self._keys))]
+        if self.capacity > 0:
+            self._keys[int(key)] = number
+
+    def holds(self, key: i64) -> bool:
+        """Whether `key` is remembered."""
+        return int(key) in self._keys
+
+    def take(self, key: i64) -> i64:
+        """The number of a key, which is forgotten now; -1 if it was not remembered."""
+        return self._keys.pop(int(key), -1)
+
+    def number(self, key: i64) -> i64:
+        """The number of a key; -1 if it is not remembered."""
+        return self._keys.get(int(key), -1)
+
+    def forget_oldest(self) -> None:
+        """Forget the oldest key, if there is one."""
+        if self._keys:
+            del self._keys[next(iter(self._keys))]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._keys = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)

@@ -1,0 +1,140 @@
+"""Retention: blocks that should stay longer, within a policy that decides about all others."""
+
+from heapq import heappop, heappush
+
+from mypy_extensions import i64
+
+from ..arrays import grown_i64, zeros_i64
+from .base import EvictionPolicy
+from .block_heap import BlockHeap
+
+
+class Retention(EvictionPolicy):
+    """A wish around a policy: blocks with a priority above 0 are evicted only when no other block is idle.
+
+    Among them the lowest priority goes first, then the one idle longest. A priority can be set, changed and taken back
+    at any time, for idle and held blocks; it ends at its expiry, or with the block's eviction. Hard pins starve a
+    pool (SGLang took theirs back); a wish cannot. O(log n) an operation.
+    """
+
+    def __init__(self, policy: EvictionPolicy, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self.policy = policy
+        self.num_retained = 0
+        self._priority = zeros_i64(num_blocks)
+        self._key = zeros_i64(num_blocks)
+        #: The content that a priority is for: another one in the same block has none.
+        self._wanted = zeros_i64(num_blocks)
+        self._depth = zeros_i64(num_blocks)
+        self._expires: dict[int, float] = {}
+        self._expiries: list[tuple[float, int]] = []
+        self._retained = BlockHeap(num_blocks)
+        #: Idle blocks that the policy knows.
+        self._num_inner: i64 = 0
+        self._is_inner = zeros_i64(num_blocks)
+
+    def is_retained(self, block: int) -> bool:
+        """Whether the block has a priority above 0."""
+        return self._priority[i64(block)] > 0
+
+    def set_priority(self, block: int, key: i64, priority: int, expires_at: float | None) -> None:
+        """Retain the content `key` in `block` until `expires_at` (None: for good), or with priority 0 no longer."""
+        index = i64(block)
+        self._wanted[index] = key
+        idle = self._retained.holds(index) or self._is_inner[index] != 0
+        if idle:
+            self._take_out(index)
+        self.num_retained += (1 if priority > 0 else 0) - (1 if self._priority[index] > 0 else 0)
+        self._priority[index] = priority
+        self._expires.pop(block, None)
+        if priority > 0 and expires_at is not None:
+            self._expires[block] = expires_at
+            heappush(self._expiries, (expires_at, block))
+        if idle:
+            self._put_in(index)
+
+    def advance(self, now: float) -> None:
+        """End what expires at `now` or before. O(log n) for each."""
+        while self._expiries and self._expiries[0][0] <= now:
+            expires_at, block = heappop(self._expiries)
+            if self._expires.get(block) == expires_at:
+                self.set_priority(block, self._wanted[i64(block)], 0, None)
+
+    def insert(self, block: i64, key: i64, depth: i64) -> None:
+        """`block` became idle."""
+        if self._priority[block] > 0 and self._wanted[block] != key:
+            self.forget(int(block))
+        self._key[block] = key
+        self._depth[block] = depth
+        self._put_in(block)
+
+    def _put_in(self, block: i64) -> None:
+        if self._priority[block] > 0:
+            self._retained.insert(block, self._priority[block])
+        else:
+            self._is_inner[block] = 1
+            self._num_inner += 1
+            self.policy.insert(block, self._key[block], self._depth[block])
+
+    def _take_out(self, block: i64) -> None:
+        if self._retained.holds(block):
+            self._retained.remove(block)
+        else:
+            self._is_inner[block] = 0
+            self._num_inner -= 1
+            self.policy.remove(block)
+
+    def hit(self, block: i64, key: i64) -> None:
+        """A prompt hit `block`."""
+        self.policy.hit(block, key)
+
+    def remove(self, block: i64) -> None:
+        """The idle `block` was revived; it keeps its priority."""
+        self._take_out(block)
+
+    def evict(self) -> i64:
+        """The policy's choice; a retained block only when there is no other."""
+        if self._num_inner > 0:
+            block = self.policy.evict()
+            if not 0 < block < len(self._is_inner) or self._is_inner[block] == 0:
+                return block
+            self._is_inner[block] = 0
+            self._num_inner -= 1
+        else:
+            block = self._retained.pop()
+            self.forget(int(block))
+        return block
+
+    def forget(self, block: int) -> None:
+        """The content of `block` is gone, and the wish to keep it with it."""
+        if self._priority[i64(block)] > 0:
+            self.num_retained -= 1
+            self._priority[i64(block)] = 0
+            self._expires.pop(block, None)
+
+    def clear(self) -> None:
+        """The cache was reset: nothing is retained any more."""
+        self.policy.clear()
+        self._retained.clear()
+        self._priority = zeros_i64(len(self._priority))
+        self._is_inner = zeros_i64(len(self._is_inner))
+        self._expires = {}
+        self._expiries = []
+        self._num_inner = 0
+        self.num_retained = 0
+
+    def grow(self, num_blocks: int) -> None:
+        """Ids now go up to num_blocks - 1."""
+        super().grow(num_blocks)
+        self.policy.grow(num_blocks)
+        self._retained.grow(num_blocks)
+        self._priority = grown_i64(self._priority, num_blocks)
+        self._key = grown_i64(self._key, num_blocks)
+        self._wanted = grown_i64(self._wanted, num_blocks)
+        self._depth = grown_i64(self._depth, num_blocks)
+        self._is_inner = grown_i64(self._is_inner, num_blocks)
+
+    def check(self) -> None:
+        """Both parts are sound and know different blocks. O(num_blocks)."""
+        self._retained.check()
+        self.policy.check()
