@@ -1,4 +1,4 @@
-"""The README's Python runs as it stands there."""
+"""The Python in the README and in the guides runs as it stands there."""
 
 from __future__ import annotations
 
@@ -9,20 +9,29 @@ from pathlib import Path
 import pytest
 
 README = Path(__file__).resolve().parent.parent / "README.md"
-SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+#: The documents whose Python is run, and the least number of snippets in each.
+DOCUMENTS = {README: 3, README.parent / "docs" / "sizing.md": 3}
 
 
-def test_there_are_snippets_to_run() -> None:
-    assert len(SNIPPETS) >= 3
+def snippets(document: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", document.read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("number", range(len(SNIPPETS)))
-def test_a_snippet_runs(number: int, capsys: pytest.CaptureFixture[str]) -> None:
-    snippet = SNIPPETS[number]
+SNIPPETS = [(document, number) for document in DOCUMENTS for number in range(len(snippets(document)))]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_there_are_snippets_to_run(document: Path) -> None:
+    assert len(snippets(document)) >= DOCUMENTS[document]
+
+
+@pytest.mark.parametrize(("document", "number"), SNIPPETS, ids=[f"{d.name}-{n}" for d, n in SNIPPETS])
+def test_a_snippet_runs(document: Path, number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    snippet = snippets(document)[number]
     if "path/to/" in snippet:
-        compile(snippet, "README.md", "exec")
+        compile(snippet, document.name, "exec")
         return
-    exec(compile(snippet, "README.md", "exec"), {})
+    exec(compile(snippet, document.name, "exec"), {})
     printed = capsys.readouterr().out
     for shown in re.findall(r"print\(.*?\)\s+# (\[.*?\])$", snippet, flags=re.MULTILINE):
         assert shown in printed

@@ -8,12 +8,11 @@ It counts blocks with the same `LayerGroup` as the allocator, and needs nothing 
 
 from .advice import BlockSizeAdvice, CacheBudgetAdvice, advise_block_size, advise_cache_budget
 from .layers import AttentionLayer, StateLayer, StatePart
-from .memory import DEFAULT_SWAP_BYTES, MemoryProfile, num_cpu_blocks, num_gpu_blocks, profile
+from .memory import MemoryProfile, num_cpu_blocks, num_gpu_blocks, profile
 from .pages import PageGroup
 from .spec import KVCacheSpec
 
 __all__ = [
-    "DEFAULT_SWAP_BYTES",
     "AttentionLayer",
     "BlockSizeAdvice",
     "CacheBudgetAdvice",

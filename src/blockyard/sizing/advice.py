@@ -93,7 +93,7 @@ def _block_size_reasons(mean: float, block_size: int) -> tuple[str, ...]:
     others = [size for size in (block_size // 2, block_size * 2) if size in _BLOCK_SIZES]
     return (
         first,
-        _cost_sentence(mean, block_size, "leaves"),
+        _cost_sentence(mean, block_size, "leave"),
         *(_cost_sentence(mean, n, "would leave") for n in others),
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..arguments import require_int
 from ..errors import InvalidArgument
 from .fields import ConfigFields
-from .layer_types import CHUNKED, CONVOLUTION, FULL, HYBRID, SLIDING, STATE, layer_kinds
+from .layer_types import CHUNKED, CONVOLUTION, FULL, HYBRID, SLIDING, STATE, layer_kinds, num_listed_layers
 from .layers import AttentionLayer, StateLayer
 from .state_layers import convolution_state, recurrent_state
 
@@ -52,7 +52,7 @@ def read_layers(fields: ConfigFields) -> tuple[tuple[AttentionLayer, ...], tuple
     Raises `InvalidArgument` naming the field that is missing, out of range, or not understood.
     """
     _refuse_unknown(fields)
-    num_layers = fields.count(*_NUM_LAYERS)
+    num_layers = fields.count(*_NUM_LAYERS, default=num_listed_layers(fields))
     kinds = layer_kinds(fields, num_layers)
     num_own = num_layers - _num_shared(fields, num_layers)
     attention = [_attention_layer(fields, i, kinds[i]) for i in range(num_own) if kinds[i] in _WITH_KEYS]

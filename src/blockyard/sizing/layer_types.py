@@ -26,6 +26,12 @@ _KINDS = {
 }
 #: Models in which every n-th layer is full and the others slide, and whose configs may leave n out.
 _PATTERN_DEFAULTS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2}
+#: Models in which every n-th layer has attention and the others a state, and whose configs may leave n out.
+_INTERVAL_DEFAULTS = {"qwen3_next": 4, "qwen3_5_text": 4, "qwen3_5_moe_text": 4}
+#: Fields that only models with states have.
+_STATE_FIELDS = ("linear_num_value_heads", "mamba_d_state", "ssm_state_size", "conv_L_cache")
+#: Fields that list the layers' types.
+_TYPE_FIELDS = ("layer_types", "layers_block_type", "hybrid_override_pattern")
 #: Models in which every layer slides when the config has a sliding_window and no layer_types.
 _ALL_SLIDE = {"mistral", "mixtral", "phi3", "phi4_multimodal", "phimoe", "starcoder2", "doge"}
 
@@ -37,11 +43,17 @@ def layer_kinds(fields: ConfigFields, num_layers: int) -> list[str]:
     is known to slide in every layer, because guessing would promise memory that is not there. O(layers).
     Raises `InvalidArgument` naming the field.
     """
-    for name in ("layer_types", "layers_block_type", "hybrid_override_pattern"):
+    for name in _TYPE_FIELDS:
         types = _types(fields, name)
         if types is not None:
             return _named_kinds(name, types, num_layers)
     return _ruled_kinds(fields, num_layers)
+
+
+def num_listed_layers(fields: ConfigFields) -> int | None:
+    """Layers of the first list of layer types that there is; None without one."""
+    lists = (_types(fields, name) for name in _TYPE_FIELDS)
+    return next((len(types) for types in lists if types is not None), None)
 
 
 def _types(fields: ConfigFields, name: str) -> list[object] | None:
@@ -64,8 +76,8 @@ def _ruled_kinds(fields: ConfigFields, num_layers: int) -> list[str]:
     if fields.get("attn_layer_period") is not None:  # Jamba
         period, offset = fields.count("attn_layer_period"), fields.count("attn_layer_offset", low=0)
         return [FULL if index % period == offset else STATE for index in range(num_layers)]
-    if fields.get("full_attention_interval") is not None:  # Qwen3-Next
-        interval = fields.count("full_attention_interval")
+    interval = fields.count("full_attention_interval", default=_INTERVAL_DEFAULTS.get(fields.model_type, 0))
+    if interval:
         return _every(interval, FULL, STATE, num_layers)
     if fields.model_type == "falcon_h1":
         return [HYBRID] * num_layers
@@ -73,9 +85,18 @@ def _ruled_kinds(fields: ConfigFields, num_layers: int) -> list[str]:
         indices = fields.items(name)
         if indices is not None:
             return [FULL if index in indices else other for index in range(num_layers)]
+    _refuse_unplaced_states(fields)
     if fields.get("attention_chunk_size") is not None:  # Llama 4
         return _chunked_kinds(fields, num_layers)
     return _window_kinds(fields, num_layers)
+
+
+def _refuse_unplaced_states(fields: ConfigFields) -> None:
+    for name in _STATE_FIELDS:
+        if fields.get(name) is not None:
+            raise InvalidArgument(
+                f"layer_types is missing; {name} says that layers keep a state, and nothing says which layers do"
+            )
 
 
 def _chunked_kinds(fields: ConfigFields, num_layers: int) -> list[str]:
