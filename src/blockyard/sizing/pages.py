@@ -1,7 +1,7 @@
 """How the layers of a model share one pool: groups whose blocks all have the same bytes.
 
 A block id is one address for whichever group takes it, so a block must have the same bytes in every group. Two means
-make it so, both vLLM's (its hybrid KV cache manager), in this order:
+make it so, after vLLM's hybrid KV cache manager, in this order:
 
 1. Layers with the same window form groups of the same number of layers. That number is the smallest count of layers
    with one window, or the largest if it is less than a quarter above; a group that lacks layers is padded.
