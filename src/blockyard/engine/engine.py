@@ -12,9 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from ..arguments import require_int
-from ..config import MAX_BLOCK_SIZE, CacheConfig
+from ..config import CacheConfig
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, InvariantError, ModelError
+from ..sizing import KVCacheSpec
 from ..storage import KVCache
 from .borrowing import BorrowedModel
 from .model import load_model
@@ -267,9 +268,10 @@ class Engine:
 
 def _default_num_blocks(shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
     """As many blocks as fit 1 GiB of keys and values."""
-    block_size = require_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
-    token_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size * int(dtype.itemsize)
-    return max(2, _DEFAULT_KV_BYTES // (token_bytes * block_size))
+    spec = KVCacheSpec.uniform(
+        shape.num_layers, shape.num_kv_heads, shape.head_size, block_size=block_size, dtype=dtype
+    )
+    return max(2, _DEFAULT_KV_BYTES // spec.bytes_per_block)
 
 
 def _aligned(requests: list[Request], next_tokens: dict[int, int]) -> NDArray[np.int64]:

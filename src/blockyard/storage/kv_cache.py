@@ -8,6 +8,7 @@ import torch
 from ..arguments import require_int
 from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS
 from ..errors import InvalidArgument
+from ..sizing import KVCacheSpec
 from .addresses import SlotAddresses, TableAddresses
 from .checks import int_array, require_range
 from .layout import KVLayout
@@ -57,18 +58,19 @@ class KVCache:
             raise InvalidArgument(f"dtype is {dtype}; it must be float32, bfloat16 or float16")
         self.dtype = dtype
         self.layout = KVLayout.parse(layout)
+        self.spec = KVCacheSpec.uniform(num_layers, num_kv_heads, head_size, block_size=block_size, dtype=dtype)
         self.data = self._new_data(device)
         self.device = self.data.device
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token's keys and values over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_size * int(self.dtype.itemsize)
+        return self.spec.bytes_per_token
 
     @property
     def bytes_per_block(self) -> int:
         """Bytes of one block over all layers."""
-        return self.bytes_per_token * self.block_size
+        return self.spec.bytes_per_block
 
     @property
     def num_bytes(self) -> int:

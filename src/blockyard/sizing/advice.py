@@ -1,0 +1,121 @@
+"""Advice on the block size and on the share of blocks left to cached prefixes, each with its reasons in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..arguments import require_int
+from ..config import MAX_BLOCKS, MAX_MODEL_LEN, MAX_SEQS
+from ..errors import InvalidArgument
+
+_BLOCK_SIZES = (8, 16, 32, 64, 128)
+#: Blocks held for running requests, in tenths of what they need: a fifth more, so that they can grow.
+_RESERVE_TENTHS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSizeAdvice:
+    """A block size in tokens, and why.
+
+    expected_waste_tokens: slots of a sequence's last block that stay empty, on average over all lengths.
+    table_entries: blocks of a sequence of the mean length: entries of its table, hashes of its prompt.
+    """
+
+    block_size: int
+    expected_waste_tokens: float
+    table_entries: int
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheBudgetAdvice:
+    """Blocks left for cached prefixes that nobody uses at the moment, and why.
+
+    reserved_blocks: held back for running requests. missing_blocks: how many of these the pool does not have.
+    """
+
+    num_blocks: int
+    reserved_blocks: int
+    missing_blocks: int
+    reasons: tuple[str, ...]
+
+
+def advise_block_size(mean_sequence_tokens: float) -> BlockSizeAdvice:
+    """The power of two nearest to the square root of the mean length (by ratio), from 8 to 128.
+
+    Large blocks waste half a block a sequence, small ones make long tables and many hashes; the square root lets both
+    grow alike. mean_sequence_tokens: prompt and output together; above 0. O(1). Raises `InvalidArgument`.
+    """
+    mean = _positive("mean_sequence_tokens", mean_sequence_tokens)
+    # A power is nearest to the root by ratio when the mean lies between half its square and twice its square.
+    block_size = next((size for size in _BLOCK_SIZES if mean < 2 * size * size), _BLOCK_SIZES[-1])
+    return BlockSizeAdvice(
+        block_size, _waste(block_size), _entries(mean, block_size), _block_size_reasons(mean, block_size)
+    )
+
+
+def advise_cache_budget(total_blocks: int, concurrent_requests: int, blocks_per_request: int) -> CacheBudgetAdvice:
+    """Blocks for cached prefixes: total_blocks - 1.2 * concurrent_requests * blocks_per_request, never negative.
+
+    total_blocks: blocks of the pool. concurrent_requests: that run at once. blocks_per_request: that each holds, at the
+    mean. O(1). Raises `InvalidArgument` for a value outside its limits.
+    """
+    total = require_int("total_blocks", total_blocks, 0, MAX_BLOCKS)
+    concurrent = require_int("concurrent_requests", concurrent_requests, 0, MAX_SEQS)
+    each = require_int("blocks_per_request", blocks_per_request, 0, MAX_BLOCKS)
+    needed = concurrent * each
+    reserved = -(-needed * _RESERVE_TENTHS // 10)
+    budget, missing = max(total - reserved, 0), max(reserved - total, 0)
+    reasons = (
+        f"{concurrent} requests of {each} blocks hold {needed} blocks at once.",
+        f"A fifth more, {reserved} in all, lets them grow before anything is evicted.",
+        _rest_reason(total, reserved, budget, missing),
+    )
+    return CacheBudgetAdvice(budget, reserved, missing, reasons)
+
+
+def _rest_reason(total: int, reserved: int, budget: int, missing: int) -> str:
+    if missing:
+        return f"The pool has {total}, {missing} too few: nothing is left for cached prefixes; run fewer requests."
+    share = 100 * budget / total if total else 0.0
+    return f"Of {total} blocks {total} - {reserved} = {budget} ({share:.1f} %) are left for cached prefixes."
+
+
+def _block_size_reasons(mean: float, block_size: int) -> tuple[str, ...]:
+    root = mean**0.5
+    clamped = min(max(root, _BLOCK_SIZES[0]), _BLOCK_SIZES[-1])
+    limit = (
+        "" if clamped == root else f", which the limits of {_BLOCK_SIZES[0]} and {_BLOCK_SIZES[-1]} make {clamped:g}"
+    )
+    first = (
+        f"The square root of {mean:g} tokens is {root:.1f}{limit}; the nearest power of two by ratio is {block_size}."
+    )
+    others = [size for size in (block_size // 2, block_size * 2) if size in _BLOCK_SIZES]
+    return (
+        first,
+        _cost_sentence(mean, block_size, "leave"),
+        *(_cost_sentence(mean, n, "would leave") for n in others),
+    )
+
+
+def _cost_sentence(mean: float, block_size: int, verb: str) -> str:
+    waste, entries = _waste(block_size), _entries(mean, block_size)
+    return (
+        f"Blocks of {block_size} {verb} {waste:g} slots of a sequence empty ({100 * waste / mean:.1f} % of its tokens) "
+        f"and make {entries} table entries."
+    )
+
+
+def _waste(block_size: int) -> float:
+    """Empty slots of the last block, the mean over lengths that end anywhere in it: 0 to block_size - 1."""
+    return (block_size - 1) / 2
+
+
+def _entries(mean: float, block_size: int) -> int:
+    return int(-(-mean // block_size))
+
+
+def _positive(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MAX_MODEL_LEN:
+        raise InvalidArgument(f"{name} is {value!r}; it must be a number above 0 and at most {MAX_MODEL_LEN}")
+    return value

@@ -1,0 +1,127 @@
+"""What one layer of a model keeps: keys and values for each token, or a state of constant size for each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..arguments import require_int, require_str
+from ..errors import InvalidArgument
+from ..groups import MAX_WINDOW
+
+MAX_DIMENSION = 2**20
+MAX_ELEMENTS = 2**40
+
+
+def heads_of_rank(name: str, num_heads: int, tensor_parallel_size: int) -> int:
+    """Heads that one rank keeps: an equal share, or one replicated head when there are more ranks than heads.
+
+    Raises `InvalidArgument` naming the heads as `name` when neither number divides the other. O(1).
+    """
+    if num_heads % tensor_parallel_size == 0:
+        return num_heads // tensor_parallel_size
+    if num_heads < tensor_parallel_size and tensor_parallel_size % num_heads == 0:
+        return 1
+    raise InvalidArgument(
+        f"tensor_parallel_size is {tensor_parallel_size}; it must divide {name}, {num_heads}, or be a multiple of it"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """A layer that keeps keys and values for each token.
+
+    index: its place in the model, from 0.
+    num_kv_heads, key_size, value_size: heads, and elements of a key and of a value in each. Multi-head attention has
+        as many KV heads as query heads, grouped-query attention fewer, multi-query attention one. Latent attention
+        (MLA, DeepSeek-V2, arXiv 2405.04434) keeps one vector a token: one head, no value.
+    sliding_window: how many tokens, its own included, a token attends to; 0 for all.
+    is_latent: whether the one vector serves all heads, so that every rank keeps it whole.
+
+    Raises `InvalidArgument` for a value outside its limits.
+    """
+
+    index: int
+    num_kv_heads: int
+    key_size: int
+    value_size: int
+    sliding_window: int = 0
+    is_latent: bool = False
+
+    def __post_init__(self) -> None:
+        require_int("index", self.index, 0, MAX_DIMENSION)
+        require_int("num_kv_heads", self.num_kv_heads, 1, MAX_DIMENSION)
+        require_int("key_size", self.key_size, 1, MAX_DIMENSION)
+        require_int("value_size", self.value_size, 0, MAX_DIMENSION)
+        require_int("sliding_window", self.sliding_window, 0, MAX_WINDOW)
+
+    @property
+    def kind(self) -> str:
+        """`full`, `sliding`, `latent` or `sliding latent`."""
+        words = ["sliding"] * (self.sliding_window > 0) + ["latent"] * self.is_latent
+        return " ".join(words) or "full"
+
+    def elements_per_token(self, tensor_parallel_size: int = 1) -> int:
+        """Elements that one rank keeps for a token. O(1)."""
+        heads = 1 if self.is_latent else heads_of_rank("num_kv_heads", self.num_kv_heads, tensor_parallel_size)
+        return heads * (self.key_size + self.value_size)
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """One tensor of a state: `num_heads` times `elements_per_head`.
+
+    is_recurrent: whether it is the running sum, which implementations keep in a wider type than the rest.
+    """
+
+    name: str
+    num_heads: int
+    elements_per_head: int
+    is_recurrent: bool = False
+
+    def __post_init__(self) -> None:
+        require_str("name", self.name)
+        require_int("num_heads", self.num_heads, 1, MAX_DIMENSION)
+        require_int("elements_per_head", self.elements_per_head, 0, MAX_ELEMENTS)
+
+    def elements(self, tensor_parallel_size: int = 1) -> int:
+        """Elements that one rank keeps for a sequence. O(1)."""
+        return heads_of_rank(f"heads of {self.name}", self.num_heads, tensor_parallel_size) * self.elements_per_head
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayer:
+    """A layer, or the part of one, that keeps a state of constant size for each sequence.
+
+    kind: `gated delta net`, `mamba`, `mamba2`, `convolution`: for reports.
+    """
+
+    index: int
+    kind: str
+    parts: tuple[StatePart, ...]
+
+    def __post_init__(self) -> None:
+        require_int("index", self.index, 0, MAX_DIMENSION)
+        require_str("kind", self.kind)
+        _require_items("parts", self.parts, StatePart)
+
+
+def _require_items(name: str, values: object, kind: type) -> None:
+    if not isinstance(values, tuple) or not all(isinstance(value, kind) for value in values):
+        raise InvalidArgument(f"{name} is {values!r}; it must be a tuple of {kind.__name__}")
+
+
+def require_layers(layers: object, states: object) -> None:
+    """Raise `InvalidArgument` unless these are tuples of `AttentionLayer`, at least one, and of `StateLayer`."""
+    _require_items("layers", layers, AttentionLayer)
+    _require_items("states", states, StateLayer)
+    if layers == ():
+        raise InvalidArgument("layers is empty; at least one layer must keep keys and values in blocks")
+
+
+def count_kinds(layers: Iterable[AttentionLayer | StateLayer]) -> dict[str, int]:
+    """How many layers there are of each kind, in the order in which the kinds first occur. O(layers)."""
+    counts: dict[str, int] = {}
+    for layer in layers:
+        counts[layer.kind] = counts.get(layer.kind, 0) + 1
+    return counts

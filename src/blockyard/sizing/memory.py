@@ -1,0 +1,93 @@
+"""How many blocks fit: from a device's memory and the measured peak of a run without a cache, or from swap space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..arguments import require_int
+from ..config import MAX_SEQS
+from ..errors import InvalidArgument
+from .spec import MAX_BYTES, KVCacheSpec
+
+DEFAULT_SWAP_BYTES = 4 * 2**30
+
+
+def num_gpu_blocks(
+    total_bytes: int,
+    peak_bytes: int,
+    gpu_memory_utilization: float = 0.9,
+    *,
+    spec: KVCacheSpec,
+    max_num_seqs: int = 0,
+) -> int:
+    """Blocks, the null block included, for which a device has memory: (total * utilization - peak) / bytes a block.
+
+    total_bytes: memory of the device. peak_bytes: most memory in use, weights included, while the largest step runs
+    without a cache. gpu_memory_utilization: share of the total that may be used; above 0, at most 1.
+    max_num_seqs: sequences whose states are set aside first; needed for a model that keeps states.
+
+    Never negative. The rule is vLLM's. O(layers). Raises `InvalidArgument` for a value outside its limits.
+    """
+    total = require_int("total_bytes", total_bytes, 0, MAX_BYTES)
+    peak = require_int("peak_bytes", peak_bytes, 0, MAX_BYTES)
+    usable = int(total * _share(gpu_memory_utilization)) - peak
+    return _blocks(usable, spec, max_num_seqs)
+
+
+def num_cpu_blocks(swap_bytes: int = DEFAULT_SWAP_BYTES, *, spec: KVCacheSpec, max_num_seqs: int = 0) -> int:
+    """Blocks that fit the host memory set aside for swapping: swap_bytes / bytes a block.
+
+    max_num_seqs: swapped sequences whose states are set aside first; needed for a model that keeps states.
+    Never negative. O(layers). Raises `InvalidArgument` for a value outside its limits.
+    """
+    return _blocks(require_int("swap_bytes", swap_bytes, 0, MAX_BYTES), spec, max_num_seqs)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryProfile:
+    """A device's memory, and the most of it in use while the largest step runs without a cache, in bytes."""
+
+    total_bytes: int
+    peak_bytes: int
+
+    def __post_init__(self) -> None:
+        require_int("total_bytes", self.total_bytes, 0, MAX_BYTES)
+        require_int("peak_bytes", self.peak_bytes, 0, MAX_BYTES)
+
+    def num_gpu_blocks(self, spec: KVCacheSpec, gpu_memory_utilization: float = 0.9, *, max_num_seqs: int = 0) -> int:
+        """As the function of this name, for this profile."""
+        return num_gpu_blocks(
+            self.total_bytes, self.peak_bytes, gpu_memory_utilization, spec=spec, max_num_seqs=max_num_seqs
+        )
+
+
+def profile(measure: Callable[[], tuple[int, int]]) -> MemoryProfile:
+    """Call `measure` once and check what it returns: (total bytes of the device, peak bytes of a run).
+
+    measure: resets the device's peak counter, runs the largest step without a cache, and reads both numbers. vLLM v0
+    ran 256 sequences of 128 tokens; what the largest step is, the engine knows. If the numbers are known already, make
+    a `MemoryProfile` of them. Raises `InvalidArgument` if they are not two such numbers.
+    """
+    measured = measure()
+    if not isinstance(measured, (tuple, list)) or len(measured) != 2:
+        raise InvalidArgument(f"measure returned {measured!r}; it must return (total_bytes, peak_bytes)")
+    return MemoryProfile(*measured)
+
+
+def _share(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise InvalidArgument(f"gpu_memory_utilization is {value!r}; it must be a number above 0 and at most 1")
+    return value
+
+
+def _blocks(usable_bytes: int, spec: KVCacheSpec, max_num_seqs: int) -> int:
+    if not isinstance(spec, KVCacheSpec):
+        raise InvalidArgument(f"spec is {spec!r}; it must be a KVCacheSpec")
+    num_seqs = require_int("max_num_seqs", max_num_seqs, 0, MAX_SEQS)
+    if spec.state_bytes_per_sequence and num_seqs == 0:
+        raise InvalidArgument(
+            f"max_num_seqs is 0; each sequence keeps a state of {spec.state_bytes_per_sequence} bytes beside its "
+            f"blocks, so the number of sequences must be from 1 to {MAX_SEQS}"
+        )
+    return max(usable_bytes - num_seqs * spec.state_bytes_per_sequence, 0) // spec.bytes_per_block

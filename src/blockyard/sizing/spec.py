@@ -1,0 +1,243 @@
+"""`KVCacheSpec`: what a model keeps, and from it every number of bytes, blocks and sequences."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ..arguments import require_int
+from ..config import MAX_BLOCK_SIZE, MAX_MODEL_LEN, CacheConfig
+from ..errors import InvalidArgument
+from ..groups import LayerGroup
+from .dtypes import dtype_bytes, dtype_name
+from .fields import ConfigFields
+from .from_config import read_layers
+from .layers import MAX_DIMENSION, AttentionLayer, StateLayer, count_kinds, require_layers
+from .pages import PageGroup, Pages, make_pages
+
+MAX_BYTES = 2**62
+
+
+@dataclasses.dataclass(frozen=True)
+class KVCacheSpec:
+    """What the layers of a model keep on one rank, in blocks that all have the same bytes.
+
+    layers: those that keep keys and values; at least one.
+    block_size: tokens a block, of the group whose token takes the most bytes; see `pages` for the others.
+    dtype: of keys and values; it may differ from the model's.
+    tensor_parallel_size: ranks that share the KV heads; with fewer heads than ranks each rank keeps one.
+    states: layers that keep a state for each sequence. They lie outside the blocks.
+    state_dtype: of recurrent states. model_dtype: of the states of convolutions; `dtype` if empty.
+    layers_per_group: layers in each group of a model with several windows; 0 for vLLM's rule (see `pages`).
+
+    Raises `InvalidArgument` for a value outside its limits.
+    """
+
+    layers: tuple[AttentionLayer, ...]
+    block_size: int = 16
+    dtype: str = "bfloat16"
+    tensor_parallel_size: int = 1
+    states: tuple[StateLayer, ...] = ()
+    state_dtype: str = "float32"
+    model_dtype: str = ""
+    layers_per_group: int = 0
+    pages: Pages = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        require_layers(self.layers, self.states)
+        require_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
+        require_int("tensor_parallel_size", self.tensor_parallel_size, 1, MAX_DIMENSION)
+        require_int("layers_per_group", self.layers_per_group, 0, MAX_DIMENSION)
+        dtype_name("dtype", self.dtype)
+        dtype_name("state_dtype", self.state_dtype)
+        dtype_name("model_dtype", self.model_dtype or self.dtype)
+        object.__setattr__(self, "pages", self._make_pages())
+
+    @classmethod
+    def from_config(
+        cls,
+        config: object,
+        *,
+        block_size: int = 16,
+        dtype: object = None,
+        tensor_parallel_size: int = 1,
+        state_dtype: object = None,
+        layers_per_group: int = 0,
+    ) -> KVCacheSpec:
+        """The spec of a Hugging Face model.
+
+        config: a dict, an object with attributes (transformers' configs, nested ones too), or a path to a config.json
+            or to the folder that holds it.
+        dtype: of the cache; the config's own if None. state_dtype: of recurrent states; what the config says if None,
+            and float32, the wider of what engines use, if it does not.
+
+        O(layers). Raises `InvalidArgument` naming the field that is missing, out of range or not understood,
+        `ModelError` for a file that cannot be read.
+        """
+        fields = ConfigFields(config)
+        layers, states = read_layers(fields)
+        own = fields.outer("dtype", "torch_dtype")
+        if own is None and dtype is None:
+            raise InvalidArgument("dtype is missing from the config; give the cache's, as in dtype='bfloat16'")
+        state = state_dtype or fields.get("mamba_ssm_cache_dtype", "mamba_ssm_dtype") or "float32"
+        return cls(
+            layers=layers,
+            block_size=block_size,
+            dtype=dtype_name("dtype", own if dtype is None else dtype),
+            tensor_parallel_size=tensor_parallel_size,
+            states=states,
+            state_dtype=dtype_name("state_dtype", state),
+            model_dtype="" if own is None else dtype_name("dtype", own),
+            layers_per_group=layers_per_group,
+        )
+
+    @classmethod
+    def uniform(
+        cls, num_layers: int, num_kv_heads: int, head_size: int, *, block_size: int = 16, dtype: object = "bfloat16"
+    ) -> KVCacheSpec:
+        """The spec of `num_layers` equal layers of full attention, as `storage.KVCache` allocates them. O(layers)."""
+        require_int("num_layers", num_layers, 1, MAX_DIMENSION)
+        require_int("head_size", head_size, 1, MAX_DIMENSION)
+        layers = tuple(AttentionLayer(index, num_kv_heads, head_size, head_size) for index in range(num_layers))
+        return cls(layers=layers, block_size=block_size, dtype=dtype_name("dtype", dtype))
+
+    def without_windows(self) -> KVCacheSpec:
+        """The same layers, all keeping every token in one group: an engine that knows no layer groups."""
+        layers = tuple(dataclasses.replace(layer, sliding_window=0) for layer in self.layers)
+        return dataclasses.replace(self, layers=layers)
+
+    @property
+    def num_layers_by_kind(self) -> dict[str, int]:
+        """How many layers there are of each kind: `full`, `sliding`, `latent`, and kinds of state."""
+        return count_kinds((*self.layers, *self.states))
+
+    @property
+    def groups(self) -> tuple[LayerGroup, ...]:
+        """The layer groups, full attention first: what the allocator counts with."""
+        return tuple(page.group for page in self.pages.groups)
+
+    @property
+    def page_groups(self) -> tuple[PageGroup, ...]:
+        """The groups with the indices of their layers and the bytes of a block that these use."""
+        return self.pages.groups
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block of the pool, the same in every group, padding included."""
+        return self.pages.bytes_per_block
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token's keys and values in all layers, before a window drops any."""
+        return sum(self._token_bytes(layer) for layer in self.layers)
+
+    @property
+    def state_bytes_per_sequence(self) -> int:
+        """Bytes that a sequence of any length takes outside the blocks; 0 for a model of attention alone."""
+        recurrent = dtype_bytes("state_dtype", self.state_dtype)
+        other = dtype_bytes("model_dtype", self.model_dtype or self.dtype)
+        parts = [part for state in self.states for part in state.parts]
+        return sum(
+            part.elements(self.tensor_parallel_size) * (recurrent if part.is_recurrent else other) for part in parts
+        )
+
+    def sequence_blocks(self, num_tokens: int, num_computed: int | None = None) -> int:
+        """Blocks held, over all groups, while tokens `num_computed` to `num_tokens` of a sequence are computed.
+
+        num_computed: `num_tokens - 1`, a decode step, if None; 0 is a prompt computed in one step. O(groups).
+        """
+        num_tokens = require_int("num_tokens", num_tokens, 0, MAX_MODEL_LEN)
+        computed = max(num_tokens - 1, 0) if num_computed is None else num_computed
+        require_int("num_computed", computed, 0, num_tokens)
+        return sum(group.num_blocks(num_tokens, computed) for group in self.groups)
+
+    def peak_sequence_blocks(self, num_tokens: int, tokens_per_step: int = 1) -> int:
+        """The most blocks, over all groups, that a sequence can hold while it grows to `num_tokens`.
+
+        tokens_per_step: the most tokens computed in one step; a chunk of a prompt keeps its window and itself. Each
+        group is counted at its own fullest moment, so the sum is never too small. O(block_size) a group.
+        """
+        num_tokens = require_int("num_tokens", num_tokens, 0, MAX_MODEL_LEN)
+        require_int("tokens_per_step", tokens_per_step, 1, MAX_MODEL_LEN)
+        return sum(_peak_blocks(group, num_tokens, tokens_per_step) for group in self.groups)
+
+    def sequence_bytes(self, num_tokens: int, num_computed: int | None = None) -> int:
+        """Bytes of a sequence: the blocks of `sequence_blocks` and its state. O(groups)."""
+        blocks = self.sequence_blocks(num_tokens, num_computed)
+        return blocks * self.bytes_per_block + self.state_bytes_per_sequence
+
+    def peak_sequence_bytes(self, num_tokens: int, tokens_per_step: int = 1) -> int:
+        """The most bytes that a sequence takes while it grows to `num_tokens`: its fullest moment and its state."""
+        blocks = self.peak_sequence_blocks(num_tokens, tokens_per_step)
+        return blocks * self.bytes_per_block + self.state_bytes_per_sequence
+
+    def max_concurrent_sequences(
+        self,
+        num_tokens: int,
+        *,
+        num_blocks: int | None = None,
+        memory_bytes: int | None = None,
+        tokens_per_step: int = 1,
+    ) -> int:
+        """How many sequences of `num_tokens` tokens, which share nothing, always fit at once. The null block is paid.
+
+        num_blocks: blocks of the pool; states are then taken to have memory of their own. Or memory_bytes: for blocks
+        and states together. Exactly one of the two. Raises `InvalidArgument` otherwise.
+        """
+        require_int("num_tokens", num_tokens, 1, MAX_MODEL_LEN)
+        if (num_blocks is None) == (memory_bytes is None):
+            raise InvalidArgument("num_blocks and memory_bytes are two ways to say it; give exactly one")
+        if num_blocks is not None:
+            usable = require_int("num_blocks", num_blocks, 0, MAX_BYTES) - 1
+            return max(usable, 0) // self.peak_sequence_blocks(num_tokens, tokens_per_step)
+        usable = require_int("memory_bytes", memory_bytes, 0, MAX_BYTES) - self.bytes_per_block
+        return max(usable, 0) // self.peak_sequence_bytes(num_tokens, tokens_per_step)
+
+    def cache_config(
+        self,
+        num_blocks: int,
+        *,
+        max_num_seqs: int = 256,
+        max_model_len: int = 8192,
+        num_cpu_blocks: int = 0,
+        **others: Any,
+    ) -> CacheConfig:
+        """A `CacheConfig` of this block size and these groups; `others` are further fields of it.
+
+        Raises `InvalidArgument` for values that `CacheConfig` refuses, a field that it does not have, and a model with
+        windows or several groups when it has no field for groups: see `without_windows`.
+        """
+        given = {**others, **self._optional_fields(num_cpu_blocks)}
+        known = {field.name for field in dataclasses.fields(CacheConfig)}
+        for name, value in given.items():
+            if name not in known:
+                raise InvalidArgument(f"{name} is {value!r}; CacheConfig has no such field")
+        return CacheConfig(
+            num_blocks=num_blocks,
+            block_size=self.block_size,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            **given,
+        )
+
+    def _optional_fields(self, num_cpu_blocks: int) -> dict[str, Any]:
+        """Fields that a plain cache does not need."""
+        is_plain = len(self.groups) == 1 and self.groups[0].sliding_window == 0
+        groups = {} if is_plain else {"groups": self.groups}
+        return {**groups, **({"num_cpu_blocks": num_cpu_blocks} if num_cpu_blocks else {})}
+
+    def _token_bytes(self, layer: AttentionLayer) -> int:
+        return layer.elements_per_token(self.tensor_parallel_size) * dtype_bytes("dtype", self.dtype)
+
+    def _make_pages(self) -> Pages:
+        by_window: dict[int, list[tuple[int, int]]] = {}
+        for layer in self.layers:
+            by_window.setdefault(layer.sliding_window, []).append((layer.index, self._token_bytes(layer)))
+        return make_pages(by_window, self.block_size, self.layers_per_group)
+
+
+def _peak_blocks(group: LayerGroup, num_tokens: int, tokens_per_step: int) -> int:
+    # Until the window is full the count only grows; from then on it repeats with every block of tokens. So the last
+    # block's worth of lengths holds the maximum.
+    lengths = range(max(num_tokens - group.block_size, 0), num_tokens + 1)
+    return max(group.num_blocks(length, max(length - tokens_per_step, 0)) for length in lengths)
