@@ -219,7 +219,7 @@ class World:
         earlier = self.earlier()
         tokens, keys = self.prompt(earlier), self.keys(earlier)
         spans = self.spans(tokens, earlier)
-        num_seqs = self.random.choice((1, 1, 1, 1, 2, 3))
+        num_seqs = min(self.random.choice((1, 1, 1, 1, 2, 3)), self.config.max_num_seqs)
         answer = self.cache.can_allocate(tokens, keys + spans, num_seqs).name
         self.require_hope(answer)
         try:
