@@ -416,6 +416,8 @@ class World:
             return None
         parents = [self.random.randrange(len(seqs)) for _ in range(self.random.randint(0, 5))]
         handles = self.cache.regroup([seq.handle for seq in seqs], parents)
+        for index, seq in enumerate(seqs):
+            seq.num_promised = max(seq.num_promised - max(parents.count(index) - 1, 0), 0)
         by_handle = {seq.handle: seq for seq in seqs}
         self.seqs = [seq for seq in self.seqs if seq not in seqs]
         for handle, parent in zip(handles, parents, strict=True):

@@ -102,7 +102,7 @@ class Branching:
         num_children = self._count_children(len(rows), chosen)
         num_new = i64(len(chosen))
         for index in range(i64(len(rows))):
-            num_new -= 1
+            num_new -= 1 + self._num_promised(rows[index], num_children[index])
             if num_children[index] > 1:
                 self._require_forkable(rows[index], "regroup")
         if num_new > 0:
@@ -110,9 +110,17 @@ class Branching:
         handles = [int(sequences.handle[rows[index]]) for index in range(i64(len(rows)))]
         sequences.version += 1
         for index in range(i64(len(rows))):
+            promised = self._num_promised(rows[index], num_children[index])
+            sequences.promise(rows[index], sequences.num_promised[rows[index]] - promised)
+        for index in range(i64(len(rows))):
             if num_children[index] == 0:
                 self.end(rows[index])
         return self._branch(rows, chosen, handles)
+
+    def _num_promised(self, row: i64, num_children: i64) -> i64:
+        """Of the rows set aside for the forks of `row`, those that a regrouping with so many children frees or uses."""
+        promised = self.sequences.num_promised[row]
+        return promised if num_children == 0 else min(promised, num_children - 1)
 
     def _count_children(self, num_seqs: int, chosen: vec[i64]) -> list[int]:
         counts = [0] * num_seqs
