@@ -38,6 +38,11 @@ class Checked:
         assert self.reserve([seq], missing).all_fit
         self.commit([seq], missing, [next_tokens] if next_tokens else None)
 
+    def compute_some(self, seq: int, count: int) -> None:
+        """Reserve and commit the next `count` tokens of `seq`."""
+        assert self.reserve([seq], count).all_fit
+        self.commit([seq], count)
+
     def prefilled(self, tokens: list[int], next_tokens: list[int] | None = None) -> int:
         """A sequence whose prompt is computed."""
         seq = self.allocate(tokens)

@@ -18,7 +18,10 @@ SCRATCH = {
     "_reached",
     "_new_block",
     "_single",
-    "_copies",
+    "_one",
+    "_entry",
+    "_target",
+    "_transfers",
 }
 SCALARS = (int, float, str, bool, bytes, type(None), tuple)
 
@@ -37,7 +40,11 @@ def _walk(path: str, value: Any, found: dict[str, Any], seen: set[int]) -> None:
         found[path] = list(value)
         for key, item in value.items():
             _walk(f"{path}[{key!r}]", item, found, seen)
-    elif type(value).__name__.startswith("vec") or isinstance(value, list):
+    elif isinstance(value, list):
+        found[path] = len(value)
+        for index, item in enumerate(value):
+            _walk(f"{path}[{index}]", item, found, seen)
+    elif type(value).__name__.startswith("vec"):
         found[path] = list(value)
     elif isinstance(value, np.ndarray):
         found[path] = value.tolist()

@@ -6,10 +6,13 @@ back through the block tables of each layer group and compared, token by token. 
 to two writers or a swap to the wrong place shows as a wrong name, whatever the counters say.
 
 `World(package, seed)` takes either build; two builds with one seed must tell the same story (`story`).
+
+    python -m tests.world --calls 50000 --seed 7    # many worlds in sequence, and what they did
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 from collections import Counter
 from types import ModuleType
@@ -18,6 +21,10 @@ from typing import Any
 import numpy as np
 
 NOTHING = -1
+#: Calls of one world.
+NUM_CALLS = 150
+#: Prompts that later ones begin with: some of sequences long gone, whose blocks were evicted meanwhile.
+NUM_REMEMBERED = 12
 
 
 class Memory:
@@ -30,14 +37,21 @@ class Memory:
 class Seq:
     """What the program knows of one sequence."""
 
-    def __init__(self, handle: int, tokens: list[int], keys: tuple[Any, ...], spans: tuple[Any, ...]) -> None:
+    def __init__(
+        self, handle: int, tokens: list[int], keys: tuple[Any, ...], spans: tuple[Any, ...], generation: int
+    ) -> None:
         self.handle = handle
         self.tokens = tokens
         self.keys = keys
         self.spans = spans
-        self.reserved = 0
+        #: Keys and values belong to the weights that were loaded when the sequence began.
+        self.generation = generation
+        #: Behind the shortest cut everything is text, whatever span reached over it.
+        self.text_from = len(tokens)
         self.drafts: list[int] = []
         self.is_swapped = False
+        #: Forks that the allocation set rows aside for.
+        self.num_promised = 0
 
 
 class World:
@@ -54,6 +68,7 @@ class World:
         self.gpu = Memory(self.config.num_blocks, self.sizes)
         self.cpu = Memory(max(self.config.num_cpu_blocks, 1), self.sizes)
         self.seqs: list[Seq] = []
+        self.remembered: list[Seq] = []
         self.counts: Counter[str] = Counter()
         self.story: list[Any] = []
         self.now = 0.0
@@ -69,14 +84,14 @@ class World:
             windows = [choose.choice((0, 0, choose.randint(1, 4 * size), choose.randint(1, 9))) for _ in sizes]
             groups = tuple(package.LayerGroup(s, w) for s, w in zip(sizes, windows, strict=True))
         return package.CacheConfig(
-            choose.randint(4, 60),
+            choose.choice((choose.randint(3, 12), choose.randint(4, 60))),
             size,
-            max_num_seqs=choose.randint(1, 8),
+            max_num_seqs=choose.choice((choose.randint(1, 8), choose.randint(1, 8), 30)),
             max_model_len=choose.randint(2, 30) * size,
             enable_prefix_caching=choose.random() < 0.9,
             watermark=choose.choice((0.0, 0.0, 0.1)),
             groups=groups,
-            num_cpu_blocks=choose.choice((0, 0, choose.randint(2, 50))) if kind != 0 else 0,
+            num_cpu_blocks=choose.choice((0, choose.randint(2, 8), choose.randint(2, 50))) if kind != 0 else 0,
             keep_evicted=choose.random() < 0.7,
             **self.more_config(groups, size),
         )
@@ -98,9 +113,10 @@ class World:
 
     def names(self, seq: Seq, tokens: list[int]) -> list[int]:
         """For each token, a name for it and all that its keys and values depend on."""
-        name, names = hash(seq.keys), []
+        name, names = hash((seq.keys, seq.generation)), []
         for position, token in enumerate(tokens):
-            here = tuple((s.content, position - s.start) for s in seq.spans if s.start <= position < s.start + s.length)
+            spans = seq.spans if position < seq.text_from else ()
+            here = tuple((s.content, position - s.start, s.length) for s in spans if s.start <= position < s.end)
             name = hash((name, token, here)) >> 2
             names.append(name)
         return names
@@ -109,11 +125,14 @@ class World:
 
     def run(self, num_calls: int) -> None:
         """So many random calls, the laws proved after each; then everything ends and nothing may be left."""
+        self.run_calls(num_calls)
+        self.finish()
+
+    def run_calls(self, num_calls: int) -> None:
+        """So many random calls."""
         actors = self.actors()
         for _ in range(num_calls):
-            actor = self.random.choices([a for a, _ in actors], [w for _, w in actors])[0]
-            self.act(actor)
-        self.finish()
+            self.act(self.random.choices([a for a, _ in actors], [w for _, w in actors])[0])
 
     def actors(self) -> list[tuple[Any, float]]:
         return [
@@ -143,7 +162,17 @@ class World:
             name = f"{name}: {type(error).__name__}"
         self.counts[name] += 1
         self.cache.check()
+        self.count_slid()
         self.story.append((name, result, self.state()))
+
+    def count_slid(self) -> None:
+        """How often a running sequence stood with blocks behind its window given back."""
+        for group, window in enumerate(self.windows):
+            if window and any(
+                len(ids) and not ids[0]
+                for ids in (self.cache.block_ids(seq.handle, group) for seq in self.seqs if not seq.is_swapped)
+            ):
+                self.counts["windows slid"] += 1
 
     def state(self) -> Any:
         stats = self.cache.stats()
@@ -155,7 +184,10 @@ class World:
         )
 
     def finish(self) -> None:
-        self.counts["mapped tokens hit" if self.config.is_mapped else "tokens hit"] += self.cache.stats().num_hit_tokens
+        stats, kind = self.cache.stats(), "mapped " if self.config.is_mapped else ""
+        self.counts[kind + "tokens hit"] += stats.num_hit_tokens
+        self.counts[kind + "blocks copied"] += stats.num_copied_blocks
+        self.counts[kind + "blocks evicted"] += stats.num_evicted_blocks
         self.cache.free([seq.handle for seq in self.seqs])
         self.cache.check()
         assert self.cache.num_used_blocks == 0
@@ -166,56 +198,86 @@ class World:
 
     # ------------------------------------------------------------------ what happens
 
-    def prompt(self) -> list[int]:
+    def earlier(self) -> Seq | None:
+        """A sequence whose tokens a new prompt begins with: a running one, or one remembered."""
+        choose = self.random
+        known = choose.choice((self.seqs, self.remembered, self.remembered, []))
+        return choose.choice(known) if known else None
+
+    def prompt(self, earlier: Seq | None) -> list[int]:
         choose = self.random
         limit = self.config.max_model_len
-        if self.seqs and choose.random() < 0.5:
-            tokens = list(choose.choice(self.seqs).tokens)
-            tokens = tokens[: choose.randint(1, len(tokens))]
-        else:
-            tokens = []
-        tokens += [choose.choice((1, 1, 1, 2)) for _ in range(choose.randint(1, max(1, limit // 2)))]
+        tokens = []
+        if earlier is not None:
+            keep = choose.choice((len(earlier.tokens), choose.randint(1, len(earlier.tokens))))
+            tokens = list(earlier.tokens[:keep])
+        tokens += [
+            choose.choice((1, 1, 1, 2)) for _ in range(choose.randint(1, max(1, limit // choose.choice((2, 6)))))
+        ]
         return tokens[:limit] if choose.random() < 0.95 else tokens
 
-    def keys(self) -> tuple[Any, ...]:
+    def keys(self, earlier: Seq | None) -> tuple[Any, ...]:
         package = self.package
+        if earlier is not None and self.random.random() < 0.8:
+            return earlier.keys
         return self.random.choice(((), (), (), (package.LoRA("a"),), (package.CacheSalt("a"),)))
 
-    def spans(self, tokens: list[int]) -> tuple[Any, ...]:
-        if self.random.random() < 0.8 or not hasattr(self.package, "Span"):
-            return ()
-        start = self.random.randrange(len(tokens))
-        length = self.random.randint(1, len(tokens) - start)
-        return (self.package.Span(self.random.choice("xy"), start, length),)
+    def spans(self, tokens: list[int], earlier: Seq | None) -> tuple[Any, ...]:
+        if earlier is not None and self.random.random() < 0.7:
+            return tuple(span for span in earlier.spans if span.end <= len(tokens))
+        spans = []
+        for _ in range(self.random.choice((0, 0, 0, 0, 1, 2))):
+            start = self.random.randrange(len(tokens))
+            length = self.random.randint(1, len(tokens) - start)
+            spans.append(self.package.Span(self.random.choice("xy"), start, length))
+        return tuple(sorted(set(spans), key=repr))
 
     def allocate(self) -> int:
-        tokens, keys = self.prompt(), self.keys()
-        spans = self.spans(tokens)
-        answer = self.cache.can_allocate(tokens, keys + spans).name
-        free = self.cache.num_free_blocks
+        earlier = self.earlier()
+        tokens, keys = self.prompt(earlier), self.keys(earlier)
+        spans = self.spans(tokens, earlier)
+        num_seqs = min(self.random.choice((1, 1, 1, 1, 2, 3)), self.config.max_num_seqs)
+        answer = self.cache.can_allocate(tokens, keys + spans, num_seqs).name
+        self.require_hope(answer)
         try:
-            handle = self.cache.allocate(tokens, "someone", keys + spans)
+            handle = self.cache.allocate(tokens, "someone", keys + spans, num_seqs)
         except self.package.CapacityError:
             assert answer != "OK"
             raise
-        assert answer == "OK", (answer, free)
-        self.add(Seq(handle, tokens, keys, spans))
+        assert answer == "OK", answer
+        seq = Seq(handle, tokens, keys, spans, self.cache.generation)
+        seq.num_promised = num_seqs - 1
+        self.add(seq)
         if self.config.track_misses:
             causes = self.cache.miss_causes(handle)
             amounts = [getattr(causes, name) for name in causes.FIELDS[:-1]]
             assert not self.config.enable_prefix_caching or sum(amounts) == len(tokens)
             assert min(amounts) >= 0
-        return self.cache.num_computed_tokens(handle)
+        hit = self.cache.num_computed_tokens(handle)
+        self.counts["hits over a span"] += any(span.start < hit for span in spans)
+        return hit
+
+    def require_hope(self, answer: str) -> None:
+        """LATER promises that waiting helps; with nobody left to wait for it would be a wait for ever."""
+        assert answer != "LATER" or self.seqs, "LATER, and nothing runs"
 
     def add(self, seq: Seq) -> None:
         self.seqs.append(seq)
+        self.remembered = [*self.remembered[-NUM_REMEMBERED + 1 :], seq]
 
     def allocate_batch(self) -> list[int]:
-        first, keys = self.prompt(), self.keys()
+        earlier = self.earlier()
+        first, keys = self.prompt(earlier), self.keys(earlier)
         prompts = [first]
         for _ in range(self.random.randint(0, 3)):
-            prompts.append(first[: self.random.randint(1, len(first))] + self.prompt()[: self.random.randint(0, 5)])
+            other = self.random.choice((None, self.earlier()))
+            if other is not None:
+                prompts.append(self.prompt(other))
+            else:
+                tail = self.prompt(None)[: self.random.randint(0, 5)]
+                prompts.append(first[: self.random.randint(1, len(first))] + tail)
         answer = self.cache.can_allocate_batch(prompts, keys).name
+        self.require_hope(answer)
         try:
             handles = self.cache.allocate_batch(prompts, extra_keys=keys)
         except self.package.CapacityError:
@@ -223,7 +285,7 @@ class World:
             raise
         assert answer == "OK"
         for handle, tokens in zip(handles, prompts, strict=True):
-            self.add(Seq(handle, tokens, keys, ()))
+            self.add(Seq(handle, tokens, keys, (), self.cache.generation))
         return handles
 
     def batch(self) -> list[Seq]:
@@ -240,7 +302,11 @@ class World:
             seq.drafts = [choose.choice((1, 2)) for _ in range(choose.choice((0, 0, 0, 1, 2, 5)))]
             full = lacking + len(seq.drafts)
             counts.append(min(full, choose.choice((full, full, full, 1, 3))))
-        plan = cache.reserve([seq.handle for seq in seqs], counts)
+        handles = [seq.handle for seq in seqs]
+        fits = cache.can_append(handles, counts)
+        plan = cache.reserve(handles, counts)
+        assert plan.all_fit or not fits, "can_append said yes"
+        self.counts["cautious can_append" if plan.all_fit and not fits else "right can_append"] += 1
         self.carry_out(plan)
         self.compute(plan, seqs)
         return plan.status.tolist()
@@ -249,7 +315,10 @@ class World:
         """What the data plane does before anything is written, each list in a shuffled order."""
         self.move(plan.swap_outs, plan.swap_out_groups, self.gpu, self.cpu)
         self.move(plan.swap_ins, plan.swap_in_groups, self.cpu, self.gpu)
-        if hasattr(plan, "copies"):
+        is_step = hasattr(plan, "copies")
+        self.counts["blocks saved" if is_step else "blocks swapped out"] += len(plan.swap_outs)
+        self.counts["blocks loaded" if is_step else "blocks swapped in"] += len(plan.swap_ins)
+        if is_step:
             self.move(plan.copies, plan.copy_groups, self.gpu, self.gpu)
 
     def move(self, pairs: Any, groups: Any, source: Memory, target: Memory) -> None:
@@ -346,13 +415,20 @@ class World:
         seq = self.one()
         if seq is None:
             return None
-        handles = self.cache.fork(seq.handle, self.random.randint(1, 3))
+        count = self.random.randint(1, 3)
+        try:
+            handles = self.cache.fork(seq.handle, count)
+        except self.package.OutOfRows:
+            assert count > seq.num_promised, "the rows were promised"
+            raise
+        seq.num_promised = max(seq.num_promised - count, 0)
         for handle in handles:
             self.add(self.child_of(seq, handle))
         return len(handles)
 
     def child_of(self, seq: Seq, handle: int) -> Seq:
-        child = Seq(handle, list(seq.tokens), seq.keys, seq.spans)
+        child = Seq(handle, list(seq.tokens), seq.keys, seq.spans, seq.generation)
+        child.text_from = seq.text_from
         child.is_swapped = seq.is_swapped
         return child
 
@@ -362,9 +438,12 @@ class World:
             return None
         parents = [self.random.randrange(len(seqs)) for _ in range(self.random.randint(0, 5))]
         handles = self.cache.regroup([seq.handle for seq in seqs], parents)
+        for index, seq in enumerate(seqs):
+            seq.num_promised = max(seq.num_promised - max(parents.count(index) - 1, 0), 0)
         by_handle = {seq.handle: seq for seq in seqs}
         self.seqs = [seq for seq in self.seqs if seq not in seqs]
         for handle, parent in zip(handles, parents, strict=True):
+            self.counts["regrouped forks"] += handle not in by_handle
             self.add(by_handle.get(handle) or self.child_of(seqs[parent], handle))
         return len(handles)
 
@@ -373,7 +452,11 @@ class World:
         if seq is not None:
             length = self.random.randint(1, len(seq.tokens))
             self.cache.truncate(seq.handle, length)
+            self.counts["cuts inside a span"] += any(
+                span.start < length < span.end <= seq.text_from for span in seq.spans
+            )
             seq.tokens = seq.tokens[:length]
+            seq.text_from = min(seq.text_from, length)
 
     def swap_out(self) -> int:
         seqs = self.random.sample(self.seqs, self.random.randint(0, min(3, len(self.seqs))))
@@ -410,7 +493,9 @@ class World:
 
     def retain(self) -> int:
         expires_at = self.random.choice((None, self.now + self.random.random()))
-        return int(self.cache.retain(self.prompt(), self.random.choice((0, 1, 1, 5)), expires_at, self.keys()))
+        earlier = self.earlier()
+        tokens, keys = self.prompt(earlier), self.keys(earlier)
+        return int(self.cache.retain(tokens, self.random.choice((0, 1, 1, 5)), expires_at, keys))
 
     def advance_time(self) -> None:
         self.now += self.random.random()
@@ -420,5 +505,37 @@ class World:
         self.cache.set_eviction_policy(self.random.choice(("lru", "fifo", "lfu", "s3fifo", "arc", "score")))
 
     def reset(self) -> None:
-        """The shadow's names do not change with a generation: a stale hit is looked for by `test_generations`."""
+        """From here on names differ, so a stale hit shows as wrong keys and values."""
         self.cache.reset_prefix_cache()
+
+
+def run_worlds(package: ModuleType, seed: int, num_calls: int) -> Counter[str]:
+    """Worlds of seeds `seed`, `seed + 1`, ..., in sequence, `num_calls` calls in all; what they did, added up."""
+    counts: Counter[str] = Counter()
+    for start in range(0, num_calls, NUM_CALLS):
+        world = World(package, seed + start // NUM_CALLS)
+        try:
+            world.run(min(NUM_CALLS, num_calls - start))
+        except Exception as error:
+            error.add_note(f"World(blockyard, {world.seed}), after {len(world.story)} calls")
+            raise
+        counts += world.counts
+        counts["worlds"] += 1
+    return counts
+
+
+def main() -> None:
+    """One long run; prints its seed first, so that it can be repeated whatever happens."""
+    import blockyard
+
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--calls", type=int, default=50_000)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    options = parser.parse_args()
+    print(f"seed {options.seed}, {blockyard.build_name()}", flush=True)
+    for name, count in sorted(run_worlds(blockyard, options.seed, options.calls).items()):
+        print(f"{count:10} {name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -58,12 +58,10 @@ class Admitting:
     def answer(self, prompts: list[Prompt], num_seqs: i64) -> Admission:
         """Whether all of `prompts`, each for `num_seqs` sequences, would be admitted together."""
         rows = num_seqs * i64(len(prompts))
-        least: i64 = 0
         for prompt in prompts:
             if prompt.num_tokens > self.max_model_len:
                 return NEVER
-            least = max(least, self._num_least(prompt.num_tokens))
-        if rows > self.sequences.max_num_seqs or least > self._num_most():
+        if rows > self.sequences.max_num_seqs or self._num_least(prompts, num_seqs) > self._num_most():
             return NEVER
         if rows > self.sequences.num_open_rows() or self._num_missing(prompts, num_seqs) > 0:
             return LATER
@@ -75,11 +73,12 @@ class Admitting:
         for prompt in prompts:
             if prompt.num_tokens > self.max_model_len:
                 raise NeverFits(f"token_ids has {prompt.num_tokens} tokens; max_model_len is {self.max_model_len}")
-            if self._num_least(prompt.num_tokens) > self._num_most():
-                raise NeverFits(
-                    f"token_ids needs {self._num_least(prompt.num_tokens)} blocks; the pool has "
-                    f"{self.pool.num_usable_blocks}, of which the watermark keeps {self.watermark} free"
-                )
+        least = self._num_least(prompts, num_seqs)
+        if least > self._num_most():
+            raise NeverFits(
+                f"token_ids needs {least} blocks; the pool has "
+                f"{self.pool.num_usable_blocks}, of which the watermark keeps {self.watermark} free"
+            )
         if rows > self.sequences.max_num_seqs:
             raise NeverFits(f"{rows} sequences are asked for; max_num_seqs is {self.sequences.max_num_seqs}")
         self.sequences.require_rows(rows)
@@ -94,8 +93,18 @@ class Admitting:
                 free,
             )
 
-    def _num_least(self, num_tokens: i64) -> i64:
-        return self._num_blocks(num_tokens) if self.mapping is None else self.mapping.num_least(num_tokens)
+    def _num_least(self, prompts: list[Prompt], num_seqs: i64) -> i64:
+        """Blocks that an empty cache would need to take all of `prompts` together: with fewer, waiting is in vain."""
+        least: i64 = 0
+        for prompt in prompts:
+            least += self._num_copies(prompt, num_seqs)
+            if self.mapping is None:
+                least += self._num_blocks(prompt.num_tokens)
+            else:
+                least += self.mapping.num_least(prompt.num_tokens)
+        if least > self._num_most() and len(prompts) > 1 and self.mapping is None and self.pages.enable_prefix_caching:
+            return self._num_distinct(prompts, num_seqs)
+        return least
 
     def _num_most(self) -> i64:
         return self.pool.num_usable_blocks - self.watermark
@@ -115,46 +124,64 @@ class Admitting:
         """Blocks by which the free ones, less the watermark, fall short of all prompts."""
         free = self.pool.queue.num_free - self.watermark
         needed: i64 = 0
-        for prompt in prompts:
-            needed += self._num_needed(prompt, num_seqs)
+        pages: i64 = 0
+        for index, prompt in enumerate(prompts):
+            needed += self._num_needed(prompt, num_seqs, index > 0)
+            pages += self._num_blocks(prompt.num_tokens)
         if needed > free and len(prompts) > 1 and self._share_at_once():
             needed = self._num_needed_together(prompts, num_seqs)
+        if self.mapping is not None:
+            # Swapping merges equal blocks and not their pages, so pages can run out first.
+            return max(needed - free, pages - self.pages.queue.num_free)
         return needed - free
 
     def _share_at_once(self) -> bool:
         """Whether prompts admitted one after another are sure to share what they begin with in common."""
         return self.mapping is None and self.pages.enable_prefix_caching and self.pages.index.num_pending == 0
 
-    def _num_needed(self, prompt: Prompt, num_seqs: i64) -> i64:
-        """Free blocks that a prompt takes: new ones, idle hits, and a copy on write for each further sequence."""
-        return self._num_needed_after(prompt, self.find(prompt)) + self._num_copies(prompt, num_seqs)
+    def _num_needed(self, prompt: Prompt, num_seqs: i64, is_later: bool) -> i64:
+        """Free blocks that a prompt takes: new ones, idle hits, and a copy on write for each further sequence.
+
+        is_later: others of a batch come first. With layer groups they may evict a part of this prompt's hit, and then
+        the rest of it is of no use, though others hold it.
+        """
+        found = self.find(prompt)
+        needed = self._num_needed_after(prompt, found)
+        if is_later and self.mapping is not None and not self.mapping.is_lasting(found * self.block_size):
+            needed = self.mapping.num_least(prompt.num_tokens)
+        return needed + self._num_copies(prompt, num_seqs)
 
     def _num_needed_after(self, prompt: Prompt, found: i64) -> i64:
         """Free blocks that a prompt takes when `found` blocks of it are hit."""
         if self.mapping is not None:
-            needed = self.mapping.num_needed(found * self.block_size, prompt.num_tokens)
-        else:
-            idle = self.pages.count_idle(self.pages.index.found, found)
-            needed = self._num_blocks(prompt.num_tokens) - found + idle
-        return needed
+            return self.mapping.num_needed(found * self.block_size, prompt.num_tokens)
+        idle = self.pages.count_idle(self.pages.index.found, found)
+        return self._num_blocks(prompt.num_tokens) - found + idle
 
     def _num_copies(self, prompt: Prompt, num_seqs: i64) -> i64:
+        if self.mapping is not None:
+            return (num_seqs - 1) * self.mapping.num_partial(prompt.num_tokens)
         return num_seqs - 1 if prompt.num_tokens % self.block_size != 0 else 0
 
     def _num_needed_together(self, prompts: list[Prompt], num_seqs: i64) -> i64:
         """The same for prompts that share their beginnings with one another: each distinct block is counted once."""
-        trie: dict[object, int] = {}
         hits: set[int] = set()
-        needed: i64 = 0
         for prompt in prompts:
-            shareable = (prompt.num_tokens - 1) // self.block_size
-            needed += self._num_blocks(prompt.num_tokens) - shareable + self._num_copies(prompt, num_seqs)
-            needed += self._add_to_trie(prompt, shareable, trie)
             found = self.find(prompt)
             hits.update([int(self.pages.index.found[position]) for position in range(found)])
         # Every hit is a node of the trie; of these, only idle blocks leave the free ones.
         held = [block for block in hits if self.pages.ref_cnt[i64(block)] > 0]
-        return needed - len(held)
+        return self._num_distinct(prompts, num_seqs) - len(held)
+
+    def _num_distinct(self, prompts: list[Prompt], num_seqs: i64) -> i64:
+        """Blocks of prompts admitted one after another, each shared one counted once."""
+        trie: dict[object, int] = {}
+        distinct: i64 = 0
+        for prompt in prompts:
+            shareable = (prompt.num_tokens - 1) // self.block_size
+            distinct += self._num_blocks(prompt.num_tokens) - shareable + self._num_copies(prompt, num_seqs)
+            distinct += self._add_to_trie(prompt, shareable, trie)
+        return distinct
 
     def _add_to_trie(self, prompt: Prompt, last: i64, trie: dict[object, int]) -> i64:
         """Walk blocks 0 to `last` of a prompt down `trie`: (node, block) → node. Returns how many nodes are new."""

@@ -8,6 +8,7 @@ from ..errors import InvalidArgument, SequenceNotReady
 from .block_pool import BlockPool
 from .joining import Joining
 from .mapping import Mapping
+from .prompt import cut_spans
 from .reserving import NO_TOKEN
 from .sequences import ALERT, SequenceTable
 from .tokens import int64_items
@@ -106,7 +107,7 @@ class Branching:
         num_children = self._count_children(len(rows), chosen)
         num_new = i64(len(chosen))
         for index in range(i64(len(rows))):
-            num_new -= 1
+            num_new -= 1 + self._num_promised(rows[index], num_children[index])
             if num_children[index] > 1:
                 self._require_forkable(rows[index], "regroup")
         if num_new > 0:
@@ -114,9 +115,17 @@ class Branching:
         handles = [int(sequences.handle[rows[index]]) for index in range(i64(len(rows)))]
         sequences.version += 1
         for index in range(i64(len(rows))):
+            promised = self._num_promised(rows[index], num_children[index])
+            sequences.promise(rows[index], sequences.num_promised[rows[index]] - promised)
+        for index in range(i64(len(rows))):
             if num_children[index] == 0:
                 self.end(rows[index])
         return self._branch(rows, chosen, handles)
+
+    def _num_promised(self, row: i64, num_children: i64) -> i64:
+        """Of the rows set aside for the forks of `row`, those that a regrouping with so many children frees or uses."""
+        promised = self.sequences.num_promised[row]
+        return promised if num_children == 0 else min(promised, num_children - 1)
 
     def _count_children(self, num_seqs: int, chosen: vec[i64]) -> list[int]:
         counts = [0] * num_seqs
@@ -157,6 +166,8 @@ class Branching:
         sequences.cut_row(row, keep)
         if length < sequences.num_tokens[row]:
             sequences.pending_token[row] = NO_TOKEN
+            if sequences.spans[row]:
+                sequences.spans[row] = cut_spans(sequences.spans[row], length, self.block_size)
         sequences.num_tokens[row] = length
         sequences.num_computed[row] = min(sequences.num_computed[row], length)
         sequences.num_published[row] = min(sequences.num_published[row], length // self.block_size)

@@ -94,24 +94,31 @@ class GroupTable(BlockTable):
         return last * self.block_size
 
     def num_needed(self, hit: i64, num_tokens: i64) -> i64:
-        """Free blocks that admission asks for: idle hits, loads, and new blocks; with a window, of one window."""
+        """Free blocks that admission asks for: idle hits, loads, and new blocks; with a window, at most `num_least`.
+
+        The window slides on over what a hit takes, so a hit never asks for more than the same prompt without it:
+        a prompt that fits an empty cache fits one that is full of idle blocks.
+        """
         last = hit // self.block_size
-        needed: i64 = 0
-        for place in range(self.first_needed(hit), last):
+        needed = self.num_idle(hit)
+        if self.window > 0:
+            ahead = self.num_places(min(num_tokens, hit + self.window - 1 + self.block_size))
+            return min(needed + ahead - last, self.num_least(num_tokens))
+        return needed + self.num_places(num_tokens) - last
+
+    def num_idle(self, hit: i64) -> i64:
+        """How many of the places that a hit takes are held by nobody, or have to be loaded. O(places)."""
+        idle: i64 = 0
+        for place in range(self.first_needed(hit), hit // self.block_size):
             block = self.found[place]
             if block < 0 or self.pool.ref_cnt[block] == 0:
-                needed += 1
-        return needed + self._num_ahead(hit, num_tokens) - last
-
-    def _num_ahead(self, hit: i64, num_tokens: i64) -> i64:
-        if self.window > 0:
-            num_tokens = min(num_tokens, hit + self.window)
-        return self.num_places(num_tokens)
+                idle += 1
+        return idle
 
     def num_least(self, num_tokens: i64) -> i64:
         """Blocks without which a prompt of `num_tokens` tokens cannot run, even alone."""
         if self.window > 0:
-            num_tokens = min(num_tokens, self.window + self.block_size)
+            num_tokens = min(num_tokens, self.window - 1 + self.block_size)
         return self.num_places(num_tokens)
 
     def hold_hits(self, row: i64, hit: i64) -> None:

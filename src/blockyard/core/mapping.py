@@ -88,6 +88,21 @@ class Mapping:
             needed += group.num_needed(hit, num_tokens)
         return needed
 
+    def is_lasting(self, hit: i64) -> bool:
+        """Whether all that `reach` found for `hit` tokens is held, so that no other admission can evict it."""
+        for group in self.groups:
+            if group.num_idle(hit) > 0:
+                return False
+        return True
+
+    def num_partial(self, num_tokens: i64) -> i64:
+        """Last blocks that a sequence of `num_tokens` tokens leaves partly filled: what a fork copies on write."""
+        partial: i64 = 0
+        for group in self.groups:
+            if num_tokens % group.block_size != 0:
+                partial += 1
+        return partial
+
     def num_least(self, num_tokens: i64) -> i64:
         """Blocks without which a prompt of `num_tokens` tokens cannot run, even alone."""
         least: i64 = 0

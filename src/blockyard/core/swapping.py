@@ -60,17 +60,24 @@ class Swapping:
     def _plan_out(self, rows: vec[i64]) -> i64:
         """Find what the CPU pool has of the blocks; returns how many free CPU blocks the rest and idle finds take."""
         self._target = {}
-        needed: i64 = 0
         for index in range(i64(len(rows))):
             for group in self.mapping.groups:
                 for place in range(group.num_null[rows[index]], self._num_worth(group, rows[index])):
                     block = group.block_at(rows[index], place)
                     if group.cpu_block_at(rows[index], place) == NULL_BLOCK and int(block) not in self._target:
-                        found = self._find_on_cpu(block)
-                        self._target[int(block)] = int(found)
-                        if found == NULL_BLOCK or self.cpu.ref_cnt[found] == 0:
-                            needed += 1
-        return needed
+                        self._target[int(block)] = int(self._find_on_cpu(block))
+        return self._num_taken(self.cpu)
+
+    def _num_taken(self, pool: ContentPool) -> i64:
+        """Free blocks of `pool` that the targets take: new ones, and each idle find once, whoever comes to it."""
+        idle: set[int] = set()
+        needed: i64 = 0
+        for found in self._target.values():
+            if found == NULL_BLOCK:
+                needed += 1
+            elif pool.ref_cnt[i64(found)] == 0:
+                idle.add(found)
+        return needed + i64(len(idle))
 
     def _num_worth(self, group: GroupTable, row: i64) -> i64:
         """Places that hold computed tokens; what lies behind them is not worth keeping."""
@@ -154,17 +161,13 @@ class Swapping:
     def _plan_in(self, rows: vec[i64]) -> i64:
         """Find what the pool still has of the blocks; returns how many free blocks the rest and idle finds take."""
         self._target = {}
-        needed: i64 = 0
         for index in range(i64(len(rows))):
             for group in self.mapping.groups:
                 for place in range(group.num_null[rows[index]], group.num_blocks[rows[index]]):
                     source = group.cpu_block_at(rows[index], place)
                     if int(source) not in self._target:
-                        found = self._find_in_pool(source)
-                        self._target[int(source)] = int(found)
-                        if found == NULL_BLOCK or self.pool.ref_cnt[found] == 0:
-                            needed += 1
-        return needed
+                        self._target[int(source)] = int(self._find_in_pool(source))
+        return self._num_taken(self.pool)
 
     def _find_in_pool(self, cpu_block: i64) -> i64:
         if not self.cpu.is_cached(cpu_block):
