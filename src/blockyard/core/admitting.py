@@ -14,7 +14,7 @@ from .mapping import Mapping
 from .misses import MissLog
 from .prompt import Prompt
 from .reserving import NO_TOKEN
-from .sequences import ALERT, SequenceTable
+from .sequences import SequenceTable
 
 NEVER: Final = Admission.NEVER
 LATER: Final = Admission.LATER
@@ -343,7 +343,7 @@ class Admitting:
             self.pool.share_one(block)
         self.sequences.copy_from[row] = sources
         self.sequences.num_computed[row] += self._beginning
-        self.sequences.alert[row] = ALERT
+        self.sequences.raise_alert(row)
 
     # Causes of misses.
 

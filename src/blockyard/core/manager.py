@@ -28,6 +28,7 @@ class KVCacheManager(CacheView):
 
     A call either does all of its work or raises and changes nothing (I6). Not safe for use by several threads at once.
 
+    >>> from blockyard import CacheConfig
     >>> cache = KVCacheManager(CacheConfig(num_blocks=100, block_size=4))
     >>> first = cache.allocate([1, 2, 3, 4, 5, 6])
     >>> plan = cache.reserve([first], 6)
