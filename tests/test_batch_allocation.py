@@ -67,7 +67,8 @@ def test_all_or_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "prompts", [None, [], (), "ab", {1: [1]}, 5, [[1], None], [[1], []], [[1], [-1]], [[1], [True]], [1, 2], [[1], [2**31]]]
+    "prompts",
+    [None, [], (), "ab", {1: [1]}, 5, [[1], None], [[1], []], [[1], [-1]], [[1], [True]], [1, 2], [[1], [2**31]]],
 )
 def test_what_is_no_list_of_prompts(prompts: Any) -> None:
     cache = Checked()
@@ -157,7 +158,7 @@ def test_against_one_after_another(settings: dict[str, Any]) -> None:
 
 
 def any_within(prompts: list[list[int]]) -> bool:
-    """Whether a prompt of whole blocks begins another: its last block, which it may not hit itself, is counted twice."""
+    """Whether a prompt of whole blocks begins another: its last block is counted twice then."""
     ends = [tuple(tokens) for tokens in prompts if len(tokens) % 4 == 0]
     return any(tuple(tokens[: len(end)]) == end for end in ends for tokens in prompts if len(tokens) > len(end))
 

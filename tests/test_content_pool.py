@@ -135,7 +135,7 @@ def life(cache: Checked, draw: random.Random, rounds: int) -> None:
         cache.cache.commit([seq], missing, [5])
         (child,) = cache.cache.fork(seq)
         cache.cache.swap_out([seq, child])
-        cache.cache.truncate(child, 7)
+        cache.cache.truncate(child, 11)
         cache.cache.swap_in([child])
         cache.cache.regroup([seq, child], [])
 

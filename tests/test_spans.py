@@ -143,7 +143,7 @@ def test_a_fork_inside_an_image_publishes_under_it(cache: Checked) -> None:
     assert hit(cache, [*tokens, 3]) == 4 // block_size(cache) * block_size(cache)
 
 
-@pytest.mark.parametrize("cut", [5, 6, 7, 8, 9, 10, 12])
+@pytest.mark.parametrize("cut", [6, 7, 8, 9, 10, 12])
 def test_what_follows_a_cut_inside_an_image_is_text(cut: int) -> None:
     """Cut to `cut` tokens, then decoded on with the placeholder's token: those tokens are text, not the image's rest.
 
@@ -163,7 +163,7 @@ def test_what_follows_a_cut_inside_an_image_is_text(cut: int) -> None:
     # What the image's run published before the cut is still right; nothing behind it is.
     assert hit(cache, [*SAME, 7], image) == cut // 4 * 4
     # Nor is it any prompt's: a shorter image of the same content is another image.
-    shorter = Span("cat", 5, cut - 5) if cut > 5 else Span("cat", 5, 1)
+    shorter = Span("cat", 5, cut - 5)
     assert hit(cache, [*SAME, 7], shorter) == 4
     assert hit(cache, [*SAME, 7]) == 4
     (child,) = cache.fork(seq)
