@@ -48,7 +48,8 @@ def test_every_context_reads_what_was_written() -> None:
     counts = run_worlds(blockyard, run_seed(), NUM_CALLS)
     named = ("worlds", "contexts read", "mapped tokens hit", "blocks loaded", "windows slid", "mapped blocks copied")
     seeds.lines.append("worlds: " + ", ".join(f"{counts[name]} {name}" for name in named))
-    assert {name: counts[name] for name in EXERCISED if counts[name] < 5} == {}
+    exercised = EXERCISED if blockyard.compiled() else ("contexts read", "mapped tokens hit", "windows slid")
+    assert {name: counts[name] for name in exercised if counts[name] < 5} == {}
 
 
 def test_a_wrong_slot_is_seen() -> None:
