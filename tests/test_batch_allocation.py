@@ -152,9 +152,15 @@ def test_against_one_after_another(settings: dict[str, Any]) -> None:
             seqs = together.allocate_batch(prompts)
             assert [together.tokens(seq) for seq in seqs] == prompts
             assert together.stats() == apart.stats()
-        elif "groups" not in settings and "num_cpu_blocks" not in settings and not together.running():
+        elif "groups" not in settings and "num_cpu_blocks" not in settings and not any_within(prompts):
             assert not fits
     assert set(answers) == set(Admission)
+
+
+def any_within(prompts: list[list[int]]) -> bool:
+    """Whether a prompt of whole blocks begins another: its last block is counted twice then."""
+    ends = [tuple(tokens) for tokens in prompts if len(tokens) % 4 == 0]
+    return any(tuple(tokens[: len(end)]) == end for end in ends for tokens in prompts if len(tokens) > len(end))
 
 
 def scene(seed: int, settings: dict[str, Any]) -> Checked:
@@ -165,7 +171,10 @@ def scene(seed: int, settings: dict[str, Any]) -> Checked:
         tokens = prompt(draw.randint(1, 3), draw.randint(1, 16))
         if cache.can_allocate(tokens) is Admission.OK:
             seq = cache.allocate(tokens)
-            cache.compute(seq)
-            if draw.random() < 0.6:
+            lacking = len(tokens) - cache.num_computed_tokens(seq)
+            while lacking and cache.can_append(seq):
+                cache.compute_some(seq, 1)
+                lacking -= 1
+            if lacking or draw.random() < 0.6:
                 cache.free(seq)
     return cache

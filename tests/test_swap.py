@@ -110,7 +110,7 @@ def test_a_fork_that_stays_keeps_the_blocks() -> None:
 
 
 def test_a_content_on_the_cpu_is_not_moved_twice() -> None:
-    """Two sequences went different ways to equal blocks: the second finds the first's full block on the CPU."""
+    """Two sequences computed equal blocks at once: the second finds the first's full block on the CPU."""
     cache = swapping()
     first, second = cache.allocate(prompt(1, 6)), cache.allocate(prompt(1, 6))
     cache.compute(first)
@@ -136,7 +136,7 @@ def test_equal_blocks_find_one_idle_block_on_the_cpu() -> None:
 
 
 def test_tokens_not_computed_are_not_moved() -> None:
-    """A prompt of four blocks with five tokens computed leaves two blocks; the others are taken anew when it goes on."""
+    """Of a prompt of four blocks with five tokens computed two blocks go; the others are taken anew later."""
     cache = swapping()
     seq = cache.allocate(prompt(1, 16))
     cache.compute_some(seq, 5)
@@ -249,16 +249,23 @@ class Shop:
 def test_a_refused_call_changes_nothing() -> None:
     shop = Shop()
     cache, out, running = shop.cache, shop.out, shop.running
-    for seqs, call, name in (([out], cache.swap_in, "swap_in"), ([running], cache.swap_out, "swap_out")):
-        shop.refuses(UnknownSequence, lambda: call([*seqs, shop.dead]), "freed already")
-        shop.refuses(InvalidArgument, lambda: call([*seqs, *seqs]), "twice")
-        shop.refuses(SequenceNotReady, lambda: call([*seqs, shop.reserved]), name)
-        for hostile in (None, "1", 1.5, [1.5], [True], True, {1: 2}, [2**70], [[1]], [None], -1, [0]):
-            with pytest.raises((InvalidArgument, UnknownSequence)):
-                call(hostile)
+    refuse_bad_seqs(shop, cache.swap_in, out)
+    refuse_bad_seqs(shop, cache.swap_out, running)
     shop.refuses(SequenceNotReady, lambda: cache.swap_out([running, out]), "swapped out already")
     shop.refuses(SequenceNotReady, lambda: cache.swap_in([out, running]), "not swapped out")
     shop.refuses(SequenceNotReady, lambda: cache.swap_out([running, shop.reserved]), "reserved tokens")
+
+
+def refuse_bad_seqs(shop: Shop, call: Callable[[object], object], seq: int) -> None:
+    """`call` takes `seq`, but not with one that is dead, in flight or the same, and nothing that is no handle."""
+    shop.refuses(UnknownSequence, lambda: call([seq, shop.dead]), "freed already")
+    shop.refuses(InvalidArgument, lambda: call([seq, seq]), "twice")
+    shop.refuses(SequenceNotReady, lambda: call([seq, shop.reserved]), "swap")
+    before = snapshot(shop.cache.cache)
+    for hostile in (None, "1", 1.5, [1.5], [True], True, {1: 2}, [2**70], [[1]], [None], -1, [0]):
+        with pytest.raises((InvalidArgument, UnknownSequence)):
+            call(hostile)
+        assert snapshot(shop.cache.cache) == before, hostile
 
 
 def test_a_swapped_sequence_in_a_batch_refuses_the_whole_batch() -> None:
