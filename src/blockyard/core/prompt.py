@@ -6,6 +6,7 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from ..errors import LogicError
 from ..keys import canonical_keys, request_keys, require_spans_within, spans_by_block, spans_of
 from .tokens import pack_tokens
 
@@ -46,7 +47,8 @@ def cut_spans(spans: dict[int, tuple[object, ...]], num_tokens: i64, block_size:
     kept = {block: spans[block] for block in spans if block < last}
     items: list[object] = []
     for item in spans.get(last, ()):
-        assert isinstance(item, tuple)
+        if not isinstance(item, tuple):
+            raise LogicError(f"{item!r} is no span of a block")
         start: int = item[2]
         length: int = item[3]
         if start + length > inside:

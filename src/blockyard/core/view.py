@@ -19,6 +19,7 @@ from .children import Children
 from .committing import Committing
 from .history import AllocationHistory
 from .joining import Joining
+from .lease import BlockLease
 from .mapping import Mapping, num_pages
 from .misses import MissLog
 from .observer import Clock
@@ -268,10 +269,8 @@ class CacheView:
 
         At the end of work, what it names was not given back. It changes nothing and ends nothing.
         """
-        holdings = [self._holding(i64(row)) for row in self._sequences.live_rows()]
-        for lease in self.pool.leases():
-            holdings.append(Holding("lease", lease.serial, lease.holder, 0, list(lease), []))
-        return holdings
+        sequences = [self._holding(i64(row)) for row in self._sequences.live_rows()]
+        return sequences + [_lease_holding(lease) for lease in self.pool.leases()]
 
     def _holding(self, row: i64) -> Holding:
         sequences = self._sequences
@@ -322,3 +321,7 @@ class CacheView:
         check_sequences(self._pages, self._sequences, self._mapping is None)
         if self._mapping is not None:
             check_mapping(self._mapping)
+
+
+def _lease_holding(lease: BlockLease) -> Holding:
+    return Holding("lease", lease.serial, lease.holder, 0, list(lease), [])
