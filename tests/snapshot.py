@@ -22,6 +22,7 @@ SCRATCH = {
     "_entry",
     "_target",
     "_transfers",
+    "actor",
 }
 SCALARS = (int, float, str, bool, bytes, type(None), tuple)
 

@@ -153,7 +153,8 @@ class Holding:
     """What one holder has not given back: a line of the leak report.
 
     kind: "sequence", "swapped sequence" or "lease". handle: the sequence's handle, or the lease's serial.
-    holder: the name it was given. block_ids, cpu_block_ids: the blocks, in order, each layer group after another.
+    holder: the name it was given. block_ids, cpu_block_ids: the blocks, in order, each layer group after another; last,
+    those that its first step will copy the beginning of.
     """
 
     kind: str

@@ -1,6 +1,5 @@
 """Why a prompt did not hit: every token that has to be computed has a cause."""
 
-from collections.abc import Iterable
 from typing import Final
 
 from librt.vecs import vec
@@ -36,6 +35,7 @@ class MissLog(PoolObserver):
         self._num_evictions: i64 = 0
         self._first_blocks: dict[int, i64] = {}
         self.totals = [0] * len(MissCauses.FIELDS)
+        self.totals[YOUNGEST] = -1
 
     def evicting(self, block: i64) -> None:
         """Remember the content of `block`. O(1)."""
@@ -101,12 +101,10 @@ class MissLog(PoolObserver):
                 del self._first_blocks[next(iter(self._first_blocks))]
             self._first_blocks[name] = root
 
-    def count(self, causes: Iterable[int]) -> None:
-        """Add a prompt's causes to the totals."""
+    def count(self, causes: list[int], resumed: bool) -> None:
+        """Add a prompt's causes to the totals; a request that only finds what it left behind is no hit."""
         for position, tokens in enumerate(causes):
-            if position == YOUNGEST:
-                self.totals[position] = -1
-            else:
+            if position != YOUNGEST and not (resumed and position == HIT):
                 self.totals[position] += tokens
 
 

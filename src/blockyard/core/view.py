@@ -127,6 +127,9 @@ class CacheView:
         owned = zeros_i64(len(rows))
         ref_cnt = self.pool.ref_cnt
         for index in range(i64(len(rows))):
+            for source in self._sequences.copy_from[rows[index]]:
+                if ref_cnt[i64(source)] == 1:
+                    owned[index] += 1
             for table in self._reserving.tables:
                 first = rows[index] * table.width
                 for position in range(first, first + table.num_blocks[rows[index]]):
@@ -226,6 +229,8 @@ class CacheView:
             for table in self._reserving.tables:
                 if block.block_id and block.block_id in view_i32(table.row_blocks(i64(row))):
                     block.holders.append(self._sequences.name(i64(row)))
+            if block.block_id in self._sequences.copy_from[i64(row)]:
+                block.holders.append(self._sequences.name(i64(row)))
         return block
 
     # Why, and who.
@@ -283,6 +288,7 @@ class CacheView:
             for group in self._mapping.groups:
                 found = [int(group.cpu_block_at(row, place)) for place in range(group.num_blocks[row])]
                 cpu_blocks += [block for block in found if block != 0]
+        blocks += sequences.copy_from[row]
         kind = "swapped sequence" if sequences.is_swapped[row] != 0 else "sequence"
         handle = int(sequences.handle[row])
         return Holding(kind, handle, sequences.holders[row], int(sequences.num_tokens[row]), blocks, cpu_blocks)
