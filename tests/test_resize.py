@@ -6,7 +6,17 @@ import random
 
 import pytest
 
-from blockyard import Admission, BlockPool, CacheConfig, InvalidArgument, KVCacheManager, LayerGroup, NeverFits, OverBudget, Resize
+from blockyard import (
+    Admission,
+    BlockPool,
+    CacheConfig,
+    InvalidArgument,
+    KVCacheManager,
+    LayerGroup,
+    NeverFits,
+    OverBudget,
+    Resize,
+)
 
 from .checked import Checked, prompt
 from .pools import cached

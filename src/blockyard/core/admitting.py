@@ -362,7 +362,9 @@ class Admitting:
             return []
         root = self.pages.index.root(prompt.keys)
         found = hit // self.block_size if self.mapping is None else self._num_found
-        return self.misses.explain(prompt.words, prompt.num_tokens, found, hit, root, self.block_size, resumed)
+        alignment = self.block_size if self.mapping is None else self.mapping.alignment
+        hittable = (prompt.num_tokens - 1) // alignment * (alignment // self.block_size)
+        return self.misses.explain(prompt, hittable, found, hit, root, resumed)
 
     def _keep_causes(self, row: i64, prompt: Prompt, causes: list[int], resumed: bool) -> None:
         """The prompt is admitted: from here on its causes count, and its first block is known."""

@@ -20,7 +20,7 @@ from .committing import Committing
 from .history import AllocationHistory
 from .joining import Joining
 from .mapping import Mapping, num_pages
-from .misses import MissLog
+from .misses import MissLog, StoredMisses
 from .observer import Clock
 from .plan import whole_table
 from .policies import make_policy
@@ -75,9 +75,11 @@ class CacheView:
             self._residency = ResidencySampler(config.residency_sample, self._clock)
             self.pool.watch(self._residency)
         if config.track_misses:
-            misses = MissLog(self._pages.index, config.num_blocks)
+            misses = MissLog(self._pages.index, config.num_blocks, config.hash_block_size)
             self._admitting.misses = misses
             self._pages.watch(misses)
+            if self._mapping is not None:
+                self.pool.watch(StoredMisses(misses, self._mapping.pool))
         if config.partial_hits:
             self._pages.index.children = Children(self._pages.num_blocks)
 
