@@ -34,6 +34,7 @@ SCRATCH = {
     "_batch_epoch",
     "_batch_handles",
     "_batch_rows",
+    "actor",
 }
 SCALARS = (int, float, str, bool, bytes, type(None), tuple)
 

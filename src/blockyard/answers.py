@@ -123,10 +123,12 @@ class MissCauses:
 
     num_hit: taken from the cache. num_tail: behind the last block that can hit, the last token included: a prompt
     shorter than a block is all tail. num_never_seen: in blocks that were never cached under these keys, or so long ago
-    that it is forgotten. num_evicted: in blocks that were cached and evicted. num_other_keys: cached under
-    another salt, adapter or generation. num_recomputed: of a request that was preempted (`resumed=True`), whatever the
-    cause; its hits are not counted as hits in the totals.
-    evicted_ago: evictions since the youngest of the evicted blocks went; -1 where none was, and in totals.
+    that it is forgotten. num_evicted: in blocks that were cached and evicted. num_other_keys: of a prompt whose first
+    block is not cached under its own keys, but was under another salt, adapter or generation.
+    num_recomputed: of a request that was preempted (`resumed=True`), whatever the cause; its hits are not counted as
+    hits in the totals, and so not at all.
+    evicted_ago: evictions since the youngest of the evicted blocks went, 0 for the latest of all; -1 where none was
+    evicted, where that is forgotten, and in totals.
     """
 
     num_hit: int
@@ -153,7 +155,8 @@ class Holding:
     """What one holder has not given back: a line of the leak report.
 
     kind: "sequence", "swapped sequence" or "lease". handle: the sequence's handle, or the lease's serial.
-    holder: the name it was given. block_ids, cpu_block_ids: the blocks, in order, each layer group after another.
+    holder: the name it was given. block_ids, cpu_block_ids: the blocks, in order, each layer group after another; last,
+    those that its first step will copy the beginning of.
     """
 
     kind: str

@@ -61,10 +61,11 @@ class Admitting:
         for prompt in prompts:
             if prompt.num_tokens > self.max_model_len:
                 return NEVER
-        if rows > self.sequences.max_num_seqs or self._num_least(prompts, num_seqs) > self._num_most():
+        least = self._num_least(prompts, num_seqs)
+        if rows > self.sequences.max_num_seqs or least > self._num_most():
             return NEVER
         if rows > self.sequences.num_open_rows() or self._num_missing(prompts, num_seqs) > 0:
-            return LATER
+            return LATER if least <= self._num_lasting() else NEVER
         return OK
 
     def require(self, prompts: list[Prompt], num_seqs: i64) -> None:
@@ -74,15 +75,13 @@ class Admitting:
             if prompt.num_tokens > self.max_model_len:
                 raise NeverFits(f"token_ids has {prompt.num_tokens} tokens; max_model_len is {self.max_model_len}")
         least = self._num_least(prompts, num_seqs)
-        if least > self._num_most():
-            raise NeverFits(
-                f"token_ids needs {least} blocks; the pool has "
-                f"{self.pool.num_usable_blocks}, of which the watermark keeps {self.watermark} free"
-            )
+        self._require_most(least, self._num_most())
         if rows > self.sequences.max_num_seqs:
             raise NeverFits(f"{rows} sequences are asked for; max_num_seqs is {self.sequences.max_num_seqs}")
-        self.sequences.require_rows(rows)
         missing = self._num_missing(prompts, num_seqs)
+        if missing > 0 or rows > self.sequences.num_open_rows():
+            self._require_most(least, self._num_lasting())
+        self.sequences.require_rows(rows)
         if missing > 0:
             free = self.pool.num_free_blocks
             needed = int(missing + free - self.watermark)
@@ -108,6 +107,17 @@ class Admitting:
 
     def _num_most(self) -> i64:
         return self.pool.num_usable_blocks - self.watermark
+
+    def _num_lasting(self) -> i64:
+        """What waiting can bring: blocks beyond the end of a shrinking pool will not be given out again."""
+        return i64(self.pool.num_blocks) - 1 - self.watermark
+
+    def _require_most(self, least: i64, most: i64) -> None:
+        if least > most:
+            raise NeverFits(
+                f"token_ids needs {least} blocks; the pool has "
+                f"{most + self.watermark}, of which the watermark keeps {self.watermark} free"
+            )
 
     def _num_blocks(self, num_tokens: i64) -> i64:
         return (num_tokens + self.block_size - 1) // self.block_size
@@ -221,7 +231,7 @@ class Admitting:
         self.sequences.promise(row, num_seqs - 1)
         self._publish(row, prompt, found)
         self._count(prompt, self.sequences.num_computed[row], resumed)
-        self.sequences.causes[row] = causes
+        self._keep_causes(row, prompt, causes, resumed)
         return row
 
     def _open_row(self, prompt: Prompt, holder: str, found: i64) -> i64:
@@ -352,7 +362,14 @@ class Admitting:
             return []
         root = self.pages.index.root(prompt.keys)
         found = hit // self.block_size if self.mapping is None else self._num_found
-        causes = self.misses.explain(prompt.words, prompt.num_tokens, found, hit, root, self.block_size, resumed)
-        self.misses.count(causes)
-        self.misses.note_first(prompt.words, prompt.num_tokens, root, self.block_size)
-        return causes
+        alignment = self.block_size if self.mapping is None else self.mapping.alignment
+        hittable = (prompt.num_tokens - 1) // alignment * (alignment // self.block_size)
+        return self.misses.explain(prompt, hittable, found, hit, root, resumed)
+
+    def _keep_causes(self, row: i64, prompt: Prompt, causes: list[int], resumed: bool) -> None:
+        """The prompt is admitted: from here on its causes count, and its first block is known."""
+        self.sequences.causes[row] = causes
+        if self.misses is not None and causes:
+            root = self.pages.index.root(prompt.keys)
+            self.misses.count(causes, resumed)
+            self.misses.note_first(prompt.words, prompt.num_tokens, root, self.block_size)

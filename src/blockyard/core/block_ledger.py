@@ -210,6 +210,8 @@ class BlockLedger:
         """Take the content of a cached block out of the index."""
         if self.observer is not None:
             self.observer.evicting(block)
+        if self.chooser is not None:
+            self.chooser.forget(block)
         self.index.remove(block)
         self.num_evicted_blocks += 1
 
@@ -287,7 +289,7 @@ class BlockLedger:
             stored[start + target * num_words + word] = stored[start + source * num_words + word]
 
     def _note_peak(self) -> None:
-        used = i64(self.num_blocks) - 1 - self.queue.num_free
+        used = i64(self.num_blocks) - 1 + self.num_retiring - self.queue.num_free
         if used > self.peak_used_blocks:
             self.peak_used_blocks = used
 

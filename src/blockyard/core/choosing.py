@@ -7,6 +7,7 @@ from ..ids import NO_CONTENT, NULL_BLOCK
 from .arrays import grown_i64, zeros_i64
 from .free_queue import FreeKVCacheBlockQueue
 from .policies.base import EvictionPolicy
+from .policies.retention import Retention
 from .prefix_index import PrefixIndex
 
 
@@ -48,6 +49,11 @@ class Chooser:
             self.policy.remove(block)
         except Exception as error:
             self.fail("remove", error)
+
+    def forget(self, block: i64) -> None:
+        """What `block` cached is gone, chosen or not (a pool that shrinks asks nobody): nor is it retained."""
+        if isinstance(self.policy, Retention):
+            self.policy.forget(int(block))
 
     def clear(self) -> None:
         """No block is idle any more."""
