@@ -176,6 +176,25 @@ def test_groups_never_share_a_block() -> None:
     assert len(set(held)) == 9
 
 
+def test_each_group_copies_what_forks_share() -> None:
+    """Six tokens: the second block of 4 is shared and partial, the blocks of 2 and 3 are full. One fork copies it; the
+    other owns the old one then. A group says which layers' blocks are meant."""
+    cache = grouped(LayerGroup(2), LayerGroup(4), LayerGroup(3))
+    first = cache.prefilled(prompt(1, 6))
+    (second,) = cache.fork(first)
+    old = row(cache, first, 1)[1]
+    cache.append([first, second], [5, 6])
+    plan = cache.reserve([first, second], 1)
+    assert plan.copies.tolist() == [[old, row(cache, first, 1)[1]]]
+    assert plan.copy_groups.tolist() == [1]
+    assert row(cache, second, 1)[1] == old
+    for group in range(3):
+        mine, theirs = row(cache, first, group), row(cache, second, group)
+        size = cache.config.groups[group].block_size
+        assert [a == b for a, b in zip(mine, theirs, strict=True)] == [place < 6 // size for place in range(len(mine))]
+    assert cache.stats().num_copied_blocks == 1
+
+
 class HitWorld(World):
     """Before each allocation the longest common hit is looked for the slow way, in what the pools say they cache."""
 
