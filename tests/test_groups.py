@@ -166,6 +166,22 @@ def test_one_group_of_full_attention_is_no_mapping() -> None:
     assert mla.block_size == 8
 
 
+def test_no_group_takes_what_another_group_is_about_to_hit() -> None:
+    """Six blocks: two of each group idle and hit, then one of each, younger. The first group's new block is not the
+    second group's oldest hit, because all hits are held before anything new is taken."""
+    cache = grouped(FULL, FULL, num_blocks=7)
+    old = cache.prefilled(prompt(1, 8))
+    rows = [row(cache, old, group) for group in range(2)]
+    cache.free(old)
+    young = cache.prefilled(prompt(2, 4))
+    taken = [row(cache, young, group)[0] for group in range(2)]
+    cache.free(young)
+    assert cache.free_order() == [*rows[0][::-1], *rows[1][::-1], *taken]
+    seq = cache.allocate(prompt(1, 12))
+    assert cache.num_computed_tokens(seq) == 8
+    assert [row(cache, seq, group) for group in range(2)] == [[*rows[group], taken[group]] for group in range(2)]
+
+
 def test_groups_never_share_a_block() -> None:
     """Equal windows and sizes, equal tokens: still each group has blocks of its own, which hold its own layers."""
     cache = grouped(FULL, FULL, LayerGroup(4, 100))

@@ -162,6 +162,20 @@ def test_an_idle_find_in_the_pool_is_not_taken_for_another_block() -> None:
     assert cache.row(second) == [found]
 
 
+def test_an_idle_find_counts_as_a_block_that_is_taken() -> None:
+    """Of two CPU blocks one is held; the other is found, and so it is not free for the partial block."""
+    cache = swapping(num_cpu_blocks=3)
+    cache.swap_out(seq := cache.prefilled(prompt(1, 4)))
+    cache.free(seq)
+    cache.swap_out(cache.prefilled(prompt(2, 2)))
+    seq = cache.prefilled(prompt(1, 6))
+    before = snapshot(cache.cache)
+    with pytest.raises(OutOfBlocks) as caught:
+        cache.swap_out(seq)
+    assert (caught.value.num_needed, caught.value.num_free) == (2, 1)
+    assert snapshot(cache.cache) == before
+
+
 def ins_of(plan: SwapPlan) -> list[list[int]]:
     """What comes back, where what is evicted for it may be saved in the same plan."""
     return plan.swap_ins.tolist()
