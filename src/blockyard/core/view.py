@@ -215,6 +215,8 @@ class CacheView:
             num_cached_blocks=self.num_cached_blocks,
             num_running_seqs=self.num_seqs,
             num_wasted_slots=self._num_wasted_slots(),
+            num_resumed_tokens=int(self._admitting.num_resumed_tokens),
+            num_resumed_hit_tokens=int(self._admitting.num_resumed_hit_tokens),
         )
 
     def _num_wasted_slots(self) -> int:
