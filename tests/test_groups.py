@@ -220,6 +220,9 @@ class HitWorld(World):
     def spans(self, tokens: list[int], earlier: Any) -> tuple[Any, ...]:
         return ()
 
+    def more_config(self, groups: tuple[Any, ...], size: int) -> dict[str, Any]:
+        return {**super().more_config(groups, size), "partial_hits": False}
+
     def allocate(self) -> int:
         state = self.random.getstate()
         tokens = self.prompt(self.earlier())
