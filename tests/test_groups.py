@@ -267,7 +267,7 @@ class HitWorld(World):
         prefixes = self.prefixes()
         stored = set()
         for pool in (self.cache.pool, self.cache.cpu_pool):
-            for block in range(1, pool.num_blocks if pool else 1):
+            for block in range(1, int(pool.capacity) if pool else 1):
                 if pool.is_cached(block) and pool.content_of(block) in prefixes:
                     stored.add((pool.group_of(block), prefixes[pool.content_of(block)]))
         length = self.in_pages(tokens)
