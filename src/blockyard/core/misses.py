@@ -28,8 +28,8 @@ class MissLog(PoolObserver):
     """Remembers what was evicted, by the chained hash of its content, and under which keys prompts began.
 
     It explains; it decides nothing. A hash that two contents share, or a slot that was overwritten, can make an
-    explanation wrong, never a hit. The table is bounded (set-associative, the oldest of a set is overwritten), so a very
-    old eviction reads "never seen".
+    explanation wrong, never a hit. The table is bounded (set-associative, the oldest of a set is overwritten), so a
+    very old eviction reads "never seen".
     """
 
     def __init__(self, index: PrefixIndex, num_blocks: int, block_size: int) -> None:
