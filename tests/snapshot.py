@@ -17,6 +17,7 @@ SCRATCH = {
     "_last_mark",
     "_reached",
     "_one",
+    "_idle_run",
     "_entry",
     "_target",
     "_transfers",

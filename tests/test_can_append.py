@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from blockyard import InvalidArgument, LayerGroup, SequenceNotReady, UnknownSequence
+from blockyard import InvalidArgument, LayerGroup, SeqStatus, SequenceNotReady, UnknownSequence
 
 from .checked import Checked, prompt
 from .snapshot import snapshot
@@ -39,16 +39,30 @@ def test_all_groups_need_their_blocks() -> None:
     assert cache.reserve([seq], 4).all_fit
 
 
-def test_a_shared_last_block_counts_its_copy() -> None:
+@pytest.mark.parametrize("settings", CONFIGS[:2])
+def test_a_shared_last_block_counts_its_copy(settings: dict[str, Any]) -> None:
     """Three blocks, two used: each fork of six tokens that writes needs a copy. The last writer owns the old block,
     so asking for both is cautious by a block, as documented."""
-    cache = Checked(4)
+    cache = Checked(4, **settings)
     first = cache.prefilled(prompt(1, 6))
     (second,) = cache.fork(first)
     assert cache.can_append(first)
     assert cache.can_append(second)
     assert not cache.can_append([first, second])
     assert cache.reserve([first, second], 1).all_fit
+
+
+@pytest.mark.parametrize("settings", CONFIGS[:2])
+def test_no_block_for_the_copy(settings: dict[str, Any]) -> None:
+    """Both blocks are in use and the second is shared: nothing new is needed but the copy, and that is not there."""
+    cache = Checked(3, **settings)
+    first = cache.prefilled(prompt(1, 6))
+    (second,) = cache.fork(first)
+    assert not cache.can_append(first)
+    assert cache.reserve([first, second], 1).status.tolist() == [SeqStatus.NO_BLOCKS] * 2
+    cache.free(second)
+    assert cache.can_append(first)
+    assert cache.reserve([first], 1).all_fit
 
 
 def test_no_while_blocks_it_joined_are_not_computed() -> None:

@@ -166,6 +166,22 @@ def test_one_group_of_full_attention_is_no_mapping() -> None:
     assert mla.block_size == 8
 
 
+def test_no_group_takes_what_another_group_is_about_to_hit() -> None:
+    """Six blocks: two of each group idle and hit, then one of each, younger. The first group's new block is not the
+    second group's oldest hit, because all hits are held before anything new is taken."""
+    cache = grouped(FULL, FULL, num_blocks=7)
+    old = cache.prefilled(prompt(1, 8))
+    rows = [row(cache, old, group) for group in range(2)]
+    cache.free(old)
+    young = cache.prefilled(prompt(2, 4))
+    taken = [row(cache, young, group)[0] for group in range(2)]
+    cache.free(young)
+    assert cache.free_order() == [*rows[0][::-1], *rows[1][::-1], *taken]
+    seq = cache.allocate(prompt(1, 12))
+    assert cache.num_computed_tokens(seq) == 8
+    assert [row(cache, seq, group) for group in range(2)] == [[*rows[group], taken[group]] for group in range(2)]
+
+
 def test_groups_never_share_a_block() -> None:
     """Equal windows and sizes, equal tokens: still each group has blocks of its own, which hold its own layers."""
     cache = grouped(FULL, FULL, LayerGroup(4, 100))
@@ -174,6 +190,25 @@ def test_groups_never_share_a_block() -> None:
     assert [row(cache, second, group)[:3] for group in range(3)] == [row(cache, first, group) for group in range(3)]
     held = [block for group in range(3) for block in row(cache, first, group)]
     assert len(set(held)) == 9
+
+
+def test_each_group_copies_what_forks_share() -> None:
+    """Six tokens: the second block of 4 is shared and partial, the blocks of 2 and 3 are full. One fork copies it; the
+    other owns the old one then. A group says which layers' blocks are meant."""
+    cache = grouped(LayerGroup(2), LayerGroup(4), LayerGroup(3))
+    first = cache.prefilled(prompt(1, 6))
+    (second,) = cache.fork(first)
+    old = row(cache, first, 1)[1]
+    cache.append([first, second], [5, 6])
+    plan = cache.reserve([first, second], 1)
+    assert plan.copies.tolist() == [[old, row(cache, first, 1)[1]]]
+    assert plan.copy_groups.tolist() == [1]
+    assert row(cache, second, 1)[1] == old
+    for group in range(3):
+        mine, theirs = row(cache, first, group), row(cache, second, group)
+        size = cache.config.groups[group].block_size
+        assert [a == b for a, b in zip(mine, theirs, strict=True)] == [place < 6 // size for place in range(len(mine))]
+    assert cache.stats().num_copied_blocks == 1
 
 
 class HitWorld(World):

@@ -69,7 +69,9 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
     "core/block_pool.py": {"block": BLOCK_ID},
     "core/children.py": dict.fromkeys(["block", "following", "before", "after"], BLOCK_ID),
     "core/history.py": {"block": BLOCK_ID},
-    "core/free_queue.py": dict.fromkeys(["block", "block - 1", "num_blocks - 1", "before", "after"], BLOCK_ID),
+    "core/free_queue.py": dict.fromkeys(
+        ["block", "block - 1", "num_blocks - 1", "before", "after", "NULL_BLOCK"], BLOCK_ID
+    ),
     "core/joining.py": {"heir + 1": ROW},
     "core/prefix_index.py": {
         **dict.fromkeys(["block", "newest", "oldest", "before", "after"], BLOCK_ID),

@@ -135,6 +135,52 @@ def test_equal_blocks_find_one_idle_block_on_the_cpu() -> None:
     assert cache.row(first) == cache.row(second)
 
 
+def test_an_idle_find_on_the_cpu_is_not_taken_for_another_block() -> None:
+    """The find is the oldest idle block there, so the first that a new block would take, if it were not held first."""
+    cache = swapping(num_cpu_blocks=3)
+    for number in (1, 2):
+        cache.swap_out(seq := cache.prefilled(prompt(number, 4)))
+        cache.free(seq)
+    seq = cache.prefilled(prompt(1, 6))
+    partial = cache.row(seq)[1]
+    assert outs(cache.swap_out(seq)) == [[partial, 2]]
+    assert cache.cpu_pool.ref_counts().tolist() == [0, 1, 1]
+
+
+def test_an_idle_find_in_the_pool_is_not_taken_for_another_block() -> None:
+    """The same on the way back: the batch's first sequence takes new blocks, the second finds its old one idle."""
+    cache = swapping(num_blocks=4)
+    first, second = cache.prefilled(prompt(1, 7)), cache.prefilled(prompt(2, 4))
+    cache.swap_out(first)
+    found = cache.row(second)[0]
+    cache.swap_out(second)
+    cache.free(cache.prefilled(prompt(3, 8)))
+    assert cache.free_order()[0] == found
+    moved = ins_of(cache.swap_in([first, second]))
+    assert [source for source, _ in moved] == [2, 1]
+    assert sorted(target for _, target in moved) == sorted(cache.row(first))
+    assert cache.row(second) == [found]
+
+
+def test_an_idle_find_counts_as_a_block_that_is_taken() -> None:
+    """Of two CPU blocks one is held; the other is found, and so it is not free for the partial block."""
+    cache = swapping(num_cpu_blocks=3)
+    cache.swap_out(seq := cache.prefilled(prompt(1, 4)))
+    cache.free(seq)
+    cache.swap_out(cache.prefilled(prompt(2, 2)))
+    seq = cache.prefilled(prompt(1, 6))
+    before = snapshot(cache.cache)
+    with pytest.raises(OutOfBlocks) as caught:
+        cache.swap_out(seq)
+    assert (caught.value.num_needed, caught.value.num_free) == (2, 1)
+    assert snapshot(cache.cache) == before
+
+
+def ins_of(plan: SwapPlan) -> list[list[int]]:
+    """What comes back, where what is evicted for it may be saved in the same plan."""
+    return plan.swap_ins.tolist()
+
+
 def test_tokens_not_computed_are_not_moved() -> None:
     """Of a prompt of four blocks with five tokens computed two blocks go; the others are taken anew later."""
     cache = swapping()

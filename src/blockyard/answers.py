@@ -35,6 +35,8 @@ class CacheStats:
 
     num_prompt_tokens: tokens of all allocated prompts.
     num_hit_tokens: those of them taken from the cache.
+    num_resumed_tokens, num_resumed_hit_tokens: the same for requests that ran before (`allocate(resumed=True)`), which
+        would make the hit rate look better than it is.
     num_evicted_blocks: cached blocks that an allocation took.
     num_copied_blocks: blocks copied on write.
     peak_used_blocks: most blocks held at once.
@@ -53,6 +55,8 @@ class CacheStats:
     num_cached_blocks: int
     num_running_seqs: int
     num_wasted_slots: int
+    num_resumed_tokens: int = 0
+    num_resumed_hit_tokens: int = 0
 
     @property
     def hit_rate(self) -> float:

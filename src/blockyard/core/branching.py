@@ -5,10 +5,10 @@ from mypy_extensions import i64
 
 from ..arguments import require_int
 from ..errors import InvalidArgument, SequenceNotReady
+from ..keys import cut_spans
 from .block_pool import BlockPool
 from .joining import Joining
 from .mapping import Mapping
-from .prompt import cut_spans
 from .reserving import NO_TOKEN
 from .sequences import SequenceTable
 from .tokens import int64_items
@@ -167,7 +167,7 @@ class Branching:
         if length < sequences.num_tokens[row]:
             sequences.pending_token[row] = NO_TOKEN
             if sequences.spans[row]:
-                sequences.spans[row] = cut_spans(sequences.spans[row], length, self.block_size)
+                sequences.spans[row] = cut_spans(sequences.spans[row], int(length), int(self.block_size))
         sequences.num_tokens[row] = length
         sequences.num_computed[row] = min(sequences.num_computed[row], length)
         sequences.num_published[row] = min(sequences.num_published[row], length // self.block_size)

@@ -1,5 +1,7 @@
 """Between the pool and an eviction policy: a policy chooses, the pool believes nothing it says without a look."""
 
+from operator import index as index_of
+
 from mypy_extensions import i64
 
 from ..errors import InvariantError, PolicyError
@@ -21,7 +23,7 @@ class Chooser:
 
     def __init__(self, policy: EvictionPolicy, capacity: int) -> None:
         self.policy = policy
-        self.name = type(policy).__name__
+        self.name = type(policy.policy if isinstance(policy, Retention) else policy).__name__
         #: 1 + the depth of each idle block, as the policy was told; 0 for the others.
         self._idle = zeros_i64(capacity)
         #: What the policy raised when it was told something; the next question raises it.
@@ -99,7 +101,7 @@ class Chooser:
     def _choose_one(self, victims: list[int]) -> str:
         """Ask for one more victim; returns what is wrong with the answer."""
         try:
-            block = int(self.policy.evict())
+            block = index_of(self.policy.evict())
         except Exception as error:
             return f"evict raised {type(error).__name__}: {error}"
         if not NULL_BLOCK < block < len(self._idle) or self._idle[i64(block)] == 0:

@@ -6,7 +6,6 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ..errors import LogicError
 from ..keys import canonical_keys, request_keys, require_spans_within, spans_by_block, spans_of
 from .tokens import pack_tokens
 
@@ -34,30 +33,6 @@ class Prompt:
         """The first block behind `position` that a span overlaps, or one behind all. O(log spans)."""
         index = bisect_right(self.span_blocks, int(position))
         return self.span_blocks[index] if index < len(self.span_blocks) else NO_MORE
-
-
-def cut_spans(spans: dict[int, tuple[object, ...]], num_tokens: i64, block_size: i64) -> dict[int, tuple[object, ...]]:
-    """What a cut to `num_tokens` leaves of spans by block, in a new dict; what follows the cut is text. O(blocks).
-
-    A span that reached over the cut becomes another item than any prompt can name: its beginning was computed as
-    the beginning of the whole, and what stands behind it now is not its rest.
-    """
-    last = int(num_tokens // block_size)
-    inside = int(num_tokens % block_size)
-    kept = {block: spans[block] for block in spans if block < last}
-    items: list[object] = []
-    for item in spans.get(last, ()):
-        if not isinstance(item, tuple):
-            raise LogicError(f"{item!r} is no span of a block")
-        start: int = item[2]
-        length: int = item[3]
-        if start + length > inside:
-            item = (*item[:4], "cut at", inside)
-        if start < inside:
-            items.append(item)
-    if items:
-        kept[last] = tuple(items)
-    return kept
 
 
 def make_prompt(token_ids: object, extra_keys: object, block_size: int) -> Prompt:

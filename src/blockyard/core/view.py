@@ -8,6 +8,7 @@ from ..answers import AllocationEvent, CacheStats, Holding, MissCauses, Residenc
 from ..arguments import require_int
 from ..config import CacheConfig
 from ..errors import InvalidArgument, OverBudget
+from ..ids import NO_CONTENT
 from .admitting import Admitting
 from .arrays import view_i32, view_i64, zeros_i64
 from .block import KVCacheBlock
@@ -25,7 +26,7 @@ from .misses import MissLog, StoredMisses
 from .observer import Clock
 from .plan import whole_table
 from .policies import make_policy
-from .policies.retention import Retention
+from .policies.retention import NO_KEY, Retention
 from .prompt import Prompt
 from .reserving import NO_TOKEN, Reserving
 from .residency import ResidencySampler
@@ -214,6 +215,8 @@ class CacheView:
             num_cached_blocks=self.num_cached_blocks,
             num_running_seqs=self.num_seqs,
             num_wasted_slots=self._num_wasted_slots(),
+            num_resumed_tokens=int(self._admitting.num_resumed_tokens),
+            num_resumed_hit_tokens=int(self._admitting.num_resumed_hit_tokens),
         )
 
     def _num_wasted_slots(self) -> int:
@@ -311,6 +314,8 @@ class CacheView:
         if retention is None:
             raise InvalidArgument("retention_blocks is 0; retain needs a budget of blocks in the config")
         budget = self.config.retention_blocks
+        if priority > 0 and retention.num_retained + len(blocks) > budget:
+            self._forget_stale_wishes(retention)
         new = len([block for block in blocks if not retention.is_retained(block)]) if priority > 0 else 0
         if retention.num_retained + new > budget:
             raise OverBudget(
@@ -322,6 +327,13 @@ class CacheView:
             except Exception as error:
                 raise self.pool.blame_policy("retain", error)
         return len(blocks)
+
+    def _forget_stale_wishes(self, retention: Retention) -> None:
+        """Contents also go without an eviction: a held block is written to, or a pool shrinks. O(num_blocks)."""
+        index = self.pool.index
+        for block in range(int(self.pool.capacity)):
+            held = index.identity[2 * i64(block)] != NO_CONTENT
+            retention.forget_other(block, index.chain_hash[i64(block)] if held else NO_KEY)
 
     def check(self) -> None:
         """Prove the laws on the live manager; see `checking`. O(num_blocks + table). Raises `InvariantError`."""

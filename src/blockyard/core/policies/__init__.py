@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, PolicyError
 from .arc import ARC
 from .base import EvictionPolicy
 from .fifo import FIFO
@@ -27,14 +27,19 @@ POLICIES: dict[str, Callable[[int], EvictionPolicy]] = {
 def make_policy(policy: object, num_blocks: int) -> EvictionPolicy:
     """A policy over ids 1 to num_blocks - 1, from its name, its class, or any callable that makes it from num_blocks.
 
-    Raises `InvalidArgument` for an unknown name, or for what makes no `EvictionPolicy`.
+    Raises `InvalidArgument` for an unknown name, or for what makes no `EvictionPolicy`; `PolicyError` where making one
+    raises.
     """
     factory = POLICIES.get(policy) if isinstance(policy, str) else policy
     if not callable(factory):
         raise InvalidArgument(
             f"eviction_policy is {policy!r}; it must be one of {', '.join(sorted(POLICIES))}, or make an EvictionPolicy"
         )
-    made = factory(num_blocks)
+    try:
+        made = factory(num_blocks)
+    except Exception as error:
+        name = getattr(factory, "__name__", repr(factory))
+        raise PolicyError(f"eviction policy {name}: making it raised {type(error).__name__}: {error}")
     if not isinstance(made, EvictionPolicy):
         raise InvalidArgument(f"eviction_policy makes {made!r}; it must make an EvictionPolicy")
     return made

@@ -37,10 +37,14 @@ class ARC(EvictionPolicy):
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:  # noqa: ARG002
         """`block` became idle."""
+        self._meet(block, key)
+        self._lists.append(self._is_often[block], block)
+
+    def _meet(self, block: i64, key: i64) -> None:
+        """A content is new when it becomes idle or is hit for the first time, whichever comes first."""
         if self._key[block] != key + 1:
             self._key[block] = key + 1
             self._is_often[block] = self._learn(key)
-        self._lists.append(self._is_often[block], block)
 
     def _learn(self, key: i64) -> i64:
         """Move the target if the content was evicted before; whether it was."""
@@ -56,8 +60,8 @@ class ARC(EvictionPolicy):
 
     def hit(self, block: i64, key: i64) -> None:
         """Asked for again."""
-        if self._key[block] == key + 1:
-            self._is_often[block] = OFTEN
+        self._meet(block, key)
+        self._is_often[block] = OFTEN
 
     def remove(self, block: i64) -> None:
         """The idle `block` was revived."""

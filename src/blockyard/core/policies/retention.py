@@ -1,12 +1,17 @@
 """Retention: blocks that should stay longer, within a policy that decides about all others."""
 
 from heapq import heappop, heappush
+from typing import Final
 
 from mypy_extensions import i64
 
+from ...errors import InvariantError
 from ..arrays import grown_i64, zeros_i64
 from .base import EvictionPolicy
 from .block_heap import BlockHeap
+
+#: No content has this key.
+NO_KEY: Final[i64] = -1
 
 
 class Retention(EvictionPolicy):
@@ -62,8 +67,7 @@ class Retention(EvictionPolicy):
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:
         """`block` became idle."""
-        if self._priority[block] > 0 and self._wanted[block] != key:
-            self.forget(int(block))
+        self.forget_other(int(block), key)
         self._key[block] = key
         self._depth[block] = depth
         self._put_in(block)
@@ -93,10 +97,16 @@ class Retention(EvictionPolicy):
         self._take_out(block)
 
     def evict(self) -> i64:
-        """The policy's choice; a retained block only when there is no other."""
+        """The policy's choice; a retained block only when there is no other.
+
+        The choice may be wrong. One that is not even idle is left to who asked; a retained block is idle, but the
+        policy was never told so: ValueError.
+        """
         if self._num_inner > 0:
             block = self.policy.evict()
             if not 0 < block < len(self._is_inner) or self._is_inner[block] == 0:
+                if 0 < block < len(self._is_inner) and self._retained.holds(block):
+                    raise ValueError(f"block {block} is retained and not the policy's to choose")
                 return block
             self._is_inner[block] = 0
             self._num_inner -= 1
@@ -104,6 +114,11 @@ class Retention(EvictionPolicy):
             block = self._retained.pop()
             self.forget(int(block))
         return block
+
+    def forget_other(self, block: int, key: i64) -> None:
+        """`block` holds `key` now (`NO_KEY`: nothing): a wish for another content in it has ended."""
+        if self._priority[i64(block)] > 0 and self._wanted[i64(block)] != key:
+            self.forget(block)
 
     def forget(self, block: int) -> None:
         """The content of `block` is gone, and the wish to keep it with it."""
@@ -135,6 +150,15 @@ class Retention(EvictionPolicy):
         self._is_inner = grown_i64(self._is_inner, num_blocks)
 
     def check(self) -> None:
-        """Both parts are sound and know different blocks. O(num_blocks)."""
+        """Both parts are sound and know different blocks; the counts agree. O(num_blocks). Raises `InvariantError`."""
         self._retained.check()
+        num_inner = 0
+        num_retained = 0
+        for block in range(len(self._is_inner)):
+            num_inner += 1 if self._is_inner[block] != 0 else 0
+            num_retained += 1 if self._priority[block] > 0 else 0
+            if self._retained.holds(block) and (self._is_inner[block] != 0 or self._priority[block] == 0):
+                raise InvariantError(f"retention: block {block} is retained, and the policy's or of priority 0")
+        if num_inner != self._num_inner or num_retained != self.num_retained:
+            raise InvariantError(f"retention: {num_inner} blocks are the policy's, {num_retained} are retained")
         self.policy.check()

@@ -38,16 +38,20 @@ class S3FIFO(EvictionPolicy):
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:  # noqa: ARG002
         """`block` became idle."""
+        self._meet(block, key)
+        self._queues.append(self._home[block], block)
+
+    def _meet(self, block: i64, key: i64) -> None:
+        """A content is new when it becomes idle or is hit for the first time, whichever comes first."""
         if self._key[block] != key + 1:
             self._key[block] = key + 1
             self._hits[block] = 0
             self._home[block] = MAIN if self._ghosts.take(key) >= 0 else SMALL
-        self._queues.append(self._home[block], block)
 
     def hit(self, block: i64, key: i64) -> None:
-        """One hit more, if the content is known."""
-        if self._key[block] == key + 1:
-            self._hits[block] = min(self._hits[block] + 1, MOST_HITS)
+        """One hit more."""
+        self._meet(block, key)
+        self._hits[block] = min(self._hits[block] + 1, MOST_HITS)
 
     def remove(self, block: i64) -> None:
         """The idle `block` was revived."""

@@ -28,9 +28,12 @@ class Score(HeapPolicy):
         self._hits = zeros_i64(num_blocks)
         self._num_events: i64 = 0
 
-    def hit(self, block: i64, key: i64) -> None:  # noqa: ARG002
-        """One hit more."""
+    def hit(self, block: i64, key: i64) -> None:
+        """One hit more; it may come before the content was idle for the first time."""
         self._num_events += 1
+        if self.is_new(block, key):
+            self.last_key[block] = key + 1
+            self._hits[block] = 0
         self._hits[block] = min(self._hits[block] + 1, MAX_CREDIT)
 
     def priority(self, block: i64, key: i64, depth: i64) -> i64:
