@@ -341,3 +341,21 @@ def test_an_image_behind_text_that_was_evicted_too_is_recognised() -> None:
     assert causes(cache, tokens, (Span("cat", 5, 2),)) == {"num_evicted": 12, "num_never_seen": 8, "num_tail": 1}
     evict_all(cache)
     assert causes(cache, tokens, keys)["num_evicted"] >= 12
+
+
+def test_the_latest_turnover_of_the_pool_is_remembered() -> None:
+    """As many evictions as the pool has blocks: of what went, at most a hundredth may have been overwritten."""
+    cache = tracked(num_blocks=1001, max_model_len=4000, max_num_seqs=2).cache
+    blocks = 1000
+    for number in range(0, 2 * blocks, 100):
+        seq = cache.allocate(range(number * 400, number * 400 + 400))
+        cache.reserve([seq], 400)
+        cache.commit([seq], 400)
+        cache.free(seq)
+    assert cache.stats().num_evicted_blocks == blocks
+    evicted = 0
+    for number in range(0, blocks, 100):
+        seq = cache.allocate([*range(number * 400, number * 400 + 400), 7])
+        evicted += cache.miss_causes(seq).num_evicted // 4
+        cache.free(seq)
+    assert evicted >= 0.99 * blocks

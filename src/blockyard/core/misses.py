@@ -14,8 +14,12 @@ from .observer import PoolObserver
 from .prefix_index import PrefixIndex
 from .prompt import Prompt
 
-#: Evictions are remembered in a table of so many slots for each block of the pool, newer ones over older ones.
+#: Evictions are remembered in a table of so many slots for each block of the pool, and at least 256.
 SLOTS_A_BLOCK: Final = 4
+FEWEST_SLOTS: Final = 256
+#: Slots that an eviction may stand in; it takes the place of the oldest of them. With one alone, every fifth
+#: eviction of the latest turnover of the pool would be lost to a newer one; with four, about one in a hundred.
+WAYS: Final[i64] = 4
 #: As many first blocks are remembered with the keys they were cached under.
 MAX_FIRST_BLOCKS: Final = 65536
 
@@ -24,16 +28,17 @@ class MissLog(PoolObserver):
     """Remembers what was evicted, by the chained hash of its content, and under which keys prompts began.
 
     It explains; it decides nothing. A hash that two contents share, or a slot that was overwritten, can make an
-    explanation wrong, never a hit. The table is direct-mapped and bounded, so a very old eviction reads "never seen".
+    explanation wrong, never a hit. The table is bounded (set-associative, the oldest of a set is overwritten), so a
+    very old eviction reads "never seen".
     """
 
     def __init__(self, index: PrefixIndex, num_blocks: int, block_size: int) -> None:
         self.index = index
         self.block_size: i64 = block_size
-        size = 1
+        size = FEWEST_SLOTS
         while size < SLOTS_A_BLOCK * num_blocks:
             size *= 2
-        self._mask: i64 = size - 1
+        self._mask: i64 = size - WAYS
         self._hash = zeros_i64(size)
         self._when = zeros_i64(size)
         #: The content that went: what follows an image is known by the content before it.
@@ -50,15 +55,29 @@ class MissLog(PoolObserver):
     def remember(self, name: i64, content: i64) -> None:
         """The content of this name, a chained hash, is evicted now."""
         self._num_evictions += 1
-        slot = (name >> 7) & self._mask
+        slot = self._slot(name)
+        if slot < 0:
+            slot = self._oldest(name)
         self._hash[slot] = name
         self._when[slot] = self._num_evictions
         self._content[slot] = content
 
     def _slot(self, name: i64) -> i64:
         """Where an eviction is remembered; -1 for none."""
-        slot = (name >> 7) & self._mask
-        return slot if self._hash[slot] == name and self._when[slot] > 0 else -1
+        first = (name >> 7) & self._mask
+        for slot in range(first, first + WAYS):
+            if self._hash[slot] == name and self._when[slot] > 0:
+                return slot
+        return -1
+
+    def _oldest(self, name: i64) -> i64:
+        """The slot that a new eviction of this name takes: an empty one, or the oldest of its set."""
+        first = (name >> 7) & self._mask
+        oldest = first
+        for slot in range(first + 1, first + WAYS):
+            if self._when[slot] < self._when[oldest]:
+                oldest = slot
+        return oldest
 
     def age(self, name: i64) -> i64:
         """Evictions since the content of this name was evicted, 0 for the latest; -1 if that is not remembered."""
