@@ -203,7 +203,7 @@ def test_a_content_that_comes_back_soon_survives_newcomers(name: str, order: lis
 
 @pytest.mark.parametrize("name", ["s3fifo", "arc", "score"])
 def test_hits_on_a_held_block_count_before_it_was_ever_idle(name: str) -> None:
-    policy = POLICIES[name](6)
+    policy = POLICIES[name](20)
     policy.hit(1, ord("a"))
     told(policy, "a", "b", "c", "d")
     assert [policy.evict() for _ in range(2)] == [2, 3]

@@ -21,6 +21,7 @@ EXAMPLES = {
     "copy_on_write.py": "0 blocks leaked",
     "engine_loop.py": "1 forked with 1 blocks copied on write",
     "hit_rates.py": "the first 160 of 200 tokens           78.4%",
+    "own_policy.py": "YoungestFirst   52.5%",
     "trace_allocation.py": "48 of them are cached",
 }
 

@@ -9,6 +9,7 @@ from ..config import CacheConfig
 from ..errors import NeverFits, OutOfBlocks, PolicyError
 from .block_pool import BlockPool
 from .children import common_tokens
+from .hit_holder import HitHolder
 from .joining import Joining
 from .mapping import Mapping
 from .misses import MissLog
@@ -230,9 +231,35 @@ class Admitting:
             raise
         self.sequences.promise(row, num_seqs - 1)
         self._publish(row, prompt, found)
-        self._count(prompt, self.sequences.num_computed[row], resumed)
-        self._keep_causes(row, prompt, causes, resumed)
+        self.sequences.causes[row] = causes
+        if causes and self.misses is not None:
+            self.misses.note_first(prompt.words, prompt.num_tokens, self.pages.index.root(prompt.keys), self.block_size)
         return row
+
+    def record(self, row: i64, prompt: Prompt, resumed: bool) -> None:
+        """Count a prompt that was admitted, once nothing can fail any more."""
+        self._count(prompt, self.sequences.num_computed[row], resumed)
+        if self.sequences.causes[row] and self.misses is not None:
+            self.misses.count(self.sequences.causes[row], resumed)
+
+    def secure_batch(self, prompts: list[Prompt]) -> None:
+        """Let an eviction policy name the victims of a whole batch before the first change, because it might fail.
+
+        What the prompts hit is held meanwhile. Raises `PolicyError`.
+        """
+        if self.pool.chooser is None or len(prompts) == 1:
+            return
+        holder = HitHolder(self.pool, self.mapping)
+        needed: i64 = 0
+        for prompt in prompts:
+            found = self.find(prompt)
+            needed += self._num_needed_after(prompt, found) - holder.hold(self.pages.index.found, found)
+        if self._share_at_once():
+            needed = min(needed, self._num_distinct(prompts, 1) - holder.num_distinct())
+        try:
+            self.pool.secure(min(needed, self.pool.queue.num_free))
+        finally:
+            holder.let_go()
 
     def _open_row(self, prompt: Prompt, holder: str, found: i64) -> i64:
         sequences = self.sequences
@@ -365,11 +392,3 @@ class Admitting:
         alignment = self.block_size if self.mapping is None else self.mapping.alignment
         hittable = (prompt.num_tokens - 1) // alignment * (alignment // self.block_size)
         return self.misses.explain(prompt, hittable, found, hit, root, resumed)
-
-    def _keep_causes(self, row: i64, prompt: Prompt, causes: list[int], resumed: bool) -> None:
-        """The prompt is admitted: from here on its causes count, and its first block is known."""
-        self.sequences.causes[row] = causes
-        if self.misses is not None and causes:
-            root = self.pages.index.root(prompt.keys)
-            self.misses.count(causes, resumed)
-            self.misses.note_first(prompt.words, prompt.num_tokens, root, self.block_size)

@@ -84,9 +84,9 @@ class Chooser:
 
         O(count * cost of the policy). The victims are in the queue and in the index still.
         """
-        if self._failure:
-            raise PolicyError(f"eviction policy {self.name}: {self._failure}; put another in its place")
         missing = count - _count_empty(queue, index, count)
+        if missing > 0 and self._failure:
+            raise PolicyError(f"eviction policy {self.name}: {self._failure}; put another in its place")
         victims: list[int] = []
         while missing > 0:
             problem = self._choose_one(victims)

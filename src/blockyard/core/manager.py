@@ -103,15 +103,23 @@ class KVCacheManager(CacheView):
         self._admitting.require(prompts, num_seqs)
         for prompt in prompts:
             self._admitting.prepare(prompt)
+        version = self._sequences.version
+        peak = self.pool.peak_used_blocks
         rows: list[int] = []
-        for index, prompt in enumerate(prompts):
-            self._note("allocate", holders[index])
-            try:
-                rows.append(int(self._admitting.admit(prompt, holders[index], num_seqs, resumed, len(prompts) == 1)))
-            except PolicyError:
-                for row in rows:
-                    self._branching.end(row)
-                raise
+        try:
+            self._admitting.secure_batch(prompts)
+            for index, prompt in enumerate(prompts):
+                self._note("allocate", holders[index])
+                alone = len(prompts) == 1
+                rows.append(int(self._admitting.admit(prompt, holders[index], num_seqs, resumed, alone)))
+        except PolicyError:
+            for row in rows:
+                self._branching.end(row)
+            self._sequences.version = version
+            self.pool.peak_used_blocks = peak
+            raise
+        for row, prompt in zip(rows, prompts, strict=True):
+            self._admitting.record(row, prompt, resumed)
         return [int(self._sequences.handle[i64(row)]) for row in rows]
 
     # The step.

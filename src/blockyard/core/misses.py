@@ -1,5 +1,6 @@
 """Why a prompt did not hit: every token that has to be computed has a cause."""
 
+from collections import OrderedDict
 from typing import Final
 
 from librt.vecs import vec
@@ -44,7 +45,7 @@ class MissLog(PoolObserver):
         #: The content that went: what follows an image is known by the content before it.
         self._content = zeros_i64(size)
         self._num_evictions: i64 = 0
-        self._first_blocks: dict[int, i64] = {}
+        self._first_blocks: OrderedDict[int, i64] = OrderedDict()
         self.totals = [0] * len(MissCauses.FIELDS)
         self.totals[YOUNGEST] = -1
 
@@ -152,7 +153,7 @@ class MissLog(PoolObserver):
             name = self._first_hash(words)
             self._first_blocks.pop(name, 0)
             if len(self._first_blocks) >= MAX_FIRST_BLOCKS:
-                del self._first_blocks[next(iter(self._first_blocks))]
+                self._first_blocks.popitem(last=False)
             self._first_blocks[name] = root
 
     def count(self, causes: list[int], resumed: bool) -> None:

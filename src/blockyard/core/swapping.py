@@ -176,8 +176,6 @@ class Swapping:
 
     def _carry_in(self, rows: vec[i64]) -> SwapPlan:
         taken: list[int] = [found for found in self._target.values() if found != NULL_BLOCK]
-        for found in taken:
-            self.pool.share_one(found)
         self._secure(len(self._target) - len(taken), taken)
         self.sequences.version += 1
         transfers = Transfers()
@@ -192,12 +190,16 @@ class Swapping:
         return SwapPlan(transfers)
 
     def _secure(self, count: i64, taken: list[int]) -> None:
-        """Let an eviction policy name all victims before the first change, because it might fail."""
+        """Hold what was found, and let an eviction policy name all victims before the first change: it might fail."""
+        peak = self.pool.peak_used_blocks
+        for found in taken:
+            self.pool.share_one(found)
         try:
             self.pool.secure(count)
         except PolicyError:
-            for block in taken:
-                self.pool.release_one(block)
+            for found in reversed(taken):
+                self.pool.release_one(found)
+            self.pool.peak_used_blocks = peak
             raise
 
     def _move_in(self, group: GroupTable, row: i64, transfers: Transfers, taken: list[int]) -> None:

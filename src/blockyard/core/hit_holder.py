@@ -1,0 +1,53 @@
+"""What a batch of prompts hits, held while an eviction policy is asked for victims."""
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ..ids import NULL_BLOCK
+from .block_pool import BlockPool
+from .mapping import Mapping
+
+
+class HitHolder:
+    """Holds what look-ups find, block after block, until `let_go` gives all of it back, the last first."""
+
+    def __init__(self, pool: BlockPool, mapping: Mapping | None) -> None:
+        self.pool = pool
+        self.mapping = mapping
+        self._held: list[int] = []
+        self._held_on_cpu: list[int] = []
+
+    def hold(self, pages: vec[i32], found: i64) -> i64:
+        """Hold the hit that the latest look-up found, `found` pages long. Returns how many of its blocks were idle."""
+        idle: i64 = 0
+        if self.mapping is None:
+            for position in range(found):
+                idle += self._hold_block(i64(pages[position]))
+            return idle
+        for group in self.mapping.groups:
+            hit = found * self.mapping.page_size
+            for place in range(group.first_needed(hit), hit // group.block_size):
+                if group.found[place] > NULL_BLOCK:
+                    idle += self._hold_block(group.found[place])
+                elif self.mapping.cpu is not None:
+                    self.mapping.cpu.share_one(-group.found[place])
+                    self._held_on_cpu.append(int(-group.found[place]))
+        return idle
+
+    def _hold_block(self, block: i64) -> i64:
+        was_idle: i64 = 1 if self.pool.ref_cnt[block] == 0 else 0
+        self.pool.share_one(block)
+        self._held.append(int(block))
+        return was_idle
+
+    def num_distinct(self) -> int:
+        """Different blocks of the pool that are held."""
+        return len(set(self._held))
+
+    def let_go(self) -> None:
+        """Give all back."""
+        for block in reversed(self._held):
+            self.pool.release_one(block)
+        if self.mapping is not None and self.mapping.cpu is not None:
+            for block in reversed(self._held_on_cpu):
+                self.mapping.cpu.release_one(block)
