@@ -43,6 +43,14 @@ class Checked:
         assert self.reserve([seq], count).all_fit
         self.commit([seq], count)
 
+    def try_compute(self, seq: int) -> bool:
+        """The same, if there are blocks for it and nothing to wait for."""
+        missing = self.num_tokens(seq) - self.num_computed_tokens(seq)
+        fits = bool(self.reserve([seq], missing).all_fit)
+        if fits:
+            self.commit([seq], missing)
+        return fits
+
     def prefilled(self, tokens: list[int], next_tokens: list[int] | None = None) -> int:
         """A sequence whose prompt is computed."""
         seq = self.allocate(tokens)

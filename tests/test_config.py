@@ -75,6 +75,12 @@ def test_defaults() -> None:
         "groups": (),
         "num_cpu_blocks": 0,
         "keep_evicted": True,
+        "eviction_policy": "lru",
+        "retention_blocks": 0,
+        "partial_hits": False,
+        "track_misses": False,
+        "history_size": 0,
+        "residency_sample": 0,
     }
 
 

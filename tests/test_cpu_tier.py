@@ -137,6 +137,48 @@ def test_sequences_come_first_on_the_cpu() -> None:
     cache.compute_some(cache.allocate(prompt(3, 2)), 2)
 
 
+def test_nothing_is_saved_over_what_the_same_plan_loads() -> None:
+    """The CPU pool has one block, which the first sequence loads; the second evicts a block, for which no place is.
+
+    Saves are carried out before loads: over the same CPU block, the first sequence would get the second's victim.
+    """
+    cache = tiered(num_cpu_blocks=2)
+    run(cache, prompt(1, 4))
+    push_out(cache)
+    assert len(cache.reserve([], 0).swap_outs) == 1
+    growing = cache.prefilled(prompt(3, 4), [5])
+    victim = run(cache, prompt(2, 4))
+    loading = cache.allocate([*prompt(1, 4), 5])
+    assert cache.free_order() == victim
+    plan = cache.reserve([loading, growing], 1)
+    assert plan.swap_ins.tolist() == [[1, cache.row(loading)[0]]]
+    assert plan.swap_outs.tolist() == []
+    assert cache.row(growing)[1] == victim[0]
+
+
+def test_nothing_is_saved_over_what_the_same_plan_brings_back() -> None:
+    """The CPU pool is full of a sequence of two blocks; its way back evicts two others, for which no place is."""
+    cache = tiered(num_blocks=3, num_cpu_blocks=3)
+    seq = cache.prefilled(prompt(1, 7))
+    cache.swap_out(seq)
+    run(cache, prompt(2, 8))
+    assert cache.num_cached_blocks == 2
+    plan = cache.swap_in(seq)
+    assert sorted(plan.swap_ins[:, 0].tolist()) == [1, 2]
+    assert plan.swap_outs.tolist() == []
+
+
+def test_nothing_is_saved_over_a_save_of_the_same_plan() -> None:
+    """Two sequences grow into two idle blocks while the CPU pool has one: the first victim is saved, the second not."""
+    cache = tiered(num_cpu_blocks=2)
+    seqs = [cache.prefilled(prompt(number, 4), [5]) for number in (1, 2)]
+    run(cache, prompt(3, 8))
+    first, second = cache.free_order()
+    plan = cache.reserve(seqs, 1)
+    assert plan.swap_outs.tolist() == [[first, 1]]
+    assert [cache.row(seq)[1] for seq in seqs] == [first, second]
+
+
 def test_the_oldest_goes_when_the_cpu_is_full() -> None:
     cache = tiered(num_cpu_blocks=3)
     for number in (1, 2, 3):

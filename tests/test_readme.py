@@ -86,18 +86,17 @@ def test_a_written_block_has_one_holder_again(capsys: pytest.CaptureFixture[str]
 # ---------------------------------------------------------------- names in the tables of "coming from"
 
 
-def table_names(page: str) -> list[tuple[str, bool]]:
-    """The names in the column "ours", the dotted ones behind it, and whether each is marked as still being built."""
-    found: list[tuple[str, bool]] = []
+def table_names(page: str) -> list[str]:
+    """The names in the column "ours", and the dotted ones behind it."""
+    found: list[str] = []
     column = 0
     for line in page.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if "ours" in cells:
             column = cells.index("ours")
         elif line.startswith("| "):
-            names = re.findall(r"`([\w.]+)`(†?)", cells[column])
-            names += re.findall(r"`((?:cache|pool|queue|plan|block)\.\w+)`(†?)", " ".join(cells[column + 1 :]))
-            found += [(name, mark == "†") for name, mark in names]
+            found += re.findall(r"`([\w.]+)`", cells[column])
+            found += re.findall(r"`((?:cache|pool|queue|plan|block)\.\w+)`", " ".join(cells[column + 1 :]))
     return found
 
 
@@ -112,19 +111,14 @@ def exists(name: str) -> bool:
     return hasattr({**things, "queue": FreeKVCacheBlockQueue(4), "": blockyard}[owner], attribute)
 
 
-@pytest.mark.parametrize("name", sorted({name for name, coming in NAMES if not coming}))
+@pytest.mark.parametrize("name", sorted(set(NAMES)))
 def test_a_name_in_the_tables_exists(name: str) -> None:
     assert exists(name)
 
 
-@pytest.mark.parametrize("name", sorted({name for name, coming in NAMES if coming}))
-def test_a_name_marked_as_coming_is_not_here_yet(name: str) -> None:
-    assert not exists(name), f"{name} is built: take its † away in docs/coming-from.md, wherever it stands"
-
-
 def test_the_tables_are_read() -> None:
     assert len(NAMES) > 60
-    page = "| theirs | ours | |\n|---|---|---|\n| `a` | `cache.b`, `C`† | `d` `plan.f` |\n"
+    page = "| theirs | ours | |\n|---|---|---|\n| `a` | `cache.b`, `C` | `d` `plan.f` |\n"
     page += "\n| ours |\n|---|\n| `pool.e` |\n"
-    assert table_names(page) == [("cache.b", False), ("C", True), ("plan.f", False), ("pool.e", False)]
+    assert table_names(page) == ["cache.b", "C", "plan.f", "pool.e"]
     assert not exists("cache.nothing")

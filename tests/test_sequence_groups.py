@@ -57,10 +57,26 @@ def test_more_forks_than_promised_take_open_rows() -> None:
 
 
 def test_the_promise_ends_with_the_sequence() -> None:
+    """All rows can be asked for at once again; one by one would not show it, for the same row is reused first."""
     cache = Checked(max_num_seqs=3)
-    first = cache.allocate(prompt(1, 6), num_seqs=3)
-    cache.free(first)
-    assert [cache.num_tokens(cache.allocate(prompt(number, 1))) for number in range(3)] == [1, 1, 1]
+    cache.free(cache.allocate(prompt(1, 6), num_seqs=3))
+    seq = cache.allocate(prompt(2, 6), num_seqs=3)
+    cache.regroup([seq], [])
+    assert cache.can_allocate_batch([prompt(1, 1), prompt(2, 1), prompt(3, 1)]) is Admission.OK
+
+
+def test_regrouping_uses_up_the_promise() -> None:
+    """One of two promised rows is used by the second child; the fourth row is all that others may have then."""
+    cache = Checked(max_num_seqs=4)
+    first = cache.prefilled(prompt(1, 6))
+    group = cache.allocate(prompt(2, 6), num_seqs=3)
+    cache.compute(group)
+    assert len(cache.regroup([first, group], [1, 1])) == 2  # `first` ends
+    assert cache.can_allocate(prompt(3, 1)) is Admission.OK
+    assert cache.can_allocate(prompt(3, 1), num_seqs=2) is Admission.LATER
+    cache.regroup([group], [0, 0])
+    assert cache.num_seqs == 3
+    assert cache.can_allocate(prompt(3, 1)) is Admission.OK
 
 
 def test_a_child_has_no_promise_of_its_own() -> None:

@@ -65,8 +65,13 @@ def test_no_slow_object_is_made_in_a_compiled_loop(path: Path) -> None:
 BLOCK_ID = "a block id: below num_blocks, at most MAX_BLOCKS = 2**27"
 ROW = "a row plus one: at most MAX_SEQS = 2**20"
 CHECKED_ONCE: dict[str, dict[str, str]] = {
+    "core/block_ledger.py": {"block": BLOCK_ID},
     "core/block_pool.py": {"block": BLOCK_ID},
-    "core/free_queue.py": dict.fromkeys(["block", "block - 1", "num_blocks - 1", "before", "after"], BLOCK_ID),
+    "core/children.py": dict.fromkeys(["block", "following", "before", "after"], BLOCK_ID),
+    "core/history.py": {"block": BLOCK_ID},
+    "core/free_queue.py": dict.fromkeys(
+        ["block", "block - 1", "num_blocks - 1", "before", "after", "NULL_BLOCK"], BLOCK_ID
+    ),
     "core/joining.py": {"heir + 1": ROW},
     "core/prefix_index.py": {
         **dict.fromkeys(["block", "newest", "oldest", "before", "after"], BLOCK_ID),

@@ -110,7 +110,7 @@ def test_a_fork_that_stays_keeps_the_blocks() -> None:
 
 
 def test_a_content_on_the_cpu_is_not_moved_twice() -> None:
-    """Two sequences went different ways to equal blocks: the second finds the first's full block on the CPU."""
+    """Two sequences computed equal blocks at once: the second finds the first's full block on the CPU."""
     cache = swapping()
     first, second = cache.allocate(prompt(1, 6)), cache.allocate(prompt(1, 6))
     cache.compute(first)
@@ -135,8 +135,54 @@ def test_equal_blocks_find_one_idle_block_on_the_cpu() -> None:
     assert cache.row(first) == cache.row(second)
 
 
+def test_an_idle_find_on_the_cpu_is_not_taken_for_another_block() -> None:
+    """The find is the oldest idle block there, so the first that a new block would take, if it were not held first."""
+    cache = swapping(num_cpu_blocks=3)
+    for number in (1, 2):
+        cache.swap_out(seq := cache.prefilled(prompt(number, 4)))
+        cache.free(seq)
+    seq = cache.prefilled(prompt(1, 6))
+    partial = cache.row(seq)[1]
+    assert outs(cache.swap_out(seq)) == [[partial, 2]]
+    assert cache.cpu_pool.ref_counts().tolist() == [0, 1, 1]
+
+
+def test_an_idle_find_in_the_pool_is_not_taken_for_another_block() -> None:
+    """The same on the way back: the batch's first sequence takes new blocks, the second finds its old one idle."""
+    cache = swapping(num_blocks=4)
+    first, second = cache.prefilled(prompt(1, 7)), cache.prefilled(prompt(2, 4))
+    cache.swap_out(first)
+    found = cache.row(second)[0]
+    cache.swap_out(second)
+    cache.free(cache.prefilled(prompt(3, 8)))
+    assert cache.free_order()[0] == found
+    moved = ins_of(cache.swap_in([first, second]))
+    assert [source for source, _ in moved] == [2, 1]
+    assert sorted(target for _, target in moved) == sorted(cache.row(first))
+    assert cache.row(second) == [found]
+
+
+def test_an_idle_find_counts_as_a_block_that_is_taken() -> None:
+    """Of two CPU blocks one is held; the other is found, and so it is not free for the partial block."""
+    cache = swapping(num_cpu_blocks=3)
+    cache.swap_out(seq := cache.prefilled(prompt(1, 4)))
+    cache.free(seq)
+    cache.swap_out(cache.prefilled(prompt(2, 2)))
+    seq = cache.prefilled(prompt(1, 6))
+    before = snapshot(cache.cache)
+    with pytest.raises(OutOfBlocks) as caught:
+        cache.swap_out(seq)
+    assert (caught.value.num_needed, caught.value.num_free) == (2, 1)
+    assert snapshot(cache.cache) == before
+
+
+def ins_of(plan: SwapPlan) -> list[list[int]]:
+    """What comes back, where what is evicted for it may be saved in the same plan."""
+    return plan.swap_ins.tolist()
+
+
 def test_tokens_not_computed_are_not_moved() -> None:
-    """A prompt of four blocks with five tokens computed leaves two blocks; the others are taken anew when it goes on."""
+    """Of a prompt of four blocks with five tokens computed two blocks go; the others are taken anew later."""
     cache = swapping()
     seq = cache.allocate(prompt(1, 16))
     cache.compute_some(seq, 5)
@@ -249,16 +295,23 @@ class Shop:
 def test_a_refused_call_changes_nothing() -> None:
     shop = Shop()
     cache, out, running = shop.cache, shop.out, shop.running
-    for seqs, call, name in (([out], cache.swap_in, "swap_in"), ([running], cache.swap_out, "swap_out")):
-        shop.refuses(UnknownSequence, lambda: call([*seqs, shop.dead]), "freed already")
-        shop.refuses(InvalidArgument, lambda: call([*seqs, *seqs]), "twice")
-        shop.refuses(SequenceNotReady, lambda: call([*seqs, shop.reserved]), name)
-        for hostile in (None, "1", 1.5, [1.5], [True], True, {1: 2}, [2**70], [[1]], [None], -1, [0]):
-            with pytest.raises((InvalidArgument, UnknownSequence)):
-                call(hostile)
+    refuse_bad_seqs(shop, cache.swap_in, out)
+    refuse_bad_seqs(shop, cache.swap_out, running)
     shop.refuses(SequenceNotReady, lambda: cache.swap_out([running, out]), "swapped out already")
     shop.refuses(SequenceNotReady, lambda: cache.swap_in([out, running]), "not swapped out")
     shop.refuses(SequenceNotReady, lambda: cache.swap_out([running, shop.reserved]), "reserved tokens")
+
+
+def refuse_bad_seqs(shop: Shop, call: Callable[[object], object], seq: int) -> None:
+    """`call` takes `seq`, but not with one that is dead, in flight or the same, and nothing that is no handle."""
+    shop.refuses(UnknownSequence, lambda: call([seq, shop.dead]), "freed already")
+    shop.refuses(InvalidArgument, lambda: call([seq, seq]), "twice")
+    shop.refuses(SequenceNotReady, lambda: call([seq, shop.reserved]), "swap")
+    before = snapshot(shop.cache.cache)
+    for hostile in (None, "1", 1.5, [1.5], [True], True, {1: 2}, [2**70], [[1]], [None], -1, [0]):
+        with pytest.raises((InvalidArgument, UnknownSequence)):
+            call(hostile)
+        assert snapshot(shop.cache.cache) == before, hostile
 
 
 def test_a_swapped_sequence_in_a_batch_refuses_the_whole_batch() -> None:

@@ -83,16 +83,19 @@ class World:
             sizes = [size * choose.choice((1, 1, 2, 3)) for _ in range(choose.randint(1, 3))]
             windows = [choose.choice((0, 0, choose.randint(1, 4 * size), choose.randint(1, 9))) for _ in sizes]
             groups = tuple(package.LayerGroup(s, w) for s, w in zip(sizes, windows, strict=True))
+        # Every fifth world is tight, over a wide CPU pool, so that what is evicted is asked for again.
+        is_tight = kind == 4
+        num_cpu_blocks = choose.choice((0, choose.randint(2, 8), choose.randint(2, 50))) if kind != 0 else 0
         return package.CacheConfig(
-            choose.choice((choose.randint(3, 12), choose.randint(4, 60))),
+            choose.randint(5, 14) if is_tight else choose.choice((choose.randint(3, 12), choose.randint(4, 60))),
             size,
             max_num_seqs=choose.choice((choose.randint(1, 8), choose.randint(1, 8), 30)),
-            max_model_len=choose.randint(2, 30) * size,
-            enable_prefix_caching=choose.random() < 0.9,
+            max_model_len=(choose.randint(2, 6) if is_tight else choose.randint(2, 30)) * size,
+            enable_prefix_caching=is_tight or choose.random() < 0.9,
             watermark=choose.choice((0.0, 0.0, 0.1)),
             groups=groups,
-            num_cpu_blocks=choose.choice((0, choose.randint(2, 8), choose.randint(2, 50))) if kind != 0 else 0,
-            keep_evicted=choose.random() < 0.7,
+            num_cpu_blocks=choose.randint(10, 60) if is_tight else num_cpu_blocks,
+            keep_evicted=is_tight or choose.random() < 0.7,
             **self.more_config(groups, size),
         )
 
@@ -135,17 +138,18 @@ class World:
             self.act(self.random.choices([a for a, _ in actors], [w for _, w in actors])[0])
 
     def actors(self) -> list[tuple[Any, float]]:
+        swaps = 1.0 if self.config.num_cpu_blocks else 0.05
         return [
-            (self.allocate, 8),
+            (self.allocate, 10),
             (self.allocate_batch, 2),
             (self.step, 20),
             (self.fork, 3),
             (self.regroup, 2),
             (self.truncate, 2),
             (self.append, 2),
-            (self.swap_out, 3),
-            (self.swap_in, 4),
-            (self.free, 5),
+            (self.swap_out, 3 * swaps),
+            (self.swap_in, 4 * swaps),
+            (self.free, 7),
             (self.reset, 0.3),
             (self.resize, 1),
             (self.retain, 2),
@@ -290,7 +294,7 @@ class World:
 
     def batch(self) -> list[Seq]:
         ready = [seq for seq in self.seqs if not seq.is_swapped or self.random.random() < 0.02]
-        return self.random.sample(ready, self.random.randint(0, len(ready)))
+        return self.random.sample(ready, self.random.choice((len(ready), self.random.randint(0, len(ready)))))
 
     def step(self) -> list[int]:
         """Reserve for some sequences, carry out the plan, compute or fail, commit."""

@@ -35,6 +35,8 @@ class CacheStats:
 
     num_prompt_tokens: tokens of all allocated prompts.
     num_hit_tokens: those of them taken from the cache.
+    num_resumed_tokens, num_resumed_hit_tokens: the same for requests that ran before (`allocate(resumed=True)`), which
+        would make the hit rate look better than it is.
     num_evicted_blocks: cached blocks that an allocation took.
     num_copied_blocks: blocks copied on write.
     peak_used_blocks: most blocks held at once.
@@ -53,6 +55,8 @@ class CacheStats:
     num_cached_blocks: int
     num_running_seqs: int
     num_wasted_slots: int
+    num_resumed_tokens: int = 0
+    num_resumed_hit_tokens: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -123,10 +127,12 @@ class MissCauses:
 
     num_hit: taken from the cache. num_tail: behind the last block that can hit, the last token included: a prompt
     shorter than a block is all tail. num_never_seen: in blocks that were never cached under these keys, or so long ago
-    that it is forgotten. num_evicted: in blocks that were cached and evicted. num_other_keys: cached under
-    another salt, adapter or generation. num_recomputed: of a request that was preempted (`resumed=True`), whatever the
-    cause; its hits are not counted as hits in the totals.
-    evicted_ago: evictions since the youngest of the evicted blocks went; -1 where none was, and in totals.
+    that it is forgotten. num_evicted: in blocks that were cached and evicted. num_other_keys: of a prompt whose first
+    block is not cached under its own keys, but was under another salt, adapter or generation.
+    num_recomputed: of a request that was preempted (`resumed=True`), whatever the cause; its hits are not counted as
+    hits in the totals, and so not at all.
+    evicted_ago: evictions since the youngest of the evicted blocks went, 0 for the latest of all; -1 where none was
+    evicted, where that is forgotten, and in totals.
     """
 
     num_hit: int
@@ -153,7 +159,8 @@ class Holding:
     """What one holder has not given back: a line of the leak report.
 
     kind: "sequence", "swapped sequence" or "lease". handle: the sequence's handle, or the lease's serial.
-    holder: the name it was given. block_ids, cpu_block_ids: the blocks, in order, each layer group after another.
+    holder: the name it was given. block_ids, cpu_block_ids: the blocks, in order, each layer group after another; last,
+    those that its first step will copy the beginning of.
     """
 
     kind: str

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from .arguments import require_int, require_str
 from .errors import InvalidArgument
@@ -167,6 +168,23 @@ def spans_by_block(spans: Iterable[Span], block_size: int, num_blocks: int) -> d
             seen = (span.kind, span.content, span.start - block * block_size, span.length)
             found.setdefault(block, []).append(seen)
     return {block: tuple(items) for block, items in found.items()}
+
+
+def cut_spans(spans: dict[int, tuple[Any, ...]], num_tokens: int, block_size: int) -> dict[int, tuple[Any, ...]]:
+    """What a cut to `num_tokens` leaves of spans by block, in a new dict; what follows the cut is text. O(blocks).
+
+    A span that reached over the cut becomes another item than any prompt can name: its beginning was computed as
+    the beginning of the whole, and what stands behind it from now on is not its rest.
+
+    >>> cut_spans({0: (("image", "cat", 2, 4),), 1: (("image", "cat", -2, 4),)}, 3, 4)
+    {0: (('image', 'cat', 2, 4, 'cut at', 3),)}
+    """
+    last, inside = divmod(num_tokens, block_size)
+    kept = {block: items for block, items in spans.items() if block < last}
+    begun = [item for item in spans.get(last, ()) if item[2] < inside]
+    if begun:
+        kept[last] = tuple((*item[:4], "cut at", inside) if item[2] + item[3] > inside else item for item in begun)
+    return kept
 
 
 def require_spans_within(spans: Iterable[Span], num_tokens: int) -> None:

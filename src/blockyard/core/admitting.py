@@ -15,7 +15,7 @@ from .mapping import Mapping
 from .misses import MissLog
 from .prompt import Prompt
 from .reserving import NO_TOKEN
-from .sequences import ALERT, SequenceTable
+from .sequences import SequenceTable
 
 NEVER: Final = Admission.NEVER
 LATER: Final = Admission.LATER
@@ -62,10 +62,11 @@ class Admitting:
         for prompt in prompts:
             if prompt.num_tokens > self.max_model_len:
                 return NEVER
-        if rows > self.sequences.max_num_seqs or self._num_least(prompts, num_seqs) > self._num_most():
+        least = self._num_least(prompts, num_seqs)
+        if rows > self.sequences.max_num_seqs or least > self._num_most():
             return NEVER
         if rows > self.sequences.num_open_rows() or self._num_missing(prompts, num_seqs) > 0:
-            return LATER
+            return LATER if least <= self._num_lasting() else NEVER
         return OK
 
     def require(self, prompts: list[Prompt], num_seqs: i64) -> None:
@@ -75,15 +76,13 @@ class Admitting:
             if prompt.num_tokens > self.max_model_len:
                 raise NeverFits(f"token_ids has {prompt.num_tokens} tokens; max_model_len is {self.max_model_len}")
         least = self._num_least(prompts, num_seqs)
-        if least > self._num_most():
-            raise NeverFits(
-                f"token_ids needs {least} blocks; the pool has "
-                f"{self.pool.num_usable_blocks}, of which the watermark keeps {self.watermark} free"
-            )
+        self._require_most(least, self._num_most())
         if rows > self.sequences.max_num_seqs:
             raise NeverFits(f"{rows} sequences are asked for; max_num_seqs is {self.sequences.max_num_seqs}")
-        self.sequences.require_rows(rows)
         missing = self._num_missing(prompts, num_seqs)
+        if missing > 0 or rows > self.sequences.num_open_rows():
+            self._require_most(least, self._num_lasting())
+        self.sequences.require_rows(rows)
         if missing > 0:
             free = self.pool.num_free_blocks
             needed = int(missing + free - self.watermark)
@@ -109,6 +108,17 @@ class Admitting:
 
     def _num_most(self) -> i64:
         return self.pool.num_usable_blocks - self.watermark
+
+    def _num_lasting(self) -> i64:
+        """What waiting can bring: blocks beyond the end of a shrinking pool will not be given out again."""
+        return i64(self.pool.num_blocks) - 1 - self.watermark
+
+    def _require_most(self, least: i64, most: i64) -> None:
+        if least > most:
+            raise NeverFits(
+                f"token_ids needs {least} blocks; the pool has "
+                f"{most + self.watermark}, of which the watermark keeps {self.watermark} free"
+            )
 
     def _num_blocks(self, num_tokens: i64) -> i64:
         return (num_tokens + self.block_size - 1) // self.block_size
@@ -221,16 +231,14 @@ class Admitting:
             raise
         self.sequences.promise(row, num_seqs - 1)
         self._publish(row, prompt, found)
-        self.sequences.causes[row] = causes
-        if causes and self.misses is not None:
-            self.misses.note_first(prompt.words, prompt.num_tokens, self.pages.index.root(prompt.keys), self.block_size)
+        self._keep_causes(row, prompt, causes)
         return row
 
     def record(self, row: i64, prompt: Prompt, resumed: bool) -> None:
         """Count a prompt that was admitted, once nothing can fail any more."""
         self._count(prompt, self.sequences.num_computed[row], resumed)
         if self.sequences.causes[row] and self.misses is not None:
-            self.misses.count(self.sequences.causes[row])
+            self.misses.count(self.sequences.causes[row], resumed)
 
     def secure_batch(self, prompts: list[Prompt]) -> None:
         """Let an eviction policy name the victims of a whole batch before the first change, because it might fail.
@@ -370,7 +378,7 @@ class Admitting:
             self.pool.share_one(block)
         self.sequences.copy_from[row] = sources
         self.sequences.num_computed[row] += self._beginning
-        self.sequences.alert[row] = ALERT
+        self.sequences.raise_alert(row)
 
     # Causes of misses.
 
@@ -379,4 +387,13 @@ class Admitting:
             return []
         root = self.pages.index.root(prompt.keys)
         found = hit // self.block_size if self.mapping is None else self._num_found
-        return self.misses.explain(prompt.words, prompt.num_tokens, found, hit, root, self.block_size, resumed)
+        alignment = self.block_size if self.mapping is None else self.mapping.alignment
+        hittable = (prompt.num_tokens - 1) // alignment * (alignment // self.block_size)
+        return self.misses.explain(prompt, hittable, found, hit, root, resumed)
+
+    def _keep_causes(self, row: i64, prompt: Prompt, causes: list[int]) -> None:
+        """The prompt is taken in, and its first block is known from here on."""
+        self.sequences.causes[row] = causes
+        if self.misses is not None and causes:
+            root = self.pages.index.root(prompt.keys)
+            self.misses.note_first(prompt.words, prompt.num_tokens, root, self.block_size)

@@ -1,5 +1,7 @@
 """Who holds each block, and what happens when nobody does: the pool for holders that keep their own books."""
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 from librt.vecs import vec
@@ -10,7 +12,7 @@ from ..arguments import require_bool, require_int
 from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_HASH_SEED
 from ..errors import InvariantError, PolicyError
 from ..ids import NO_CONTENT, NULL_BLOCK
-from .arrays import grown_i32, view_i32, view_i64, zeros_i32
+from .arrays import grown_i32, view_i32, view_i64, zeros_i32, zeros_i64
 from .choosing import Chooser
 from .free_queue import FreeKVCacheBlockQueue
 from .hashing import root_hash
@@ -19,6 +21,9 @@ from .policies.base import EvictionPolicy
 from .prefix_index import PrefixIndex
 from .prompt import Prompt
 from .tokens import unpack_tokens
+
+#: Blocks given back in one run.
+RELEASED_TOGETHER: Final[i64] = 512
 
 
 class BlockLedger:
@@ -48,6 +53,7 @@ class BlockLedger:
         self.queue = FreeKVCacheBlockQueue(self.num_blocks)
         self.ref_cnt = zeros_i32(self.num_blocks)
         self._one = zeros_i32(1)
+        self._idle_run = zeros_i64(int(RELEASED_TOGETHER))
         #: Ids from 1 to num_blocks - 1 are given out; after a pool has shrunk, `capacity` is what there was room for.
         self.capacity: i64 = self.num_blocks
         #: Blocks beyond num_blocks that are still held; each goes when it is given back.
@@ -210,6 +216,8 @@ class BlockLedger:
         """Take the content of a cached block out of the index."""
         if self.observer is not None:
             self.observer.evicting(block)
+        if self.chooser is not None:
+            self.chooser.forget(block)
         self.index.remove(block)
         self.num_evicted_blocks += 1
 
@@ -240,28 +248,39 @@ class BlockLedger:
             self.observer.shared(blocks, start, count)
 
     def release(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Let go of `blocks[start:start + count]`, last first."""
+        """Let go of `blocks[start:start + count]`, last first. O(count)."""
+        last = start + count
+        while last > start:
+            first = max(start, last - RELEASED_TOGETHER)
+            self._release_run(blocks, start, first, last)
+            last = first
+        if self.observer is not None:
+            self.observer.released(blocks, start, count)
+
+    def _release_run(self, blocks: vec[i32], start: i64, first: i64, last: i64) -> None:
+        """Count down first, then link what became idle: short loops, whose memory accesses overlap."""
         ref_cnt = self.ref_cnt
         identity = self.index.identity
-        queue = self.queue
+        idle = self._idle_run
         limit = i64(self.num_blocks)
-        index = start + count - 1
-        while index >= start:
-            block = i64(blocks[index])
+        num_idle: i64 = 0
+        position = last - 1
+        while position >= first:
+            block = i64(blocks[position])
             references = ref_cnt[block] - 1
             ref_cnt[block] = references
             if references == 0:
                 if block >= limit:
                     self._retire(block)
-                elif identity[2 * block] != NO_CONTENT:
-                    queue.append(block)
-                    if self.chooser is not None:
-                        self.chooser.insert(block, self.index.chain_hash[block], index - start)
+                elif identity[2 * block] == NO_CONTENT:
+                    self.queue.append_left(block)
                 else:
-                    queue.append_left(block)
-            index -= 1
-        if self.observer is not None:
-            self.observer.released(blocks, start, count)
+                    idle[num_idle] = block
+                    num_idle += 1
+                    if self.chooser is not None:
+                        self.chooser.insert(block, self.index.chain_hash[block], position - start)
+            position -= 1
+        self.queue.append_run(idle, num_idle)
 
     def acquire_one(self) -> i64:
         """Take one block, which must be free, from the head of the queue."""
@@ -287,7 +306,7 @@ class BlockLedger:
             stored[start + target * num_words + word] = stored[start + source * num_words + word]
 
     def _note_peak(self) -> None:
-        used = i64(self.num_blocks) - 1 - self.queue.num_free
+        used = i64(self.num_blocks) - 1 + self.num_retiring - self.queue.num_free
         if used > self.peak_used_blocks:
             self.peak_used_blocks = used
 

@@ -82,6 +82,7 @@ class BlockPool(BlockLedger):
                 count,
                 self.num_free_blocks,
             )
+        self._act("get_new_blocks", name)
         self.secure(count)
         blocks = zeros_i32(count)
         self.acquire(blocks, 0, count)
@@ -99,6 +100,7 @@ class BlockPool(BlockLedger):
         """Hold the blocks of a live lease once more, for another holder. O(blocks). Raises as `free_blocks` does."""
         name = require_str("holder", holder)
         blocks = self._require_live(lease).blocks[:]
+        self._act("touch", name)
         self.share(blocks, 0, len(blocks))
         return self._lease(blocks, name)
 
@@ -110,6 +112,7 @@ class BlockPool(BlockLedger):
         """
         held = self._require_live(lease)
         del self._leases[held.serial]
+        self._act("free_blocks", held.holder)
         self.release(held.blocks, 0, len(held.blocks))
 
     def cache_full_blocks(
@@ -141,6 +144,7 @@ class BlockPool(BlockLedger):
         name = require_str("holder", holder)
         found = self._find_computed(token_ids, extra_keys)
         blocks = self.index.found[:found]
+        self._act("get_cached_blocks", name)
         self.note_hits(blocks, 0, found)
         self.share(blocks, 0, found)
         return self._lease(blocks, name)
@@ -152,6 +156,7 @@ class BlockPool(BlockLedger):
         if found == 0 or found < len(token_array(token_ids)) // self.block_size:
             return None
         blocks = self.index.found[found - 1 : found]
+        self._act("get_cached_block", name)
         self.note_hits(blocks, 0, 1)
         self.share(blocks, 0, 1)
         return self._lease(blocks, name)
@@ -186,6 +191,11 @@ class BlockPool(BlockLedger):
         if found == 0 or found < len(token_array(token_ids)) // self.block_size:
             return []
         return self.index.equal_blocks(i64(self.index.found[found - 1]))
+
+    def _act(self, action: str, holder: str) -> None:
+        """Say to whoever listens which call this is, and for whom."""
+        if self.observer is not None:
+            self.observer.acting(f"{action} {holder}" if holder else action)
 
     # Checks of arguments.
 

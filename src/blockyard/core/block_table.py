@@ -47,25 +47,23 @@ class BlockTable:
 
     def map_slots(self, rows: vec[i64], starts: vec[i64], counts: vec[i64], slots: vec[i64]) -> i64:
         """Write block_id * block_size + offset of tokens `starts` to `starts + counts` of each row into `slots`."""
-        blocks = self.blocks
-        num_blocks = self.num_blocks
-        width = self.width
-        block_size = self.block_size
         filled: i64 = 0
         for index in range(i64(len(rows))):
-            position = starts[index]
-            end = position + counts[index]
-            while position < end:
-                # A decoded token goes to the last block: no division needed to find it.
-                logical = num_blocks[rows[index]] - 1
-                if position < logical * block_size:
-                    logical = position // block_size
-                offset = position - logical * block_size
-                slot = i64(blocks[rows[index] * width + logical]) * block_size + offset
-                stop = min(end, (logical + 1) * block_size)
-                while position < stop:
-                    slots[filled] = slot
-                    filled += 1
-                    slot += 1
-                    position += 1
+            self.map_run(rows[index], starts[index], starts[index] + counts[index], slots, filled)
+            filled += counts[index]
         return filled
+
+    def map_run(self, row: i64, position: i64, end: i64, slots: vec[i64], filled: i64) -> None:
+        """Write the slots of tokens `position` to `end` of one row into `slots[filled:]`. O(tokens)."""
+        blocks = self.blocks
+        first = row * self.width
+        block_size = self.block_size
+        while position < end:
+            logical = position // block_size
+            stop = min(end, (logical + 1) * block_size)
+            slot = (i64(blocks[first + logical]) - logical) * block_size + position
+            while position < stop:
+                slots[filled] = slot
+                filled += 1
+                slot += 1
+                position += 1

@@ -5,12 +5,12 @@ from mypy_extensions import i64
 
 from ..arguments import require_int
 from ..errors import InvalidArgument, SequenceNotReady
+from ..keys import cut_spans
 from .block_pool import BlockPool
 from .joining import Joining
 from .mapping import Mapping
-from .prompt import cut_spans
 from .reserving import NO_TOKEN
-from .sequences import ALERT, SequenceTable
+from .sequences import SequenceTable
 from .tokens import int64_items
 
 
@@ -91,8 +91,8 @@ class Branching:
         sequences.generation[child] = sequences.generation[row]
         sequences.spans[child] = sequences.spans[row]
         sequences.is_swapped[child] = sequences.is_swapped[row]
-        sequences.alert[child] = ALERT
-        sequences.alert[row] = ALERT
+        sequences.raise_alert(child)
+        sequences.raise_alert(row)
         if self.mapping is not None:
             self.mapping.fork(row, child)
         return int(sequences.handle[child])
@@ -167,11 +167,11 @@ class Branching:
         if length < sequences.num_tokens[row]:
             sequences.pending_token[row] = NO_TOKEN
             if sequences.spans[row]:
-                sequences.spans[row] = cut_spans(sequences.spans[row], length, self.block_size)
+                sequences.spans[row] = cut_spans(sequences.spans[row], int(length), int(self.block_size))
         sequences.num_tokens[row] = length
         sequences.num_computed[row] = min(sequences.num_computed[row], length)
         sequences.num_published[row] = min(sequences.num_published[row], length // self.block_size)
-        sequences.alert[row] = ALERT
+        sequences.raise_alert(row)
 
     def _require_window(self, row: i64, num_computed: i64) -> None:
         """The tokens that a cut leaves must still have their windows."""

@@ -52,6 +52,11 @@ class Chooser:
         except Exception as error:
             self.fail("remove", error)
 
+    def forget(self, block: i64) -> None:
+        """What `block` cached is gone, chosen or not (a pool that shrinks asks nobody): nor is it retained."""
+        if isinstance(self.policy, Retention):
+            self.policy.forget(int(block))
+
     def clear(self) -> None:
         """No block is idle any more."""
         self._idle = zeros_i64(len(self._idle))

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+import numpy as np
 from librt.vecs import vec
 from mypy_extensions import i64
 
@@ -12,8 +13,8 @@ from .block_pool import BlockPool
 from .joining import Joining
 from .mapping import Mapping
 from .reserving import NO_TOKEN
-from .sequences import ALERT, QUIET, SequenceTable
-from .tokens import MAX_TOKEN, int64_vector, store_token, token_table
+from .sequences import QUIET, SequenceTable
+from .tokens import HIGH_HALF, LOW_HALF, MAX_TOKEN, int64_vector, store_token, token_table
 
 LAST_TOKEN: Final[i64] = MAX_TOKEN
 
@@ -38,34 +39,95 @@ class Committing:
         self.max_model_len: i64 = max_model_len
         #: num_computed as it will be, for the rows of the batch.
         self._reached = zeros_i64(int(sequences.max_num_seqs))
+        #: Positions in the batch of sequences that have filled a block; the blocks, and those before them.
+        self._filled = zeros_i64(int(sequences.max_num_seqs))
+        self._filled_blocks = zeros_i64(int(sequences.max_num_seqs))
+        self._filled_parents = zeros_i64(int(sequences.max_num_seqs))
 
     def commit(self, seqs: object, num_computed: object, next_tokens: object) -> None:
         """See `KVCacheManager.commit`."""
         rows = self.sequences.rows_of(seqs)
         counts = int64_vector("num_computed", num_computed, len(rows))
         table = token_table("next_tokens", next_tokens, len(rows))
-        appended = self._check(rows, counts, table.items, table.columns)
-        self.sequences.version += 1
-        self._append(rows, table.items, table.columns, appended)
+        if table.columns > 1:
+            appended = self._count_new(table.items, table.columns, len(rows))
+            self._check_many(rows, counts, appended)
+            self.sequences.version += 1
+            self._append_many(rows, table.items, table.columns, appended)
+        else:
+            tokens = table.items if table.columns == 1 else self._no_tokens(len(rows))
+            self._check(rows, counts, tokens)
+            self.sequences.version += 1
+            self._append(rows, tokens)
         self._advance(rows, counts)
 
-    def _check(self, rows: vec[i64], counts: vec[i64], tokens: vec[i64], columns: i64) -> vec[i64]:
-        """Refuse what cannot be, before anything changes; returns how many tokens each sequence gets."""
+    def _no_tokens(self, num_seqs: int) -> vec[i64]:
+        return vec[i64](np.full(num_seqs, NO_TOKEN, dtype=np.int64))
+
+    def _check(self, rows: vec[i64], counts: vec[i64], tokens: vec[i64]) -> None:
+        """Refuse what cannot be, before anything changes: a decode step, with a token or none for each sequence."""
         sequences = self.sequences
+        num_tokens = sequences.num_tokens
         num_computed = sequences.num_computed
         num_reserved = sequences.num_reserved
-        reached = self._reached
+        ready = sequences.ready
+        limit = self.max_model_len
+        num_alerts: i64 = 0
         for index in range(i64(len(rows))):
             row = rows[index]
-            if counts[index] < 0 or counts[index] > num_reserved[row]:
-                raise InvalidArgument(
-                    f"num_computed[{index}] is {counts[index]} for {sequences.name(row)}; "
-                    f"it must be from 0 to the {num_reserved[row]} tokens reserved"
-                )
-            reached[row] = num_computed[row] + counts[index]
-        appended = self._count_new(tokens, columns, len(rows))
-        self._check_lengths(rows, counts, appended)
-        return appended
+            count = counts[index]
+            token = tokens[index]
+            known = num_tokens[row]
+            if count < 0 or count > num_reserved[row]:
+                self._refuse_count(index, row, count)
+            if token >= 0:
+                known += 1
+                if token > LAST_TOKEN:
+                    self._refuse_token(index, token)
+            elif token != NO_TOKEN:
+                self._refuse_token(index, token)
+            if num_computed[row] + count > known or known > limit:
+                self._refuse_length(index, row, num_computed[row] + count, known)
+            if known > ready[row]:
+                num_alerts += 1
+        if num_alerts > 0:
+            self._check_alerts(rows, counts, tokens)
+
+    def _check_alerts(self, rows: vec[i64], counts: vec[i64], tokens: vec[i64]) -> None:
+        """A second look where some sequence waits for others, or has no room, or a last block that others may hold."""
+        sequences = self.sequences
+        self._note_reached(rows, counts)
+        for index in range(i64(len(rows))):
+            if sequences.alert[rows[index]] != QUIET:
+                self._check_prefix(rows[index], counts[index], index)
+            if tokens[index] != NO_TOKEN:
+                self._check_room(index, rows[index], 1)
+
+    def _note_reached(self, rows: vec[i64], counts: vec[i64]) -> None:
+        for index in range(i64(len(rows))):
+            self._reached[rows[index]] = self.sequences.num_computed[rows[index]] + counts[index]
+
+    def _refuse_count(self, index: i64, row: i64, count: i64) -> None:
+        raise InvalidArgument(
+            f"num_computed[{index}] is {count} for {self.sequences.name(row)}; "
+            f"it must be from 0 to the {self.sequences.num_reserved[row]} tokens reserved"
+        )
+
+    def _check_many(self, rows: vec[i64], counts: vec[i64], appended: vec[i64]) -> None:
+        """The same, with any number of tokens for each sequence."""
+        sequences = self.sequences
+        self._note_reached(rows, counts)
+        for index in range(i64(len(rows))):
+            row = rows[index]
+            if counts[index] < 0 or counts[index] > sequences.num_reserved[row]:
+                self._refuse_count(index, row, counts[index])
+            known = sequences.num_tokens[row] + appended[index]
+            if self._reached[row] > known or known > self.max_model_len:
+                self._refuse_length(index, row, self._reached[row], known)
+            if sequences.alert[row] != QUIET:
+                self._check_prefix(row, counts[index], index)
+            if appended[index] > 0:
+                self._check_room(index, row, appended[index])
 
     def _count_new(self, tokens: vec[i64], columns: i64, num_seqs: i64) -> vec[i64]:
         """How many tokens each row of `next_tokens` has before its first -1."""
@@ -87,25 +149,6 @@ class Committing:
         if 0 <= token <= LAST_TOKEN:
             raise InvalidArgument(f"next_tokens[{index}] has {token} after -1; -1 may stand only at the end")
         raise InvalidArgument(f"next_tokens[{index}] holds {token}; a token is from 0 to {LAST_TOKEN}, -1 is none")
-
-    def _check_lengths(self, rows: vec[i64], counts: vec[i64], appended: vec[i64]) -> None:
-        """Computed tokens must be known, known ones must have a place, joined ones must be computed."""
-        sequences = self.sequences
-        num_tokens = sequences.num_tokens
-        num_blocks = sequences.num_blocks
-        alert = sequences.alert
-        reached = self._reached
-        block_size = self.block_size
-        limit = self.max_model_len
-        for index in range(i64(len(rows))):
-            row = rows[index]
-            known = num_tokens[row] + appended[index]
-            if reached[row] > known or known > limit:
-                self._refuse_length(index, row, reached[row], known)
-            if alert[row] != QUIET:
-                self._check_prefix(row, counts[index], index)
-            if appended[index] > 0 and (alert[row] != QUIET or known > num_blocks[row] * block_size + 1):
-                self._check_room(index, row, appended[index])
 
     def _refuse_length(self, index: i64, row: i64, end: i64, known: i64) -> None:
         name = self.sequences.name(row)
@@ -150,12 +193,12 @@ class Committing:
         block = self.sequences.block_at(row, position)
         return self.pool.ref_cnt[block] == 1 and self.index.identity[2 * block] == NO_CONTENT
 
-    def _append(self, rows: vec[i64], tokens: vec[i64], columns: i64, appended: vec[i64]) -> None:
-        """Store new tokens in the blocks of their sequences; one without a writable place waits in its row."""
+    def _append(self, rows: vec[i64], tokens: vec[i64]) -> None:
+        """Store a new token for each sequence that got one; one without a writable place waits in its row."""
         sequences = self.sequences
         num_tokens = sequences.num_tokens
         num_blocks = sequences.num_blocks
-        alert = sequences.alert
+        ready = sequences.ready
         blocks = sequences.blocks
         width = sequences.width
         words = self.index.words
@@ -163,22 +206,39 @@ class Committing:
         num_words = self.index.num_words
         block_size = self.block_size
         for index in range(i64(len(rows))):
+            token = tokens[index]
+            if token == NO_TOKEN:
+                continue
             row = rows[index]
-            first = index * columns
-            for position in range(first, first + appended[index]):
-                length = num_tokens[row]
-                num_tokens[row] = length + 1
-                logical = num_blocks[row] - 1
-                if length < logical * block_size:
-                    logical = length // block_size
-                offset = length - logical * block_size
-                if offset < block_size and (alert[row] == QUIET or self._is_writable(row, logical)):
-                    store_token(
-                        words, first_word + i64(blocks[row * width + logical]) * num_words, offset, tokens[position]
-                    )
-                else:
-                    sequences.pending_token[row] = tokens[position]
-                    alert[row] = ALERT
+            length = num_tokens[row]
+            offset = length - ready[row] + block_size
+            if offset < 0 or offset >= block_size:
+                self._append_one(row, token)
+                continue
+            num_tokens[row] = length + 1
+            block = i64(blocks[row * width + num_blocks[row] - 1])
+            position = first_word + block * num_words + (offset >> 1)
+            if offset & 1 == 0:
+                words[position] = token
+            else:
+                words[position] = (words[position] & LOW_HALF) + token * HIGH_HALF
+
+    def _append_many(self, rows: vec[i64], tokens: vec[i64], columns: i64, appended: vec[i64]) -> None:
+        for index in range(i64(len(rows))):
+            for position in range(index * columns, index * columns + appended[index]):
+                self._append_one(rows[index], tokens[position])
+
+    def _append_one(self, row: i64, token: i64) -> None:
+        sequences = self.sequences
+        length = sequences.num_tokens[row]
+        sequences.num_tokens[row] = length + 1
+        logical = length // self.block_size
+        if logical < sequences.num_blocks[row] and (sequences.alert[row] == QUIET or self._is_writable(row, logical)):
+            first = self.index.first_word + sequences.block_at(row, logical) * self.index.num_words
+            store_token(self.index.words, first, length - logical * self.block_size, token)
+        else:
+            sequences.pending_token[row] = token
+            sequences.raise_alert(row)
 
     def _advance(self, rows: vec[i64], counts: vec[i64]) -> None:
         """Count tokens as computed, and share the blocks that this makes full."""
@@ -186,17 +246,67 @@ class Committing:
         num_reserved = self.sequences.num_reserved
         num_published = self.sequences.num_published
         block_size = self.block_size
+        filled = self._filled
+        num_filled: i64 = 0
         for index in range(i64(len(rows))):
             row = rows[index]
             num_reserved[row] = 0
-            before = num_computed[row]
-            after = before + counts[index]
+            after = num_computed[row] + counts[index]
             num_computed[row] = after
             promised = num_published[row] * block_size
-            if before < promised or after >= promised + block_size:
-                self._publish(row, before // block_size, after // block_size)
-            if self.mapping is not None:
+            if after - counts[index] < promised or after >= promised + block_size:
+                filled[num_filled] = index
+                num_filled += 1
+        if num_filled > 0:
+            self._share(rows, counts, num_filled)
+        if self.mapping is not None:
+            for row in rows:
                 self.mapping.slide(row)
+
+    def _share(self, rows: vec[i64], counts: vec[i64], num_filled: i64) -> None:
+        """Publish what was filled: at once where each sequence filled one block, else one after another."""
+        if self._is_simple(rows, counts, num_filled):
+            self._publish_at_once(rows, num_filled)
+            return
+        block_size = self.block_size
+        for position in range(num_filled):
+            row = rows[self._filled[position]]
+            after = self.sequences.num_computed[row]
+            before = after - counts[self._filled[position]]
+            self._publish(row, before // block_size, after // block_size)
+
+    def _is_simple(self, rows: vec[i64], counts: vec[i64], num_filled: i64) -> bool:
+        """Whether each of them has one more full block than it has published, nothing more, and no span on the way."""
+        sequences = self.sequences
+        if not self.pool.enable_prefix_caching or self.mapping is not None:
+            return False
+        generation = self.index.num_generations
+        block_size = self.block_size
+        for position in range(num_filled):
+            row = rows[self._filled[position]]
+            published = sequences.num_published[row]
+            after = sequences.num_computed[row]
+            before = after - counts[self._filled[position]]
+            if after // block_size != published + 1 or before < published * block_size:
+                return False
+            if sequences.generation[row] != generation or sequences.spans[row]:
+                return False
+        return True
+
+    def _publish_at_once(self, rows: vec[i64], num_filled: i64) -> None:
+        """Index the block that each sequence filled, in short passes whose iterations do not wait for one another."""
+        sequences = self.sequences
+        blocks = self._filled_blocks
+        parents = self._filled_parents
+        for position in range(num_filled):
+            row = rows[self._filled[position]]
+            published = sequences.num_published[row]
+            first = row * sequences.width + published
+            blocks[position] = i64(sequences.blocks[first])
+            # A block that comes first stands after its root, which is told from a block by its sign.
+            parents[position] = i64(sequences.blocks[first - 1]) if published > 0 else -sequences.root[row]
+            sequences.num_published[row] = published + 1
+        self.index.insert_scattered(blocks, parents, num_filled)
 
     def _publish(self, row: i64, first: i64, last: i64) -> None:
         """Blocks `first` to `last` of a row are full and computed now: what waits in the index becomes real."""

@@ -34,6 +34,20 @@ class FreeKVCacheBlockQueue:
         """Make `block` the last to be allocated. O(1)."""
         self._link(block, i64(self.prev_free[NULL_BLOCK]), NULL_BLOCK)
 
+    def append_run(self, blocks: vec[i64], count: i64) -> None:
+        """Make `blocks[:count]` the last to be allocated, in this order. O(count)."""
+        next_free = self.next_free
+        prev_free = self.prev_free
+        before = i64(prev_free[NULL_BLOCK])
+        for index in range(count):
+            block = blocks[index]
+            next_free[before] = i32(block)
+            prev_free[block] = i32(before)
+            before = block
+        next_free[before] = i32(NULL_BLOCK)
+        prev_free[NULL_BLOCK] = i32(before)
+        self.num_free += count
+
     def append_left(self, block: i64) -> None:
         """Make `block` the next to be allocated. O(1)."""
         self._link(block, NULL_BLOCK, i64(self.next_free[NULL_BLOCK]))

@@ -32,10 +32,14 @@ class AllocationHistory(PoolObserver):
         self.size = size
         self.queue = queue
         self.clock = clock
-        #: What the manager is doing, and for whom.
+        #: Which call is running, and for whom.
         self.actor = ""
         self.num_events = 0
         self._entries: list[Entry] = []
+
+    def acting(self, actor: str) -> None:
+        """Whatever comes next, this call does it."""
+        self.actor = actor
 
     def acquired(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Note that blocks were taken."""

@@ -17,7 +17,7 @@ from mypy_extensions import i32, i64
 
 from ..ids import NO_ROW
 from .prefix_index import PrefixIndex
-from .sequences import ALERT, SequenceTable
+from .sequences import SequenceTable
 
 
 class Joining:
@@ -74,7 +74,8 @@ class Joining:
         sequences.waits_on[row] = owner
         sequences.waits_for[row] = num_tokens
         sequences.num_waiters[owner] += 1
-        sequences.alert[row] = ALERT
+        sequences.ready[owner] = 0
+        sequences.raise_alert(row)
 
     def settle(self, row: i64) -> None:
         """Stop waiting."""

@@ -6,6 +6,7 @@ from mypy_extensions import i64
 
 from ..answers import Admission, Resize
 from ..arguments import require_bool, require_int, require_number, require_str
+from ..config import MAX_BLOCKS
 from ..errors import InvalidArgument, PolicyError
 from .plan import StepPlan, SwapPlan
 from .prompt import Prompt, make_prompt
@@ -28,6 +29,7 @@ class KVCacheManager(CacheView):
 
     A call either does all of its work or raises and changes nothing (I6). Not safe for use by several threads at once.
 
+    >>> from blockyard import CacheConfig
     >>> cache = KVCacheManager(CacheConfig(num_blocks=100, block_size=4))
     >>> first = cache.allocate([1, 2, 3, 4, 5, 6])
     >>> plan = cache.reserve([first], 6)
@@ -144,6 +146,7 @@ class KVCacheManager(CacheView):
         Full computed blocks become shareable. The reservation ends.
         Raises `UnknownSequence`, `SequenceNotReady` or `InvalidArgument`.
         """
+        self._note("commit", "")
         self._committing.commit(seqs, num_computed, next_tokens)
 
     def can_append(self, seqs: object, num_new_tokens: object = 1) -> bool:
@@ -156,6 +159,7 @@ class KVCacheManager(CacheView):
 
     def append(self, seqs: object, next_tokens: object) -> None:
         """Append tokens to sequences without computing anything: `commit(seqs, 0, next_tokens)`. O(batch)."""
+        self._note("append", "")
         self._committing.commit(seqs, 0, next_tokens)
 
     # Forks and cuts.
@@ -240,11 +244,14 @@ class KVCacheManager(CacheView):
 
         Growing is done at once. Shrinking evicts what is idle beyond the new end; DEFERRED says that blocks there are
         still held (`pool.num_retiring_blocks`) and go when they are given back. The KV tensors are the caller's to
-        resize: after growing before the next step, after shrinking once nothing retires any more.
+        resize: after growing before the next step; after shrinking once nothing retires any more and the plan made
+        after that (`reserve`, of nothing if need be) is carried out, because it may still move blocks beyond the end.
+        Raises `InvalidArgument` for a size outside 2 to 2**27.
         """
+        size = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
         self._sequences.version += 1
         self._note("resize", "")
-        answer = self.pool.resize(num_blocks)
+        answer = self.pool.resize(size)
         if self._mapping is not None:
             self._mapping.resize(int(self.pool.capacity))
         self._admitting.watermark = i64(int(self.config.watermark * self.pool.num_blocks))

@@ -7,6 +7,9 @@ from mypy_extensions import i32, i64
 class PoolObserver:
     """Told by a pool of what it does, after it is done (`evicting`: before). It must not change the pool, nor raise."""
 
+    def acting(self, actor: str) -> None:
+        """What follows is done by the call that `actor` names, and for whom."""
+
     def acquired(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """`blocks[start:start + count]` were free and are held now."""
 
@@ -25,6 +28,11 @@ class Observers(PoolObserver):
 
     def __init__(self) -> None:
         self.members: list[PoolObserver] = []
+
+    def acting(self, actor: str) -> None:
+        """Tell all."""
+        for member in self.members:
+            member.acting(actor)
 
     def acquired(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Tell all."""

@@ -10,7 +10,7 @@ from ..errors import InvariantError
 from ..ids import NO_CONTENT
 from .arrays import grown_i32, grown_i64, view_i32, view_i64, words_to_cache_line, zeros_i32, zeros_i64
 from .children import Children
-from .hashing import hash_keys, hash_rows, root_hash
+from .hashing import WORDS_OF_16_TOKENS, hash_keys, hash_rows, root_hash
 from .tokens import words_per_block
 
 #: A slot of the table holds a block id in its low 27 bits and the top 35 bits of the chained hash above them, so
@@ -59,7 +59,7 @@ class PrefixIndex:
         self.num_indexed: i64 = 0
         #: How many of them are still to be computed by their owner.
         self.num_pending: i64 = 0
-        self._single = zeros_i32(1)
+        self._one_hash = zeros_i64(1)
         self._keys = hash_keys(hash_seed, words_per_block(block_size))
         self._last_content: i64 = NO_CONTENT
         self.num_generations: i64 = 0
@@ -173,6 +173,8 @@ class PrefixIndex:
         identity = self.identity
         num_words = self.num_words
         start = self.first_word
+        if num_words == WORDS_OF_16_TOKENS:
+            return self._verify_16(prompt, first, last, parent)
         position = first * num_words
         for index in range(first, last):
             block = i64(found[index])
@@ -184,6 +186,27 @@ class PrefixIndex:
                 return index
             parent = identity[2 * block]
             position += num_words
+        return last
+
+    def _verify_16(self, prompt: vec[i64], first: i64, last: i64, parent: i64) -> i64:
+        """The same for blocks of 16 tokens, written out."""
+        found = self.found
+        words = self.words
+        identity = self.identity
+        start = self.first_word
+        at = first * WORDS_OF_16_TOKENS
+        for index in range(first, last):
+            block = i64(found[index])
+            row = start + block * WORDS_OF_16_TOKENS
+            difference = identity[2 * block + 1] ^ parent
+            difference |= (words[row] ^ prompt[at]) | (words[row + 1] ^ prompt[at + 1])
+            difference |= (words[row + 2] ^ prompt[at + 2]) | (words[row + 3] ^ prompt[at + 3])
+            difference |= (words[row + 4] ^ prompt[at + 4]) | (words[row + 5] ^ prompt[at + 5])
+            difference |= (words[row + 6] ^ prompt[at + 6]) | (words[row + 7] ^ prompt[at + 7])
+            if difference != 0:
+                return index
+            parent = identity[2 * block]
+            at += WORDS_OF_16_TOKENS
         return last
 
     def _resolve(self, prompt: vec[i64], index: i64, parent: i64) -> bool:
@@ -247,12 +270,32 @@ class PrefixIndex:
         num_words = self.num_words
         stored = self.words
         start_word = self.first_word
+        if num_words == WORDS_OF_16_TOKENS:
+            self._store_rows_of_16(words, first, last, blocks, start)
+            return
         source = first * num_words
         for position in range(first, last):
             target = start_word + i64(blocks[start + position]) * num_words
             for word in range(num_words):
                 stored[target + word] = words[source + word]
             source += num_words
+
+    def _store_rows_of_16(self, words: vec[i64], first: i64, last: i64, blocks: vec[i32], start: i64) -> None:
+        """The same for blocks of 16 tokens, written out."""
+        stored = self.words
+        start_word = self.first_word
+        source = first * WORDS_OF_16_TOKENS
+        for position in range(first, last):
+            target = start_word + i64(blocks[start + position]) * WORDS_OF_16_TOKENS
+            stored[target] = words[source]
+            stored[target + 1] = words[source + 1]
+            stored[target + 2] = words[source + 2]
+            stored[target + 3] = words[source + 3]
+            stored[target + 4] = words[source + 4]
+            stored[target + 5] = words[source + 5]
+            stored[target + 6] = words[source + 6]
+            stored[target + 7] = words[source + 7]
+            source += WORDS_OF_16_TOKENS
 
     def _load_slots(self, first: i64, last: i64) -> i64:
         """Read the home slot of each hash; the returned sum only keeps the loop from being dropped."""
@@ -266,9 +309,51 @@ class PrefixIndex:
 
     def insert(self, block: i64, chain_hash: i64, parent: i64) -> None:
         """Index a computed `block`, whose tokens are in its row, under `parent`. O(1) expected."""
-        self.hashes[0] = chain_hash
-        self._single[0] = i32(block)
-        self._link_run(self._single, 0, 0, 1, parent, 0)
+        self._insert_hashed(block, chain_hash, parent)
+
+    def _insert_hashed(self, block: i64, chain_hash: i64, parent: i64) -> None:
+        tag = chain_hash >> ID_BITS
+        index = tag >> self._home_shift
+        slot = self._slots[index]
+        while slot != 0 and (slot >> ID_BITS != tag or not self._is_equal(block, slot & ID_MASK, parent)):
+            index = (index + 1) & self._slot_mask
+            slot = self._slots[index]
+        if slot == 0:
+            self._last_content += 1
+            self._slots[index] = tag * ID_SPAN + block
+            self.identity[2 * block] = self._last_content
+        else:
+            self.identity[2 * block] = self.identity[2 * (slot & ID_MASK)]
+            self._join_ring(slot & ID_MASK, block)
+        self.identity[2 * block + 1] = parent
+        self.chain_hash[block] = chain_hash
+        self.owner[block] = 0
+        self.num_indexed += 1
+        if self.children is not None:
+            self.children.add(block, parent, self.words[self.first_word + block * self.num_words])
+
+    def insert_scattered(self, blocks: vec[i64], parents: vec[i64], count: i64) -> None:
+        """Index `count` computed blocks of different chains, whose tokens are in their rows. O(words) each.
+
+        parents: the indexed block before each; minus its root for a first block. Short passes, as in a look-up.
+        """
+        self.make_room(count)
+        self._hash_scattered(blocks, parents, count)
+        self._load_slots(0, count)
+        for position in range(count):
+            before = parents[position]
+            parent = self.identity[2 * before] if before > 0 else -before
+            self._insert_hashed(blocks[position], self.hashes[position], parent)
+
+    def _hash_scattered(self, blocks: vec[i64], parents: vec[i64], count: i64) -> None:
+        hashes = self.hashes
+        chain_hash = self.chain_hash
+        for position in range(count):
+            before = parents[position]
+            chain = chain_hash[before] if before > 0 else root_hash(-before)
+            row = self.first_word + blocks[position] * self.num_words
+            hash_rows(self.words, row, self._keys, chain, self._one_hash, 0, 1)
+            hashes[position] = self._one_hash[0]
 
     def _link_run(self, blocks: vec[i32], start: i64, first: i64, last: i64, parent: i64, owner: i64) -> None:
         """Index a chain of blocks whose tokens are in their rows and whose hashes are in `hashes`."""

@@ -35,29 +35,6 @@ class Prompt:
         return self.span_blocks[index] if index < len(self.span_blocks) else NO_MORE
 
 
-def cut_spans(spans: dict[int, tuple[object, ...]], num_tokens: i64, block_size: i64) -> dict[int, tuple[object, ...]]:
-    """What a cut to `num_tokens` leaves of spans by block, in a new dict; what follows the cut is text. O(blocks).
-
-    A span that reached over the cut becomes another item than any prompt can name: its beginning was computed as
-    the beginning of the whole, and what stands behind it now is not its rest.
-    """
-    last = int(num_tokens // block_size)
-    inside = int(num_tokens % block_size)
-    kept = {block: spans[block] for block in spans if block < last}
-    items: list[object] = []
-    for item in spans.get(last, ()):
-        assert isinstance(item, tuple)
-        start: int = item[2]
-        length: int = item[3]
-        if start + length > inside:
-            item = (*item[:4], "cut at", inside)
-        if start < inside:
-            items.append(item)
-    if items:
-        kept[last] = tuple(items)
-    return kept
-
-
 def make_prompt(token_ids: object, extra_keys: object, block_size: int) -> Prompt:
     """Check and pack what a caller calls a prompt. Raises `InvalidArgument`. O(tokens + blocks under spans)."""
     packed = pack_tokens(token_ids, block_size)

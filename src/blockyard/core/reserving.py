@@ -46,7 +46,12 @@ class Reserving:
         self.block_size: i64 = pool.block_size
         self.max_model_len: i64 = max_model_len
         self.num_copied_blocks: i64 = 0
-        self._slots = zeros_i64(1024)
+        self._slot_room = zeros_i64(1024)
+        self._num_slots: i64 = 0
+        #: (position in the batch, first slot) of each sequence that takes a second look.
+        self._slow = zeros_i64(0)
+        self._num_slow: i64 = 0
+        self._served = zeros_i64(0)
         self._transfers = Transfers()
 
     def reserve(self, seqs: object, num_new_tokens: object) -> StepPlan:
@@ -55,19 +60,29 @@ class Reserving:
         rows = sequences.rows_of(seqs)
         counts = int64_vector("num_new_tokens", num_new_tokens, len(rows))
         starts = self._check(rows, counts)
-        if self.stored.chooser is not None:
+        if self._num_slow > 0 and self.stored.chooser is not None:
             self._secure(rows, starts, counts)
         sequences.version += 1
         transfers = Transfers()
-        self._transfers = transfers
-        statuses = zeros_i64(len(rows))
-        total = self._place(rows, starts, counts, statuses)
-        slots = self._map_slots(rows, starts, counts, total)
+        statuses = self._all_served(len(rows))
+        self._record(rows, counts)
+        total = self._num_slots
+        if self._num_slow > 0:
+            self._transfers = transfers
+            statuses = zeros_i64(len(rows))
+            total = self._serve_slow(rows, starts, counts, statuses)
         if self.mapping is not None:
             self.mapping.finish(transfers)
         for block in transfers.held_sources:
             self.stored.release_one(block)
-        return StepPlan(self.tables, Batch(sequences, rows, starts, counts, statuses), slots, transfers)
+        batch = Batch(sequences, rows, starts, counts, statuses)
+        return StepPlan(self.tables, batch, self._slot_room[:total], transfers)
+
+    def _all_served(self, num_seqs: int) -> vec[i64]:
+        """Statuses of a batch in which every sequence has its slots; nobody writes into them."""
+        if len(self._served) != num_seqs:
+            self._served = zeros_i64(num_seqs)
+        return self._served
 
     def can_reserve(self, seqs: object, num_new_tokens: object) -> bool:
         """See `KVCacheManager.can_append`."""
@@ -100,53 +115,105 @@ class Reserving:
         return missing + (1 if copies else 0)
 
     def _check(self, rows: vec[i64], counts: vec[i64]) -> vec[i64]:
-        """Refuse bad counts before anything changes; returns where each sequence starts."""
-        starts = rows[:]
-        num_computed = self.sequences.num_computed
-        limit = self.max_model_len
+        """Refuse bad counts before anything changes; returns where each sequence starts.
+
+        On the way the slots of all sequences that are `ready` are written to `_slot_room`, which nobody sees yet; the
+        others (`_slow`) are left out, with room for theirs.
+        """
         if self.mapping is not None:
             self._require_swapped_in(rows)
-        for index in range(i64(len(rows))):
-            start = num_computed[rows[index]]
-            if counts[index] < 0 or counts[index] > limit - start:
-                raise InvalidArgument(
-                    f"num_new_tokens[{index}] is {counts[index]} for {self.sequences.name(rows[index])}; "
-                    f"it must be from 0 to {limit - start}: {start} tokens are computed, max_model_len is {limit}"
-                )
+        sequences = self.sequences
+        num_seqs = i64(len(rows))
+        self._make_room(num_seqs)
+        starts = rows[:]
+        slow = self._slow
+        slots = self._slot_room
+        num_computed = sequences.num_computed
+        ready = sequences.ready
+        num_blocks = sequences.num_blocks
+        blocks = sequences.blocks
+        width = sequences.width
+        block_size = self.block_size
+        limit = self.max_model_len
+        num_slow: i64 = 0
+        total: i64 = 0
+        for index in range(num_seqs):
+            row = rows[index]
+            count = counts[index]
+            start = num_computed[row]
+            if count < 0 or count > limit - start:
+                self._refuse(index, row, count, start)
             starts[index] = start
+            if count == 1 and start < ready[row] and total < len(slots):
+                # A decoded token goes to the last block: no division needed to find it.
+                logical = num_blocks[row] - 1
+                if start < logical * block_size:
+                    logical = start // block_size
+                slots[total] = (i64(blocks[row * width + logical]) - logical) * block_size + start
+            else:
+                slow[2 * num_slow] = index
+                slow[2 * num_slow + 1] = total
+                num_slow += 1
+            total += count
+        self._num_slow = num_slow
+        self._num_slots = total
+        if total > len(slots):
+            self._slot_room = zeros_i64(int(2 * total))
+            self._num_slow = self._all_slow(counts)
         return starts
+
+    def _make_room(self, num_seqs: i64) -> None:
+        if 2 * num_seqs > len(self._slow):
+            self._slow = zeros_i64(int(4 * num_seqs))
+
+    def _all_slow(self, counts: vec[i64]) -> i64:
+        """More slots than there was room for: each sequence takes the slow way."""
+        total: i64 = 0
+        for index in range(i64(len(counts))):
+            self._slow[2 * index] = index
+            self._slow[2 * index + 1] = total
+            total += counts[index]
+        return i64(len(counts))
+
+    def _refuse(self, index: i64, row: i64, count: i64, start: i64) -> None:
+        limit = self.max_model_len
+        raise InvalidArgument(
+            f"num_new_tokens[{index}] is {count} for {self.sequences.name(row)}; "
+            f"it must be from 0 to {limit - start}: {start} tokens are computed, max_model_len is {limit}"
+        )
 
     def _require_swapped_in(self, rows: vec[i64]) -> None:
         for index in range(i64(len(rows))):
             if self.sequences.is_swapped[rows[index]] != 0:
                 raise SequenceNotReady(f"reserve: {self.sequences.name(rows[index])} is swapped out; swap it in first")
 
-    def _place(self, rows: vec[i64], starts: vec[i64], counts: vec[i64], statuses: vec[i64]) -> i64:
-        """Blocks for every sequence in turn; sets the count of those that do not fit to 0. Returns all tokens."""
-        sequences = self.sequences
-        num_blocks = sequences.num_blocks
-        num_reserved = sequences.num_reserved
-        reserved_at = sequences.reserved_at
-        alert = sequences.alert
-        block_size = self.block_size
-        total: i64 = 0
+    def _record(self, rows: vec[i64], counts: vec[i64]) -> None:
+        num_reserved = self.sequences.num_reserved
         for index in range(i64(len(rows))):
-            row = rows[index]
-            count = counts[index]
-            end = starts[index] + count
-            if alert[row] != QUIET or end > num_blocks[row] * block_size or not self._has_room(row, end):
-                status = self._grow(row, starts[index], end)
-                if status != SCHEDULED:
-                    statuses[index] = status
-                    counts[index] = 0
-                    count = 0
-            num_reserved[row] = count
-            reserved_at[row] = sequences.version
-            total += count
-        return total
+            num_reserved[rows[index]] = counts[index]
 
-    def _has_room(self, row: i64, end: i64) -> bool:
-        return self.mapping is None or self.mapping.has_room(row, end)
+    def _serve_slow(self, rows: vec[i64], starts: vec[i64], counts: vec[i64], statuses: vec[i64]) -> i64:
+        """Blocks, and then slots, for each sequence that takes a second look, in order; 0 tokens for those that do not
+        fit. Returns all tokens."""
+        sequences = self.sequences
+        table = self.tables[0]
+        failed = False
+        for position in range(self._num_slow):
+            index = self._slow[2 * position]
+            row = rows[index]
+            end = starts[index] + counts[index]
+            sequences.reserved_at[row] = sequences.version
+            status = SCHEDULED
+            if sequences.ready[row] == 0 or end > sequences.ready[row]:
+                status = self._grow(row, starts[index], end)
+            if status != SCHEDULED:
+                statuses[index] = status
+                counts[index] = 0
+                sequences.num_reserved[row] = 0
+                failed = True
+            elif not failed:
+                table.map_run(row, starts[index], end, self._slot_room, self._slow[2 * position + 1])
+        return table.map_slots(rows, starts, counts, self._slot_room) if failed else self._num_slots
 
     def _grow(self, row: i64, start: i64, end: i64) -> i64:
         """Give one sequence what it needs to write tokens `start` to `end`, or say why not."""
@@ -176,6 +243,8 @@ class Reserving:
             self._copy_beginning(row, position)
         if sequences.waits_on[row] == NO_ROW and sequences.pending_token[row] == NO_TOKEN:
             sequences.alert[row] = QUIET
+            if self.mapping is None and sequences.num_waiters[row] == 0:
+                sequences.ready[row] = sequences.num_blocks[row] * self.block_size
         return SCHEDULED
 
     def _lacks_prefix(self, row: i64) -> bool:
@@ -231,10 +300,3 @@ class Reserving:
             start = index.first_word + self.sequences.block_at(row, logical) * index.num_words
             store_token(index.words, start, position - logical * self.block_size, token)
             self.sequences.pending_token[row] = NO_TOKEN
-
-    def _map_slots(self, rows: vec[i64], starts: vec[i64], counts: vec[i64], total: i64) -> vec[i64]:
-        """block_id * block_size + offset of every new token, sequence after sequence."""
-        if total > len(self._slots):
-            self._slots = zeros_i64(int(2 * total))
-        self.tables[0].map_slots(rows, starts, counts, self._slots)
-        return self._slots[:total]

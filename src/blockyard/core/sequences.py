@@ -50,6 +50,8 @@ class SequenceTable(BlockTable):
         self.waits_from = zeros_i64(max_num_seqs)
         self.num_waiters = zeros_i64(max_num_seqs)
         self.alert = zeros_i64(max_num_seqs)
+        #: How many tokens may have slots without a second look: those its blocks hold; 0 where that is not known.
+        self.ready = zeros_i64(max_num_seqs)
         #: 1 while its blocks are in the CPU pool.
         self.is_swapped = zeros_i64(max_num_seqs)
         #: What stands at spans of its prompt, by block (`Prompt.spans`).
@@ -69,6 +71,11 @@ class SequenceTable(BlockTable):
         self._last_serial: i64 = 0
         self._mark = zeros_i64(max_num_seqs)
         self._last_mark: i64 = 0
+        #: Counts rows given out and taken back; the latest batch of handles, its rows, and when that was.
+        self._epoch: i64 = 0
+        self._batch_epoch: i64 = -1
+        self._batch_handles = zeros_i64(0)
+        self._batch_rows = zeros_i64(0)
         #: Counts the changes of the cache, so that a plan knows when it is stale.
         self.version: i64 = 0
 
@@ -81,7 +88,9 @@ class SequenceTable(BlockTable):
         self.holders[row] = holder
         self.waits_on[row] = NO_ROW
         self.alert[row] = QUIET
+        self.ready[row] = 0
         self.is_swapped[row] = 0
+        self._epoch += 1
         return row
 
     def close(self, row: i64) -> None:
@@ -90,6 +99,7 @@ class SequenceTable(BlockTable):
         self.promise(row, 0)
         self.handle[row] = 0
         self.num_reserved[row] = 0
+        self._epoch += 1
         self.holders[row] = ""
         self.spans[row] = {}
         self.copy_from[row] = []
@@ -100,6 +110,11 @@ class SequenceTable(BlockTable):
     def num_open_rows(self) -> i64:
         """Free rows that are not set aside for the forks of a sequence group."""
         return self.num_free_rows - self.num_set_aside
+
+    def raise_alert(self, row: i64) -> None:
+        """Let the next reservation of a sequence take a second look."""
+        self.alert[row] = ALERT
+        self.ready[row] = 0
 
     def require_rows(self, count: i64) -> None:
         """Raise `OutOfRows` when fewer than `count` rows are open."""
@@ -134,8 +149,28 @@ class SequenceTable(BlockTable):
         """The rows of live handles, all different; one handle or many."""
         _refuse_bool(handles)
         if isinstance(handles, (int, np.integer)):
-            return vec[i64]([self.row_of(handles)])
-        rows = int64_items("seqs", handles)
+            self.row_of(handles)
+            handles = [handles]
+        given = int64_items("seqs", handles)
+        if not self._is_latest(given):
+            self._batch_epoch = -1
+            self._batch_rows = self._translate(given)
+            self._batch_handles = given
+            self._batch_epoch = self._epoch
+        return self._batch_rows
+
+    def _is_latest(self, given: vec[i64]) -> bool:
+        """Whether these are the handles of the latest call, and no row changed hands since: an engine's every step."""
+        latest = self._batch_handles
+        if self._batch_epoch != self._epoch or len(given) != len(latest):
+            return False
+        difference: i64 = 0
+        for index in range(i64(len(given))):
+            difference |= given[index] ^ latest[index]
+        return difference == 0
+
+    def _translate(self, given: vec[i64]) -> vec[i64]:
+        rows = given[:]
         live = self.handle
         marks = self._mark
         limit = self.max_num_seqs

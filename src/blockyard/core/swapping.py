@@ -9,7 +9,7 @@ from .content_pool import ContentPool
 from .group_table import GroupTable
 from .mapping import Mapping
 from .plan import SwapPlan
-from .sequences import ALERT, SequenceTable
+from .sequences import SequenceTable
 from .transfers import Transfers
 
 
@@ -183,7 +183,7 @@ class Swapping:
             for group in self.mapping.groups:
                 self._move_in(group, rows[index], transfers, taken)
             self.sequences.is_swapped[rows[index]] = 0
-            self.sequences.alert[rows[index]] = ALERT
+            self.sequences.raise_alert(rows[index])
         for block in taken:
             self.pool.release_one(block)
         self.mapping.finish(transfers)

@@ -20,8 +20,9 @@ from .children import Children
 from .committing import Committing
 from .history import AllocationHistory
 from .joining import Joining
+from .lease import BlockLease
 from .mapping import Mapping, num_pages
-from .misses import MissLog
+from .misses import MissLog, StoredMisses
 from .observer import Clock
 from .plan import whole_table
 from .policies import make_policy
@@ -76,9 +77,11 @@ class CacheView:
             self._residency = ResidencySampler(config.residency_sample, self._clock)
             self.pool.watch(self._residency)
         if config.track_misses:
-            misses = MissLog(self._pages.index, config.num_blocks)
+            misses = MissLog(self._pages.index, config.num_blocks, config.hash_block_size)
             self._admitting.misses = misses
             self._pages.watch(misses)
+            if self._mapping is not None:
+                self.pool.watch(StoredMisses(misses, self._mapping.pool))
         if config.partial_hits:
             self._pages.index.children = Children(self._pages.num_blocks)
 
@@ -128,6 +131,9 @@ class CacheView:
         owned = zeros_i64(len(rows))
         ref_cnt = self.pool.ref_cnt
         for index in range(i64(len(rows))):
+            for source in self._sequences.copy_from[rows[index]]:
+                if ref_cnt[i64(source)] == 1:
+                    owned[index] += 1
             for table in self._reserving.tables:
                 first = rows[index] * table.width
                 for position in range(first, first + table.num_blocks[rows[index]]):
@@ -209,6 +215,8 @@ class CacheView:
             num_cached_blocks=self.num_cached_blocks,
             num_running_seqs=self.num_seqs,
             num_wasted_slots=self._num_wasted_slots(),
+            num_resumed_tokens=int(self._admitting.num_resumed_tokens),
+            num_resumed_hit_tokens=int(self._admitting.num_resumed_hit_tokens),
         )
 
     def _num_wasted_slots(self) -> int:
@@ -227,6 +235,8 @@ class CacheView:
             for table in self._reserving.tables:
                 if block.block_id and block.block_id in view_i32(table.row_blocks(i64(row))):
                     block.holders.append(self._sequences.name(i64(row)))
+            if block.block_id in self._sequences.copy_from[i64(row)]:
+                block.holders.append(self._sequences.name(i64(row)))
         return block
 
     # Why, and who.
@@ -269,10 +279,8 @@ class CacheView:
 
         At the end of work, what it names was not given back. It changes nothing and ends nothing.
         """
-        holdings = [self._holding(i64(row)) for row in self._sequences.live_rows()]
-        for lease in self.pool.leases():
-            holdings.append(Holding("lease", lease.serial, lease.holder, 0, list(lease), []))
-        return holdings
+        sequences = [self._holding(i64(row)) for row in self._sequences.live_rows()]
+        return sequences + [_lease_holding(lease) for lease in self.pool.leases()]
 
     def _holding(self, row: i64) -> Holding:
         sequences = self._sequences
@@ -284,6 +292,7 @@ class CacheView:
             for group in self._mapping.groups:
                 found = [int(group.cpu_block_at(row, place)) for place in range(group.num_blocks[row])]
                 cpu_blocks += [block for block in found if block != 0]
+        blocks += sequences.copy_from[row]
         kind = "swapped sequence" if sequences.is_swapped[row] != 0 else "sequence"
         handle = int(sequences.handle[row])
         return Holding(kind, handle, sequences.holders[row], int(sequences.num_tokens[row]), blocks, cpu_blocks)
@@ -332,3 +341,7 @@ class CacheView:
         check_sequences(self._pages, self._sequences, self._mapping is None)
         if self._mapping is not None:
             check_mapping(self._mapping)
+
+
+def _lease_holding(lease: BlockLease) -> Holding:
+    return Holding("lease", lease.serial, lease.holder, 0, list(lease), [])

@@ -195,7 +195,9 @@ class Scheduler:
             request = self.waiting[0]
             if self._cache.can_allocate(request.token_ids) is Admission.LATER:
                 break
-            request.seq = self._cache.allocate(request.token_ids, holder=f"request {request.request_id}")
+            request.seq = self._cache.allocate(
+                request.token_ids, holder=f"request {request.request_id}", resumed=request.num_preemptions > 0
+            )
             self.running.append(self.waiting.popleft())
             budget -= len(request.token_ids) - self._cache.num_computed_tokens(request.seq)
         return len(self.running) > num_before

@@ -5,62 +5,97 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from ..core.block_pool import BlockPool
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument
 
-SHARED, HELD, IDLE, FREE = "█", "▒", "░", "·"
+SHARED, HELD, IDLE, FREE, RETIRING, GONE = "█", "▒", "░", "·", "▼", " "
 _MEANINGS = {
     SHARED: "shared by several sequences",
     HELD: "held by one",
     IDLE: "idle: held by none, still cached",
     FREE: "free",
+    RETIRING: "held beyond the end of a pool that shrank; gone when given back",
 }
+_ALWAYS = (SHARED, HELD, IDLE, FREE)
 _MAX_LINES = 16
 
 
 @dataclass(frozen=True, slots=True)
+class GroupTokens:
+    """What sequences hold of one layer group: known tokens, each counted once for all who share it, in blocks."""
+
+    name: str
+    block_size: int
+    num_tokens: int
+    num_blocks: int
+
+    @property
+    def num_empty_slots(self) -> int:
+        """Slots of these blocks that no known token fills (internal fragmentation)."""
+        return self.num_blocks * self.block_size - self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
 class PoolSnapshot:
-    """The state of each usable block in order of its id, from block 1, as characters of the legend."""
+    """The state of each usable block in order of its id, from block 1, as characters of the legend.
+
+    cpu_states: the same of the CPU pool, "" without one. most_holders: the count of the block that is held most often.
+    groups: tokens held in each layer group.
+    """
 
     states: str
+    cpu_states: str = ""
+    most_holders: int = 0
+    groups: tuple[GroupTokens, ...] = ()
 
     @property
     def num_held(self) -> int:
         """Blocks that some sequence holds."""
-        return self.states.count(SHARED) + self.states.count(HELD)
+        return sum(self.states.count(state) for state in (SHARED, HELD, RETIRING))
 
 
 def snapshot_pool(cache: KVCacheManager) -> PoolSnapshot:
-    """What each block is doing now, to be drawn later. O(num_blocks)."""
-    counts, cached = cache.pool.ref_counts().tolist(), cache.pool.cached_mask().tolist()
-    blocks = zip(counts[1:], cached[1:], strict=True)  # block 0 is the null block: nobody's
-    return PoolSnapshot("".join(_state(count, is_cached) for count, is_cached in blocks))
+    """What each block is doing now, to be drawn later. O(num_blocks + held blocks)."""
+    cpu = cache.cpu_pool
+    groups = range(len(cache.config.layer_groups))
+    return PoolSnapshot(
+        _states(cache.pool),
+        "" if cpu is None else _states(cpu),
+        int(cache.pool.ref_counts().max()),
+        tuple(_tokens_held(cache, group) for group in groups),
+    )
 
 
 def draw_pool(pool: KVCacheManager | PoolSnapshot, width: int = 64) -> str:
-    """Lines of `width` characters in order of block ids, then a legend with counts. O(num_blocks).
+    """Lines of `width` characters in order of block ids, a legend with counts, the tokens held, the CPU pool.
 
     A large pool is drawn in at most 16 lines: a character then stands for several adjacent blocks, by what most of
-    them are. Raises `InvalidArgument` for a width below 1.
+    them are. O(num_blocks + held blocks). Raises `InvalidArgument` for a width below 1.
 
     >>> from blockyard import CacheConfig, KVCacheManager
     >>> cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=2))
     >>> seq = cache.allocate([1, 2, 3])
-    >>> print(draw_pool(cache).splitlines()[0])
-    ▒▒······
+    >>> picture = draw_pool(cache).splitlines()
+    >>> picture[0], picture[-1]
+    ('▒▒······', '3 tokens in 2 blocks of 2, empty slots: 1')
     """
     if width < 1:
         raise InvalidArgument(f"width is {width}; it must be at least 1")
     snapshot = pool if isinstance(pool, PoolSnapshot) else snapshot_pool(pool)
-    states = snapshot.states
-    scale = max(1, -(-len(states) // (width * _MAX_LINES)))
-    cells = "".join(_most_common(states[start : start + scale]) for start in range(0, len(states), scale))
-    lines = [cells[start : start + width] for start in range(0, len(cells), width)]
-    if scale > 1:
-        lines.append(f"(a character stands for {scale} blocks)")
-    counts = Counter(states)
-    lines += [f"{state} {counts[state]:,} {meaning}" for state, meaning in _MEANINGS.items()]
+    lines = _draw(snapshot.states, width, snapshot.most_holders)
+    lines += [_describe(group) for group in snapshot.groups if group.num_blocks > 0]
+    if snapshot.cpu_states:
+        lines += ["CPU pool:", *_draw(snapshot.cpu_states, width, 0)]
     return "\n".join(lines)
+
+
+def _states(pool: BlockPool) -> str:
+    """A character for each block; for one that a pool which shrank has given up, a blank."""
+    counts, cached = pool.ref_counts().tolist(), pool.cached_mask().tolist()
+    inside = [_state(counts[block], cached[block]) for block in range(1, pool.num_blocks)]  # block 0 is nobody's
+    beyond = [RETIRING if count else GONE for count in counts[pool.num_blocks :]]
+    return "".join(inside + beyond).rstrip(GONE)
 
 
 def _state(ref_count: int, is_cached: bool) -> str:
@@ -69,6 +104,42 @@ def _state(ref_count: int, is_cached: bool) -> str:
     if ref_count == 1:
         return HELD
     return IDLE if is_cached else FREE
+
+
+def _tokens_held(cache: KVCacheManager, group: int) -> GroupTokens:
+    """Count each block by the sequence that fills most of it: whoever shares a block shares its tokens."""
+    layers = cache.config.layer_groups[group]
+    filled: dict[int, int] = {}
+    for seq in cache.running():
+        num_tokens = cache.num_tokens(seq)
+        for place, block in enumerate(cache.block_ids(seq, group).tolist()):
+            tokens = min(max(num_tokens - place * layers.block_size, 0), layers.block_size)
+            if block:
+                filled[block] = max(filled.get(block, 0), tokens)
+    is_single = len(cache.config.layer_groups) == 1
+    name = layers.name if layers.name or is_single else f"group {group}"
+    return GroupTokens(name, layers.block_size, sum(filled.values()), len(filled))
+
+
+def _draw(states: str, width: int, most_holders: int) -> list[str]:
+    """The picture of one pool and its legend."""
+    scale = max(1, -(-len(states) // (width * _MAX_LINES)))
+    cells = "".join(_most_common(states[start : start + scale]) for start in range(0, len(states), scale))
+    lines = [cells[start : start + width] for start in range(0, len(cells), width)]
+    if scale > 1:
+        lines.append(f"(a character stands for {scale} blocks)")
+    counts = Counter(states)
+    for state, meaning in _MEANINGS.items():
+        if state in _ALWAYS or counts[state]:
+            most = f", up to {most_holders} times" if state == SHARED and counts[state] and most_holders else ""
+            lines.append(f"{state} {counts[state]:,} {meaning}{most}")
+    return lines
+
+
+def _describe(group: GroupTokens) -> str:
+    name = f"{group.name}: " if group.name else ""
+    blocks = f"{group.num_blocks:,} blocks of {group.block_size}"
+    return f"{name}{group.num_tokens:,} tokens in {blocks}, empty slots: {group.num_empty_slots:,}"
 
 
 def _most_common(states: str) -> str:
