@@ -63,22 +63,27 @@ class FIFOModel(Model):
 
 
 class LFUModel(Model):
-    """One count a content; `min` takes the first of equals, the one idle longest."""
+    """A list of all requests; a block's count is taken when it becomes idle, and `min` takes the first of equals.
+
+    Where two blocks hold the same content, requests that the other one serves do not save this one.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
         self.requests: list[Key] = []
+        self.count: dict[Block, int] = {}
 
     def insert(self, block: Block, key: Key, depth: int) -> None:
         if self.content.get(block) != key:
             self.requests.append(key)
+        self.count[block] = self.requests.count(key)
         super().insert(block, key, depth)
 
     def hit(self, block: Block, key: Key) -> None:
         self.requests.append(key)
 
     def victim(self) -> Block:
-        return min(self.idle, key=lambda block: self.requests.count(self.content[block]))
+        return min(self.idle, key=lambda block: self.count[block])
 
     def clear(self) -> None:
         super().clear()

@@ -231,9 +231,7 @@ class Admitting:
             raise
         self.sequences.promise(row, num_seqs - 1)
         self._publish(row, prompt, found)
-        self.sequences.causes[row] = causes
-        if causes and self.misses is not None:
-            self.misses.note_first(prompt.words, prompt.num_tokens, self.pages.index.root(prompt.keys), self.block_size)
+        self._keep_causes(row, prompt, causes)
         return row
 
     def record(self, row: i64, prompt: Prompt, resumed: bool) -> None:
@@ -392,3 +390,10 @@ class Admitting:
         alignment = self.block_size if self.mapping is None else self.mapping.alignment
         hittable = (prompt.num_tokens - 1) // alignment * (alignment // self.block_size)
         return self.misses.explain(prompt, hittable, found, hit, root, resumed)
+
+    def _keep_causes(self, row: i64, prompt: Prompt, causes: list[int]) -> None:
+        """The prompt is taken in, and its first block is known from here on."""
+        self.sequences.causes[row] = causes
+        if self.misses is not None and causes:
+            root = self.pages.index.root(prompt.keys)
+            self.misses.note_first(prompt.words, prompt.num_tokens, root, self.block_size)

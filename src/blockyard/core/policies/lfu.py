@@ -15,7 +15,8 @@ class LFU(HeapPolicy):
     """The content asked for least often goes first, among equals the one idle longest. O(log n) an operation.
 
     One count a content, kept across its eviction, for the latest 2**20 contents: a content that comes back has not
-    lost its past. It counts a request that caches the content and each request that hits it.
+    lost its past. It counts a request that caches the content and each request that hits it. A block has the count of
+    the moment it became idle: where two hold the same content, requests that the other one serves do not save this one.
     """
 
     def __init__(self, num_blocks: int) -> None:
