@@ -13,22 +13,7 @@ import numpy as np
 from blockyard import BlockPool, CacheConfig, KVCacheManager
 
 from .measure import Figure, figure, nanoseconds_an_item
-
-BLOCK_SIZE = 16
-PROMPT_BLOCKS = 750
-ROUNDS = 7
-SIZES = (10_000, 100_000, 1_000_000)
-
-
-def size_name(num_blocks: int) -> str:
-    return f"{num_blocks // 1000}k" if num_blocks < 1_000_000 else f"{num_blocks // 1_000_000}M"
-
-
-def prompts_for(num_blocks: int, seed: int) -> list[np.ndarray]:
-    """As many prompts of 750 blocks as the pool caches, of random tokens."""
-    rng = np.random.default_rng(seed)
-    count = (num_blocks - 1) // PROMPT_BLOCKS
-    return [rng.integers(0, 128_000, PROMPT_BLOCKS * BLOCK_SIZE, dtype=np.int32) for _ in range(count)]
+from .workload import BLOCK_SIZE, PROMPT_BLOCKS, ROUNDS, SIZES, prompts_for, sample, size_name
 
 
 def filled_pool(num_blocks: int, prompts: list[np.ndarray]) -> BlockPool:
@@ -45,15 +30,6 @@ def filled_pool(num_blocks: int, prompts: list[np.ndarray]) -> BlockPool:
     for lease in leases:
         pool.free_blocks(lease)
     return pool
-
-
-def sample(items: list, at_most: int, seed: int) -> list:
-    """At least `at_most` draws that visit items in random order, so that nothing is still in the caches by chance."""
-    chooser = random.Random(seed)
-    drawn: list = []
-    while len(drawn) < at_most:
-        drawn += chooser.sample(items, len(items))
-    return drawn[:at_most]
 
 
 def lookup_figures(num_blocks: int) -> Iterator[Figure]:

@@ -8,24 +8,14 @@ block pool takes 4.4 s for the 1.35 million blocks of the first 1,500 requests o
 from __future__ import annotations
 
 import argparse
-import json
 import time
-from itertools import islice
 
 import numpy as np
 
 import blockyard
 from blockyard import CacheConfig, KVCacheManager
 
-TOKENS_A_HASH = 512
-BLOCK_SIZE = 16
-
-
-def prompt_of(request: dict) -> np.ndarray:
-    """The prompt's tokens: 512 for each hash id, cut to the prompt's length."""
-    ids = np.array(request["hash_ids"], dtype=np.int64)
-    tokens = (ids[:, None] * TOKENS_A_HASH + np.arange(TOKENS_A_HASH)).reshape(-1)
-    return tokens[: request["input_length"]].astype(np.int32)
+from .workload import BLOCK_SIZE, SIZES, read_requests
 
 
 def live(requests: list[tuple[np.ndarray, np.ndarray]], num_blocks: int) -> tuple[int, int, float]:
@@ -54,16 +44,9 @@ def main() -> None:
     parser.add_argument("trace", help="a Mooncake JSONL file")
     parser.add_argument("--requests", type=int, default=1500)
     args = parser.parse_args()
-    with open(args.trace) as lines:
-        read = [json.loads(line) for line in islice(lines, args.requests)]
-    unique = 2**30
-    requests = []
-    for request in read:
-        length = max(request["output_length"], 1)
-        requests.append((prompt_of(request), np.arange(unique, unique + length, dtype=np.int64)))
-        unique += length
+    requests = list(read_requests(args.trace, args.requests))
     print(f"blockyard {blockyard.__version__}, {blockyard.build_name()}; {len(requests)} requests")
-    for num_blocks in (10_000, 100_000, 1_000_000):
+    for num_blocks in SIZES:
         hits, blocks, seconds = live(requests, num_blocks)
         print(
             f"{num_blocks:>9,} blocks: {hits:>9,} tokens hit, {blocks:,} blocks in {seconds:.3f} s, "

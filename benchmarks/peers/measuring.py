@@ -1,0 +1,172 @@
+"""The rows of one peer, taken as benchmarks/core.py takes those of Blockyard: same prompts, same order, same rounds."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..measure import nanoseconds_an_item
+from ..workload import BLOCK_SIZE, PROMPT_BLOCKS, SIZES, prompts_for, read_requests, sample
+from .peer import NotOffered, Peer
+from .rows import (
+    DECODE,
+    EVICTING,
+    FREE,
+    LEAF,
+    LEAF_SIZES,
+    LEASE,
+    LIFE,
+    LOOK_UP_BUFFER,
+    LOOK_UP_LIST,
+    NUM_SEQS,
+    PUBLISH,
+    Measured,
+)
+
+#: Fewer than for ours: a peer takes a hundred times as long, and its spread is the smaller for it.
+ROUNDS = 3
+PROMPTS_AT_MOST = 40
+LOOK_UPS = 40
+#: Tokens of a hit that a peer may leave for the engine to compute again: vLLM never hits the last block.
+LEFT_OVER = BLOCK_SIZE
+DECODE_TOKENS = 512
+TRACE_REQUESTS = 1500
+#: A peer that takes longer than this for the trace is stopped, and the row stays empty.
+TRACE_SECONDS = 40
+
+
+def peer_rows(peer: Peer, trace: str | None) -> Iterator[Measured]:
+    """Every row that the peer offers."""
+    for size in SIZES:
+        yield from look_up_rows(peer, size)
+        yield from life_rows(peer, size)
+    for size in LEAF_SIZES:
+        yield from leaf_rows(peer, size)
+    yield from decode_rows(peer)
+    if trace:
+        for size in SIZES:
+            yield from trace_rows(peer, size, trace)
+
+
+def open_pool(peer: Peer, size: int) -> None:
+    """A new pool, out of the garbage collector's sight, as engines keep it."""
+    peer.open(size)
+    gc.collect()
+    gc.freeze()
+
+
+def fill(peer: Peer, prompts: list[np.ndarray]) -> None:
+    """Cache all prompts, and leave them idle."""
+    holdings = [peer.admit(peer.request(peer.prompt(prompt))) for prompt in prompts]
+    for holding in holdings:
+        peer.free(holding)
+
+
+def look_up_rows(peer: Peer, size: int) -> Iterator[Measured]:
+    """Prompts of 750 cached blocks, in random order."""
+    prompts = prompts_for(size, 1)
+    open_pool(peer, size)
+    fill(peer, prompts)
+    forms = [peer.prompt(prompt) for prompt in sample(prompts, LOOK_UPS, 2)]
+    form = LOOK_UP_LIST if peer.prompt_form == "a list" else LOOK_UP_BUFFER
+    yield _hit_row(form, size, peer.look_up, forms)
+    try:
+        yield _hit_row(LEASE, size, peer.lease_and_give_back, forms)
+    except NotOffered:
+        return
+
+
+def _hit_row(name: str, size: int, ask: Callable[[Any], int], prompts: list) -> Measured:
+    def work() -> int:
+        for prompt in prompts:
+            if ask(prompt) < PROMPT_BLOCKS * BLOCK_SIZE - LEFT_OVER:
+                raise AssertionError(f"{name}: a cached prompt was not found")
+        return PROMPT_BLOCKS * len(prompts)
+
+    return Measured(name, size, statistics.median(nanoseconds_an_item(work, ROUNDS)))
+
+
+def life_rows(peer: Peer, size: int) -> Iterator[Measured]:
+    """Prompts into an empty pool, then into one where each block evicts another; both times freed."""
+    published, evicting, freed = [], [], []
+    prompts, others = prompts_for(size, 3), prompts_for(size, 4)[:PROMPTS_AT_MOST]
+    for _ in range(1 if size > 100_000 else ROUNDS):
+        open_pool(peer, size)
+        for times, work in ((published, prompts[:PROMPTS_AT_MOST]), (evicting, others)):
+            if times is evicting:
+                fill(peer, prompts[PROMPTS_AT_MOST:])
+                fill(peer, prompts_for(size, 5)[:PROMPTS_AT_MOST])
+            publish_ns, free_ns = _timed_life(peer, work)
+            times.append(publish_ns)
+            freed.append(free_ns)
+    for name, times in ((PUBLISH, published), (EVICTING, evicting), (FREE, freed)):
+        yield Measured(name, size, statistics.median(times))
+
+
+def _timed_life(peer: Peer, prompts: list[np.ndarray]) -> tuple[float, float]:
+    requests = [peer.request(peer.prompt(prompt)) for prompt in prompts]
+    start = time.perf_counter_ns()
+    holdings = [peer.admit(request) for request in requests]
+    middle = time.perf_counter_ns()
+    for holding in holdings:
+        peer.free(holding)
+    end = time.perf_counter_ns()
+    num_blocks = PROMPT_BLOCKS * len(prompts)
+    return (middle - start) / num_blocks, (end - middle) / num_blocks
+
+
+def one_block_prompts(count: int, seed: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 128_000, BLOCK_SIZE, dtype=np.int32) for _ in range(count)]
+
+
+def leaf_rows(peer: Peer, size: int) -> Iterator[Measured]:
+    """A pool full of prompts of one block each: every cached block is a leaf that may be evicted."""
+    open_pool(peer, size)
+    for prompt in one_block_prompts(size - 1, 6):
+        peer.free(peer.admit(peer.request(peer.prompt(prompt))))
+    times = []
+    for seed in range(10, 10 + ROUNDS):
+        requests = [peer.request(peer.prompt(prompt)) for prompt in one_block_prompts(20, seed)]
+        start = time.perf_counter_ns()
+        for request in requests:
+            peer.free(peer.admit(request))
+        times.append((time.perf_counter_ns() - start) / len(requests))
+    yield Measured(LEAF, size, statistics.median(times))
+
+
+def decode_rows(peer: Peer) -> Iterator[Measured]:
+    """Steps of 1,024 sequences that fill a block in the same step; the mean over 16 steps, the median of five."""
+    open_pool(peer, 2 * NUM_SEQS * DECODE_TOKENS // BLOCK_SIZE)
+    rng = np.random.default_rng(7)
+    prompts = [rng.integers(0, 128_000, DECODE_TOKENS - BLOCK_SIZE, dtype=np.int32) for _ in range(NUM_SEQS)]
+    peer.open_batch([peer.prompt(prompt) for prompt in prompts])
+    sampled = rng.integers(0, 128_000, NUM_SEQS).tolist()
+    times = []
+    for _ in range(5):
+        start = time.perf_counter_ns()
+        for _ in range(16):
+            peer.decode_step(sampled)
+        times.append((time.perf_counter_ns() - start) / 16)
+    yield Measured(DECODE, NUM_SEQS, statistics.median(times))
+
+
+def trace_rows(peer: Peer, size: int, trace: str) -> Iterator[Measured]:
+    """The first requests of a Mooncake trace, one after another; making the prompts does not count."""
+    open_pool(peer, size)
+    spent = hit_tokens = 0
+    for prompt, output in read_requests(trace, TRACE_REQUESTS):
+        form, output_form = peer.prompt(prompt), output.tolist()
+        start = time.perf_counter_ns()
+        hit_tokens += peer.serve(form, output_form)
+        spent += time.perf_counter_ns() - start
+        if spent > TRACE_SECONDS * 10**9:
+            return
+    yield Measured(LIFE, size, spent, hit_tokens)
+
+
