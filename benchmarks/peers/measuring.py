@@ -12,7 +12,7 @@ import numpy as np
 
 from ..measure import nanoseconds_an_item
 from ..workload import BLOCK_SIZE, PROMPT_BLOCKS, SIZES, prompts_for, read_requests, sample
-from .peer import NotOffered, Peer
+from .peer import Peer
 from .rows import (
     DECODE,
     EVICTING,
@@ -36,21 +36,32 @@ LOOK_UPS = 40
 LEFT_OVER = BLOCK_SIZE
 DECODE_TOKENS = 512
 TRACE_REQUESTS = 1500
-#: A peer that takes longer than this for the trace is stopped, and the row stays empty.
-TRACE_SECONDS = 40
+#: A peer that takes longer than this for the trace is stopped; that size and larger ones stay empty.
+TRACE_SECONDS = 20
+#: A row that takes longer than this is taken from fewer prompts, at least one.
+ROW_SECONDS = 6
+#: A peer whose hold takes longer than this for one block (its cost grows with the pool) is not asked at larger sizes.
+SLOWEST_HOLD_NS = 100_000
 
 
 def peer_rows(peer: Peer, trace: str | None) -> Iterator[Measured]:
     """Every row that the peer offers."""
+    slowest_hold = 0.0
     for size in SIZES:
-        yield from look_up_rows(peer, size)
+        yield look_up_row(peer, size)
+        if slowest_hold < SLOWEST_HOLD_NS:
+            hold = hold_row(peer, size)
+            slowest_hold = hold.value
+            yield hold
         yield from life_rows(peer, size)
     for size in LEAF_SIZES:
         yield from leaf_rows(peer, size)
     yield from decode_rows(peer)
-    if trace:
-        for size in SIZES:
-            yield from trace_rows(peer, size, trace)
+    for size in SIZES if trace else ():
+        row = trace_row(peer, size, trace)
+        if row is None:
+            return
+        yield row
 
 
 def open_pool(peer: Peer, size: int) -> None:
@@ -67,27 +78,32 @@ def fill(peer: Peer, prompts: list[np.ndarray]) -> None:
         peer.free(holding)
 
 
-def look_up_rows(peer: Peer, size: int) -> Iterator[Measured]:
-    """Prompts of 750 cached blocks, in random order."""
+def look_up_row(peer: Peer, size: int) -> Measured:
+    """Prompts of 750 cached blocks, in random order. Leaves the pool as it is for `hold_row`."""
     prompts = prompts_for(size, 1)
     open_pool(peer, size)
     fill(peer, prompts)
-    forms = [peer.prompt(prompt) for prompt in sample(prompts, LOOK_UPS, 2)]
-    form = LOOK_UP_LIST if peer.prompt_form == "a list" else LOOK_UP_BUFFER
-    yield _hit_row(form, size, peer.look_up, forms)
-    try:
-        yield _hit_row(LEASE, size, peer.lease_and_give_back, forms)
-    except NotOffered:
-        return
+    return _hit_row(LOOK_UP_LIST if peer.prompt_form == "a list" else LOOK_UP_BUFFER, peer, size, peer.look_up)
 
 
-def _hit_row(name: str, size: int, ask: Callable[[Any], int], prompts: list) -> Measured:
+def hold_row(peer: Peer, size: int) -> Measured:
+    """The same, and every hit block is held and given back."""
+    return _hit_row(LEASE, peer, size, peer.hold_and_give_back)
+
+
+def _hit_row(name: str, peer: Peer, size: int, ask: Callable[[Any], int]) -> Measured:
+    prompts = [peer.prompt(prompt) for prompt in sample(prompts_for(size, 1), LOOK_UPS, 2)]
+
     def work() -> int:
         for prompt in prompts:
             if ask(prompt) < PROMPT_BLOCKS * BLOCK_SIZE - LEFT_OVER:
                 raise AssertionError(f"{name}: a cached prompt was not found")
         return PROMPT_BLOCKS * len(prompts)
 
+    start = time.perf_counter()
+    ask(prompts[0])
+    affordable = ROW_SECONDS / (ROUNDS + 1) / (time.perf_counter() - start)
+    prompts = prompts[: max(1, int(affordable))]
     return Measured(name, size, statistics.median(nanoseconds_an_item(work, ROUNDS)))
 
 
@@ -156,7 +172,7 @@ def decode_rows(peer: Peer) -> Iterator[Measured]:
     yield Measured(DECODE, NUM_SEQS, statistics.median(times))
 
 
-def trace_rows(peer: Peer, size: int, trace: str) -> Iterator[Measured]:
+def trace_row(peer: Peer, size: int, trace: str) -> Measured | None:
     """The first requests of a Mooncake trace, one after another; making the prompts does not count."""
     open_pool(peer, size)
     spent = hit_tokens = 0
@@ -166,7 +182,5 @@ def trace_rows(peer: Peer, size: int, trace: str) -> Iterator[Measured]:
         hit_tokens += peer.serve(form, output_form)
         spent += time.perf_counter_ns() - start
         if spent > TRACE_SECONDS * 10**9:
-            return
-    yield Measured(LIFE, size, spent, hit_tokens)
-
-
+            return None
+    return Measured(LIFE, size, spent, hit_tokens)

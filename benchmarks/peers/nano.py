@@ -68,7 +68,7 @@ class NanoLike(Peer):
     def look_up(self, prompt: list[int]) -> int:
         return BLOCK_SIZE * len(self._hits(prompt)[0])
 
-    def lease_and_give_back(self, prompt: list[int]) -> int:
+    def hold_and_give_back(self, prompt: list[int]) -> int:
         sequence = self.admit(self.request(prompt))
         self.free(sequence)
         return sequence.num_hit

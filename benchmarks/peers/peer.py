@@ -8,10 +8,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 
-class NotOffered(Exception):
-    """The peer has no such operation; its cell in the table stays empty."""
-
-
 class Peer(ABC):
     """One block manager with blocks of 16 tokens, driven through its own interface.
 
@@ -39,9 +35,9 @@ class Peer(ABC):
     def look_up(self, prompt: Any) -> int:
         """How many tokens of the prompt are cached, with all hashing and key building that this takes."""
 
-    def lease_and_give_back(self, prompt: Any) -> int:
+    @abstractmethod
+    def hold_and_give_back(self, prompt: Any) -> int:
         """Look up, hold every hit block, give all of them back; returns the tokens hit."""
-        raise NotOffered
 
     @abstractmethod
     def request(self, prompt: Any) -> Any:

@@ -1,0 +1,86 @@
+"""One Markdown table of ours, the C program and the peers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..workload import size_name
+from .rows import DECODE, LIFE, ROWS, Measured, Row
+
+NOTHING = "-"
+
+
+@dataclass
+class Column:
+    """What one manager took: by row name and size."""
+
+    name: str
+    version: str
+    cells: dict[tuple[str, int], Measured]
+
+    def value(self, row: Row) -> float | None:
+        """Nanoseconds, or None where there is no such row."""
+        measured = self.cells.get((row.name, row.size))
+        return measured.value if measured else None
+
+
+def shown(value: float | None, row: Row) -> str:
+    """A value in the row's unit, three digits."""
+    return NOTHING if value is None else f"{_three_digits(value / row.scale)} {row.unit}"
+
+
+def ratio(over: float | None, under: float | None, digits: int = 3) -> str:
+    """How many times `under` fits into `over`."""
+    return NOTHING if over is None or not under else _three_digits(over / under, digits)
+
+
+def _three_digits(value: float, digits: int = 3) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.{digits}g}"
+
+
+def mean_of(before: Column, after: Column) -> Column:
+    """The middle of two runs of ours; rows that only one has are left out."""
+    cells = {
+        key: Measured(*key, (cell.value + after.cells[key].value) / 2, cell.hit_tokens)
+        for key, cell in before.cells.items()
+        if key in after.cells
+    }
+    return Column(before.name, before.version, cells)
+
+
+def table_lines(before: Column, after: Column, limit: Column, peers: list[Column]) -> Iterator[str]:
+    """The table: ours (the middle of the two runs), their drift, C, and each peer, with its ratio to ours."""
+    ours = mean_of(before, after)
+    heads = ["row", "size", "ours", "after / before", "C", "ours / C"]
+    for peer in peers:
+        heads += [peer.name, f"{peer.name} / ours"]
+    yield f"| {' | '.join(heads)} |"
+    yield "|" + "---|" * len(heads)
+    for row in ROWS:
+        if ours.value(row) is not None:
+            yield f"| {' | '.join(_cells(row, ours, before, after, limit, peers))} |"
+
+
+def _cells(row: Row, ours: Column, before: Column, after: Column, limit: Column, peers: list[Column]) -> Iterator[str]:
+    own = ours.value(row)
+    yield row.text
+    yield f"{row.size:,} seqs" if row.name == DECODE else size_name(row.size)
+    yield shown(own, row)
+    yield ratio(after.value(row), before.value(row), 2)
+    yield shown(limit.value(row), row)
+    yield ratio(own, limit.value(row), 2)
+    for peer in peers:
+        yield shown(peer.value(row), row)
+        yield ratio(peer.value(row), own, 2)
+
+
+def hit_lines(columns: list[Column]) -> Iterator[str]:
+    """The tokens that each manager hit in the trace: who hits less has done less work, or evicts otherwise."""
+    yield "| hit tokens | " + " | ".join(column.name for column in columns) + " |"
+    yield "|" + "---|" * (1 + len(columns))
+    for row in ROWS:
+        if row.name == LIFE:
+            hits = [column.cells.get((row.name, row.size)) for column in columns]
+            shown_hits = (f"{hit.hit_tokens:,}" if hit else NOTHING for hit in hits)
+            yield f"| {size_name(row.size)} | " + " | ".join(shown_hits) + " |"
