@@ -122,3 +122,28 @@ def test_the_tables_are_read() -> None:
     page += "\n| ours |\n|---|\n| `pool.e` |\n"
     assert table_names(page) == ["cache.b", "C", "plan.f", "pool.e"]
     assert not exists("cache.nothing")
+
+
+# ---------------------------------------------------------------- the promises
+
+
+def promises() -> list[list[str]]:
+    """The cells of each promise: number, promise, names, tests, example."""
+    page = (ROOT / "docs" / "promises.md").read_text()
+    rows = [line.strip("|").split("|") for line in page.splitlines() if re.match(r"\| \d+ \|", line)]
+    return [[cell.strip() for cell in row] for row in rows]
+
+
+def test_every_promise_is_in_the_table() -> None:
+    assert [int(row[0]) for row in promises()] == list(range(1, 27))
+    assert all(len(row) == 5 for row in promises())
+
+
+@pytest.mark.parametrize("row", promises(), ids=lambda row: row[0])
+def test_what_a_promise_names_exists(row: list[str]) -> None:
+    assert all(exists(name) for name in re.findall(r"`([\w.]+)`", row[2]))
+    tests = re.findall(r"`(test_\w+\.py)`", row[3])
+    assert all((ROOT / "tests" / name).is_file() for name in tests)
+    assert tests or row[3].startswith("open")
+    for name in re.findall(r"`([\w./]+)`", row[4]):
+        assert (ROOT / name).is_file() or (ROOT / "examples" / name).is_file()
