@@ -1,4 +1,5 @@
 # make demo · make test · make lint · make bench   (each makes its own .venv and rebuilds what is stale)
+# make peers TRACE=FILE   (other block managers, in environments of their own: 8 GB)
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +8,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint bench stress clean missing-extension
+.PHONY: demo test lint bench peers stress clean missing-extension
 missing-extension:
 
 demo: $(VENV)/built
@@ -24,6 +25,17 @@ lint: $(VENV)/built
 
 bench: $(VENV)/built
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+peers: $(VENV)/built .venv-peers/installed .venv-sglang/installed
+	$(BIN)/python -m benchmarks.peers --python .venv-peers/bin/python --sglang-python .venv-sglang/bin/python $(addprefix --trace ,$(TRACE))
+
+# Exact versions without their needs: both ask for far more than their block managers import.
+.venv-peers/installed: benchmarks/peers/requirements.txt
+.venv-sglang/installed: benchmarks/peers/requirements-sglang.txt
+.venv-peers/installed .venv-sglang/installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-deps -r $<
+	touch $@
 
 stress: $(VENV)/built
 	$(BIN)/python -m tests.stress $(STRESS_ARGS)
@@ -51,5 +63,5 @@ $(BUILD): $(VENV)/installed $(SOURCES) $(if $(filter 0,$(BLOCKYARD_COMPILE))$(EX
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) .venv-peers .venv-sglang build dist src/*.egg-info
 	find src -name '*.so' -delete

@@ -61,6 +61,11 @@ def peer_columns(python: str, sglang_python: str, trace: list[str]) -> list[Colu
     return [column for column in columns if column is not None]
 
 
+def _absolute(interpreter: str) -> str:
+    """The path as it is, links kept: a virtual environment is found by the link's own folder."""
+    return os.path.abspath(interpreter) if interpreter else ""
+
+
 def main() -> None:
     """Measure all and print the table, the hit tokens and what was measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -72,7 +77,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     before = our_column(trace)
     limit = limit_column()
-    peers = peer_columns(args.python, args.sglang_python, trace)
+    peers = peer_columns(_absolute(args.python), _absolute(args.sglang_python), trace)
     after = our_column(trace)
     versions = "; ".join(column.version for column in (before, limit, *peers))
     print(f"{versions}; Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores.")

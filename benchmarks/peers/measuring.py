@@ -28,18 +28,19 @@ from .rows import (
     Measured,
 )
 
-#: Fewer than for ours: a peer takes a hundred times as long, and its spread is the smaller for it.
+#: At most; ours takes seven, but a peer may take a hundred times as long a round.
 ROUNDS = 3
-PROMPTS_AT_MOST = 40
-LOOK_UPS = 40
+#: As in benchmarks/core.py: enough that nothing is still in the caches from the round before.
+PROMPTS_AT_MOST = 400
+LOOK_UPS = 200
 #: Tokens of a hit that a peer may leave for the engine to compute again: vLLM never hits the last block.
 LEFT_OVER = BLOCK_SIZE
 DECODE_TOKENS = 512
 TRACE_REQUESTS = 1500
 #: A peer that takes longer than this for the trace is stopped; that size and larger ones stay empty.
 TRACE_SECONDS = 20
-#: A row that takes longer than this is taken from fewer prompts, at least one.
-ROW_SECONDS = 6
+#: A row that takes longer than this is taken from fewer prompts or rounds, at least one.
+ROW_SECONDS = 3
 #: A peer whose hold takes longer than this for one block (its cost grows with the pool) is not asked at larger sizes.
 SLOWEST_HOLD_NS = 100_000
 
@@ -66,6 +67,7 @@ def peer_rows(peer: Peer, trace: str | None) -> Iterator[Measured]:
 
 def open_pool(peer: Peer, size: int) -> None:
     """A new pool, out of the garbage collector's sight, as engines keep it."""
+    gc.unfreeze()
     peer.open(size)
     gc.collect()
     gc.freeze()
@@ -111,7 +113,8 @@ def life_rows(peer: Peer, size: int) -> Iterator[Measured]:
     """Prompts into an empty pool, then into one where each block evicts another; both times freed."""
     published, evicting, freed = [], [], []
     prompts, others = prompts_for(size, 3), prompts_for(size, 4)[:PROMPTS_AT_MOST]
-    for _ in range(1 if size > 100_000 else ROUNDS):
+    start = time.perf_counter()
+    while len(published) < ROUNDS and time.perf_counter() - start < ROW_SECONDS:
         open_pool(peer, size)
         for times, work in ((published, prompts[:PROMPTS_AT_MOST]), (evicting, others)):
             if times is evicting:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers.ours [--trace TRACE]`: the rows of Blockyard, a JSON object a line."""
+"""`python -m benchmarks.peers.ours [--trace TRACE]`: Blockyard's rows by its own benchmarks, a JSON object a line."""
 
 from __future__ import annotations
 

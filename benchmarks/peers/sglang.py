@@ -78,10 +78,12 @@ class SGLang(Peer):
         for row, prompt in zip(rows, prompts, strict=True):
             self._rows.write((row, slice(0, len(prompt))), self._allocate(len(prompt)).to(torch.int32))
         self._row_ids = torch.tensor(rows)
+        self._outputs: list[list[int]] = []
         self._lengths = torch.tensor([len(prompt) for prompt in prompts])
 
     def decode_step(self, sampled: list[int]) -> None:
-        """Slots and rows of the whole batch; nothing is published before a request ends, so `sampled` is not read."""
+        """Slots and rows of the whole batch. Tokens are kept until a request ends; nothing is published before."""
+        self._outputs.append(sampled)
         last = self._rows.req_to_token[self._row_ids, self._lengths - 1]
         longer = self._lengths + 1
         slots = self._allocator.alloc_decode(longer, longer, last)
