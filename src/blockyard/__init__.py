@@ -42,6 +42,7 @@ from .errors import (
     PolicyError,
     SequenceNotReady,
     StalePlan,
+    TraceError,
     UnknownSequence,
 )
 from .groups import LayerGroup
@@ -91,6 +92,7 @@ __all__ = [
     "StalePlan",
     "StepPlan",
     "SwapPlan",
+    "TraceError",
     "UnknownSequence",
     "__version__",
     "build_name",

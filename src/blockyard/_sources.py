@@ -8,15 +8,17 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-#: Modules outside `core/` that hot code reads constants from, so they are compiled with it.
+#: Folders that are compiled as a whole.
+COMPILED_ROOMS = ("core", "lab/simulation")
+#: Modules outside of them that hot code reads constants from, so they are compiled with it.
 COMPILED_GROUND = ("ids.py",)
 BUILD_RECORD = "_build_record.py"
 
 
 def compiled_sources(package: Path) -> list[Path]:
     """Every source file that goes through mypyc, sorted; `__init__.py` files stay interpreted."""
-    core = [path for path in (package / "core").rglob("*.py") if path.name != "__init__.py"]
-    return sorted([package / name for name in COMPILED_GROUND] + core)
+    rooms = [path for room in COMPILED_ROOMS for path in (package / room).rglob("*.py") if path.name != "__init__.py"]
+    return sorted([package / name for name in COMPILED_GROUND] + rooms)
 
 
 def source_digest(package: Path) -> str:

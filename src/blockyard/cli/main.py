@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 
 from .. import __version__
 from .._build import build_name
 from ..errors import BlockyardError, MissingExtra
-from .demo_options import add_demo_options
+from .commands import COMMANDS, Command
 
 _DESCRIPTION = "Blockyard: the paged KV-cache block manager as a library. This command shows it at work."
 
@@ -22,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?" and goes on
     try:
-        return int(_command(options.command)(options))
+        return int(_function(COMMANDS[options.command])(options))
     except BlockyardError as error:
         print(f"blockyard: {error}", file=sys.stderr)
         return 2
@@ -35,22 +36,23 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="blockyard", description=_DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"blockyard {__version__} ({build_name()})")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add_demo_options(commands)
+    for command in COMMANDS.values():
+        command.add_options(commands)
     return parser
 
 
-def _command(name: str) -> Callable[[argparse.Namespace], int]:
-    """The function behind a command, imported only now: most need torch, and --version should not."""
+def _function(command: Command) -> Callable[[argparse.Namespace], int]:
+    """The function behind a command, imported only now: most need an extra, and --version should not."""
     try:
-        if name == "demo":
-            from .demo import run_demo
-
-            return run_demo
+        module = importlib.import_module(f".{command.module}", __package__)
     except ImportError as error:
         if isinstance(error, MissingExtra):
             raise
-        raise MissingExtra(f"blockyard {name} needs {error.name}: pip install 'blockyard[engine]'") from error
-    raise AssertionError(name)
+        raise MissingExtra(
+            f"blockyard {command.module} needs {error.name}: pip install 'blockyard[{command.extra}]'"
+        ) from error
+    function: Callable[[argparse.Namespace], int] = getattr(module, command.function)
+    return function
 
 
 if __name__ == "__main__":

@@ -1,0 +1,25 @@
+"""Every command: its options, and where the work is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .demo_options import add_demo_options
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """add_options: adds the parser to argparse's subparsers, without importing the work.
+    module, function: where in this package the work is. extra: what `pip install 'blockyard[extra]'` brings it."""
+
+    add_options: Callable[[Any], None]
+    module: str
+    function: str
+    extra: str
+
+
+COMMANDS = {
+    "demo": Command(add_demo_options, "demo", "run_demo", "engine"),
+}

@@ -1,0 +1,1 @@
+"""Loops over whole traces, compiled. They know integers: no file, no request."""

@@ -1,0 +1,1 @@
+"""Where requests come from: files of production, and generators."""
