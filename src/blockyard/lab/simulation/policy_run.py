@@ -52,7 +52,7 @@ class PolicyRun:
             self._take(ids[place])
             place += 1
         self._give_back(ids, start, stop)
-        while int(len(self._content)) - 1 - self._num_free > self._capacity:
+        while len(self._content) - 1 - self._num_free > self._capacity:
             self._evict()
 
     def _take(self, content: i64) -> None:
