@@ -17,8 +17,9 @@ class TraceRequest:
     arrival: seconds since the trace began. num_prompt_tokens, num_output_tokens: their lengths; a prompt has at least
     one token. hash_ids: (ceil(num_prompt_tokens / hash_block_size),) int64, 0 to 2**60 - 1; equal ids name equal blocks
     of tokens *under equal prefixes*, so a prompt's cached prefix is a run of ids from the start. The last may name a
-    block that is only partly filled. None where the trace says nothing of contents. token_ids: (num_prompt_tokens,)
-    int32, where the trace has them. session: the conversation it belongs to, "" if unknown.
+    block that is only partly filled; no id stands twice. None where the trace says nothing of contents. token_ids:
+    (num_prompt_tokens,) int32, where the trace has them. Both arrays may be shared and are read-only. session: the
+    conversation it belongs to, "" if unknown.
     """
 
     arrival: float

@@ -1,0 +1,127 @@
+"""Values out of a line's fields, each checked: type and limits, never a guess."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .limits import MAX_HASH_ID, MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS, MAX_TIMESTAMP, MAX_TOKEN_ID
+from .problems import LineProblem, shown
+
+Fields = Mapping[str, Any]
+Ids = TypeVar("Ids", NDArray[np.int64], NDArray[np.int32])
+
+
+def required(fields: Fields, name: str) -> Any:
+    """The value of a field that must be there."""
+    try:
+        return fields[name]
+    except KeyError:
+        found = ", ".join(sorted(map(str, fields))[:12])
+        raise LineProblem(f"{name} missing", f"{name} is missing; the line has {found[:200] or 'no fields'}") from None
+
+
+def integer(name: str, value: object, low: int, high: int) -> int:
+    """An integer within limits. A bool, a float and a text of digits are none."""
+    if type(value) is not int:
+        raise LineProblem(f"{name} not an integer", f"{name} is {shown(value)}; it must be an integer")
+    if not low <= value <= high:
+        raise LineProblem(f"{name} out of range", f"{name} is {shown(value)}; it must be from {low} to {high}")
+    return value
+
+
+def prompt_length(name: str, value: object) -> int:
+    """Tokens of a prompt: at least 1."""
+    return integer(name, value, 1, MAX_PROMPT_TOKENS)
+
+
+def output_length(name: str, value: object) -> int:
+    """Tokens of an output, 0 for a request that failed or of which nothing is known."""
+    return integer(name, value, 0, MAX_OUTPUT_TOKENS)
+
+
+def timestamp(name: str, value: object) -> float:
+    """A finite number, in the format's unit."""
+    if type(value) not in (int, float):
+        raise LineProblem(f"{name} not a number", f"{name} is {shown(value)}; it must be a number")
+    if not abs(value) <= MAX_TIMESTAMP:  # type: ignore[arg-type]  # NaN compares false, so it is refused too
+        raise LineProblem(f"{name} out of range", f"{name} is {shown(value)}; it must be from -2**53 to 2**53")
+    return value  # type: ignore[return-value]
+
+
+def _integers(name: str, value: object, high: int) -> list[int]:
+    if type(value) is not list:
+        raise LineProblem(f"{name} not a list", f"{name} is {shown(value)}; it must be a list of integers")
+    if not set(map(type, value)) <= {int}:
+        wrong = next(item for item in value if type(item) is not int)
+        raise LineProblem(f"{name} not integers", f"{name} holds {shown(wrong)}; it must hold integers only")
+    if value and not (min(value) >= 0 and max(value) <= high):
+        wrong = next(item for item in value if not 0 <= item <= high)
+        raise LineProblem(f"{name} out of range", f"{name} holds {shown(wrong)}; ids must be from 0 to {high}")
+    return value
+
+
+def hash_ids(value: object, num_prompt_tokens: int, block_size: int) -> NDArray[np.int64]:
+    """One id for each block that the prompt begins: ceil(num_prompt_tokens / block_size)."""
+    ids = _integers("hash_ids", value, MAX_HASH_ID)
+    expected = -(-num_prompt_tokens // block_size)
+    if len(ids) != expected:
+        raise LineProblem(
+            "hash_ids do not match input_length",
+            f"hash_ids has {len(ids)} ids; input_length {num_prompt_tokens} takes {expected} of {block_size} tokens",
+        )
+    return read_only(np.array(ids, dtype=np.int64))
+
+
+def different(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The ids, if none stands twice: an id names a block under its prefix, which no prompt can hold twice."""
+    if len(set(ids.tolist())) != len(ids):
+        values, counts = np.unique(ids, return_counts=True)
+        twice = int(values[np.argmax(counts > 1)])
+        raise LineProblem("hash_ids repeat", f"hash_ids holds {twice} twice; an id names a block under its prefix")
+    return ids
+
+
+def token_ids(name: str, value: object) -> NDArray[np.int32]:
+    """The prompt itself, (n,) int32 with 1 <= n <= `MAX_PROMPT_TOKENS`."""
+    ids = _integers(name, value, MAX_TOKEN_ID)
+    prompt_length(f"the length of {name}", len(ids))
+    return read_only(np.array(ids, dtype=np.int32))
+
+
+def session(name: str, value: object) -> str:
+    """A conversation's name: a text or an integer."""
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or len(str(value)) > 200:
+        raise LineProblem(f"{name} not a name", f"{name} is {shown(value)}; it must be an integer or a short text")
+    return str(value)
+
+
+def digits(name: str, text: str) -> int:
+    """The integer that a cell of CSV spells. Only digits and a sign: int() would also take 1_000."""
+    if len(text) > 20 or not (text.isascii() and text.lstrip("+-").isdigit()):
+        raise LineProblem(f"{name} not an integer", f"{name} is {shown(text)}; it must be an integer")
+    try:
+        return int(text)
+    except ValueError:
+        raise LineProblem(f"{name} not an integer", f"{name} is {shown(text)}; it must be an integer") from None
+
+
+def decimal(name: str, text: str) -> float:
+    """The finite number that a cell of CSV spells."""
+    try:
+        value = math.nan if "_" in text else float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise LineProblem(f"{name} not a number", f"{name} is {shown(text)}; it must be a number")
+    return timestamp(name, value)
+
+
+def read_only(array: Ids) -> Ids:
+    """The array, which nobody can write to from now on."""
+    array.flags.writeable = False
+    return array

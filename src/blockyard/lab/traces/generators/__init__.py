@@ -1,0 +1,35 @@
+"""Traces that are made: endless variety from a seed, in bounded memory.
+
+Read it in this order:
+
+    options        what a generator is told, with limits and units
+    draws          random lengths, popularities and arrivals, a batch at a time
+    shared         texts that many prompts begin with, and the ids of their blocks
+    talks          conversations whose prompts grow by what was said
+    chat, agents, system, rag, scan, bursts, mix
+                   one kind of load each
+"""
+
+from __future__ import annotations
+
+from .agents import Agents
+from .bursts import Bursts
+from .chat import Chat
+from .mix import Mix
+from .options import Generator
+from .rag import Rag
+from .scan import Scan
+from .system import System
+
+__all__ = ["GENERATORS", "Agents", "Bursts", "Chat", "Generator", "Mix", "Rag", "Scan", "System"]
+
+#: Every generator by its name.
+GENERATORS: dict[str, type[Generator]] = {
+    "chat": Chat,
+    "system": System,
+    "agents": Agents,
+    "rag": Rag,
+    "scan": Scan,
+    "bursts": Bursts,
+    "mix": Mix,
+}

@@ -1,0 +1,87 @@
+"""Random numbers, a batch at a time: numpy draws them, plain Python takes them one by one.
+
+Each stream has a generator of its own, so what one draws does not move another, and a longer trace begins as a shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+BATCH = 1024
+
+
+def streams(seed: int, count: int) -> list[np.random.Generator]:
+    """Independent generators from one seed."""
+    return [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(count)]
+
+
+def lognormal(rng: np.random.Generator, median: float, spread: float, high: int, count: int) -> NDArray[np.int64]:
+    """(count,) lengths in tokens from 1 to high: exp of a normal of mean ln(median) and deviation `spread`."""
+    logarithms = np.minimum(np.log(median) + spread * rng.standard_normal(count), 60.0)
+    clipped: NDArray[np.float64] = np.clip(np.rint(np.exp(logarithms)), 1, high)
+    return clipped.astype(np.int64)
+
+
+def lengths(rng: np.random.Generator, median: float, spread: float, high: int) -> Iterator[int]:
+    """Lengths without end, as `lognormal` draws them."""
+    while True:
+        yield from lognormal(rng, median, spread, high, BATCH).tolist()
+
+
+def uniforms(rng: np.random.Generator) -> Iterator[float]:
+    """Numbers from 0 to below 1 without end."""
+    while True:
+        yield from rng.random(BATCH).tolist()
+
+
+def numbers_below(rng: np.random.Generator, count: int) -> Iterator[int]:
+    """Integers from 0 to below count, each as likely, without end."""
+    while True:
+        yield from rng.integers(0, count, BATCH).tolist()
+
+
+def zipf(rng: np.random.Generator, count: int, exponent: float) -> Iterator[int]:
+    """Integers from 0 to below count without end; number k is drawn in proportion to 1 / (k + 1)**exponent."""
+    weights = np.cumsum(1.0 / np.arange(1, count + 1) ** exponent)
+    while True:
+        found = np.searchsorted(weights, rng.random(BATCH) * weights[-1], side="right")
+        yield from np.minimum(found, count - 1).tolist()
+
+
+def geometric(rng: np.random.Generator, mean: float) -> Iterator[int]:
+    """Integers from 1 with the given mean (1 or more), without end."""
+    while True:
+        yield from rng.geometric(1.0 / mean, BATCH).tolist()
+
+
+def arrivals(
+    rng: np.random.Generator, rate: float, on_seconds: float, off_seconds: float
+) -> Iterator[tuple[float, int]]:
+    """(seconds, burst) of arrivals without end, the first at 0; to the microsecond. burst: number of the on-phase.
+
+    Without off-phases a Poisson process of the given rate, and one burst. With them an on/off process: a Poisson
+    process during exponential on-phases, so much faster that the mean rate is the given one.
+    """
+    if off_seconds == 0:
+        yield from ((seconds, 0) for seconds in _poisson(rng, rate))
+        return
+    phases, pause, burst = rng.spawn(1)[0], 0.0, 0
+    end = phases.exponential(on_seconds)
+    for seconds in _poisson(rng, rate * (on_seconds + off_seconds) / on_seconds):
+        while seconds > end:
+            end += phases.exponential(on_seconds)
+            pause += phases.exponential(off_seconds)
+            burst += 1
+        yield round(seconds + pause, 6), burst
+
+
+def _poisson(rng: np.random.Generator, rate: float) -> Iterator[float]:
+    now = 0.0
+    yield now
+    while True:
+        times = now + np.cumsum(rng.standard_exponential(BATCH)) / rate
+        now = float(times[-1])
+        yield from np.round(times, 6).tolist()

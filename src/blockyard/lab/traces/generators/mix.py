@@ -1,0 +1,55 @@
+"""A bit of everything, as one fleet sees it."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...trace import TraceRequest
+from ..fields import read_only
+from .agents import Agents
+from .bursts import Bursts
+from .chat import Chat
+from .options import ID_BITS, Generator
+from .rag import Rag
+from .scan import Scan
+from .system import System
+
+#: Each kind's share of the requests, in percent.
+SHARES: tuple[tuple[type[Generator], int], ...] = (
+    (Chat, 40),
+    (System, 15),
+    (Agents, 20),
+    (Rag, 15),
+    (Scan, 5),
+    (Bursts, 5),
+)
+
+
+@dataclass(kw_only=True)
+class Mix(Generator):
+    """All kinds at once, each at its share of the rate: 40 % chat, 20 % agents, 15 % system, 15 % rag, 5 % scan, 5 %
+    bursts, with the options that they have by themselves. No block of one kind is one of another.
+    """
+
+    def endless(self) -> Iterator[TraceRequest]:
+        """The requests, without end, by arrival. Memory: that of the parts."""
+        walks = [self._walk(number, kind, share) for number, (kind, share) in enumerate(SHARES)]
+        return heapq.merge(*walks, key=lambda request: request.arrival)
+
+    def _walk(self, number: int, kind: type[Generator], share: int) -> Iterator[TraceRequest]:
+        part = kind(
+            seed=int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0]),
+            hash_block_size=self.hash_block_size,
+            rate=self.rate * share / 100,
+            max_prompt_tokens=self.max_prompt_tokens,
+        )
+        if kind is not Bursts:  # which have phases of their own
+            part.on_seconds, part.off_seconds = self.on_seconds, self.off_seconds
+        above = number << ID_BITS
+        for request in part.endless():
+            if request.hash_ids is not None:
+                yield replace(request, hash_ids=read_only(request.hash_ids + above))
