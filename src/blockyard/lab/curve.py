@@ -1,0 +1,137 @@
+"""Hit rate against capacity: every policy, the offline optimum, and where more blocks stop paying."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from librt.vecs import vec
+from mypy_extensions import i64
+from numpy.typing import NDArray
+
+from ..errors import InvalidArgument
+from .knee import find_knee
+from .policy_names import OPTIMUM, policy_for
+from .references import References
+from .simulation.belady import Belady
+from .simulation.policy_run import PolicyRun
+from .simulation.stack_distance import LRUStack
+from .sweep import run_all
+
+
+@dataclass(frozen=True, slots=True)
+class HitCurves:
+    """Block hit rates of one trace, by policy and capacity.
+
+    sizes: (S,) capacities in blocks of `tokens_a_block` tokens, ascending. hit_rates: policy to (S,) shares of the
+    trace's block references that hit, 0 to 1; "optimum" is an upper bound for all others. infinite: with no limit.
+    error: policy to (S,) standard errors of a sampled curve, empty if the whole trace was used. knee: index into
+    sizes. num_hits: policy to (S,) exact counts, of the sample if sampled. knee_policy: whose curve the knee is of.
+    """
+
+    trace: str
+    tokens_a_block: int
+    num_requests: int
+    num_references: int
+    working_set: int
+    sample_rate: float
+    sizes: NDArray[np.int64]
+    hit_rates: dict[str, NDArray[np.float64]]
+    num_hits: dict[str, NDArray[np.int64]]
+    infinite: float
+    error: dict[str, NDArray[np.float64]]
+    knee: int
+    knee_policy: str
+
+
+def hit_curves(
+    references: References,
+    policies: Sequence[str],
+    sizes: Sequence[int],
+    *,
+    name: str = "",
+    jobs: int = 1,
+    backend: str = "processes",
+    on_done: Callable[[int], None] | None = None,
+) -> HitCurves:
+    """Run every policy at every size.
+
+    policies: names as `parse_policies` gives them; "optimum" is Belady's. sizes: blocks, ascending. LRU takes one pass
+    for all sizes, O(references * log references); every other policy one for each. A sampled trace is run in
+    caches smaller by the same rate (miniature simulation: Waldspurger et al., USENIX ATC 2017). jobs, backend,
+    on_done: as in `run_all`. Raises `InvalidArgument`.
+    """
+    if not policies or not sizes:
+        raise InvalidArgument(f"policies has {len(policies)} names and sizes {len(sizes)}; each needs one at least")
+    wanted = list(dict.fromkeys(policies))
+    capacities = [max(round(size * references.rate), 1) for size in sizes]
+    others = [policy for policy in wanted if policy != "lru"]
+    cells = [(references, policy, capacity) for policy in others for capacity in capacities]
+    counted = iter(run_all(count_hits, cells, jobs=jobs, backend=backend, on_done=on_done))
+    num_hits = {policy: np.array([next(counted) for _ in capacities], np.int64) for policy in others}
+    stack = lru_hits(references)
+    num_hits = {
+        policy: stack[np.minimum(capacities, len(stack) - 1)] for policy in wanted if policy == "lru"
+    } | num_hits
+    num_hits = {policy: num_hits[policy] for policy in wanted}
+    hit_rates = {policy: _rates(references, hits) for policy, hits in num_hits.items()}
+    best = next((policy for policy in wanted if policy != OPTIMUM), wanted[0])
+    return HitCurves(
+        trace=name,
+        tokens_a_block=references.tokens_a_block,
+        num_requests=references.num_requests,
+        num_references=references.num_references,
+        working_set=references.working_set,
+        sample_rate=references.rate,
+        sizes=np.array(sizes, np.int64),
+        hit_rates=hit_rates,
+        num_hits=num_hits,
+        infinite=float(_rates(references, stack[-1:])[0]),
+        error=_sampling_errors(references, capacities) if references.halvings and "lru" in wanted else {},
+        knee=find_knee(np.array(sizes, np.float64), hit_rates[best]),
+        knee_policy=best,
+    )
+
+
+def count_hits(references: References, policy: str, capacity: int) -> int:
+    """Block references that hit in `capacity` blocks. O(references * cost of the policy)."""
+    ids, starts = vec[i64](_writable(references.ids)), vec[i64](_writable(references.starts))
+    if policy == OPTIMUM:
+        optimum = Belady(capacity, ids, references.num_contents)
+        optimum.run(starts)
+        return optimum.num_hits
+    longest = references.longest_sampled
+    run = PolicyRun(policy_for(policy, capacity + longest + 1), capacity, references.num_contents, longest)
+    run.run(ids, starts)
+    return run.num_hits
+
+
+def lru_hits(references: References) -> NDArray[np.int64]:
+    """Hits of LRU at every capacity from 0 to num_contents, in one pass. O(references * log references)."""
+    stack = LRUStack(len(references.ids), references.num_contents)
+    stack.run(vec[i64](_writable(references.ids)), vec[i64](_writable(references.starts)))
+    return np.cumsum(np.array(stack.num_hits_at))
+
+
+def _writable(array: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Arrays that joblib maps from a file are of a class of their own."""
+    return np.asarray(array)
+
+
+def _rates(references: References, hits: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Hits as a share of all references. A sample has its expected number of them, whatever it drew: what it has too
+    many or too few are references to the most popular contents, which hit in any cache."""
+    expected = references.num_references * references.rate
+    rates = (hits + (expected - len(references.ids))) / expected if references.halvings else hits / expected
+    return np.clip(rates, 0.0, 1.0)
+
+
+def _sampling_errors(references: References, capacities: Sequence[int]) -> dict[str, NDArray[np.float64]]:
+    """The standard error of LRU's sampled curve, from how four quarters of the sample differ."""
+    quarters = []
+    for group in range(4):
+        part = references.select(group)
+        hits = lru_hits(part)
+        quarters.append(_rates(part, hits[np.minimum([max(c // 4, 1) for c in capacities], len(hits) - 1)]))
+    return {"lru": np.std(quarters, axis=0, ddof=1) / 2}

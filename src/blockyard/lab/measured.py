@@ -1,0 +1,139 @@
+"""What a replay found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..answers import MissCauses
+from ..core.manager import KVCacheManager
+from ..errors import TraceError
+
+#: Requests between two reports of progress.
+REPORT_EVERY = 256
+_NO_CAUSES = MissCauses(0, 0, 0, 0, 0, 0, -1)
+
+
+def never_fits(cache: KVCacheManager, num_tokens: int) -> str:
+    """Why a request of `num_tokens`, prompt and output, cannot run even alone; "" if it can. O(1)."""
+    config = cache.config
+    num_blocks, usable = -(-num_tokens // config.block_size), config.num_blocks - 1 - config.watermark_blocks
+    if num_tokens > config.max_model_len:
+        return f"it has {num_tokens} tokens with its output; max_model_len is {config.max_model_len}"
+    if num_blocks > usable:
+        return f"it needs {num_blocks} blocks of {config.block_size} tokens with its output; the pool can give {usable}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedTime:
+    """What the service-time model makes of a replay by timestamps, in its seconds.
+
+    duration: from the first arrival to the last token. first_token, queueing: (median, 90th, 99th percentile) from
+    arrival to the first output token, and to the first computed token. num_steps: of the engine.
+    """
+
+    duration: float
+    num_steps: int
+    first_token: tuple[float, float, float]
+    queueing: tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """One replay: a policy and a size.
+
+    num_requests: finished. num_refused: that not even an empty pool could hold, left out; first_refused says which.
+    num_prompt_tokens, num_hit_tokens: of first allocations; what a preempted request computed again is
+    num_recomputed_tokens. causes: its tokens by what became of them. num_evicted_blocks. num_preemptions.
+    peak_used_blocks: most blocks held at once. peak_running: most requests at once. wasted_share: slots held and not
+    filled, of all slots held, when each request ended, 0 to 1. num_blocks_handled: blocks of all prompts and outputs.
+    seconds: that the replay took, 0 without a clock. simulated: of a replay by timestamps, else None.
+    """
+
+    policy: str
+    num_blocks: int
+    block_size: int
+    num_requests: int
+    num_refused: int
+    first_refused: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_hit_tokens: int
+    num_recomputed_tokens: int
+    causes: MissCauses
+    num_evicted_blocks: int
+    num_preemptions: int
+    peak_used_blocks: int
+    peak_running: int
+    wasted_share: float
+    num_blocks_handled: int
+    seconds: float
+    simulated: SimulatedTime | None = None
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the prompt tokens that hit, 0 to 1."""
+        return self.num_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+    @property
+    def blocks_per_second(self) -> float:
+        """Blocks handled in a second of the replay."""
+        return self.num_blocks_handled / self.seconds if self.seconds else 0.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counters of a replay on its way."""
+
+    num_requests: int = 0
+    num_refused: int = 0
+    first_refused: str = ""
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+    peak_running: int = 0
+    num_blocks_handled: int = 0
+    num_slots: int = 0
+    num_filled: int = 0
+
+    def refuse(self, number: int, why: str, strict: bool) -> None:
+        """Count request `number`, from 1, that can never fit; with `strict`, raise `TraceError`."""
+        if strict:
+            raise TraceError(f"request {number}: {why}")
+        self.num_refused += 1
+        self.first_refused = self.first_refused or f"request {number}: {why}"
+
+    def finish(self, num_tokens: int, num_output_tokens: int, block_size: int) -> None:
+        """Count a request that ended with `num_tokens` computed."""
+        num_blocks = -(-num_tokens // block_size)
+        self.num_requests += 1
+        self.num_output_tokens += num_output_tokens
+        self.num_blocks_handled += num_blocks
+        self.num_slots += num_blocks * block_size
+        self.num_filled += num_tokens
+
+    def result(
+        self, policy: str, cache: KVCacheManager, seconds: float, simulated: SimulatedTime | None
+    ) -> ReplayResult:
+        """All of it, with the manager's own counters."""
+        stats = cache.stats()
+        return ReplayResult(
+            policy=policy,
+            num_blocks=cache.config.num_blocks,
+            block_size=cache.config.block_size,
+            num_requests=self.num_requests,
+            num_refused=self.num_refused,
+            first_refused=self.first_refused,
+            num_prompt_tokens=stats.num_prompt_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_hit_tokens=stats.num_hit_tokens,
+            num_recomputed_tokens=stats.num_resumed_tokens - stats.num_resumed_hit_tokens,
+            causes=cache.miss_totals() if cache.config.track_misses else _NO_CAUSES,
+            num_evicted_blocks=stats.num_evicted_blocks,
+            num_preemptions=self.num_preemptions,
+            peak_used_blocks=stats.peak_used_blocks,
+            peak_running=self.peak_running,
+            wasted_share=1 - self.num_filled / self.num_slots if self.num_slots else 0.0,
+            num_blocks_handled=self.num_blocks_handled,
+            seconds=seconds,
+            simulated=simulated,
+        )

@@ -1,0 +1,59 @@
+"""Policies as people name them: by name, or a class in a file of their own."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from ..core.policies import POLICIES, make_policy
+from ..core.policies.base import EvictionPolicy
+from ..errors import InvalidArgument, PolicyError
+
+#: The offline optimum stands in lists beside policies; no pool can run it.
+OPTIMUM = "optimum"
+
+
+def parse_policies(text: str) -> list[str]:
+    """The names in a list like "lru,arc,mine.py:Mine", in order, each once.
+
+    A class in a file is found by its path and made from the number of blocks, as `CacheConfig(eviction_policy=...)`.
+    Raises `InvalidArgument` for an unknown one.
+    """
+    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    for name in names:
+        if name != OPTIMUM:
+            policy_of(name)
+    return names
+
+
+def policy_of(name: str) -> object:
+    """What `CacheConfig(eviction_policy=...)` takes for this name."""
+    if name in POLICIES:
+        return name
+    path, colon, member = name.rpartition(":")
+    if not colon:
+        known = ", ".join(sorted(POLICIES))
+        raise InvalidArgument(f"policies has {name!r}; it must be one of {known}, or a class: file.py:ClassName")
+    return _member_of(Path(path), member)
+
+
+def policy_for(name: str, num_blocks: int) -> EvictionPolicy:
+    """A policy over ids 1 to num_blocks - 1. Raises `InvalidArgument` and `PolicyError` as `make_policy`."""
+    return make_policy(policy_of(name), num_blocks)
+
+
+def _member_of(path: Path, member: str) -> object:
+    if not path.is_file():
+        raise InvalidArgument(f"policies names {path}; there is no such file")
+    spec = importlib.util.spec_from_file_location(f"_blockyard_policy_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise InvalidArgument(f"policies names {path}; it must be a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise PolicyError(f"{path}: it raised {type(error).__name__}: {error}") from error
+    found: object = getattr(module, member, None)
+    if not callable(found):
+        raise InvalidArgument(f"policies names {member} in {path}; there is no such class")
+    return found

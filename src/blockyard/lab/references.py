@@ -1,0 +1,246 @@
+"""A trace as the loops want it: references to contents that are numbered from 0, sampled where it is too long."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arguments import require_int
+from ..errors import TraceError
+from .trace import Trace, TraceRequest
+
+#: References kept in memory before the sample is halved: 64 MiB of them.
+MAX_REFERENCES = 2**23
+#: A trace may be sampled down to one content in 2**40.
+_MOST_HALVINGS = 40
+_REQUESTS_A_CHUNK = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """The blocks that a trace's prompts name, in order.
+
+    ids: (num_sampled,) int64, contents from 0 to num_contents - 1. starts: (requests with a sampled block + 1,) int64;
+    the ids of such a request r are ids[starts[r]:starts[r + 1]]. tokens_a_block: tokens that an id stands for.
+    num_requests, num_references, num_prompt_tokens, num_output_tokens: of the whole trace, exactly.
+    longest_request: blocks of the longest prompt; longest_sequence: tokens of the longest prompt with its output.
+    duration: seconds from the first arrival to the last.
+    halvings: a content is in the sample with probability 2**-halvings, by a hash of its id; 0 is the whole trace.
+    group: (num_contents,) uint8, 0 to 3, by another part of the same hash: four samples in one, to see how they differ.
+    """
+
+    ids: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    group: NDArray[np.uint8]
+    tokens_a_block: int
+    num_requests: int
+    num_references: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    longest_request: int
+    longest_sequence: int
+    duration: float
+    halvings: int
+
+    @property
+    def num_contents(self) -> int:
+        """Contents in the sample."""
+        return len(self.group)
+
+    @property
+    def rate(self) -> float:
+        """The share of contents that is in the sample."""
+        return 0.5**self.halvings
+
+    @property
+    def working_set(self) -> int:
+        """Contents of the whole trace: blocks that would hold everything. An estimate if sampled."""
+        return round(self.num_contents / self.rate)
+
+    @property
+    def longest_sampled(self) -> int:
+        """The most sampled blocks of one request."""
+        return int(np.diff(self.starts).max(initial=0))
+
+    def select(self, group: int) -> References:
+        """One of the four samples, a quarter of this one."""
+        kept = self.group[self.ids] == group
+        ids, starts = _compact(self.ids[kept], _starts_of(kept, self.starts))
+        contents, dense = np.unique(ids, return_inverse=True)
+        return dataclasses.replace(
+            self, ids=dense.astype(np.int64), starts=starts, group=self.group[contents], halvings=self.halvings + 2
+        )
+
+
+def read_references(
+    trace: Trace,
+    *,
+    block_size: int = 16,
+    max_references: int = MAX_REFERENCES,
+    halvings: int = 0,
+    on_request: Callable[[int], None] | None = None,
+) -> References:
+    """Walk through a trace once and keep its references, or a sample of them.
+
+    block_size: tokens a block of traces that have tokens; one with hash ids has its own. max_references: where the
+    sample grows above it, half of the contents are dropped, and so on (fixed-size SHARDS: Waldspurger et al.,
+    FAST 2015), so memory is bounded whatever the trace. halvings: where to begin. on_request: told the number of
+    requests read, now and then.
+
+    Raises `TraceError` for a trace without contents, and what the trace's reader raises.
+    """
+    require_int("block_size", block_size, 1, 2**20)
+    require_int("max_references", max_references, 1024, 2**31)
+    sample = _Sample(max_references, require_int("halvings", halvings, 0, _MOST_HALVINGS))
+    totals = _Totals()
+    tokens_a_block = trace.hash_block_size or block_size
+    for chunk in _chunks(trace):
+        prompts = [_named_blocks(trace, request, tokens_a_block) for request in chunk]
+        for request, ids in zip(chunk, prompts, strict=True):
+            totals.add(request, len(ids))
+        sample.add(prompts)
+        if on_request is not None:
+            on_request(totals.num_requests)
+    return sample.finish(totals, tokens_a_block)
+
+
+@dataclass(slots=True)
+class _Totals:
+    """Counters of the whole trace, sampled or not."""
+
+    num_requests: int = 0
+    num_references: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    longest_request: int = 0
+    longest_sequence: int = 0
+    first_arrival: float = 0.0
+    last_arrival: float = 0.0
+
+    def add(self, request: TraceRequest, num_blocks: int) -> None:
+        if self.num_requests == 0:
+            self.first_arrival = request.arrival
+        self.last_arrival = request.arrival
+        self.num_requests += 1
+        self.num_references += num_blocks
+        self.num_prompt_tokens += request.num_prompt_tokens
+        self.num_output_tokens += request.num_output_tokens
+        self.longest_request = max(self.longest_request, num_blocks)
+        self.longest_sequence = max(self.longest_sequence, request.num_prompt_tokens + request.num_output_tokens)
+
+
+@dataclass(slots=True)
+class _Sample:
+    """References kept so far, in chunks."""
+
+    max_references: int
+    halvings: int
+    ids: list[NDArray[np.int64]] = field(default_factory=list)
+    lengths: list[NDArray[np.int64]] = field(default_factory=list)
+    num_kept: int = 0
+
+    def add(self, prompts: list[NDArray[np.int64]]) -> None:
+        ids = np.concatenate(prompts) if prompts else np.empty(0, np.int64)
+        starts = np.concatenate([[0], np.cumsum([len(prompt) for prompt in prompts])]).astype(np.int64)
+        self._append(*self._filtered(ids, starts))
+        while self.num_kept > self.max_references and self.halvings < _MOST_HALVINGS:
+            self._halve()
+
+    def _filtered(self, ids: NDArray[np.int64], starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+        if self.halvings == 0:
+            return ids, np.diff(starts)
+        kept = (_mixed(ids) >> np.uint64(64 - self.halvings)) == 0
+        return ids[kept], np.diff(_starts_of(kept, starts))
+
+    def _append(self, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        self.ids.append(ids)
+        self.lengths.append(lengths[lengths > 0])
+        self.num_kept += len(ids)
+
+    def _halve(self) -> None:
+        chunks = list(zip(self.ids, self.lengths, strict=True))
+        self.ids, self.lengths, self.num_kept = [], [], 0
+        self.halvings += 1
+        for ids, lengths in chunks:
+            self._append(*self._filtered(ids, np.concatenate([[0], np.cumsum(lengths)])))
+
+    def finish(self, totals: _Totals, tokens_a_block: int) -> References:
+        ids = np.concatenate(self.ids) if self.ids else np.empty(0, np.int64)
+        if len(ids) == 0:
+            raise TraceError(f"none of {totals.num_references} blocks is in a sample of one in {2**self.halvings}")
+        contents, dense = np.unique(ids, return_inverse=True)
+        starts = np.concatenate([[0], np.cumsum(np.concatenate(self.lengths))]).astype(np.int64)
+        group = (_mixed(contents) & np.uint64(3)).astype(np.uint8)
+        return References(
+            ids=dense.astype(np.int64),
+            starts=starts,
+            group=group,
+            tokens_a_block=tokens_a_block,
+            num_requests=totals.num_requests,
+            num_references=totals.num_references,
+            num_prompt_tokens=totals.num_prompt_tokens,
+            num_output_tokens=totals.num_output_tokens,
+            longest_request=totals.longest_request,
+            longest_sequence=totals.longest_sequence,
+            duration=totals.last_arrival - totals.first_arrival,
+            halvings=self.halvings,
+        )
+
+
+def _chunks(trace: Trace) -> Iterator[list[TraceRequest]]:
+    chunk: list[TraceRequest] = []
+    for request in trace:
+        chunk.append(request)
+        if len(chunk) == _REQUESTS_A_CHUNK:
+            yield chunk
+            chunk = []
+    yield chunk
+
+
+def _named_blocks(trace: Trace, request: TraceRequest, block_size: int) -> NDArray[np.int64]:
+    if request.hash_ids is not None:
+        return request.hash_ids
+    if request.token_ids is not None:
+        return name_blocks(request.token_ids, block_size)
+    raise TraceError(
+        f"{trace.name} has lengths and arrivals and says nothing of contents, so no hit rate can be known from it; "
+        f"replay it with --timed for the blocks that it needs"
+    )
+
+
+def name_blocks(token_ids: NDArray[np.int32], block_size: int) -> NDArray[np.int64]:
+    """60-bit names of a prompt's blocks, the last partly filled one too, each with its prefix. O(tokens).
+
+    A chained BLAKE2b: two different prefixes share a name with probability 2**-60.
+    """
+    data = np.ascontiguousarray(token_ids, np.int32).tobytes()
+    step, name = 4 * block_size, b""
+    names = []
+    for start in range(0, len(data), step):
+        name = hashlib.blake2b(name + data[start : start + step], digest_size=8).digest()
+        names.append(int.from_bytes(name, "little") >> 4)
+    return np.array(names, np.int64)
+
+
+def _mixed(ids: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """A well-mixed 64-bit hash of each id (the finalizer of SplitMix64: Steele, Lea and Flood, OOPSLA 2014)."""
+    mixed = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def _starts_of(kept: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each request starts once only the kept references are left."""
+    return np.concatenate([[0], np.cumsum(kept)])[starts].astype(np.int64)
+
+
+def _compact(ids: NDArray[np.int64], starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The same without requests that have no reference left."""
+    lengths = np.diff(starts)
+    return ids, np.concatenate([[0], np.cumsum(lengths[lengths > 0])]).astype(np.int64)

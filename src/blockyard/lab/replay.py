@@ -1,0 +1,123 @@
+"""A trace through the real manager, one request after another, as fast as it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arguments import require_bool, require_int
+from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_SEQS, CacheConfig
+from ..core.manager import KVCacheManager
+from ..errors import InvalidArgument
+from .expansion import Expansion
+from .measured import REPORT_EVERY, ReplayResult, SimulatedTime, Tally, never_fits
+from .policy_names import policy_of
+from .service import ServiceModel, TimedRun
+from .trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """How to replay.
+
+    num_blocks: of the pool, the null block included. block_size: tokens. policy: a name as `parse_policies` gives it.
+    max_model_len: tokens of the longest request, prompt and output; a longer one is refused.
+    max_num_seqs: requests at once, when replayed by timestamps. watermark: share of blocks kept free at admission.
+    track_misses: whether to find the cause of every miss, for about a quarter of the speed. strict: raise `TraceError`
+    at the first request that the pool can never hold, instead of counting it. service: replay by timestamps under this
+    model, or None: one after another, each to its end.
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    policy: str = "lru"
+    max_model_len: int = 131072
+    max_num_seqs: int = 256
+    watermark: float = 0.0
+    track_misses: bool = True
+    strict: bool = False
+    service: ServiceModel | None = None
+
+    def __post_init__(self) -> None:
+        require_int("num_blocks", self.num_blocks, 2, MAX_BLOCKS)
+        require_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
+        require_int("max_num_seqs", self.max_num_seqs, 1, MAX_SEQS)
+        require_bool("track_misses", self.track_misses)
+        require_bool("strict", self.strict)
+        if self.service is not None and not isinstance(self.service, ServiceModel):
+            raise InvalidArgument(f"service is {self.service!r}; it must be a ServiceModel or None")
+        policy_of(self.policy)
+
+    def make_cache(self) -> KVCacheManager:
+        """The manager that the requests go through."""
+        return KVCacheManager(
+            CacheConfig(
+                num_blocks=self.num_blocks,
+                block_size=self.block_size,
+                max_num_seqs=self.max_num_seqs if self.service is not None else 1,
+                max_model_len=self.max_model_len,
+                watermark=self.watermark,
+                eviction_policy=policy_of(self.policy),
+                track_misses=self.track_misses,
+            )
+        )
+
+
+def replay(
+    trace: Trace,
+    options: ReplayOptions,
+    *,
+    on_request: Callable[[int], None] | None = None,
+    clock: Callable[[], float] = lambda: 0.0,
+) -> ReplayResult:
+    """Send every request of a trace through a manager of its own; `check()` proves it whole at the end.
+
+    on_request: told the number of requests done, now and then. clock: seconds, such as time.perf_counter; the library
+    reads none of itself. O(tokens of the trace). Raises `TraceError` with
+    `strict` for a request that never fits, and what the trace's reader raises.
+    """
+    cache, started = options.make_cache(), clock()
+    tally = Tally()
+    simulated: SimulatedTime | None = None
+    if options.service is None:
+        _one_after_another(trace, cache, tally, options, on_request)
+    else:
+        simulated = TimedRun(trace, cache, tally, options.service, options.strict).run(on_request)
+    seconds = clock() - started
+    cache.check()
+    return tally.result(options.policy, cache, seconds, simulated)
+
+
+def _one_after_another(
+    trace: Trace,
+    cache: KVCacheManager,
+    tally: Tally,
+    options: ReplayOptions,
+    on_request: Callable[[int], None] | None,
+) -> None:
+    """A request is allocated, computed and freed before the next one comes."""
+    expansion = Expansion(trace)
+    tally.peak_running = 1
+    for number, request in enumerate(trace, 1):
+        prompt, output = expansion.prompt(request), expansion.output(request)
+        problem = never_fits(cache, len(prompt) + len(output))
+        if problem:
+            tally.refuse(number, problem, options.strict)
+        else:
+            _serve(cache, prompt, output)
+            tally.finish(len(prompt) + len(output), request.num_output_tokens, options.block_size)
+        if on_request is not None and number % REPORT_EVERY == 0:
+            on_request(number)
+
+
+def _serve(cache: KVCacheManager, prompt: NDArray[np.int32], output: NDArray[np.int32]) -> None:
+    """Compute the prompt, then all of its output; the last token too, as in vLLM's own figures for this replay."""
+    seq = cache.allocate(prompt)
+    plan = cache.reserve(seq, len(prompt) - cache.num_computed_tokens(seq))
+    cache.commit(seq, plan.num_scheduled, output[:1])
+    cache.reserve(seq, len(output))
+    cache.commit(seq, len(output), output[1:].reshape(1, -1))
+    cache.free(seq)
