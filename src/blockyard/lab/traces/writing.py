@@ -52,10 +52,15 @@ def _opened(path: Path, suffix: str) -> Iterator[IO[bytes]]:
             with gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=file, mtime=0) as packed:
                 yield cast(IO[bytes], packed)
         elif suffix == ".zst":
-            with zstandard_package().ZstdCompressor(level=10).stream_writer(file, closefd=False) as packed:
+            with _zstd().stream_writer(file, closefd=False) as packed:
                 yield packed
         else:
             yield file
+
+
+def _zstd() -> Any:
+    """With a checksum, so that damage is seen when the file is read."""
+    return zstandard_package().ZstdCompressor(level=10, write_checksum=True)
 
 
 def _fields(request: TraceRequest, trace: Trace) -> dict[str, Any]:
