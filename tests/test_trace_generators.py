@@ -213,7 +213,7 @@ def test_scans_come_round() -> None:
 
 
 def test_a_burst_has_a_favourite() -> None:
-    requests = list(make_trace("bursts", requests=3000, seed=0, focus=1.0, rate=20.0, on_seconds=5.0))
+    requests = list(make_trace("bursts", requests=3000, seed=0, focus=1.0, on_seconds=5.0))
     bursts = [[requests[0]]]
     for one, other in pairwise(requests):
         if other.arrival - one.arrival > 5:
