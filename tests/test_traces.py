@@ -348,6 +348,15 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "azure"]
 
 
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    trace = make_trace("chat", requests=2, seed=0)
+    (tmp_path / "folder").mkdir()
+    for name in ("none/a.jsonl", "folder", "x" * 300):
+        with pytest.raises(TraceError, match="cannot be written"):
+            write_trace(trace, tmp_path / name)
+    assert [file.name for file in tmp_path.iterdir()] == ["folder"]
+
+
 # ---------------------------------------------------------------- the one that ships
 
 
