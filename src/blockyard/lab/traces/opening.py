@@ -14,9 +14,9 @@ from .generators import GENERATORS
 from .limits import MAX_REQUESTS
 from .reading import FileTrace, FirstRequests
 
-#: The trace that comes with the package, and what it was made from: `write_trace(open_trace(SHIPPED_FROM), SHIPPED)`
-#: makes the same file again.
+#: The file of the trace that comes with the package.
 SHIPPED = Path(__file__).resolve().parent / "data" / "small.jsonl.gz"
+#: What it was made from: `write_trace(open_trace(SHIPPED_FROM), SHIPPED)` makes the same file again.
 SHIPPED_FROM = "mix:requests=320,seed=1,max_prompt_tokens=8192"
 _SHIPPED_NAMES = ("default", "small")
 

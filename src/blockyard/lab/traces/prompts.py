@@ -69,7 +69,9 @@ class Text:
             text.encode()
         except UnicodeEncodeError:
             raise LineProblem("not UTF-8", f"{name} holds half of a surrogate pair, which has no UTF-8 form") from None
-        return _row(found, fields.token_ids(f"token ids of {name}", list(self._tokenizer(text).input_ids)))
+        return _row(
+            found, fields.token_ids(f"token ids of {name}", list(self._tokenizer(text, verbose=False).input_ids))
+        )
 
 
 def _row(found: fields.Fields, tokens: np.ndarray[Any, np.dtype[np.int32]]) -> Row:

@@ -6,11 +6,11 @@ import gzip
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, TraceError
 from ..trace import Trace, TraceRequest
 from .decompression import zstandard_package
 from .mooncake import DEFAULT_BLOCK_SIZE
@@ -24,23 +24,30 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> int:
     ids. A suffix .gz or .zst compresses; the same trace gives the same bytes, at any time and under any name.
 
     The file appears whole or not at all. O(requests) time, bounded memory. Raises `InvalidArgument` for a trace with
-    neither ids, or one that ends before its first request, `MissingExtra` for .zst without the package zstandard, and
-    whatever the trace raises while it is walked.
+    neither ids, or one that ends before its first request, `MissingExtra` for .zst without the package zstandard,
+    `TraceError` if the file cannot be written, and whatever the trace raises while it is walked.
     """
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial")
-    count = 0
     try:
-        with _opened(partial, path.suffix) as file:
-            for request in trace:
-                line = json.dumps(_fields(request, trace), separators=(", ", ": "))
-                file.write(line.encode() + b"\n")
-                count += 1
+        count = _write(trace, partial, path.suffix)
         if count == 0:
             raise InvalidArgument("trace has no requests; an empty file could not be read again")
         partial.replace(path)
+        return count
+    except OSError as error:
+        raise TraceError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
+
+
+def _write(trace: Trace, path: Path, suffix: str) -> int:
+    count = 0
+    with _opened(path, suffix) as file:
+        for request in trace:
+            file.write(json.dumps(_fields(request, trace)).encode() + b"\n")
+            count += 1
     return count
 
 
@@ -52,10 +59,15 @@ def _opened(path: Path, suffix: str) -> Iterator[IO[bytes]]:
             with gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=file, mtime=0) as packed:
                 yield cast(IO[bytes], packed)
         elif suffix == ".zst":
-            with zstandard_package().ZstdCompressor(level=10).stream_writer(file, closefd=False) as packed:
+            with _zstd().stream_writer(file, closefd=False) as packed:
                 yield packed
         else:
             yield file
+
+
+def _zstd() -> Any:
+    """With a checksum, so that damage is seen when the file is read."""
+    return zstandard_package().ZstdCompressor(level=10, write_checksum=True)
 
 
 def _fields(request: TraceRequest, trace: Trace) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from .rag import Rag
 from .scan import Scan
 from .system import System
 
-__all__ = ["GENERATORS", "Agents", "Bursts", "Chat", "Generator", "Mix", "Rag", "Scan", "System"]
+__all__ = ["Agents", "Bursts", "Chat", "Generator", "Mix", "Rag", "Scan", "System"]
 
 #: Every generator by its name.
 GENERATORS: dict[str, type[Generator]] = {

@@ -35,21 +35,34 @@ class Mix(Generator):
     bursts, with the options that they have by themselves. No block of one kind is one of another.
     """
 
-    def endless(self) -> Iterator[TraceRequest]:
-        """The requests, without end, by arrival. Memory: that of the parts."""
-        walks = [self._walk(number, kind, share) for number, (kind, share) in enumerate(SHARES)]
-        return heapq.merge(*walks, key=lambda request: request.arrival)
+    def check_together(self) -> None:
+        """Raise `InvalidArgument` if a part could not be made, now and not when it is walked."""
+        self._parts()
 
-    def _walk(self, number: int, kind: type[Generator], share: int) -> Iterator[TraceRequest]:
-        part = kind(
+    def _parts(self) -> list[Generator]:
+        return [self._part(number, kind, share) for number, (kind, share) in enumerate(SHARES)]
+
+    def _part(self, number: int, kind: type[Generator], share: int) -> Generator:
+        # Bursts have phases of their own.
+        phases = Bursts if kind is Bursts else self
+        return kind(
             seed=int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0]),
             hash_block_size=self.hash_block_size,
             rate=self.rate * share / 100,
+            on_seconds=phases.on_seconds,
+            off_seconds=phases.off_seconds,
             max_prompt_tokens=self.max_prompt_tokens,
         )
-        if kind is not Bursts:  # which have phases of their own
-            part.on_seconds, part.off_seconds = self.on_seconds, self.off_seconds
-        above = number << ID_BITS
-        for request in part.endless():
-            if request.hash_ids is not None:
-                yield replace(request, hash_ids=read_only(request.hash_ids + above))
+
+    def endless(self) -> Iterator[TraceRequest]:
+        """The requests, without end, by arrival. Memory: that of the parts."""
+        walks = [_apart(number, part) for number, part in enumerate(self._parts())]
+        return heapq.merge(*walks, key=lambda request: request.arrival)
+
+
+def _apart(number: int, part: Generator) -> Iterator[TraceRequest]:
+    """The part's requests, with ids that no other part has."""
+    above = number << ID_BITS
+    for request in part.endless():
+        if request.hash_ids is not None:
+            yield replace(request, hash_ids=read_only(request.hash_ids + above))
