@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .demo_options import add_demo_options
+from .replay_options import add_replay_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,4 +23,5 @@ class Command:
 
 COMMANDS = {
     "demo": Command(add_demo_options, "demo", "run_demo", "engine"),
+    "replay": Command(add_replay_options, "replay", "run_replay", "lab"),
 }

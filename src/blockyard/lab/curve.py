@@ -10,7 +10,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 from numpy.typing import NDArray
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, PolicyError
 from .knee import find_knee
 from .policy_names import OPTIMUM, policy_for
 from .references import References
@@ -95,7 +95,10 @@ def hit_curves(
 
 
 def count_hits(references: References, policy: str, capacity: int) -> int:
-    """Block references that hit in `capacity` blocks. O(references * cost of the policy)."""
+    """Block references that hit in `capacity` blocks. O(references * cost of the policy).
+
+    Raises `PolicyError` where a policy raises or names what is not cached.
+    """
     ids, starts = vec[i64](_writable(references.ids)), vec[i64](_writable(references.starts))
     if policy == OPTIMUM:
         optimum = Belady(capacity, ids, references.num_contents)
@@ -103,7 +106,10 @@ def count_hits(references: References, policy: str, capacity: int) -> int:
         return optimum.num_hits
     longest = references.longest_sampled
     run = PolicyRun(policy_for(policy, capacity + longest + 1), capacity, references.num_contents, longest)
-    run.run(ids, starts)
+    try:
+        run.run(ids, starts)
+    except Exception as error:
+        raise PolicyError(f"policy {policy}, {capacity} blocks: {type(error).__name__}: {error}") from error
     return run.num_hits
 
 

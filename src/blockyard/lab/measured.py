@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..answers import MissCauses
 from ..core.manager import KVCacheManager
 from ..errors import TraceError
+from .causes import Causes, MissedTokens
 
 #: Requests between two reports of progress.
 REPORT_EVERY = 256
-_NO_CAUSES = MissCauses(0, 0, 0, 0, 0, 0, -1)
 
 
 def never_fits(cache: KVCacheManager, num_tokens: int) -> str:
@@ -44,7 +43,7 @@ class ReplayResult:
 
     num_requests: finished. num_refused: that not even an empty pool could hold, left out; first_refused says which.
     num_prompt_tokens, num_hit_tokens: of first allocations; what a preempted request computed again is
-    num_recomputed_tokens. causes: its tokens by what became of them. num_evicted_blocks. num_preemptions.
+    num_recomputed_tokens. misses: the tokens that did not hit, by cause; None if not asked for.
     peak_used_blocks: most blocks held at once. peak_running: most requests at once. wasted_share: slots held and not
     filled, of all slots held, when each request ended, 0 to 1. num_blocks_handled: blocks of all prompts and outputs.
     seconds: that the replay took, 0 without a clock. simulated: of a replay by timestamps, else None.
@@ -60,7 +59,7 @@ class ReplayResult:
     num_output_tokens: int
     num_hit_tokens: int
     num_recomputed_tokens: int
-    causes: MissCauses
+    misses: MissedTokens | None
     num_evicted_blocks: int
     num_preemptions: int
     peak_used_blocks: int
@@ -112,7 +111,12 @@ class Tally:
         self.num_filled += num_tokens
 
     def result(
-        self, policy: str, cache: KVCacheManager, seconds: float, simulated: SimulatedTime | None
+        self,
+        policy: str,
+        cache: KVCacheManager,
+        causes: Causes | None,
+        seconds: float,
+        simulated: SimulatedTime | None,
     ) -> ReplayResult:
         """All of it, with the manager's own counters."""
         stats = cache.stats()
@@ -127,7 +131,7 @@ class Tally:
             num_output_tokens=self.num_output_tokens,
             num_hit_tokens=stats.num_hit_tokens,
             num_recomputed_tokens=stats.num_resumed_tokens - stats.num_resumed_hit_tokens,
-            causes=cache.miss_totals() if cache.config.track_misses else _NO_CAUSES,
+            misses=causes.totals(stats.num_hit_tokens, stats.num_prompt_tokens) if causes is not None else None,
             num_evicted_blocks=stats.num_evicted_blocks,
             num_preemptions=self.num_preemptions,
             peak_used_blocks=stats.peak_used_blocks,

@@ -12,6 +12,7 @@ from ..arguments import require_bool, require_int
 from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_SEQS, CacheConfig
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument
+from .causes import Causes
 from .expansion import Expansion
 from .measured import REPORT_EVERY, ReplayResult, SimulatedTime, Tally, never_fits
 from .policy_names import policy_of
@@ -26,7 +27,7 @@ class ReplayOptions:
     num_blocks: of the pool, the null block included. block_size: tokens. policy: a name as `parse_policies` gives it.
     max_model_len: tokens of the longest request, prompt and output; a longer one is refused.
     max_num_seqs: requests at once, when replayed by timestamps. watermark: share of blocks kept free at admission.
-    track_misses: whether to find the cause of every miss, for about a quarter of the speed. strict: raise `TraceError`
+    find_causes: whether to find the cause of every miss. strict: raise `TraceError`
     at the first request that the pool can never hold, instead of counting it. service: replay by timestamps under this
     model, or None: one after another, each to its end.
     """
@@ -37,7 +38,7 @@ class ReplayOptions:
     max_model_len: int = 131072
     max_num_seqs: int = 256
     watermark: float = 0.0
-    track_misses: bool = True
+    find_causes: bool = True
     strict: bool = False
     service: ServiceModel | None = None
 
@@ -45,7 +46,7 @@ class ReplayOptions:
         require_int("num_blocks", self.num_blocks, 2, MAX_BLOCKS)
         require_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
         require_int("max_num_seqs", self.max_num_seqs, 1, MAX_SEQS)
-        require_bool("track_misses", self.track_misses)
+        require_bool("find_causes", self.find_causes)
         require_bool("strict", self.strict)
         if self.service is not None and not isinstance(self.service, ServiceModel):
             raise InvalidArgument(f"service is {self.service!r}; it must be a ServiceModel or None")
@@ -61,7 +62,6 @@ class ReplayOptions:
                 max_model_len=self.max_model_len,
                 watermark=self.watermark,
                 eviction_policy=policy_of(self.policy),
-                track_misses=self.track_misses,
             )
         )
 
@@ -81,20 +81,22 @@ def replay(
     """
     cache, started = options.make_cache(), clock()
     tally = Tally()
+    causes = Causes(trace.hash_block_size, options.block_size) if options.find_causes else None
     simulated: SimulatedTime | None = None
     if options.service is None:
-        _one_after_another(trace, cache, tally, options, on_request)
+        _one_after_another(trace, cache, tally, causes, options, on_request)
     else:
-        simulated = TimedRun(trace, cache, tally, options.service, options.strict).run(on_request)
+        simulated = TimedRun(trace, cache, tally, causes, options.service, options.strict).run(on_request)
     seconds = clock() - started
     cache.check()
-    return tally.result(options.policy, cache, seconds, simulated)
+    return tally.result(options.policy, cache, causes, seconds, simulated)
 
 
 def _one_after_another(
     trace: Trace,
     cache: KVCacheManager,
     tally: Tally,
+    causes: Causes | None,
     options: ReplayOptions,
     on_request: Callable[[int], None] | None,
 ) -> None:
@@ -108,6 +110,8 @@ def _one_after_another(
             tally.refuse(number, problem, options.strict)
         else:
             _serve(cache, prompt, output)
+            if causes is not None:
+                causes.add(request)
             tally.finish(len(prompt) + len(output), request.num_output_tokens, options.block_size)
         if on_request is not None and number % REPORT_EVERY == 0:
             on_request(number)

@@ -13,6 +13,7 @@ from ..answers import SeqStatus
 from ..arguments import require_int, require_number
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, OutOfBlocks, OutOfRows
+from .causes import Causes
 from .expansion import Expansion
 from .measured import REPORT_EVERY, SimulatedTime, Tally, never_fits
 from .trace import Trace, TraceRequest
@@ -69,6 +70,7 @@ class _Job:
     seq: int = 0
     is_decoding: bool = False
     started: bool = False
+    admitted: bool = False
 
     def tokens(self) -> NDArray[np.int32]:
         """All known tokens: the prompt, and what was chosen before a preemption."""
@@ -90,10 +92,19 @@ class TimedRun:
     block, the youngest is preempted, goes back to the head of the queue, and computes again what is no longer cached.
     """
 
-    def __init__(self, trace: Trace, cache: KVCacheManager, tally: Tally, service: ServiceModel, strict: bool) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        cache: KVCacheManager,
+        tally: Tally,
+        causes: Causes | None,
+        service: ServiceModel,
+        strict: bool,
+    ) -> None:
         self._trace = trace
         self._cache = cache
         self._tally = tally
+        self._causes = causes
         self._service = service
         self._strict = strict
         self._now = 0.0
@@ -137,10 +148,13 @@ class TimedRun:
         while self._waiting and left > 0:
             job = self._waiting[0]
             try:
-                job.seq = self._cache.allocate(job.tokens(), resumed=job.started)
+                job.seq = self._cache.allocate(job.tokens(), resumed=job.admitted)
             except (OutOfBlocks, OutOfRows):
                 break
             self._running.append(self._waiting.popleft())
+            if self._causes is not None and not job.admitted:
+                self._causes.add(job.request)
+            job.admitted = True
             left -= self._num_left(job)
         self._tally.peak_running = max(self._tally.peak_running, len(self._running))
 

@@ -5,6 +5,7 @@ from mypy_extensions import i64
 
 from ...core.arrays import zeros_i64
 from ...core.policies.base import EvictionPolicy
+from ...errors import PolicyError
 
 
 class PolicyRun:
@@ -87,6 +88,8 @@ class PolicyRun:
 
     def _evict(self) -> None:
         slot = self._policy.evict()
+        if slot < 1 or slot >= len(self._content) or self._slot[self._content[slot]] != slot:
+            raise PolicyError(f"evict returned block {slot}, which is not idle")
         self._slot[self._content[slot]] = 0
         self._free[self._num_free] = slot
         self._num_free += 1

@@ -1,0 +1,143 @@
+"""`blockyard curve`: hit rate against capacity, as a table, a picture or a page."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ..core.policies import POLICIES
+from ..errors import InvalidArgument
+from ..lab.curve import HitCurves, hit_curves
+from ..lab.drawing import draw_curves
+from ..lab.page import write_page
+from ..lab.policy_names import OPTIMUM, parse_policies
+from ..lab.references import MAX_REFERENCES, References, read_references
+from ..lab.sizes import parse_sizes, spread_sizes
+from ..lab.trace import Trace
+from ..sizing import KVCacheSpec
+from ..sizing.known_models import model_config
+from .progress import WorkBar
+from .tables import as_csv, as_json, as_text, percent
+from .trace_options import chosen_jobs, open_chosen_trace, report_skips, skips_as_dict
+
+_GIB = 2**30
+_WRITERS = {".png": draw_curves, ".svg": draw_curves, ".html": write_page}
+
+
+def run_curve(options: argparse.Namespace) -> int:
+    """Run every policy at every size, print the table and write the files."""
+    for path in options.output:
+        if Path(path).suffix not in _WRITERS:
+            raise InvalidArgument(f"output is {path!r}; it must end in {', '.join(_WRITERS)}")
+    policies = parse_policies(options.policies) if options.policies else [*POLICIES, OPTIMUM]
+    trace = open_chosen_trace(options)
+    references = _read(options, trace)
+    report_skips(trace)
+    sizes = _sizes(options, references)
+    bytes_per_block = _bytes_per_block(options, references)
+    num_runs = len(sizes) * len([policy for policy in policies if policy != "lru"])
+    with WorkBar("runs", num_runs, not options.quiet) as bar:
+        curves = hit_curves(
+            references,
+            policies,
+            sizes,
+            name=trace.name,
+            jobs=chosen_jobs(options, max(num_runs, 1)),
+            backend=options.backend,
+            on_done=bar.update,
+        )
+    for path in options.output:
+        _WRITERS[Path(path).suffix](curves, path, bytes_per_block=bytes_per_block, model=options.model or "")
+    _print(options, trace, curves, bytes_per_block)
+    return 0
+
+
+def _read(options: argparse.Namespace, trace: Trace) -> References:
+    with WorkBar("requests", 0, not options.quiet) as bar:
+        return read_references(
+            trace,
+            block_size=options.block_size,
+            max_references=MAX_REFERENCES if options.max_references is None else options.max_references,
+            on_request=bar.update,
+        )
+
+
+def _sizes(options: argparse.Namespace, references: References) -> list[int]:
+    if options.blocks:
+        return parse_sizes(options.blocks, references.working_set)
+    return spread_sizes(options.sizes, references.working_set)
+
+
+def _bytes_per_block(options: argparse.Namespace, references: References) -> int:
+    """Bytes that the named model keeps for one of the trace's blocks; 0 where none is named."""
+    if not options.model:
+        return 0
+    spec = KVCacheSpec.from_config(model_config(options.model), dtype=options.dtype)
+    return spec.bytes_per_token * references.tokens_a_block
+
+
+def _print(options: argparse.Namespace, trace: Trace, curves: HitCurves, bytes_per_block: int) -> None:
+    if options.json:
+        print(as_json({**_as_dict(curves, bytes_per_block), "skips": skips_as_dict(trace)}))
+    elif options.csv:
+        print(as_csv(_rows(curves, bytes_per_block)))
+    else:
+        print(_headline(curves))
+        print(as_text([_as_text_row(row) for row in _rows(curves, bytes_per_block)], num_names=0))
+        print(_conclusion(curves, bytes_per_block))
+
+
+def _rows(curves: HitCurves, bytes_per_block: int) -> list[dict[str, Any]]:
+    """A row for each size: hit rates as shares of 0 to 1."""
+    rows = []
+    for place, size in enumerate(curves.sizes.tolist()):
+        row: dict[str, Any] = {"blocks": size}
+        if bytes_per_block:
+            row["GiB"] = size * bytes_per_block / _GIB
+        row |= {policy: float(rates[place]) for policy, rates in curves.hit_rates.items()}
+        row |= {f"{policy} error": float(errors[place]) for policy, errors in curves.error.items()}
+        rows.append(row)
+    return rows
+
+
+def _as_text_row(row: dict[str, Any]) -> dict[str, str]:
+    shown = {"blocks": f"{row['blocks']:,}"}
+    if "GiB" in row:
+        shown["GiB"] = f"{row['GiB']:,.2f}"
+    return shown | {name: percent(value) for name, value in row.items() if name not in {"blocks", "GiB"}}
+
+
+def _headline(curves: HitCurves) -> str:
+    sampled = ""
+    if curves.sample_rate < 1:
+        sampled = f"; a sample of one content in {round(1 / curves.sample_rate)}"
+    return (
+        f"{curves.trace}: {curves.num_requests:,} requests, {curves.num_references:,} references to "
+        f"{curves.working_set:,} blocks of {curves.tokens_a_block} tokens{sampled}\n"
+    )
+
+
+def _conclusion(curves: HitCurves, bytes_per_block: int) -> str:
+    size, rate = int(curves.sizes[curves.knee]), float(curves.hit_rates[curves.knee_policy][curves.knee])
+    memory = f" ({size * bytes_per_block / _GIB:,.1f} GiB)" if bytes_per_block else ""
+    return (
+        f"\nknee of {curves.knee_policy}: {size:,} blocks{memory} hit {percent(rate)}; with no limit "
+        f"{percent(curves.infinite)}"
+    )
+
+
+def _as_dict(curves: HitCurves, bytes_per_block: int) -> dict[str, Any]:
+    return {
+        "trace": curves.trace,
+        "num_requests": curves.num_requests,
+        "num_references": curves.num_references,
+        "working_set": curves.working_set,
+        "tokens_a_block": curves.tokens_a_block,
+        "bytes_per_block": bytes_per_block,
+        "sample_rate": curves.sample_rate,
+        "infinite": curves.infinite,
+        "knee": {"policy": curves.knee_policy, "blocks": int(curves.sizes[curves.knee])},
+        "num_hits": {policy: hits.tolist() for policy, hits in curves.num_hits.items()},
+        "sizes": _rows(curves, bytes_per_block),
+    }

@@ -1,0 +1,68 @@
+"""The options of `blockyard curve`, apart from the work."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .trace_options import add_running_options, add_trace_options
+
+_DESCRIPTION = """\
+Draw the hit rate of a trace against the capacity of the cache, for many policies and for the offline optimum, which no
+policy can pass, from one block to the whole working set; and mark where more blocks stop paying.
+
+Requests run one after another through a cache of the trace's own blocks (512 tokens in a Mooncake trace), driven by
+the manager's own policies. The hit rate is a share of the block references. A trace of more than 8 million references
+is sampled, and the error is said.
+"""
+
+_EPILOG = """\
+examples:
+  blockyard curve                                           the small trace
+  blockyard curve trace.jsonl -o curve.html -o curve.png    a page with hover, and a picture
+  blockyard curve trace.jsonl --model llama-3.1-8b          sizes in GiB too
+  blockyard curve trace.jsonl --policies lru,mine.py:Mine,optimum --blocks 1k,3k,10k,30k
+"""
+
+
+def add_curve_options(commands: Any) -> None:
+    """Add the parser of `curve` to argparse's `commands`."""
+    parser = commands.add_parser(
+        "curve",
+        help="hit rate against capacity, policy by policy, with the offline optimum: table, picture, page",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_trace_options(parser)
+    _add_cache(parser.add_argument_group("cache"))
+    add_running_options(parser)
+    parser.add_argument(
+        "-o", "--output", action="append", default=[], metavar="FILE", help=".png, .svg or .html; may be given often"
+    )
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
+    output.add_argument("--csv", action="store_true", help="print a line for each size")
+
+
+def _add_cache(group: Any) -> None:
+    group.add_argument(
+        "--policies",
+        "--policy",
+        metavar="LIST",
+        help="names, file.py:ClassName, and optimum; default: all names and the optimum",
+    )
+    group.add_argument(
+        "--blocks", metavar="LIST", help="capacities, like 1k,10k,25%%; default: --sizes of them up to the working set"
+    )
+    group.add_argument("--sizes", type=int, default=40, metavar="N", help="how many capacities; default: 40")
+    group.add_argument(
+        "--block-size", type=int, default=16, metavar="N", help="tokens a block, of a trace of tokens; default: 16"
+    )
+    group.add_argument(
+        "--max-references", type=int, metavar="N", help="references kept before the trace is sampled; default: 8388608"
+    )
+    group.add_argument(
+        "--model", metavar="MODEL", help="a config.json, its folder, or a known name: sizes in GiB of its cache too"
+    )
+    group.add_argument("--dtype", metavar="NAME", help="of the model's cache; default: its own")

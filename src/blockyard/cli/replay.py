@@ -1,0 +1,171 @@
+"""`blockyard replay`: a trace through the real manager, policy by policy and size by size."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import sys
+import time
+from typing import Any
+
+from ..errors import InvalidArgument
+from ..lab.measured import ReplayResult
+from ..lab.policy_names import OPTIMUM, parse_policies
+from ..lab.references import read_references
+from ..lab.replay import ReplayOptions, replay
+from ..lab.service import ServiceModel
+from ..lab.sizes import parse_sizes
+from ..lab.survey import TraceSurvey, survey
+from ..lab.sweep import run_all
+from ..lab.trace import Trace
+from .progress import WorkBar
+from .tables import as_csv, as_json, as_text, percent
+from .trace_options import chosen_jobs, open_chosen_trace, report_skips, skips_as_dict
+
+
+def run_replay(options: argparse.Namespace) -> int:
+    """Run every policy at every size and print what came of it."""
+    policies = parse_policies(options.policies)
+    if OPTIMUM in policies:
+        raise InvalidArgument("policies has 'optimum', which knows the future; `blockyard curve` has it")
+    trace = open_chosen_trace(options)
+    found = survey(trace)
+    report_skips(trace)
+    cells = _cells(options, trace, found, policies)
+    jobs = chosen_jobs(options, len(cells))
+    if len(cells) == 1:
+        with WorkBar("requests", found.num_requests, not options.quiet) as bar:
+            results = [replay(trace, cells[0][1], on_request=bar.update, clock=time.perf_counter)]
+    else:
+        with WorkBar("runs", len(cells), not options.quiet) as bar:
+            results = run_all(replay_by_the_clock, cells, jobs=jobs, backend=options.backend, on_done=bar.update)
+    _print(options, trace, found, results)
+    return 0
+
+
+def replay_by_the_clock(trace: Trace, options: ReplayOptions) -> ReplayResult:
+    """One run, in whatever process; its seconds are that process's."""
+    return replay(trace, options, clock=time.perf_counter)
+
+
+def _cells(
+    options: argparse.Namespace, trace: Trace, found: TraceSurvey, policies: list[str]
+) -> list[tuple[Trace, ReplayOptions]]:
+    sizes = parse_sizes(options.blocks, _working_set(options, trace))
+    service = _service(options) if options.timed else None
+    return [
+        (
+            trace,
+            ReplayOptions(
+                num_blocks=max(size, 2),
+                block_size=options.block_size,
+                policy=policy,
+                max_model_len=found.longest_sequence,
+                max_num_seqs=options.max_num_seqs,
+                watermark=options.watermark,
+                find_causes=not options.no_causes,
+                strict=options.strict,
+                service=service,
+            ),
+        )
+        for policy, size in itertools.product(policies, sizes)
+    ]
+
+
+def _working_set(options: argparse.Namespace, trace: Trace) -> int:
+    """Blocks of `block_size` that would hold all prompts: what a share is of. Read only where a share is asked for."""
+    if "%" not in options.blocks:
+        return 0
+    references = read_references(trace, block_size=options.block_size)
+    return -(-references.working_set * references.tokens_a_block // int(options.block_size))
+
+
+def _service(options: argparse.Namespace) -> ServiceModel:
+    return ServiceModel(
+        seconds_per_step=options.seconds_per_step,
+        seconds_per_prompt_token=options.seconds_per_prompt_token,
+        seconds_per_decode=options.seconds_per_decode,
+        seconds_per_context_token=options.seconds_per_context_token,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        speedup=options.speedup,
+    )
+
+
+def _print(options: argparse.Namespace, trace: Trace, found: TraceSurvey, results: list[ReplayResult]) -> None:
+    if options.json:
+        runs = [_as_dict(result) for result in results]
+        print(as_json({"trace": {**dataclasses.asdict(found), "skips": skips_as_dict(trace)}, "runs": runs}))
+    elif options.csv:
+        print(as_csv([_flat(result) for result in results]))
+    else:
+        print(_headline(options, found))
+        print(as_text([_as_row(result) for result in results]))
+        _say_refused(results)
+
+
+def _headline(options: argparse.Namespace, found: TraceSurvey) -> str:
+    how = "by timestamps" if options.timed else "one after another"
+    contents = "" if found.has_contents else "; it says nothing of contents, so no prompt can hit another's blocks"
+    return (
+        f"{found.name}: {found.num_requests:,} requests {how}, {found.num_prompt_tokens:,} prompt and "
+        f"{found.num_output_tokens:,} output tokens, blocks of {options.block_size}{contents}\n"
+    )
+
+
+def _as_row(result: ReplayResult) -> dict[str, str]:
+    """What a person wants to see; shares are of prompt tokens."""
+    misses, tokens = result.misses, max(result.num_prompt_tokens, 1)
+    row = {
+        "policy": result.policy,
+        "blocks": f"{result.num_blocks:,}",
+        "hit": percent(result.hit_rate),
+    }
+    if misses is not None:
+        about = "" if misses.share_known == 1 else "~"
+        row |= {
+            "never seen": about + percent(misses.never_seen / tokens),
+            "evicted": about + percent(misses.evicted / tokens),
+            "tail": percent(misses.tail / tokens),
+        }
+    row |= {
+        "evictions": f"{result.num_evicted_blocks:,}",
+        "peak blocks": f"{result.peak_used_blocks:,}",
+        "waste": percent(result.wasted_share),
+    }
+    if result.simulated is not None:
+        median, _, slowest = result.simulated.first_token
+        row |= {
+            "preempted": f"{result.num_preemptions:,}",
+            "at once": str(result.peak_running),
+            "TTFT p50": f"{median:.2f} s",
+            "p99": f"{slowest:.2f} s",
+            "took": f"{result.simulated.duration:,.0f} s",
+        }
+    row["blocks/s"] = f"{result.blocks_per_second / 1e6:.1f} M"
+    return row
+
+
+def _say_refused(results: list[ReplayResult]) -> None:
+    for result in results:
+        if result.num_refused:
+            print(
+                f"blockyard: {result.num_blocks:,} blocks: {result.num_refused} requests never fit and were left out "
+                f"({result.first_refused})",
+                file=sys.stderr,
+            )
+
+
+def _as_dict(result: ReplayResult) -> dict[str, Any]:
+    return {**dataclasses.asdict(result), "hit_rate": result.hit_rate, "blocks_per_second": result.blocks_per_second}
+
+
+def _flat(result: ReplayResult) -> dict[str, Any]:
+    """One level of names: causes_num_evicted, simulated_duration."""
+    flat: dict[str, Any] = {}
+    for name, value in _as_dict(result).items():
+        if isinstance(value, dict):
+            flat |= {f"{name}_{inner}": entry for inner, entry in value.items()}
+        else:
+            flat[name] = value
+    return {name: "/".join(map(str, value)) if isinstance(value, tuple) else value for name, value in flat.items()}

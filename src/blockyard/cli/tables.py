@@ -1,0 +1,52 @@
+"""Rows as text for people, and as CSV and JSON for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from .. import __version__
+from .._build import build_name
+
+#: Of the first columns, which hold names; the others hold numbers and stand to the right.
+Row = dict[str, Any]
+
+
+def as_text(rows: Sequence[dict[str, str]], num_names: int = 1) -> str:
+    """Rows of the same columns, aligned; the first `num_names` columns to the left."""
+    columns = list(rows[0])
+    widths = [max(len(column), *(len(row[column]) for row in rows)) for column in columns]
+    lines = [dict(zip(columns, columns, strict=True)), *rows]
+    return "\n".join(
+        "  ".join(
+            line[column].ljust(width) if place < num_names else line[column].rjust(width)
+            for place, (column, width) in enumerate(zip(columns, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """Rows of the same columns, with a header. A cell that a spreadsheet would take for a formula begins with '."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _harmless(value) for name, value in row.items()} for row in rows)
+    return text.getvalue().rstrip("\n")
+
+
+def _harmless(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value[:1] in {"=", "+", "-", "@"} else value
+
+
+def as_json(content: Row) -> str:
+    """The content, and which build made it."""
+    return json.dumps({"blockyard": __version__, "build": build_name(), **content}, indent=2, allow_nan=False)
+
+
+def percent(share: float) -> str:
+    """A share of 0 to 1 as people read it."""
+    return f"{100 * share:.2f} %"

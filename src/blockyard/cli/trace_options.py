@@ -1,0 +1,73 @@
+"""Options that every command over a trace has, and what they come to."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from ..lab.trace import Trace
+
+#: Stands in examples and errors.
+TRACE_HELP = (
+    "a file (Mooncake or Qwen-Bailian JSONL, Azure or BurstGPT CSV, JSONL of token ids or text; .gz and .zst too), or "
+    "a generator such as chat:requests=10000,seed=1; default: the small trace that ships with the package"
+)
+
+
+def add_trace_options(parser: argparse.ArgumentParser) -> None:
+    """The trace, and how to read it."""
+    parser.add_argument("trace", nargs="?", default="small", metavar="TRACE", help=TRACE_HELP)
+    group = parser.add_argument_group("reading")
+    group.add_argument(
+        "--format", default="auto", metavar="NAME", help="the trace's format; default: by its first line"
+    )
+    group.add_argument("--tokenizer", metavar="DIR", help="folder of the tokenizer for a trace of text")
+    group.add_argument("--max-requests", type=int, metavar="N", help="read so many requests at most")
+    group.add_argument(
+        "--strict",
+        action="store_true",
+        help="stop at the first bad line or request that never fits; default: count it",
+    )
+
+
+def add_running_options(parser: argparse.ArgumentParser) -> None:
+    """How many processes, and where."""
+    group = parser.add_argument_group("running")
+    group.add_argument("--jobs", type=int, metavar="N", help="processes at once; default: one a core")
+    group.add_argument(
+        "--backend", default="processes", metavar="NAME", help="processes, ray or dask (joblib's); default: processes"
+    )
+    group.add_argument("--quiet", action="store_true", help="draw no progress bar")
+
+
+def open_chosen_trace(options: argparse.Namespace) -> Trace:
+    """The trace that the options name."""
+    from ..lab.traces import open_trace
+
+    return open_trace(
+        options.trace,
+        format=options.format,
+        strict=options.strict,
+        tokenizer=options.tokenizer,
+        max_requests=options.max_requests,
+    )
+
+
+def chosen_jobs(options: argparse.Namespace, num_cells: int) -> int:
+    """Processes at once: what is asked for, or one a core, and no more than there is to do."""
+    if options.jobs is not None:
+        return int(options.jobs)
+    return max(1, min(len(os.sched_getaffinity(0)), num_cells))
+
+
+def report_skips(trace: Trace) -> None:
+    """Say on stderr what the latest walk left out or mended."""
+    for cause, (count, first) in trace.skips.causes.items():
+        print(f"blockyard: {count} x {cause} (first: {first})", file=sys.stderr)
+
+
+def skips_as_dict(trace: Trace) -> dict[str, Any]:
+    """The same for a program."""
+    return {cause: {"count": count, "first": first} for cause, (count, first) in trace.skips.causes.items()}
