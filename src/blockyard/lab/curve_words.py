@@ -21,6 +21,11 @@ def shortened(text: str, limit: int) -> str:
     return text if len(text) <= limit else "…" + text[len(text) - limit + 1 :]
 
 
+def cut_off(text: str, limit: int) -> str:
+    """The beginning of `text`. At most `limit` characters."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
 def title_of(curves: HitCurves) -> str:
     """What is shown, and of which trace."""
     return f"Block hit rate of {printable(curves.trace) or 'a trace'}"
@@ -54,6 +59,8 @@ def gap_of(curves: HitCurves) -> str:
         return ""
     gaps = np.maximum(curves.hit_rates[OPTIMUM] - best, 0)
     widest = int(np.argmax(gaps))
+    if gaps[widest] < 0.0005:
+        return "The best policy reaches the optimum, an upper bound for all, at every capacity here."
     where = f"at most {100 * gaps[widest]:.1f} points, at {counted(int(curves.sizes[widest]), 'block')}"
     return f"Shaded: from the best policy here up to the optimum, an upper bound for all; {where}."
 

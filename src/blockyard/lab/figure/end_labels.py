@@ -15,7 +15,7 @@ LABEL_SIZE, MAX_CHARACTERS = 9.5, 26
 #: Shares of the figure: labels from one another, the lead to a label, the label's own piece of line, the space after.
 SPACING, LEAD, PIECE, SPACE = 0.034, 0.022, 0.02, 0.006
 #: Of the box, in inches a row.
-ROW, COLUMNS = 0.19, 3
+ROW, COLUMNS = 0.175, 3
 
 
 def label_lines(sheet: Sheet) -> None:

@@ -11,9 +11,9 @@ from ..curve_words import (
     capacity_axis,
     capacity_factor,
     compact,
+    cut_off,
     foot_of,
     gap_of,
-    shortened,
     subtitle_of,
     title_of,
 )
@@ -46,7 +46,7 @@ def _draw_hit_rate_axis(sheet: Sheet) -> None:
 def _draw_capacity_axes(sheet: Sheet, factor: float) -> None:
     axes, low, high = sheet.axes, float(sheet.curves.sizes[0]), float(sheet.curves.sizes[-1])
     axes.set_xscale("log")
-    low, high = (low, high) if high >= 1.5 * low else (low / 2, high * 2)
+    low = low if high >= 1.5 * low else low / 10  # the last size is at the right edge, where the names are
     axes.set_xlim(low, high)
     second = axes.secondary_xaxis("top", functions=(lambda x: x * factor, lambda x: x / factor))
     second.spines["top"].set_visible(False)
@@ -64,7 +64,7 @@ def _set_ticks(axis: Any, span: float) -> None:
 
 def _write_words(sheet: Sheet, second_axis: str) -> None:
     left, curves = 0.02, sheet.curves
-    sheet.write(left, 0.945, shortened(title_of(curves), TITLE_CHARACTERS), fontsize=14, weight="bold", color=INK)
+    sheet.write(left, 0.945, cut_off(title_of(curves), TITLE_CHARACTERS), fontsize=14, weight="bold", color=INK)
     sheet.write(left, 0.905, subtitle_of(curves), fontsize=9.5, color=QUIET)
     sheet.write(0.07, 0.852, second_axis, fontsize=8.5, color=QUIET)
     lines = [line for said in (gap_of(curves), foot_of(curves)) for line in textwrap.wrap(said, FOOT_CHARACTERS)]

@@ -11,9 +11,11 @@ from ..curve_words import knee_of
 from .sheet import INK, Sheet
 
 #: Points from the knee to the sentence, and the corner of the sentence that is there; the first of equals is taken.
-_PLACES = [
+_Place = tuple[float, float, str, str]
+_NEAR = 10
+_PLACES: list[_Place] = [
     (across * away, up * away, "left" if across > 0 else "right", "bottom" if up > 0 else "top")
-    for away in (10, 24, 42, 64)
+    for away in (_NEAR, 24, 42, 64, 90)
     for across, up in ((1, -1), (-1, 1), (1, 1), (-1, -1))
 ]
 _STEPS = 12  # between two points of a line, to see what lies on it
@@ -28,21 +30,28 @@ def mark_knee(sheet: Sheet, other_text: Any) -> None:
     dot.set(markeredgecolor="white", markeredgewidth=1.6, zorder=7, gid="knee")
     sentence = sheet.axes.annotate(
         sheet.shown(knee_of(curves)), point, (0, 0), textcoords="offset points", fontsize=9.5, weight="bold",
-        color=INK, zorder=6, parse_math=False, bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "alpha": 0.8, "linewidth": 0},
-        arrowprops={"arrowstyle": "-", "color": INK, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 5},
+        color=INK, zorder=6, parse_math=False,
+        bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "alpha": 0.8, "linewidth": 0},
     )  # fmt: skip
     traced = _traced(sheet)
-    _move(sentence, min(_PLACES, key=lambda place: _cost(sheet, sentence, place, traced, other_text)))
+    place = min(_PLACES, key=lambda place: _cost(sheet, sentence, place, traced, other_text))
+    _move(sentence, place)
+    if abs(place[0]) > _NEAR:
+        _connect(sheet, point, place)
 
 
-def _move(sentence: Any, place: tuple[float, float, str, str]) -> None:
+def _connect(sheet: Sheet, point: tuple[float, float], place: _Place) -> None:
+    """A thin line from the point to a sentence that is not beside it."""
+    line = {"arrowstyle": "-", "color": INK, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 5}
+    sheet.axes.annotate("", point, place[:2], textcoords="offset points", arrowprops=line, zorder=6)
+
+
+def _move(sentence: Any, place: _Place) -> None:
     across, up, horizontal, vertical = place
     sentence.set(position=(across, up), ha=horizontal, va=vertical)
 
 
-def _cost(
-    sheet: Sheet, sentence: Any, place: tuple[float, float, str, str], traced: NDArray[np.float64], other_text: Any
-) -> int:
+def _cost(sheet: Sheet, sentence: Any, place: _Place, traced: NDArray[np.float64], other_text: Any) -> int:
     """How bad it is there: outside of the axes, on the other text, on lines."""
     _move(sentence, place)
     box, frame = sheet.extent(sentence).padded(3), sheet.extent(sheet.axes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import Any
 
 import matplotlib.style
@@ -22,7 +23,8 @@ SETTINGS = {"svg.hashsalt": "blockyard", "svg.fonttype": "none", "path.simplify"
 
 def drawn(curves: HitCurves, kind: str, bytes_per_block: int, model: str) -> bytes:
     """The bytes of a "png" or "svg" file. A user's own settings of matplotlib change nothing. O(policies * sizes)."""
-    with matplotlib.style.context(["default", {**SETTINGS, "font.family": families()}]):
+    with warnings.catch_warnings(), matplotlib.style.context(["default", {**SETTINGS, "font.family": families()}]):
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # an SVG is shown with the fonts of who looks at it
         figure = figure_of(curves, bytes_per_block, model, keep_all_letters=kind == "svg")
         content = io.BytesIO()
         metadata = {"Date": None, "Title": title_of(curves)} if kind == "svg" else {"Software": None}

@@ -15,7 +15,7 @@ from ..line_styles import COLORS, DASHES, line_styles
 
 INK, QUIET, FAINT, SHADE = "#1a1f26", "#5a6472", "#e3e6ea", "#e9edf2"
 WIDTH, HEIGHT, DPI = 9.6, 5.6, 160
-LEFT, RIGHT, BOTTOM, TOP = 0.07, 0.03, 0.22, 0.2
+LEFT, RIGHT, BOTTOM, TOP = 0.07, 0.03, 0.205, 0.2
 #: matplotlib brings the first; the others have letters that it lacks, and are used where they are installed.
 _FAMILIES = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Micro Hei", "Noto Sans", "Noto Emoji")
 
@@ -67,7 +67,7 @@ class Sheet:
         curves = self.curves
         rates = [float(np.max(rates)) for rates in curves.hit_rates.values()]
         highest = 100 * max(curves.infinite, *rates)
-        return min(highest * 1.14, 104.0) if highest >= 0.001 else 1.0
+        return min(highest * 1.14, 109.0) if highest >= 0.001 else 1.0
 
 
 def families() -> list[str]:
