@@ -1,0 +1,111 @@
+"""What is said about hit-rate curves, in pictures and on pages: the same words in both."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .curve import HitCurves
+from .policy_names import OPTIMUM
+
+GIB = 2**30
+
+
+def printable(text: str) -> str:
+    """`text` on one line, with "?" for what no page and no picture can show: controls, halves of characters."""
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+
+
+def shortened(text: str, limit: int) -> str:
+    """The end of `text`, which tells own policies and files in one folder apart. At most `limit` characters."""
+    return text if len(text) <= limit else "…" + text[len(text) - limit + 1 :]
+
+
+def cut_off(text: str, limit: int) -> str:
+    """The beginning of `text`. At most `limit` characters."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def title_of(curves: HitCurves) -> str:
+    """What is shown, and of which trace."""
+    return f"Block hit rate of {printable(curves.trace) or 'a trace'}"
+
+
+def subtitle_of(curves: HitCurves) -> str:
+    """How much there is in the trace."""
+    tokens = f" of {counted(curves.tokens_a_block, 'token')}" if curves.tokens_a_block else ""
+    return (
+        f"{counted(curves.num_requests, 'request')}, {counted(curves.num_references, 'block reference')}; "
+        f"the working set is {counted(curves.working_set, 'block')}{tokens}"
+    )
+
+
+def knee_of(curves: HitCurves) -> str:
+    """Where more blocks stop paying: "knee of lru: 38,667 blocks, 35.0 %"."""
+    rate = float(curves.hit_rates[curves.knee_policy][curves.knee])
+    blocks = counted(int(curves.sizes[curves.knee]), "block")
+    return f"knee of {shortened(printable(curves.knee_policy), 28)}: {blocks}, {percent(rate)}"
+
+
+def infinite_of(curves: HitCurves) -> str:
+    """What a cache without a limit would hit."""
+    return f"infinite cache: {percent(curves.infinite)}"
+
+
+def gap_of(curves: HitCurves) -> str:
+    """What the shaded area means; "" where there is none."""
+    best = best_rates(curves)
+    if best is None or OPTIMUM not in curves.hit_rates:
+        return ""
+    gaps = np.maximum(curves.hit_rates[OPTIMUM] - best, 0)
+    widest = int(np.argmax(gaps))
+    if gaps[widest] < 0.0005:
+        return "The best policy reaches the optimum, an upper bound for all, at every capacity here."
+    where = f"at most {100 * gaps[widest]:.1f} points, at {counted(int(curves.sizes[widest]), 'block')}"
+    return f"Shaded: from the best policy here up to the optimum, an upper bound for all; {where}."
+
+
+def foot_of(curves: HitCurves) -> str:
+    """How the numbers came about."""
+    said = "One request after another, in the order of the trace."
+    if curves.sample_rate < 1:
+        said += f" Sampled: 1 block in {1 / curves.sample_rate:,.0f}."
+    if curves.error:
+        said += f" The band of {', '.join(map(printable, curves.error))} is two standard errors to each side."
+    return said
+
+
+def best_rates(curves: HitCurves) -> NDArray[np.float64] | None:
+    """(S,) the highest hit rate of any policy that can be run, or None where only the optimum is there."""
+    rates = [rates for policy, rates in curves.hit_rates.items() if policy != OPTIMUM]
+    return np.max(rates, axis=0) if rates else None
+
+
+def capacity_axis(bytes_per_block: int, model: str) -> str:
+    """What stands at the second axis of capacities."""
+    if not bytes_per_block:
+        return "capacity (tokens)"
+    return f"capacity (GiB of {shortened(printable(model), 48)})" if model else "capacity (GiB)"
+
+
+def capacity_factor(curves: HitCurves, bytes_per_block: int) -> float:
+    """How much of the second axis one block is: GiB, or tokens where no model is named."""
+    return bytes_per_block / GIB if bytes_per_block else float(max(curves.tokens_a_block, 1))
+
+
+def percent(rate: float) -> str:
+    """A share as "35.0 %"."""
+    return f"{100 * rate:.1f} %"
+
+
+def counted(number: int, word: str) -> str:
+    """ "1 block", "38,667 blocks"."""
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+
+
+def compact(number: float) -> str:
+    """A number at an axis: 0.01, 200, 50k, 1M, 2G."""
+    for unit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= unit * 0.9999:
+            return f"{number / unit:,.12g}{letter}"
+    return f"{number:.12g}"

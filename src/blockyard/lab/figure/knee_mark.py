@@ -1,0 +1,73 @@
+"""The knee: a point, and a sentence beside it where it covers least."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..curve_words import knee_of
+from .sheet import INK, Sheet
+
+#: Points from the knee to the sentence, and the corner of the sentence that is there; the first of equals is taken.
+_Place = tuple[float, float, str, str]
+_NEAR = 10
+_PLACES: list[_Place] = [
+    (across * away, up * away, "left" if across > 0 else "right", "bottom" if up > 0 else "top")
+    for away in (_NEAR, 24, 42, 64, 90)
+    for across, up in ((1, -1), (-1, 1), (1, 1), (-1, -1))
+]
+_STEPS = 12  # between two points of a line, to see what lies on it
+
+
+def mark_knee(sheet: Sheet, other_text: Any) -> None:
+    """Draw the knee of the curves. other_text: what its sentence must not lie on. O(points)."""
+    curves = sheet.curves
+    point = (float(curves.sizes[curves.knee]), 100 * float(curves.hit_rates[curves.knee_policy][curves.knee]))
+    color, _ = sheet.style_of(curves.knee_policy)
+    (dot,) = sheet.axes.plot(*[[value] for value in point], marker="o", markersize=8.5, color=color, clip_on=False)
+    dot.set(markeredgecolor="white", markeredgewidth=1.6, zorder=7, gid="knee")
+    sentence = sheet.axes.annotate(
+        sheet.shown(knee_of(curves)), point, (0, 0), textcoords="offset points", fontsize=9.5, weight="bold",
+        color=INK, zorder=6, parse_math=False,
+        bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "alpha": 0.8, "linewidth": 0},
+    )  # fmt: skip
+    traced = _traced(sheet)
+    place = min(_PLACES, key=lambda place: _cost(sheet, sentence, place, traced, other_text))
+    _move(sentence, place)
+    if abs(place[0]) > _NEAR:
+        _connect(sheet, point, place)
+
+
+def _connect(sheet: Sheet, point: tuple[float, float], place: _Place) -> None:
+    """A thin line from the point to a sentence that is not beside it."""
+    line = {"arrowstyle": "-", "color": INK, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 5}
+    sheet.axes.annotate("", point, place[:2], textcoords="offset points", arrowprops=line, zorder=6)
+
+
+def _move(sentence: Any, place: _Place) -> None:
+    across, up, horizontal, vertical = place
+    sentence.set(position=(across, up), ha=horizontal, va=vertical)
+
+
+def _cost(sheet: Sheet, sentence: Any, place: _Place, traced: NDArray[np.float64], other_text: Any) -> int:
+    """How bad it is there: outside of the axes, on the other text, on lines."""
+    _move(sentence, place)
+    box, frame = sheet.extent(sentence).padded(3), sheet.extent(sheet.axes)
+    outside = box.x0 < frame.x0 or box.x1 > frame.x1 or box.y0 < frame.y0 or box.y1 > frame.y1
+    on_lines = np.all((traced > box.min) & (traced < box.max), axis=1)
+    return 1_000_000 * outside + 100_000 * box.overlaps(sheet.extent(other_text)) + int(np.count_nonzero(on_lines))
+
+
+def _traced(sheet: Sheet) -> NDArray[np.float64]:
+    """(P, 2) pixels that lie on the lines, close enough to one another that none passes a word unseen."""
+    found = []
+    for line in sheet.axes.get_lines():
+        if line.get_gid() != "infinite":
+            pixels = line.get_transform().transform(np.asarray(line.get_xydata(), np.float64))
+            steps = np.arange((len(pixels) - 1) * _STEPS + 1) / _STEPS
+            found.append(np.stack([np.interp(steps, np.arange(len(pixels)), pixels[:, axis]) for axis in (0, 1)], 1))
+    across = np.linspace(*sheet.axes.get_window_extent().intervalx, 200)
+    height = sheet.axes.transData.transform((1.0, 100 * sheet.curves.infinite))[1]
+    return np.concatenate([*found, np.stack([across, np.full(200, height)], 1)])

@@ -1,0 +1,82 @@
+"""A figure with one pair of axes, and how text comes onto it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib import font_manager
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ft2font import FT2Font
+
+from ..curve import HitCurves
+from ..line_styles import COLORS, DASHES, line_styles
+
+INK, QUIET, FAINT, SHADE = "#1a1f26", "#5a6472", "#e3e6ea", "#e9edf2"
+WIDTH, HEIGHT, DPI = 9.6, 5.6, 160
+LEFT, RIGHT, BOTTOM, TOP = 0.07, 0.03, 0.205, 0.2
+#: matplotlib brings the first; the others have letters that it lacks, and are used where they are installed.
+_FAMILIES = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Micro Hei", "Noto Sans", "Noto Emoji")
+
+
+class Sheet:
+    """A picture in the making.
+
+    keep_all_letters: also those that no font here has, for a viewer that may have it; otherwise they become "?".
+    """
+
+    def __init__(self, curves: HitCurves, *, keep_all_letters: bool) -> None:
+        self.curves = curves
+        self.styles = line_styles(list(curves.hit_rates))
+        self.figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, facecolor="white")
+        self.renderer = FigureCanvasAgg(self.figure).get_renderer()
+        self.axes = self.figure.add_axes((LEFT, BOTTOM, 1 - LEFT - RIGHT, 1 - BOTTOM - TOP))
+        self._letters = None if keep_all_letters else _letters()
+
+    def shown(self, text: str) -> str:
+        """`text` without the letters that would be drawn as empty boxes."""
+        if self._letters is None:
+            return text
+        return "".join(letter if letter == "\n" or ord(letter) in self._letters else "?" for letter in text)
+
+    def write(self, x: float, y: float, text: str, **options: Any) -> Any:
+        """Put text onto the figure, in shares of it from the lower left. Never as mathematics: names have dollars."""
+        return self.figure.text(x, y, self.shown(text), parse_math=False, **options)
+
+    def style_of(self, policy: str) -> tuple[str, tuple[float, ...]]:
+        """The colour and the dashes of a policy's line."""
+        style = self.styles[policy]
+        if style < 0:
+            return INK, (4.0, 2.0)
+        return COLORS[style % len(COLORS)], DASHES[style // len(COLORS) % len(DASHES)]
+
+    def extent(self, artist: Any) -> Any:
+        """The box of something drawn, in pixels."""
+        return artist.get_window_extent(self.renderer)
+
+    def end_of_line(self, policy: str) -> tuple[float, float]:
+        """Where a policy's line ends, in shares of the figure."""
+        rate = 100 * float(self.curves.hit_rates[policy][-1])
+        pixels = self.axes.transData.transform((float(self.curves.sizes[-1]), rate))
+        x, y = self.figure.transFigure.inverted().transform(pixels)
+        return float(x), float(y)
+
+    def highest_percent(self) -> float:
+        """Where the hit rates' axis ends: a little above everything on it."""
+        curves = self.curves
+        rates = [float(np.max(rates)) for rates in curves.hit_rates.values()]
+        highest = 100 * max(curves.infinite, *rates)
+        return min(highest * 1.14, 109.0) if highest >= 0.001 else 1.0
+
+
+def families() -> list[str]:
+    """The installed ones of the fonts that this project asks for, best first."""
+    installed = {font.name for font in font_manager.fontManager.ttflist}
+    return [name for name in _FAMILIES if name in installed]
+
+
+def _letters() -> set[int]:
+    """Every letter that some of these fonts has."""
+    paths = {font_manager.findfont(name) for name in families()}
+    return {letter for path in paths for letter in FT2Font(path).get_charmap()}

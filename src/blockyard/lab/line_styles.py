@@ -1,0 +1,23 @@
+"""Colours and dashes of policies: safe for colour-blind eyes, and the same for a policy in every picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .policy_names import OPTIMUM
+
+#: Okabe and Ito's colours (Color Universal Design, 2008) without black, which is the optimum's, and yellow, too pale.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+#: The first is a whole line; each next one serves when all colours are taken once more. In multiples of its width.
+DASHES = ((), (5.0, 1.6), (1.4, 1.4), (6.0, 1.6, 1.4, 1.6))
+_OWN = {"lru": 0, "lfu": 1, "s3fifo": 2, "arc": 3, "fifo": 4, "score": 5}
+
+
+def line_styles(policies: Sequence[str]) -> dict[str, int]:
+    """Policy to a number: its colour is this modulo the colours, its dashes the quotient. The optimum has -1.
+
+    Known policies keep their own numbers, the others take what is left, in order. O(policies).
+    """
+    taken = {_OWN[policy] for policy in policies if policy in _OWN}
+    free = iter([number for number in range(len(policies) + len(_OWN)) if number not in taken])
+    return {policy: -1 if policy == OPTIMUM else _OWN[policy] if policy in _OWN else next(free) for policy in policies}
