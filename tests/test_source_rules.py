@@ -283,6 +283,9 @@ def test_the_core_reads_no_clock_environment_or_global_random(path: Path) -> Non
         outside = {parts[0] for _, kind, parts in imports_of(path, tree) if kind == "outside"}
         assert outside & NO_OUTSIDE_WORLD == set()
         assert "np.random.seed" not in path.read_text()
+    if room_of(path) in {"lab", "sizing"}:
+        outside = {parts[0] for _, kind, parts in imports_of(path, tree_of(path)) if kind == "outside"}
+        assert outside & {"time", "random", "secrets", "uuid"} == set()
 
 
 def test_a_wrong_import_is_seen() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from .curve_options import add_curve_options
 from .demo_options import add_demo_options
 from .replay_options import add_replay_options
 
@@ -24,4 +25,5 @@ class Command:
 COMMANDS = {
     "demo": Command(add_demo_options, "demo", "run_demo", "engine"),
     "replay": Command(add_replay_options, "replay", "run_replay", "lab"),
+    "curve": Command(add_curve_options, "curve", "run_curve", "lab"),
 }
