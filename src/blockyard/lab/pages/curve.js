@@ -148,7 +148,8 @@
     draw(svg, "line", {
       x1: scale.box.left, x2: scale.box.right, y1: y, y2: y, stroke: "var(--quiet)", "stroke-dasharray": "1.5 4",
     });
-    draw(svg, "text", { x: scale.box.left + 4, y: y - 6 }, data.infinite_words);
+    const text = draw(svg, "text", { x: scale.box.left + 4, y: y - 6 }, data.infinite_words);
+    scale.free = scale.box.left + text.getComputedTextLength() + 16;
   }
 
   function drawPolicy(svg, policy) {
@@ -171,20 +172,23 @@
     draw(parent, "circle", { cx, cy, r: radius, fill: color(policy), ...stroke });
   }
 
-  /** The sentence keeps clear of the line of the infinite cache, and of both sides. */
+  /** The sentence stands below to the right, or above to the left; where neither has room, one word must do. */
   function drawKnee(svg) {
     const policy = policies[data.knee_policy];
     if (hidden.has(policy)) return;
     dot(svg, policy, data.knee, 6);
     const [x, y] = [scale.x(sizes[data.knee]), scale.y(policy.rates[data.knee])];
-    const text = draw(svg, "text", { class: "strong", x: 0, y: 0 }, data.knee_words);
-    const width = text.getComputedTextLength();
-    const middle = (scale.box.left + scale.box.right) / 2;
-    const wanted = x > middle ? x - width - 4 : x + 4;
-    text.setAttribute("x", Math.max(scale.box.left + 4, Math.min(wanted, scale.box.right - width)));
-    const below = y + 26;
-    const above = Math.min(y, scale.y(data.infinite)) - (x > middle ? 10 : 26);
-    text.setAttribute("y", below < scale.box.bottom - 4 && x <= middle ? below : above);
+    const text = draw(svg, "text", { class: "strong" }, data.knee_words);
+    const fits = (width) => (x + 8 + width <= scale.box.right ? 1 : x - 8 - width >= scale.free ? -1 : 0);
+    let side = fits(text.getComputedTextLength());
+    if (side === 0) {
+      text.textContent = "knee";
+      side = fits(text.getComputedTextLength());
+    }
+    const low = y > scale.box.bottom - 30;
+    text.setAttribute("x", x + 8 * side);
+    text.setAttribute("text-anchor", side < 0 ? "end" : "start");
+    text.setAttribute("y", side < 0 ? Math.min(y, scale.y(data.infinite)) - 10 : low ? y - 26 : y + 26);
   }
 
   // ---- the crosshair
@@ -287,9 +291,11 @@
 
   document.getElementById("picture").hidden = false;
   let width = 0;
-  new ResizeObserver(() => {
+  const resize = () => {
     if (chart.clientWidth === width) return;
     width = chart.clientWidth;
     redraw();
-  }).observe(chart);
+  };
+  resize();
+  new ResizeObserver(() => requestAnimationFrame(resize)).observe(chart);
 })();
