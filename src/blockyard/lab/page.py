@@ -1,0 +1,131 @@
+"""Hit-rate curves as a page of its own: one HTML file that loads nothing and needs no server."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ..arguments import require_int, require_str
+from .curve import HitCurves
+from .curve_words import (
+    capacity_axis,
+    capacity_factor,
+    foot_of,
+    gap_of,
+    infinite_of,
+    knee_of,
+    printable,
+    subtitle_of,
+    title_of,
+)
+from .drawing import MAX_BYTES_PER_BLOCK
+from .line_styles import line_styles
+from .output_file import require_output, write_whole
+from .policy_names import OPTIMUM
+
+_PAGES = Path(__file__).parent / "pages"
+_PLACE = re.compile(r"\{\{(\w+)\}\}")
+
+
+def write_page(curves: HitCurves, path: str | os.PathLike[str], *, bytes_per_block: int = 0, model: str = "") -> None:
+    """Write hit rate against capacity into an .html file, with a crosshair that tells every policy's numbers.
+
+    bytes_per_block: of a block of `curves.tokens_a_block` tokens of `model`; without it the page counts no GiB. The
+    file appears whole or not at all, and the same curves give the same bytes. Without JavaScript the page is a table of
+    all numbers. O(policies * sizes). Raises `InvalidArgument` for another suffix or a path that cannot be written.
+    """
+    found = require_output(path, (".html",))
+    require_int("bytes_per_block", bytes_per_block, 0, MAX_BYTES_PER_BLOCK)
+    require_str("model", model)
+    write_whole(found, page_of(curves, bytes_per_block, model).encode())
+
+
+def page_of(curves: HitCurves, bytes_per_block: int, model: str) -> str:
+    """The page as text: the three files of `pages/` in one, every name escaped for the place where it stands."""
+    said = {
+        "title": title_of(curves),
+        "subtitle": subtitle_of(curves),
+        "knee": _sentence(knee_of(curves)),
+        "infinite": _sentence(infinite_of(curves)),
+        "gap": gap_of(curves),
+        "foot": foot_of(curves),
+    }
+    parts = {name: html.escape(text) for name, text in said.items()}
+    parts |= {
+        "head": _table_head(curves, bytes_per_block, model),
+        "rows": _table_rows(curves, bytes_per_block),
+        "data": _script_safe(_data_of(curves, bytes_per_block, model)),
+        "style": _read("curve.css"),
+        "script": _read("curve.js"),
+    }
+    return _PLACE.sub(lambda place: parts[place[1]], _read("curve.html"))
+
+
+def _read(name: str) -> str:
+    return (_PAGES / name).read_text(encoding="utf-8")
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + "."
+
+
+def _script_safe(data: dict[str, Any]) -> str:
+    """JSON that no name in it can end: "<" would open a tag even in a string."""
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _data_of(curves: HitCurves, bytes_per_block: int, model: str) -> dict[str, Any]:
+    """All numbers of the curves, and the words that stand in the picture. Rates are shares, 0 to 1."""
+    return {
+        "trace": printable(curves.trace),
+        "tokens_a_block": curves.tokens_a_block,
+        "bytes_per_block": int(bytes_per_block),
+        "sizes": curves.sizes.tolist(),
+        "policies": _policies_of(curves),
+        "infinite": curves.infinite,
+        "infinite_words": infinite_of(curves),
+        "knee": curves.knee,
+        "knee_policy": list(curves.hit_rates).index(curves.knee_policy),
+        "knee_words": knee_of(curves),
+        "second_axis": capacity_axis(bytes_per_block, model),
+        "second_factor": capacity_factor(curves, bytes_per_block),
+    }
+
+
+def _policies_of(curves: HitCurves) -> list[dict[str, Any]]:
+    styles = line_styles(list(curves.hit_rates))
+    return [
+        {
+            "name": printable(policy),
+            "style": styles[policy],
+            "is_optimum": policy == OPTIMUM,
+            "rates": rates.tolist(),
+            "error": curves.error[policy].tolist() if policy in curves.error else None,
+        }
+        for policy, rates in curves.hit_rates.items()
+    ]
+
+
+def _table_head(curves: HitCurves, bytes_per_block: int, model: str) -> str:
+    gib = [f"GiB of {printable(model)}" if model else "GiB"] if bytes_per_block else []
+    names = [f"{printable(policy)} (%)" for policy in curves.hit_rates]
+    return "".join(f'<th scope="col">{html.escape(name)}</th>' for name in ["blocks", "tokens", *gib, *names])
+
+
+def _table_rows(curves: HitCurves, bytes_per_block: int) -> str:
+    return "\n".join(_table_row(curves, number, bytes_per_block) for number in range(len(curves.sizes)))
+
+
+def _table_row(curves: HitCurves, number: int, bytes_per_block: int) -> str:
+    """Numbers as spreadsheets read them, without separators."""
+    size = int(curves.sizes[number])
+    cells = [str(size * curves.tokens_a_block)]
+    if bytes_per_block:
+        cells.append(f"{size * capacity_factor(curves, bytes_per_block):.6g}")
+    cells += [f"{100 * float(rates[number]):.3f}" for rates in curves.hit_rates.values()]
+    row = "".join(f"<td>{cell}</td>" for cell in cells)
+    return f'<tr><th scope="row">{size}</th>{row}</tr>'
