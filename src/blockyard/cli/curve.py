@@ -19,7 +19,7 @@ from ..sizing import KVCacheSpec
 from ..sizing.known_models import model_config
 from .progress import WorkBar
 from .tables import as_csv, as_json, as_text, percent
-from .trace_options import chosen_jobs, open_chosen_trace, report_skips, skips_as_dict
+from .trace_options import chosen_jobs, open_chosen_trace, report_skips, short_name, skips_as_dict
 
 _GIB = 2**30
 _WRITERS = {".png": draw_curves, ".svg": draw_curves, ".html": write_page}
@@ -42,7 +42,7 @@ def run_curve(options: argparse.Namespace) -> int:
             references,
             policies,
             sizes,
-            name=trace.name,
+            name=short_name(trace),
             jobs=chosen_jobs(options, max(num_runs, 1)),
             backend=options.backend,
             on_done=bar.update,

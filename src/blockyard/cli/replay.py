@@ -21,7 +21,7 @@ from ..lab.sweep import run_all
 from ..lab.trace import Trace
 from .progress import WorkBar
 from .tables import as_csv, as_json, as_text, percent
-from .trace_options import chosen_jobs, open_chosen_trace, report_skips, skips_as_dict
+from .trace_options import chosen_jobs, open_chosen_trace, report_skips, short_name, skips_as_dict
 
 
 def run_replay(options: argparse.Namespace) -> int:
@@ -99,16 +99,16 @@ def _print(options: argparse.Namespace, trace: Trace, found: TraceSurvey, result
     elif options.csv:
         print(as_csv([_flat(result) for result in results]))
     else:
-        print(_headline(options, found))
+        print(_headline(options, trace, found))
         print(as_text([_as_row(result) for result in results]))
         _say_refused(results)
 
 
-def _headline(options: argparse.Namespace, found: TraceSurvey) -> str:
+def _headline(options: argparse.Namespace, trace: Trace, found: TraceSurvey) -> str:
     how = "by timestamps" if options.timed else "one after another"
     contents = "" if found.has_contents else "; it says nothing of contents, so no prompt can hit another's blocks"
     return (
-        f"{found.name}: {found.num_requests:,} requests {how}, {found.num_prompt_tokens:,} prompt and "
+        f"{short_name(trace)}: {found.num_requests:,} requests {how}, {found.num_prompt_tokens:,} prompt and "
         f"{found.num_output_tokens:,} output tokens, blocks of {options.block_size}{contents}\n"
     )
 

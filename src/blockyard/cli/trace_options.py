@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from ..lab.trace import Trace
@@ -60,6 +61,11 @@ def chosen_jobs(options: argparse.Namespace, num_cells: int) -> int:
     if options.jobs is not None:
         return int(options.jobs)
     return max(1, min(len(os.sched_getaffinity(0)), num_cells))
+
+
+def short_name(trace: Trace) -> str:
+    """The trace's name as a heading has it: a file's without its folders."""
+    return Path(trace.name).name
 
 
 def report_skips(trace: Trace) -> None:

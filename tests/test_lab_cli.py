@@ -1,0 +1,184 @@
+"""`blockyard replay` and `blockyard curve`: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockyard.cli.main import main
+
+pytest.importorskip("joblib")
+pytest.importorskip("matplotlib")
+
+TRACE = "chat:requests=60,seed=3"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(arguments)
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    status, out, _ = run(capsys, *arguments, "--json")
+    assert status == 0
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+# ---------------------------------------------------------------- replay
+
+
+def test_replay_of_the_shipped_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "replay", "--jobs", "1")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("small.jsonl.gz: 320 requests one after another")
+    assert lines[2].split()[:3] == ["policy", "blocks", "hit"]
+    assert len(lines) == 7
+
+
+def test_replay_policies_and_sizes_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--policies", "lru,arc", "--blocks", "3000,20k", "--jobs", "1")
+    found = run_json(capsys, "replay", TRACE, *options)
+    assert [(entry["policy"], entry["num_blocks"]) for entry in found["runs"]] == [
+        ("lru", 3000),
+        ("lru", 20_000),
+        ("arc", 3000),
+        ("arc", 20_000),
+    ]
+    assert found["trace"]["num_requests"] == 60
+    _, out, _ = run(capsys, "replay", TRACE, *options, "--csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [int(row["num_hit_tokens"]) for row in rows] == [entry["num_hit_tokens"] for entry in found["runs"]]
+    assert [int(row["misses_evicted"]) for row in rows] == [entry["misses"]["evicted"] for entry in found["runs"]]
+
+
+def test_replay_says_what_never_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "replay", "--blocks", "30")
+    assert status == 0
+    assert "requests never fit and were left out (request " in err
+    status, out, err = run(capsys, "replay", "--blocks", "30", "--strict")
+    assert (status, out) == (2, "")
+    assert err.startswith("blockyard: request 1: it needs")
+
+
+def test_replay_by_timestamps(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "replay", TRACE, "--timed", "--blocks", "4000", "--max-num-seqs", "8")
+    (entry,) = found["runs"]
+    assert entry["simulated"]["num_steps"] > 60
+    assert entry["peak_running"] <= 8
+    _, out, _ = run(capsys, "replay", TRACE, "--timed", "--blocks", "4000")
+    assert "TTFT p50" in out
+
+
+def test_replay_without_contents_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.0,100,5\n2024-05-10 00:00:01.0,50,5\n"
+    )
+    status, out, _ = run(capsys, "replay", str(path), "--blocks", "100")
+    assert status == 0
+    assert "it says nothing of contents" in out
+    status, _, err = run(capsys, "replay", str(path))
+    assert status == 2
+    assert "nothing of contents" in err
+
+
+def test_skips_are_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    good = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
+    path.write_text(good + "{\n" + good.replace("600", "-5"))
+    status, _, err = run(capsys, "replay", str(path), "--blocks", "100")
+    assert status == 0
+    assert err.count("blockyard: 1 x ") == 2
+    assert "trace.jsonl:2" in err
+    assert len(run_json(capsys, "replay", str(path), "--blocks", "100")["trace"]["skips"]) == 2
+    status, _, err = run(capsys, "replay", str(path), "--blocks", "100", "--strict")
+    assert status == 2
+    assert "trace.jsonl:2" in err
+
+
+# ---------------------------------------------------------------- curve
+
+
+def test_curve_of_the_shipped_trace_with_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    names = [tmp_path / f"curve.{suffix}" for suffix in ("png", "svg", "html")]
+    outputs = [part for name in names for part in ("-o", str(name))]
+    status, out, err = run(capsys, "curve", "--sizes", "6", "--jobs", "1", "--model", "llama-3.1-8b", *outputs)
+    assert (status, err) == (0, "")
+    assert "knee of lru" in out
+    assert "GiB" in out
+    assert all(name.stat().st_size > 1000 for name in names)
+
+
+def test_curve_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--policies", "lru,optimum", "--blocks", "100,1000,100%", "--jobs", "1")
+    found = run_json(capsys, "curve", TRACE, *options)
+    sizes = [row["blocks"] for row in found["sizes"]]
+    assert sizes == [100, 1000, found["working_set"]]
+    assert all(row["lru"] <= row["optimum"] for row in found["sizes"])
+    assert found["sizes"][-1]["lru"] == pytest.approx(found["infinite"])
+    _, out, _ = run(capsys, "curve", TRACE, *options, "--csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [float(row["lru"]) for row in rows] == [row["lru"] for row in found["sizes"]]
+
+
+def test_a_sampled_curve_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "curve", TRACE, "--policies", "lru", "--sizes", "3", "--max-references", "1024")
+    assert "a sample of one content in" in out
+    assert "lru error" in out
+
+
+def test_bars_are_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, err = run(capsys, "curve", TRACE, "--policies", "fifo", "--sizes", "3", "--jobs", "1")
+    assert err == ""
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("replay", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("replay", "--policies", "lur"), "'lur'"),
+        (("replay", "--policies", "optimum"), "blockyard curve"),
+        (("replay", "--blocks", "many"), "'many'"),
+        (("replay", "--blocks", "200M"), "200000000"),
+        (("replay", "--block-size", "0"), "block_size is 0"),
+        (("replay", "--watermark", "2"), "watermark"),
+        (("replay", "--timed", "--speedup", "0"), "speedup"),
+        (("replay", "--timed", "--seconds-per-step", "nan"), "seconds_per_step"),
+        (("replay", "--jobs", "0"), "jobs is 0"),
+        (("replay", "--backend", "spark"), "backend is 'spark'"),
+        (("replay", "--max-requests", "0"), "max_requests"),
+        (("replay", "chat:requests=ten"), "requests"),
+        (("replay", "nothing:requests=10"), "nothing"),
+        (("curve", "-o", "curve.pdf"), "curve.pdf"),
+        (("curve", "-o", "no/such/folder/curve.png", "--sizes", "2", "--policies", "lru"), "folder"),
+        (("curve", "--sizes", "1"), "count is 1"),
+        (("curve", "--model", "llama-9"), "llama-9"),
+        (("curve", "--max-references", "5"), "max_references is 5"),
+        (("curve", "--format", "parquet"), "parquet"),
+    ],
+)
+def test_refusals_are_one_sentence(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    what: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("blockyard: ")
+    assert what in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
