@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .demo_options import add_demo_options
+from .plan_options import add_plan_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,4 +23,5 @@ class Command:
 
 COMMANDS = {
     "demo": Command(add_demo_options, "demo", "run_demo", "engine"),
+    "plan": Command(add_plan_options, "plan", "run_plan", "lab"),
 }
