@@ -8,6 +8,7 @@ from typing import Any
 
 from .curve_options import add_curve_options
 from .demo_options import add_demo_options
+from .plan_options import add_plan_options
 from .replay_options import add_replay_options
 
 
@@ -26,4 +27,5 @@ COMMANDS = {
     "demo": Command(add_demo_options, "demo", "run_demo", "engine"),
     "replay": Command(add_replay_options, "replay", "run_replay", "lab"),
     "curve": Command(add_curve_options, "curve", "run_curve", "lab"),
+    "plan": Command(add_plan_options, "plan", "run_plan", "lab"),
 }

@@ -116,9 +116,7 @@ def _requests(given: Situation) -> list[str]:
     if given.max_num_seqs is not None:
         sentences.append(f"At most {given.max_num_seqs} requests run at once on a replica (max_num_seqs).")
     if given.num_replicas > 1:
-        sentences.append(
-            f"The {given.num_replicas} replicas have pools of their own and share nothing; the CPU tier is divided too."
-        )
+        sentences.append(f"The {given.num_replicas} replicas have pools of their own and share nothing.")
     if given.running is not None:
         sentences.append(_running(given, given.running))
     return sentences

@@ -60,10 +60,10 @@ class CapacityPlan:
 
     num_replicas: engines that serve side by side, each of `spec.tensor_parallel_size` GPUs and with a pool of its own.
     gpu: bytes of one GPU. num_blocks: the null block included. num_tokens: that the pool keeps. fits: whether a request
-    of the shortest length does. smallest_tensor_parallel: the fewest GPUs, a power of two, that would hold one where it
-    does not; 0 if 1024 would not. num_cpu_blocks: of the CPU tier. requests: by length. running: requests expected at work at once on a
-    replica, None if not known. cache_budget: what they leave for cached prefixes. hits: None without a trace that says
-    what prompts contain. assumptions: all of them, in sentences.
+    of the shortest length does. smallest_tensor_parallel: the fewest GPUs, a power of two, that would hold one where
+    it does not; 0 if 1024 would not. num_cpu_blocks: of the CPU tier. requests: by length. running: requests expected
+    at work at once on a replica, None if not known. cache_budget: what they leave for cached prefixes. hits: None
+    without a trace that says what prompts contain. assumptions: all of them, in sentences.
     """
 
     spec: KVCacheSpec
@@ -128,6 +128,7 @@ def plan_capacity(
         _requests_at(spec, label, length, num_blocks, limit, num_replicas)
         for label, length in [*(("", length) for length in wanted), *_trace_lengths(traffic)]
     )
+    shortest = min(row.num_tokens for row in requests)
     fits = any(row.concurrent > 0 for row in requests)
     cpu_bytes = int(require_gib("cpu_gib", cpu_gib) * GIB) // (num_replicas * spec.tensor_parallel_size)
     cpu_blocks = min(num_cpu_blocks(cpu_bytes, spec=spec, max_num_seqs=states), MAX_BLOCKS)
@@ -158,9 +159,7 @@ def plan_capacity(
         num_blocks=num_blocks,
         num_tokens=cached_tokens(spec, max(num_blocks - 1, 0)),
         fits=fits,
-        smallest_tensor_parallel=0
-        if fits
-        else memory.smallest_tensor_parallel(spec, min(row.num_tokens for row in requests), states),
+        smallest_tensor_parallel=0 if fits else memory.smallest_tensor_parallel(spec, shortest, states),
         num_cpu_blocks=cpu_blocks,
         requests=requests,
         running=at_work,

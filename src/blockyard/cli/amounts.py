@@ -1,0 +1,58 @@
+"""Amounts as people write them: 80GiB, 512MiB, 24GB of memory; 2k, 8Ki, 32000 tokens."""
+
+from __future__ import annotations
+
+import re
+
+from ..config import MAX_MODEL_LEN
+from ..errors import InvalidArgument
+
+_BYTES = {"b": 1}
+for _power, _letter in enumerate("kmgt", 1):
+    _BYTES[f"{_letter}b"], _BYTES[f"{_letter}ib"] = 1000**_power, 1024**_power
+_TOKENS = {"": 1, "k": 1000, "ki": 1024, "m": 1000**2, "mi": 1024**2}
+_AMOUNT = re.compile(r"(\d+(?:\.\d*)?|\.\d+) *([a-z]*)", re.IGNORECASE | re.ASCII)
+_MAX_BYTES = 2**50
+_MAX_DIGITS = 40
+
+
+def parse_memory(name: str, text: str) -> int:
+    """Bytes in an amount like 80GiB (1024**3 each) or 80GB (1000**3 each), rounded down.
+
+    name: the option, for the error. Raises `InvalidArgument` for anything else, and above 2**50 bytes.
+    """
+    match = _match(text)
+    unit = "" if match is None else match[2].lower()
+    if match is None or unit not in _BYTES:
+        raise InvalidArgument(f"{name} is {text!r}; it must be a number and a unit, like 80GiB, 80GB or 512MiB")
+    amount = float(match[1]) * _BYTES[unit]
+    if amount > _MAX_BYTES:
+        raise InvalidArgument(f"{name} is {text!r}; it must be at most {_MAX_BYTES // 2**40} TiB")
+    return int(amount)
+
+
+def parse_lengths(name: str, text: str) -> list[int]:
+    """Tokens in a list like 2k,8Ki,32000: k is 1,000 and Ki 1,024. In the order given, each once.
+
+    Raises `InvalidArgument` for anything else, naming it.
+    """
+    return list(dict.fromkeys(_tokens(name, part.strip()) for part in text.split(",")))
+
+
+def _tokens(name: str, text: str) -> int:
+    match = _match(text)
+    unit = "-" if match is None else match[2].lower()
+    if match is None or unit not in _TOKENS:
+        raise InvalidArgument(
+            f"{name} has {text!r}; a length is a number of tokens, like 2000, 2k (2,000) or 2Ki (2,048)"
+        )
+    tokens = float(match[1]) * _TOKENS[unit]
+    if tokens != int(tokens) or not 1 <= tokens <= MAX_MODEL_LEN:
+        raise InvalidArgument(
+            f"{name} has {text!r}, which is {tokens:g}; it must be a whole number from 1 to {MAX_MODEL_LEN}"
+        )
+    return int(tokens)
+
+
+def _match(text: str) -> re.Match[str] | None:
+    return _AMOUNT.fullmatch(text.strip()) if len(text) <= _MAX_DIGITS else None

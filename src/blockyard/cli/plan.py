@@ -1,0 +1,74 @@
+"""`blockyard plan`: what a model, GPUs and a trace come to."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+
+from ..errors import InvalidArgument
+from ..lab.plan_memory import GIB
+from ..lab.planning import CapacityPlan, plan_capacity
+from ..lab.references import References, read_references
+from ..lab.trace import Trace
+from ..lab.trace_lengths import TraceLengths, read_lengths
+from ..lab.traces import open_trace
+from ..sizing.known_models import known_names
+from .amounts import parse_lengths, parse_memory
+from .plan_model import ChosenModel, chosen_model
+from .plan_report import as_json, as_text
+
+
+def run_plan(options: argparse.Namespace) -> int:
+    """Print the plan. Exit status 1 if the model does not fit."""
+    if options.list_models:
+        print("\n".join(known_names()))
+        return 0
+    _check_ranks(options)
+    model = chosen_model(options)
+    trace = open_trace(options.trace, format=options.format, tokenizer=options.tokenizer) if options.trace else None
+    plan = _plan(options, model, trace)
+    name = "" if trace is None else trace.name
+    print(as_json(plan, model.name, name) if options.json else as_text(plan, model.name, name))
+    return 0 if plan.fits else 1
+
+
+def _check_ranks(options: argparse.Namespace) -> None:
+    """In the words of the options; the plan itself checks them by its own names."""
+    for name in ("gpus", "tensor_parallel"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise InvalidArgument(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
+    if options.gpus is not None and options.gpus % options.tensor_parallel:
+        ranks = options.tensor_parallel
+        raise InvalidArgument(f"--gpus is {options.gpus}; it must be a multiple of --tensor-parallel, {ranks}")
+
+
+def _plan(options: argparse.Namespace, model: ChosenModel, trace: Trace | None) -> CapacityPlan:
+    traffic = None if trace is None else read_lengths(trace)
+    plan = plan_capacity(
+        model.spec,
+        gpu_memory_gib=parse_memory("--gpu-memory", options.gpu_memory) / GIB,
+        weights_gib=model.weight_bytes / GIB,
+        num_gpus=options.gpus,
+        gpu_memory_utilization=options.utilization,
+        activation_gib=parse_memory("--activations", options.activations) / GIB,
+        lengths=parse_lengths("--lengths", options.lengths),
+        max_num_seqs=options.max_num_seqs,
+        running=options.running,
+        seconds_per_token=options.seconds_per_token,
+        cpu_gib=parse_memory("--cpu-memory", options.cpu_memory) / GIB,
+        traffic=traffic,
+        references=_references(model, trace, traffic),
+        policy=options.policy,
+    )
+    return dataclasses.replace(plan, assumptions=(model.source, *plan.assumptions))
+
+
+def _references(model: ChosenModel, trace: Trace | None, traffic: TraceLengths | None) -> References | None:
+    """What the trace's prompts contain; None where it does not say."""
+    if trace is None or traffic is None or not traffic.has_contents:
+        return None
+    for cause, (count, first) in trace.skips.causes.items():
+        print(f"blockyard: {count} x {cause} (first: {first})", file=sys.stderr)
+    return read_references(trace, block_size=model.spec.block_size)

@@ -1,0 +1,84 @@
+"""MODEL of `blockyard plan`: what the cache keeps, and how large the weights are."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import InvalidArgument, ModelError
+from ..sizing import KVCacheSpec
+from ..sizing.dtypes import dtype_bytes
+from ..sizing.known_models import KnownModel, known_model
+from .amounts import parse_memory
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenModel:
+    """name: for people. weight_bytes: of the whole model. source: of the weights and the cache's type, a sentence."""
+
+    name: str
+    spec: KVCacheSpec
+    weight_bytes: int
+    source: str
+
+
+def chosen_model(options: argparse.Namespace) -> ChosenModel:
+    """The model that the options name. Raises `InvalidArgument` and `ModelError` as `KVCacheSpec.from_config`."""
+    if not options.model:
+        raise InvalidArgument("MODEL is missing; give a folder, a config.json or a name of --list-models")
+    path = Path(options.model)
+    known = None if path.exists() else known_model(options.model)
+    spec = KVCacheSpec.from_config(
+        path if known is None else known.config,
+        block_size=options.block_size,
+        dtype=_cache_dtype(options, known),
+        tensor_parallel_size=options.tensor_parallel,
+    )
+    weight_bytes, source = _weights(options, path, known)
+    return ChosenModel(path.resolve().name if known is None else known.name, spec, weight_bytes, source)
+
+
+def _cache_dtype(options: argparse.Namespace, known: KnownModel | None) -> str | None:
+    """None for the config's own. An engine keeps 16 bits where the weights have 8, unless it is told otherwise."""
+    if options.cache_dtype:
+        return str(options.cache_dtype)
+    if options.dtype and dtype_bytes("--dtype", options.dtype) > 1:
+        return str(options.dtype)
+    has_own = known is None or "torch_dtype" in known.config
+    return None if has_own else "bfloat16"
+
+
+def _weights(options: argparse.Namespace, path: Path, known: KnownModel | None) -> tuple[int, str]:
+    if options.weights:
+        return parse_memory("--weights", options.weights), "The size of the weights is as given."
+    if known is None:
+        return _weights_of_folder(path, options.dtype)
+    if known.weight_bytes and not options.dtype:
+        return known.weight_bytes, f"The weights are {known.name}'s as published, in more than one type."
+    if known.num_parameters == 0:
+        raise InvalidArgument(f"--weights is missing; the size of {known.name}'s weights is not known here")
+    dtype = options.dtype or known.weight_dtype
+    size = dtype_bytes("--dtype", dtype)
+    return (
+        known.num_parameters * size,
+        f"The weights are {known.num_parameters:,} parameters of {size} bytes ({dtype}).",
+    )
+
+
+def _weights_of_folder(path: Path, dtype: str | None) -> tuple[int, str]:
+    folder = path if path.is_dir() else path.parent
+    # Some folders have the weights a second time, under another name.
+    files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise InvalidArgument(f"--weights is missing; {folder} has no *.safetensors to take their size from")
+    if dtype is not None:
+        raise InvalidArgument(
+            f"--dtype is {dtype!r}, and the *.safetensors of {folder} have a type of their own; give --weights for "
+            f"another one, or --cache-dtype for the cache's"
+        )
+    try:
+        total = sum(file.stat().st_size for file in files)
+    except OSError as error:
+        raise ModelError(f"{error.filename} could not be read: {error.strerror}") from error
+    return total, f"The weights are the {len(files)} *.safetensors of {folder}."

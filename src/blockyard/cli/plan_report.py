@@ -1,0 +1,187 @@
+"""A capacity plan as text for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import textwrap
+from typing import Any
+
+from .. import __version__
+from .._build import build_name
+from ..lab.plan_hits import HitForecast, HitsAt
+from ..lab.plan_memory import GIB
+from ..lab.planning import CapacityPlan, RequestsAt
+
+_WIDTH = 100
+_LABEL = 26
+
+
+def as_text(plan: CapacityPlan, model: str, trace: str) -> str:
+    """The plan in sections, the assumptions last."""
+    sections = [[_headline(plan, model)], _memory(plan)]
+    sections += [_requests(plan), _cache(plan), _hits(plan, trace), _block_size(plan)] if plan.fits else [_misfit(plan)]
+    sections.append(_bullets("This assumes:", plan.assumptions))
+    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def as_json(plan: CapacityPlan, model: str, trace: str) -> str:
+    """One JSON object: memory in bytes, lengths in tokens, rates from 0 to 1; null for what is not known."""
+    spec, gpu = plan.spec, plan.gpu
+    content: dict[str, Any] = {
+        "blockyard": __version__,
+        "build": build_name(),
+        "model": model,
+        "trace": trace or None,
+        "fits": plan.fits,
+        "smallest_tensor_parallel": plan.smallest_tensor_parallel or None,
+        "num_gpus": plan.num_gpus,
+        "tensor_parallel": spec.tensor_parallel_size,
+        "num_replicas": plan.num_replicas,
+        "memory": {**dataclasses.asdict(gpu), "usable_bytes": gpu.usable_bytes, "cache_bytes": gpu.cache_bytes},
+        "cache": _cache_as_dict(plan),
+        "requests": [dataclasses.asdict(row) for row in plan.requests],
+        "running": plan.running,
+        "cache_budget": None if plan.cache_budget is None else dataclasses.asdict(plan.cache_budget),
+        "hits": None if plan.hits is None else dataclasses.asdict(plan.hits),
+        "block_size_advice": dataclasses.asdict(plan.block_size),
+        "assumptions": list(plan.assumptions),
+    }
+    return json.dumps(content, indent=2, allow_nan=False)
+
+
+def _cache_as_dict(plan: CapacityPlan) -> dict[str, Any]:
+    spec = plan.spec
+    return {
+        "dtype": spec.dtype,
+        "block_size": spec.block_size,
+        "bytes_per_block": spec.bytes_per_block,
+        "bytes_per_token": spec.bytes_per_token,
+        "state_bytes_per_sequence": spec.state_bytes_per_sequence,
+        "num_layers_by_kind": spec.num_layers_by_kind,
+        "groups": [dataclasses.asdict(group) for group in spec.groups],
+        "num_blocks": plan.num_blocks,
+        "num_tokens": plan.num_tokens,
+        "num_cpu_blocks": plan.num_cpu_blocks,
+    }
+
+
+def _headline(plan: CapacityPlan, model: str) -> str:
+    ranks = plan.spec.tensor_parallel_size
+    engines = f"{plan.num_replicas} replica{'s' * (plan.num_replicas > 1)} of {ranks} GPU{'s' * (ranks > 1)}"
+    return f"{model} on {plan.num_gpus} GPU{'s' * (plan.num_gpus > 1)}: {engines}"
+
+
+def _memory(plan: CapacityPlan) -> list[str]:
+    gpu = plan.gpu
+    lines = [
+        "Memory of one GPU",
+        _line(f"{100 * gpu.utilization:g} % of {gpu.total_bytes / GIB:g} GiB", _gib(gpu.usable_bytes)),
+        _line("weights", _gib(gpu.weight_bytes)),
+        _line("activations", _gib(gpu.activation_bytes)),
+        *([_line("states", _gib(gpu.state_bytes))] if gpu.state_bytes else []),
+    ]
+    if gpu.cache_bytes < 0:
+        return [*lines, _line("missing", _gib(-gpu.cache_bytes))]
+    return [*lines, _line("left for blocks", _gib(gpu.cache_bytes))]
+
+
+def _misfit(plan: CapacityPlan) -> list[str]:
+    shortest = min(plan.requests, key=lambda row: row.num_tokens)
+    ranks, smallest = plan.spec.tensor_parallel_size, plan.smallest_tensor_parallel
+    way_out = f"The smallest that does is --tensor-parallel {smallest}." if smallest else "Nor does it on up to 1024."
+    text = (
+        f"It does not fit with --tensor-parallel {ranks}: a request of {shortest.num_tokens:,} tokens needs "
+        f"{shortest.num_blocks:,} blocks and the null block, and there is room for {plan.num_blocks:,}. {way_out}"
+    )
+    return textwrap.wrap(text, _WIDTH)
+
+
+def _requests(plan: CapacityPlan) -> list[str]:
+    return [
+        f"{'Requests of':<{_LABEL}}{'tokens':>12}{'blocks each':>14}{'at once':>10}{_in_all(plan, 'in all')}",
+        *(_request_line(plan, row) for row in plan.requests),
+    ]
+
+
+def _request_line(plan: CapacityPlan, row: RequestsAt) -> str:
+    line = f"  {row.label or 'a length asked for':<{_LABEL - 2}}{row.num_tokens:>12,}{row.num_blocks:>14,}"
+    line += f"{row.concurrent:>10,}{_in_all(plan, f'{row.concurrent_in_all:,}')}"
+    return line if row.concurrent else f"{line}  does not fit"
+
+
+def _in_all(plan: CapacityPlan, text: str) -> str:
+    return f"{text:>10}" if plan.num_replicas > 1 else ""
+
+
+def _cache(plan: CapacityPlan) -> list[str]:
+    lines = [
+        "Cache of one replica",
+        _line("blocks", f"{plan.num_blocks:,}", f"of {plan.spec.block_size} tokens, {_mib(plan)} on each GPU"),
+        _line("tokens", f"{plan.num_tokens:,}"),
+    ]
+    if plan.num_cpu_blocks:
+        lines.append(_line("CPU blocks", f"{plan.num_cpu_blocks:,}"))
+    budget = plan.cache_budget
+    if budget is not None:
+        lines.append(_line("held by running requests", f"{budget.reserved_blocks:,}", f"{plan.running:,} at work"))
+        if budget.missing_blocks:
+            lines.append(_line("missing for them", f"{budget.missing_blocks:,}", "the pool is too small for this load"))
+        lines.append(_line("left for cached prefixes", f"{budget.num_blocks:,}"))
+    return lines
+
+
+def _hits(plan: CapacityPlan, trace: str) -> list[str]:
+    if plan.hits is None:
+        return [f"Hit rate: not known, {_why_unknown(plan, trace)}."]
+    hits = plan.hits
+    rows = [("expected", hits.expected), ("whole pool", hits.whole_pool), ("one more GiB a GPU", hits.one_more_gib)]
+    rows.append(("a tenth more blocks", hits.tenth_more))
+    if hits.with_cpu is not None:
+        rows.append(("with the CPU tier", hits.with_cpu))
+    lines = [f"Hit rate over {trace}", *(_hit_line(label, at, hits) for label, at in rows)]
+    return [*lines, _line("with no limit", _percent(hits.unlimited))]
+
+
+def _why_unknown(plan: CapacityPlan, trace: str) -> str:
+    if not trace:
+        return "for want of a --trace"
+    if plan.cache_budget is None:
+        return "because all requests arrive at once and --running is not given"
+    return "because the trace does not say what its prompts contain"
+
+
+def _hit_line(label: str, at: HitsAt, hits: HitForecast) -> str:
+    gained = (
+        "" if label in ("expected", "whole pool") else f", {100 * (at.hit_rate - hits.expected.hit_rate):+.2f} points"
+    )
+    error = f" ± {100 * at.error:.2f}" if at.error else ""
+    bound = ", at most" if label == "with the CPU tier" else ""
+    return _line(label, _percent(at.hit_rate), f"{error}in {at.num_blocks:,} blocks{gained}{bound}".strip())
+
+
+def _block_size(plan: CapacityPlan) -> list[str]:
+    return _bullets(f"Block size: {plan.block_size.block_size} tokens", plan.block_size.reasons)
+
+
+def _bullets(title: str, sentences: tuple[str, ...]) -> list[str]:
+    lines = [title]
+    for sentence in sentences:
+        lines += textwrap.wrap(sentence, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
+    return lines
+
+
+def _line(label: str, value: str, more: str = "") -> str:
+    return f"  {label:<{_LABEL - 2}}{value:>12}  {more}".rstrip()
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:,.2f} GiB"
+
+
+def _mib(plan: CapacityPlan) -> str:
+    return f"{plan.spec.bytes_per_block / 2**20:.3f} MiB"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"

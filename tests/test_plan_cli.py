@@ -1,0 +1,269 @@
+"""`blockyard plan` as people call it: what it prints, for them and for programs, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockyard import InvalidArgument
+from blockyard.cli.amounts import parse_lengths, parse_memory
+from blockyard.cli.main import main
+from blockyard.sizing.known_models import known_model, known_names
+
+LLAMA = known_model("llama-3.1-8b").config
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    status = main(["plan", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    status, out, err = run(capsys, *arguments, "--json")
+    assert (status, err) == (0, "")
+    report: dict[str, Any] = json.loads(out)
+    return report
+
+
+def folder_of(path: Path, config: dict[str, Any], **files: int) -> Path:
+    """A model's folder with *.safetensors of so many bytes."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    for name, size in files.items():
+        with (path / f"{name}.safetensors").open("wb") as file:
+            file.truncate(size)  # sparse: takes no room on the disk
+    return path
+
+
+# ---------------------------------------------------------------- amounts
+
+
+def test_memory_as_people_write_it() -> None:
+    for text, num_bytes in (
+        ("80GiB", 80 * 2**30),
+        ("80GB", 80 * 10**9),
+        ("1.5 gib", 3 * 2**29),
+        ("512MiB", 2**29),
+        ("3b", 3),
+        (".5KB", 500),
+        ("1TiB", 2**40),
+    ):
+        assert parse_memory("--x", text) == num_bytes
+    for text in ("80", "80G", "GiB", "-1GiB", "nan", "infGiB", "1e3GiB", "", "٣GiB", "1" * 50 + "GiB"):
+        with pytest.raises(InvalidArgument, match="it must be a number and a unit, like 80GiB, 80GB or 512MiB"):
+            parse_memory("--x", text)
+    with pytest.raises(InvalidArgument, match="--x is '2000TiB'; it must be at most 1024 TiB"):
+        parse_memory("--x", "2000TiB")
+
+
+def test_lengths_as_people_write_them() -> None:
+    assert parse_lengths("--x", "2k, 2Ki,32000,1.5k,2000,1M") == [2000, 2048, 32000, 1500, 1_000_000]
+    for text, message in (
+        ("2q", "--x has '2q'; a length is a number of tokens"),
+        ("2k,", "--x has ''"),
+        ("-1", "--x has '-1'"),
+        ("0", "--x has '0', which is 0; it must be a whole number from 1"),
+        ("0.5", "which is 0.5"),
+        ("1000000m", "which is 1e"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            parse_lengths("--x", text)
+
+
+# ---------------------------------------------------------------- answers
+
+
+def test_the_numbers_of_a_known_model(capsys: pytest.CaptureFixture[str]) -> None:
+    report = as_json(capsys, "llama-3.1-8b", "--lengths", "8k")
+    # 80 * 0.9 GiB - 8,030,261,248 * 2 - 2 GiB, in blocks of 2 MiB; 28,180 / 500 = 56.
+    assert report["memory"]["weight_bytes"] == 16_060_522_496
+    assert report["memory"]["usable_bytes"] == 72 * 2**30
+    assert report["cache"]["num_blocks"] == 28_181
+    assert report["requests"] == [
+        {"label": "", "num_tokens": 8000, "num_blocks": 500, "concurrent": 56, "concurrent_in_all": 56}
+    ]
+    assert (report["fits"], report["hits"], report["trace"], report["running"]) == (True, None, None, None)
+    assert report["assumptions"][0] == "The weights are 8,030,261,248 parameters of 2 bytes (bfloat16)."
+
+
+def test_text_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(
+        capsys, "llama-3.1-8b", "--trace", "small", "--gpu-memory", "24GiB", "--cpu-memory", "4GiB", "--running", 4
+    )
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "llama-3.1-8b on 1 GPU: 1 replica of 1 GPU"
+    for line in (
+        "  90 % of 24 GiB             21.60 GiB",
+        "  weights                    14.96 GiB",
+        "  left for blocks             4.64 GiB",
+        "  a length asked for             2,000           125        19",
+        "  trace mean                     1,933           121        19",
+        "  blocks                         2,376  of 16 tokens, 2.000 MiB on each GPU",
+        "  CPU blocks                     2,048",
+        "  held by running requests         581  4 at work",  # 1.2 * 4 * 121 = 580.8
+        "  left for cached prefixes       1,794",
+        "Block size: 32 tokens",
+    ):
+        assert line in lines
+    assert "in 3,841 blocks" in out  # 1,794 + 2,048 - 1
+    assert lines.index("This assumes:") > lines.index("Block size: 32 tokens")
+    assert max(map(len, lines)) <= 110
+
+
+def test_hits_are_those_of_the_curve(capsys: pytest.CaptureFixture[str]) -> None:
+    from blockyard.lab.curve import lru_hits
+    from blockyard.lab.references import read_references
+    from blockyard.lab.traces import open_trace
+
+    report = as_json(capsys, "llama-3.1-8b", "--trace", "small", "--gpu-memory", "24GiB", "--running", 4)
+    hits = lru_hits(read_references(open_trace("small")))
+    assert report["hits"]["expected"]["num_blocks"] == report["cache_budget"]["num_blocks"] == 1794
+    assert report["hits"]["expected"]["hit_rate"] == hits[1794] / 34_337
+    assert report["hits"]["one_more_gib"]["hit_rate"] == hits[1794 + 512] / 34_337
+    assert report["hits"]["tenth_more"]["hit_rate"] == hits[1794 + 238] / 34_337
+    assert report["hits"]["whole_pool"]["hit_rate"] == hits[2375] / 34_337
+    assert report["hits"]["unlimited"] == hits[-1] / 34_337
+
+
+def test_a_trace_without_contents_still_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "azure.csv"
+    trace.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2024-05-10 00:00:00.000000,1000,24\n2024-05-10 00:00:01.000000,3000,72\n"
+    )
+    status, out, _ = run(capsys, "llama-3.1-8b", "--trace", trace)
+    assert status == 0
+    assert "Hit rate: not known, because the trace does not say what its prompts contain." in out
+    # (1024 + 3072) / 2 = 2048 tokens; one arrival a second * 48 tokens * 0.03 s = 1.44.
+    report = as_json(capsys, "llama-3.1-8b", "--trace", trace)
+    assert [row["num_tokens"] for row in report["requests"]] == [2000, 8000, 32000, 2048, 3072]
+    assert (report["running"], report["hits"]) == (2, None)
+
+
+def test_damaged_lines_of_a_trace_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.jsonl"
+    good = '{"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [1, 2]}\n'
+    trace.write_text(good + "{\n" + good)
+    status, out, err = run(capsys, "llama-3.1-8b", "--trace", trace)
+    assert status == 0
+    assert err.startswith("blockyard: 1 x ")
+    assert "because all requests arrive at once and --running is not given" in out
+    report = json.loads(run(capsys, "llama-3.1-8b", "--trace", trace, "--running", 1, "--json")[1])
+    assert (report["hits"]["tokens_a_block"], report["hits"]["expected"]["hit_rate"]) == (512, 0.5)
+
+
+def test_replicas(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "llama-3.1-70b", "--gpus", 8, "--tensor-parallel", 4)
+    assert status == 0
+    assert out.startswith("llama-3.1-70b on 8 GPUs: 2 replicas of 4 GPUs\n")
+    # 72 - 141,107,412,992 / 4 / 2**30 - 2 = 37.146 GiB of 1.25 MiB: 30,429 blocks, 243 requests of 125.
+    assert "  a length asked for             2,000           125       243       486" in out.splitlines()
+
+
+def test_what_does_not_fit_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "llama-3.1-70b")
+    assert (status, err) == (1, "")
+    assert "  missing                    61.42 GiB" in out.splitlines()
+    assert "The smallest that does is --tensor-parallel 2." in out.replace("\n", " ")
+    assert run(capsys, "llama-3.1-70b", "--tensor-parallel", 2)[0] == 0
+    status, out, _ = run(capsys, "llama-3.1-70b", "--activations", "79GiB", "--json")
+    assert (status, json.loads(out)["fits"], json.loads(out)["smallest_tensor_parallel"]) == (1, False, None)
+
+
+def test_a_length_that_does_not_fit_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "llama-3.1-8b", "--gpu-memory", "24GiB", "--lengths", "2k,100k")
+    assert status == 0
+    assert "  a length asked for           100,000         6,250         0  does not fit" in out.splitlines()
+
+
+def test_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--list-models") == (0, "\n".join(known_names()) + "\n", "")
+
+
+# ---------------------------------------------------------------- models of one's own, and types
+
+
+def test_weights_are_those_of_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_of(tmp_path / "mine", LLAMA, **{"model-1": 5 * 2**30, "model-2": 2**30, "consolidated": 6 * 2**30})
+    for model in (folder, folder / "config.json"):
+        report = as_json(capsys, model)
+        assert report["memory"]["weight_bytes"] == 6 * 2**30  # not twice
+    assert as_json(capsys, folder)["model"] == "mine"
+    assert as_json(capsys, folder, "--weights", "1GiB")["memory"]["weight_bytes"] == 2**30
+
+
+def test_types_of_weights_and_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    def bytes_of(*options: str) -> tuple[int, int]:
+        report = as_json(capsys, *options, "--weights" if "--weights" in options else "--lengths", "1k")
+        return report["memory"]["weight_bytes"], report["cache"]["bytes_per_token"]
+
+    parameters, token = 8_030_261_248, 131_072
+    assert bytes_of("llama-3.1-8b") == (2 * parameters, token)
+    assert bytes_of("llama-3.1-8b", "--dtype", "fp8") == (parameters, token)
+    assert bytes_of("llama-3.1-8b", "--cache-dtype", "fp8") == (2 * parameters, token // 2)
+    assert bytes_of("smollm2-135m", "--dtype", "float32") == (4 * 134_515_008, 2 * 23_040)
+    assert bytes_of("gpt-oss-20b") == (13_761_264_768, 49_152)
+    assert as_json(capsys, "deepseek-v3", "--tensor-parallel", 16)["memory"]["weight_bytes"] == 41_939_151_200
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+BAD = [
+    (
+        ("lama-3.1-8b",),
+        "model is 'lama-3.1-8b'; it must be a model's folder, a config.json, or a known name; close are",
+    ),
+    ((), "MODEL is missing"),
+    (("qwen3-next-80b",), "--weights is missing; the size of qwen3-next-80b's weights is not known here"),
+    (("llama-3.1-8b", "--gpus", "0"), "--gpus is 0; it must be at least 1"),
+    (("llama-3.1-8b", "--tensor-parallel", "0"), "--tensor-parallel is 0; it must be at least 1"),
+    (("llama-3.1-8b", "--gpus", "6", "--tensor-parallel", "4"), "--gpus is 6; it must be a multiple"),
+    (("llama-3.1-8b", "--tensor-parallel", "3"), "tensor_parallel_size is 3; it must divide num_kv_heads, 8"),
+    (("llama-3.1-8b", "--gpu-memory", "80"), "--gpu-memory is '80'; it must be a number and a unit"),
+    (("llama-3.1-8b", "--gpu-memory", "0GiB"), "gpu_memory_gib is 0.0; it must be above 0"),
+    (("llama-3.1-8b", "--weights", "much"), "--weights is 'much'"),
+    (("llama-3.1-8b", "--utilization", "nan"), "gpu_memory_utilization is nan; it must be finite"),
+    (("llama-3.1-8b", "--utilization", "90"), "gpu_memory_utilization is 90.0; it must be above 0 and at most 1"),
+    (("llama-3.1-8b", "--dtype", "int3"), "--dtype is 'int3'; it must be one of"),
+    (("llama-3.1-8b", "--cache-dtype", "int3"), "dtype is 'int3'; it must be one of"),
+    (("llama-3.1-8b", "--block-size", "0"), "block_size is 0; it must be from 1"),
+    (("llama-3.1-8b", "--max-num-seqs", "0"), "max_num_seqs is 0"),
+    (("llama-3.1-8b", "--seconds-per-token", "inf"), "seconds_per_token is inf"),
+    (("llama-3.1-8b", "--running", "-1"), "running is -1"),
+    (("llama-3.1-8b", "--policy", "best"), "'best'; it must be one of"),
+    (("llama-3.1-8b", "--trace", "nowhere.jsonl"), "nowhere.jsonl"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_what_is_wrong_is_one_sentence(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("blockyard: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_folders_that_say_too_little(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bare = folder_of(tmp_path / "bare", LLAMA)
+    fields = folder_of(tmp_path / "fields", {"torch_dtype": "bfloat16"}, model=1)
+    typed = folder_of(tmp_path / "typed", LLAMA, model=1)
+    (tmp_path / "empty").mkdir()
+    for arguments, message in (
+        ((bare,), "--weights is missing; "),
+        ((fields,), "num_hidden_layers is missing"),
+        ((typed, "--dtype", "fp8"), "--dtype is 'fp8', and the *.safetensors"),
+        ((tmp_path / "empty",), "config.json could not be read"),
+    ):
+        status, out, err = run(capsys, *arguments)
+        assert (status, out) == (2, "")
+        assert message in err
