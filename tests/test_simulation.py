@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from librt.vecs import vec
-from mypy_extensions import i64
+from numpy.typing import NDArray
 
 from blockyard.core.policies import POLICIES, make_policy
 from blockyard.lab.simulation.belady import Belady
@@ -20,11 +19,11 @@ SEEDS = range(20)
 CAPACITIES = (0, 1, 2, 3, 5, 9, 17, 40, 1000)
 
 
-def flat(requests: Requests) -> tuple[vec[i64], vec[i64], int]:
+def flat(requests: Requests) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """ids, starts, number of contents."""
     ids = [content for request in requests for content in request]
     starts = np.cumsum([0, *map(len, requests)]).astype(np.int64)
-    return vec[i64](np.array(ids, np.int64)), vec[i64](starts), max(ids) + 1
+    return np.array(ids, np.int64), starts, max(ids) + 1
 
 
 def policy_hits(requests: Requests, policy: str, capacity: int) -> int:
@@ -123,7 +122,7 @@ def test_a_request_may_name_an_id_twice() -> None:
 
 def seen_in(requests: Requests, max_slots: int) -> tuple[list[int], SeenContents]:
     seen = SeenContents(max_slots)
-    return [seen.add(vec[i64](np.array(request, np.int64))) for request in requests], seen
+    return [seen.add(np.array(request, np.int64)) for request in requests], seen
 
 
 @pytest.mark.parametrize("seed", SEEDS)

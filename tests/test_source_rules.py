@@ -276,6 +276,13 @@ def test_lower_floors_need_little_from_outside(path: Path) -> None:
             assert parts[0] in sys.stdlib_module_names | allowed | {"__future__"}, f"{relative(path)}:{line}"
 
 
+@every_file([path for path in PACKAGE_FILES if path not in COMPILED])
+def test_only_compiled_code_makes_vecs(path: Path) -> None:
+    """A vec that interpreted code makes and passes to a compiled function is never freed (mypyc 2.4.1): pass arrays."""
+    outside = {parts[0] for _, kind, parts in imports_of(path, tree_of(path)) if kind == "outside"}
+    assert "librt" not in outside
+
+
 @every_file(PACKAGE_FILES)
 def test_the_core_reads_no_clock_environment_or_global_random(path: Path) -> None:
     if room_of(path) in {"core", "errors", "config", "groups", "ids", "keys", "storage"}:

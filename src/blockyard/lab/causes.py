@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from librt.vecs import vec
-from mypy_extensions import i64
 
 from .references import name_blocks
 from .simulation.seen import SeenContents
@@ -55,7 +53,7 @@ class Causes:
             ids = name_blocks(request.token_ids, size)
         else:
             return
-        leading = self._seen.add(vec[i64](np.ascontiguousarray(ids)))
+        leading = self._seen.add(np.ascontiguousarray(ids))
         self._num_hittable += _whole(min(leading * size, reachable), self._block_size)
 
     def totals(self, num_hit: int, num_prompt_tokens: int) -> MissedTokens:

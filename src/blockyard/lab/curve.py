@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from librt.vecs import vec
-from mypy_extensions import i64
 from numpy.typing import NDArray
 
 from ..errors import InvalidArgument, PolicyError
@@ -99,7 +97,7 @@ def count_hits(references: References, policy: str, capacity: int) -> int:
 
     Raises `PolicyError` where a policy raises or names what is not cached.
     """
-    ids, starts = vec[i64](_writable(references.ids)), vec[i64](_writable(references.starts))
+    ids, starts = np.ascontiguousarray(references.ids), np.ascontiguousarray(references.starts)
     if policy == OPTIMUM:
         optimum = Belady(capacity, ids, references.num_contents)
         optimum.run(starts)
@@ -116,13 +114,8 @@ def count_hits(references: References, policy: str, capacity: int) -> int:
 def lru_hits(references: References) -> NDArray[np.int64]:
     """Hits of LRU at every capacity from 0 to num_contents, in one pass. O(references * log references)."""
     stack = LRUStack(len(references.ids), references.num_contents)
-    stack.run(vec[i64](_writable(references.ids)), vec[i64](_writable(references.starts)))
+    stack.run(np.ascontiguousarray(references.ids), np.ascontiguousarray(references.starts))
     return np.cumsum(np.array(stack.num_hits_at))
-
-
-def _writable(array: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Arrays that joblib maps from a file are of a class of their own."""
-    return np.asarray(array)
 
 
 def _rates(references: References, hits: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -1,5 +1,7 @@
 """The offline optimum: a cache that knows the future."""
 
+import numpy as np
+import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i64
 
@@ -30,7 +32,9 @@ class Belady:
     most (Faigle and Nawijn, 1995). So no cache of this capacity hits more. O(references * log references).
     """
 
-    def __init__(self, capacity: i64, ids: vec[i64], num_contents: i64) -> None:
+    def __init__(self, capacity: i64, ids_array: npt.NDArray[np.int64], num_contents: i64) -> None:
+        """ids_array: the references, a contiguous int64 array."""
+        ids = vec[i64](ids_array)
         self.num_hits: i64 = 0
         self._capacity = capacity
         self._ids = ids
@@ -42,8 +46,9 @@ class Belady:
         self._heap = zeros_i64(len(ids))
         self._num_heap: i64 = 0
 
-    def run(self, starts: vec[i64]) -> None:
-        """Run all requests: the ids of request r are ids[starts[r]:starts[r + 1]]."""
+    def run(self, starts_array: npt.NDArray[np.int64]) -> None:
+        """Run all requests: the ids of request r are ids[starts[r]:starts[r + 1]]. A contiguous int64 array."""
+        starts = vec[i64](starts_array)
         for request in range(i64(len(starts)) - 1):
             self._hit(starts[request], starts[request + 1])
             self._keep(starts[request], starts[request + 1])

@@ -1,5 +1,7 @@
 """A cache of named blocks under an eviction policy: the loop behind every curve."""
 
+import numpy as np
+import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i64
 
@@ -37,8 +39,9 @@ class PolicyRun:
             self._free[index] = num_slots - index
         self._num_requests: i64 = 0
 
-    def run(self, ids: vec[i64], starts: vec[i64]) -> None:
-        """Run all requests: the ids of request r are ids[starts[r]:starts[r + 1]]."""
+    def run(self, ids_array: npt.NDArray[np.int64], starts_array: npt.NDArray[np.int64]) -> None:
+        """Run all requests: the ids of request r are ids[starts[r]:starts[r + 1]]. Both are contiguous int64 arrays."""
+        ids, starts = vec[i64](ids_array), vec[i64](starts_array)
         for request in range(i64(len(starts)) - 1):
             self._request(ids, starts[request], starts[request + 1])
 

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i64
 
@@ -31,11 +33,12 @@ class SeenContents:
         #: An id whose hash is below it is in the sample.
         self._limit: i64 = MASK
 
-    def add(self, ids: vec[i64]) -> i64:
+    def add(self, ids_array: npt.NDArray[np.int64]) -> i64:
         """Note the ids of one request, each from 0 to 2**60; returns how many at its start appeared before.
 
-        Once the ids are sampled nobody can say, and it returns -1.
+        ids_array: a contiguous int64 array. Once the ids are sampled nobody can say, and it returns -1.
         """
+        ids = vec[i64](ids_array)
         num_leading: i64 = 0
         is_leading = True
         for place in range(i64(len(ids))):

@@ -1,5 +1,7 @@
 """Least recently used at every capacity at once."""
 
+import numpy as np
+import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i64
 
@@ -26,8 +28,9 @@ class LRUStack:
         self._num_contents: i64 = 0
         self._now: i64 = 0
 
-    def run(self, ids: vec[i64], starts: vec[i64]) -> None:
-        """Run all requests: the ids of request r are ids[starts[r]:starts[r + 1]]."""
+    def run(self, ids_array: npt.NDArray[np.int64], starts_array: npt.NDArray[np.int64]) -> None:
+        """Run all requests: the ids of request r are ids[starts[r]:starts[r + 1]]. Both are contiguous int64 arrays."""
+        ids, starts = vec[i64](ids_array), vec[i64](starts_array)
         for request in range(i64(len(starts)) - 1):
             self._count(ids, starts[request], starts[request + 1])
             place = starts[request + 1]
