@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import InvalidArgument
@@ -15,21 +15,34 @@ def require_output(path: str | os.PathLike[str], suffixes: Sequence[str]) -> Pat
     found = Path(path)
     if found.suffix.lower() not in suffixes:
         raise InvalidArgument(f"path is {str(found)!r}; it must end in {' or '.join(suffixes)}")
-    if not found.parent.is_dir():
-        raise InvalidArgument(f"path is {str(found)!r}; there is no folder {str(found.parent)!r}")
-    if found.is_dir():
-        raise InvalidArgument(f"path is {str(found)!r}, which is a folder; it must be a file")
+    with _told(found):
+        if not found.parent.is_dir():
+            raise InvalidArgument(f"path is {str(found)!r}; there is no folder {str(found.parent)!r}")
+        if found.is_dir():
+            raise InvalidArgument(f"path is {str(found)!r}, which is a folder; it must be a file")
     return found
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write into a file beside `path`, and then put it in its place. Raises `InvalidArgument` if that cannot be."""
-    partial = path.with_name(f".{path.name}.partial")
+    # Only the end of the name: a name may be as long as the file system allows, and this one must not be longer.
+    partial = path.with_name(f".{path.name[-50:]}.partial")
+    with _told(path):
+        try:
+            partial.write_bytes(content)
+            partial.replace(path)
+        finally:
+            with suppress(OSError, ValueError):
+                partial.unlink()
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What the system says of a path becomes the error of an argument; a name it cannot have is a ValueError."""
     try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    except OSError as error:
-        raise InvalidArgument(f"path is {str(path)!r}; it cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            partial.unlink()
+        yield
+    except InvalidArgument:
+        raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidArgument(f"path is {str(path)!r}; it cannot be written: {reason}") from error

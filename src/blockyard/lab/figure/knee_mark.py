@@ -55,9 +55,11 @@ def _cost(sheet: Sheet, sentence: Any, place: _Place, traced: NDArray[np.float64
     """How bad it is there: outside of the axes, on the other text, on lines."""
     _move(sentence, place)
     box, frame = sheet.extent(sentence).padded(3), sheet.extent(sheet.axes)
-    outside = box.x0 < frame.x0 or box.x1 > frame.x1 or box.y0 < frame.y0 or box.y1 > frame.y1
+    outside = bool(box.x0 < frame.x0 or box.x1 > frame.x1 or box.y0 < frame.y0 or box.y1 > frame.y1)
     on_lines = np.all((traced > box.min) & (traced < box.max), axis=1)
-    return 1_000_000 * outside + 100_000 * box.overlaps(sheet.extent(other_text)) + int(np.count_nonzero(on_lines))
+    return (
+        1_000_000 * outside + 100_000 * bool(box.overlaps(sheet.extent(other_text))) + int(np.count_nonzero(on_lines))
+    )
 
 
 def _traced(sheet: Sheet) -> NDArray[np.float64]:
@@ -68,6 +70,7 @@ def _traced(sheet: Sheet) -> NDArray[np.float64]:
             pixels = line.get_transform().transform(np.asarray(line.get_xydata(), np.float64))
             steps = np.arange((len(pixels) - 1) * _STEPS + 1) / _STEPS
             found.append(np.stack([np.interp(steps, np.arange(len(pixels)), pixels[:, axis]) for axis in (0, 1)], 1))
-    across = np.linspace(*sheet.axes.get_window_extent().intervalx, 200)
+    frame = sheet.extent(sheet.axes)
+    across = np.linspace(frame.x0, frame.x1, 200)
     height = sheet.axes.transData.transform((1.0, 100 * sheet.curves.infinite))[1]
     return np.concatenate([*found, np.stack([across, np.full(200, height)], 1)])

@@ -29,9 +29,9 @@ class Sheet:
     def __init__(self, curves: HitCurves, *, keep_all_letters: bool) -> None:
         self.curves = curves
         self.styles = line_styles(list(curves.hit_rates))
-        self.figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, facecolor="white")
-        self.renderer = FigureCanvasAgg(self.figure).get_renderer()
-        self.axes = self.figure.add_axes((LEFT, BOTTOM, 1 - LEFT - RIGHT, 1 - BOTTOM - TOP))
+        self.figure: Any = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, facecolor="white")
+        self.renderer: Any = FigureCanvasAgg(self.figure).get_renderer()
+        self.axes: Any = self.figure.add_axes((LEFT, BOTTOM, 1 - LEFT - RIGHT, 1 - BOTTOM - TOP))
         self._letters = None if keep_all_letters else _letters()
 
     def shown(self, text: str) -> str:

@@ -179,16 +179,17 @@
     dot(svg, policy, data.knee, 6);
     const [x, y] = [scale.x(sizes[data.knee]), scale.y(policy.rates[data.knee])];
     const text = draw(svg, "text", { class: "strong" }, data.knee_words);
-    const fits = (width) => (x + 8 + width <= scale.box.right ? 1 : x - 8 - width >= scale.free ? -1 : 0);
+    const fits = (width) => (x + 8 + width <= scale.box.right ? 1 : x - 8 - width >= scale.box.left ? -1 : 0);
     let side = fits(text.getComputedTextLength());
     if (side === 0) {
       text.textContent = "knee";
       side = fits(text.getComputedTextLength());
     }
     const low = y > scale.box.bottom - 30;
+    const lift = x - 8 - text.getComputedTextLength() < scale.free ? 26 : 10; // over the words at the infinite cache
     text.setAttribute("x", x + 8 * side);
     text.setAttribute("text-anchor", side < 0 ? "end" : "start");
-    text.setAttribute("y", side < 0 ? Math.min(y, scale.y(data.infinite)) - 10 : low ? y - 26 : y + 26);
+    text.setAttribute("y", side < 0 ? Math.min(y, scale.y(data.infinite)) - lift : low ? y - 26 : y + 26);
   }
 
   // ---- the crosshair
