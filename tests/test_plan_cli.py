@@ -194,13 +194,16 @@ def test_weights_are_those_of_the_folder(tmp_path: Path, capsys: pytest.CaptureF
     for model in (folder, folder / "config.json"):
         report = as_json(capsys, model)
         assert report["memory"]["weight_bytes"] == 6 * 2**30  # not twice
+    assert (
+        as_json(capsys, folder, "--dtype", "float16")["memory"]["weight_bytes"] == 6 * 2**30
+    )  # as wide as the config's
     assert as_json(capsys, folder)["model"] == "mine"
     assert as_json(capsys, folder, "--weights", "1GiB")["memory"]["weight_bytes"] == 2**30
 
 
 def test_types_of_weights_and_cache(capsys: pytest.CaptureFixture[str]) -> None:
     def bytes_of(*options: str) -> tuple[int, int]:
-        report = as_json(capsys, *options, "--weights" if "--weights" in options else "--lengths", "1k")
+        report = as_json(capsys, *options)
         return report["memory"]["weight_bytes"], report["cache"]["bytes_per_token"]
 
     parameters, token = 8_030_261_248, 131_072

@@ -30,6 +30,11 @@ class Situation:
     policy: str
     cpu_gib: float
 
+    @property
+    def num_states(self) -> int:
+        """Sequences whose states are set aside."""
+        return (self.max_num_seqs or 0) if self.spec.state_bytes_per_sequence else 0
+
 
 def assumptions_of(given: Situation) -> tuple[str, ...]:
     """Everything that a plan assumes. O(layers)."""
