@@ -182,6 +182,16 @@ def test_a_length_that_does_not_fit_is_marked(capsys: pytest.CaptureFixture[str]
     assert "  a length asked for           100,000         6,250         0  does not fit" in out.splitlines()
 
 
+def test_windows_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "gpt-oss-20b", "--gpu-memory", "24GiB", "--lengths", "32k")
+    # 21.6 GiB - 13,761,264,768 - 2 GiB in blocks of 384 KiB: 18,524. 32,000 / 16 and 9 of the window: 9 times 2,009.
+    lines = out.splitlines()
+    assert status == 0
+    assert "  a length asked for            32,000         2,009         9" in lines
+    assert "  tokens                       148,184  if every layer keeps all of them" in lines  # 18,523 * 8
+    assert "  - The weights are gpt-oss-20b's as published, in more than one type." in lines
+
+
 def test_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--list-models") == (0, "\n".join(known_names()) + "\n", "")
 

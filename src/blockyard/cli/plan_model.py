@@ -62,7 +62,7 @@ def _weights(options: argparse.Namespace, path: Path, known: KnownModel | None, 
     size = dtype_bytes("--dtype", dtype)
     return (
         known.num_parameters * size,
-        f"The weights are {known.num_parameters:,} parameters of {size} bytes ({dtype}).",
+        f"The weights are {known.num_parameters:,} parameters of {size} byte{'s' * (size > 1)} ({dtype}).",
     )
 
 
