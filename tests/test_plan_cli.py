@@ -182,6 +182,16 @@ def test_a_length_that_does_not_fit_is_marked(capsys: pytest.CaptureFixture[str]
     assert "  a length asked for           100,000         6,250         0  does not fit" in out.splitlines()
 
 
+def test_windows_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "gpt-oss-20b", "--gpu-memory", "24GiB", "--lengths", "32k")
+    # 21.6 GiB - 13,761,264,768 - 2 GiB in blocks of 384 KiB: 18,524. 32,000 / 16 and 9 of the window: 9 times 2,009.
+    lines = out.splitlines()
+    assert status == 0
+    assert "  a length asked for            32,000         2,009         9" in lines
+    assert "  tokens                       148,184  if every layer keeps all of them" in lines  # 18,523 * 8
+    assert "  - The weights are gpt-oss-20b's as published, in more than one type." in lines
+
+
 def test_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--list-models") == (0, "\n".join(known_names()) + "\n", "")
 
@@ -194,13 +204,16 @@ def test_weights_are_those_of_the_folder(tmp_path: Path, capsys: pytest.CaptureF
     for model in (folder, folder / "config.json"):
         report = as_json(capsys, model)
         assert report["memory"]["weight_bytes"] == 6 * 2**30  # not twice
+    assert (
+        as_json(capsys, folder, "--dtype", "float16")["memory"]["weight_bytes"] == 6 * 2**30
+    )  # as wide as the config's
     assert as_json(capsys, folder)["model"] == "mine"
     assert as_json(capsys, folder, "--weights", "1GiB")["memory"]["weight_bytes"] == 2**30
 
 
 def test_types_of_weights_and_cache(capsys: pytest.CaptureFixture[str]) -> None:
     def bytes_of(*options: str) -> tuple[int, int]:
-        report = as_json(capsys, *options, "--weights" if "--weights" in options else "--lengths", "1k")
+        report = as_json(capsys, *options)
         return report["memory"]["weight_bytes"], report["cache"]["bytes_per_token"]
 
     parameters, token = 8_030_261_248, 131_072

@@ -228,7 +228,10 @@ def test_capacities_are_converted_by_tokens() -> None:
         assert found.num_blocks == num_blocks
         assert found.hits is not None
         assert found.hits.whole_pool.hit_rate == found.hits.expected.hit_rate == rate
-        assert says(found, "blocks have 4 tokens and the trace's 16")
+        assert says(found, "blocks have 4 tokens and the trace's 16", "at least as many tokens hit as is said")
+    large = with_trace(CYCLE, KVCacheSpec.uniform(4, 4, 64, block_size=32))
+    assert says(large, "blocks have 32 tokens and the trace's 16", "fewer tokens hit than is said")
+    assert not says(with_trace(CYCLE), "converted by tokens")
 
 
 def test_other_policies_run_the_trace_too() -> None:

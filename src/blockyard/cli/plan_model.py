@@ -35,7 +35,7 @@ def chosen_model(options: argparse.Namespace) -> ChosenModel:
         dtype=_cache_dtype(options, known),
         tensor_parallel_size=options.tensor_parallel,
     )
-    weight_bytes, source = _weights(options, path, known)
+    weight_bytes, source = _weights(options, path, known, spec.model_dtype)
     return ChosenModel(path.resolve().name if known is None else known.name, spec, weight_bytes, source)
 
 
@@ -49,11 +49,11 @@ def _cache_dtype(options: argparse.Namespace, known: KnownModel | None) -> str |
     return None if has_own else "bfloat16"
 
 
-def _weights(options: argparse.Namespace, path: Path, known: KnownModel | None) -> tuple[int, str]:
+def _weights(options: argparse.Namespace, path: Path, known: KnownModel | None, own_dtype: str) -> tuple[int, str]:
     if options.weights:
         return parse_memory("--weights", options.weights), "The size of the weights is as given."
     if known is None:
-        return _weights_of_folder(path, options.dtype)
+        return _weights_of_folder(path, options.dtype, own_dtype)
     if known.weight_bytes and not options.dtype:
         return known.weight_bytes, f"The weights are {known.name}'s as published, in more than one type."
     if known.num_parameters == 0:
@@ -62,17 +62,17 @@ def _weights(options: argparse.Namespace, path: Path, known: KnownModel | None) 
     size = dtype_bytes("--dtype", dtype)
     return (
         known.num_parameters * size,
-        f"The weights are {known.num_parameters:,} parameters of {size} bytes ({dtype}).",
+        f"The weights are {known.num_parameters:,} parameters of {size} byte{'s' * (size > 1)} ({dtype}).",
     )
 
 
-def _weights_of_folder(path: Path, dtype: str | None) -> tuple[int, str]:
+def _weights_of_folder(path: Path, dtype: str | None, own_dtype: str) -> tuple[int, str]:
     folder = path if path.is_dir() else path.parent
     # Some folders have the weights a second time, under another name.
     files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
     if not files:
         raise InvalidArgument(f"--weights is missing; {folder} has no *.safetensors to take their size from")
-    if dtype is not None:
+    if dtype and (not own_dtype or dtype_bytes("--dtype", dtype) != dtype_bytes("dtype", own_dtype)):
         raise InvalidArgument(
             f"--dtype is {dtype!r}, and the *.safetensors of {folder} have a type of their own; give --weights for "
             f"another one, or --cache-dtype for the cache's"

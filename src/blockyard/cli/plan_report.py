@@ -118,7 +118,7 @@ def _cache(plan: CapacityPlan) -> list[str]:
     lines = [
         "Cache of one replica",
         _line("blocks", f"{plan.num_blocks:,}", f"of {plan.spec.block_size} tokens, {_mib(plan)} on each GPU"),
-        _line("tokens", f"{plan.num_tokens:,}"),
+        _line("tokens", f"{plan.num_tokens:,}", "if every layer keeps all of them" if _has_windows(plan) else ""),
     ]
     if plan.num_cpu_blocks:
         lines.append(_line("CPU blocks", f"{plan.num_cpu_blocks:,}"))
@@ -177,6 +177,10 @@ def _line(label: str, value: str, more: str = "") -> str:
 
 def _gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:,.2f} GiB"
+
+
+def _has_windows(plan: CapacityPlan) -> bool:
+    return any(group.sliding_window for group in plan.spec.groups)
 
 
 def _mib(plan: CapacityPlan) -> str:

@@ -30,6 +30,11 @@ class Situation:
     policy: str
     cpu_gib: float
 
+    @property
+    def num_states(self) -> int:
+        """Sequences whose states are set aside."""
+        return (self.max_num_seqs or 0) if self.spec.state_bytes_per_sequence else 0
+
 
 def assumptions_of(given: Situation) -> tuple[str, ...]:
     """Everything that a plan assumes. O(layers)."""
@@ -144,12 +149,20 @@ def _hits(given: Situation, references: References) -> list[str]:
     ]
     if references.halvings:
         sentences.append(f"The trace is sampled, one block in {2**references.halvings}; errors are standard errors.")
-    if any(group.block_size != size for group in given.spec.groups):
-        sizes = ", ".join(str(n) for n in sorted({group.block_size for group in given.spec.groups}))
-        sentences.append(
-            f"The engine's blocks have {sizes} tokens and the trace's {size}; capacities are converted by their tokens."
-        )
-    return sentences + _further_hits(given)
+    return sentences + _block_sizes(given.spec, size) + _further_hits(given)
+
+
+def _block_sizes(spec: KVCacheSpec, of_trace: int) -> list[str]:
+    sizes = sorted({group.block_size for group in spec.groups})
+    if sizes == [of_trace]:
+        return []
+    names = ", ".join(str(size) for size in sizes)
+    # Only whole blocks hit: a prefix is cut to the larger of the two.
+    effect = "fewer tokens hit than is said" if sizes[-1] > of_trace else "at least as many tokens hit as is said"
+    return [
+        f"The engine's blocks have {names} tokens and the trace's {of_trace}; capacities are converted by tokens. "
+        f"Only whole blocks hit, so {effect}."
+    ]
 
 
 def _further_hits(given: Situation) -> list[str]:

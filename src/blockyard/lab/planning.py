@@ -116,57 +116,56 @@ def plan_capacity(
     """
     if not isinstance(spec, KVCacheSpec):
         raise InvalidArgument(f"spec is {spec!r}; it must be a KVCacheSpec")
-    num_replicas = _num_replicas(spec, num_gpus)
-    memory = GpuAssumptions(gpu_memory_gib, weights_gib, activation_gib, gpu_memory_utilization)
-    limit = _limit(spec, max_num_seqs)
     _check_policy(policy)
+    num_replicas = _num_replicas(spec, num_gpus)
+    limit = _limit(spec, max_num_seqs)
     wanted = _lengths(lengths)
-    states = (limit or 0) if spec.state_bytes_per_sequence else 0
-    gpu = memory.budget(spec, states)
-    num_blocks = gpu.num_blocks(spec, states)
-    requests = tuple(
-        _requests_at(spec, label, length, num_blocks, limit, num_replicas)
-        for label, length in [*(("", length) for length in wanted), *_trace_lengths(traffic)]
-    )
-    shortest = min(row.num_tokens for row in requests)
-    fits = any(row.concurrent > 0 for row in requests)
-    cpu_bytes = int(require_gib("cpu_gib", cpu_gib) * GIB) // (num_replicas * spec.tensor_parallel_size)
-    cpu_blocks = min(num_cpu_blocks(cpu_bytes, spec=spec, max_num_seqs=states), MAX_BLOCKS)
-    mean = traffic.mean if traffic is not None else sum(wanted) / len(wanted)
-    each = spec.peak_sequence_blocks(max(round(mean), 1))
     at_work = _running(running, traffic, seconds_per_token, limit)
-    budgets = None if at_work is None or not fits else _Budgets(spec, gpu, states, num_blocks, at_work, each)
+    memory = GpuAssumptions(gpu_memory_gib, weights_gib, activation_gib, gpu_memory_utilization)
     situation = Situation(
         spec=spec,
-        gpu=gpu,
+        gpu=memory.budget(spec, _num_states(spec, limit)),
         weights_gib=weights_gib,
         num_replicas=num_replicas,
         max_num_seqs=limit,
         running_given=running is not None,
         running=at_work,
         seconds_per_token=seconds_per_token,
-        mean_tokens=mean,
+        mean_tokens=traffic.mean if traffic is not None else sum(wanted) / len(wanted),
         traffic=traffic,
         references=references,
         policy=policy,
-        cpu_gib=cpu_gib,
+        cpu_gib=require_gib("cpu_gib", cpu_gib),
     )
+    return _plan(situation, memory, [*(("", length) for length in wanted), *_trace_lengths(traffic)])
+
+
+def _plan(given: Situation, memory: GpuAssumptions, lengths: list[tuple[str, int]]) -> CapacityPlan:
+    """The plan, once every argument is checked. lengths: (label, tokens)."""
+    spec, num_gpus, states = given.spec, given.num_replicas * given.spec.tensor_parallel_size, given.num_states
+    num_blocks = given.gpu.num_blocks(spec, states)
+    requests = tuple(_requests_at(given, label, length, num_blocks) for label, length in lengths)
+    fits = any(row.concurrent > 0 for row in requests)
+    shortest = min(row.num_tokens for row in requests)
+    cpu_bytes = int(given.cpu_gib * GIB) // num_gpus
+    cpu_blocks = min(num_cpu_blocks(cpu_bytes, spec=spec, max_num_seqs=states), MAX_BLOCKS)
+    budgets = _budgets(given, num_blocks) if fits else None
     return CapacityPlan(
         spec=spec,
-        num_gpus=num_replicas * spec.tensor_parallel_size,
-        num_replicas=num_replicas,
-        gpu=gpu,
+        num_gpus=num_gpus,
+        num_replicas=given.num_replicas,
+        gpu=given.gpu,
         num_blocks=num_blocks,
         num_tokens=cached_tokens(spec, max(num_blocks - 1, 0)),
         fits=fits,
         smallest_tensor_parallel=0 if fits else memory.smallest_tensor_parallel(spec, shortest, states),
         num_cpu_blocks=cpu_blocks,
         requests=requests,
-        running=at_work,
+        running=given.running,
         cache_budget=None if budgets is None else budgets.left(),
-        hits=None if budgets is None or references is None else budgets.hits(references, policy, cpu_blocks),
-        block_size=advise_block_size(mean),
-        assumptions=assumptions_of(situation),
+        hits=None if budgets is None else budgets.hits(given.references, given.policy, cpu_blocks),
+        block_size=advise_block_size(given.mean_tokens),
+        assumptions=assumptions_of(given),
     )
 
 
@@ -185,7 +184,10 @@ class _Budgets:
         """Of the pool without its null block, and so many more."""
         return advise_cache_budget(max(self.num_blocks - 1, 0) + more_blocks, self.running, self.blocks_each)
 
-    def hits(self, references: References, policy: str, cpu_blocks: int) -> HitForecast:
+    def hits(self, references: References | None, policy: str, cpu_blocks: int) -> HitForecast | None:
+        """What the trace hits in what is left; None without its contents."""
+        if references is None:
+            return None
         more = self.gpu.num_blocks(self.spec, self.states, GIB) - self.num_blocks
         expected = self.left().num_blocks
         return forecast_hits(
@@ -199,6 +201,19 @@ class _Budgets:
             # The CPU pool has a null block too.
             with_cpu=expected + cpu_blocks - 1 if cpu_blocks > 1 else None,
         )
+
+
+def _budgets(given: Situation, num_blocks: int) -> _Budgets | None:
+    """None where nobody knows how many requests are at work."""
+    if given.running is None:
+        return None
+    each = given.spec.peak_sequence_blocks(max(round(given.mean_tokens), 1))
+    return _Budgets(given.spec, given.gpu, given.num_states, num_blocks, given.running, each)
+
+
+def _num_states(spec: KVCacheSpec, limit: int | None) -> int:
+    """Sequences whose states are set aside."""
+    return (limit or 0) if spec.state_bytes_per_sequence else 0
 
 
 def _num_replicas(spec: KVCacheSpec, num_gpus: int | None) -> int:
@@ -234,12 +249,11 @@ def _trace_lengths(traffic: TraceLengths | None) -> list[tuple[str, int]]:
     return [("trace mean", max(round(traffic.mean), 1)), ("trace p99", traffic.p99)]
 
 
-def _requests_at(
-    spec: KVCacheSpec, label: str, length: int, num_blocks: int, limit: int | None, num_replicas: int
-) -> RequestsAt:
-    fitting = spec.max_concurrent_sequences(length, num_blocks=num_blocks)
-    concurrent = fitting if limit is None else min(fitting, limit)
-    return RequestsAt(label, length, spec.peak_sequence_blocks(length), concurrent, concurrent * num_replicas)
+def _requests_at(given: Situation, label: str, length: int, num_blocks: int) -> RequestsAt:
+    fitting = given.spec.max_concurrent_sequences(length, num_blocks=num_blocks)
+    concurrent = fitting if given.max_num_seqs is None else min(fitting, given.max_num_seqs)
+    each = given.spec.peak_sequence_blocks(length)
+    return RequestsAt(label, length, each, concurrent, concurrent * given.num_replicas)
 
 
 def _running(
