@@ -60,7 +60,7 @@ class Causes:
         """All prompts, of which `num_hit` tokens hit."""
         hittable = self._num_hittable
         if self._seen.halvings:
-            hittable = round(self._num_reachable * self._seen.num_seen / max(self._seen.num_references, 1))
+            hittable = round(self._num_reachable * int(self._seen.num_seen) / max(int(self._seen.num_references), 1))
         hittable = max(hittable, num_hit)
         return MissedTokens(
             never_seen=self._num_reachable - hittable,
