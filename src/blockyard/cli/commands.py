@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .demo_options import add_demo_options
+from .generate_options import add_generate_options
+from .serve_options import add_serve_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,4 +24,6 @@ class Command:
 
 COMMANDS = {
     "demo": Command(add_demo_options, "demo", "run_demo", "engine"),
+    "generate": Command(add_generate_options, "generate", "run_generate", "engine"),
+    "serve": Command(add_serve_options, "serve", "run_serve", "serve"),
 }
