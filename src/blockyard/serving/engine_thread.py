@@ -84,7 +84,7 @@ class EngineThread:
                 self._orders.put(partial(self._withdraw, job))
 
     def ask(self, question: Callable[[Engine], AnswerT]) -> Future[AnswerT]:
-        """Call `question` with the engine between two steps, in its thread; the future has what it returns or raises."""
+        """Call `question` with the engine between two steps, in its thread; the future has its answer or error."""
         answer: Future[AnswerT] = Future()
 
         def order() -> None:

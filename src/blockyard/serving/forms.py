@@ -58,7 +58,7 @@ class Form(ABC):
         """The last piece, for a client that asked for it."""
         return {**self._head, "object": self.piece, "choices": [], "usage": usage(results)}
 
-    def opening(self, index: int) -> Choice | None:
+    def opening(self, index: int) -> Choice | None:  # noqa: ARG002
         """What is sent before a completion's first text; None for nothing."""
         return None
 
