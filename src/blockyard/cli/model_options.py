@@ -17,7 +17,9 @@ def add_model_options(group: Any) -> None:
         "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="default: float32"
     )
     group.add_argument("--device", default="cpu", help="a torch device; default: cpu")
-    group.add_argument("--max-model-len", type=int, metavar="N", help="tokens of a sequence; default: the model's limit")
+    group.add_argument(
+        "--max-model-len", type=int, metavar="N", help="tokens of a sequence; default: the model's limit"
+    )
 
 
 def add_cache_options(group: Any, max_num_seqs: int) -> None:

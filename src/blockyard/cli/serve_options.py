@@ -40,7 +40,9 @@ def add_serve_options(commands: Any) -> None:
 
 
 def _add_address(group: Any) -> None:
-    group.add_argument("--host", default="127.0.0.1", help="address to listen on; default: 127.0.0.1, this machine alone")
+    group.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; default: 127.0.0.1, this machine alone"
+    )
     group.add_argument("--port", type=int, default=8000, metavar="N", help="0 for any free one; default: 8000")
     group.add_argument("--served-model-name", metavar="NAME", help="what clients call the model; default: its folder")
     key = group.add_mutually_exclusive_group()
