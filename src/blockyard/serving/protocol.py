@@ -186,7 +186,7 @@ def _as_api_error(error: ValidationError) -> ApiError:
     # A union reports what was wrong with each of its members; the deepest of them is the one that was meant.
     found = max(error.errors(include_url=False, include_context=False), key=lambda one: len(one["loc"]))
     path = [part for part in found["loc"] if not (isinstance(part, str) and not part.isidentifier())]
-    name = ".".join(str(part) for part in path)
+    name = ".".join(str(part) for part in path)[:200]  # a field may be named with a megabyte
     if found["type"] == "extra_forbidden":
         return invalid(f"unknown field '{name}'", name, "unknown_parameter")
     if found["type"] == "missing":
