@@ -9,10 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("fastapi")
-openai = pytest.importorskip("openai")
-
 from blockyard.engine import SamplingParams
 from blockyard.errors import InvalidArgument
 from blockyard.serving.access import KeyGuard, read_key_file

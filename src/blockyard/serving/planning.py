@@ -60,9 +60,11 @@ class Planner:
         if wanted is None:
             wanted = min(allowed, self._limits.default_max_tokens or allowed)
         if wanted < 1 or wanted > room:
+            asked = "" if request.token_limit is None else f" and 'max_tokens' is {wanted}"
+            times = "" if request.n == 1 else f" for each of {request.n} completions"
             raise too_long(
-                f"'{field}' has {num_prompt_tokens} tokens, and {max(wanted, 1)} more were asked for ({request.n} "
-                f"times); there is room for {room} (context {self._max_model_len} tokens, cache included)",
+                f"'{field}' has {num_prompt_tokens} tokens{asked}; there is room for {room} new tokens{times} (the "
+                f"context is {self._max_model_len} tokens)",
                 field if wanted < 1 else "max_tokens",
             )
         if wanted > allowed:
