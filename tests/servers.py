@@ -70,9 +70,10 @@ class Running:
     def require_idle(self) -> None:
         """Wait until nothing runs; then no block is held."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        while self.check()["has_unfinished"] and time.monotonic() < deadline:
-            time.sleep(0.02)
         answer = self.check()
+        while answer["has_unfinished"] and time.monotonic() < deadline:
+            time.sleep(0.02)
+            answer = self.check()
         assert not answer["has_unfinished"]
         assert answer["num_used_blocks"] == 0, answer["holders"]
         assert answer["num_running_seqs"] == 0

@@ -9,6 +9,12 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch")
+pytest.importorskip("fastapi")
+pytest.importorskip("openai")
+
+import openai
+
 from blockyard.engine import SamplingParams
 from blockyard.errors import InvalidArgument
 from blockyard.serving.access import KeyGuard, read_key_file

@@ -44,7 +44,7 @@ class GenerationFields(_Fields):
     repetition_penalty: Annotated[StrictFloat, Field(gt=0, le=2, allow_inf_nan=False)] = 1.0
     ignore_eos: StrictBool = False
     stop_token_ids: Annotated[list[_TokenId], Field(max_length=64)] = []
-    priority: Annotated[StrictInt, Field(ge=-(2**31), le=2**31 - 1)] = 0
+    priority: Annotated[StrictInt, Field(ge=-(2**20), le=2**20)] = 0
 
     @property
     def wants_usage(self) -> bool:
