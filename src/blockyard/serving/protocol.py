@@ -171,7 +171,7 @@ def _without_nulls_in_messages(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 #: What answers carry besides nulls and says nothing.
-_EMPTY = [("annotations", []), ("tool_calls", [])]
+_EMPTY: list[tuple[str, list[Any]]] = [("annotations", []), ("tool_calls", [])]
 
 
 def _require_consistent(request: GenerationFields) -> None:

@@ -96,7 +96,7 @@ class Server(uvicorn.Server):
             end.cancel()
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+    def capture_signals(self) -> Iterator[None]:
         """As uvicorn's, but a signal that has ended the server in order does not kill the process afterwards."""
         with super().capture_signals():
             try:
