@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from blockyard.serving.access import KeyGuard, read_key_file
 from blockyard.serving.metrics import COUNTERS, GAUGES
 
 from .servers import MODEL, Running, running_server, tiny_engine
+from .test_source_rules import ROOT
 
 PROMPT = "Blocks are pages of keys and values, and pages are shared. "
 CHAT = [{"role": "system", "content": PROMPT}, {"role": "user", "content": "Well?"}]
@@ -260,6 +262,14 @@ def test_two_servers_count_apart(served: Running) -> None:
         other.client().completions.create(model=MODEL, prompt=PROMPT, max_tokens=3)
         assert other.figures()["vllm:generation_tokens_total"] == 3
     assert served.figures()["vllm:generation_tokens_total"] == before["vllm:generation_tokens_total"]
+
+
+def test_the_example_chats(
+    served: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["chat_client.py", "Well?", "--address", served.address])
+    runpy.run_path(str(ROOT / "examples" / "chat_client.py"), run_name="__main__")
+    assert "of them cached]" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- the key
