@@ -161,6 +161,8 @@ def test_a_broken_engine_refuses_and_its_clients_hear_of_it() -> None:
         assert status == 503
         assert "retry-after" in headers
         assert running.call("GET", "/health")[0] == 503
+        assert running.call("GET", "/check")[0] == 503
+        assert running.call("GET", "/metrics")[0] == 200
 
 
 # ---------------------------------------------------------------- clients that vanish

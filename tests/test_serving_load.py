@@ -20,7 +20,7 @@ from .servers import MODEL, running_server, tiny_engine
 CHATS = [[{"role": "system", "content": "page " * 10}, {"role": "user", "content": "go " * each}] for each in range(8)]
 
 
-@pytest.mark.parametrize("num_blocks", [200, 50], ids=["roomy", "tight"])
+@pytest.mark.parametrize("num_blocks", [200, 20], ids=["roomy", "tight"])
 def test_many_clients_of_which_some_vanish(num_blocks: int) -> None:
     engine = tiny_engine(num_blocks=num_blocks, max_num_seqs=8)
     work = Work(MODEL, CHATS, max_tokens=(4, 40), leaving=0.3)

@@ -41,7 +41,7 @@ class EngineThread:
         self._num_places_taken = 0
         self._refusal: str | None = None
         self._is_stopping = False
-        self._is_broken = False
+        self._last_word: ApiError | None = None
         self._num_failed_steps = 0
         self._thread = threading.Thread(target=self._run, name="blockyard-engine", daemon=True)
 
@@ -94,7 +94,11 @@ class EngineThread:
                 except BaseException as error:
                     answer.set_exception(error)
 
-        self._orders.put(order)
+        with self._lock:
+            if self._last_word is None:
+                self._orders.put(order)
+            else:
+                answer.set_exception(self._stopped())
         return answer
 
     def refuse(self, why: str) -> None:
@@ -108,7 +112,7 @@ class EngineThread:
     def stop(self, timeout: float) -> bool:
         """End the thread, and what still runs with it; False if it did not end in time (a step takes longer)."""
         self.refuse("the server has stopped")
-        self.end_all(unavailable("the server has stopped", self._retry_after))
+        self.end_all(self._stopped())
         self._orders.put(self._stop)
         if self._thread.is_alive():
             self._thread.join(timeout)
@@ -126,17 +130,23 @@ class EngineThread:
                 self._post_letters()
         except BaseException:
             _log.exception("the engine thread ended")
-            self._end_broken()
+            self._refusal = "the engine has failed"
+            self._close_down(failed())
+        else:
+            self._close_down(self._stopped())
 
-    def _end_broken(self) -> None:
-        """The engine is not to be trusted any more: everybody gets an error, and nobody is taken."""
+    def _close_down(self, last_word: ApiError) -> None:
+        """Nothing is computed any more: whoever waits, or comes in this moment, gets the last word."""
         with self._lock:
-            self._refusal, self._is_broken = "the engine has failed", True
+            self._last_word = last_word
         for job in list(self._jobs.values()):
-            self._end(job, failed())
+            self._end(job, last_word)
         while not self._orders.empty():
             self._orders.get()()
         self._post_letters()
+
+    def _stopped(self) -> ApiError:
+        return unavailable(self._refusal or "the server has stopped", self._retry_after)
 
     def _take_orders(self) -> None:
         """Carry out what was ordered; waits for an order where there is no request to go on with."""
@@ -153,8 +163,8 @@ class EngineThread:
         self._is_stopping = True
 
     def _admit(self, job: Job) -> None:
-        if self._is_broken:
-            self._end(job, failed())
+        if self._last_word is not None:
+            self._end(job, self._last_word)
             return
         try:
             job.request_id = self._engine.add_request(job.prompt_token_ids, job.sampling, priority=job.priority)
@@ -188,8 +198,12 @@ class EngineThread:
         """After a failed step: whoever fails alone gets the error, the others go on where they were."""
         _log.error("a step failed: %s; its requests are tried alone", error, exc_info=error)
         self._num_failed_steps += 1
+        helped = False
         for outcome in try_alone(self._engine):
             self._conclude_trial(outcome)
+            helped |= outcome.is_of_use
+        if not helped:
+            raise error  # it is not a request's: the same step would fail for ever
 
     def _conclude_trial(self, outcome: StepOutcome) -> None:
         for report in outcome.reports:

@@ -21,6 +21,11 @@ class StepOutcome:
     reports: list[StepReport] = field(default_factory=list)
     error: Exception | None = None
 
+    @property
+    def is_of_use(self) -> bool:
+        """Whether the request is out, or further than before."""
+        return self.error is not None or any(report.num_tokens for report in self.reports)
+
 
 def try_alone(engine: Engine) -> Iterator[StepOutcome]:
     """Try each request of the engine's last, failed step alone; one that fails is aborted.
