@@ -48,7 +48,7 @@ class Running:
         """One request by hand: status, headers in lower case, body."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=_PATIENCE_SECONDS)
         try:
-            connection.request(method, path, body, headers or {})
+            connection.request(method, path, body, {"Content-Type": "application/json", **(headers or {})})
             answer = connection.getresponse()
             return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
         finally:

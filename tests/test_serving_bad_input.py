@@ -22,6 +22,7 @@ from blockyard.serving.protocol import ChatRequest, CompletionRequest, parse_req
 from .servers import MODEL, Running, running_server, tiny_engine
 
 LIMITS = ServerLimits(max_body_bytes=4096, body_seconds=0.5, header_seconds=0.5, max_tokens=100, max_waiting=2)
+JSON = b"Content-Type: application/json\r\n"
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -223,7 +224,7 @@ def test_a_body_beyond_the_limit(served: Running) -> None:
 
 def test_a_body_without_a_length_is_counted_as_it_comes(served: Running) -> None:
     with socket.create_connection((served.host, served.port), timeout=30) as client:
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + JSON + b"Transfer-Encoding: chunked\r\n\r\n")
         for _ in range(5):  # 5,000 bytes, and it has not said that it ends
             client.sendall(b"3e8\r\n" + b"a" * 1000 + b"\r\n")
         assert b" 413 " in client.recv(4096)
@@ -231,7 +232,7 @@ def test_a_body_without_a_length_is_counted_as_it_comes(served: Running) -> None
 
 def test_a_body_that_never_ends_is_not_waited_for(served: Running) -> None:
     with socket.create_connection((served.host, served.port), timeout=30) as client:
-        client.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"model"')
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + JSON + b'Content-Length: 100\r\n\r\n{"model"')
         answer = client.recv(4096)
         assert b" 408 " in answer
         assert b"timeout" in answer
@@ -254,6 +255,15 @@ def test_what_is_not_http_is_answered_and_closed(served: Running) -> None:
         while piece := client.recv(4096):
             received += piece
     assert b" 400 " in received
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonp"])
+def test_only_json_is_read(served: Running, kind: str) -> None:
+    """What a browser sends to another site without asking first is not taken."""
+    body = json.dumps({"model": MODEL, "prompt": "a"}).encode()
+    status, _, answer = served.call("POST", "/v1/completions", body, {"Content-Type": kind})
+    assert status == 415
+    require_form(answer)
 
 
 def test_a_compressed_body_is_refused(served: Running) -> None:

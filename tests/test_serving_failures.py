@@ -73,7 +73,8 @@ def raw_request(running: Running, **fields: Any) -> socket.socket:
     """A connection that has sent a request and read nothing."""
     body = json.dumps({"model": MODEL, "temperature": 0, **fields}).encode()
     client = socket.create_connection((running.host, running.port), timeout=PATIENCE_SECONDS)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     client.sendall(head.encode() + body)
     return client
 

@@ -74,7 +74,8 @@ async def _ask(address: str, fields: dict[str, Any], patience: int | None, seen:
     try:
         body = json.dumps(fields).encode()
         head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         started = time.perf_counter()
         writer.write(head.encode() + body)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from ..engine import Engine
+from ..engine import Engine, PromptLookup
 from ..engine.model import demo_model_path
 from ..errors import ModelError
 
@@ -30,6 +30,9 @@ def engine_of(options: argparse.Namespace) -> tuple[Engine, str]:
             max_num_batched_tokens=options.max_num_batched_tokens,
             max_model_len=options.max_model_len,
             enable_prefix_caching=not options.no_prefix_cache,
+            num_cpu_blocks=options.num_cpu_blocks,
+            preemption=options.preemption,
+            speculation=PromptLookup(num_tokens=options.speculate) if options.speculate else None,
         )
     if engine.tokenizer is None:
         raise ModelError(f"{path} has no tokenizer, and this command works with text")

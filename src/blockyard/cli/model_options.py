@@ -40,4 +40,16 @@ def add_cache_options(group: Any, max_num_seqs: int) -> None:
         metavar="N",
         help="tokens computed in one step; longer prompts are computed in chunks; default: 512",
     )
+    group.add_argument(
+        "--num-cpu-blocks", type=int, default=0, metavar="N", help="blocks in CPU memory to swap to; default: none"
+    )
+    group.add_argument(
+        "--preemption",
+        choices=("recompute", "swap"),
+        default="recompute",
+        help="what becomes of a sequence that must make room; swap wants --num-cpu-blocks; default: recompute",
+    )
+    group.add_argument(
+        "--speculate", type=int, default=0, metavar="N", help="tokens to guess ahead from the prompt; default: none"
+    )
     group.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt from its beginning")

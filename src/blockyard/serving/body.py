@@ -11,10 +11,11 @@ from .limits import ServerLimits
 
 
 async def read_body(request: Request, limits: ServerLimits) -> bytes:
-    """The body. Raises `ApiError`: 413 for one beyond the limit, 408 for one that comes too slowly.
+    """The body. Raises `ApiError`: 413 for one beyond the limit, 408 for one that comes too slowly, 415 for no JSON.
 
     No more than the limit and one piece of the network's is ever held.
     """
+    _require_json(request)
     _require_declared_size(request, limits.max_body_bytes)
     try:
         async with asyncio.timeout(limits.body_seconds):
@@ -34,12 +35,19 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
+def _require_json(request: Request) -> None:
+    # A page in somebody's browser may send any other type to this machine without asking first.
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, "the header Content-Type must be application/json", close=True)
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise ApiError(415, "a body must come as it is: content encodings are not supported", close=True)
+
+
 def _require_declared_size(request: Request, max_bytes: int) -> None:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > max_bytes:
         raise _too_large(max_bytes)
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise ApiError(415, "a body must come as it is: content encodings are not supported", close=True)
 
 
 def _too_large(max_bytes: int) -> ApiError:
