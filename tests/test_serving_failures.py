@@ -69,13 +69,18 @@ def stream_text(running: Running, prompt: Any, num_tokens: int, **fields: Any) -
     return "".join(chunk.choices[0].text for chunk in chunks)
 
 
-def raw_request(running: Running, **fields: Any) -> socket.socket:
-    """A connection that has sent a request and read nothing."""
+def send_request(client: socket.socket, **fields: Any) -> None:
+    """Send a request by hand."""
     body = json.dumps({"model": MODEL, "temperature": 0, **fields}).encode()
-    client = socket.create_connection((running.host, running.port), timeout=PATIENCE_SECONDS)
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(body)}\r\n\r\n"
     client.sendall(head.encode() + body)
+
+
+def raw_request(running: Running, **fields: Any) -> socket.socket:
+    """A connection that has sent a request and read nothing."""
+    client = socket.create_connection((running.host, running.port), timeout=PATIENCE_SECONDS)
+    send_request(client, **fields)
     return client
 
 
@@ -206,15 +211,20 @@ def test_clients_that_leave_at_any_time_leak_nothing() -> None:
         assert len(stream_text(running, [1, 2, 3], 20)) > 0
 
 
-def test_a_client_that_reads_nothing_does_not_hold_blocks() -> None:
-    """Its answer waits in memory, bounded by the answer itself; the sequence is over."""
-    limits = ServerLimits(client_seconds=0.5)
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_client_that_reads_nothing_is_cut_off(is_stream: bool) -> None:
+    """Its answer is longer than what the system buffers; it holds neither blocks nor its connection."""
     with (
-        running_server(tiny_engine(), limits) as running,
-        raw_request(running, prompt=[[1, 2]] * 8, max_tokens=400, stream=True, logprobs=20) as client,
+        running_server(tiny_engine(), ServerLimits(client_seconds=0.5)) as running,
+        socket.socket() as client,
     ):
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        wait_until(lambda: running.figures()["vllm:generation_tokens_total"] > 0)
+        client.settimeout(PATIENCE_SECONDS)
+        client.connect((running.host, running.port))
+        send_request(client, prompt=[[1, 2]] * 8, max_tokens=200, stream=is_stream, logprobs=20)
+        connections = running.server.server_state.connections
+        wait_until(lambda: len(connections) == 1)
+        wait_until(lambda: not connections)
         running.require_idle()
 
 

@@ -64,5 +64,5 @@ def _add_limits(group: Any) -> None:
     group.add_argument("--request-seconds", default=600.0, help="until an answer is whole; default: 600", **seconds)
     group.add_argument("--header-seconds", default=15.0, help="until a client sent its headers; default: 15", **seconds)
     group.add_argument("--body-seconds", default=15.0, help="until it sent its body; default: 15", **seconds)
-    group.add_argument("--client-seconds", default=30.0, help="until it took a piece; default: 30", **seconds)
+    group.add_argument("--client-seconds", default=30.0, help="until it took what was sent; default: 30", **seconds)
     group.add_argument("--drain-seconds", default=30.0, help="for running requests at a stop; default: 30", **seconds)

@@ -18,7 +18,7 @@ class ServerLimits:
     max_tokens: new tokens of a completion; the room in the context if None.
     default_max_tokens: of a chat that does not say; the room in the context, within max_tokens, if None.
     max_connections: open at once; uvicorn answers more with 503.
-    header_seconds, body_seconds: until a client has sent them. client_seconds: until it has taken a piece of a stream.
+    header_seconds, body_seconds: until a client has sent them. client_seconds: until it has taken what was sent.
     request_seconds: until an answer is complete. drain_seconds: for running requests when the server stops.
     retry_after_seconds: what a refused client is told to wait.
 

@@ -49,7 +49,7 @@ class Service:
         shape = form(self.model_name, self.texts, wanted.num_logprobs is not None)
         run = Run(self.thread, jobs, self.limits)
         if wanted.stream:
-            return EventStream(run, shape, self.limits, wanted.wants_usage)
+            return EventStream(run, shape, wanted.wants_usage)
         with run:
             try:
                 return JSONResponse(shape.response(await run.results_for(request)))

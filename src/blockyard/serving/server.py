@@ -17,7 +17,7 @@ import uvicorn
 from ..arguments import require_int
 from ..engine import Engine
 from .app import create_app
-from .connections import protocol_with_header_limit
+from .connections import impatient_protocol
 from .errors import unavailable
 from .limits import ServerLimits
 
@@ -59,7 +59,7 @@ class Server(uvicorn.Server):
             self.app,
             host=options.host,
             port=options.port,
-            http=protocol_with_header_limit(limits.header_seconds),
+            http=impatient_protocol(limits.header_seconds, limits.client_seconds),
             ws="none",
             lifespan="on",
             log_level="warning" if not options.access_log else "info",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
-import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,11 +13,9 @@ from starlette.types import Receive, Scope, Send
 from ..engine import Completion, GenerationResult, NewToken
 from .errors import ApiError
 from .forms import Choice, Form
-from .limits import ServerLimits
 from .running import ClientGone, Run, while_connected
 
 _DONE = b"data: [DONE]\n\n"
-_log = logging.getLogger("blockyard.serving")
 
 
 class Pieces:
@@ -65,24 +62,18 @@ class Pieces:
 class EventStream(Response):
     """The stream of one run. An error before its first piece is an answer with a status; later ones are a piece."""
 
-    def __init__(self, run: Run, form: Form, limits: ServerLimits, wants_usage: bool) -> None:
+    def __init__(self, run: Run, form: Form, wants_usage: bool) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]  # of the empty body that Response assumes
         self._run = run
         self._form = form
-        self._limits = limits
         self._wants_usage = wants_usage
         self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the pieces until the answer ends, the client leaves, or it takes nothing for too long."""
-        with self._run:
-            try:
-                await while_connected(self._send_all(scope, receive, send), receive)
-            except ClientGone:
-                pass
-            except TimeoutError:
-                _log.warning("a client took nothing of its stream for %g seconds", self._limits.client_seconds)
+        """Send the pieces until the answer ends or the client leaves."""
+        with self._run, contextlib.suppress(ClientGone):  # leaving the run frees its blocks
+            await while_connected(self._send_all(scope, receive, send), receive)
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -113,11 +104,10 @@ class EventStream(Response):
         return _event({**chunk, "usage": None} if self._wants_usage else chunk)
 
     async def _send(self, send: Send, piece: bytes, more_body: bool = True) -> None:
-        async with asyncio.timeout(self._limits.client_seconds):
-            if not self._has_begun:
-                self._has_begun = True
-                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": piece, "more_body": more_body})
+        if not self._has_begun:
+            self._has_begun = True
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": piece, "more_body": more_body})
 
 
 def _event(content: dict[str, Any]) -> bytes:
