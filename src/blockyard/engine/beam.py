@@ -47,11 +47,11 @@ class Hypotheses:
     #: Whether running beams may still become better than the worst of those that ended.
     is_open: bool = True
 
-    def add(self, token_ids: list[int], total: float, reason: FinishReason) -> None:
-        """Take in an ended beam, if it is among the best. Ties go to the one that ended first."""
+    def add(self, ended: list[tuple[float, list[int], FinishReason]]) -> None:
+        """Take in the beams (total, tokens, reason) that ended in a step; the best of all stay."""
         if not self.is_open or (self.early_stopping is True and self.is_full):
             return
-        self.ended.append((self.score(total, len(token_ids)), token_ids, reason))
+        self.ended += [(self.score(total, len(tokens)), tokens, reason) for total, tokens, reason in ended]
         self.ended.sort(key=lambda hypothesis: -hypothesis[0])
         del self.ended[self.num_beams :]
 
@@ -140,10 +140,9 @@ class BeamSearch:
         while True:
             logprobs = self._step(seqs, [prompt + beam.token_ids for beam in beams])
             found = self._continue(beams, logprobs, eos_token_ids)
-            for candidate in found[: self._num_beams]:  # the others are there to go on only
-                if candidate.is_ended:
-                    reason = FinishReason.STOP if candidate.token_ids[-1] in eos_token_ids else FinishReason.LENGTH
-                    self._hypotheses.add(candidate.token_ids, candidate.total, reason)
+            # The candidates behind the first are there to go on only.
+            ended = [candidate for candidate in found[: self._num_beams] if candidate.is_ended]
+            self._hypotheses.add([(one.total, one.token_ids, _reason(one, eos_token_ids)) for one in ended])
             beams = [candidate for candidate in found if not candidate.is_ended][: self._num_beams]
             if not beams:
                 return
@@ -183,6 +182,10 @@ class BeamSearch:
             is_ended = token in eos_token_ids or len(tokens) == self._max_tokens
             found.append(Candidate(parent, tokens, total, is_ended))
         return found
+
+
+def _reason(ended: Candidate, eos_token_ids: frozenset[int]) -> FinishReason:
+    return FinishReason.STOP if ended.token_ids[-1] in eos_token_ids else FinishReason.LENGTH
 
 
 def _text(token_ids: list[int], tokenizer: Any) -> str:
