@@ -28,8 +28,8 @@ def main() -> None:
     while engine.has_unfinished:
         report = engine.step()
         print(f"step: {report.num_tokens} tokens of {report.num_seqs} sequences, {report.num_waiting} waiting")
-        for request_id, token in report.new_tokens:
-            print(f"  {names[request_id][:30]!r}: {engine.tokenizer.decode([token])!r}")
+        for token in report.new_tokens:
+            print(f"  {names[token.request_id][:30]!r}: {token.text!r}")
         for result in report.finished:
             print(f"\n{names[result.request_id]}\n  {result.text.strip()}")
             print(

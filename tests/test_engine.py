@@ -301,8 +301,8 @@ def test_requests_can_be_added_and_aborted_between_steps(llama: Any) -> None:
     finished = {}
     while engine.has_unfinished:
         report = engine.step()
-        for request_id, token in report.new_tokens:
-            streamed[request_id].append(token)
+        for token in report.new_tokens:
+            streamed[token.request_id].append(token.token_id)
         finished.update((result.request_id, result) for result in report.finished)
     assert finished[first].token_ids == expected[0]
     assert finished[last].token_ids == streamed[last] == expected[2]

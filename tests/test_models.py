@@ -49,10 +49,6 @@ SMALL = {
 }
 UNFIT = [
     (
-        lambda: transformers.MistralConfig(**SMALL, sliding_window=64),
-        "sliding window of 64 tokens, shorter than max_model_len, 128; .* max_model_len=64 or less",
-    ),
-    (
         lambda: transformers.LlamaConfig(
             **SMALL, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
         ),

@@ -12,8 +12,10 @@ pytest.importorskip("transformers")
 
 from blockyard import CacheConfig, KVCacheManager, NeverFits
 from blockyard.engine import SamplingParams
-from blockyard.engine.request import Request
-from blockyard.engine.scheduler import ScheduledStep, Scheduler
+from blockyard.engine.decoding.choosing import Choice
+from blockyard.engine.request import Branch, make_request
+from blockyard.engine.scheduling.scheduler import Scheduler
+from blockyard.engine.scheduling.step import ScheduledStep
 
 from .seeds import run_seed
 
@@ -23,31 +25,31 @@ def make(budget: int, **changes: Any) -> Scheduler:
     return Scheduler(KVCacheManager(CacheConfig(**{**sizes, **changes})), budget)
 
 
-def add(scheduler: Scheduler, number: int, prompt: list[int], max_tokens: int = 8) -> Request:
-    request = Request(number, prompt, SamplingParams(max_tokens=max_tokens), frozenset())
+def add(scheduler: Scheduler, number: int, prompt: list[int], max_tokens: int = 8, priority: int = 0) -> Branch:
+    request = make_request(number, prompt, SamplingParams(max_tokens=max_tokens), priority=priority)
     scheduler.add(request)
-    return request
+    return request.branches[0]
 
 
 def finish(scheduler: Scheduler, step: ScheduledStep) -> None:
     """End a step as the engine does, with a token that tells the request and its length."""
-    next_tokens, ended = [], []
-    for request, samples in zip(step.requests, step.samples.tolist(), strict=True):
-        token = -1
-        if samples:
-            chosen = 1000 + 100 * request.request_id + len(request.token_ids)
-            if request.append(chosen) is None:
-                token = chosen
+    known, ended = [], []
+    for row in step.rows:
+        known.append([])
+        if row.samples:
+            chosen = 1000 + 100 * row.branch.request.request_id + len(row.branch.token_ids)
+            row.branch.take(Choice(chosen))
+            if row.branch.finish_reason is None:
+                known[-1].append(chosen)
             else:
-                ended.append(request)
-        next_tokens.append(token)
-    scheduler.commit(step, np.array(next_tokens, np.int64))
+                ended.append(row.branch)
+    scheduler.commit(step, known)
     scheduler.retire(ended)
 
 
 def served(step: ScheduledStep) -> list[tuple[int, int]]:
     """(request, tokens) of each row."""
-    return [(request.request_id, count) for request, count in zip(step.requests, step.num_scheduled, strict=True)]
+    return [(row.branch.request.request_id, row.num_tokens) for row in step.rows]
 
 
 def prompt_of(start: int, length: int) -> list[int]:
@@ -79,7 +81,7 @@ def test_only_the_last_chunk_of_a_prompt_samples() -> None:
     sampled = []
     for _ in range(3):
         step = scheduler.schedule()
-        sampled += step.samples.tolist()
+        sampled += [row.samples for row in step.rows]
         finish(scheduler, step)
     assert sampled == [False, False, True]
     assert request.num_generated == 1
@@ -89,7 +91,7 @@ def test_a_prefix_is_computed_once_for_all_who_share_it() -> None:
     scheduler = make(budget=64)
     requests = [add(scheduler, number, [*range(12), 50 + number]) for number in range(3)]
     assert served(scheduler.schedule()) == [(0, 13), (1, 1), (2, 1)]
-    assert [request.num_cached_tokens for request in requests] == [0, 12, 12]
+    assert [branch.request.num_cached_tokens for branch in requests] == [0, 12, 12]
 
 
 def test_who_waits_for_a_prefix_gives_its_budget_away() -> None:
@@ -110,18 +112,18 @@ def test_who_waits_for_a_prefix_gives_its_budget_away() -> None:
 
 def test_when_the_owner_of_a_shared_prefix_goes_another_one_computes_it() -> None:
     scheduler = make(budget=8)
-    add(scheduler, 1, prompt_of(0, 21))
+    first = add(scheduler, 1, prompt_of(0, 21))
     finish(scheduler, scheduler.schedule())
     heirs = [add(scheduler, number, [*prompt_of(0, 20), 90 + number]) for number in (2, 3)]
     finish(scheduler, scheduler.schedule())  # the first goes on; the others may be in by now, and wait
-    assert scheduler.abort(1)
+    assert scheduler.abort(1) is first.request
     for _ in range(40):
         step = scheduler.schedule()
-        if not step.requests:
+        if not step.rows:
             break
         finish(scheduler, step)
     assert [heir.num_generated for heir in heirs] == [8, 8]
-    assert scheduler.num_unfinished == 0
+    assert not scheduler.requests()
 
 
 def test_the_youngest_is_set_back_and_comes_back_first() -> None:
@@ -131,16 +133,16 @@ def test_the_youngest_is_set_back_and_comes_back_first() -> None:
     finish(scheduler, scheduler.schedule())
     assert scheduler.running == requests
     step = scheduler.schedule()  # the ninth token of each needs a third block
-    assert [request.request_id for request in step.preempted] == [3]
+    assert [branch.request.request_id for branch in step.preempted] == [3]
     assert served(step) == [(1, 1), (2, 1)]
-    assert list(scheduler.waiting) == [requests[2], late]
-    assert requests[2].num_preemptions == scheduler.num_preemptions == 1
+    assert scheduler.waiting == [requests[2], late]
+    assert requests[2].request.num_preemptions == scheduler.num_preemptions == 1
     finish(scheduler, step)
-    while scheduler.num_unfinished:
+    while scheduler.requests():
         finish(scheduler, scheduler.schedule())
     # What was chosen before it was set back is kept.
     assert requests[2].token_ids == [*prompt_of(300, 8), *range(1308, 1316)]
-    assert requests[2].num_cached_tokens == 0  # its own blocks, found again, are no prefix hit of the request
+    assert requests[2].request.num_cached_tokens == 0  # its own blocks, found again, are no prefix hit of the request
 
 
 def test_a_request_that_an_empty_cache_could_not_carry_is_refused() -> None:
@@ -150,7 +152,7 @@ def test_a_request_that_an_empty_cache_could_not_carry_is_refused() -> None:
         add(scheduler, 2, prompt_of(0, 20), max_tokens=6)
     with pytest.raises(NeverFits, match="201 together; max_model_len is 200"):
         add(scheduler, 3, prompt_of(0, 200), max_tokens=1)
-    assert scheduler.num_unfinished == 1
+    assert len(scheduler.requests()) == 1
 
 
 @pytest.mark.parametrize("round_", range(6))
@@ -163,7 +165,7 @@ def test_whatever_comes_no_step_is_idle_while_there_is_work(round_: int) -> None
         budget=int(rng.integers(5, 12)), num_blocks=int(rng.integers(14, 30)), enable_prefix_caching=caching
     )
     cache = scheduler._cache
-    lengths: dict[int, tuple[Request, int]] = {}
+    lengths: dict[int, tuple[Branch, int]] = {}
     for number in range(400):
         if rng.random() < 0.35:
             prompt = rng.integers(0, 2, 8).repeat(4)[: rng.integers(1, 32)].tolist()
@@ -176,22 +178,22 @@ def test_whatever_comes_no_step_is_idle_while_there_is_work(round_: int) -> None
             dropped = int(rng.choice(list(lengths)))
             scheduler.abort(dropped)
             del lengths[dropped]
-        had_work = scheduler.num_unfinished > 0
+        had_work = bool(scheduler.requests())
         step = scheduler.schedule()
-        assert bool(step.requests or step.preempted) is had_work, f"seed {seed}"
+        assert bool(step.rows or step.preempted) is had_work, f"seed {seed}"
         assert step.num_scheduled.sum() <= scheduler._budget
         if rng.random() < 0.05:
             scheduler.abort_all()  # as the engine does when the step breaks
             lengths.clear()
             assert cache.num_used_blocks == 0
-        elif step.requests:
+        elif step.rows:
             finish(scheduler, step)
         cache.check()
     for _ in range(10_000):
         step = scheduler.schedule()
-        if not step.requests and not step.preempted:
+        if not step.rows and not step.preempted:
             break
-        if step.requests:
+        if step.rows:
             finish(scheduler, step)
     assert all(len(request.token_ids) == length for request, length in lengths.values()), f"seed {seed}"
     assert cache.num_used_blocks == 0

@@ -159,6 +159,69 @@ def test_copies_take_all_layers_and_read_before_they_write(layout: str) -> None:
     assert torch.equal(cache.data, expected)
 
 
+# ---------------------------------------------------------------- layer groups and the CPU pool
+
+
+def test_layers_of_several_groups_share_places() -> None:
+    cache = make_cache(num_layers=5, layer_groups=[(0, 3), (1, 2), (4,)])
+    assert cache.data.shape[0] == 2
+    assert [(cache.places.group(layer), cache.places.place(layer)) for layer in range(5)] == [
+        (0, 0),
+        (1, 0),
+        (1, 1),
+        (0, 1),
+        (2, 0),
+    ]
+    plain = make_cache(num_layers=2)
+    assert cache.num_bytes == plain.num_bytes == cache.data.nbytes
+    assert cache.bytes_per_block == plain.bytes_per_block
+    assert cache.bytes_per_token == 5 * plain.bytes_per_token // 2
+    key, value = random_tokens(cache, 1)
+    cache.write(3, key, value, [8])  # block 2 is the first group's, block 3 the second's
+    cache.write(2, value, key, [12])
+    assert torch.equal(cache.gather(3, cache.tables([[2]], [1]))[0][0, :1], key)
+    assert torch.equal(cache.gather(2, cache.tables([[3]], [1]))[0][0, :1], value)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_blocks_go_to_the_cpu_pool_and_back(layout: str) -> None:
+    cache = make_cache(layout=layout, num_cpu_blocks=6)
+    assert cache.cpu_data is not None
+    assert cache.cpu_data.shape == (3, 6, *cache.data.shape[2:])
+    assert make_cache().cpu_data is None
+    cache.data.copy_(torch.randn(cache.data.shape))
+    before = cache.data.clone()
+    cache.swap_out(np.array([[1, 5], [2, 1]], np.int32))
+    cache.data[:, 1:4] = 0
+    cache.swap_in([[1, 3], [5, 8]])
+    assert torch.equal(cache.data[:, 3], before[:, 2])
+    assert torch.equal(cache.data[:, 8], before[:, 1])
+    assert torch.equal(cache.data[:, 4:8], before[:, 4:8])
+
+
+def test_a_plan_is_carried_out_in_its_order() -> None:
+    config = CacheConfig(num_blocks=6, block_size=4, max_num_seqs=4, max_model_len=32, num_cpu_blocks=20)
+    manager = KVCacheManager(config)
+    cache = make_cache(num_blocks=6, num_cpu_blocks=20)
+    seq = manager.allocate(list(range(12)))
+    plan = manager.reserve([seq], 12)
+    cache.move_blocks(plan)
+    key, value = random_tokens(cache, 12)
+    cache.write(1, key, value, plan.slot_mapping)
+    manager.commit([seq], 12)
+    cache.move_blocks(manager.swap_out([seq]))
+    other = manager.allocate(list(range(100, 120)))
+    plan = manager.reserve([other], 20)
+    cache.move_blocks(plan)
+    cache.write(1, *random_tokens(cache, 20, seed=1), plan.slot_mapping)
+    manager.commit([other], 20)
+    manager.free([other])
+    cache.move_blocks(manager.swap_in([seq]))
+    got_key, got_value = cache.gather(1, cache.tables([manager.block_ids(seq)], [12]))
+    assert torch.equal(got_key[0], key)
+    assert torch.equal(got_value[0], value)
+
+
 # ---------------------------------------------------------------- bad input
 
 
@@ -171,6 +234,10 @@ BAD_SIZES = [
     ({"num_kv_heads": -1}, "num_kv_heads is -1"),
     ({"head_size": "64"}, "head_size is '64'"),
     ({"dtype": torch.float64}, r"dtype is torch\.float64; it must be float32, bfloat16 or float16"),
+    ({"num_cpu_blocks": 1}, "num_cpu_blocks is 1; it must be from 2"),
+    ({"num_cpu_blocks": 2**27, "head_size": 2**20}, "num_cpu_blocks is 134217728, .*could not be allocated"),
+    ({"layer_groups": [[0, 1]]}, r"layer_groups is \[\[0, 1\]\]; it must name each of the 3 layers, from 0, once"),
+    ({"layer_groups": [[0, 1, 2], [2]]}, "layer_groups is"),
     ({"layout": "DHN"}, "layout is 'DHN'; it must be 'NHD' or 'HND'"),
     ({"device": "nowhere"}, "device is nowhere.*could not be allocated there"),
     ({"num_blocks": 2**27, "num_layers": 2**20, "head_size": 2**20}, "could not be allocated there"),
@@ -188,6 +255,13 @@ def key_like(cache: KVCache, *shape: int, dtype: Any = torch.float32) -> Any:
 
 
 BAD_CALLS: list[tuple[Callable[[KVCache], Any], str]] = [
+    (lambda c: c.swap_out([[1, 1]]), "swap_outs has blocks to move, and num_cpu_blocks is 0; a CPU pool is needed"),
+    (lambda c: c.swap_in([[1, 1]]), "swap_ins has blocks to move, and num_cpu_blocks is 0"),
+    (lambda c: make_cache(num_cpu_blocks=4).swap_out([[1, 4]]), "swap_outs holds 4 at position 0; .* from 1 to 3"),
+    (lambda c: make_cache(num_cpu_blocks=4).swap_in([[0, 4]]), "swap_ins holds 0 at position 0; .* from 1 to 3"),
+    (lambda c: make_cache(num_cpu_blocks=4).swap_in([[1, 9]]), "swap_ins holds 9 at position 0; .* from 1 to 8"),
+    (lambda c: make_cache(num_cpu_blocks=4).swap_in([[1, 2], [3, 2]]), "swap_ins writes a block twice"),
+    (lambda c: make_cache(num_cpu_blocks=4).swap_in([[1, 2, 3]]), r"swap_ins has shape \(1, 3\)"),
     (lambda c: c.write(0, key_like(c), key_like(c), [4, 36]), "slot_mapping holds 36 at position 1; .* from 4 to 35"),
     (lambda c: c.write(0, key_like(c), key_like(c), [3, 4]), "slot_mapping holds 3 at position 0"),
     (lambda c: c.write(0, key_like(c), key_like(c), [4, -1]), "slot_mapping holds -1"),

@@ -34,12 +34,29 @@ SHAPES: dict[str, tuple[Any, dict[str, Any]]] = {
     "qwen3": (transformers.Qwen3Config, {"num_key_value_heads": 2, "head_dim": 16}),
     "mistral": (transformers.MistralConfig, {"num_key_value_heads": 3, "sliding_window": None}),
     "phi3": (transformers.Phi3Config, {"num_key_value_heads": 2}),
+    "smollm2": (transformers.LlamaConfig, {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}),
+    "smollm3": (transformers.SmolLM3Config, {"num_key_value_heads": 2, "no_rope_layer_interval": 2}),
+}
+#: Shapes with sliding windows: in all layers, or in all but every third.
+WINDOWED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "mistral-window": (transformers.MistralConfig, {"num_key_value_heads": 3, "sliding_window": 21}),
+    "gemma3": (
+        transformers.Gemma3TextConfig,
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "num_hidden_layers": 5,
+            "sliding_window": 13,
+            "query_pre_attn_scalar": 16,
+            "layer_types": ["sliding_attention"] * 2 + ["full_attention"] + ["sliding_attention", "full_attention"],
+        },
+    ),
 }
 
 
 def tiny_model(name: str, **changes: Any) -> Any:
-    """A causal language model of a shape in `SHAPES`, the same on every call."""
-    config_class, options = SHAPES[name]
+    """A causal language model of a shape in `SHAPES` or `WINDOWED`, the same on every call."""
+    config_class, options = {**SHAPES, **WINDOWED}[name]
     torch.manual_seed(11)
     config = config_class(**{**_COMMON, **options, **changes})
     return transformers.AutoModelForCausalLM.from_config(config).float().eval()

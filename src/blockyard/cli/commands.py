@@ -8,8 +8,10 @@ from typing import Any
 
 from .curve_options import add_curve_options
 from .demo_options import add_demo_options
+from .generate_options import add_generate_options
 from .plan_options import add_plan_options
 from .replay_options import add_replay_options
+from .serve_options import add_serve_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,4 +30,6 @@ COMMANDS = {
     "replay": Command(add_replay_options, "replay", "run_replay", "lab"),
     "curve": Command(add_curve_options, "curve", "run_curve", "lab"),
     "plan": Command(add_plan_options, "plan", "run_plan", "lab"),
+    "generate": Command(add_generate_options, "generate", "run_generate", "engine"),
+    "serve": Command(add_serve_options, "serve", "run_serve", "serve"),
 }

@@ -8,16 +8,18 @@
 
 Read it in this order, a file at a time:
 
-    sampling, request   what is asked for, and what becomes of it
-    scheduler           who computes what in the next step: budget, admission, preemption
-    attention           a step's attention over the KV tensors
-    borrowing           a model whose attention is ours while a step runs
-    probe               what a model asks of its cache, learned from one token
-    runner              a step's forward pass, through transformers' attention interface
-    gguf, model         weights and tokenizers from folders and files
-    prompts, progress   the door: text in, a bar on long work
-    reasons             what other libraries' errors come down to
-    engine              all of it together
+    sampling, results, request   what is asked for, and what becomes of it
+    scheduling/                  who computes what in the next step: step, limits, preemption, scheduler
+    decoding/                    from logits to text: choosing, speculation, text (stop strings)
+    attention, sdpa, backends    a step's attention over the KV tensors, and who computes it
+    borrowing                    a model whose attention is ours while a step runs
+    probe                        what a model asks of its cache, learned from one token
+    moves, runner                a step's block moves and forward pass, through transformers' attention interface
+    beam                         beam search, by itself
+    gguf, model                  weights and tokenizers from folders and files
+    prompts, progress            the door: text in, a bar on long work
+    reasons                      what other libraries' errors come down to
+    engine                       all of it together
 
 It uses the public manager and nothing of its inside, so it doubles as an example of wiring one.
 Needs torch and transformers: `pip install 'blockyard[engine]'`.
@@ -33,8 +35,19 @@ except ImportError as error:
         f"blockyard.engine needs {error.name or 'torch and transformers'}: pip install 'blockyard[engine]'"
     ) from error
 
-from .engine import Engine, StepReport
-from .request import FinishReason, GenerationResult
+from .decoding.speculation import PromptLookup
+from .engine import Engine
+from .results import Completion, FinishReason, GenerationResult, NewToken, StepReport, TokenLogprob
 from .sampling import SamplingParams
 
-__all__ = ["Engine", "FinishReason", "GenerationResult", "SamplingParams", "StepReport"]
+__all__ = [
+    "Completion",
+    "Engine",
+    "FinishReason",
+    "GenerationResult",
+    "NewToken",
+    "PromptLookup",
+    "SamplingParams",
+    "StepReport",
+    "TokenLogprob",
+]

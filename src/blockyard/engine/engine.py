@@ -2,65 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ..arguments import require_int
-from ..config import CacheConfig
 from ..core.manager import KVCacheManager
-from ..errors import InvalidArgument, InvariantError, ModelError
-from ..sizing import KVCacheSpec
+from ..errors import InvalidArgument, InvariantError
 from ..storage import KVCache
+from .beam import BeamSearch
 from .borrowing import BorrowedModel
+from .decoding.choosing import Asked, Choice, StepChooser
+from .decoding.speculation import Drafter, PromptLookup
 from .model import load_model
-from .probe import ModelShape, probe_model
+from .probe import probe_model
 from .progress import GenerationBar
 from .prompts import Prompt, encode_prompt
-from .request import FinishReason, GenerationResult, Request
-from .runner import ModelRunner
-from .sampling import SamplingParams, choose_tokens
-from .scheduler import ScheduledStep, Scheduler
+from .request import Branch, Request, make_request
+from .results import Completion, GenerationResult, NewToken, StepReport
+from .runner import ForwardBatch, ModelRunner
+from .sampling import SamplingParams
+from .scheduling.preemption import Preemption
+from .scheduling.scheduler import Scheduler
+from .scheduling.step import Row, ScheduledStep
 
 #: KV memory taken when num_blocks is not given. Memory that is never used is never touched on CPU.
 _DEFAULT_KV_BYTES = 2**30
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """What one step did.
-
-    num_tokens: tokens computed; num_seqs: sequences they belong to. new_tokens: (request_id, token) for each token
-    chosen. finished: the requests that ended. num_preempted: requests set back to make room. num_running,
-    num_waiting: after the step.
-    """
-
-    num_tokens: int
-    num_seqs: int
-    num_preempted: int
-    num_running: int
-    num_waiting: int
-    new_tokens: list[tuple[int, int]] = field(default_factory=list)
-    finished: list[GenerationResult] = field(default_factory=list)
+_MAX_PRIORITY = 2**20
 
 
 class Engine:
     """Continuous batching of a causal language model of Hugging Face transformers over Blockyard's blocks.
 
-    model: any model whose attention goes through transformers' attention interface and is plain causal attention in
-        every layer: Llama, Qwen2, Qwen3, Mistral and their like. It is borrowed: its attention is switched during a
-        step and put back afterwards.
+    model: any model whose attention goes through transformers' attention interface and is plain causal attention, over
+        all tokens or a sliding window, in every layer: Llama, Qwen2, Qwen3, Mistral, Gemma3 and their like. It is
+        borrowed: its attention is switched during a step and put back afterwards.
     tokenizer: the model's; None if all prompts are token ids.
     num_blocks, block_size: the pool; if num_blocks is None, 1 GiB of keys and values.
     max_num_seqs: sequences that run at once. max_num_batched_tokens: tokens computed in one step, at least
         max_num_seqs; a longer prompt is computed in chunks.
     max_model_len: tokens of the longest sequence; the model's own limit if None.
     enable_prefix_caching: whether prompts take the blocks of earlier ones with the same beginning.
+    num_cpu_blocks: blocks of a pool in CPU memory, which keeps what the pool evicts; 0 for none.
+    preemption: where a sequence goes that makes room: "recompute" or "swap" (needs num_cpu_blocks).
+    speculation: `PromptLookup` to try several tokens a step; the tokens are the same with and without.
 
     `cache` is the manager and `kv_cache` the tensors, to look at. Keys and values have the model's dtype and device.
     Not safe for use by several threads at once. Raises `InvalidArgument` for sizes outside their limits, `ModelError`
@@ -78,34 +65,44 @@ class Engine:
         max_num_batched_tokens: int = 512,
         max_model_len: int | None = None,
         enable_prefix_caching: bool = True,
+        num_cpu_blocks: int = 0,
+        preemption: str = "recompute",
+        speculation: PromptLookup | None = None,
     ) -> None:
-        borrowed = BorrowedModel(model)
-        self.shape = probe_model(borrowed, max_model_len)
+        self._borrowed = BorrowedModel(model)
+        self.shape = probe_model(self._borrowed, max_model_len)
         self.tokenizer = tokenizer
-        if num_blocks is None:
-            num_blocks = _default_num_blocks(self.shape, block_size, borrowed.dtype)
-        config = CacheConfig(
-            num_blocks=num_blocks,
-            block_size=block_size,
+        self._speculation = _require_speculation(speculation)
+        spec = self.shape.spec(block_size, self._borrowed.dtype)
+        config = spec.cache_config(
+            max(2, _DEFAULT_KV_BYTES // spec.bytes_per_block) if num_blocks is None else num_blocks,
             max_num_seqs=max_num_seqs,
             max_model_len=self.shape.max_model_len,
+            num_cpu_blocks=num_cpu_blocks,
             enable_prefix_caching=enable_prefix_caching,
         )
         _require_budget(max_num_batched_tokens, max_num_seqs)
+        way = Preemption.parse(preemption, num_cpu_blocks)
         self.cache = KVCacheManager(config)
         self.kv_cache = KVCache(
             config.num_blocks,
-            config.block_size,
+            block_size,
             self.shape.num_layers,
             self.shape.num_kv_heads,
             self.shape.head_size,
-            dtype=borrowed.dtype,
-            device=borrowed.device,
+            dtype=self._borrowed.dtype,
+            device=self._borrowed.device,
+            layer_groups=[group.layers for group in spec.page_groups],
+            num_cpu_blocks=num_cpu_blocks,
         )
-        self._borrowed = borrowed
-        self._runner = ModelRunner(borrowed, self.kv_cache, config.max_model_len)
-        self._scheduler = Scheduler(self.cache, max_num_batched_tokens)
+        self._runner = ModelRunner(self._borrowed, self.kv_cache, config.max_model_len)
+        self._scheduler = Scheduler(self.cache, max_num_batched_tokens, way)
         self._num_requests = 0
+        #: Ids of the requests that computed something in the last step, also if it raised.
+        self.last_step_ids: tuple[int, ...] = ()
+        #: Tokens that speculation proposed, and those that the model confirmed, since the engine was made.
+        self.num_drafted_tokens = 0
+        self.num_accepted_tokens = 0
 
     @classmethod
     def from_pretrained(
@@ -119,6 +116,8 @@ class Engine:
         model, tokenizer = load_model(path, dtype, device)
         return cls(model, tokenizer, **options)
 
+    # Prompts to their ends.
+
     def generate(
         self,
         prompts: Sequence[Prompt],
@@ -131,111 +130,210 @@ class Engine:
 
         prompts: each a string, a list of chat messages ({"role": ..., "content": ...}), or a list of token ids.
         sampling: one for all, or one for each; greedy and 128 tokens if None. progress: draw a bar on stderr, if
-        that is a terminal. on_step: called after each step.
+        that is a terminal. on_step: called after each step; it may abort requests.
 
         Raises `NeverFits` or `InvalidArgument` for a prompt that cannot be served, before any is run. If anything
         else raises, on_step too, every sequence is freed and the cache stays whole.
         """
-        if self._scheduler.num_unfinished:
-            raise InvalidArgument(
-                f"generate: {self._scheduler.num_unfinished} requests of add_request are unfinished; step them first"
-            )
+        self._require_idle("generate")
         requests = self._make_requests(prompts, sampling)
         for request in requests:
             self._scheduler.add(request)
-        results: dict[int, GenerationResult] = {}
         try:
             with self._borrowed, GenerationBar(len(requests), progress) as bar:
-                num_tokens = 0
+                num_tokens = num_finished = 0
                 while self.has_unfinished:
                     report = self.step()
                     num_tokens += len(report.new_tokens)
-                    results.update((result.request_id, result) for result in report.finished)
-                    bar.update(len(results), report.num_running, report.num_waiting, num_tokens)
+                    num_finished += len(report.finished)
+                    bar.update(num_finished, report.num_running, report.num_waiting, num_tokens)
                     if on_step is not None:
                         on_step(report)
         except BaseException:
-            self._scheduler.abort_all()
+            self.abort_all()
             raise
-        return [results[request.request_id] for request in requests]
+        return [request.result() for request in requests]
 
-    def add_request(self, prompt: Prompt, sampling: SamplingParams | None = None) -> int:
-        """Queue one prompt for `step`; returns its request id. Raises as `generate` does."""
-        request = self._make_request("prompt", prompt, sampling or SamplingParams())
+    def beam_search(
+        self,
+        prompt: Prompt,
+        num_beams: int,
+        max_tokens: int,
+        length_penalty: float = 1.0,
+        early_stopping: bool | str = False,
+    ) -> list[Completion]:
+        """The likeliest continuations of a prompt, best first: `num_beams` of them; see `beam`.
+
+        Runs by itself, with nothing else in the batch. Raises `NeverFits` if an empty cache could not hold so many
+        beams, `InvalidArgument` for values outside their limits or while requests are unfinished.
+        """
+        self._require_idle("beam_search")
+        token_ids = encode_prompt("prompt", prompt, self.tokenizer, self.shape.vocab_size)
+        search = BeamSearch(
+            self.cache, self._runner, self._scheduler.moves, num_beams, max_tokens, length_penalty, early_stopping
+        )
+        search.require_fits(len(token_ids))
+        return search.run(token_ids, self.shape.eos_token_ids, self.tokenizer)
+
+    # Requests, step by step.
+
+    def add_request(self, prompt: Prompt, sampling: SamplingParams | None = None, *, priority: int = 0) -> int:
+        """Queue one prompt for `step`; returns its request id. Raises as `generate` does.
+
+        priority: lower goes first; a level is worth 256 steps of waiting (`scheduling.scheduler`).
+        """
+        require_int("priority", priority, -_MAX_PRIORITY, _MAX_PRIORITY)
+        request = self._make_request("prompt", prompt, sampling or SamplingParams(), priority)
         self._scheduler.add(request)
         return request.request_id
 
-    def abort_request(self, request_id: int) -> None:
-        """Drop a request that waits or runs. Raises `InvalidArgument` if there is none of this id."""
-        if not self._scheduler.abort(request_id):
+    def max_new_tokens(self, num_prompt_tokens: int, n: int = 1) -> int:
+        """The largest max_tokens that `add_request` takes for such a prompt; 0 if none."""
+        return self._scheduler.limits.max_new_tokens(num_prompt_tokens, n)
+
+    def abort_request(self, request_id: int) -> GenerationResult:
+        """Drop a request, wherever it is, and free all its blocks; returns what came of it so far.
+
+        Raises `InvalidArgument` if there is none of this id.
+        """
+        request = self._scheduler.abort(request_id)
+        if request is None:
             raise InvalidArgument(f"request_id is {request_id}; no such request waits or runs")
+        return request.result()
+
+    def abort_all(self) -> None:
+        """Drop every request."""
+        self._scheduler.abort_all()
+
+    def set_back(self) -> None:
+        """Free the blocks of all that runs and queue it again with its tokens; it will find much of it cached."""
+        self._scheduler.set_back()
 
     @property
     def has_unfinished(self) -> bool:
         """Whether requests wait or run."""
-        return self._scheduler.num_unfinished > 0
+        return bool(self._scheduler.running or self._scheduler.waiting)
 
-    def step(self) -> StepReport:
+    @property
+    def num_running(self) -> int:
+        """Requests of which something runs."""
+        return len(self._scheduler.running_ids())
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests of which nothing runs."""
+        return len(self._scheduler.requests()) - self.num_running
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a sequence was set back to make room, since the engine was made."""
+        return self._scheduler.num_preemptions
+
+    def step(self, *, only: Collection[int] | None = None, keep_on_error: bool = False) -> StepReport:
         """Run one step: schedule, compute, choose tokens, and end what is finished.
 
-        If it raises, every request is dropped and its blocks are freed; nothing that was not computed can be hit.
+        only: ids of the requests that take part; the others sit still. If it raises, every request is dropped and its
+        blocks are freed; with keep_on_error they are set back instead (`set_back`), with the tokens that they had
+        before the step. Either way nothing that was not computed can be hit.
         """
         try:
-            step = self._scheduler.schedule()
-            if self.has_unfinished and not step.requests and not step.preempted:
+            step = self._scheduler.schedule(only)
+            self.last_step_ids = tuple(dict.fromkeys(row.branch.request.request_id for row in step.rows))
+            if only is None and self.has_unfinished and not step.rows and not step.preempted:
                 raise InvariantError("no unfinished request can be scheduled; this is a bug, please report it")
-            chosen = self._choose_tokens(step) if step.requests else []
+            chosen = self._compute(step)
             return self._conclude(step, chosen)
         except BaseException:
-            self._scheduler.abort_all()
+            self._recover(keep_on_error)
             raise
 
-    def _choose_tokens(self, step: ScheduledStep) -> list[tuple[Request, int]]:
-        assert step.plan is not None
-        logits = self._runner.run(step, step.plan)
-        sampled = [request for request, samples in zip(step.requests, step.samples, strict=True) if samples]
-        if not sampled:
-            return []
-        if not bool(torch.isfinite(logits.amax(dim=-1)).all()):
-            raise ModelError("the model's logits are not finite; its weights or its dtype may be unfit")
-        params = [request.sampling for request in sampled]
-        tokens = choose_tokens(logits, params, [request.num_generated for request in sampled])
-        return list(zip(sampled, tokens, strict=True))
+    def _recover(self, keep: bool) -> None:
+        """A step broke: leave a whole cache, and blocks that hold what they are said to hold."""
+        try:
+            self._scheduler.moves.carry_out(self.kv_cache)
+        except Exception:  # the device is failing: nothing that should have been moved may be found
+            self._scheduler.moves.clear()
+            self._scheduler.forget_swapped()
+            self.cache.reset_prefix_cache()
+        if keep:
+            self._scheduler.set_back()
+        else:
+            self._scheduler.abort_all()
 
-    def _conclude(self, step: ScheduledStep, chosen: list[tuple[Request, int]]) -> StepReport:
-        ended: list[tuple[Request, FinishReason]] = []
-        next_tokens: dict[int, int] = {}
-        for request, token in chosen:
-            reason = request.append(token)
-            if reason is None:
-                next_tokens[request.request_id] = token
-            else:
-                ended.append((request, reason))  # its last token is never computed, so the cache need not know it
-        if step.requests:
-            self._scheduler.commit(step, _aligned(step.requests, next_tokens))
-        self._scheduler.retire([request for request, _ in ended])
+    def _compute(self, step: ScheduledStep) -> list[list[Choice]]:
+        """What follows each row: nothing, tokens one after another, or a first token for each completion."""
+        if step.plan is None:
+            self._scheduler.moves.carry_out(self.kv_cache)
+            return []
+        starts = step.num_computed.tolist()
+        new_tokens = [
+            row.branch.token_ids[start : start + row.count] + row.draft
+            for row, start in zip(step.rows, starts, strict=True)
+        ]
+        num_logits = [row.num_logits for row in step.rows]
+        batch = ForwardBatch.of(step.plan, self.cache.config.layer_groups, new_tokens, num_logits)
+        logits = self._runner.run(batch, self._scheduler.moves)
+        chooser = StepChooser(logits)
+        chosen, place = [], 0
+        for row in step.rows:
+            chosen.append(_choices(chooser, row, place) if row.samples else [])
+            place += row.num_logits
+        return chosen
+
+    def _conclude(self, step: ScheduledStep, chosen: list[list[Choice]]) -> StepReport:
+        """Tell the cache what was computed, and hand the tokens out. From here on nothing of the step can fail."""
+        new_tokens: list[NewToken] = []
+        known: list[list[int]] = []
+        num_accepted = 0
+        forks: list[tuple[Request, list[Choice]]] = []
+        for row, choices in zip(step.rows, chosen, strict=True):
+            if choices and _forks(row.branch):
+                forks.append((row.branch.request, choices))
+                known.append([])
+                continue
+            taken = _take(row.branch, choices)
+            new_tokens += taken
+            num_accepted += max(len(taken) - 1, 0)
+            ids = [token.token_id for token in taken]
+            known.append(ids if row.branch.finish_reason is None else ids[:-1])  # the last is never computed
+        if step.rows:
+            self._scheduler.commit(step, known)
+        for request, choices in forks:
+            self._scheduler.fork(request, [choice.token_id for choice in choices])
+            for branch, choice in zip(request.branches, choices, strict=True):
+                new_tokens += _take(branch, [choice])
+        self.num_drafted_tokens += step.num_drafted
+        self.num_accepted_tokens += num_accepted
+        return self._report(step, new_tokens, self._retire(step), num_accepted)
+
+    def _retire(self, step: ScheduledStep) -> list[GenerationResult]:
+        """End what is finished; returns the results of requests of which that was the last."""
+        requests = dict.fromkeys(row.branch.request for row in step.rows)
+        ended = [branch for branch in self._scheduler.running if branch.finish_reason is not None]
+        self._scheduler.retire(ended)
+        return [request.result() for request in requests if request.is_finished]
+
+    def _report(
+        self, step: ScheduledStep, new_tokens: list[NewToken], finished: list[GenerationResult], num_accepted: int
+    ) -> StepReport:
         return StepReport(
             num_tokens=int(step.num_scheduled.sum()),
-            num_seqs=len(step.requests),
+            num_seqs=len(step.rows),
             num_preempted=len(step.preempted),
-            num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting),
-            new_tokens=[(request.request_id, token) for request, token in chosen],
-            finished=[self._result(request, reason) for request, reason in ended],
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            new_tokens=new_tokens,
+            finished=finished,
+            num_drafted=step.num_drafted,
+            num_accepted=num_accepted,
         )
 
-    def _result(self, request: Request, reason: FinishReason) -> GenerationResult:
-        token_ids = request.token_ids[len(request.prompt_token_ids) :]
-        text = self.tokenizer.decode(token_ids, skip_special_tokens=True) if self.tokenizer is not None else ""
-        return GenerationResult(
-            request_id=request.request_id,
-            text=text,
-            token_ids=token_ids,
-            finish_reason=reason,
-            num_prompt_tokens=len(request.prompt_token_ids),
-            num_cached_tokens=request.num_cached_tokens or 0,
-            num_preemptions=request.num_preemptions,
-        )
+    # Making requests.
+
+    def _require_idle(self, call: str) -> None:
+        if self.has_unfinished:
+            number = len(self._scheduler.requests())
+            raise InvalidArgument(f"{call}: {number} requests of add_request are unfinished; step them first")
 
     def _make_requests(
         self, prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None
@@ -254,29 +352,59 @@ class Engine:
             for number, (prompt, wanted) in enumerate(zip(prompts, params, strict=True))
         ]
 
-    def _make_request(self, name: str, prompt: Prompt, sampling: SamplingParams) -> Request:
+    def _make_request(self, name: str, prompt: Prompt, sampling: SamplingParams, priority: int = 0) -> Request:
         if not isinstance(sampling, SamplingParams):
             raise InvalidArgument(f"sampling of {name} is a {type(sampling).__name__}; it must be SamplingParams")
+        if sampling.stop and self.tokenizer is None:
+            raise InvalidArgument(f"stop of {name} is {sampling.stop!r}, but the engine has no tokenizer to find it")
         token_ids = encode_prompt(name, prompt, self.tokenizer, self.shape.vocab_size)
-        self._scheduler.require_fits(name, len(token_ids), sampling.max_tokens)
+        self._scheduler.limits.require_fits(name, len(token_ids), sampling.max_tokens, sampling.n)
         stops = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stops |= self.shape.eos_token_ids
         self._num_requests += 1
-        return Request(self._num_requests, token_ids, sampling, stops)
+        return make_request(
+            self._num_requests,
+            token_ids,
+            sampling,
+            stops,
+            priority=priority,
+            tokenizer=self.tokenizer,
+            make_drafter=self._make_drafter,
+        )
+
+    def _make_drafter(self) -> Drafter | None:
+        return None if self._speculation is None else Drafter(self._speculation)
 
 
-def _default_num_blocks(shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
-    """As many blocks as fit 1 GiB of keys and values."""
-    spec = KVCacheSpec.uniform(
-        shape.num_layers, shape.num_kv_heads, shape.head_size, block_size=block_size, dtype=dtype
-    )
-    return max(2, _DEFAULT_KV_BYTES // spec.bytes_per_block)
+def _forks(branch: Branch) -> bool:
+    return len(branch.request.branches) > 1 and not branch.request.is_forked
 
 
-def _aligned(requests: list[Request], next_tokens: dict[int, int]) -> NDArray[np.int64]:
-    """The next token of each row, -1 for none: what `commit` takes."""
-    return np.array([next_tokens.get(request.request_id, -1) for request in requests], np.int64)
+def _choices(chooser: StepChooser, row: Row, place: int) -> list[Choice]:
+    branch, request = row.branch, row.branch.request
+    asked = [
+        Asked(request.sampling, other.index, len(request.prompt_token_ids))
+        for other in (request.branches if _forks(branch) else [branch])
+    ]
+    if _forks(branch):
+        return [chooser.choose(place, one, branch.token_ids) for one in asked]
+    return chooser.verify(place, asked[0], branch.token_ids, row.draft)
+
+
+def _take(branch: Branch, choices: list[Choice]) -> list[NewToken]:
+    """Take tokens one after another until one ends the branch."""
+    taken = []
+    for choice in choices:
+        if branch.finish_reason is None:
+            taken.append(branch.take(choice))
+    return taken
+
+
+def _require_speculation(speculation: object) -> PromptLookup | None:
+    if speculation is not None and not isinstance(speculation, PromptLookup):
+        raise InvalidArgument(f"speculation is {speculation!r}; it must be a PromptLookup or None")
+    return speculation
 
 
 def _require_budget(max_num_batched_tokens: int, max_num_seqs: int) -> None:

@@ -10,6 +10,7 @@ import torch
 from ..arguments import require_int
 from ..config import MAX_MODEL_LEN
 from ..errors import ModelError
+from ..sizing import AttentionLayer, KVCacheSpec
 from .attention import ATTENTION_NAME
 from .borrowing import BorrowedModel
 from .reasons import reason
@@ -20,7 +21,10 @@ _MOVING_ROPE_TYPES = {"dynamic", "longrope"}
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """num_layers layers that each keep num_kv_heads keys and values of head_size a token, for max_model_len tokens."""
+    """num_layers layers that each keep num_kv_heads keys and values of head_size a token, for max_model_len tokens.
+
+    windows: how many tokens a token attends to in each layer, its own included; 0 for all.
+    """
 
     num_layers: int
     num_kv_heads: int
@@ -28,13 +32,22 @@ class ModelShape:
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int]
+    windows: tuple[int, ...]
+
+    def spec(self, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
+        """Bytes and layer groups of a cache for it (`blockyard.sizing`)."""
+        layers = tuple(
+            AttentionLayer(index, self.num_kv_heads, self.head_size, self.head_size, window)
+            for index, window in enumerate(self.windows)
+        )
+        return KVCacheSpec(layers=layers, block_size=block_size, dtype=str(dtype).removeprefix("torch."))
 
 
 def probe_model(borrowed: BorrowedModel, max_model_len: int | None = None) -> ModelShape:
     """Run one token through the model and return what its layers ask of a KV cache.
 
     max_model_len: tokens of the longest sequence; the model's own limit if None. Raises `ModelError`, in a
-    sentence, for a model whose attention is not the plain causal one over all tokens in every layer.
+    sentence, for a model whose attention is not plain causal attention, over all tokens or a window, in every layer.
     """
     model = borrowed.model
     config = model.config.get_text_config(decoder=True)
@@ -44,7 +57,7 @@ def probe_model(borrowed: BorrowedModel, max_model_len: int | None = None) -> Mo
     _require_all_layers(seen, config, type(model).__name__)
     layer = seen.layers[0]
     for other in seen.layers.values():
-        _require_plain(other, layer, limit)
+        _require_plain(other, layer)
     return ModelShape(
         num_layers=len(seen.layers),
         num_kv_heads=layer.key_shape[1],
@@ -52,6 +65,7 @@ def probe_model(borrowed: BorrowedModel, max_model_len: int | None = None) -> Mo
         max_model_len=limit,
         vocab_size=int(config.vocab_size),
         eos_token_ids=_eos_token_ids(model),
+        windows=tuple(_window(seen.layers[index], limit) for index in range(len(seen.layers))),
     )
 
 
@@ -104,17 +118,17 @@ def _require_all_layers(seen: _Recorder, config: Any, name: str) -> None:
         )
 
 
-def _require_plain(layer: _Layer, first: _Layer, max_model_len: int) -> None:
+def _window(layer: _Layer, max_model_len: int) -> int:
+    """The layer's sliding window; one that no sequence outgrows is none."""
+    window = layer.others.get("sliding_window")
+    return int(window) if window is not None and window < max_model_len else 0
+
+
+def _require_plain(layer: _Layer, first: _Layer) -> None:
     if layer.key_shape != first.key_shape or layer.value_shape != layer.key_shape:
         raise ModelError(
             f"a layer keeps keys of shape {layer.key_shape} and values of shape {layer.value_shape}, the first layer "
             f"keys of {first.key_shape} (tokens, heads, head size); the engine needs them all to be the same"
-        )
-    window = layer.others.get("sliding_window")
-    if window is not None and window < max_model_len:
-        raise ModelError(
-            f"the model attends to a sliding window of {window} tokens, shorter than max_model_len, {max_model_len}; "
-            f"the engine can serve it with max_model_len={window} or less"
         )
     for name in ("softcap", "s_aux", "position_bias", "attention_mask"):
         if layer.others.get(name) is not None:

@@ -1,69 +1,122 @@
-"""A request on its way through the engine, and what comes of it."""
+"""A request on its way through the engine: one prompt, and a branch for each completion of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from .decoding.choosing import Choice
+from .decoding.speculation import Drafter
+from .decoding.text import GeneratedText
+from .results import Completion, FinishReason, GenerationResult, NewToken, TokenLogprob
 from .sampling import SamplingParams
 
 
-class FinishReason(StrEnum):
-    """Why a request ended: STOP at an end-of-sequence or stop token, LENGTH at `max_tokens`."""
+@dataclass(slots=True, eq=False)
+class Branch:
+    """One completion while it is made: what the scheduler schedules. Only the scheduler writes `seq` and `is_swapped`.
 
-    STOP = "stop"
-    LENGTH = "length"
+    token_ids: the prompt and what was chosen. seq: the cache's handle while it runs or is swapped out, else None.
+    """
+
+    request: Request
+    index: int
+    token_ids: list[int]
+    text: GeneratedText
+    logprobs: list[TokenLogprob] | None
+    drafter: Drafter | None = None
+    seq: int | None = None
+    is_swapped: bool = False
+    finish_reason: FinishReason | None = None
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Lower goes first; no two are equal."""
+        return (self.request.due, self.request.request_id, self.index)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens chosen so far."""
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    def draft(self) -> list[int]:
+        """Tokens to try behind the known ones; the last token allowed is never drafted, its successor would be."""
+        if self.drafter is None:
+            return []
+        return self.drafter.propose(self.token_ids, self.request.sampling.max_tokens - self.num_generated - 1)
+
+    def take(self, choice: Choice) -> NewToken:
+        """Take the next token; sets `finish_reason` if it is the last."""
+        self.token_ids.append(choice.token_id)
+        if self.logprobs is not None and choice.logprob is not None:
+            self.logprobs.append(choice.logprob)
+        piece = self.text.push(choice.token_id)
+        if self.text.is_stopped or choice.token_id in self.request.stop_token_ids:
+            self.finish_reason = FinishReason.STOP
+        elif self.num_generated == self.request.sampling.max_tokens:
+            self.finish_reason = FinishReason.LENGTH
+        if self.finish_reason is not None:
+            piece += self.text.finish()
+            if self.text.is_stopped:
+                self.finish_reason = FinishReason.STOP
+        return NewToken(self.request.request_id, self.index, choice.token_id, piece, choice.logprob)
+
+    def completion(self) -> Completion:
+        """What came of it; ABORT if it is not finished."""
+        new = self.token_ids[len(self.request.prompt_token_ids) :]
+        return Completion(self.index, self.text.text, new, self.finish_reason or FinishReason.ABORT, self.logprobs)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
-    """A request while it waits or runs. Only the scheduler writes `seq`, `num_cached_tokens` and `num_preemptions`.
+    """A prompt, and its branches. Only the scheduler writes `due` and the counters.
 
-    seq: the cache's handle while the request runs, None while it waits.
-    num_cached_tokens: prompt tokens that the cache had when the request first computed something; None before.
+    stop_token_ids: tokens that end a branch. due: the step at which it stands in line, its priority counted in.
+    is_forked: whether the branches behind the first exist in the cache. num_cached_tokens: prompt tokens that the cache
+    had when the request first computed something; None before.
     """
 
     request_id: int
     prompt_token_ids: list[int]
     sampling: SamplingParams
     stop_token_ids: frozenset[int]
-    token_ids: list[int] = field(default_factory=list)
-    seq: int | None = None
+    priority: int = 0
+    branches: list[Branch] = field(default_factory=list)
+    due: int = 0
+    is_forked: bool = False
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
 
-    def __post_init__(self) -> None:
-        self.token_ids = list(self.prompt_token_ids)
-
     @property
-    def num_generated(self) -> int:
-        """Tokens chosen so far."""
-        return len(self.token_ids) - len(self.prompt_token_ids)
+    def is_finished(self) -> bool:
+        """Whether all completions have ended."""
+        return all(branch.finish_reason is not None for branch in self.branches)
 
-    def append(self, token_id: int) -> FinishReason | None:
-        """Take the next chosen token; returns why the request is over, or None while it is not."""
-        self.token_ids.append(token_id)
-        if token_id in self.stop_token_ids:
-            return FinishReason.STOP
-        if self.num_generated == self.sampling.max_tokens:
-            return FinishReason.LENGTH
-        return None
+    def result(self) -> GenerationResult:
+        """What came of it so far."""
+        return GenerationResult(
+            request_id=self.request_id,
+            completions=[branch.completion() for branch in self.branches],
+            num_prompt_tokens=len(self.prompt_token_ids),
+            num_cached_tokens=self.num_cached_tokens or 0,
+            num_preemptions=self.num_preemptions,
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationResult:
-    """What came of one request.
-
-    text: the new tokens as text, without special tokens ("" if the engine has no tokenizer).
-    token_ids: the new tokens; a stop token that ended the request is the last of them.
-    num_cached_tokens: prompt tokens whose keys and values the cache had, so that they were not computed again.
-    num_preemptions: how often the request was set back to make room for others. Its tokens do not depend on it.
-    """
-
-    request_id: int
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_preemptions: int
+def make_request(
+    request_id: int,
+    prompt_token_ids: list[int],
+    sampling: SamplingParams,
+    stop_token_ids: frozenset[int] = frozenset(),
+    *,
+    priority: int = 0,
+    tokenizer: object = None,
+    make_drafter: object = None,
+) -> Request:
+    """A request with its branches. make_drafter: called for each branch, None for no speculation."""
+    request = Request(request_id, prompt_token_ids, sampling, stop_token_ids, priority)
+    for index in range(sampling.n):
+        drafter = make_drafter() if callable(make_drafter) else None
+        text = GeneratedText(tokenizer, sampling.stop)
+        logprobs: list[TokenLogprob] | None = None if sampling.logprobs is None else []
+        request.branches.append(Branch(request, index, list(prompt_token_ids), text, logprobs, drafter))
+    return request

@@ -1,64 +1,76 @@
-"""A scheduled step's forward pass: copies, tensors, the model, and the logits that choose the next tokens."""
+"""A step's forward pass: block moves, tensors, the model, and the logits that choose the next tokens."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ..core.plan import StepPlan
+from ..groups import LayerGroup
 from ..storage import KVCache
-from .attention import StepAttention, StepShape
+from .attention import GroupRows, IntArray, StepShape
+from .backends import select_backend
 from .borrowing import BorrowedModel
-from .scheduler import ScheduledStep
+from .moves import MoveQueue
 
-#: Tokens that a padded gather of decodes may hold, unless one sequence alone is longer.
-_GATHER_TOKENS = 16384
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """What the model computes in one pass, as one row of T tokens.
+
+    token_ids: int64 (T,). kept: places among them whose logits are wanted, int64.
+    """
+
+    shape: StepShape
+    token_ids: IntArray
+    kept: IntArray
+
+    @classmethod
+    def of(
+        cls, plan: StepPlan, groups: Sequence[LayerGroup], new_tokens: list[list[int]], num_logits: list[int]
+    ) -> ForwardBatch:
+        """The pass for a plan: new_tokens and num_logits (logits wanted, of the last tokens) for each of its rows.
+
+        The tables are the plan's, so it runs before the cache changes. O(tokens).
+        """
+        rows = [
+            GroupRows(part.slot_mapping, part.block_tables, group.sliding_window)
+            for part, group in zip(plan.groups, groups, strict=True)
+        ]
+        shape = StepShape(plan.num_computed.astype(np.int64), plan.num_scheduled.astype(np.int64), rows)
+        ends = (shape.starts + shape.num_scheduled).tolist()
+        kept = [place for end, wanted in zip(ends, num_logits, strict=True) for place in range(end - wanted, end)]
+        token_ids = np.concatenate([np.asarray(tokens, np.int64) for tokens in new_tokens])
+        return cls(shape, token_ids, np.array(kept, np.int64))
+
+    @property
+    def positions(self) -> IntArray:
+        """Each token's place in its sequence, int64 (T,)."""
+        first = np.repeat(self.shape.num_computed - self.shape.starts, self.shape.num_scheduled)
+        positions: IntArray = first + np.arange(len(first))
+        return positions
 
 
 class ModelRunner:
-    """Carries out steps on one model and one KV cache.
-
-    The buffer that decodes are gathered into is made once; memory that is never used is never touched.
-    """
+    """Carries out steps on one model and one KV cache."""
 
     def __init__(self, borrowed: BorrowedModel, kv_cache: KVCache, max_model_len: int) -> None:
         self._borrowed = borrowed
         self._kv_cache = kv_cache
-        longest = min(max_model_len, kv_cache.num_blocks * kv_cache.block_size)
-        self._buffer = kv_cache.new_buffer(max(_GATHER_TOKENS, longest))
+        self._backend = select_backend(kv_cache, max_model_len)
 
-    def run(self, step: ScheduledStep, plan: StepPlan) -> torch.Tensor:
-        """Compute the step; returns logits (requests that sample, vocabulary), in the order of the step's rows."""
-        for copies in step.copies:
-            self._kv_cache.copy_blocks(copies)
-        shape = StepShape(step.num_computed, step.num_scheduled, plan.block_tables)
-        attention = StepAttention(self._kv_cache, self._buffer, plan.slot_mapping, shape)
-        last_tokens = (shape.starts + step.num_scheduled - 1)[step.samples]
+    def run(self, batch: ForwardBatch, moves: MoveQueue) -> torch.Tensor:
+        """Move blocks, then compute the batch; returns logits (kept, vocabulary), in the order of its rows."""
+        moves.carry_out(self._kv_cache)
+        attend = self._backend.begin(batch.shape)
         with self._borrowed:
             return self._borrowed.forward(
-                self._row(_token_ids(step)),
-                self._row(_positions(shape)),
-                torch.from_numpy(last_tokens),
-                attention,
+                self._row(batch.token_ids), self._row(batch.positions), torch.from_numpy(batch.kept), attend
             )
 
     def _row(self, values: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(values)[None].to(self._borrowed.device)
-
-
-def _token_ids(step: ScheduledStep) -> NDArray[np.int64]:
-    """The tokens that the step computes, one sequence after another."""
-    token_ids: list[int] = []
-    for request, start, count in zip(
-        step.requests, step.num_computed.tolist(), step.num_scheduled.tolist(), strict=True
-    ):
-        token_ids += request.token_ids[start : start + count]
-    return np.array(token_ids, np.int64)
-
-
-def _positions(shape: StepShape) -> NDArray[np.int64]:
-    """Each token's place in its sequence."""
-    first = np.repeat(shape.num_computed - shape.starts, shape.num_scheduled)
-    positions: NDArray[np.int64] = first + np.arange(len(first))
-    return positions

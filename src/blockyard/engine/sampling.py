@@ -1,16 +1,15 @@
-"""How a request's tokens are chosen, and the choice: the same whatever the batch around it."""
+"""What one request asks for, checked when it is written down."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 
-import numpy as np
-import torch
-
-from ..arguments import require_bool, require_int
+from ..arguments import require_bool, require_int, require_number
 from ..errors import InvalidArgument
 
+MAX_COMPLETIONS = 64
+MAX_LOGPROBS = 20
 _MAX_TOKEN_ID = 2**31 - 1
 
 
@@ -22,10 +21,16 @@ class SamplingParams:
     temperature: 0 takes the likeliest token (greedy); above 0, tokens are drawn after dividing the logits by it.
     top_k: draw among this many likeliest tokens only; 0 for all.
     top_p: draw among the likeliest tokens that together reach this probability (Holtzman et al., 2020); 1 for all.
-    seed: the draws of a request depend on its seed and nothing else: not on the batch, the order, or preemptions.
-        Two requests with the same prompt and seed give the same tokens.
+    min_p: draw among tokens at least this share as likely as the likeliest (Nguyen et al., 2025); 0 for all.
+    repetition_penalty: logits of tokens that the prompt or the answer has already are divided by it, negative ones
+        multiplied (CTRL: Keskar et al., 2019); 1 for none. It counts in greedy decoding too.
+    seed: the draws of a request depend on its seed and the number of the completion and nothing else: not on the
+        batch, the order, or preemptions. Two requests with the same prompt and seed give the same tokens.
+    n: completions of the one prompt, 1 to 64; they share the blocks of its keys and values.
+    stop: strings that end a completion; its text ends before the first of them.
+    stop_token_ids: further tokens that end a completion; they count even with `ignore_eos`.
     ignore_eos: go on behind the model's end-of-sequence tokens, to `max_tokens`.
-    stop_token_ids: further tokens that end the request; they count even with `ignore_eos`.
+    logprobs: None, or 0 to 20: give the log probability of each chosen token, and of so many likeliest ones.
 
     Raises `InvalidArgument` for a value outside its limits.
     """
@@ -34,79 +39,55 @@ class SamplingParams:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
     seed: int = 0
-    ignore_eos: bool = False
+    n: int = 1
+    stop: tuple[str, ...] = field(default=())
     stop_token_ids: tuple[int, ...] = field(default=())
+    ignore_eos: bool = False
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         require_int("max_tokens", self.max_tokens, 1, 2**27)
         require_int("top_k", self.top_k, 0, _MAX_TOKEN_ID)
         require_int("seed", self.seed, 0, 2**63 - 1)
-        _require_number("temperature", self.temperature, 0.0, math.inf)
-        _require_number("top_p", self.top_p, 0.0, 1.0)
-        if self.top_p == 0:
-            raise InvalidArgument("top_p is 0; it must be above 0")
+        require_int("n", self.n, 1, MAX_COMPLETIONS)
         require_bool("ignore_eos", self.ignore_eos)
-        stops = self.stop_token_ids
-        if not isinstance(stops, (tuple, list)):
-            raise InvalidArgument(f"stop_token_ids is {stops!r}; it must be a tuple of token ids")
-        tokens = tuple(require_int("stop_token_ids", token, 0, _MAX_TOKEN_ID) for token in stops)
-        object.__setattr__(self, "stop_token_ids", tokens)
+        if self.logprobs is not None:
+            require_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        self._check_numbers()
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _stop_tokens(self.stop_token_ids))
+
+    def _check_numbers(self) -> None:
+        _require_range("temperature", self.temperature, 0.0, math.inf)
+        _require_range("top_p", self.top_p, 0.0, 1.0)
+        _require_range("min_p", self.min_p, 0.0, 1.0)
+        _require_range("repetition_penalty", self.repetition_penalty, 0.0, math.inf)
+        for name in ("top_p", "repetition_penalty"):
+            if getattr(self, name) == 0:
+                raise InvalidArgument(f"{name} is 0; it must be above 0")
 
 
-def _require_number(name: str, value: object, low: float, high: float) -> None:
-    limit = "0 or more" if high == math.inf else f"from {low:g} to {high:g}"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidArgument(f"{name} is {value!r}; it must be a number, {limit}")
-    if not (math.isfinite(value) and low <= value <= high):
+def _require_range(name: str, value: object, low: float, high: float) -> None:
+    number = require_number(name, value)
+    if not low <= number <= high:
+        limit = "0 or more" if high == math.inf else f"from {low:g} to {high:g}"
         raise InvalidArgument(f"{name} is {value}; it must be {limit}")
 
 
-def choose_tokens(logits: torch.Tensor, params: list[SamplingParams], positions: list[int]) -> list[int]:
-    """Choose each request's next token from its row of `logits` (requests, vocabulary).
-
-    positions[i] counts the tokens that request i generated before. Greedy rows are one argmax together; a drawn
-    row is worked on by itself, so what else is in the batch cannot reach it. O(requests * vocabulary).
-    """
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
-    for row, wanted in enumerate(params):
-        if wanted.temperature > 0:
-            tokens[row] = _draw(logits[row], wanted, positions[row])
-    return tokens
+def _stop_strings(stop: object) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(strings, (tuple, list)):
+        raise InvalidArgument(f"stop is {stop!r}; it must be a string or a tuple of strings")
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise InvalidArgument(f"stop holds {string!r}; it must hold strings of at least 1 character")
+    return tuple(strings)
 
 
-def _draw(logits: torch.Tensor, params: SamplingParams, position: int) -> int:
-    """Draw one token by inverting the distribution function at a random number of this seed and position.
-
-    The sum runs in the order of token ids, not of probabilities: logits differ in their last bits from batch to
-    batch, and two near-equal tokens that change places in a sorted order would change what is drawn.
-    """
-    scaled = logits.to(device="cpu", dtype=torch.float64)
-    scaled = (scaled - scaled.max()) / params.temperature
-    probabilities = _keep_top_p(_keep_top_k(scaled, params.top_k).softmax(dim=-1), params.top_p)
-    cumulated = probabilities.cumsum(dim=-1)
-    threshold = _uniform(params.seed, position) * cumulated[-1]
-    token = int(torch.searchsorted(cumulated, threshold, right=True))
-    # Rounding may place the threshold at the very end, behind the last token that can be drawn.
-    return min(token, int(probabilities.nonzero()[-1]))
-
-
-def _keep_top_k(logits: torch.Tensor, top_k: int) -> torch.Tensor:
-    if top_k == 0 or top_k >= len(logits):
-        return logits
-    smallest_kept = logits.topk(top_k).values[-1]
-    return logits.masked_fill(logits < smallest_kept, -math.inf)
-
-
-def _keep_top_p(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
-    if top_p == 1:
-        return probabilities
-    descending = probabilities.sort(descending=True).values
-    mass_before = descending.cumsum(dim=-1) - descending
-    smallest_kept = descending[mass_before < top_p][-1]
-    return probabilities.masked_fill(probabilities < smallest_kept, 0)
-
-
-def _uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) of this seed and position: counter-based (Philox; Salmon et al., SC 2011), no state."""
-    return float(np.random.Generator(np.random.Philox(key=seed, counter=position)).random())
+def _stop_tokens(stops: object) -> tuple[int, ...]:
+    if not isinstance(stops, (tuple, list)):
+        raise InvalidArgument(f"stop_token_ids is {stops!r}; it must be a tuple of token ids")
+    return tuple(require_int("stop_token_ids", token, 0, _MAX_TOKEN_ID) for token in stops)

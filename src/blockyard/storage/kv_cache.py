@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -10,8 +12,10 @@ from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS
 from ..errors import InvalidArgument
 from ..sizing import KVCacheSpec
 from .addresses import SlotAddresses, TableAddresses
-from .checks import int_array, require_range
+from .checks import IntArray
 from .layout import KVLayout
+from .moves import BlockMoves, block_pairs
+from .places import LayerPlaces
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_DIMENSION = 2**20
@@ -24,7 +28,7 @@ class KVCache:
     layers at once; each layer's part has the shape that FlashInfer takes, and the keys and values in it are
     views that FlashAttention takes:
 
-        data              (num_layers, num_blocks, 2, *block_shape)
+        data              (layers of the largest group, num_blocks, 2, *block_shape)
         combined(layer)   (num_blocks, 2, *block_shape)          FlashInfer's paged_kv_cache
         key_cache(layer)  (num_blocks, *block_shape)             FlashAttention's and vLLM's k_cache
         block_shape       NHD: (block_size, num_kv_heads, head_size);  HND: (num_kv_heads, block_size, head_size)
@@ -32,9 +36,13 @@ class KVCache:
     The paging is PagedAttention's (Kwon et al., SOSP 2023). Memory starts as zeros; the null block, id 0, stays
     so: it is what padded table entries read, and a write to it is refused.
 
+    Layers of several groups (`LayerGroup`) share the tensor: a block belongs to one group at a time, so that the first
+    layers of all groups have the same place in it, and so on. With one group, a layer's place is its number.
+
     num_blocks: blocks, the null block included. dtype: float32, bfloat16 or float16. device: anything torch
-    takes. layout: `KVLayout` or its name. Raises `InvalidArgument` for values outside their limits, and when
-    the device cannot hold the tensor.
+    takes. layout: `KVLayout` or its name. layer_groups: the layers of each group, all of one block size; one group of
+    all layers if None. num_cpu_blocks: blocks of the CPU pool, its null block included, as `cpu_data`; 0 for none.
+    Raises `InvalidArgument` for values outside their limits, and when the device cannot hold the tensor.
     """
 
     def __init__(
@@ -48,6 +56,8 @@ class KVCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         layout: KVLayout | str = KVLayout.NHD,
+        layer_groups: Sequence[Sequence[int]] | None = None,
+        num_cpu_blocks: int = 0,
     ) -> None:
         self.num_blocks = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
         self.block_size = require_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
@@ -57,10 +67,14 @@ class KVCache:
         if dtype not in _DTYPES:
             raise InvalidArgument(f"dtype is {dtype}; it must be float32, bfloat16 or float16")
         self.dtype = dtype
+        self.num_cpu_blocks = num_cpu_blocks and require_int("num_cpu_blocks", num_cpu_blocks, 2, MAX_BLOCKS)
         self.layout = KVLayout.parse(layout)
+        self.places = LayerPlaces(num_layers, layer_groups)
         self.spec = KVCacheSpec.uniform(num_layers, num_kv_heads, head_size, block_size=block_size, dtype=dtype)
-        self.data = self._new_data(device)
+        self.data = self._new_data("num_blocks", self.num_blocks, device)
         self.device = self.data.device
+        #: The CPU pool's blocks, the same shape but for their number; None without one.
+        self.cpu_data = self._new_data("num_cpu_blocks", num_cpu_blocks, "cpu") if num_cpu_blocks else None
 
     @property
     def bytes_per_token(self) -> int:
@@ -69,8 +83,8 @@ class KVCache:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block over all layers."""
-        return self.spec.bytes_per_block
+        """Bytes of one block over all layers of a group."""
+        return self.spec.bytes_per_block // self.num_layers * self.places.num_places
 
     @property
     def num_bytes(self) -> int:
@@ -79,15 +93,15 @@ class KVCache:
 
     def combined(self, layer: int) -> torch.Tensor:
         """Keys and values of a layer, (num_blocks, 2, *block_shape), contiguous: FlashInfer's form. No copy."""
-        return self.data[self._layer(layer)]
+        return self.data[self.places.place(layer)]
 
     def key_cache(self, layer: int) -> torch.Tensor:
         """Keys of a layer, (num_blocks, *block_shape): a view without a copy, each block contiguous."""
-        return self.data[self._layer(layer), :, 0]
+        return self.data[self.places.place(layer), :, 0]
 
     def value_cache(self, layer: int) -> torch.Tensor:
         """Values of a layer, (num_blocks, *block_shape): a view without a copy, each block contiguous."""
-        return self.data[self._layer(layer), :, 1]
+        return self.data[self.places.place(layer), :, 1]
 
     def slots(self, slot_mapping: object) -> SlotAddresses:
         """Check a plan's slot mapping once, for `write` in every layer of the step. O(tokens)."""
@@ -146,32 +160,59 @@ class KVCache:
         size = self.block_size * self.num_kv_heads * self.head_size
         return torch.empty((2 * num_blocks, size), dtype=self.dtype, device=self.device)
 
+    def move_blocks(self, plan: BlockMoves) -> None:
+        """Carry out what a plan moves, in its order: swap_outs, swap_ins, copies. O(blocks)."""
+        self.swap_out(plan.swap_outs)
+        self.swap_in(plan.swap_ins)
+        self.copy_blocks(getattr(plan, "copies", ()))
+
     def copy_blocks(self, copies: object) -> None:
         """Copy whole blocks over all layers: `copies` is (n, 2), rows (old, new), as `plan.copies`. O(n).
 
         All old blocks are read before any new one is written. Raises `InvalidArgument` for an id outside the
         pool, the null block, or a block that is written twice.
         """
-        pairs = int_array("copies", copies, 2)
-        if pairs.shape[1] != 2:
-            raise InvalidArgument(f"copies has shape {pairs.shape}; it must be (n, 2), rows (old, new)")
-        require_range("copies", pairs, 1, self.num_blocks - 1)
-        if len(np.unique(pairs[:, 1])) != len(pairs):
-            raise InvalidArgument("copies writes a block twice; each new block must occur once")
+        pairs = block_pairs("copies", copies, self.num_blocks, self.num_blocks)
         if len(pairs):
-            old, new = (torch.from_numpy(np.ascontiguousarray(ids)).to(self.device) for ids in pairs.T)
+            old, new = self._on(self.data, pairs)
             self.data[:, new] = self.data[:, old]
 
-    def _new_data(self, device: torch.device | str) -> torch.Tensor:
+    def swap_out(self, swap_outs: object) -> None:
+        """Copy blocks to the CPU pool: (n, 2), rows (block, CPU block), as `plan.swap_outs`. O(n). Raises likewise."""
+        pairs = block_pairs("swap_outs", swap_outs, self.num_blocks, self.num_cpu_blocks)
+        if len(pairs):
+            self._move(self.data, self._cpu_pool("swap_outs"), pairs)
+
+    def swap_in(self, swap_ins: object) -> None:
+        """Copy blocks from the CPU pool: (n, 2), rows (CPU block, block), as `plan.swap_ins`. O(n). Raises likewise."""
+        pairs = block_pairs("swap_ins", swap_ins, self.num_cpu_blocks, self.num_blocks)
+        if len(pairs):
+            self._move(self._cpu_pool("swap_ins"), self.data, pairs)
+
+    def _move(self, source: torch.Tensor, target: torch.Tensor, pairs: IntArray) -> None:
+        old, _ = self._on(source, pairs)
+        _, new = self._on(target, pairs)
+        target[:, new] = source[:, old].to(target.device)
+
+    def _on(self, data: torch.Tensor, pairs: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
+        old, new = (torch.from_numpy(np.ascontiguousarray(ids)).to(data.device) for ids in pairs.T)
+        return old, new
+
+    def _cpu_pool(self, name: str) -> torch.Tensor:
+        if self.cpu_data is None:
+            raise InvalidArgument(f"{name} has blocks to move, and num_cpu_blocks is 0; a CPU pool is needed")
+        return self.cpu_data
+
+    def _new_data(self, name: str, num_blocks: int, device: torch.device | str) -> torch.Tensor:
         block_shape = self.layout.block_shape(self.block_size, self.num_kv_heads, self.head_size)
-        shape = (self.num_layers, self.num_blocks, 2, *block_shape)
+        shape = (self.places.num_places, num_blocks, 2, *block_shape)
         try:
             return torch.zeros(shape, dtype=self.dtype, device=device)
         except (RuntimeError, AssertionError, ValueError) as error:  # torch has no narrower type for these
             reason = str(error).strip().splitlines()[0]
             raise InvalidArgument(
-                f"num_blocks is {self.num_blocks}, device is {device}: {self.num_bytes / 2**20:.0f} MiB of keys and "
-                f"values could not be allocated there ({reason})"
+                f"{name} is {num_blocks}, device is {device}: {self.bytes_per_block * num_blocks / 2**20:.0f} MiB of "
+                f"keys and values could not be allocated there ({reason})"
             ) from error
 
     def _gather_buffer(self, num_halves: int, out: torch.Tensor | None) -> torch.Tensor:
@@ -184,9 +225,6 @@ class KVCache:
                 f"of {self.dtype}, as new_buffer makes it"
             )
         return out[:num_halves]
-
-    def _layer(self, layer: int) -> int:
-        return require_int("layer", layer, 0, self.num_layers - 1)
 
     def _require_own(self, addresses: SlotAddresses | TableAddresses) -> None:
         if (addresses.num_blocks, addresses.block_size) != (self.num_blocks, self.block_size):

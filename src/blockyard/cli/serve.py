@@ -1,0 +1,60 @@
+"""`blockyard serve`: an OpenAI-compatible server over one engine."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import sys
+from dataclasses import fields
+
+from ..errors import InvalidArgument
+from ..serving import Server, ServerLimits, ServerOptions
+from ..serving.access import read_key_file, require_key
+from .model_loading import engine_of
+
+
+def run_serve(options: argparse.Namespace) -> int:
+    """Serve until a signal ends it. Prints the address when clients can connect."""
+    api_key = _api_key(options)
+    limits = ServerLimits(
+        **{each.name: getattr(options, each.name) for each in fields(ServerLimits) if hasattr(options, each.name)}
+    )
+    if api_key is None and not _is_loopback(options.host):
+        print(f"blockyard: {options.host} is open to other machines and there is no API key", file=sys.stderr)
+    engine, name = engine_of(options)
+    name = options.served_model_name or name
+    server = Server(
+        engine,
+        ServerOptions(
+            model_name=name,
+            host=options.host,
+            port=options.port,
+            api_key=api_key,
+            limits=limits,
+            access_log=options.access_log,
+            has_check=options.check_endpoint,
+        ),
+        on_listening=lambda address: print(f"blockyard serves {name} at {address}", flush=True),
+    )
+    server.run()
+    return 0 if server.started else 1
+
+
+def _api_key(options: argparse.Namespace) -> str | None:
+    """The key, from where it is not seen in the list of processes."""
+    if options.api_key_file is not None:
+        return read_key_file(options.api_key_file)
+    if options.api_key_env is None:
+        return None
+    key = os.environ.get(options.api_key_env)
+    if key is None:
+        raise InvalidArgument(f"--api-key-env is {options.api_key_env}; there is no such environment variable")
+    return require_key(f"the key in {options.api_key_env}", key)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,68 @@
+"""The options of `blockyard serve`, apart from the work, so that --help needs no torch."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .model_options import add_cache_options, add_model_options
+
+_DESCRIPTION = """\
+Serve a language model to clients of OpenAI's API: models, completions and chat completions, whole or streamed.
+
+It listens on this machine alone unless --host says otherwise. SIGTERM stops it in order: no new requests, running ones
+end within --drain-seconds.
+"""
+
+_EPILOG = """\
+examples:
+  blockyard serve                                       SmolLM2-135M-Instruct on http://127.0.0.1:8000
+  blockyard serve --model ./my-llama --port 0           your own model, on any free port (it is printed)
+  blockyard serve --host 0.0.0.0 --api-key-env MY_KEY   for other machines, with a key
+
+paths: /v1/models  /v1/completions  /v1/chat/completions  /health  /metrics
+"""
+
+
+def add_serve_options(commands: Any) -> None:
+    """Add the parser of `serve` to argparse's `commands`."""
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model to clients of OpenAI's API",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_model_options(parser.add_argument_group("model"))
+    add_cache_options(parser.add_argument_group("cache"), max_num_seqs=32)
+    _add_address(parser.add_argument_group("server"))
+    _add_limits(parser.add_argument_group("limits"))
+
+
+def _add_address(group: Any) -> None:
+    group.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; default: 127.0.0.1, this machine alone"
+    )
+    group.add_argument("--port", type=int, default=8000, metavar="N", help="0 for any free one; default: 8000")
+    group.add_argument("--served-model-name", metavar="NAME", help="what clients call the model; default: its folder")
+    key = group.add_mutually_exclusive_group()
+    key.add_argument("--api-key-env", metavar="VARIABLE", help="environment variable that holds the API key")
+    key.add_argument("--api-key-file", metavar="FILE", help="file that holds the API key")
+    group.add_argument("--access-log", action="store_true", help="print a line for each request")
+    group.add_argument("--check-endpoint", action="store_true", help="GET /check proves the cache's laws; for tests")
+
+
+def _add_limits(group: Any) -> None:
+    number: dict[str, Any] = {"type": int, "metavar": "N"}
+    seconds: dict[str, Any] = {"type": float, "metavar": "S"}
+    group.add_argument("--max-body-bytes", default=2**20, help="of a request; default: 1 MiB", **number)
+    group.add_argument("--max-waiting", default=128, help="completions in the queue; default: 128", **number)
+    group.add_argument("--max-completions", default=64, help="of one request; default: 64", **number)
+    group.add_argument("--max-tokens", help="new tokens of a completion; default: the room in the context", **number)
+    group.add_argument("--default-max-tokens", help="of a chat that does not say; default: --max-tokens", **number)
+    group.add_argument("--max-connections", default=512, help="open at once; default: 512", **number)
+    group.add_argument("--request-seconds", default=600.0, help="until an answer is whole; default: 600", **seconds)
+    group.add_argument("--header-seconds", default=15.0, help="until a client sent its headers; default: 15", **seconds)
+    group.add_argument("--body-seconds", default=15.0, help="until it sent its body; default: 15", **seconds)
+    group.add_argument("--client-seconds", default=30.0, help="until it took what was sent; default: 30", **seconds)
+    group.add_argument("--drain-seconds", default=30.0, help="for running requests at a stop; default: 30", **seconds)

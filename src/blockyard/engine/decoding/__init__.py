@@ -1,0 +1,1 @@
+"""From logits to text: the choice of tokens, guesses ahead of the model, and text that is certain."""

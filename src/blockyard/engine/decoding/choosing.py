@@ -1,0 +1,130 @@
+"""The choice of the next token from logits: the same whatever the batch around it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...errors import ModelError
+from ..results import TokenLogprob
+from ..sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A chosen token."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """For whom a token is chosen: completion `index` of a request, and how long its prompt is."""
+
+    params: SamplingParams
+    index: int
+    num_prompt_tokens: int
+
+
+class StepChooser:
+    """Chooses from the logits of one step, (rows, vocabulary). Greedy rows are one argmax together.
+
+    Raises `ModelError` if a row is not finite.
+    """
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        if len(logits) and not bool(torch.isfinite(logits.amax(dim=-1)).all()):
+            raise ModelError("the model's logits are not finite; its weights or its dtype may be unfit")
+        self._logits = logits
+        self._likeliest: list[int] = logits.argmax(dim=-1).tolist()
+
+    def choose(self, row: int, asked: Asked, token_ids: list[int]) -> Choice:
+        """The token that follows `token_ids` (prompt and answer), whose logits are in `row`. O(vocabulary).
+
+        A drawn row is worked on by itself, so what else is in the batch cannot reach it.
+        """
+        params, token_id = asked.params, self._likeliest[row]
+        if params.temperature > 0 or params.repetition_penalty != 1:
+            logits = penalized(self._logits[row], params.repetition_penalty, token_ids)
+            token_id = _pick(logits, params, asked.index, len(token_ids) - asked.num_prompt_tokens)
+        return Choice(token_id, self._logprob(row, token_id, params.logprobs))
+
+    def verify(self, row: int, asked: Asked, token_ids: list[int], draft: list[int]) -> list[Choice]:
+        """The tokens that follow, as long as `draft` foretold them, and one more: rows `row` and on hold the logits.
+
+        Each is what would have been chosen without the draft: a draw is a function of seed and position, so that
+        "accepted" can mean "equal" (after Leviathan et al., ICML 2023). O(vocabulary * accepted).
+        """
+        known = list(token_ids)
+        choices: list[Choice] = []
+        for place in range(len(draft) + 1):
+            choices.append(self.choose(row + place, asked, known))
+            known.append(choices[-1].token_id)
+            if place < len(draft) and choices[-1].token_id != draft[place]:
+                break
+        return choices
+
+    def _logprob(self, row: int, token_id: int, count: int | None) -> TokenLogprob | None:
+        if count is None:
+            return None
+        logprobs = self._logits[row].float().log_softmax(dim=-1)
+        best = logprobs.topk(min(count, len(logprobs)))
+        top = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return TokenLogprob(token_id, float(logprobs[token_id]), tuple(top))
+
+
+def penalized(logits: torch.Tensor, penalty: float, token_ids: list[int]) -> torch.Tensor:
+    """Logits (vocabulary,) with those of `token_ids` made less likely, each once. O(vocabulary + tokens)."""
+    if penalty == 1:
+        return logits
+    seen = torch.tensor(sorted(set(token_ids)), device=logits.device)
+    own = logits[seen]
+    return logits.index_copy(0, seen, torch.where(own < 0, own * penalty, own / penalty))
+
+
+def _pick(logits: torch.Tensor, params: SamplingParams, index: int, position: int) -> int:
+    if params.temperature == 0:
+        return int(logits.argmax())
+    return _draw(logits, params, uniform(params.seed, index, position))
+
+
+def _draw(logits: torch.Tensor, params: SamplingParams, number: float) -> int:
+    """Draw one token by inverting the distribution function at `number`, in [0, 1).
+
+    The sum runs in the order of token ids, not of probabilities: logits differ in their last bits from batch to
+    batch, and two near-equal tokens that change places in a sorted order would change what is drawn.
+    """
+    scaled = logits.to(device="cpu", dtype=torch.float64)
+    scaled = (scaled - scaled.max()) / params.temperature
+    probabilities = _keep_top_p(_keep_top_k(scaled, params.top_k).softmax(dim=-1), params.top_p)
+    probabilities = probabilities.masked_fill(probabilities < params.min_p * probabilities.max(), 0)
+    cumulated = probabilities.cumsum(dim=-1)
+    token = int(torch.searchsorted(cumulated, number * cumulated[-1], right=True))
+    # Rounding may place the threshold at the very end, behind the last token that can be drawn.
+    return min(token, int(probabilities.nonzero()[-1]))
+
+
+def _keep_top_k(logits: torch.Tensor, top_k: int) -> torch.Tensor:
+    if top_k == 0 or top_k >= len(logits):
+        return logits
+    smallest_kept = logits.topk(top_k).values[-1]
+    return logits.masked_fill(logits < smallest_kept, -math.inf)
+
+
+def _keep_top_p(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
+    if top_p == 1:
+        return probabilities
+    descending = probabilities.sort(descending=True).values
+    mass_before = descending.cumsum(dim=-1) - descending
+    smallest_kept = descending[mass_before < top_p][-1]
+    return probabilities.masked_fill(probabilities < smallest_kept, 0)
+
+
+def uniform(seed: int, index: int, position: int) -> float:
+    """A number in [0, 1) of this seed, completion and position: counter-based (Philox; Salmon et al., SC 2011)."""
+    key = np.array([seed, index], np.uint64)
+    return float(np.random.Generator(np.random.Philox(key=key, counter=position)).random())

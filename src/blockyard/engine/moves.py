@@ -1,0 +1,46 @@
+"""Whole blocks to move before the next step writes anything: noted as plans are made, carried out in that order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.plan import StepPlan, SwapPlan
+from ..storage import KVCache
+
+Pairs = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """What one plan moves, each (n, 2) as (from, to): to the CPU pool, from it, within the pool. In this order."""
+
+    swap_outs: Pairs
+    swap_ins: Pairs
+    copies: Pairs
+
+
+class MoveQueue:
+    """Moves that were decided and not yet carried out."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Moves] = []
+
+    def note(self, plan: SwapPlan) -> None:
+        """Remember what a plan moves. The arrays are the plan's own, made for whoever asks."""
+        copies = plan.copies if isinstance(plan, StepPlan) else np.empty((0, 2), np.int32)
+        moves = Moves(plan.swap_outs, plan.swap_ins, copies)
+        if len(moves.swap_outs) or len(moves.swap_ins) or len(moves.copies):
+            self._waiting.append(moves)
+
+    def carry_out(self, kv_cache: KVCache) -> None:
+        """Move all that waits. O(blocks)."""
+        while self._waiting:
+            kv_cache.move_blocks(self._waiting[0])
+            self._waiting.pop(0)
+
+    def clear(self) -> None:
+        """Forget what waits."""
+        self._waiting.clear()

@@ -1,0 +1,1 @@
+"""Who computes what, and when: no tensor comes near it."""

@@ -1,0 +1,78 @@
+"""What an empty cache can carry to its end, asked before a request is taken in."""
+
+from __future__ import annotations
+
+from ...config import CacheConfig
+from ...errors import InvalidArgument, NeverFits
+from ...groups import LayerGroup
+
+
+class CacheLimits:
+    """Sizes of requests that can and that cannot ever be served."""
+
+    def __init__(self, config: CacheConfig, max_num_batched_tokens: int) -> None:
+        self._config = config
+        self._budget = max_num_batched_tokens
+
+    def require_fits(self, name: str, num_prompt_tokens: int, max_tokens: int, num_seqs: int = 1) -> None:
+        """Raise `NeverFits`, with the numbers, for a request that an empty cache could not carry to its end. O(groups).
+
+        Raises `InvalidArgument` for more sequences than run at once.
+        """
+        config = self._config
+        if num_seqs > config.max_num_seqs:
+            raise InvalidArgument(f"n of {name} is {num_seqs}; it must be at most max_num_seqs, {config.max_num_seqs}")
+        asked = f"{name} has {num_prompt_tokens} tokens and may generate {max_tokens}"
+        num_tokens = num_prompt_tokens + max_tokens
+        if num_tokens > config.max_model_len:
+            raise NeverFits(f"{asked}: {num_tokens} together; max_model_len is {config.max_model_len}")
+        # The last token's keys and values are never computed.
+        needed = max(self.num_blocks(num_tokens - 1), self._num_at_admission(num_prompt_tokens, num_seqs))
+        if needed > self.num_usable:
+            raise NeverFits(
+                f"{asked}: {needed} blocks of {_sizes(config)}; the cache can give one sequence {self.num_usable} "
+                f"(num_blocks is {config.num_blocks}, less the null block and a watermark of {config.watermark_blocks})"
+            )
+
+    def max_new_tokens(self, num_prompt_tokens: int, num_seqs: int = 1) -> int:
+        """The largest max_tokens that `require_fits` lets pass; 0 for none. O(groups * log max_model_len)."""
+        low, high = 0, max(self._config.max_model_len - num_prompt_tokens, 0)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._fits(num_prompt_tokens, middle, num_seqs):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks that admission gives out at most."""
+        return self._config.num_blocks - 1 - self._config.watermark_blocks
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Blocks, of all layer groups, that one sequence holds at its fullest while it grows to `num_tokens`."""
+        return sum(self._num_in_group(group, num_tokens) for group in self._config.layer_groups)
+
+    def _num_in_group(self, group: LayerGroup, num_tokens: int) -> int:
+        whole = -(-num_tokens // group.block_size)
+        if group.sliding_window == 0:
+            return whole
+        # A step's tokens and the window before them, wherever they lie across blocks.
+        return min(whole, (group.sliding_window + self._budget - 2) // group.block_size + 2)
+
+    def _num_at_admission(self, num_prompt_tokens: int, num_seqs: int) -> int:
+        """The prompt's blocks, and one for each further sequence's first write into a shared block."""
+        copies = sum(num_prompt_tokens % group.block_size != 0 for group in self._config.layer_groups)
+        return self.num_blocks(num_prompt_tokens) + (num_seqs - 1) * copies
+
+    def _fits(self, num_prompt_tokens: int, max_tokens: int, num_seqs: int) -> bool:
+        try:
+            self.require_fits("", num_prompt_tokens, max_tokens, num_seqs)
+        except (NeverFits, InvalidArgument):
+            return False
+        return True
+
+
+def _sizes(config: CacheConfig) -> str:
+    return " and ".join(str(group.block_size) for group in config.layer_groups)

@@ -1,0 +1,88 @@
+"""Room for those who go first: whom to set back, and where its keys and values go."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from ...arguments import require_str
+from ...core.manager import KVCacheManager
+from ...errors import InvalidArgument, OutOfBlocks
+from ..moves import MoveQueue
+from ..request import Branch
+
+
+class Preemption(StrEnum):
+    """RECOMPUTE: blocks are freed, and what is not cached any more when its turn comes is computed again. SWAP: blocks
+    go to the CPU pool and come back; where that is full, recomputed (vLLM had both: Kwon et al., SOSP 2023)."""
+
+    RECOMPUTE = "recompute"
+    SWAP = "swap"
+
+    @classmethod
+    def parse(cls, value: object, num_cpu_blocks: int) -> Preemption:
+        """The way called `value`. Raises `InvalidArgument` for others, and for SWAP without a CPU pool."""
+        name = require_str("preemption", str(value) if isinstance(value, Preemption) else value)
+        if name not in [way.value for way in cls]:
+            raise InvalidArgument(f"preemption is {name!r}; it must be 'recompute' or 'swap'")
+        if name == cls.SWAP and num_cpu_blocks == 0:
+            raise InvalidArgument("preemption is 'swap', and num_cpu_blocks is 0; a CPU pool is needed")
+        return cls(name)
+
+
+class Preemptor:
+    """Sets running branches back, and brings swapped ones in again."""
+
+    def __init__(self, cache: KVCacheManager, way: Preemption, moves: MoveQueue) -> None:
+        self._cache = cache
+        self._way = way
+        self._moves = moves
+
+    def choose_victim(self, running: list[Branch], needy: Branch) -> Branch:
+        """Who makes room for `needy`: somebody who goes after it, or itself where nobody does. O(blocks).
+
+        Never one who goes before: so whoever goes first is never set back, ends, and somebody else goes first. Among
+        the others it is one of the lowest priority, one whose end frees blocks (a fork may own none alone), one that
+        loses least: the fewest computed tokens for a block freed; the youngest of equals.
+        """
+        later = [branch for branch in running if branch.rank > needy.rank]
+        if not later:
+            return needy
+        owned = self._cache.num_owned_blocks([branch.seq for branch in later]).tolist()
+        computed = [self._cache.num_computed_tokens(branch.seq) for branch in later]
+        costs = [
+            (branch.request.priority, own > 0, -num_computed / max(own, 1), branch.rank)
+            for branch, own, num_computed in zip(later, owned, computed, strict=True)
+        ]
+        return later[costs.index(max(costs))]
+
+    def put_aside(self, branch: Branch) -> None:
+        """Take a running branch's blocks away; its tokens stay. O(blocks)."""
+        if self._way is Preemption.SWAP and self._cache.num_computed_tokens(branch.seq) > 0:
+            try:
+                self._cache.commit([branch.seq], 0)  # its reservation ends
+                self._moves.note(self._cache.swap_out([branch.seq]))
+                branch.is_swapped = True
+                return
+            except OutOfBlocks:
+                pass
+        self.forget(branch)
+
+    def forget(self, branch: Branch) -> None:
+        """Give a branch's blocks and its row back, wherever they are. O(blocks)."""
+        if branch.seq is not None:
+            self._cache.free(branch.seq)
+        branch.seq, branch.is_swapped = None, False
+
+    def bring_back(self, branch: Branch, is_alone: bool) -> bool:
+        """Swap a branch in if it fits with room for its next token; if it is alone, in any case. O(blocks)."""
+        config = self._cache.config
+        num_tokens = len(branch.token_ids)
+        needed = sum(group.num_blocks(num_tokens + 1, num_tokens) for group in config.layer_groups)
+        if not is_alone and needed > self._cache.num_free_blocks - config.watermark_blocks:
+            return False
+        try:
+            self._moves.note(self._cache.swap_in([branch.seq]))
+        except OutOfBlocks:
+            return False
+        branch.is_swapped = False
+        return True

@@ -1,0 +1,254 @@
+"""Who computes which tokens in the next step: budget, admission, preemption. No tensor comes near it."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Collection, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...answers import Admission, SeqStatus
+from ...core.manager import KVCacheManager
+from ...core.plan import StepPlan
+from ..moves import MoveQueue
+from ..request import Branch, Request
+from .limits import CacheLimits
+from .preemption import Preemption, Preemptor
+from .step import Row, ScheduledStep
+
+#: What one level of priority is worth: so many steps of waiting.
+STEPS_PER_PRIORITY = 256
+
+
+class Scheduler:
+    """By priority, then first come, first served, with continuous batching (Orca: Yu et al., OSDI 2022).
+
+    A step computes at most `max_num_batched_tokens` tokens. Sequences that decode come first, a token each; what is
+    left of the budget goes to prompts in order, cut into chunks where it ends (chunked prefill: Agrawal et al., OSDI
+    2024), then to new requests, as the cache admits them, and what nobody else wants to drafts. A sequence whose
+    prefix another one is still computing skips the step.
+
+    When a running sequence gets no block, drafts are given up first; then one that goes after it is set back
+    (`preemption`) and waits in its old place.
+
+    Nothing starves. `CacheLimits` refuses what would not fit an empty cache; nobody is admitted past the one who is
+    next; and nobody is set back for one who goes after it. A priority counts as `STEPS_PER_PRIORITY` steps of waiting
+    for each level, so that a stream of urgent requests holds a patient one up for so long and no longer. The order of
+    two requests never changes.
+    """
+
+    def __init__(
+        self, cache: KVCacheManager, max_num_batched_tokens: int, preemption: Preemption = Preemption.RECOMPUTE
+    ) -> None:
+        self.waiting: list[Branch] = []
+        self.running: list[Branch] = []
+        self.num_preemptions = 0
+        self.moves = MoveQueue()
+        self.limits = CacheLimits(cache.config, max_num_batched_tokens)
+        self._cache = cache
+        self._budget = max_num_batched_tokens
+        self._preemptor = Preemptor(cache, preemption, self.moves)
+        self._num_steps = 0
+
+    # Requests.
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises `NeverFits` at once if it could never be carried to its end."""
+        name, num_tokens = f"request {request.request_id}", len(request.prompt_token_ids)
+        self.limits.require_fits(name, num_tokens, request.sampling.max_tokens, request.sampling.n)
+        request.due = self._num_steps + request.priority * STEPS_PER_PRIORITY
+        self._queue(request.branches[0])
+
+    def requests(self) -> dict[int, Request]:
+        """All that wait or run, by their ids."""
+        return {branch.request.request_id: branch.request for branch in self._all()}
+
+    def running_ids(self) -> set[int]:
+        """The requests of which something runs."""
+        return {branch.request.request_id for branch in self.running}
+
+    def abort(self, request_id: int) -> Request | None:
+        """Drop a request, wherever its branches are; None if there is no such request. O(branches and blocks)."""
+        dropped = [branch for branch in self._all() if branch.request.request_id == request_id]
+        self.retire(dropped)
+        return dropped[0].request if dropped else None
+
+    def abort_all(self) -> None:
+        """Drop every request. What a broken step had reserved is given back, and none of it can be hit."""
+        self.retire(list(self._all()))
+
+    def retire(self, branches: list[Branch]) -> None:
+        """End branches and free their blocks; what is cached stays so until it is evicted."""
+        for branch in branches:
+            self._preemptor.forget(branch)
+            (self.running if branch in self.running else self.waiting).remove(branch)
+
+    def set_back(self) -> None:
+        """Free the blocks of all that runs and queue it again, with its tokens. It does not count as preemption."""
+        for branch in list(self.running):
+            self._preemptor.forget(branch)
+            self._queue(branch)
+        self.running.clear()
+
+    def forget_swapped(self) -> None:
+        """What waits in the CPU pool is to be computed again."""
+        for branch in self.waiting:
+            self._preemptor.forget(branch)
+
+    # The step.
+
+    def schedule(self, only: Collection[int] | None = None) -> ScheduledStep:
+        """Decide the next step and reserve its slots. No row in it means that nothing is left to do.
+
+        only: the ids of the requests that may take part; all if None.
+        """
+        step = ScheduledStep()
+        self._num_steps += 1
+        self._reserve(step, only)
+        # Who was preempted a moment ago would come straight back and take the blocks that were made free.
+        if not step.preempted and self._admit(step.num_known, only):
+            self._reserve(step, only)
+        self._count_cached(step)
+        return step
+
+    def commit(self, step: ScheduledStep, new_tokens: list[list[int]]) -> None:
+        """The step is computed: new_tokens has what follows each row, the accepted draft first.
+
+        The last token of a list is known and not computed. An empty list: nothing follows, or a branch that ended.
+        """
+        counts = [row.count + max(len(new) - 1, 0) for row, new in zip(step.rows, new_tokens, strict=True)]
+        self._cache.commit([row.branch.seq for row in step.rows], counts, _padded(new_tokens))
+
+    def fork(self, request: Request, first_tokens: list[int]) -> None:
+        """The prompt is computed: a sequence for each further completion, and a first token for each."""
+        first = request.branches[0]
+        children = self._cache.fork(first.seq, len(request.branches) - 1)
+        for branch, seq in zip(request.branches[1:], children, strict=True):
+            branch.seq = seq
+            bisect.insort(self.running, branch, key=_rank)
+        self._cache.append([branch.seq for branch in request.branches], first_tokens)
+        request.is_forked = True
+
+    def _reserve(self, step: ScheduledStep, only: Collection[int] | None) -> None:
+        """Reserve slots for as many running sequences as fit, preempting where blocks are short."""
+        stalled: set[Branch] = set()
+        may_draft = True
+        while True:
+            rows = self._divide_budget(stalled, only, may_draft)
+            if not rows:
+                step.clear()
+                return
+            plan = self._cache.reserve([row.branch.seq for row in rows], [row.num_tokens for row in rows])
+            self.moves.note(plan)
+            if plan.all_fit:
+                step.fill(rows, plan)
+                return
+            stalled.update(_having(rows, plan, SeqStatus.WAITS_FOR_PREFIX))
+            needy = _having(rows, plan, SeqStatus.NO_BLOCKS)
+            if needy and may_draft and any(row.draft for row in rows):
+                may_draft = False  # nobody is set back for a guess
+            elif needy:
+                self._preempt(step, min(needy, key=_rank))
+
+    def _divide_budget(self, stalled: set[Branch], only: Collection[int] | None, may_draft: bool) -> list[Row]:
+        """Tokens for each running sequence: decodes first, then prompts, each in order; then drafts."""
+        left = [
+            # What is left to compute is the cache's to say: a freed neighbour can set a joined prefix back.
+            (branch, len(branch.token_ids) - self._cache.num_computed_tokens(branch.seq))
+            for branch in self.running
+            if branch not in stalled and _takes_part(branch, only)
+        ]
+        # A prompt that has one token left behind its hit is no decode: it may wait for a neighbour's prefix, and must
+        # stand behind that neighbour to be served in the same step.
+        left.sort(key=lambda pair: pair[1] > 1 or pair[0].request.num_cached_tokens is None)
+        counts, budget = [], self._budget
+        for _, num_left in left:
+            counts.append(min(num_left, budget))
+            budget -= counts[-1]
+        rows = []
+        for (branch, num_left), count in zip(left, counts, strict=True):
+            if count > 0:
+                draft = branch.draft()[:budget] if may_draft and num_left == 1 and branch.num_generated else []
+                budget -= len(draft)
+                rows.append(Row(branch, count, draft, count == num_left))
+        return rows
+
+    def _preempt(self, step: ScheduledStep, needy: Branch) -> None:
+        victim = self._preemptor.choose_victim(self.running, needy)
+        self._preemptor.put_aside(victim)
+        self.running.remove(victim)
+        self._queue(victim)
+        victim.request.num_preemptions += 1
+        self.num_preemptions += 1
+        step.preempted.append(victim)
+
+    def _admit(self, num_scheduled: int, only: Collection[int] | None) -> bool:
+        """Start waiting branches, in order, while budget, rows and blocks allow; says whether any was started."""
+        budget, num_before = self._budget - num_scheduled, len(self.running)
+        for branch in [branch for branch in self.waiting if _takes_part(branch, only)]:
+            if budget <= 0 or not self._start(branch):
+                break
+            self.waiting.remove(branch)
+            bisect.insort(self.running, branch, key=_rank)
+            budget -= len(branch.token_ids) - self._cache.num_computed_tokens(branch.seq)
+        return len(self.running) > num_before
+
+    def _start(self, branch: Branch) -> bool:
+        """Give a waiting branch its row and blocks, if there are any."""
+        is_alone = not self.running
+        if branch.is_swapped:
+            if self._preemptor.bring_back(branch, is_alone):
+                return True
+            if not is_alone:
+                return False
+            self._preemptor.forget(branch)
+        num_seqs = 1 if branch.request.is_forked else branch.request.sampling.n
+        while self._cache.can_allocate(branch.token_ids, (), num_seqs) is not Admission.OK:
+            # With nobody running, rows and pages may still be with those in the CPU pool.
+            swapped = [other for other in self.waiting if other.is_swapped] if is_alone else []
+            if not swapped:
+                return False
+            self._preemptor.forget(swapped[-1])
+        resumed = branch.request.num_cached_tokens is not None
+        branch.seq = self._cache.allocate(branch.token_ids, _holder(branch), (), num_seqs, resumed)
+        return True
+
+    def _count_cached(self, step: ScheduledStep) -> None:
+        """A request's hit is what it need not compute when it first computes something, and not what it hoped for."""
+        for row, num_computed in zip(step.rows, step.num_computed.tolist(), strict=True):
+            if row.branch.request.num_cached_tokens is None:
+                row.branch.request.num_cached_tokens = num_computed
+
+    def _queue(self, branch: Branch) -> None:
+        bisect.insort(self.waiting, branch, key=_rank)
+
+    def _all(self) -> Iterator[Branch]:
+        yield from self.running
+        yield from self.waiting
+
+
+def _rank(branch: Branch) -> tuple[int, int, int]:
+    return branch.rank
+
+
+def _takes_part(branch: Branch, only: Collection[int] | None) -> bool:
+    return only is None or branch.request.request_id in only
+
+
+def _holder(branch: Branch) -> str:
+    name = f"request {branch.request.request_id}"
+    return name if branch.index == 0 else f"{name}, completion {branch.index}"
+
+
+def _having(rows: list[Row], plan: StepPlan, status: SeqStatus) -> list[Branch]:
+    return [row.branch for row, found in zip(rows, plan.status.tolist(), strict=True) if found == status.value]
+
+
+def _padded(new_tokens: list[list[int]]) -> NDArray[np.int64]:
+    """Lists of tokens as `commit` takes them, (B, longest), -1 for none."""
+    width = max(1, max(len(new) for new in new_tokens))
+    table = np.full((len(new_tokens), width), -1, np.int64)
+    for row, new in zip(table, new_tokens, strict=True):
+        row[: len(new)] = new
+    return table

@@ -1,0 +1,211 @@
+"""Attention by PyTorch's scaled_dot_product_attention, on whatever device the KV tensors are.
+
+New keys and values go to their slots, then each sequence reads its own blocks. On CPU the fastest of the ways measured
+(docs/engine.md): decodes are gathered together, padded, into a buffer made once, and attended in one call with the
+query heads of a group folded into the query axis, so that keys and values are never repeated; a prompt, or a chunk of
+one, is one call a sequence. In a group with a sliding window, only the blocks that the window reaches are read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..storage import KVCache, TableAddresses
+from .attention import GroupRows, IntArray, StepShape
+
+#: Tokens that a padded gather of decodes may hold, unless one sequence alone is longer.
+_GATHER_TOKENS = 16384
+
+
+class SdpaBackend:
+    """See the module. The buffer that sequences are gathered into is made once; what is never used is never touched."""
+
+    def __init__(self, kv_cache: KVCache, max_model_len: int) -> None:
+        self._kv_cache = kv_cache
+        longest = min(max_model_len, kv_cache.num_blocks * kv_cache.block_size)
+        self._buffer = kv_cache.new_buffer(max(_GATHER_TOKENS, longest))
+
+    @classmethod
+    def fits(cls, kv_cache: KVCache) -> bool:  # noqa: ARG003  # others look at its device and what is installed
+        """Whether it can serve these tensors: it always can."""
+        return True
+
+    def begin(self, shape: StepShape) -> SdpaStep:
+        """Prepare a step."""
+        return SdpaStep(self._kv_cache, self._buffer, shape)
+
+
+class SdpaStep:
+    """Attention of one step, for every layer: built once, called once a layer in order.
+
+    buffer: from `KVCache.new_buffer`, at least as long as the longest sequence; decodes are divided so that each
+    batch of them, padded, fits it.
+    """
+
+    def __init__(self, kv_cache: KVCache, buffer: torch.Tensor, shape: StepShape) -> None:
+        self._kv_cache = kv_cache
+        self._groups = [_GroupStep(kv_cache, buffer, shape, rows) for rows in shape.groups]
+
+    def __call__(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+        others: dict[str, Any],  # noqa: ARG002  # the probe has refused models for which these would matter
+    ) -> torch.Tensor:
+        """As `Attend` says. O(tokens read), and linear in the new tokens' logits for the chunks."""
+        group = self._groups[self._kv_cache.places.group(layer)]
+        # All tokens are written before any are read: a sequence may join a prefix computed in this very step.
+        self._kv_cache.write(layer, key, value, group.slots)
+        output = query.new_empty((query.shape[1], query.shape[0], query.shape[2]))
+        for decodes in group.decodes:
+            decodes.attend(layer, query, output, scaling)
+        for chunk in group.chunks:
+            chunk.attend(layer, query, key, value, output, scaling)
+        return output
+
+
+class _GroupStep:
+    """A step in one layer group: its slots, its decodes in batches, and its chunks."""
+
+    def __init__(self, kv_cache: KVCache, buffer: torch.Tensor, shape: StepShape, rows: GroupRows) -> None:
+        self.slots = kv_cache.slots(rows.slot_mapping)
+        reach = _Reach(shape, rows, kv_cache.block_size)
+        is_decode = shape.num_scheduled == 1
+        capacity = len(buffer) // 2 * kv_cache.block_size
+        batches = group_by_length(np.flatnonzero(is_decode), reach.lengths, kv_cache.block_size, capacity)
+        self.decodes = [_DecodeBatch(kv_cache, buffer, reach, batch) for batch in batches]
+        self.chunks = [_Chunk(kv_cache, buffer, reach, row) for row in np.flatnonzero(~is_decode).tolist()]
+
+
+class _Reach:
+    """What each sequence reads: the blocks from the first that its window reaches, and positions counted from there.
+
+    lengths: tokens from the first read block to the sequence's end, int64 (B,). firsts: position of the first of them.
+    """
+
+    def __init__(self, shape: StepShape, rows: GroupRows, block_size: int) -> None:
+        self.shape = shape
+        self.window = rows.sliding_window
+        first_blocks = np.zeros_like(shape.num_computed)
+        if self.window:
+            first_blocks = np.maximum(shape.num_computed - self.window + 1, 0) // block_size
+        self._tables = rows.block_tables
+        self._first_blocks = first_blocks
+        self.firsts: IntArray = first_blocks * block_size
+        self.lengths: IntArray = shape.seq_lens - self.firsts
+
+    def tables(self, rows: IntArray) -> NDArray[np.int32]:
+        """Block tables of `rows`, each from its first read block on."""
+        if not self.window:
+            return self._tables[rows]
+        width = self._tables.shape[1]
+        columns = self._first_blocks[rows][:, None] + np.arange(width - int(self._first_blocks[rows].min()))
+        shifted: NDArray[np.int32] = self._tables[rows[:, None], np.minimum(columns, width - 1)]
+        return shifted
+
+    def hidden(self, positions: IntArray, num_keys: int) -> NDArray[np.bool_]:
+        """For tokens at `positions` (any shape), counted like the keys: which of `num_keys` keys each must not see."""
+        keys, own = np.arange(num_keys), positions[..., None]
+        hidden: NDArray[np.bool_] = keys > own
+        if self.window:
+            hidden |= keys <= own - self.window
+        return hidden
+
+
+def group_by_length(rows: IntArray, lengths: IntArray, block_size: int, capacity_tokens: int) -> list[IntArray]:
+    """Divide decodes into batches padded to their longest: at most half of one is padding, and it fits the buffer.
+
+    One long sequence beside many short ones would otherwise have all of them read as much as it does.
+    """
+    descending = rows[np.argsort(-lengths[rows], kind="stable")]
+    batches: list[IntArray] = []
+    start = 0
+    for end in range(1, len(descending) + 1):
+        longest = int(lengths[descending[start]])
+        width = -(-longest // block_size) * block_size
+        is_full = (end - start + 1) * width > capacity_tokens
+        if end == len(descending) or is_full or 2 * int(lengths[descending[end]]) < longest:
+            batches.append(descending[start:end])
+            start = end
+    return batches
+
+
+class _DecodeBatch:
+    """Sequences with one new token each, read by one padded gather and one attention call."""
+
+    def __init__(self, kv_cache: KVCache, buffer: torch.Tensor, reach: _Reach, rows: IntArray) -> None:
+        lengths = reach.lengths[rows]
+        self._kv_cache = kv_cache
+        self._buffer = buffer
+        self._tables = kv_cache.tables(reach.tables(rows), lengths)
+        self._tokens = torch.from_numpy(reach.shape.starts[rows]).to(kv_cache.device)
+        hidden = reach.hidden(lengths - 1, self._tables.width_tokens)
+        self._mask = _additive(hidden, kv_cache)[:, None, None] if hidden.any() else None
+
+    def attend(self, layer: int, query: torch.Tensor, output: torch.Tensor, scaling: float | None) -> None:
+        key, value = self._kv_cache.gather(layer, self._tables, self._buffer)
+        num_kv_heads, head_size = key.shape[2:]
+        # Grouped-query attention (Ainslie et al., EMNLP 2023): the heads of a group read the same keys, as if they
+        # were several queries of one head.
+        own = query.index_select(1, self._tokens).transpose(0, 1)
+        folded = own.reshape(len(self._tokens), num_kv_heads, -1, head_size)
+        result = torch.nn.functional.scaled_dot_product_attention(
+            folded, key.transpose(1, 2), value.transpose(1, 2), attn_mask=self._mask, scale=scaling
+        )
+        output.index_copy_(0, self._tokens, result.reshape(len(self._tokens), -1, head_size))
+
+
+class _Chunk:
+    """Several new tokens of one sequence: its whole prompt, a chunk behind what the cache has already, or a draft."""
+
+    def __init__(self, kv_cache: KVCache, buffer: torch.Tensor, reach: _Reach, row: int) -> None:
+        start, num_new = int(reach.shape.starts[row]), int(reach.shape.num_scheduled[row])
+        self._kv_cache = kv_cache
+        self._buffer = buffer
+        self._new = slice(start, start + num_new)
+        self._num_keys = int(reach.lengths[row])
+        self._tables: TableAddresses | None = None
+        self._mask: torch.Tensor | None = None
+        is_whole = self._num_keys == num_new
+        if not is_whole:
+            self._tables = kv_cache.tables(reach.tables(np.array([row])), reach.lengths[row : row + 1])
+        if not is_whole or 0 < reach.window < num_new:
+            positions = np.arange(self._num_keys - num_new, self._num_keys)
+            self._mask = _additive(reach.hidden(positions, self._num_keys), kv_cache)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        scaling: float | None,
+    ) -> None:
+        if self._tables is None:
+            past_key, past_value = key[None, self._new], value[None, self._new]
+        else:
+            past_key, past_value = self._kv_cache.gather(layer, self._tables, self._buffer)
+        result = torch.nn.functional.scaled_dot_product_attention(
+            query[None, :, self._new],
+            past_key[:, : self._num_keys].transpose(1, 2),
+            past_value[:, : self._num_keys].transpose(1, 2),
+            attn_mask=self._mask,
+            is_causal=self._mask is None,
+            scale=scaling,
+            enable_gqa=query.shape[0] != key.shape[1],
+        )
+        output[self._new] = result[0].transpose(0, 1)
+
+
+def _additive(hidden: NDArray[np.bool_], kv_cache: KVCache) -> torch.Tensor:
+    """What to add to logits, the shape of `hidden`: minus infinity where it is true."""
+    mask = torch.zeros(hidden.shape, dtype=kv_cache.dtype)
+    return mask.masked_fill_(torch.from_numpy(hidden), float("-inf")).to(kv_cache.device)

@@ -1,0 +1,82 @@
+"""The application: paths, errors in one form, and the engine thread's life around it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ..engine import Engine
+from .access import KeyGuard
+from .engine_thread import EngineThread
+from .errors import ApiError, failed
+from .limits import ServerLimits
+from .logprobs import TokenTexts
+from .metrics import MetricsPage
+from .planning import Planner
+from .prompts import PromptEncoder
+from .routes import Service, check_routes, now, openai_routes, operator_routes
+
+
+def create_app(
+    engine: Engine,
+    model_name: str,
+    limits: ServerLimits | None = None,
+    api_key: str | None = None,
+    has_check: bool = False,
+) -> FastAPI:
+    """The application around an engine, which belongs to it from now on.
+
+    model_name: what clients call the model. api_key: what they must send as bearer token; none if None. has_check:
+    whether GET /check is there. `app.state.engine_thread` is the thread; it runs from the application's start to its
+    end (the lifespan of ASGI). Raises `InvalidArgument` for an engine without a tokenizer.
+    """
+    limits = limits or ServerLimits()
+    capacity = engine.cache.config.max_num_seqs + limits.max_waiting
+    thread = EngineThread(engine, capacity, model_name, limits.retry_after_seconds)
+    encoder = PromptEncoder(engine)
+    planner = Planner(engine, encoder, limits, capacity)
+    service = Service(thread, planner, TokenTexts(engine.tokenizer), limits, model_name, now())
+    guard = KeyGuard(api_key)
+    # The pages that FastAPI would add load scripts from elsewhere, and the bodies are read by hand.
+    app = FastAPI(title="Blockyard", lifespan=_lifespan, openapi_url=None, docs_url=None, redoc_url=None)
+    app.state.engine_thread, app.state.encoder, app.state.limits = thread, encoder, limits
+    page = MetricsPage(thread.request_figures.registry, lambda: thread.figures, model_name)
+    app.include_router(openai_routes(service, guard))
+    app.include_router(operator_routes(service, page))
+    if has_check:
+        app.include_router(check_routes(service, guard))
+    app.add_exception_handler(ApiError, _show_api_error)
+    app.add_exception_handler(HTTPException, _show_http_error)
+    app.add_exception_handler(Exception, _show_failure)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    app.state.engine_thread.start()
+    try:
+        yield
+    finally:
+        app.state.encoder.close()
+        app.state.engine_thread.stop(app.state.limits.drain_seconds)
+
+
+async def _show_api_error(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body(), error.status, error.headers())
+
+
+async def _show_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    shown = ApiError(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}")
+    return JSONResponse(shown.body(), shown.status, dict(error.headers or {}))
+
+
+async def _show_failure(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    # Starlette raises the error again behind this answer, so the server's log has all of it.
+    return JSONResponse(failed().body(), 500)

@@ -1,0 +1,55 @@
+"""A request's body, bounded while it is read: in bytes and in time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import ClientDisconnect, Request
+
+from .errors import ApiError, invalid, timed_out
+from .limits import ServerLimits
+
+
+async def read_body(request: Request, limits: ServerLimits) -> bytes:
+    """The body. Raises `ApiError`: 413 for one beyond the limit, 408 for one that comes too slowly, 415 for no JSON.
+
+    No more than the limit and one piece of the network's is ever held.
+    """
+    _require_json(request)
+    _require_declared_size(request, limits.max_body_bytes)
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            return await _read(request, limits.max_body_bytes)
+    except TimeoutError:
+        raise timed_out(f"the body did not arrive within {limits.body_seconds:g} seconds", 408) from None
+    except ClientDisconnect:
+        raise invalid("the client went away") from None
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+    return bytes(body)
+
+
+def _require_json(request: Request) -> None:
+    # A page in somebody's browser may send any other type to this machine without asking first.
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, "the header Content-Type must be application/json", close=True)
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise ApiError(415, "a body must come as it is: content encodings are not supported", close=True)
+
+
+def _require_declared_size(request: Request, max_bytes: int) -> None:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > max_bytes:
+        raise _too_large(max_bytes)
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    message = f"the body is larger than {max_bytes} bytes"
+    return ApiError(413, message, code="request_too_large", close=True)

@@ -1,0 +1,82 @@
+"""Connections of clients that send nothing, or take nothing: uvicorn waits for both for ever, this does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+
+class _Patience:
+    """A timer that runs from the first `start` to `stop`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, give_up: Callable[[], None]) -> None:
+        self._loop = loop
+        self._seconds = seconds
+        self._give_up = give_up
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._seconds, self._give_up)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def impatient_protocol(header_seconds: float, client_seconds: float) -> type[asyncio.Protocol]:
+    """uvicorn's HTTP/1.1 over h11, with an end to waiting.
+
+    A connection is closed if its next request has not begun after `header_seconds`, and cut if what was sent to it
+    has not gone out after `client_seconds`.
+    """
+
+    class ImpatientProtocol(H11Protocol):
+        """One connection."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self._for_headers = _Patience(self.loop, header_seconds, self._close_if_idle)
+            self._for_reader = _Patience(self.loop, client_seconds, self._cut)
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._for_headers.start()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self._is_busy():
+                self._for_headers.stop()
+            else:
+                self._for_headers.start()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._for_reader.start()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._for_reader.stop()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._for_headers.stop()
+            self._for_reader.stop()
+            super().connection_lost(exc)
+
+        def _is_busy(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def _close_if_idle(self) -> None:
+            self._for_headers.stop()
+            if not self._is_busy():
+                self.transport.close()
+
+        def _cut(self) -> None:
+            # To close it in order would be to wait for the reader again.
+            self.transport.abort()
+
+    return ImpatientProtocol

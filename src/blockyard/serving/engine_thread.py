@@ -1,0 +1,259 @@
+"""The one thread that owns the engine: it takes jobs and cancellations between steps, steps, and hands out tokens."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
+from typing import TypeVar
+
+from ..engine import Engine, GenerationResult, NewToken, StepReport
+from .errors import ApiError, as_api_error, failed, overloaded, unavailable
+from .figures import EngineFigures, RequestFigures
+from .jobs import Event, Job
+from .recovery import StepOutcome, try_alone
+
+AnswerT = TypeVar("AnswerT")
+_log = logging.getLogger("blockyard.serving")
+
+
+class EngineThread:
+    """Runs an engine for many clients. Every method may be called from any thread.
+
+    engine: nobody else may use it from now on. capacity: completions that may wait and run together.
+    model_name: the label of the figures. retry_after_seconds: what refused clients are told.
+    """
+
+    def __init__(self, engine: Engine, capacity: int, model_name: str, retry_after_seconds: int = 1) -> None:
+        self.capacity = capacity
+        self.request_figures = RequestFigures(model_name)
+        self.figures = EngineFigures.of(engine, 0)
+        self._engine = engine
+        self._retry_after = retry_after_seconds
+        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._jobs: dict[int, Job] = {}
+        self._letters: list[tuple[Job, Event]] = []
+        self._lock = threading.Lock()
+        self._num_places_taken = 0
+        self._refusal: str | None = None
+        self._is_stopping = False
+        self._last_word: ApiError | None = None
+        self._num_failed_steps = 0
+        self._thread = threading.Thread(target=self._run, name="blockyard-engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    @property
+    def refusal(self) -> str | None:
+        """Why no job is taken at all; None while the thread serves."""
+        if self._refusal is None and not self._thread.is_alive():
+            return "the engine does not run"
+        return self._refusal
+
+    def require_place(self, num_completions: int = 1) -> None:
+        """Raise `ApiError` (429, 503) if so many would not be taken now: asked before a body is read. O(1)."""
+        refusal = self.refusal
+        if refusal is not None:
+            self.request_figures.count_refusal("not_serving")
+            raise unavailable(refusal, self._retry_after)
+        if self._num_places_taken + num_completions > self.capacity:
+            self.request_figures.count_refusal("queue_full")
+            raise overloaded("the server has as many requests as it can queue; try again later", self._retry_after)
+
+    def submit(self, jobs: list[Job]) -> None:
+        """Take the jobs of one client, all or none. Raises `ApiError` (429, 503) if there is no place. O(jobs)."""
+        num_completions = sum(job.num_completions for job in jobs)
+        now = time.perf_counter()
+        with self._lock:  # a thread that fails takes it too, so that no order is left behind without an answer
+            self.require_place(num_completions)
+            self._num_places_taken += num_completions
+            for job in jobs:
+                job.arrived_at = now
+                self._orders.put(partial(self._admit, job))
+
+    def cancel(self, jobs: Iterable[Job]) -> None:
+        """End jobs whose client is gone, if they still wait or run: their blocks are free before the next step."""
+        for job in jobs:
+            if not job.is_over:
+                self._orders.put(partial(self._withdraw, job))
+
+    def ask(self, question: Callable[[Engine], AnswerT]) -> Future[AnswerT]:
+        """Call `question` with the engine between two steps, in its thread; the future has its answer or error."""
+        answer: Future[AnswerT] = Future()
+
+        def order() -> None:
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(question(self._engine))
+                except BaseException as error:
+                    answer.set_exception(error)
+
+        with self._lock:
+            if self._last_word is None:
+                self._orders.put(order)
+            else:
+                answer.set_exception(self._stopped())
+        return answer
+
+    def refuse(self, why: str) -> None:
+        """Take no more jobs; those that wait or run go on."""
+        self._refusal = why
+
+    def end_all(self, error: ApiError) -> None:
+        """End every job with an error."""
+        self._orders.put(partial(self._end_all, error))
+
+    def stop(self, timeout: float) -> bool:
+        """End the thread, and what still runs with it; False if it did not end in time (a step takes longer)."""
+        self.refuse("the server has stopped")
+        self.end_all(self._stopped())
+        self._orders.put(self._stop)
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    # ------------------------------------------------------------ in the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                self._take_orders()
+                if self._engine.has_unfinished and not self._is_stopping:
+                    self._step()
+                self.figures = EngineFigures.of(self._engine, self._num_failed_steps)
+                self._post_letters()
+        except BaseException:
+            _log.exception("the engine thread ended")
+            self._refusal = "the engine has failed"
+            self._close_down(failed())
+        else:
+            self._close_down(self._stopped())
+
+    def _close_down(self, last_word: ApiError) -> None:
+        """Nothing is computed any more: whoever waits, or comes in this moment, gets the last word."""
+        with self._lock:
+            self._last_word = last_word
+        for job in list(self._jobs.values()):
+            self._end(job, last_word)
+        while not self._orders.empty():
+            self._orders.get()()
+        self._post_letters()
+
+    def _stopped(self) -> ApiError:
+        return unavailable(self._refusal or "the server has stopped", self._retry_after)
+
+    def _take_orders(self) -> None:
+        """Carry out what was ordered; waits for an order where there is no request to go on with."""
+        if not self._engine.has_unfinished:
+            self._orders.get()()
+        while not self._is_stopping:
+            try:
+                order = self._orders.get_nowait()
+            except queue.Empty:
+                return
+            order()
+
+    def _stop(self) -> None:
+        self._is_stopping = True
+
+    def _admit(self, job: Job) -> None:
+        if self._last_word is not None:
+            self._end(job, self._last_word)
+            return
+        try:
+            job.request_id = self._engine.add_request(job.prompt_token_ids, job.sampling, priority=job.priority)
+        except Exception as error:
+            self._end(job, as_api_error(error))
+        else:
+            self._jobs[job.request_id] = job
+
+    def _withdraw(self, job: Job) -> None:
+        if job.is_over:
+            return
+        if job.request_id is not None:
+            self._engine.abort_request(job.request_id)
+        self.request_figures.cancelled.inc()
+        self._close(job)
+
+    def _end_all(self, error: ApiError) -> None:
+        self._engine.abort_all()
+        for job in list(self._jobs.values()):
+            self._end(job, error)
+
+    def _step(self) -> None:
+        try:
+            report = self._engine.step(keep_on_error=True)
+        except Exception as error:
+            self._recover(error)
+        else:
+            self._hand_out(report)
+
+    def _recover(self, error: Exception) -> None:
+        """After a failed step: whoever fails alone gets the error, the others go on where they were."""
+        _log.error("a step failed: %s; its requests are tried alone", error, exc_info=error)
+        self._num_failed_steps += 1
+        helped = False
+        for outcome in try_alone(self._engine):
+            self._conclude_trial(outcome)
+            helped |= outcome.is_of_use
+        if not helped:
+            raise error  # it is not a request's: the same step would fail for ever
+
+    def _conclude_trial(self, outcome: StepOutcome) -> None:
+        for report in outcome.reports:
+            self._hand_out(report)
+        if outcome.error is not None:
+            _log.error("request %d failed alone: %s", outcome.request_id, outcome.error)
+            job = self._jobs[outcome.request_id]
+            self._end(job, failed())
+
+    def _hand_out(self, report: StepReport) -> None:
+        now = time.perf_counter()
+        for token in report.new_tokens:
+            self._hand_out_token(token, now)
+        for result in report.finished:
+            self._finish(result, now)
+
+    def _hand_out_token(self, token: NewToken, now: float) -> None:
+        job = self._jobs[token.request_id]
+        self.request_figures.count_token(job, now)
+        self._letters.append((job, token))
+
+    def _finish(self, result: GenerationResult, now: float) -> None:
+        job = self._jobs[result.request_id]
+        self.request_figures.count_end(job, result, now)
+        self._end(job, result)
+
+    def _end(self, job: Job, event: GenerationResult | ApiError) -> None:
+        if isinstance(event, ApiError):
+            self.request_figures.failed.inc()
+        self._letters.append((job, event))
+        self._close(job)
+
+    def _close(self, job: Job) -> None:
+        job.is_over = True
+        if job.request_id is not None:
+            self._jobs.pop(job.request_id, None)
+        with self._lock:
+            self._num_places_taken -= job.num_completions
+
+    def _post_letters(self) -> None:
+        """Carry a step's events over to the clients' loop, in one call."""
+        letters, self._letters = self._letters, []
+        if not letters:
+            return
+        try:
+            letters[0][0].mailbox.loop.call_soon_threadsafe(_deliver, letters)
+        except RuntimeError:  # the loop is closed: nobody reads any more
+            _log.warning("%d events had no reader left", len(letters))
+
+
+def _deliver(letters: list[tuple[Job, Event]]) -> None:
+    for job, event in letters:
+        job.mailbox.put(job.position, event)

@@ -1,0 +1,126 @@
+"""Answers in OpenAI's shapes, whole and in the pieces of a stream: one form for completions, one for chats."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from ..engine import Completion, GenerationResult, TokenLogprob
+from .logprobs import TokenTexts
+
+Choice = dict[str, Any]
+
+
+def usage(results: Sequence[GenerationResult]) -> dict[str, Any]:
+    """What the prompts and completions of a request come to, and how much of the prompts the cache had."""
+    num_prompt = sum(result.num_prompt_tokens for result in results)
+    num_new = sum(len(completion.token_ids) for result in results for completion in result.completions)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_new,
+        "total_tokens": num_prompt + num_new,
+        "prompt_tokens_details": {"cached_tokens": sum(result.num_cached_tokens for result in results)},
+    }
+
+
+class Form(ABC):
+    """The shape of one request's answer. `created` and the id are the same in every piece of it."""
+
+    whole: str
+    piece: str
+    prefix: str
+
+    def __init__(self, model_name: str, texts: TokenTexts, wants_logprobs: bool) -> None:
+        self._texts = texts
+        self._wants_logprobs = wants_logprobs
+        self._head = {
+            "id": f"{self.prefix}-{secrets.token_hex(16)}",
+            "created": int(time.time()),
+            "model": model_name,
+        }
+
+    def response(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+        """The whole answer: the completions of the first prompt, then those of the next. O(its size)."""
+        choices = [
+            self._choice(number, completion)
+            for number, completion in enumerate(each for result in results for each in result.completions)
+        ]
+        return {**self._head, "object": self.whole, "choices": choices, "usage": usage(results)}
+
+    def chunk(self, choice: Choice) -> dict[str, Any]:
+        """A piece of a stream."""
+        return {**self._head, "object": self.piece, "choices": [choice]}
+
+    def usage_chunk(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+        """The last piece, for a client that asked for it."""
+        return {**self._head, "object": self.piece, "choices": [], "usage": usage(results)}
+
+    def opening(self, index: int) -> Choice | None:  # noqa: ARG002
+        """What is sent before a completion's first text; None for nothing."""
+        return None
+
+    @abstractmethod
+    def text_choice(self, index: int, text: str, logprob: TokenLogprob | None, offset: int) -> Choice:
+        """A piece of text. offset: characters of the completion before it."""
+
+    @abstractmethod
+    def end_choice(self, index: int, finish_reason: str) -> Choice:
+        """The end of a completion."""
+
+    @abstractmethod
+    def _choice(self, index: int, completion: Completion) -> Choice: ...
+
+
+class CompletionForm(Form):
+    """POST /v1/completions."""
+
+    whole = "text_completion"
+    piece = "text_completion"
+    prefix = "cmpl"
+
+    def text_choice(self, index: int, text: str, logprob: TokenLogprob | None, offset: int) -> Choice:
+        return self._make(index, text, [logprob] if logprob else [], offset, None)
+
+    def end_choice(self, index: int, finish_reason: str) -> Choice:
+        return self._make(index, "", [], 0, finish_reason)
+
+    def _choice(self, index: int, completion: Completion) -> Choice:
+        return self._make(index, completion.text, completion.logprobs or [], 0, str(completion.finish_reason))
+
+    def _make(self, index: int, text: str, found: list[TokenLogprob], offset: int, reason: str | None) -> Choice:
+        logprobs = self._texts.for_completion(found, offset) if self._wants_logprobs and found else None
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+class ChatForm(Form):
+    """POST /v1/chat/completions."""
+
+    whole = "chat.completion"
+    piece = "chat.completion.chunk"
+    prefix = "chatcmpl"
+
+    def opening(self, index: int) -> Choice:
+        return self._delta(index, {"role": "assistant", "content": ""}, [], None)
+
+    def text_choice(self, index: int, text: str, logprob: TokenLogprob | None, offset: int) -> Choice:  # noqa: ARG002
+        return self._delta(index, {"content": text}, [logprob] if logprob else [], None)
+
+    def end_choice(self, index: int, finish_reason: str) -> Choice:
+        return self._delta(index, {}, [], finish_reason)
+
+    def _choice(self, index: int, completion: Completion) -> Choice:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": completion.text, "refusal": None},
+            "logprobs": self._logprobs(completion.logprobs or []),
+            "finish_reason": str(completion.finish_reason),
+        }
+
+    def _delta(self, index: int, delta: dict[str, str], found: list[TokenLogprob], reason: str | None) -> Choice:
+        return {"index": index, "delta": delta, "logprobs": self._logprobs(found), "finish_reason": reason}
+
+    def _logprobs(self, found: list[TokenLogprob]) -> dict[str, Any] | None:
+        return self._texts.for_chat(found) if self._wants_logprobs and found else None

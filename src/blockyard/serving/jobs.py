@@ -1,0 +1,54 @@
+"""What goes to the engine thread and what comes back: a job for each prompt, a mailbox for each client."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from ..engine import GenerationResult, NewToken, SamplingParams
+from .errors import ApiError
+
+#: What becomes of a job: a token, its end, or an error that ends it.
+Event = NewToken | GenerationResult | ApiError
+
+
+class Mailbox:
+    """Events for one coroutine, from the engine thread. It grows no further than the answer it carries."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+
+    def put(self, position: int, event: Event) -> None:
+        """Leave an event of the job at `position`; only in the loop's thread."""
+        self._queue.put_nowait((position, event))
+
+    async def take(self) -> list[tuple[int, Event]]:
+        """Everything that lies here; waits until something does."""
+        events = [await self._queue.get()]
+        while not self._queue.empty():
+            events.append(self._queue.get_nowait())
+        return events
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """One prompt on its way. Only the engine thread writes what stands behind `mailbox`.
+
+    position: which prompt of the client's request. arrived_at, last_token_at: seconds of `time.perf_counter`.
+    """
+
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    priority: int
+    position: int
+    mailbox: Mailbox
+    arrived_at: float = 0.0
+    last_token_at: float | None = None
+    request_id: int | None = None
+    is_over: bool = False
+
+    @property
+    def num_completions(self) -> int:
+        """The places it takes in the queue."""
+        return self.sampling.n

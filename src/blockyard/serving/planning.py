@@ -1,0 +1,100 @@
+"""From a client's request to the engine's jobs: prompts encoded, limits held, sampling translated."""
+
+from __future__ import annotations
+
+import secrets
+
+from ..engine import Engine, SamplingParams
+from ..errors import InvalidArgument
+from .errors import ApiError, invalid, too_long
+from .jobs import Job, Mailbox
+from .limits import ServerLimits
+from .prompts import PromptEncoder
+from .protocol import ChatRequest, GenerationFields
+
+_SEED_MASK = 2**63 - 1
+
+
+class Planner:
+    """Makes jobs of requests, and refuses what the server would not carry to its end before it is queued."""
+
+    def __init__(self, engine: Engine, encoder: PromptEncoder, limits: ServerLimits, capacity: int) -> None:
+        self._encoder = encoder
+        self._limits = limits
+        self._max_model_len = engine.shape.max_model_len
+        self._max_num_seqs = engine.cache.config.max_num_seqs
+        self._max_completions = min(limits.max_completions, capacity)
+        self._max_new_tokens = engine.max_new_tokens
+
+    async def jobs(self, request: GenerationFields) -> list[Job]:
+        """A job for each prompt. Raises `ApiError` (400), naming the field, for what is beyond a limit."""
+        field = "messages" if isinstance(request, ChatRequest) else "prompt"
+        prompts = request.prompts()
+        self._require_completions(request.n, len(prompts))
+        mailbox, jobs = Mailbox(), []
+        for position, prompt in enumerate(prompts):
+            token_ids = await self._encoder.encode(field, prompt)
+            num_tokens = self._num_new_tokens(request, len(token_ids), field)
+            sampling = _sampling(request, num_tokens, position)
+            jobs.append(Job(token_ids, sampling, request.priority, position, mailbox))
+        return jobs
+
+    def _require_completions(self, n: int, num_prompts: int) -> None:
+        if n > self._max_num_seqs:
+            raise invalid(f"'n' is {n}; this server computes at most {self._max_num_seqs}", "n")
+        if n * num_prompts > self._max_completions:
+            asked = f"{num_prompts} prompts with 'n' of {n} are {n * num_prompts} completions"
+            raise invalid(f"{asked}; a request may ask for {self._max_completions}", "n")
+
+    def _num_new_tokens(self, request: GenerationFields, num_prompt_tokens: int, field: str) -> int:
+        """How many tokens each completion may have: what was asked for, or all there is room for."""
+        if num_prompt_tokens >= self._max_model_len:
+            raise too_long(
+                f"'{field}' has {num_prompt_tokens} tokens; this model's context is {self._max_model_len} tokens, "
+                f"answer included",
+                field,
+            )
+        room = self._max_new_tokens(num_prompt_tokens, request.n)
+        allowed = room if self._limits.max_tokens is None else min(room, self._limits.max_tokens)
+        wanted = request.token_limit
+        if wanted is None:
+            wanted = min(allowed, self._limits.default_max_tokens or allowed)
+        if wanted < 1 or wanted > room:
+            asked = "" if request.token_limit is None else f" and 'max_tokens' is {wanted}"
+            times = "" if request.n == 1 else f" for each of {request.n} completions"
+            raise too_long(
+                f"'{field}' has {num_prompt_tokens} tokens{asked}; there is room for {room} new tokens{times} (the "
+                f"context is {self._max_model_len} tokens)",
+                field if wanted < 1 else "max_tokens",
+            )
+        if wanted > allowed:
+            raise invalid(f"'max_tokens' is {wanted}; this server allows {allowed}", "max_tokens")
+        return wanted
+
+
+def _sampling(request: GenerationFields, num_tokens: int, position: int) -> SamplingParams:
+    # Prompts of one request draw differently under one seed, as its completions do.
+    seed = secrets.randbits(63) if request.seed is None else (request.seed + position) & _SEED_MASK
+    try:
+        return SamplingParams(
+            max_tokens=num_tokens,
+            temperature=request.temperature,
+            top_k=max(request.top_k, 0),
+            top_p=request.top_p,
+            min_p=request.min_p,
+            repetition_penalty=request.repetition_penalty,
+            seed=seed,
+            n=request.n,
+            stop=request.stop_strings,
+            stop_token_ids=tuple(request.stop_token_ids),
+            ignore_eos=request.ignore_eos,
+            logprobs=request.num_logprobs,
+        )
+    except InvalidArgument as error:
+        raise _named(error) from None
+
+
+def _named(error: InvalidArgument) -> ApiError:
+    """The engine's errors begin with the name of the argument, and the fields have the same names."""
+    name = str(error).split()[0]
+    return invalid(str(error), name if name in GenerationFields.model_fields else None)

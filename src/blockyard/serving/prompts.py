@@ -1,0 +1,49 @@
+"""Prompts to token ids, in a thread of their own: a long prompt must stop neither the engine nor other clients."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jinja2
+
+from ..engine import Engine
+from ..engine.prompts import encode_prompt
+from ..errors import InvalidArgument
+from .errors import invalid
+
+
+class PromptEncoder:
+    """Encodes prompts with a copy of the engine's tokenizer: the engine decodes with its own at the same time.
+
+    Raises `InvalidArgument` for an engine without a tokenizer: a server answers in text.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        if engine.tokenizer is None:
+            raise InvalidArgument("engine has no tokenizer; a server needs one to read prompts and to answer")
+        self._tokenizer: Any = copy.deepcopy(engine.tokenizer)
+        self._vocab_size = engine.shape.vocab_size
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="blockyard-prompts")
+
+    async def encode(self, name: str, prompt: Any) -> list[int]:
+        """The token ids of text, of messages (through the model's chat template) or of token ids.
+
+        name: the field of the request. Raises `ApiError` (400) for a prompt that has no tokens or cannot be read.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._worker, self._encode, name, prompt)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+    def _encode(self, name: str, prompt: Any) -> list[int]:
+        try:
+            return encode_prompt(name, prompt, self._tokenizer, self._vocab_size)
+        except InvalidArgument as error:
+            raise invalid(str(error), name) from None
+        except jinja2.TemplateError as error:  # a template raises, for example, for roles in an order it does not know
+            raise invalid(f"the model's chat template refuses these messages: {error}", name) from None

@@ -1,0 +1,194 @@
+"""The requests of OpenAI's API, as far as they are understood here. Types are strict: "1" is not a number."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+import pydantic_core
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
+
+from .errors import ApiError, invalid
+from .fields import asked_for
+
+MAX_LOGPROBS = 20
+_MAX_TOKEN_ID = 2**31 - 1
+_Text = StrictStr
+_TokenId = Annotated[StrictInt, Field(ge=0, le=_MAX_TOKEN_ID)]
+_StopString = Annotated[StrictStr, Field(min_length=1, max_length=256)]
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StreamOptions(_Fields):
+    """include_usage: a last chunk says what was used. include_obfuscation: taken, and nothing is padded."""
+
+    include_usage: StrictBool = False
+    include_obfuscation: StrictBool = False
+
+
+class GenerationFields(_Fields):
+    """What both kinds of request share. The fields behind `seed` are not OpenAI's; other servers have them too."""
+
+    model: StrictStr
+    temperature: Annotated[StrictFloat, Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
+    top_p: Annotated[StrictFloat, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+    n: Annotated[StrictInt, Field(ge=1, le=128)] = 1
+    stop: _StopString | Annotated[list[_StopString], Field(max_length=16)] = []
+    stream: StrictBool = False
+    stream_options: StreamOptions | None = None
+    seed: Annotated[StrictInt, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    top_k: Annotated[StrictInt, Field(ge=-1, le=_MAX_TOKEN_ID)] = 0
+    min_p: Annotated[StrictFloat, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    repetition_penalty: Annotated[StrictFloat, Field(gt=0, le=2, allow_inf_nan=False)] = 1.0
+    ignore_eos: StrictBool = False
+    stop_token_ids: Annotated[list[_TokenId], Field(max_length=64)] = []
+    priority: Annotated[StrictInt, Field(ge=-(2**20), le=2**20)] = 0
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with what was used."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The strings that end a completion."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives to report with each token, 0 for the chosen one alone; None for no probabilities."""
+        raise NotImplementedError
+
+    @property
+    def token_limit(self) -> int | None:
+        """New tokens of a completion at most; None if the client does not say."""
+        raise NotImplementedError
+
+    def prompts(self) -> list[Any]:
+        """The prompts, each as the engine takes them: text, token ids or messages."""
+        raise NotImplementedError
+
+
+class CompletionRequest(GenerationFields):
+    """POST /v1/completions. prompt: one or several, each as text or token ids."""
+
+    prompt: (
+        _Text
+        | Annotated[list[_TokenId], Field(min_length=1)]
+        | Annotated[list[_Text], Field(min_length=1)]
+        | Annotated[list[Annotated[list[_TokenId], Field(min_length=1)]], Field(min_length=1)]
+    )
+    max_tokens: Annotated[StrictInt, Field(ge=1)] = 16
+    logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens
+
+    def prompts(self) -> list[Any]:
+        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)
+
+
+class TextPart(_Fields):
+    """A part of a message's content; this server reads text alone."""
+
+    type: Literal["text"]
+    text: StrictStr
+
+
+class Message(_Fields):
+    """One message of a chat. name: taken; most chat templates do not show it."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: StrictStr | list[TextPart] = ""
+    name: StrictStr | None = None
+
+    def as_template_input(self) -> dict[str, str]:
+        """The message as chat templates read it; "developer" is OpenAI's newer word for "system"."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class ChatRequest(GenerationFields):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
+    logprobs: StrictBool = False
+    top_logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_LOGPROBS)] = 0
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def prompts(self) -> list[Any]:
+        return [[message.as_template_input() for message in self.messages]]
+
+
+RequestT = TypeVar("RequestT", bound=GenerationFields)
+
+
+def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
+    """Read a body. Raises `ApiError` (400) for what is not JSON, not an object, not understood or not supported."""
+    try:
+        fields = pydantic_core.from_json(body, allow_inf_nan=False, cache_strings=False)
+    except ValueError as error:
+        raise invalid(f"the body is not valid JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise invalid("the body must be a JSON object")
+    try:
+        request = kind.model_validate(_without_nulls_in_messages(asked_for(fields)))
+    except ValidationError as error:
+        raise _as_api_error(error) from None
+    _require_consistent(request)
+    return request
+
+
+def _without_nulls_in_messages(fields: dict[str, Any]) -> dict[str, Any]:
+    """Messages that a client got as an answer and sends back have many fields that are null."""
+    messages = fields.get("messages")
+    if isinstance(messages, list):
+        fields["messages"] = [
+            {name: value for name, value in message.items() if value is not None and (name, value) not in _EMPTY}
+            if isinstance(message, dict)
+            else message
+            for message in messages
+        ]
+    return fields
+
+
+#: What answers carry besides nulls and says nothing.
+_EMPTY: list[tuple[str, list[Any]]] = [("annotations", []), ("tool_calls", [])]
+
+
+def _require_consistent(request: GenerationFields) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise invalid("'stream_options' goes with 'stream': true", "stream_options")
+    if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
+        raise invalid("'top_logprobs' goes with 'logprobs': true", "top_logprobs")
+
+
+def _as_api_error(error: ValidationError) -> ApiError:
+    """The first thing that is wrong, and the field it is in."""
+    # A union reports what was wrong with each of its members; the deepest of them is the one that was meant.
+    found = max(error.errors(include_url=False, include_context=False), key=lambda one: len(one["loc"]))
+    path = [part for part in found["loc"] if not (isinstance(part, str) and not part.isidentifier())]
+    name = ".".join(str(part) for part in path)[:200]  # a field may be named with a megabyte
+    if found["type"] == "extra_forbidden":
+        return invalid(f"unknown field '{name}'", name, "unknown_parameter")
+    if found["type"] == "missing":
+        return invalid(f"'{name}' is missing", name, "missing_required_parameter")
+    return invalid(f"'{name}': {found['msg']}", name, "invalid_value")

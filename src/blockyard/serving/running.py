@@ -1,0 +1,93 @@
+"""One client's request from its jobs to its end, within the time limit; whoever leaves early frees its blocks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from types import TracebackType
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.types import Receive
+
+from ..engine import GenerationResult, NewToken
+from .engine_thread import EngineThread
+from .errors import ApiError, timed_out
+from .jobs import Job, Mailbox
+from .limits import ServerLimits
+
+WorkT = TypeVar("WorkT")
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class Run:
+    """The jobs of one request, submitted; a context manager that cancels what is unfinished when it is left."""
+
+    def __init__(self, thread: EngineThread, jobs: list[Job], limits: ServerLimits) -> None:
+        thread.submit(jobs)
+        self.jobs = jobs
+        self._thread = thread
+        self._limits = limits
+        # Counted from now: the time in the queue belongs to the client's waiting.
+        self._deadline = asyncio.get_running_loop().time() + limits.request_seconds
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._thread.cancel(self.jobs)
+
+    async def events(self) -> AsyncIterator[list[tuple[int, NewToken | GenerationResult]]]:
+        """What happens, as lists of (position of the prompt, event), until every job has its result.
+
+        Raises `ApiError` for the first job that ends with one, and 504 when the time is over.
+        """
+        mailbox, num_left = self.jobs[0].mailbox, len(self.jobs)
+        while num_left:
+            happened: list[tuple[int, NewToken | GenerationResult]] = []
+            for position, event in await self._take(mailbox):
+                if isinstance(event, ApiError):
+                    raise event
+                happened.append((position, event))
+                num_left -= isinstance(event, GenerationResult)
+            yield happened
+
+    async def results(self) -> list[GenerationResult]:
+        """The result of each job. Raises as `events` does."""
+        results: dict[int, GenerationResult] = {}
+        async for happened in self.events():
+            results.update((position, event) for position, event in happened if isinstance(event, GenerationResult))
+        return [results[position] for position in range(len(self.jobs))]
+
+    async def results_for(self, request: Request) -> list[GenerationResult]:
+        """The same, but raises `ClientGone` as soon as the client has closed its connection."""
+        return await while_connected(self.results(), request.receive)
+
+    async def _take(self, mailbox: Mailbox) -> list[tuple[int, NewToken | GenerationResult | ApiError]]:
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                return await mailbox.take()
+        except TimeoutError:
+            raise timed_out(f"the answer was not complete after {self._limits.request_seconds:g} seconds") from None
+
+
+async def while_connected(work: Coroutine[Any, Any, WorkT], receive: Receive) -> WorkT:
+    """The result of `work`, unless the client disconnects before: then `work` is cancelled and `ClientGone` raised."""
+    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing.result()
+        raise ClientGone
+    finally:
+        for task in (doing, leaving):
+            task.cancel()
+        await asyncio.gather(doing, leaving, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,105 @@
+"""uvicorn around the application: where it listens, and how it stops.
+
+On SIGTERM or SIGINT no connection and no request is taken any more, those that run go on for `drain_seconds`, and
+what is left then ends with an error of its own before the process does. A second SIGINT does not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import uvicorn
+
+from ..arguments import require_int
+from ..engine import Engine
+from .app import create_app
+from .connections import impatient_protocol
+from .errors import unavailable
+from .limits import ServerLimits
+
+#: Seconds for the last errors to reach their clients, behind the drain.
+_FAREWELL_SECONDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """host: loopback unless told otherwise. port: 0 for any free one. api_key: None for none; it is shown nowhere.
+
+    access_log: whether each request is a line of the log. has_check: whether GET /check is there.
+    """
+
+    model_name: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = field(default=None, repr=False)
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    access_log: bool = False
+    has_check: bool = False
+
+
+class Server(uvicorn.Server):
+    """Serves an engine until a signal ends it. `run()` blocks; the engine belongs to the server from now on.
+
+    on_listening: called once, with the address, when clients can connect.
+    """
+
+    def __init__(
+        self, engine: Engine, options: ServerOptions, on_listening: Callable[[str], None] | None = None
+    ) -> None:
+        require_int("port", options.port, 0, 65535)
+        limits = options.limits
+        self.app = create_app(engine, options.model_name, limits, options.api_key, options.has_check)
+        self._limits = limits
+        self._on_listening = on_listening
+        config = uvicorn.Config(
+            self.app,
+            host=options.host,
+            port=options.port,
+            http=impatient_protocol(limits.header_seconds, limits.client_seconds),
+            ws="none",
+            lifespan="on",
+            log_level="warning" if not options.access_log else "info",
+            access_log=options.access_log,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=limits.max_connections,
+            timeout_graceful_shutdown=int(limits.drain_seconds) + _FAREWELL_SECONDS,
+        )
+        super().__init__(config)
+
+    @property
+    def address(self) -> str:
+        """Where clients connect, once it listens."""
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say where."""
+        await super().startup(sockets)
+        if self.started and self._on_listening is not None:
+            self._on_listening(self.address)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse new requests, let the others end within the limit, and end what is left."""
+        thread = self.app.state.engine_thread
+        thread.refuse("the server is stopping")
+        end = asyncio.get_running_loop().call_later(
+            self._limits.drain_seconds, thread.end_all, unavailable("the server is stopping", _FAREWELL_SECONDS)
+        )
+        try:
+            await super().shutdown(sockets)
+        finally:
+            end.cancel()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn's, but a signal that has ended the server in order does not kill the process afterwards."""
+        with super().capture_signals():
+            try:
+                yield
+            finally:
+                self._captured_signals.clear()

@@ -1,0 +1,114 @@
+"""Server-sent events: the pieces of an answer as they come, to a client that may be slow or vanish."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from ..engine import Completion, GenerationResult, NewToken
+from .errors import ApiError
+from .forms import Choice, Form
+from .running import ClientGone, Run, while_connected
+
+_DONE = b"data: [DONE]\n\n"
+
+
+class Pieces:
+    """Turns a run's events into the choices of a stream, and knows how much text of each completion is out."""
+
+    def __init__(self, form: Form, num_completions: int) -> None:
+        self._form = form
+        self._num_completions = num_completions
+        self._num_characters: dict[int, int] = {}
+
+    def of(self, position: int, event: NewToken | GenerationResult) -> list[Choice]:
+        """The choices of one event; none for a token whose text is held back. O(its text)."""
+        first = position * self._num_completions
+        if isinstance(event, NewToken):
+            return self._of_token(first + event.index, event)
+        choices = []
+        for completion in event.completions:
+            choices += self._of_end(first + completion.index, completion)
+        return choices
+
+    def _of_token(self, index: int, token: NewToken) -> list[Choice]:
+        choices = self._opening(index)
+        if token.text or token.logprob is not None:
+            offset = self._num_characters[index]
+            choices.append(self._form.text_choice(index, token.text, token.logprob, offset))
+            self._num_characters[index] += len(token.text)
+        return choices
+
+    def _of_end(self, index: int, completion: Completion) -> list[Choice]:
+        choices = self._opening(index)
+        rest = completion.text[self._num_characters[index] :]
+        if rest:
+            choices.append(self._form.text_choice(index, rest, None, self._num_characters[index]))
+        return [*choices, self._form.end_choice(index, str(completion.finish_reason))]
+
+    def _opening(self, index: int) -> list[Choice]:
+        if index in self._num_characters:
+            return []
+        self._num_characters[index] = 0
+        opening = self._form.opening(index)
+        return [] if opening is None else [opening]
+
+
+class EventStream(Response):
+    """The stream of one run. An error before its first piece is an answer with a status; later ones are a piece."""
+
+    def __init__(self, run: Run, form: Form, wants_usage: bool) -> None:
+        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        del self.headers["content-length"]  # of the empty body that Response assumes
+        self._run = run
+        self._form = form
+        self._wants_usage = wants_usage
+        self._has_begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the pieces until the answer ends or the client leaves."""
+        with self._run, contextlib.suppress(ClientGone):  # leaving the run frees its blocks
+            await while_connected(self._send_all(scope, receive, send), receive)
+
+    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async for piece in self._pieces():
+                await self._send(send, piece)
+        except ApiError as error:
+            if not self._has_begun:
+                await JSONResponse(error.body(), error.status, error.headers())(scope, receive, send)
+                return
+            await self._send(send, _event(error.body()))
+        await self._send(send, _DONE, more_body=False)
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        pieces, results = Pieces(self._form, self._run.jobs[0].num_completions), {}
+        async for happened in self._run.events():
+            events = []
+            for position, event in happened:
+                if isinstance(event, GenerationResult):
+                    results[position] = event
+                events += [self._encoded(self._form.chunk(choice)) for choice in pieces.of(position, event)]
+            if events:
+                yield b"".join(events)
+        if self._wants_usage:
+            yield _event(self._form.usage_chunk(list(results.values())))
+
+    def _encoded(self, chunk: dict[str, Any]) -> bytes:
+        # Where usage is wanted, OpenAI's API says null in every piece but the last.
+        return _event({**chunk, "usage": None} if self._wants_usage else chunk)
+
+    async def _send(self, send: Send, piece: bytes, more_body: bool = True) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": piece, "more_body": more_body})
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(content, separators=(",", ":")).encode("ascii") + b"\n\n"

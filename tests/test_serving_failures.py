@@ -1,0 +1,265 @@
+"""What goes wrong while the server works: a model that raises, clients that vanish, time that runs out, the end."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("fastapi")
+pytest.importorskip("openai")
+
+import openai
+import torch
+
+from blockyard.engine import Engine, SamplingParams
+from blockyard.serving import ServerLimits
+
+from .byte_tokenizer import NUM_TOKENS, byte_tokenizer
+from .servers import MODEL, Running, running_server, tiny_engine
+from .tiny_models import tiny_model
+
+PATIENCE_SECONDS = 60
+
+
+FIRE = RuntimeError("the device is on fire, at /secret/path.py")
+
+
+def fragile_engine(raises: Callable[[torch.Tensor], bool], error: BaseException = FIRE, **options: Any) -> Engine:
+    """An engine whose model raises in every forward pass over tokens of which `raises` is true."""
+    model = tiny_model("llama-gqa", vocab_size=NUM_TOKENS)
+    engine = Engine(model, byte_tokenizer(), num_blocks=200, max_num_seqs=8, **options)
+
+    def hook(module: Any, arguments: tuple[torch.Tensor]) -> None:
+        if raises(arguments[0]):
+            raise error
+
+    model.get_input_embeddings().register_forward_pre_hook(hook)
+    return engine
+
+
+def unused_token(prompts: list[list[int]], **sampling: Any) -> int:
+    """A token that stands in none of the prompts and their completions: one that can make the model raise."""
+    results = tiny_engine().generate(prompts, SamplingParams(**sampling))
+    used = {token for result in results for each in result.completions for token in each.token_ids}
+    return min(set(range(256)) - used.union(*prompts))
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for something that another thread does."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def stream_text(running: Running, prompt: Any, num_tokens: int, **fields: Any) -> str:
+    """The text of a stream; raises what the client raises."""
+    chunks = running.client().completions.create(
+        model=MODEL, prompt=prompt, max_tokens=num_tokens, temperature=0, stream=True, **fields
+    )
+    return "".join(chunk.choices[0].text for chunk in chunks)
+
+
+def send_request(client: socket.socket, **fields: Any) -> None:
+    """Send a request by hand."""
+    body = json.dumps({"model": MODEL, "temperature": 0, **fields}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    client.sendall(head.encode() + body)
+
+
+def raw_request(running: Running, **fields: Any) -> socket.socket:
+    """A connection that has sent a request and read nothing."""
+    client = socket.create_connection((running.host, running.port), timeout=PATIENCE_SECONDS)
+    send_request(client, **fields)
+    return client
+
+
+# ---------------------------------------------------------------- a model that raises
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 16}], ids=["whole", "chunked"])
+def test_the_one_that_fails_alone_gets_the_error(options: dict[str, Any]) -> None:
+    prompts = [[number, 2, 3, 4 + number] for number in range(5)]
+    alone = tiny_engine()
+    with running_server(alone) as calm:
+        wanted = [stream_text(calm, prompt, 60) for prompt in prompts]
+    poison = unused_token(prompts, max_tokens=60)
+    engine = fragile_engine(lambda tokens: bool((tokens == poison).any()), **options)
+    with running_server(engine) as running, ThreadPoolExecutor(8) as pool:
+        streams = [pool.submit(stream_text, running, prompt, 60) for prompt in prompts]
+        wait_until(lambda: running.figures()["vllm:generation_tokens_total"] > 5)
+        with pytest.raises(openai.InternalServerError) as caught:
+            running.client().completions.create(model=MODEL, prompt=[9] * 40 + [poison], max_tokens=5, n=2)
+        assert "fire" not in str(caught.value)
+        assert "secret" not in str(caught.value)
+        assert [stream.result(PATIENCE_SECONDS) for stream in streams] == wanted  # nothing is lost or said twice
+        figures = running.figures()
+        assert figures["blockyard:failed_steps_total"] == figures["blockyard:requests_failed_total"] == 1
+        running.require_idle()
+        assert stream_text(running, prompts[0], 60) == wanted[0]
+        running.require_idle()
+
+
+def test_a_stream_that_has_begun_ends_with_an_error() -> None:
+    calls = []
+
+    def raises(tokens: torch.Tensor) -> bool:
+        calls.append(tokens.numel())
+        return len(calls) > 5
+
+    with running_server(fragile_engine(raises)) as running:
+        texts = []
+        stream = running.client().completions.create(model=MODEL, prompt=[1, 2], max_tokens=50, stream=True)
+        with pytest.raises(openai.APIError, match="server failed"):
+            texts.extend(chunk.choices[0].text for chunk in stream)
+        assert texts
+        running.require_idle()
+
+
+def test_a_step_that_fails_only_together_goes_on_alone() -> None:
+    """Memory is short for three sequences and enough for one, say: all come to their ends."""
+    prompts = [[number, 7, 7, 7, 7] for number in range(3)]
+    # A step of two or three tokens is one in which so many sequences decode.
+    engine = fragile_engine(lambda tokens: 2 <= tokens.numel() <= 3, enable_prefix_caching=False)
+    with running_server(tiny_engine()) as calm:
+        wanted = [stream_text(calm, prompt, 12) for prompt in prompts]
+    with (
+        running_server(engine) as running,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        assert list(pool.map(lambda prompt: stream_text(running, prompt, 12), prompts)) == wanted
+        assert running.figures()["blockyard:failed_steps_total"] > 0
+        assert running.figures()["blockyard:requests_failed_total"] == 0
+        running.require_idle()
+
+
+def test_many_completions_of_one_prompt_survive_a_neighbour() -> None:
+    wanted = {"model": MODEL, "prompt": [3, 4, 5], "max_tokens": 40, "temperature": 1.5, "seed": 5, "n": 3}
+    with running_server(tiny_engine()) as calm:
+        texts = [choice.text for choice in calm.client().completions.create(**wanted).choices]
+    poison = unused_token([[3, 4, 5]], max_tokens=40, temperature=1.5, seed=5, n=3)
+    engine = fragile_engine(lambda tokens: bool((tokens == poison).any()))
+    with running_server(engine) as running, ThreadPoolExecutor(2) as pool:
+        answer = pool.submit(running.client().completions.create, **wanted)
+        wait_until(lambda: running.figures()["vllm:generation_tokens_total"] > 5)
+        with pytest.raises(openai.InternalServerError):
+            running.client().completions.create(model=MODEL, prompt=[poison], max_tokens=5)
+        assert [choice.text for choice in answer.result(PATIENCE_SECONDS).choices] == texts
+        running.require_idle()
+
+
+def test_a_broken_engine_refuses_and_its_clients_hear_of_it() -> None:
+    """What is no Exception ends the engine's thread: nobody waits for ever, and health says so."""
+    with running_server(fragile_engine(lambda tokens: True, SystemExit(1))) as running:
+        with pytest.raises(openai.InternalServerError):
+            running.client().completions.create(model=MODEL, prompt=[1], max_tokens=300)
+        status, headers, _ = running.post("/v1/completions", prompt=[1])
+        assert status == 503
+        assert "retry-after" in headers
+        assert running.call("GET", "/health")[0] == 503
+        assert running.call("GET", "/check")[0] == 503
+        assert running.call("GET", "/metrics")[0] == 200
+
+
+# ---------------------------------------------------------------- clients that vanish
+
+
+def test_a_client_that_leaves_a_stream_frees_its_blocks() -> None:
+    with running_server(tiny_engine()) as running:
+        stream = running.client().completions.create(model=MODEL, prompt=[1, 2], max_tokens=500, stream=True)
+        next(iter(stream))
+        stream.close()
+        running.require_idle()
+        figures = running.figures()
+        assert figures["blockyard:requests_cancelled_total"] == 1
+        assert figures["vllm:generation_tokens_total"] < 500
+
+
+def test_a_client_that_leaves_before_the_answer_frees_its_blocks() -> None:
+    with running_server(tiny_engine()) as running:
+        client = raw_request(running, prompt=[1, 2], max_tokens=500, n=3)
+        wait_until(lambda: running.figures()["vllm:num_requests_running"] == 1)
+        client.close()
+        running.require_idle()
+        assert running.figures()["blockyard:requests_cancelled_total"] == 1
+
+
+def test_clients_that_leave_at_any_time_leak_nothing() -> None:
+    rng = np.random.default_rng(4)
+    plans = [(int(rng.integers(1, 200)), float(rng.random() * 0.4), bool(rng.integers(2))) for _ in range(60)]
+    with running_server(tiny_engine(num_blocks=60), ServerLimits(max_waiting=200)) as running:
+
+        def come_and_go(plan: tuple[int, float, bool]) -> None:
+            length, seconds, is_stream = plan
+            with raw_request(running, prompt=[length] * length, max_tokens=200, stream=is_stream, n=1 + length % 2):
+                time.sleep(seconds)
+
+        with ThreadPoolExecutor(20) as pool:
+            list(pool.map(come_and_go, plans))
+        running.require_idle()
+        assert running.figures()["blockyard:requests_failed_total"] == 0
+        assert len(stream_text(running, [1, 2, 3], 20)) > 0
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_client_that_reads_nothing_is_cut_off(is_stream: bool) -> None:
+    """Its answer is longer than what the system buffers; it holds neither blocks nor its connection."""
+    with (
+        running_server(tiny_engine(), ServerLimits(client_seconds=0.5)) as running,
+        socket.socket() as client,
+    ):
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(PATIENCE_SECONDS)
+        client.connect((running.host, running.port))
+        send_request(client, prompt=[[1, 2]] * 8, max_tokens=200, stream=is_stream, logprobs=20)
+        connections = running.server.server_state.connections
+        wait_until(lambda: len(connections) == 1)
+        wait_until(lambda: not connections)
+        running.require_idle()
+
+
+# ---------------------------------------------------------------- time, and the end
+
+
+def test_an_answer_that_takes_too_long() -> None:
+    with running_server(tiny_engine(), ServerLimits(request_seconds=0.05)) as running:
+        status, _, answer = running.post("/v1/completions", prompt=[1], max_tokens=500)
+        assert status == 504
+        assert answer["error"]["code"] == "timeout"
+        running.require_idle()
+
+
+def test_a_stop_lets_what_runs_come_to_its_end() -> None:
+    with running_server(tiny_engine()) as running, ThreadPoolExecutor(2) as pool:
+        answer = pool.submit(stream_text, running, [1, 2, 3], 300)
+        wait_until(lambda: running.figures()["vllm:generation_tokens_total"] > 2)
+        running.server.should_exit = True
+        thread = running.server.app.state.engine_thread
+        wait_until(lambda: thread.refusal is not None)
+        with pytest.raises(openai.APIConnectionError):
+            running.client().models.list()
+        assert len(answer.result(PATIENCE_SECONDS)) > 0
+        wait_until(lambda: not thread._thread.is_alive())
+
+
+def test_a_stop_has_a_limit_and_says_so() -> None:
+    with running_server(tiny_engine(), ServerLimits(drain_seconds=0.2)) as running:
+        stream = running.client().completions.create(model=MODEL, prompt=[1], max_tokens=500, stream=True)
+        first = next(iter(stream))
+        assert first.choices[0].finish_reason is None
+        slow = threading.Event()
+        running.server.app.state.engine_thread.ask(lambda engine: slow.wait(1))  # the engine is busy for a while
+        running.server.should_exit = True
+        with pytest.raises(openai.APIError, match="stopping"):
+            for _ in stream:
+                pass
