@@ -49,7 +49,7 @@ class Density(EvictionPolicy):
       turn does not come at once: its chance grows before it falls.
 
     Nothing is known at first, and then the order is that of least recent use, as it is wherever classes and ages do not
-    differ clearly. About 100 bytes a block. O(1) amortised an operation, with some 16 moves between lists a block.
+    differ clearly. About 100 bytes a block. O(1) amortised an operation, with up to 20 moves between lists a block.
 
     update_every: after so many blocks let go the worths are computed anew; 0: an eighth of the pool, at least 1024.
     """
@@ -112,14 +112,19 @@ class Density(EvictionPolicy):
 
     def hit(self, block: i64, key: i64) -> None:
         """One hit more."""
+        self._settle_with(block)
         self._meet(block, key)
         self._hits[block] = min(self._hits[block] + 1, MOST_SHARED)
 
     def remove(self, block: i64) -> None:
         """The idle `block` was revived."""
+        self._settle_with(block)
+        self._lists.remove(block)
+
+    def _settle_with(self, block: i64) -> None:
+        """If `block` is in the chain that is being let go, that chain is complete."""
         if self._lists.list_of(block) == ARRIVING:
             self._settle()
-        self._lists.remove(block)
 
     def evict(self) -> i64:
         """The head of the first list in the order of worth that is not empty."""

@@ -8,15 +8,17 @@ from mypy_extensions import i64
 from ..arrays import zeros_i64
 from .fate import CONTINUED, END, NEW, NUM_CLASSES, SHARED
 
-#: Ages from num_blocks / 16 to 16 num_blocks, two buckets an octave. An age counts blocks let go since.
-NUM_AGES: Final[i64] = 16
+#: Ages from num_blocks / 16 to 16 num_blocks, five for each factor of 4. An age counts blocks let go since.
+NUM_AGES: Final[i64] = 20
+#: 128 times 4 ** (1 / 5), 4 ** (2 / 5), ...
+FIFTHS: Final = (128, 169, 223, 294, 388)
 #: Probabilities are integers, so that every machine computes the same ones.
 ONE: Final[i64] = 2**20
 #: One content counts for so much, so that counts can fade by a 256th.
 UNIT: Final[i64] = 256
-#: How many observed contents outweigh what is assumed: that a class is like its group, that an age is like a younger one.
-CLASS_PRIOR: Final[i64] = 3000
-AGE_PRIOR: Final[i64] = 1000
+#: What is assumed, until so many contents were observed: a class is like its group, and an age like the one before.
+CLASS_PRIOR: Final = 2000
+AGE_PRIOR: Final = 1000
 
 
 class ReturnRates:
@@ -29,8 +31,7 @@ class ReturnRates:
         #: The age at which each bucket begins, and the age at which the last one ends.
         self.begins = zeros_i64(int(NUM_AGES) + 1)
         for age in range(1, int(NUM_AGES) + 1):
-            # 181 / 128 is the root of 2.
-            self.begins[age] = num_blocks * 2 ** (age // 2) * (181 if age % 2 else 128) // (16 * 128)
+            self.begins[age] = num_blocks * 4 ** (age // 5) * FIFTHS[age % 5] // (16 * 128)
         self._entered = zeros_i64(int(NUM_CLASSES * NUM_AGES))
         self._returned = zeros_i64(int(NUM_CLASSES * NUM_AGES))
         self._class_prior = max(CLASS_PRIOR // sampled_one_in, 20) * UNIT
