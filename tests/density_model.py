@@ -205,8 +205,8 @@ class DensityModel(Model):
 
     @staticmethod
     def _step(worth: int) -> int:
-        octave = max(worth.bit_length() - 3, 0)
-        return 4 * octave + (worth >> octave)
+        octave = max(worth.bit_length() - 2, 0)
+        return 2 * octave + (worth >> octave)
 
     def clear(self) -> None:
         super().clear()

@@ -31,6 +31,7 @@ NUM_CELLS: Final[i64] = NUM_CLASSES * NUM_AGES
 ARRIVING: Final[i64] = NUM_CELLS
 #: One content in so many is followed after its eviction, at most; small pools follow more.
 MOST_SAMPLED_ONE_IN: Final = 16
+#: The memory has two entries a block, and in small pools so many.
 FEWEST_ENTRIES: Final = 16384
 
 
@@ -77,11 +78,8 @@ class Density(EvictionPolicy):
         sampled_one_in = 1
         while sampled_one_in < MOST_SAMPLED_ONE_IN and num_blocks >= 2000 * sampled_one_in:
             sampled_one_in *= 2
-        num_entries = FEWEST_ENTRIES
-        while num_entries < 2 * num_blocks:
-            num_entries *= 2
         self._sample_mask: i64 = sampled_one_in - 1
-        self._tracked = Tracked(num_entries)
+        self._tracked = Tracked(max(2 * num_blocks // 4 * 4, FEWEST_ENTRIES))
         self._rates = ReturnRates(num_blocks, sampled_one_in)
         #: Which entry of the memory is the first that is younger than each age.
         self._next_entry = zeros_i64(int(NUM_AGES))

@@ -53,7 +53,7 @@ class ReturnRates:
             self._returned[cell] -= self._returned[cell] >> 8
 
     def worths(self) -> vec[i64]:
-        """What a block of each cell is worth, in steps of about a fifth. O(NUM_CLASSES * NUM_AGES**2).
+        """What a block of each cell is worth, in steps of about 40 %. O(NUM_CLASSES * NUM_AGES**2).
 
         It is the best ratio of hits to block time that one can get by keeping the block up to some age and no longer,
         which is Gittins' index. A child is never worth more than its parents in the same chain.
@@ -128,9 +128,9 @@ class ReturnRates:
 
 
 def rounded(worth: i64) -> i64:
-    """Four steps an octave: small differences are noise, and among equals the older block goes."""
+    """Two steps an octave: small differences are noise, and among equals the older block goes."""
     octave: i64 = 0
-    while worth >= 8:
+    while worth >= 4:
         worth >>= 1
         octave += 1
-    return 4 * octave + worth
+    return 2 * octave + worth

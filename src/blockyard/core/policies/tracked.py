@@ -25,15 +25,14 @@ class Tracked:
     Where a fifth content falls into a row, the one of the five that was used longest ago is forgotten before its time.
     24 bytes an entry. O(1) an operation.
 
-    num_entries: a power of two, at least 4.
+    num_entries: a multiple of 4.
     """
 
     def __init__(self, num_entries: int) -> None:
         self.capacity: i64 = num_entries
         #: How many were ever put; entry number s is in place s % capacity as long as it is among the latest.
         self.num_put: i64 = 0
-        self._place_mask: i64 = num_entries - 1
-        self._row_mask: i64 = num_entries // 4 - 1
+        self._num_rows: i64 = num_entries // 4
         #: 1 + the key in each place; 0 for none.
         self._key = zeros_i64(num_entries)
         self._state = zeros_i64(num_entries)
@@ -41,7 +40,7 @@ class Tracked:
         self._table = zeros_i64(num_entries)
 
     def _row(self, key: i64) -> i64:
-        return WAYS * ((mix(key) >> 5) & self._row_mask)
+        return WAYS * ((mix(key) >> 5) % self._num_rows)
 
     def find(self, key: i64) -> i64:
         """The place of a key, or -1."""
@@ -62,11 +61,11 @@ class Tracked:
 
     def place(self, number: i64) -> i64:
         """The place of the entry that was put as number `number`, one of the latest `capacity`."""
-        return number & self._place_mask
+        return number % self.capacity
 
     def number(self, place: i64) -> i64:
         """When the entry in this place was put: how many were put before."""
-        number = (self.num_put & ~self._place_mask) + place
+        number = self.num_put - self.num_put % self.capacity + place
         return number if number < self.num_put else number - self.capacity
 
     def forget(self, place: i64) -> None:
@@ -75,7 +74,7 @@ class Tracked:
 
     def put(self, key: i64, state: i64) -> None:
         """Note a content that is not in the memory as the one used last."""
-        place = self.num_put & self._place_mask
+        place = self.num_put % self.capacity
         self.num_put += 1
         self._key[place] = 0
         way = self._free_way(self._row(key))
