@@ -51,7 +51,8 @@ class DensityModel(Model):
     def _start(self) -> None:
         n = self.num_blocks
         fifths = (128, 169, 223, 294, 388)
-        self.begins = [0] + [n * 4 ** (age // 5) * fifths[age % 5] // 2048 for age in range(1, NUM_AGES + 1)]
+        unit = max(n, 1024)
+        self.begins = [0] + [unit * 4 ** (age // 5) * fifths[age % 5] // 2048 for age in range(1, NUM_AGES + 1)]
         self.followed: dict[Key, Fate] = {}
         self.entered: Counter[tuple[int, int]] = Counter()
         self.returned: Counter[tuple[int, int]] = Counter()
@@ -115,6 +116,7 @@ class DensityModel(Model):
             shared = max(shared, self._shared(block, turn > 0 and not is_root))
             own = 11 + shared.bit_length() if shared else 10 + (turn > 0) if place == 0 else kind
             self._place(block, Fate(self.now, own, turn, place < 2, shared))
+        self.now += length
         if self.now >= self.next_ageing:
             self._grow_older()
 
@@ -134,7 +136,6 @@ class DensityModel(Model):
         self.entered[fate.kind, 0] += 256
         self.known[block] = fate
         self.hits[block] = 0
-        self.now += 1
         self._move(block, 0)
 
     def _move(self, block: Block, age: int) -> None:

@@ -172,6 +172,8 @@ class Density(EvictionPolicy):
             elif place == 0:
                 kind = END + (1 if turn > 0 else 0)
             self._place(block, pack(self._now, kind, turn, place < 2, shared), place < 2)
+        # The blocks of a chain have one age, so that a parent never seems younger than its child.
+        self._now += length
 
     def _shared(self, block: i64, is_continued: bool) -> i64:
         """By how many requests a block is shared now; the one request that continues its chain is none of them."""
@@ -190,7 +192,6 @@ class Density(EvictionPolicy):
             self._follow(key, old, state, sampled, is_end)
         self._state[block] = state
         self._hits[block] = 0
-        self._now += 1
         self._append(class_of(state) * NUM_AGES, block)
 
     def _append(self, cell: i64, block: i64) -> None:

@@ -10,6 +10,8 @@ from .fate import CONTINUED, END, NEW, NUM_CLASSES, SHARED
 
 #: Ages from num_blocks / 16 to 16 num_blocks, five for each factor of 4. An age counts blocks let go since.
 NUM_AGES: Final[i64] = 20
+#: The ages of smaller pools are those of this one: differences shorter than a request mean nothing.
+SMALLEST_POOL: Final = 1024
 #: 128 times 4 ** (1 / 5), 4 ** (2 / 5), ...
 FIFTHS: Final = (128, 169, 223, 294, 388)
 #: Probabilities are integers, so that every machine computes the same ones.
@@ -29,9 +31,10 @@ class ReturnRates:
 
     def __init__(self, num_blocks: int, sampled_one_in: int) -> None:
         #: The age at which each bucket begins, and the age at which the last one ends.
+        unit = max(num_blocks, SMALLEST_POOL)
         self.begins = zeros_i64(int(NUM_AGES) + 1)
         for age in range(1, int(NUM_AGES) + 1):
-            self.begins[age] = num_blocks * 4 ** (age // 5) * FIFTHS[age % 5] // (16 * 128)
+            self.begins[age] = unit * 4 ** (age // 5) * FIFTHS[age % 5] // (16 * 128)
         self._entered = zeros_i64(int(NUM_CLASSES * NUM_AGES))
         self._returned = zeros_i64(int(NUM_CLASSES * NUM_AGES))
         self._class_prior = max(CLASS_PRIOR // sampled_one_in, 20) * UNIT
