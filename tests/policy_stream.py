@@ -39,8 +39,8 @@ class Stream:
             self.evict: 4.0,
             self.lose: 0.5,
             self.drop_out: 0.5,
-            self.grow: 0.05,
-            self.clear: 0.05,
+            self.grow: 0.2,
+            self.clear: 0.2,
         }
         if isinstance(policy, Retention):
             self.actions |= {self.wish: 4.0, self.advance: 1.0}

@@ -13,12 +13,14 @@ from blockyard.core.policies import POLICIES
 from blockyard.core.policies.base import EvictionPolicy
 from blockyard.core.policies.block_heap import BlockHeap
 from blockyard.core.policies.block_list import BlockLists
+from blockyard.core.policies.density import Density
 from blockyard.core.policies.ghosts import Ghosts
 from blockyard.core.policies.lfu import LFU
 from blockyard.core.policies.lru import LRU
 from blockyard.core.policies.retention import Retention
 from blockyard.core.policies.score import Score
 
+from .density_model import DensityModel
 from .own_policies import MRU, Dice
 from .policy_models import MODELS, LFUModel, Model, RetentionModel, ScoreModel
 from .policy_stream import Stream
@@ -116,8 +118,11 @@ class TestContract:
 
 # ---------------------------------------------------------------- the exact order
 
+ALL_MODELS: dict[str, type[Model]] = {**MODELS, "density": DensityModel}
+
 PAIRS: dict[str, Callable[[int], tuple[EvictionPolicy, Any]]] = {
-    **{name: (lambda n, name=name: (POLICIES[name](n), MODELS[name](n))) for name in POLICIES},  # type: ignore[misc]
+    **{name: (lambda n, name=name: (POLICIES[name](n), ALL_MODELS[name](n))) for name in POLICIES},  # type: ignore[misc]
+    "density that learns often": lambda n: (Density(n, 16), DensityModel(n, 16)),
     "score that favours beginnings": lambda n: (Score(n, 7, 3), ScoreModel(n, 7, 3)),
     "score that favours ends": lambda n: (Score(n, 2, -5), ScoreModel(n, 2, -5)),
     "retention of lru": lambda n: (Retention(LRU(n), n), RetentionModel(n, Model(n))),
@@ -137,7 +142,7 @@ def test_the_order_is_the_models(make: Callable[[int], tuple[EvictionPolicy, Any
 
 
 def test_every_policy_has_a_model() -> None:
-    assert set(MODELS) == set(POLICIES)
+    assert set(ALL_MODELS) == set(POLICIES)
 
 
 def told(policy: EvictionPolicy, *contents: str) -> EvictionPolicy:
@@ -162,6 +167,7 @@ def used_again(policy: EvictionPolicy, block: int, content: str) -> None:
         ("s3fifo", [1, 3, 4, 2]),  # b was hit: it moves to the main queue
         ("arc", [1, 3, 4, 2]),  # b was asked for twice, and the target is 0
         ("score", [1, 3, 4, 2]),
+        ("density", [1, 3, 4, 2]),  # nothing is learned yet: least recent use
     ],
 )
 def test_one_hit_in_a_row_of_four(name: str, order: list[int]) -> None:

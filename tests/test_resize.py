@@ -23,7 +23,7 @@ from .pools import cached
 from .seeds import run_seed
 from .snapshot import snapshot
 
-POLICIES = ["lru", "fifo", "lfu", "s3fifo", "arc", "score"]
+POLICIES = ["lru", "fifo", "lfu", "s3fifo", "arc", "score", "density"]
 
 
 def test_growing_is_done_at_once_and_the_new_blocks_are_the_next_to_be_taken() -> None:

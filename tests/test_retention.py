@@ -43,7 +43,7 @@ def survivors(cache: Checked, prompts: list[list[int]]) -> list[int]:
 # ---------------------------------------------------------------- order
 
 
-@pytest.mark.parametrize("policy", ["lru", "fifo", "lfu", "s3fifo", "arc", "score", MRU])
+@pytest.mark.parametrize("policy", ["lru", "fifo", "lfu", "s3fifo", "arc", "score", "density", MRU])
 def test_retained_blocks_go_last_and_the_lowest_priority_first(policy: object) -> None:
     cache = retaining(eviction_policy=policy)
     prompts = [cached(cache, number) for number in range(6)]

@@ -101,7 +101,7 @@ class World:
 
     def more_config(self, groups: tuple[Any, ...], size: int) -> dict[str, Any]:
         choose = self.random
-        policies = ["lru", "lru", "fifo", "lfu", "s3fifo", "arc", "score"]
+        policies = ["lru", "lru", "fifo", "lfu", "s3fifo", "arc", "score", "density"]
         one_size = len({group.block_size for group in groups} or {size}) == 1
         return {
             "eviction_policy": choose.choice(policies),
@@ -506,7 +506,7 @@ class World:
         self.cache.advance_time(self.now)
 
     def set_policy(self) -> None:
-        self.cache.set_eviction_policy(self.random.choice(("lru", "fifo", "lfu", "s3fifo", "arc", "score")))
+        self.cache.set_eviction_policy(self.random.choice(("lru", "fifo", "lfu", "s3fifo", "arc", "score", "density")))
 
     def reset(self) -> None:
         """From here on names differ, so a stale hit shows as wrong keys and values."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ...errors import InvalidArgument, PolicyError
 from .arc import ARC
 from .base import EvictionPolicy
+from .density import Density
 from .fifo import FIFO
 from .lfu import LFU
 from .lru import LRU
@@ -21,6 +22,7 @@ POLICIES: dict[str, Callable[[int], EvictionPolicy]] = {
     "s3fifo": S3FIFO,
     "arc": ARC,
     "score": Score,
+    "density": Density,
 }
 
 

@@ -48,6 +48,10 @@ class BlockLists:
         """The first block of a list that is not empty."""
         return self._next[number] - self._num_lists
 
+    def after(self, block: i64) -> i64:
+        """The block that follows `block` in its list; below 0 after the last."""
+        return self._next[self._num_lists + block] - self._num_lists
+
     def pop(self, number: i64) -> i64:
         """Take the first block out of a list that is not empty."""
         block = self.head(number)

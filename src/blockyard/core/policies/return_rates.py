@@ -1,0 +1,139 @@
+"""How soon contents of a class come back, learned from those that did, and what keeping one is worth."""
+
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ..arrays import zeros_i64
+from .fate import CONTINUED, END, NEW, NUM_CLASSES, SHARED
+
+#: Ages from num_blocks / 16 to 16 num_blocks, five for each factor of 4. An age counts blocks let go since.
+NUM_AGES: Final[i64] = 20
+#: The ages of smaller pools are those of this one: differences shorter than a request mean nothing.
+SMALLEST_POOL: Final = 1024
+#: 128 times 4 ** (1 / 5), 4 ** (2 / 5), ...
+FIFTHS: Final = (128, 169, 223, 294, 388)
+#: Probabilities are integers, so that every machine computes the same ones.
+ONE: Final[i64] = 2**20
+#: One content counts for so much, so that counts can fade by a 256th.
+UNIT: Final[i64] = 256
+#: What is assumed, until so many contents were observed: a class is like its group, and an age like the one before.
+CLASS_PRIOR: Final = 2000
+AGE_PRIOR: Final = 1000
+
+
+class ReturnRates:
+    """Counts by class and age: how many contents grew this old, and how many came back at this age.
+
+    num_blocks: of the pool, the unit of ages. sampled_one_in: only so many contents are counted.
+    """
+
+    def __init__(self, num_blocks: int, sampled_one_in: int) -> None:
+        #: The age at which each bucket begins, and the age at which the last one ends.
+        unit = max(num_blocks, SMALLEST_POOL)
+        self.begins = zeros_i64(int(NUM_AGES) + 1)
+        for age in range(1, int(NUM_AGES) + 1):
+            self.begins[age] = unit * 4 ** (age // 5) * FIFTHS[age % 5] // (16 * 128)
+        self._entered = zeros_i64(int(NUM_CLASSES * NUM_AGES))
+        self._returned = zeros_i64(int(NUM_CLASSES * NUM_AGES))
+        self._class_prior = max(CLASS_PRIOR // sampled_one_in, 20) * UNIT
+        self._age_prior = max(AGE_PRIOR // sampled_one_in, 1) * UNIT
+        self._worth = zeros_i64(int(NUM_CLASSES * NUM_AGES))
+
+    def entered(self, cell: i64) -> None:
+        """A content of this class reached this age; the cell is class * NUM_AGES + age."""
+        self._entered[cell] += UNIT
+
+    def returned(self, cell: i64) -> None:
+        """A content of this class came back at this age."""
+        self._returned[cell] += UNIT
+
+    def fade(self) -> None:
+        """All counts lose a 256th."""
+        for cell in range(NUM_CLASSES * NUM_AGES):
+            self._entered[cell] -= self._entered[cell] >> 8
+            self._returned[cell] -= self._returned[cell] >> 8
+
+    def worths(self) -> vec[i64]:
+        """What a block of each cell is worth, in steps of about 40 %. O(NUM_CLASSES * NUM_AGES**2).
+
+        It is the best ratio of hits to block time that one can get by keeping the block up to some age and no longer,
+        which is Gittins' index. A child is never worth more than its parents in the same chain.
+        """
+        self._group_worths(NEW, END)
+        self._group_worths(END, SHARED)
+        self._group_worths(SHARED, NUM_CLASSES)
+        for age in range(NUM_AGES):
+            self._parents_above_children(age)
+        for cell in range(NUM_CLASSES * NUM_AGES):
+            self._worth[cell] = rounded(self._worth[cell])
+        return self._worth
+
+    def _group_worths(self, first: i64, end: i64) -> None:
+        assumed = zeros_i64(int(NUM_AGES))
+        chance: i64 = 0
+        for age in range(NUM_AGES):
+            chance = self._group_chance(first, end, age, chance)
+            assumed[age] = chance
+        for kind in range(first, end):
+            self._class_worths(kind * NUM_AGES, assumed)
+
+    def _group_chance(self, first: i64, end: i64, age: i64, younger: i64) -> i64:
+        """The chance that a content of the group comes back at this age. It begins as that of the age before."""
+        entered: i64 = 0
+        returned: i64 = 0
+        for kind in range(first, end):
+            entered += self._entered[kind * NUM_AGES + age]
+            returned += self._returned[kind * NUM_AGES + age]
+        return (returned * ONE + self._age_prior * younger) // (entered + self._age_prior)
+
+    def _class_worths(self, cell: i64, assumed: vec[i64]) -> None:
+        prior = self._class_prior
+        for age in range(NUM_AGES):
+            returned = self._returned[cell + age] * ONE + prior * assumed[age]
+            self._worth[cell + age] = min(returned // (self._entered[cell + age] + prior), ONE)
+        # A worth needs the chances of its age and of the later ones, so it can take the place of its own.
+        for age in range(NUM_AGES):
+            self._worth[cell + age] = self._best_ratio(cell, age)
+
+    def _best_ratio(self, cell: i64, first: i64) -> i64:
+        """Hits by block time, the best over all ages up to which one could keep the block; it is halfway through."""
+        there = ONE
+        hits: i64 = 0
+        time: i64 = 0
+        best: i64 = 0
+        for age in range(first, NUM_AGES):
+            length = self.begins[age + 1] - self.begins[age]
+            chance = self._worth[cell + age]
+            if age == first:
+                length = (length + 1) >> 1
+                chance >>= 1
+            hit = (there * chance) >> 20
+            hits += hit
+            time += ((there - (hit >> 1)) * length) >> 6
+            there -= hit
+            best = max(best, hits * 2**40 // (time + 1))
+        return best
+
+    def _parents_above_children(self, age: i64) -> None:
+        worth = self._worth
+        new_end = END * NUM_AGES + age
+        continued_end = new_end + NUM_AGES
+        shared = SHARED * NUM_AGES + age
+        for kind in range(NEW, END):
+            cell = kind * NUM_AGES + age
+            end = new_end if kind < CONTINUED else continued_end
+            worth[end] = min(worth[end], worth[cell])
+            worth[shared] = max(worth[shared], worth[cell])
+        for cell in range(shared + NUM_AGES, NUM_CLASSES * NUM_AGES, NUM_AGES):
+            worth[cell] = max(worth[cell], worth[cell - NUM_AGES])
+
+
+def rounded(worth: i64) -> i64:
+    """Two steps an octave: small differences are noise, and among equals the older block goes."""
+    octave: i64 = 0
+    while worth >= 4:
+        worth >>= 1
+        octave += 1
+    return 2 * octave + worth
