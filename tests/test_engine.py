@@ -405,10 +405,13 @@ def test_without_num_blocks_the_pool_takes_a_gibibyte(llama: Any) -> None:
     assert 2**30 - engine.kv_cache.bytes_per_block < engine.kv_cache.num_bytes <= 2**30
 
 
-def test_the_wiring_shown_in_the_docs_runs() -> None:
+def test_what_the_docs_show_runs() -> None:
     text = (Path(__file__).parent.parent / "docs" / "engine.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    requests, wiring = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {}
-    exec(code, names)
+    exec(requests, names)
+    assert names["engine"].cache.num_used_blocks == 0
+    assert len(names["beams"]) == 3
+    exec(wiring, names)
     assert names["cache"].num_used_blocks == 0
     assert names["keys"].shape == (2, 48, 4, 8)
