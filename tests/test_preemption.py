@@ -74,6 +74,25 @@ def test_fifty_preemptions_change_no_token(llama: Any, way: str, caching: bool) 
     require_empty(engine)
 
 
+@pytest.mark.parametrize("num_cpu_blocks", [3, 8, 40])
+def test_equal_requests_that_are_swapped_out_all_end(llama: Any, num_cpu_blocks: int) -> None:
+    """Their blocks are merged in the CPU pool, but each keeps its row and its pages."""
+    (prompt,) = mixed_prompts((21,))
+    engine = Engine(
+        llama,
+        num_blocks=12,
+        block_size=4,
+        max_num_seqs=12,
+        max_num_batched_tokens=64,
+        num_cpu_blocks=num_cpu_blocks,
+        preemption="swap",
+    )
+    tokens = all_tokens(engine, [prompt] * 8, SamplingParams(max_tokens=20, n=3))
+    assert tokens == [reference_tokens(llama, [prompt], 20) * 3] * 8
+    assert engine.num_preemptions > 8
+    require_empty(engine)
+
+
 def test_what_the_cpu_pool_kept_of_evicted_blocks_is_hit(llama: Any) -> None:
     """With a CPU pool, plans move evicted blocks out and hits back in, also without any preemption."""
     first, *others = mixed_prompts((40, 40, 40, 40))
