@@ -283,6 +283,29 @@ def test_moves_that_cannot_be_carried_out_leave_nothing_to_be_hit(llama: Any) ->
     assert again.token_ids == reference_tokens(llama, prompts[:1], 4)[0]
 
 
+def test_what_was_to_be_moved_is_moved_though_the_step_broke(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = mixed_prompts((40, 40))
+    engine = Engine(llama, num_blocks=13, block_size=4, num_cpu_blocks=60)
+    engine.generate(prompts[:1], SamplingParams(max_tokens=4))
+    num_saved = engine.cache.cpu_pool.num_cached_blocks if engine.cache.cpu_pool else 0
+    move_blocks, failures = engine.kv_cache.move_blocks, [Broken("interrupted")]
+
+    def fail_once(plan: Any) -> None:
+        if failures:
+            raise failures.pop()
+        move_blocks(plan)
+
+    monkeypatch.setattr(engine.kv_cache, "move_blocks", fail_once)
+    with pytest.raises(Broken):
+        engine.generate(prompts[1:], SamplingParams(max_tokens=4))
+    require_empty(engine)
+    assert engine.cache.cpu_pool is not None
+    assert engine.cache.cpu_pool.num_cached_blocks > num_saved
+    (again,) = engine.generate(prompts[:1], SamplingParams(max_tokens=4))
+    assert again.num_cached_tokens == 36
+    assert again.token_ids == reference_tokens(llama, prompts[:1], 4)[0]
+
+
 def test_a_step_of_some_leaves_the_others_alone(llama: Any) -> None:
     engine = Engine(llama, num_blocks=60)
     prompts = mixed_prompts((9, 12, 15))
