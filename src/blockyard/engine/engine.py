@@ -15,12 +15,13 @@ from ..storage import KVCache
 from .beam import BeamSearch
 from .borrowing import BorrowedModel
 from .decoding.choosing import Asked, Choice, StepChooser
-from .decoding.speculation import Drafter, PromptLookup
+from .decoding.speculation import PromptLookup, require_speculation
+from .intake import Intake
 from .model import load_model
 from .probe import probe_model
 from .progress import GenerationBar
 from .prompts import Prompt, encode_prompt
-from .request import Branch, Request, make_request
+from .request import Branch, Request
 from .results import Completion, GenerationResult, NewToken, StepReport
 from .runner import ForwardBatch, ModelRunner
 from .sampling import SamplingParams
@@ -72,7 +73,7 @@ class Engine:
         self._borrowed = BorrowedModel(model)
         self.shape = probe_model(self._borrowed, max_model_len)
         self.tokenizer = tokenizer
-        self._speculation = _require_speculation(speculation)
+        require_speculation(speculation)
         spec = self.shape.spec(block_size, self._borrowed.dtype)
         config = spec.cache_config(
             max(2, _DEFAULT_KV_BYTES // spec.bytes_per_block) if num_blocks is None else num_blocks,
@@ -97,7 +98,7 @@ class Engine:
         )
         self._runner = ModelRunner(self._borrowed, self.kv_cache, config.max_model_len)
         self._scheduler = Scheduler(self.cache, max_num_batched_tokens, way)
-        self._num_requests = 0
+        self._intake = Intake(self.shape, tokenizer, self._scheduler.limits, speculation)
         #: Ids of the requests that computed something in the last step, also if it raised.
         self.last_step_ids: tuple[int, ...] = ()
         #: Tokens that speculation proposed, and those that the model confirmed, since the engine was made.
@@ -136,7 +137,7 @@ class Engine:
         else raises, on_step too, every sequence is freed and the cache stays whole.
         """
         self._require_idle("generate")
-        requests = self._make_requests(prompts, sampling)
+        requests = self._intake.requests(prompts, sampling)
         for request in requests:
             self._scheduler.add(request)
         try:
@@ -183,7 +184,7 @@ class Engine:
         priority: lower goes first; a level is worth 256 steps of waiting (`scheduling.scheduler`).
         """
         require_int("priority", priority, -_MAX_PRIORITY, _MAX_PRIORITY)
-        request = self._make_request("prompt", prompt, sampling or SamplingParams(), priority)
+        request = self._intake.request("prompt", prompt, sampling or SamplingParams(), priority)
         self._scheduler.add(request)
         return request.request_id
 
@@ -328,53 +329,10 @@ class Engine:
             num_accepted=num_accepted,
         )
 
-    # Making requests.
-
     def _require_idle(self, call: str) -> None:
         if self.has_unfinished:
             number = len(self._scheduler.requests())
             raise InvalidArgument(f"{call}: {number} requests of add_request are unfinished; step them first")
-
-    def _make_requests(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[Request]:
-        """Requests for all prompts, or an error that names the first that cannot be served, and none."""
-        if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Sequence):
-            raise InvalidArgument(f"prompts is a {type(prompts).__name__}; it must be a list of prompts")
-        if isinstance(sampling, Sequence):
-            params = list(sampling)
-        else:
-            params = [sampling or SamplingParams()] * len(prompts)
-        if len(params) != len(prompts):
-            raise InvalidArgument(f"sampling has {len(params)} entries; there are {len(prompts)} prompts")
-        return [
-            self._make_request(f"prompt {number}", prompt, wanted)
-            for number, (prompt, wanted) in enumerate(zip(prompts, params, strict=True))
-        ]
-
-    def _make_request(self, name: str, prompt: Prompt, sampling: SamplingParams, priority: int = 0) -> Request:
-        if not isinstance(sampling, SamplingParams):
-            raise InvalidArgument(f"sampling of {name} is a {type(sampling).__name__}; it must be SamplingParams")
-        if sampling.stop and self.tokenizer is None:
-            raise InvalidArgument(f"stop of {name} is {sampling.stop!r}, but the engine has no tokenizer to find it")
-        token_ids = encode_prompt(name, prompt, self.tokenizer, self.shape.vocab_size)
-        self._scheduler.limits.require_fits(name, len(token_ids), sampling.max_tokens, sampling.n)
-        stops = frozenset(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
-            stops |= self.shape.eos_token_ids
-        self._num_requests += 1
-        return make_request(
-            self._num_requests,
-            token_ids,
-            sampling,
-            stops,
-            priority=priority,
-            tokenizer=self.tokenizer,
-            make_drafter=self._make_drafter,
-        )
-
-    def _make_drafter(self) -> Drafter | None:
-        return None if self._speculation is None else Drafter(self._speculation)
 
 
 def _forks(branch: Branch) -> bool:
@@ -399,12 +357,6 @@ def _take(branch: Branch, choices: list[Choice]) -> list[NewToken]:
         if branch.finish_reason is None:
             taken.append(branch.take(choice))
     return taken
-
-
-def _require_speculation(speculation: object) -> PromptLookup | None:
-    if speculation is not None and not isinstance(speculation, PromptLookup):
-        raise InvalidArgument(f"speculation is {speculation!r}; it must be a PromptLookup or None")
-    return speculation
 
 
 def _require_budget(max_num_batched_tokens: int, max_num_seqs: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from .decoding.choosing import Choice
 from .decoding.speculation import Drafter
@@ -109,13 +111,13 @@ def make_request(
     stop_token_ids: frozenset[int] = frozenset(),
     *,
     priority: int = 0,
-    tokenizer: object = None,
-    make_drafter: object = None,
+    tokenizer: Any = None,
+    make_drafter: Callable[[], Drafter | None] | None = None,
 ) -> Request:
-    """A request with its branches. make_drafter: called for each branch, None for no speculation."""
+    """A request with its branches. make_drafter: called for each branch; None for no speculation."""
     request = Request(request_id, prompt_token_ids, sampling, stop_token_ids, priority)
     for index in range(sampling.n):
-        drafter = make_drafter() if callable(make_drafter) else None
+        drafter = None if make_drafter is None else make_drafter()
         text = GeneratedText(tokenizer, sampling.stop)
         logprobs: list[TokenLogprob] | None = None if sampling.logprobs is None else []
         request.branches.append(Branch(request, index, list(prompt_token_ids), text, logprobs, drafter))

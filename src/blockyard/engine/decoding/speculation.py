@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...arguments import require_int
+from ...errors import InvalidArgument
 
 MAX_DRAFT = 64
 MAX_NGRAM = 16
@@ -24,6 +25,13 @@ class PromptLookup:
     def __post_init__(self) -> None:
         require_int("num_tokens", self.num_tokens, 1, MAX_DRAFT)
         require_int("max_ngram", self.max_ngram, 1, MAX_NGRAM)
+
+
+def require_speculation(speculation: object) -> PromptLookup | None:
+    """`speculation` if it is a way to speculate, or None. Raises `InvalidArgument` for anything else."""
+    if speculation is not None and not isinstance(speculation, PromptLookup):
+        raise InvalidArgument(f"speculation is {speculation!r}; it must be a PromptLookup or None")
+    return speculation
 
 
 class Drafter:

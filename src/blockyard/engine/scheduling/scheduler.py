@@ -176,7 +176,11 @@ class Scheduler:
 
     def _preempt(self, step: ScheduledStep, needy: Branch) -> None:
         victim = self._preemptor.choose_victim(self.running, needy)
-        self._preemptor.put_aside(victim)
+        if len(self.running) > 1:
+            self._preemptor.put_aside(victim)
+        else:  # alone, and short all the same: only what lies in the CPU pool can be in its way
+            self._preemptor.forget(victim)
+            self.forget_swapped()
         self.running.remove(victim)
         self._queue(victim)
         victim.request.num_preemptions += 1

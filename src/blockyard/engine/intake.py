@@ -1,0 +1,69 @@
+"""What users ask for, made into requests; what cannot be served is refused before anything is begun."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import InvalidArgument
+from .decoding.speculation import Drafter, PromptLookup
+from .probe import ModelShape
+from .prompts import Prompt, encode_prompt
+from .request import Request, make_request
+from .sampling import SamplingParams
+from .scheduling.limits import CacheLimits
+
+
+class Intake:
+    """Numbers requests and makes them."""
+
+    def __init__(
+        self, shape: ModelShape, tokenizer: Any, limits: CacheLimits, speculation: PromptLookup | None
+    ) -> None:
+        self._shape = shape
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._speculation = speculation
+        self._num_requests = 0
+
+    def requests(
+        self, prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Request]:
+        """Requests for all prompts, or an error that names the first that cannot be served, and none."""
+        if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Sequence):
+            raise InvalidArgument(f"prompts is a {type(prompts).__name__}; it must be a list of prompts")
+        if isinstance(sampling, Sequence):
+            params = list(sampling)
+        else:
+            params = [sampling or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise InvalidArgument(f"sampling has {len(params)} entries; there are {len(prompts)} prompts")
+        return [
+            self.request(f"prompt {number}", prompt, wanted)
+            for number, (prompt, wanted) in enumerate(zip(prompts, params, strict=True))
+        ]
+
+    def request(self, name: str, prompt: Prompt, sampling: SamplingParams, priority: int = 0) -> Request:
+        """A request for one prompt, which errors call `name`. Raises `InvalidArgument` or `NeverFits`. O(tokens)."""
+        if not isinstance(sampling, SamplingParams):
+            raise InvalidArgument(f"sampling of {name} is a {type(sampling).__name__}; it must be SamplingParams")
+        if sampling.stop and self._tokenizer is None:
+            raise InvalidArgument(f"stop of {name} is {sampling.stop!r}, but the engine has no tokenizer to find it")
+        token_ids = encode_prompt(name, prompt, self._tokenizer, self._shape.vocab_size)
+        self._limits.require_fits(name, len(token_ids), sampling.max_tokens, sampling.n)
+        stops = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            stops |= self._shape.eos_token_ids
+        self._num_requests += 1
+        return make_request(
+            self._num_requests,
+            token_ids,
+            sampling,
+            stops,
+            priority=priority,
+            tokenizer=self._tokenizer,
+            make_drafter=self._make_drafter,
+        )
+
+    def _make_drafter(self) -> Drafter | None:
+        return None if self._speculation is None else Drafter(self._speculation)
