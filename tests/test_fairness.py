@@ -51,7 +51,7 @@ def test_a_long_request_is_not_held_up_by_a_stream_of_short_ones() -> None:
         finish(scheduler, scheduler.schedule())
     num_ahead = len(scheduler.requests())
     long = add(scheduler, 1, length=60, max_tokens=20)
-    # First those who came before it, each of nine steps or so and three or four at once; then its prompt and 19 steps more.
+    # First those who came before it, each of nine steps or so and three or four at once; then its own 24 or so.
     assert steps_until_done(scheduler, long, priority_of_others=0) <= 9 * num_ahead // 2 + 60
     assert long.request.num_preemptions == 0
 
