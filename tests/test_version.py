@@ -146,10 +146,11 @@ def test_the_record_can_be_read_back(tmp_path: Path) -> None:
         assert names["SOURCE_DIGEST"] == digest
 
 
-def test_all_of_the_core_is_compiled() -> None:
+def test_all_of_the_core_and_of_the_labs_loops_is_compiled() -> None:
     names = {path.relative_to(PACKAGE_DIR).as_posix() for path in _sources.compiled_sources(PACKAGE_DIR)}
-    core = {path.relative_to(PACKAGE_DIR).as_posix() for path in (PACKAGE_DIR / "core").rglob("*.py")}
-    assert names == {name for name in core if not name.endswith("__init__.py")} | {"ids.py"}
+    rooms = [PACKAGE_DIR / "core", PACKAGE_DIR / "lab" / "simulation"]
+    inside = {path.relative_to(PACKAGE_DIR).as_posix() for room in rooms for path in room.rglob("*.py")}
+    assert names == {name for name in inside if not name.endswith("__init__.py")} | {"ids.py"}
 
 
 @needs_compiled
