@@ -11,6 +11,7 @@ import pytest
 
 from blockyard import InvalidArgument, MissingExtra, PolicyError, TraceError
 from blockyard.core.policies import POLICIES
+from blockyard.core.policies.lru import LRU
 from blockyard.lab import sweep
 from blockyard.lab.curve import count_hits, hit_curves, lru_hits
 from blockyard.lab.knee import find_knee
@@ -75,6 +76,10 @@ class Twice(Mine):
         return next(iter(self.idle))
 
 
+class Half(EvictionPolicy):
+    pass
+
+
 class Raising(Mine):
     def evict(self):
         raise KeyError("lost")
@@ -82,7 +87,13 @@ class Raising(Mine):
 
 
 @pytest.mark.parametrize(
-    ("member", "what"), [("Wrong", "block 1000000"), ("Twice", "not idle"), ("Raising", "KeyError")]
+    ("member", "what"),
+    [
+        ("Wrong", "block 1000000"),
+        ("Twice", "not idle"),
+        ("Raising", r"mine\.py:\d+\): KeyError"),
+        ("Half", r"must have insert\(\)"),
+    ],
 )
 def test_a_policy_that_is_wrong_gives_no_number(tmp_path: Path, member: str, what: str) -> None:
     path = tmp_path / "mine.py"
@@ -208,11 +219,24 @@ def test_a_sampled_curve_is_near_the_exact_one() -> None:
     assert found.sample_rate == 0.125
 
 
-def test_the_knee_is_where_the_curve_bends() -> None:
-    sizes = np.array([0.0, 1, 2, 3, 4, 10])
-    assert find_knee(sizes, np.array([0, 0.2, 0.4, 0.41, 0.42, 0.43])) == 2
-    assert find_knee(sizes, np.zeros(6)) == 0
-    assert find_knee(np.array([5.0]), np.array([0.3])) == 0
+def test_the_knee_is_where_the_curve_bends_whatever_sizes_are_asked_for() -> None:
+    sizes = np.array([1.0, 2, 3, 4, 10])
+    rates = np.array([0.2, 0.4, 0.41, 0.42, 0.43])
+    assert find_knee(sizes, rates, 10.0, 0.43) == 1
+    assert find_knee(sizes[1:], rates[1:], 10.0, 0.43) == 0
+    assert find_knee(sizes[[0, 4]], rates[[0, 4]], 10.0, 0.43) == 0
+    assert find_knee(sizes, np.zeros(5), 10.0, 0.0) == 0
+    assert find_knee(np.array([0.001, 0.2]), np.array([0.02, 0.8]), 1.0, 1.0) == 1
+
+
+def test_a_policy_may_be_given_as_a_class() -> None:
+    references = read_references(named(prefix_trace(1, 50)))
+    curves = hit_curves(references, ["lru", LRU], [5, 20])
+    assert curves.num_hits["LRU"].tolist() == curves.num_hits["lru"].tolist()
+    with pytest.raises(InvalidArgument, match=r"policies has lru, lru"):
+        hit_curves(references, ["lru", "lru"], [5])
+    with pytest.raises(InvalidArgument, match="policies has 3"):
+        count_hits(references, 3, 5)  # type: ignore[arg-type]
 
 
 def test_nothing_to_do_is_an_error() -> None:

@@ -39,7 +39,7 @@ def test_replay_of_the_shipped_trace(capsys: pytest.CaptureFixture[str]) -> None
     assert (status, err) == (0, "")
     lines = out.splitlines()
     assert lines[0].startswith("small.jsonl.gz: 320 requests one after another")
-    assert lines[2].split()[:3] == ["policy", "blocks", "hit"]
+    assert lines[2].split()[:3] == ["policy", "blocks", "tokens"]
     assert len(lines) == 7
 
 
@@ -63,6 +63,7 @@ def test_replay_says_what_never_fits(capsys: pytest.CaptureFixture[str]) -> None
     status, out, err = run(capsys, "replay", "--blocks", "30")
     assert status == 0
     assert "requests never fit and were left out (request " in err
+    assert "left out" in out
     status, out, err = run(capsys, "replay", "--blocks", "30", "--strict")
     assert (status, out) == (2, "")
     assert err.startswith("blockyard: request 1: it needs")
@@ -73,8 +74,13 @@ def test_replay_by_timestamps(capsys: pytest.CaptureFixture[str]) -> None:
     (entry,) = found["runs"]
     assert entry["simulated"]["num_steps"] > 60
     assert entry["peak_running"] <= 8
+    assert set(entry["simulated"]["first_token"]) == {"p50", "p90", "p99"}
     _, out, _ = run(capsys, "replay", TRACE, "--timed", "--blocks", "4000")
     assert "TTFT p50" in out
+    _, out, err = run(capsys, "replay", TRACE, "--timed", "--blocks", "4000", "--seconds-per-step", "100")
+    assert "overloaded" in err
+    _, out, _ = run(capsys, "replay", TRACE, "--timed", "--blocks", "4000", "--csv")
+    assert "simulated_first_token_p99" in out.splitlines()[0]
 
 
 def test_replay_without_contents_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

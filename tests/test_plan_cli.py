@@ -106,7 +106,7 @@ def test_text_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         "  trace mean                     1,933           121        19",
         "  blocks                         2,376  of 16 tokens, 2.000 MiB on each GPU",
         "  CPU blocks                     2,048",
-        "  held by running requests         581  4 at work",  # 1.2 * 4 * 121 = 580.8
+        "  held by running requests         581  4 at work, and a fifth more to grow",  # 1.2 * 4 * 121 = 580.8
         "  left for cached prefixes       1,794",
         "Block size: 32 tokens",
     ):

@@ -18,7 +18,7 @@ from ..lab.trace import Trace
 from ..sizing import KVCacheSpec
 from ..sizing.known_models import model_config
 from .progress import WorkBar
-from .tables import as_csv, as_json, as_text, percent
+from .tables import as_csv, as_json, as_text, percent, short_number
 from .trace_options import chosen_jobs, open_chosen_trace, report_skips, short_name, skips_as_dict
 
 _GIB = 2**30
@@ -64,7 +64,7 @@ def _read(options: argparse.Namespace, trace: Trace) -> References:
 
 
 def _sizes(options: argparse.Namespace, references: References) -> list[int]:
-    if options.blocks:
+    if options.blocks is not None:
         return parse_sizes(options.blocks, references.working_set)
     return spread_sizes(options.sizes, references.working_set)
 
@@ -92,7 +92,7 @@ def _rows(curves: HitCurves, bytes_per_block: int) -> list[dict[str, Any]]:
     """A row for each size: hit rates as shares of 0 to 1."""
     rows = []
     for place, size in enumerate(curves.sizes.tolist()):
-        row: dict[str, Any] = {"blocks": size}
+        row: dict[str, Any] = {"blocks": size, "tokens": size * curves.tokens_a_block}
         if bytes_per_block:
             row["GiB"] = size * bytes_per_block / _GIB
         row |= {policy: float(rates[place]) for policy, rates in curves.hit_rates.items()}
@@ -102,10 +102,10 @@ def _rows(curves: HitCurves, bytes_per_block: int) -> list[dict[str, Any]]:
 
 
 def _as_text_row(row: dict[str, Any]) -> dict[str, str]:
-    shown = {"blocks": f"{row['blocks']:,}"}
+    shown = {"blocks": f"{row['blocks']:,}", "tokens": short_number(row["tokens"])}
     if "GiB" in row:
         shown["GiB"] = f"{row['GiB']:,.2f}"
-    return shown | {name: percent(value) for name, value in row.items() if name not in {"blocks", "GiB"}}
+    return shown | {name: percent(value) for name, value in row.items() if name not in {"blocks", "tokens", "GiB"}}
 
 
 def _headline(curves: HitCurves) -> str:

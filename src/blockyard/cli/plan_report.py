@@ -124,7 +124,13 @@ def _cache(plan: CapacityPlan) -> list[str]:
         lines.append(_line("CPU blocks", f"{plan.num_cpu_blocks:,}"))
     budget = plan.cache_budget
     if budget is not None:
-        lines.append(_line("held by running requests", f"{budget.reserved_blocks:,}", f"{plan.running:,} at work"))
+        lines.append(
+            _line(
+                "held by running requests",
+                f"{budget.reserved_blocks:,}",
+                f"{plan.running:,} at work, and a fifth more to grow",
+            )
+        )
         if budget.missing_blocks:
             lines.append(_line("missing for them", f"{budget.missing_blocks:,}", "the pool is too small for this load"))
         lines.append(_line("left for cached prefixes", f"{budget.num_blocks:,}"))

@@ -20,7 +20,7 @@ from ..lab.survey import TraceSurvey, survey
 from ..lab.sweep import run_all
 from ..lab.trace import Trace
 from .progress import WorkBar
-from .tables import as_csv, as_json, as_text, percent
+from .tables import as_csv, as_json, as_text, percent, short_number
 from .trace_options import chosen_jobs, open_chosen_trace, report_skips, short_name, skips_as_dict
 
 
@@ -97,10 +97,11 @@ def _print(options: argparse.Namespace, trace: Trace, found: TraceSurvey, result
         runs = [_as_dict(result) for result in results]
         print(as_json({"trace": {**dataclasses.asdict(found), "skips": skips_as_dict(trace)}, "runs": runs}))
     elif options.csv:
-        print(as_csv([_flat(result) for result in results]))
+        print(as_csv([_flat(_as_dict(result)) for result in results]))
     else:
         print(_headline(options, trace, found))
-        print(as_text([_as_row(result) for result in results]))
+        print(as_text(_same_columns([_as_row(result) for result in results])))
+        _say_overload(results)
         _say_refused(results)
 
 
@@ -119,8 +120,11 @@ def _as_row(result: ReplayResult) -> dict[str, str]:
     row = {
         "policy": result.policy,
         "blocks": f"{result.num_blocks:,}",
-        "hit": percent(result.hit_rate),
+        "tokens": short_number(result.num_blocks * result.block_size),
     }
+    if result.num_refused:
+        row["left out"] = f"{result.num_refused:,}"
+    row["hit"] = percent(result.hit_rate)
     if misses is not None:
         about = "" if misses.share_known == 1 else "~"
         row |= {
@@ -142,8 +146,27 @@ def _as_row(result: ReplayResult) -> dict[str, str]:
             "p99": f"{slowest:.2f} s",
             "took": f"{result.simulated.duration:,.0f} s",
         }
-    row["blocks/s"] = f"{result.blocks_per_second / 1e6:.1f} M"
+    row["blocks/s"] = short_number(result.blocks_per_second)
     return row
+
+
+def _same_columns(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Columns that some rows have, in the order of the longest row; empty where a row does not have them."""
+    columns = max(rows, key=len)
+    return [{column: row.get(column, "") for column in columns} for row in rows]
+
+
+def _say_overload(results: list[ReplayResult]) -> None:
+    """Requests that come faster than they are served wait longer and longer, whatever the cache."""
+    for result in results:
+        if result.simulated is not None and result.simulated.duration > 1.2 * result.simulated.arrivals:
+            print(
+                f"blockyard: {result.policy}, {result.num_blocks:,} blocks: requests that arrive within "
+                f"{result.simulated.arrivals:,.0f} s took {result.simulated.duration:,.0f} s: the engine that is modelled "
+                f"is overloaded; see --speedup and --seconds-per-prompt-token",
+                file=sys.stderr,
+            )
+            return
 
 
 def _say_refused(results: list[ReplayResult]) -> None:
@@ -157,15 +180,16 @@ def _say_refused(results: list[ReplayResult]) -> None:
 
 
 def _as_dict(result: ReplayResult) -> dict[str, Any]:
-    return {**dataclasses.asdict(result), "hit_rate": result.hit_rate, "blocks_per_second": result.blocks_per_second}
+    content = dataclasses.asdict(result)
+    if content["simulated"] is not None:
+        for name in ("first_token", "queueing"):
+            content["simulated"][name] = dict(zip(("p50", "p90", "p99"), content["simulated"][name], strict=True))
+    return {**content, "hit_rate": result.hit_rate, "blocks_per_second": result.blocks_per_second}
 
 
-def _flat(result: ReplayResult) -> dict[str, Any]:
-    """One level of names: causes_num_evicted, simulated_duration."""
+def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """One level of names: misses_evicted, simulated_first_token_p99."""
     flat: dict[str, Any] = {}
-    for name, value in _as_dict(result).items():
-        if isinstance(value, dict):
-            flat |= {f"{name}_{inner}": entry for inner, entry in value.items()}
-        else:
-            flat[name] = value
-    return {name: "/".join(map(str, value)) if isinstance(value, tuple) else value for name, value in flat.items()}
+    for name, value in content.items():
+        flat |= _flat(value, f"{prefix}{name}_") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat

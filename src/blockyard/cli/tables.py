@@ -50,3 +50,11 @@ def as_json(content: Row) -> str:
 def percent(share: float) -> str:
     """A share of 0 to 1 as people read it."""
     return f"{100 * share:.2f} %"
+
+
+def short_number(number: float) -> str:
+    """Three digits and a unit: 160 k, 1.60 M."""
+    for limit, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= limit:
+            return f"{number / limit:.3g}{unit}"
+    return f"{number:.3g}"

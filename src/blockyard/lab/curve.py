@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidArgument, PolicyError
 from .knee import find_knee
-from .policy_names import OPTIMUM, policy_for
+from .policy_names import OPTIMUM, PolicyName, label_of, place_of, policy_for
 from .references import References
 from .simulation.belady import Belady
 from .simulation.policy_run import PolicyRun
@@ -45,7 +45,7 @@ class HitCurves:
 
 def hit_curves(
     references: References,
-    policies: Sequence[str],
+    policies: Sequence[PolicyName],
     sizes: Sequence[int],
     *,
     name: str = "",
@@ -55,17 +55,21 @@ def hit_curves(
 ) -> HitCurves:
     """Run every policy at every size.
 
-    policies: names as `parse_policies` gives them; "optimum" is Belady's. sizes: blocks, ascending. LRU takes one pass
+    policies: names as `parse_policies` gives them, or what makes a policy from a number of blocks, known by its
+    `__name__`; "optimum" is Belady's. sizes: blocks, ascending. LRU takes one pass
     for all sizes, O(references * log references); every other policy one for each. A sampled trace is run in
     caches smaller by the same rate (miniature simulation: Waldspurger et al., USENIX ATC 2017). jobs, backend,
     on_done: as in `run_all`. Raises `InvalidArgument`.
     """
     if not policies or not sizes:
         raise InvalidArgument(f"policies has {len(policies)} names and sizes {len(sizes)}; each needs one at least")
-    wanted = list(dict.fromkeys(policies))
+    wanted = [label_of(policy) for policy in policies]
+    made = dict(zip(wanted, policies, strict=True))
+    if len(made) < len(wanted):
+        raise InvalidArgument(f"policies has {', '.join(wanted)}; each name may stand once")
     capacities = [max(round(size * references.rate), 1) for size in sizes]
     others = [policy for policy in wanted if policy != "lru"]
-    cells = [(references, policy, capacity) for policy in others for capacity in capacities]
+    cells = [(references, made[policy], capacity) for policy in others for capacity in capacities]
     counted = iter(run_all(count_hits, cells, jobs=jobs, backend=backend, on_done=on_done))
     num_hits = {policy: np.array([next(counted) for _ in capacities], np.int64) for policy in others}
     stack = lru_hits(references)
@@ -75,6 +79,7 @@ def hit_curves(
     num_hits = {policy: num_hits[policy] for policy in wanted}
     hit_rates = {policy: _rates(references, hits) for policy, hits in num_hits.items()}
     best = next((policy for policy in wanted if policy != OPTIMUM), wanted[0])
+    infinite = float(_rates(references, stack[-1:])[0])
     return HitCurves(
         trace=name,
         tokens_a_block=references.tokens_a_block,
@@ -85,14 +90,14 @@ def hit_curves(
         sizes=np.array(sizes, np.int64),
         hit_rates=hit_rates,
         num_hits=num_hits,
-        infinite=float(_rates(references, stack[-1:])[0]),
+        infinite=infinite,
         error=_sampling_errors(references, capacities) if references.halvings and "lru" in wanted else {},
-        knee=find_knee(np.array(sizes, np.float64), hit_rates[best]),
+        knee=find_knee(np.array(sizes, np.float64), hit_rates[best], references.working_set, infinite),
         knee_policy=best,
     )
 
 
-def count_hits(references: References, policy: str, capacity: int) -> int:
+def count_hits(references: References, policy: PolicyName, capacity: int) -> int:
     """Block references that hit in `capacity` blocks. O(references * cost of the policy).
 
     Raises `PolicyError` where a policy raises or names what is not cached.
@@ -107,7 +112,10 @@ def count_hits(references: References, policy: str, capacity: int) -> int:
     try:
         run.run(ids, starts)
     except Exception as error:
-        raise PolicyError(f"policy {policy}, {capacity} blocks: {type(error).__name__}: {error}") from error
+        where = place_of(error)
+        raise PolicyError(
+            f"policy {label_of(policy)}, {capacity} blocks{where}: {type(error).__name__}: {error}"
+        ) from error
     return run.num_hits
 
 

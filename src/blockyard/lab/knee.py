@@ -6,14 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def find_knee(sizes: NDArray[np.float64], hit_rates: NDArray[np.float64]) -> int:
-    """The index of the point farthest above the line from the first point to the last.
+def find_knee(sizes: NDArray[np.float64], hit_rates: NDArray[np.float64], working_set: float, infinite: float) -> int:
+    """The index of the point farthest above the line from no cache at all to a cache of everything.
 
-    sizes, hit_rates: (S,), sizes ascending, S at least 1. Both axes are scaled to 0 to 1, sizes not by their logarithm:
-    a block costs the same anywhere (Kneedle: Satopää et al., ICDCS workshops 2011). A curve that never rises has its
-    knee at its first point. O(S).
+    sizes, hit_rates: (S,), S at least 1. working_set: blocks of everything; infinite: the hit rate with them, the ends
+    of the line, so the answer does not depend on which sizes are asked for. Both axes are scaled to 0 to 1, sizes not
+    by their logarithm: a block costs the same anywhere (Kneedle: Satopää et al., ICDCS workshops 2011). A trace without
+    hits has its knee at the first size. O(S).
     """
-    rise, run = hit_rates[-1] - hit_rates[0], sizes[-1] - sizes[0]
-    if rise <= 0 or run <= 0:
+    if infinite <= 0:
         return 0
-    return int(np.argmax((hit_rates - hit_rates[0]) / rise - (sizes - sizes[0]) / run))
+    return int(np.argmax(hit_rates / infinite - sizes / working_set))

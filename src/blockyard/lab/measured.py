@@ -27,10 +27,12 @@ def never_fits(cache: KVCacheManager, num_tokens: int) -> str:
 class SimulatedTime:
     """What the service-time model makes of a replay by timestamps, in its seconds.
 
-    duration: from the first arrival to the last token. first_token, queueing: (median, 90th, 99th percentile) from
-    arrival to the first output token, and to the first computed token. num_steps: of the engine.
+    arrivals, duration: from the first arrival to the last one, and to the last token. first_token, queueing: (median,
+    90th, 99th percentile) from arrival to the first output token, and to the first computed token. num_steps: of the
+    engine.
     """
 
+    arrivals: float
     duration: float
     num_steps: int
     first_token: tuple[float, float, float]

@@ -132,8 +132,9 @@ def _running(given: Situation, running: int) -> str:
     if given.running_given or given.traffic is None:
         return f"{running} requests are at work at once on a replica, as given, {hold}."
     rate = (given.traffic.num_requests - 1) / given.traffic.duration
+    each = " on each replica" if given.num_replicas > 1 else ""
     return (
-        f"{running} requests are at work at once, {hold}: the trace has {rate:.2f} arrivals a second and "
+        f"{running} requests are at work at once{each}, {hold}: the trace has {rate:.2f} arrivals a second and "
         f"{given.traffic.mean_output:.0f} tokens an output, at {given.seconds_per_token:g} s each. Queues and the time "
         f"of prompts are not in it; give the number if you know it."
     )
@@ -169,8 +170,9 @@ def _further_hits(given: Situation) -> list[str]:
     sentences = []
     if given.num_replicas > 1:
         sentences.append(
-            f"The trace is taken as the traffic of one replica. If it is that of all {given.num_replicas}, a router "
-            f"that sends equal prefixes to the same replica makes the rates higher, one that does not makes them lower."
+            f"The trace is the traffic of all {given.num_replicas} replicas, which have equal parts of the requests at "
+            f"work. Hit rates are those of one replica's cache that sees every request: a router that sends equal "
+            f"prefixes to the same replica does better, one that does not does worse."
         )
     if given.cpu_gib:
         sentences.append(

@@ -27,7 +27,7 @@ class HitsAt:
 
 @dataclass(frozen=True, slots=True)
 class HitForecast:
-    """Hit rates of one replica that serves the whole trace.
+    """Hit rates of one replica's cache that sees the whole trace.
 
     expected: in the blocks that running requests leave. whole_pool: in all of them, the upper end of the range.
     one_more_gib, tenth_more: as expected, with one GiB more on each GPU, and with a tenth more blocks. with_cpu: as

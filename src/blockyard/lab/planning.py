@@ -107,8 +107,9 @@ def plan_capacity(
     that may be used. activation_gib: all that a step takes beside weights and blocks, on each GPU.
     lengths: tokens of a request, prompt and output. max_num_seqs: requests that the engine runs at once at most; no
     limit but memory if None. running: requests expected at work on a replica; None for the traffic's arrivals a second
-    times mean output times seconds_per_token. cpu_gib: host memory of a tier, for all GPUs together.
-    traffic: lengths and arrivals of a trace, that of one replica. references: its contents; hit rates are theirs.
+    times mean output times seconds_per_token, divided by the replicas. cpu_gib: host memory of a tier, for all GPUs.
+    traffic: lengths and arrivals of a trace, that of all replicas. references: its contents; hit rates are those of one
+    cache that sees all of them.
     policy: who is evicted.
 
     O(references * log references) for LRU, else O(references * cost of the policy) for each of five sizes.
@@ -120,7 +121,7 @@ def plan_capacity(
     num_replicas = _num_replicas(spec, num_gpus)
     limit = _limit(spec, max_num_seqs)
     wanted = _lengths(lengths)
-    at_work = _running(running, traffic, seconds_per_token, limit)
+    at_work = _running(running, traffic, num_replicas, seconds_per_token, limit)
     memory = GpuAssumptions(gpu_memory_gib, weights_gib, activation_gib, gpu_memory_utilization)
     situation = Situation(
         spec=spec,
@@ -257,9 +258,13 @@ def _requests_at(given: Situation, label: str, length: int, num_blocks: int) -> 
 
 
 def _running(
-    running: int | None, traffic: TraceLengths | None, seconds_per_token: float, limit: int | None
+    running: int | None,
+    traffic: TraceLengths | None,
+    num_replicas: int,
+    seconds_per_token: float,
+    limit: int | None,
 ) -> int | None:
-    """Requests at work on a replica: as given, or as the traffic's arrivals have it, at most `limit`."""
+    """Requests at work on a replica: as given, or its part of what the traffic's arrivals come to, at most `limit`."""
     seconds = require_number("seconds_per_token", seconds_per_token)
     if not 0 < seconds <= 3600:
         raise InvalidArgument(f"seconds_per_token is {seconds}; it must be above 0 and at most 3600")
@@ -268,4 +273,4 @@ def _running(
     at_work = None if traffic is None else traffic.mean_running(seconds)
     if at_work is None:
         return None
-    return min(max(-int(-at_work // 1), 1), MAX_SEQS if limit is None else limit)
+    return min(max(-int(-at_work // num_replicas), 1), MAX_SEQS if limit is None else limit)

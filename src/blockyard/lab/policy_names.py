@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from ..core.policies import POLICIES, make_policy
 from ..core.policies.base import EvictionPolicy
 from ..errors import InvalidArgument, PolicyError
 
+#: A name, or what makes a policy from a number of blocks: its class, say.
+PolicyName = str | Callable[[int], EvictionPolicy]
 #: The offline optimum stands in lists beside policies; no pool can run it.
 OPTIMUM = "optimum"
 
@@ -26,8 +30,12 @@ def parse_policies(text: str) -> list[str]:
     return names
 
 
-def policy_of(name: str) -> object:
+def policy_of(name: PolicyName) -> object:
     """What `CacheConfig(eviction_policy=...)` takes for this name."""
+    if not isinstance(name, str):
+        if not callable(name):
+            raise InvalidArgument(f"policies has {name!r}; it must be a name, or make an EvictionPolicy")
+        return name
     if name in POLICIES:
         return name
     path, colon, member = name.rpartition(":")
@@ -37,7 +45,23 @@ def policy_of(name: str) -> object:
     return _member_of(Path(path), member)
 
 
-def policy_for(name: str, num_blocks: int) -> EvictionPolicy:
+def label_of(name: PolicyName) -> str:
+    """What a policy is called in results."""
+    return name if isinstance(name, str) else str(getattr(name, "__name__", repr(name)))
+
+
+def place_of(error: BaseException) -> str:
+    """Where in a policy's own file an error arose: " (mine.py:17)", or "" where no such line is known."""
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
+    return f" ({Path(lines[-1].filename).name}:{lines[-1].lineno})" if lines else ""
+
+
+def _is_ours(file: str) -> bool:
+    """Compiled code has relative names of files, and the package its own folder."""
+    return not Path(file).is_absolute() or Path(file).is_relative_to(Path(__file__).parents[1])
+
+
+def policy_for(name: PolicyName, num_blocks: int) -> EvictionPolicy:
     """A policy over ids 1 to num_blocks - 1. Raises `InvalidArgument` and `PolicyError` as `make_policy`."""
     return make_policy(policy_of(name), num_blocks)
 

@@ -208,8 +208,8 @@ def _named_blocks(trace: Trace, request: TraceRequest, block_size: int) -> NDArr
     if request.token_ids is not None:
         return name_blocks(request.token_ids, block_size)
     raise TraceError(
-        f"{trace.name} has lengths and arrivals and says nothing of contents, so no hit rate can be known from it; "
-        f"replay it with --timed for the blocks that it needs"
+        f"{trace.name} has lengths and arrivals and says nothing of contents, so neither its hit rate nor the "
+        f"blocks of all prompts can be known; a replay with sizes in numbers says how many blocks its requests need"
     )
 
 

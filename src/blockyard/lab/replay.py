@@ -15,7 +15,7 @@ from ..errors import InvalidArgument
 from .causes import Causes
 from .expansion import Expansion
 from .measured import REPORT_EVERY, ReplayResult, SimulatedTime, Tally, never_fits
-from .policy_names import policy_of
+from .policy_names import PolicyName, label_of, policy_of
 from .service import ServiceModel, TimedRun
 from .trace import Trace
 
@@ -24,7 +24,8 @@ from .trace import Trace
 class ReplayOptions:
     """How to replay.
 
-    num_blocks: of the pool, the null block included. block_size: tokens. policy: a name as `parse_policies` gives it.
+    num_blocks: of the pool, the null block included. block_size: tokens. policy: a name as `parse_policies` gives it,
+    or what makes one from a number of blocks.
     max_model_len: tokens of the longest request, prompt and output; a longer one is refused.
     max_num_seqs: requests at once, when replayed by timestamps. watermark: share of blocks kept free at admission.
     find_causes: whether to find the cause of every miss. strict: raise `TraceError`
@@ -34,7 +35,7 @@ class ReplayOptions:
 
     num_blocks: int
     block_size: int = 16
-    policy: str = "lru"
+    policy: PolicyName = "lru"
     max_model_len: int = 131072
     max_num_seqs: int = 256
     watermark: float = 0.0
@@ -89,7 +90,7 @@ def replay(
         simulated = TimedRun(trace, cache, tally, causes, options.service, options.strict).run(on_request)
     seconds = clock() - started
     cache.check()
-    return tally.result(options.policy, cache, causes, seconds, simulated)
+    return tally.result(label_of(options.policy), cache, causes, seconds, simulated)
 
 
 def _one_after_another(

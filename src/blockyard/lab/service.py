@@ -108,6 +108,7 @@ class TimedRun:
         self._service = service
         self._strict = strict
         self._now = 0.0
+        self._last_arrival = 0.0
         self._num_steps = 0
         self._waiting: deque[_Job] = deque()
         self._running: list[_Job] = []
@@ -126,7 +127,13 @@ class TimedRun:
                 following = next(arriving, None)
             self._admit()
             self._step()
-        return SimulatedTime(self._now, self._num_steps, _percentiles(self._first_token), _percentiles(self._queueing))
+        return SimulatedTime(
+            self._last_arrival,
+            self._now,
+            self._num_steps,
+            _percentiles(self._first_token),
+            _percentiles(self._queueing),
+        )
 
     def _jobs(self, on_request: Callable[[int], None] | None) -> Iterator[_Job]:
         """The requests that can run at all, as they arrive."""
@@ -137,7 +144,7 @@ class TimedRun:
             if problem:
                 self._tally.refuse(number, problem, self._strict)
             else:
-                arrival = request.arrival / self._service.speedup
+                self._last_arrival = arrival = request.arrival / self._service.speedup
                 yield _Job(request, arrival, prompt, int(output[0]), len(output))
             if on_request is not None and number % REPORT_EVERY == 0:
                 on_request(number)

@@ -12,7 +12,8 @@ class EvictionPolicy:
 
     - `insert(block, key, depth)`: the block became idle. `key` (an integer below 2**62) names its content and
       everything before it: equal content has an equal key, before and after an eviction. `depth` is its position in
-      its sequence. A sequence is inserted from its last block to its first, so that among equals a suffix goes first.
+      its sequence, 0 for the first block. A sequence is inserted from its last block to its first, so that among equals
+      a suffix goes first.
     - `hit(block, key)`: a prompt hit the block, idle or held; `remove` follows if it was idle.
     - `remove(block)`: the idle block was revived and may not be chosen now.
     - `clear()`: the cache was reset; no block is idle any more.
@@ -28,22 +29,22 @@ class EvictionPolicy:
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:
         """`block` became idle."""
-        raise NotImplementedError
+        raise NotImplementedError("an EvictionPolicy must have insert()")
 
     def hit(self, block: i64, key: i64) -> None:
         """A prompt hit `block`, idle or held. Does nothing unless overridden."""
 
     def remove(self, block: i64) -> None:
         """The idle `block` was revived."""
-        raise NotImplementedError
+        raise NotImplementedError("an EvictionPolicy must have remove()")
 
     def evict(self) -> i64:
         """Choose an idle block; it is idle no longer."""
-        raise NotImplementedError
+        raise NotImplementedError("an EvictionPolicy must have evict()")
 
     def clear(self) -> None:
         """No block is idle any more: the cache was reset."""
-        raise NotImplementedError
+        raise NotImplementedError("an EvictionPolicy must have clear()")
 
     def grow(self, num_blocks: int) -> None:
         """Ids now go up to num_blocks - 1."""

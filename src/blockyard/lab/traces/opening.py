@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...arguments import require_bool, require_int
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, TraceError
 from ..trace import Trace
 from .formats import FORMATS, find_format
 from .generators import GENERATORS
@@ -52,6 +52,8 @@ def open_trace(
         raise InvalidArgument(f"source is {source!r}; it must be a file's path or a generator such as chat:seed=1")
     if isinstance(source, str) and source.partition(":")[0] in GENERATORS:
         return _generated(source, format, tokenizer, max_requests)
+    if isinstance(source, str) and "=" in source and ":" in source and not Path(source).exists():
+        raise TraceError(f"there is no file {source}, and no generator; generators are {', '.join(GENERATORS)}")
     path = SHIPPED if source in _SHIPPED_NAMES else Path(source)
     trace = FileTrace(path, find_format(path, format, tokenizer), strict)
     return trace if max_requests is None else FirstRequests(trace, max_requests)
@@ -79,7 +81,7 @@ def _generated(spec: str, wanted: str, tokenizer: str | None, max_requests: int 
     options: dict[str, Any] = {"requests": 1000, "seed": 0}
     named: set[str] = set()
     for assignment in filter(None, text.split(",")):
-        name, equals, value = assignment.partition("=")
+        name, equals, value = (part.strip() for part in assignment.partition("="))
         if not equals or name in named:
             raise InvalidArgument(f"{spec} has {assignment!r}; options are written name=value, each once")
         named.add(name)
