@@ -162,8 +162,8 @@ def _say_overload(results: list[ReplayResult]) -> None:
         if result.simulated is not None and result.simulated.duration > 1.2 * result.simulated.arrivals:
             print(
                 f"blockyard: {result.policy}, {result.num_blocks:,} blocks: requests that arrive within "
-                f"{result.simulated.arrivals:,.0f} s took {result.simulated.duration:,.0f} s: the engine that is modelled "
-                f"is overloaded; see --speedup and --seconds-per-prompt-token",
+                f"{result.simulated.arrivals:,.0f} s took {result.simulated.duration:,.0f} s: this engine is "
+                f"overloaded; see --speedup and --seconds-per-prompt-token",
                 file=sys.stderr,
             )
             return
