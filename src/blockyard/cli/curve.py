@@ -10,6 +10,7 @@ from ..core.policies import POLICIES
 from ..errors import InvalidArgument
 from ..lab.curve import HitCurves, hit_curves
 from ..lab.drawing import draw_curves
+from ..lab.output_file import require_output
 from ..lab.page import write_page
 from ..lab.policy_names import OPTIMUM, parse_policies
 from ..lab.references import MAX_REFERENCES, References, read_references
@@ -30,6 +31,7 @@ def run_curve(options: argparse.Namespace) -> int:
     for path in options.output:
         if Path(path).suffix not in _WRITERS:
             raise InvalidArgument(f"output is {path!r}; it must end in {', '.join(_WRITERS)}")
+        require_output(path, tuple(_WRITERS))  # before hours of work, and before the first of several is written
     policies = parse_policies(options.policies) if options.policies else [*POLICIES, OPTIMUM]
     trace = open_chosen_trace(options)
     references = _read(options, trace)

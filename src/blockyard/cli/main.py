@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from .. import __version__
 from .._build import build_name
@@ -23,13 +25,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?" and goes on
     try:
-        return int(_function(COMMANDS[options.command])(options))
+        status = int(_function(COMMANDS[options.command])(options))
+        sys.stdout.flush()  # here, where a full disk can still be told
+        return status
     except BlockyardError as error:
         print(f"blockyard: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        _close_output()
+        return 0  # the reader has what it wanted, as of `| head -1`
+    except OSError as error:
+        print(f"blockyard: {error.strerror or error}{f': {error.filename}' * bool(error.filename)}", file=sys.stderr)
+        _close_output()
         return 2
     except KeyboardInterrupt:
         print("blockyard: interrupted", file=sys.stderr)
         return 130
+
+
+def _close_output() -> None:
+    """What is left in the buffer goes nowhere, and the interpreter does not complain of it at its end."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

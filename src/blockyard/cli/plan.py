@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 
 from ..errors import InvalidArgument
 from ..lab.plan_memory import GIB
@@ -17,6 +16,7 @@ from ..sizing.known_models import known_names
 from .amounts import parse_lengths, parse_memory
 from .plan_model import ChosenModel, chosen_model
 from .plan_report import as_json, as_text
+from .trace_options import report_skips
 
 
 def run_plan(options: argparse.Namespace) -> int:
@@ -45,7 +45,10 @@ def _check_ranks(options: argparse.Namespace) -> None:
 
 
 def _plan(options: argparse.Namespace, model: ChosenModel, trace: Trace | None) -> CapacityPlan:
-    traffic = None if trace is None else read_lengths(trace)
+    traffic = None
+    if trace is not None:
+        traffic = read_lengths(trace)
+        report_skips(trace)
     plan = plan_capacity(
         model.spec,
         gpu_memory_gib=parse_memory("--gpu-memory", options.gpu_memory) / GIB,
@@ -69,6 +72,4 @@ def _references(model: ChosenModel, trace: Trace | None, traffic: TraceLengths |
     """What the trace's prompts contain; None where it does not say."""
     if trace is None or traffic is None or not traffic.has_contents:
         return None
-    for cause, (count, first) in trace.skips.causes.items():
-        print(f"blockyard: {count} x {cause} (first: {first})", file=sys.stderr)
     return read_references(trace, block_size=model.spec.block_size)

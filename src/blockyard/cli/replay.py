@@ -9,6 +9,7 @@ import sys
 import time
 from typing import Any
 
+from ..config import MAX_MODEL_LEN
 from ..errors import InvalidArgument
 from ..lab.measured import ReplayResult
 from ..lab.policy_names import OPTIMUM, parse_policies
@@ -52,7 +53,7 @@ def replay_by_the_clock(trace: Trace, options: ReplayOptions) -> ReplayResult:
 def _cells(
     options: argparse.Namespace, trace: Trace, found: TraceSurvey, policies: list[str]
 ) -> list[tuple[Trace, ReplayOptions]]:
-    sizes = parse_sizes(options.blocks, _working_set(options, trace))
+    sizes = parse_sizes(options.blocks, _working_set(options, trace, found))
     service = _service(options) if options.timed else None
     return [
         (
@@ -61,7 +62,8 @@ def _cells(
                 num_blocks=max(size, 2),
                 block_size=options.block_size,
                 policy=policy,
-                max_model_len=found.longest_sequence,
+                # What no pool of this size could hold is a request left out, not a reason to refuse the trace.
+                max_model_len=min(found.longest_sequence, max(size, 2) * options.block_size, MAX_MODEL_LEN),
                 max_num_seqs=options.max_num_seqs,
                 watermark=options.watermark,
                 find_causes=not options.no_causes,
@@ -73,10 +75,15 @@ def _cells(
     ]
 
 
-def _working_set(options: argparse.Namespace, trace: Trace) -> int:
+def _working_set(options: argparse.Namespace, trace: Trace, found: TraceSurvey) -> int:
     """Blocks of `block_size` that would hold all prompts: what a share is of. Read only where a share is asked for."""
     if "%" not in options.blocks:
         return 0
+    if not found.has_contents:
+        raise InvalidArgument(
+            f"--blocks is {options.blocks!r}; a share is of the different blocks of a trace, and {short_name(trace)} "
+            f"says nothing of contents: give numbers, like 10k,30k"
+        )
     references = read_references(trace, block_size=options.block_size)
     return -(-references.working_set * references.tokens_a_block // int(options.block_size))
 

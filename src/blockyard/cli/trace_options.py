@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..arguments import require_int
+from ..lab.sweep import MAX_JOBS, require_backend
 from ..lab.trace import Trace
 
 #: Stands in examples and errors.
@@ -58,9 +60,9 @@ def open_chosen_trace(options: argparse.Namespace) -> Trace:
 
 def chosen_jobs(options: argparse.Namespace, num_cells: int) -> int:
     """Processes at once: what is asked for, or one a core, and no more than there is to do."""
-    if options.jobs is not None:
-        return int(options.jobs)
-    return max(1, min(len(os.sched_getaffinity(0)), num_cells))
+    require_backend(options.backend)
+    wanted = len(os.sched_getaffinity(0)) if options.jobs is None else require_int("--jobs", options.jobs, 1, MAX_JOBS)
+    return max(1, min(wanted, num_cells))
 
 
 def short_name(trace: Trace) -> str:

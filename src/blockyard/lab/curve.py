@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidArgument, PolicyError
 from .knee import find_knee
-from .policy_names import OPTIMUM, PolicyName, label_of, place_of, policy_for
+from .policy_names import OPTIMUM, PolicyName, label_of, no_exit, place_of, policy_for
 from .references import References
 from .simulation.belady import Belady
 from .simulation.policy_run import PolicyRun
@@ -77,7 +77,7 @@ def hit_curves(
         policy: stack[np.minimum(capacities, len(stack) - 1)] for policy in wanted if policy == "lru"
     } | num_hits
     num_hits = {policy: num_hits[policy] for policy in wanted}
-    hit_rates = {policy: _rates(references, hits) for policy, hits in num_hits.items()}
+    hit_rates = {policy: _within_bound(references, sizes, hits) for policy, hits in num_hits.items()}
     best = next((policy for policy in wanted if policy != OPTIMUM), wanted[0])
     infinite = float(_rates(references, stack[-1:])[0])
     return HitCurves(
@@ -108,14 +108,13 @@ def count_hits(references: References, policy: PolicyName, capacity: int) -> int
         optimum.run(starts)
         return optimum.num_hits
     longest = references.longest_sampled
-    run = PolicyRun(policy_for(policy, capacity + longest + 1), capacity, references.num_contents, longest)
-    try:
-        run.run(ids, starts)
-    except Exception as error:
-        where = place_of(error)
-        raise PolicyError(
-            f"policy {label_of(policy)}, {capacity} blocks{where}: {type(error).__name__}: {error}"
-        ) from error
+    with no_exit(label_of(policy)):
+        run = PolicyRun(policy_for(policy, capacity + longest + 1), capacity, references.num_contents, longest)
+        try:
+            run.run(ids, starts)
+        except Exception as error:
+            where = f"policy {label_of(policy)}, {capacity} blocks{place_of(error)}"
+            raise PolicyError(f"{where}: {type(error).__name__}: {error}") from error
     return run.num_hits
 
 
@@ -132,6 +131,13 @@ def _rates(references: References, hits: NDArray[np.int64]) -> NDArray[np.float6
     expected = references.num_references * references.rate
     rates = (hits + (expected - len(references.ids))) / expected if references.halvings else hits / expected
     return np.clip(rates, 0.0, 1.0)
+
+
+def _within_bound(references: References, sizes: Sequence[int], hits: NDArray[np.int64]) -> NDArray[np.float64]:
+    """No request hits more blocks than the cache has. A sample's smallest cache, of one block, stands for many, and
+    says too much of those with fewer."""
+    rates = _rates(references, hits)
+    return np.minimum(rates, np.array(sizes, np.float64) * references.num_requests / references.num_references)
 
 
 def _sampling_errors(references: References, capacities: Sequence[int]) -> dict[str, NDArray[np.float64]]:

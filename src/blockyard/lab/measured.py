@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from ..core.manager import KVCacheManager
 from ..errors import TraceError
 from .causes import Causes, MissedTokens
+from .trace import TraceRequest
 
 #: Requests between two reports of progress.
 REPORT_EVERY = 256
 
 
-def never_fits(cache: KVCacheManager, num_tokens: int) -> str:
-    """Why a request of `num_tokens`, prompt and output, cannot run even alone; "" if it can. O(1)."""
-    config = cache.config
+def never_fits(cache: KVCacheManager, request: TraceRequest) -> str:
+    """Why a request with its output cannot run even alone; "" if it can. O(1): nothing of it is made to find out."""
+    config, num_tokens = cache.config, request.num_prompt_tokens + max(request.num_output_tokens, 1)
     num_blocks, usable = -(-num_tokens // config.block_size), config.num_blocks - 1 - config.watermark_blocks
-    if num_tokens > config.max_model_len:
-        return f"it has {num_tokens} tokens with its output; max_model_len is {config.max_model_len}"
     if num_blocks > usable:
         return f"it needs {num_blocks} blocks of {config.block_size} tokens with its output; the pool can give {usable}"
+    if num_tokens > config.max_model_len:
+        return f"it has {num_tokens} tokens with its output; max_model_len is {config.max_model_len}"
     return ""
 
 

@@ -20,17 +20,22 @@ def require_output(path: str | os.PathLike[str], suffixes: Sequence[str]) -> Pat
             raise InvalidArgument(f"path is {str(found)!r}; there is no folder {str(found.parent)!r}")
         if found.is_dir():
             raise InvalidArgument(f"path is {str(found)!r}, which is a folder; it must be a file")
+        if found.exists() and not found.is_file():
+            raise InvalidArgument(f"path is {str(found)!r}, which is a pipe or a device; it must be a file")
+        if not os.access(found.parent, os.W_OK):
+            raise InvalidArgument(f"path is {str(found)!r}; nothing can be written in {str(found.parent)!r}")
     return found
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write into a file beside `path`, and then put it in its place. Raises `InvalidArgument` if that cannot be."""
-    # Only the end of the name: a name may be as long as the file system allows, and this one must not be longer.
-    partial = path.with_name(f".{path.name[-50:]}.partial")
     with _told(path):
+        target = Path(os.path.realpath(path))  # what a link leads to is written, and the link stays
+        # Only the end of the name: a name may be as long as the file system allows, and this one must not be longer.
+        partial = target.with_name(f".{target.name[-50:]}.partial")
         try:
             partial.write_bytes(content)
-            partial.replace(path)
+            partial.replace(target)
         finally:
             with suppress(OSError, ValueError):
                 partial.unlink()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 from ..core.policies import POLICIES, make_policy
 from ..core.policies.base import EvictionPolicy
@@ -66,18 +70,43 @@ def policy_for(name: PolicyName, num_blocks: int) -> EvictionPolicy:
     return make_policy(policy_of(name), num_blocks)
 
 
+@contextmanager
+def no_exit(name: str) -> Iterator[None]:
+    """A policy's own code cannot end the command, which would end with success and without a number.
+
+    Only what no `except Exception` catches becomes a `PolicyError` here; Ctrl-C stays what it is.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise PolicyError(f"policy {name}: it raised {type(error).__name__}: {error}") from error
+
+
 def _member_of(path: Path, member: str) -> object:
-    if not path.is_file():
+    # os.path answers False where Path raises: for a name that is longer than any file's.
+    if not os.path.isfile(path):
         raise InvalidArgument(f"policies names {path}; there is no such file")
+    found: object = getattr(_loaded(path), member, None)
+    if not callable(found):
+        raise InvalidArgument(f"policies names {member} in {path}; there is no such class")
+    return found
+
+
+def _loaded(path: Path) -> ModuleType:
+    """The file as a module, which dataclasses and others look for in sys.modules while it is being made."""
     spec = importlib.util.spec_from_file_location(f"_blockyard_policy_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise InvalidArgument(f"policies names {path}; it must be a Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     try:
-        spec.loader.exec_module(module)
+        with no_exit(str(path)):
+            spec.loader.exec_module(module)
     except Exception as error:
+        del sys.modules[spec.name]
+        if isinstance(error, PolicyError):
+            raise
         raise PolicyError(f"{path}: it raised {type(error).__name__}: {error}") from error
-    found: object = getattr(module, member, None)
-    if not callable(found):
-        raise InvalidArgument(f"policies names {member} in {path}; there is no such class")
-    return found
+    return module

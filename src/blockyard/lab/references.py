@@ -18,7 +18,9 @@ from .trace import Trace, TraceRequest
 MAX_REFERENCES = 2**23
 #: A trace may be sampled down to one content in 2**40.
 _MOST_HALVINGS = 40
+#: Requests that are taken up at once; and prompt tokens, as their arrays may be long ones.
 _REQUESTS_A_CHUNK = 4096
+_TOKENS_A_CHUNK = 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +196,13 @@ class _Sample:
 
 def _chunks(trace: Trace) -> Iterator[list[TraceRequest]]:
     chunk: list[TraceRequest] = []
+    num_tokens = 0
     for request in trace:
         chunk.append(request)
-        if len(chunk) == _REQUESTS_A_CHUNK:
+        num_tokens += request.num_prompt_tokens
+        if len(chunk) == _REQUESTS_A_CHUNK or num_tokens >= _TOKENS_A_CHUNK:
             yield chunk
-            chunk = []
+            chunk, num_tokens = [], 0
     yield chunk
 
 

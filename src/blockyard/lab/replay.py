@@ -15,7 +15,7 @@ from ..errors import InvalidArgument
 from .causes import Causes
 from .expansion import Expansion
 from .measured import REPORT_EVERY, ReplayResult, SimulatedTime, Tally, never_fits
-from .policy_names import PolicyName, label_of, policy_of
+from .policy_names import PolicyName, label_of, no_exit, policy_of
 from .service import ServiceModel, TimedRun
 from .trace import Trace
 
@@ -80,6 +80,16 @@ def replay(
     reads none of itself. O(tokens of the trace). Raises `TraceError` with
     `strict` for a request that never fits, and what the trace's reader raises.
     """
+    with no_exit(label_of(options.policy)):
+        return _replayed(trace, options, on_request, clock)
+
+
+def _replayed(
+    trace: Trace,
+    options: ReplayOptions,
+    on_request: Callable[[int], None] | None,
+    clock: Callable[[], float],
+) -> ReplayResult:
     cache, started = options.make_cache(), clock()
     tally = Tally()
     causes = Causes(trace.hash_block_size, options.block_size) if options.find_causes else None
@@ -105,11 +115,11 @@ def _one_after_another(
     expansion = Expansion(trace)
     tally.peak_running = 1
     for number, request in enumerate(trace, 1):
-        prompt, output = expansion.prompt(request), expansion.output(request)
-        problem = never_fits(cache, len(prompt) + len(output))
+        problem = never_fits(cache, request)
         if problem:
             tally.refuse(number, problem, options.strict)
         else:
+            prompt, output = expansion.prompt(request), expansion.output(request)
             _serve(cache, prompt, output)
             if causes is not None:
                 causes.add(request)

@@ -18,6 +18,10 @@ from .expansion import Expansion
 from .measured import REPORT_EVERY, SimulatedTime, Tally, never_fits
 from .trace import Trace, TraceRequest
 
+#: Beyond these the simulated clock would lose its seconds, or run to infinity.
+MAX_SECONDS = 3600
+MAX_SPEEDUP = 1e6
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceModel:
@@ -41,11 +45,13 @@ class ServiceModel:
     def __post_init__(self) -> None:
         for name in ("per_step", "per_prompt_token", "per_decode", "per_context_token"):
             value = require_number(f"seconds_{name}", getattr(self, f"seconds_{name}"))
-            if value < 0:
-                raise InvalidArgument(f"seconds_{name} is {value}; it must be at least 0")
+            if not 0 <= value <= MAX_SECONDS:
+                raise InvalidArgument(f"seconds_{name} is {value}; it must be from 0 to {MAX_SECONDS}")
         require_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**31 - 1)
-        if require_number("speedup", self.speedup) <= 0:
-            raise InvalidArgument(f"speedup is {self.speedup}; it must be above 0")
+        if not 1 / MAX_SPEEDUP <= require_number("speedup", self.speedup) <= MAX_SPEEDUP:
+            raise InvalidArgument(
+                f"speedup is {self.speedup}; it must be above 0, from {1 / MAX_SPEEDUP:g} to {MAX_SPEEDUP:g}"
+            )
 
     def step_seconds(self, num_prompt_tokens: int, num_decodes: int, num_context_tokens: int) -> float:
         """Seconds of one step."""
@@ -110,21 +116,22 @@ class TimedRun:
         self._now = 0.0
         self._last_arrival = 0.0
         self._num_steps = 0
+        #: Set back, or next to be admitted. The others that have arrived stay in the trace, so that memory is bounded
+        #: where they arrive faster than they are served.
         self._waiting: deque[_Job] = deque()
+        self._arriving: Iterator[_Job] = iter(())
+        self._following: _Job | None = None
         self._running: list[_Job] = []
         self._first_token: list[float] = []
         self._queueing: list[float] = []
 
     def run(self, on_request: Callable[[int], None] | None) -> SimulatedTime:
         """Run the trace to its end."""
-        arriving = self._jobs(on_request)
-        following = next(arriving, None)
-        while following is not None or self._waiting or self._running:
-            if following is not None and not self._waiting and not self._running:
-                self._now = max(self._now, following.arrival)
-            while following is not None and following.arrival <= self._now:
-                self._waiting.append(following)
-                following = next(arriving, None)
+        self._arriving = self._jobs(on_request)
+        self._following = next(self._arriving, None)
+        while self._following is not None or self._waiting or self._running:
+            if self._following is not None and not self._waiting and not self._running:
+                self._now = max(self._now, self._following.arrival)
             self._admit()
             self._step()
         return SimulatedTime(
@@ -139,11 +146,11 @@ class TimedRun:
         """The requests that can run at all, as they arrive."""
         expansion = Expansion(self._trace)
         for number, request in enumerate(self._trace, 1):
-            prompt, output = expansion.prompt(request), expansion.output(request)
-            problem = never_fits(self._cache, len(prompt) + len(output))
+            problem = never_fits(self._cache, request)
             if problem:
                 self._tally.refuse(number, problem, self._strict)
             else:
+                prompt, output = expansion.prompt(request), expansion.output(request)
                 self._last_arrival = arrival = request.arrival / self._service.speedup
                 yield _Job(request, arrival, prompt, int(output[0]), len(output))
             if on_request is not None and number % REPORT_EVERY == 0:
@@ -152,8 +159,7 @@ class TimedRun:
     def _admit(self) -> None:
         """Start waiting requests while the manager takes them and a step has room for their prompts."""
         left = self._service.max_num_batched_tokens - len(self._running)
-        while self._waiting and left > 0:
-            job = self._waiting[0]
+        while left > 0 and (job := self._next_waiting()) is not None:
             try:
                 job.seq = self._cache.allocate(job.tokens(), resumed=job.admitted)
             except (OutOfBlocks, OutOfRows):
@@ -164,6 +170,13 @@ class TimedRun:
             job.admitted = True
             left -= self._num_left(job)
         self._tally.peak_running = max(self._tally.peak_running, len(self._running))
+
+    def _next_waiting(self) -> _Job | None:
+        """The first in the queue, or None where nobody waits now."""
+        if not self._waiting and self._following is not None and self._following.arrival <= self._now:
+            self._waiting.append(self._following)
+            self._following = next(self._arriving, None)
+        return self._waiting[0] if self._waiting else None
 
     def _num_left(self, job: _Job) -> int:
         return self._cache.num_tokens(job.seq) - self._cache.num_computed_tokens(job.seq)

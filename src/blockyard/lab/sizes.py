@@ -13,6 +13,7 @@ from ..errors import InvalidArgument
 _UNITS = {"": 1, "k": 1_000, "m": 1_000_000}
 _SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([km%]?)", re.IGNORECASE)
 MAX_SIZES = 10_000
+_MOST_DIGITS = 40
 
 
 def parse_sizes(text: str, working_set: int) -> list[int]:
@@ -31,6 +32,8 @@ def _parse_size(text: str, working_set: int) -> int:
     match = _SIZE.fullmatch(text)
     if match is None:
         raise InvalidArgument(f"blocks has {text!r}; a size is a number, like 1000, 10k, 1.5M, or a share, like 25%")
+    if len(match[1]) > _MOST_DIGITS:
+        raise InvalidArgument(f"blocks has a number of {len(match[1])} digits; it must be at most {MAX_BLOCKS}")
     number, unit = float(match[1]), match[2].lower()
     if unit == "%":
         return require_int("blocks", max(round(number * working_set / 100), 1), 1, MAX_BLOCKS)

@@ -53,7 +53,8 @@ class SeenContents:
         """Count a reference to the id; says whether it was there. It is now."""
         self.num_references += 1
         if not self._put(number, name):
-            if 2 * self._num_ids > len(self._slots):
+            # Few ids, or ill-chosen ones, may all survive a halving: a full table would be searched for ever.
+            while 2 * self._num_ids > len(self._slots):
                 self._make_room()
             return False
         self.num_seen += 1
