@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from blockyard.cli.main import main
-from blockyard.errors import InvalidArgument, PolicyError
+from blockyard.errors import InvalidArgument, PolicyError, TraceError
 from blockyard.lab.curve import hit_curves
 from blockyard.lab.measured import Tally
 from blockyard.lab.policy_names import policy_of
@@ -24,7 +24,7 @@ from blockyard.lab.simulation.seen import SeenContents
 from blockyard.lab.sizes import parse_sizes
 from blockyard.lab.sweep import WorkerDied, run_all
 from blockyard.lab.trace import TraceRequest
-from blockyard.lab.traces import make_trace
+from blockyard.lab.traces import make_trace, open_trace
 
 from .lab_traces import ListedTrace
 
@@ -278,3 +278,11 @@ def test_a_sampled_curve_never_passes_what_so_few_blocks_can_hit() -> None:
     bound = np.array(sizes) * sampled.num_requests / sampled.num_references
     for rates in curves.hit_rates.values():
         assert (rates <= bound).all()
+
+
+def test_the_names_of_a_line_command_no_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "names.jsonl"
+    path.write_text(json.dumps({"\x1b[31mred": 1, "two\nlines": 2}) + "\n")
+    with pytest.raises(TraceError, match="timestamp is missing; the line has") as caught:
+        list(open_trace(path, format="mooncake"))
+    assert str(caught.value).isprintable()
