@@ -282,7 +282,9 @@ def test_a_sampled_curve_never_passes_what_so_few_blocks_can_hit() -> None:
 
 def test_a_clock_that_would_lose_its_steps() -> None:
     trace = ListedTrace([TraceRequest(float(at), 20, 3, np.arange(2)) for at in (0, 2**53)])
-    with pytest.raises(TraceError, match=r"request 2 arrives after 9\.0072e\+15 s; a replay by timestamps counts up to"):
+    with pytest.raises(
+        TraceError, match=r"request 2 arrives after 9\.0072e\+15 s; a replay by timestamps counts up to"
+    ):
         replay(trace, ReplayOptions(num_blocks=50, service=ServiceModel()))
 
 
