@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from blockyard.cli.main import main
-from blockyard.errors import InvalidArgument, PolicyError
+from blockyard.errors import InvalidArgument, PolicyError, TraceError
 from blockyard.lab.curve import hit_curves
 from blockyard.lab.measured import Tally
 from blockyard.lab.policy_names import policy_of
@@ -24,7 +24,7 @@ from blockyard.lab.simulation.seen import SeenContents
 from blockyard.lab.sizes import parse_sizes
 from blockyard.lab.sweep import WorkerDied, run_all
 from blockyard.lab.trace import TraceRequest
-from blockyard.lab.traces import make_trace
+from blockyard.lab.traces import make_trace, open_trace
 
 from .lab_traces import ListedTrace
 
@@ -76,13 +76,13 @@ def test_a_policy_file_may_have_dataclasses(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("command", ["replay", "curve"])
-@pytest.mark.parametrize("evict", ["sys.exit(0)", "raise GeneratorExit", "raise BaseException('x')"])
+@pytest.mark.parametrize("evict", ["raise SystemExit(0)", "raise GeneratorExit()", "raise BaseException('x')"])
 def test_a_policy_cannot_end_the_command(
     command: str, evict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, out, err = _run(capsys, command, "--policies", _own(tmp_path, evict), "--blocks", "500", "--jobs", "1")
     assert (status, out) == (2, "")
-    assert "it raised" in err
+    assert f"it raised {evict[6:].split('(')[0]}: " in err
     assert "mine.py" in err
 
 
@@ -278,3 +278,19 @@ def test_a_sampled_curve_never_passes_what_so_few_blocks_can_hit() -> None:
     bound = np.array(sizes) * sampled.num_requests / sampled.num_references
     for rates in curves.hit_rates.values():
         assert (rates <= bound).all()
+
+
+def test_a_clock_that_would_lose_its_steps() -> None:
+    trace = ListedTrace([TraceRequest(float(at), 20, 3, np.arange(2)) for at in (0, 2**53)])
+    with pytest.raises(
+        TraceError, match=r"request 2 arrives after 9\.0072e\+15 s; a replay by timestamps counts up to"
+    ):
+        replay(trace, ReplayOptions(num_blocks=50, service=ServiceModel()))
+
+
+def test_the_names_of_a_line_command_no_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "names.jsonl"
+    path.write_text(json.dumps({"\x1b[31mred": 1, "two\nlines": 2}) + "\n")
+    with pytest.raises(TraceError, match="is missing; the line has") as caught:
+        list(open_trace(path, format="mooncake"))
+    assert str(caught.value).isprintable()

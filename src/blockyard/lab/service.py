@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..answers import SeqStatus
 from ..arguments import require_int, require_number
 from ..core.manager import KVCacheManager
-from ..errors import InvalidArgument, OutOfBlocks, OutOfRows
+from ..errors import InvalidArgument, OutOfBlocks, OutOfRows, TraceError
 from .causes import Causes
 from .expansion import Expansion
 from .measured import REPORT_EVERY, SimulatedTime, Tally, never_fits
@@ -21,6 +21,8 @@ from .trace import Trace, TraceRequest
 #: Beyond these the simulated clock would lose its seconds, or run to infinity.
 MAX_SECONDS = 3600
 MAX_SPEEDUP = 1e6
+#: 272 years: here the clock still has microseconds.
+MAX_ARRIVAL = 2**33
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ class TimedRun:
                 self._tally.refuse(number, problem, self._strict)
             else:
                 prompt, output = expansion.prompt(request), expansion.output(request)
-                self._last_arrival = arrival = request.arrival / self._service.speedup
+                self._last_arrival = arrival = _countable(request.arrival / self._service.speedup, number)
                 yield _Job(request, arrival, prompt, int(output[0]), len(output))
             if on_request is not None and number % REPORT_EVERY == 0:
                 on_request(number)
@@ -258,6 +260,14 @@ class TimedRun:
         num_computed = len(job.prompt) + job.num_chosen - 1
         self._tally.finish(num_computed, job.request.num_output_tokens, self._cache.config.block_size)
         return -1
+
+
+def _countable(arrival: float, number: int) -> float:
+    if arrival > MAX_ARRIVAL:
+        raise TraceError(
+            f"request {number} arrives after {arrival:g} s; a replay by timestamps counts up to {MAX_ARRIVAL} s"
+        )
+    return arrival
 
 
 def _percentiles(seconds: list[float]) -> tuple[float, float, float]:

@@ -21,7 +21,8 @@ def required(fields: Fields, name: str) -> Any:
     try:
         return fields[name]
     except KeyError:
-        found = ", ".join(sorted(map(str, fields))[:12])
+        # A name may hold anything, a terminal's commands too.
+        found = ", ".join(key if key.isprintable() else shown(key) for key in sorted(map(str, fields))[:12])
         raise LineProblem(f"{name} missing", f"{name} is missing; the line has {found[:200] or 'no fields'}") from None
 
 
