@@ -194,6 +194,59 @@ def test_a_client_that_leaves_before_the_answer_frees_its_blocks() -> None:
         assert running.figures()["blockyard:requests_cancelled_total"] == 1
 
 
+@pytest.mark.parametrize("early", [b"\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n", b"garbage"])
+def test_a_client_that_sent_more_before_it_left_frees_its_blocks(early: bytes) -> None:
+    """uvicorn stops reading where a next request begins too early, and would not see the end behind it."""
+    may_go_on = threading.Event()
+    lengths: list[int] = []
+
+    def is_late(tokens: torch.Tensor) -> bool:
+        lengths.append(tokens.numel())
+        if len(lengths) > 5:
+            may_go_on.wait(0.1)
+        return False
+
+    with running_server(fragile_engine(is_late)) as running:
+        client = raw_request(running, prompt=[1, 2], max_tokens=500, ignore_eos=True)
+        wait_until(lambda: len(lengths) > 5)
+        client.sendall(early)
+        time.sleep(0.1)  # it is read before the end of the connection is
+        client.close()
+        figures = running.figures
+        wait_until(lambda: figures()["blockyard:requests_cancelled_total"] == 1 or len(lengths) > 60)
+        may_go_on.set()
+        running.require_idle()
+        assert figures()["vllm:generation_tokens_total"] < 60
+
+
+def test_the_prompt_of_a_client_that_has_left_is_not_encoded() -> None:
+    """There is one thread for prompts: what nobody waits for must not hold up the others."""
+    with running_server(tiny_engine()) as running, ThreadPoolExecutor(2) as pool:
+        encoder, may_go_on, encoded = running.server.app.state.encoder, threading.Event(), []
+        encode = encoder._encode
+
+        def noted(name: str, prompt: Any) -> list[int]:
+            encoded.append(prompt)
+            may_go_on.wait(PATIENCE_SECONDS)
+            return list(encode(name, prompt))
+
+        encoder._encode = noted
+        first = pool.submit(running.post, "/v1/completions", prompt="first", max_tokens=1)
+        wait_until(lambda: encoded == ["first"])
+        clients = [raw_request(running, prompt="left", max_tokens=1, stream=stream) for stream in (False, True)]
+        tasks = running.server.server_state.tasks
+        wait_until(lambda: len(tasks) == 3)
+        time.sleep(0.1)
+        for client in clients:
+            client.close()
+        time.sleep(0.2)
+        may_go_on.set()
+        assert first.result(PATIENCE_SECONDS)[0] == 200
+        assert running.post("/v1/completions", prompt="last", max_tokens=1)[0] == 200
+        assert encoded == ["first", "last"]
+        running.require_idle()
+
+
 def test_clients_that_leave_at_any_time_leak_nothing() -> None:
     rng = np.random.default_rng(4)
     plans = [(int(rng.integers(1, 200)), float(rng.random() * 0.4), bool(rng.integers(2))) for _ in range(60)]
