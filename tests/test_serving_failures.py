@@ -158,6 +158,46 @@ def test_many_completions_of_one_prompt_survive_a_neighbour() -> None:
         running.require_idle()
 
 
+@pytest.mark.parametrize("failing_call", [1, 2, 4, 7, 12, 25, 40])
+def test_a_tokenizer_that_raises_takes_no_token_from_anybody(
+    monkeypatch: pytest.MonkeyPatch, failing_call: int
+) -> None:
+    """Whoever had taken a token before it raised gives it back; nothing is lost from a stream, or comes twice."""
+    prompts = [[3, 4, 5], [6, 7], [8, 9, 10, 11]]
+    sampling = SamplingParams(max_tokens=8, n=2, temperature=1.0, seed=3, logprobs=1, stop=("\x07\x07",))
+    wanted = tiny_engine().generate(prompts, sampling)
+    engine, calls = tiny_engine(), []
+    decode = engine.tokenizer.decode
+
+    def failing(*arguments: Any, **options: Any) -> str:
+        calls.append(arguments)
+        if len(calls) == failing_call:
+            raise FIRE
+        return str(decode(*arguments, **options))
+
+    monkeypatch.setattr(engine.tokenizer, "decode", failing)
+    numbers = [engine.add_request(prompt, sampling) for prompt in prompts]
+    texts = {(number, index): "" for number in numbers for index in range(2)}
+    results, num_failures = {}, 0
+    while engine.has_unfinished:
+        try:
+            report = engine.step(keep_on_error=True)
+        except RuntimeError:
+            num_failures += 1
+            continue
+        for token in report.new_tokens:
+            texts[token.request_id, token.index] += token.text
+        results.update({result.request_id: result for result in report.finished})
+    assert num_failures == 1
+    for number, result in zip(numbers, wanted, strict=True):
+        for got, right in zip(results[number].completions, result.completions, strict=True):
+            assert (got.token_ids, got.text, got.finish_reason) == (right.token_ids, right.text, right.finish_reason)
+            assert texts[number, got.index] == right.text
+            assert len(got.logprobs or []) == len(right.token_ids)
+    engine.cache.check()
+    assert engine.cache.num_used_blocks == 0
+
+
 def test_a_broken_engine_refuses_and_its_clients_hear_of_it() -> None:
     """What is no Exception ends the engine's thread: nobody waits for ever, and health says so."""
     with running_server(fragile_engine(lambda tokens: True, SystemExit(1))) as running:
