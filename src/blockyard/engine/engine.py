@@ -184,7 +184,7 @@ class Engine:
         priority: lower goes first; a level is worth 256 steps of waiting (`scheduling.scheduler`).
         """
         require_int("priority", priority, -_MAX_PRIORITY, _MAX_PRIORITY)
-        request = self._intake.request("prompt", prompt, sampling or SamplingParams(), priority)
+        request = self._intake.request("prompt", prompt, SamplingParams() if sampling is None else sampling, priority)
         self._scheduler.add(request)
         return request.request_id
 
