@@ -404,6 +404,8 @@ def test_bad_chats_and_sampling_lists_are_named(smollm: Any) -> None:
         engine.generate(["a", "b"], [SamplingParams()])
     with pytest.raises(InvalidArgument, match="sampling of prompt 0 is a dict; it must be SamplingParams"):
         engine.generate(["a"], [{"max_tokens": 3}])
+    with pytest.raises(InvalidArgument, match="sampling of prompt is a dict"):
+        engine.add_request([1, 2], {})
 
 
 BAD_ENGINES = [

@@ -137,6 +137,15 @@ BAD_SAMPLING = [
 ]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_penalty_that_overflows_is_one_that_is_large(llama: Any, temperature: float) -> None:
+    """Infinite logits would leave nothing to draw from, and the last token of the vocabulary would always come."""
+    engine = Engine(llama, num_blocks=60, block_size=4)
+    for penalty in (1e-30, 1e-39, 1e-45, 5e-324):
+        sampling = SamplingParams(max_tokens=4, temperature=temperature, repetition_penalty=penalty, seed=1)
+        assert set(engine.generate([[3, 4]], sampling)[0].token_ids) <= {3, 4}
+
+
 @pytest.mark.parametrize(("options", "message"), BAD_SAMPLING)
 def test_bad_sampling_is_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):

@@ -14,6 +14,8 @@ pytest.importorskip("torch")
 pytest.importorskip("fastapi")
 pytest.importorskip("openai")
 
+from pydantic import ValidationError
+
 from blockyard.errors import InvalidArgument
 from blockyard.serving import ApiError, ServerLimits
 from blockyard.serving.fields import HARMLESS, REFUSED, asked_for
@@ -157,6 +159,53 @@ def test_a_bad_chat_is_named(served: Running, fields: dict[str, Any], name: str)
     assert require_form(json.dumps(answer).encode())["param"].split(".")[0] == name
 
 
+@pytest.mark.parametrize(
+    ("fields", "name", "words"),
+    [
+        ({"prompt": []}, "prompt", "at least 1"),
+        ({"prompt": {}}, "prompt", "string"),
+        ({"prompt": [[]]}, "prompt.0", "at least 1"),
+        ({"prompt": ["a", 1]}, "prompt.1", "is 1: Input should be a valid string"),
+        ({"prompt": [[1], [2, -1]]}, "prompt.1.1", "is -1: Input should be greater"),
+        ({"stop": ["a"] * 17}, "stop", "at most 16"),
+        ({"stop": ["a", ""]}, "stop.1", "at least 1"),
+        ({"temperature": 2.5}, "temperature", "is 2.5: Input should be less than or equal to 2"),
+        ({"n": True}, "n", "is True: "),
+        ({"seed": 10**3000}, "seed", "less than"),
+        ({"max_tokens": 10**3000}, "max_tokens", "room for"),
+        ({"str": 1}, "str", "unknown field"),
+        ({"no-name": 1}, "no-name", "unknown field"),
+    ],
+)
+def test_the_error_is_of_what_was_meant(served: Running, fields: dict[str, Any], name: str, words: str) -> None:
+    status, _, answer = served.post("/v1/completions", **{"prompt": "a", **fields})
+    assert (status, answer["error"]["param"]) == (400, name)
+    assert words in answer["error"]["message"]
+    assert len(answer["error"]["message"]) < 300
+
+
+@pytest.mark.parametrize(
+    ("before", "element", "after"),
+    [
+        (b'"prompt": [', b"null", b"]"),
+        (b'"prompt": [[', b"-1", b"]]"),
+        (b'"messages": [', b"1", b"]"),
+        (b'"messages": [{"role": "user", "content": [', b"1", b"]}]"),
+        (b'"messages": [{"role": "user"}], "stop": [', b"1", b"]"),
+        (b'"messages": [{"role": "user"}], "stop_token_ids": [', b"-1", b"]"),
+    ],
+)
+def test_bad_elements_by_the_hundred_thousand_cost_one_error(before: bytes, element: bytes, after: bytes) -> None:
+    """An error for each would take seconds and a gigabyte, and every other client would wait."""
+    body = b'{"model": "tiny", ' + before + b",".join([element] * 100_000) + after + b"}"
+    kind = CompletionRequest if b"prompt" in before else ChatRequest
+    with pytest.raises(ApiError) as caught:
+        parse_request(kind, body)
+    found = caught.value.__context__
+    assert isinstance(found, ValidationError)
+    assert found.error_count() < 10
+
+
 def test_a_prompt_beyond_the_context_has_the_code_that_clients_know(served: Running) -> None:
     answer = served.post("/v1/completions", prompt="a" * 600)[2]
     assert answer["error"]["code"] == "context_length_exceeded"
@@ -173,10 +222,14 @@ def test_unknown_models_and_paths(served: Running) -> None:
         ("GET", "/openapi.json", 404),
         ("GET", "/v1/models/../../etc/passwd", 404),
         ("POST", "/v1/embeddings", 404),
+        ("GET", "/health/", 404),
+        ("GET", "/v1/models/other/", 404),
+        ("POST", "/v1/completions/", 404),
+        ("X" * 5000, "/health", 405),
     ):
         status, _, answer = served.call(method, path)
         assert status == wanted, path
-        require_form(answer)
+        assert len(require_form(answer)["message"]) < 300
 
 
 # ---------------------------------------------------------------- fields

@@ -158,6 +158,46 @@ def test_many_completions_of_one_prompt_survive_a_neighbour() -> None:
         running.require_idle()
 
 
+@pytest.mark.parametrize("failing_call", [1, 2, 4, 7, 12, 25, 40])
+def test_a_tokenizer_that_raises_takes_no_token_from_anybody(
+    monkeypatch: pytest.MonkeyPatch, failing_call: int
+) -> None:
+    """Whoever had taken a token before it raised gives it back; nothing is lost from a stream, or comes twice."""
+    prompts = [[3, 4, 5], [6, 7], [8, 9, 10, 11]]
+    sampling = SamplingParams(max_tokens=8, n=2, temperature=1.0, seed=3, logprobs=1, stop=("\x07\x07",))
+    wanted = tiny_engine().generate(prompts, sampling)
+    engine, calls = tiny_engine(), []
+    decode = engine.tokenizer.decode
+
+    def failing(*arguments: Any, **options: Any) -> str:
+        calls.append(arguments)
+        if len(calls) == failing_call:
+            raise FIRE
+        return str(decode(*arguments, **options))
+
+    monkeypatch.setattr(engine.tokenizer, "decode", failing)
+    numbers = [engine.add_request(prompt, sampling) for prompt in prompts]
+    texts = {(number, index): "" for number in numbers for index in range(2)}
+    results, num_failures = {}, 0
+    while engine.has_unfinished:
+        try:
+            report = engine.step(keep_on_error=True)
+        except RuntimeError:
+            num_failures += 1
+            continue
+        for token in report.new_tokens:
+            texts[token.request_id, token.index] += token.text
+        results.update({result.request_id: result for result in report.finished})
+    assert num_failures == 1
+    for number, result in zip(numbers, wanted, strict=True):
+        for got, right in zip(results[number].completions, result.completions, strict=True):
+            assert (got.token_ids, got.text, got.finish_reason) == (right.token_ids, right.text, right.finish_reason)
+            assert texts[number, got.index] == right.text
+            assert len(got.logprobs or []) == len(right.token_ids)
+    engine.cache.check()
+    assert engine.cache.num_used_blocks == 0
+
+
 def test_a_broken_engine_refuses_and_its_clients_hear_of_it() -> None:
     """What is no Exception ends the engine's thread: nobody waits for ever, and health says so."""
     with running_server(fragile_engine(lambda tokens: True, SystemExit(1))) as running:
@@ -192,6 +232,59 @@ def test_a_client_that_leaves_before_the_answer_frees_its_blocks() -> None:
         client.close()
         running.require_idle()
         assert running.figures()["blockyard:requests_cancelled_total"] == 1
+
+
+@pytest.mark.parametrize("early", [b"\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n", b"garbage"])
+def test_a_client_that_sent_more_before_it_left_frees_its_blocks(early: bytes) -> None:
+    """uvicorn stops reading where a next request begins too early, and would not see the end behind it."""
+    may_go_on = threading.Event()
+    lengths: list[int] = []
+
+    def is_late(tokens: torch.Tensor) -> bool:
+        lengths.append(tokens.numel())
+        if len(lengths) > 5:
+            may_go_on.wait(0.1)
+        return False
+
+    with running_server(fragile_engine(is_late)) as running:
+        client = raw_request(running, prompt=[1, 2], max_tokens=500, ignore_eos=True)
+        wait_until(lambda: len(lengths) > 5)
+        client.sendall(early)
+        time.sleep(0.1)  # it is read before the end of the connection is
+        client.close()
+        figures = running.figures
+        wait_until(lambda: figures()["blockyard:requests_cancelled_total"] == 1 or len(lengths) > 60)
+        may_go_on.set()
+        running.require_idle()
+        assert figures()["vllm:generation_tokens_total"] < 60
+
+
+def test_the_prompt_of_a_client_that_has_left_is_not_encoded() -> None:
+    """There is one thread for prompts: what nobody waits for must not hold up the others."""
+    with running_server(tiny_engine()) as running, ThreadPoolExecutor(2) as pool:
+        encoder, may_go_on, encoded = running.server.app.state.encoder, threading.Event(), []
+        encode = encoder._encode
+
+        def noted(name: str, prompt: Any) -> list[int]:
+            encoded.append(prompt)
+            may_go_on.wait(PATIENCE_SECONDS)
+            return list(encode(name, prompt))
+
+        encoder._encode = noted
+        first = pool.submit(running.post, "/v1/completions", prompt="first", max_tokens=1)
+        wait_until(lambda: encoded == ["first"])
+        clients = [raw_request(running, prompt="left", max_tokens=1, stream=stream) for stream in (False, True)]
+        tasks = running.server.server_state.tasks
+        wait_until(lambda: len(tasks) == 3)
+        time.sleep(0.1)
+        for client in clients:
+            client.close()
+        time.sleep(0.2)
+        may_go_on.set()
+        assert first.result(PATIENCE_SECONDS)[0] == 200
+        assert running.post("/v1/completions", prompt="last", max_tokens=1)[0] == 200
+        assert encoded == ["first", "last"]
+        running.require_idle()
 
 
 def test_clients_that_leave_at_any_time_leak_nothing() -> None:

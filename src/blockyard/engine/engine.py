@@ -184,7 +184,7 @@ class Engine:
         priority: lower goes first; a level is worth 256 steps of waiting (`scheduling.scheduler`).
         """
         require_int("priority", priority, -_MAX_PRIORITY, _MAX_PRIORITY)
-        request = self._intake.request("prompt", prompt, sampling or SamplingParams(), priority)
+        request = self._intake.request("prompt", prompt, SamplingParams() if sampling is None else sampling, priority)
         self._scheduler.add(request)
         return request.request_id
 
@@ -282,7 +282,16 @@ class Engine:
         return chosen
 
     def _conclude(self, step: ScheduledStep, chosen: list[list[Choice]]) -> StepReport:
-        """Tell the cache what was computed, and hand the tokens out. From here on nothing of the step can fail."""
+        """Tell the cache what was computed, and hand the tokens out. If a tokenizer raises, no branch has any."""
+        marks = [(branch, branch.mark()) for row in step.rows for branch in _takers(row.branch)]
+        try:
+            return self._hand_out(step, chosen)
+        except BaseException:
+            for branch, mark in marks:
+                branch.reset(mark)
+            raise
+
+    def _hand_out(self, step: ScheduledStep, chosen: list[list[Choice]]) -> StepReport:
         new_tokens: list[NewToken] = []
         known: list[list[int]] = []
         num_accepted = 0
@@ -339,12 +348,14 @@ def _forks(branch: Branch) -> bool:
     return len(branch.request.branches) > 1 and not branch.request.is_forked
 
 
+def _takers(branch: Branch) -> list[Branch]:
+    """Those that take the tokens chosen for a branch: all of a request's behind its prompt."""
+    return branch.request.branches if _forks(branch) else [branch]
+
+
 def _choices(chooser: StepChooser, row: Row, place: int) -> list[Choice]:
     branch, request = row.branch, row.branch.request
-    asked = [
-        Asked(request.sampling, other.index, len(request.prompt_token_ids))
-        for other in (request.branches if _forks(branch) else [branch])
-    ]
+    asked = [Asked(request.sampling, other.index, len(request.prompt_token_ids)) for other in _takers(branch)]
     if _forks(branch):
         return [chooser.choose(place, one, branch.token_ids) for one in asked]
     return chooser.verify(place, asked[0], branch.token_ids, row.draft)

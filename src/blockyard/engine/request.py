@@ -8,9 +8,11 @@ from typing import Any
 
 from .decoding.choosing import Choice
 from .decoding.speculation import Drafter
-from .decoding.text import GeneratedText
+from .decoding.text import GeneratedText, TextMark
 from .results import Completion, FinishReason, GenerationResult, NewToken, TokenLogprob
 from .sampling import SamplingParams
+
+BranchMark = tuple[int, int, FinishReason | None, TextMark]
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +63,18 @@ class Branch:
             if self.text.is_stopped:
                 self.finish_reason = FinishReason.STOP
         return NewToken(self.request.request_id, self.index, choice.token_id, piece, choice.logprob)
+
+    def mark(self) -> BranchMark:
+        """What it has now, for `reset`. O(1)."""
+        return len(self.token_ids), len(self.logprobs or ()), self.finish_reason, self.text.mark()
+
+    def reset(self, mark: BranchMark) -> None:
+        """Give back the tokens taken since."""
+        num_tokens, num_logprobs, self.finish_reason, text = mark
+        del self.token_ids[num_tokens:]
+        if self.logprobs is not None:
+            del self.logprobs[num_logprobs:]
+        self.text.reset(text)
 
     def completion(self) -> Completion:
         """What came of it; ABORT if it is not finished."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -43,7 +44,9 @@ def create_app(
     service = Service(thread, planner, TokenTexts(engine.tokenizer), limits, model_name, now())
     guard = KeyGuard(api_key)
     # The pages that FastAPI would add load scripts from elsewhere, and the bodies are read by hand.
-    app = FastAPI(title="Blockyard", lifespan=_lifespan, openapi_url=None, docs_url=None, redoc_url=None)
+    # It would also send clients from a path with a slash too many to http, and their keys with them.
+    off: dict[str, Any] = {"openapi_url": None, "docs_url": None, "redoc_url": None, "redirect_slashes": False}
+    app = FastAPI(title="Blockyard", lifespan=_lifespan, **off)
     app.state.engine_thread, app.state.encoder, app.state.limits = thread, encoder, limits
     page = MetricsPage(thread.request_figures.registry, lambda: thread.figures, model_name)
     app.include_router(openai_routes(service, guard))
@@ -73,7 +76,7 @@ async def _show_api_error(request: Request, error: Exception) -> Response:  # no
 
 async def _show_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    shown = ApiError(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}")
+    shown = ApiError(error.status_code, f"{request.method[:20]} {request.url.path[:200]}: {error.detail}")
     return JSONResponse(shown.body(), shown.status, dict(error.headers or {}))
 
 

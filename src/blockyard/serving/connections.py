@@ -8,6 +8,10 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+#: Of a next request, taken while the one before is still answered. Behind more than this nothing is read, and so the
+#: client's end is not seen either.
+_MAX_EARLY_BYTES = 2**14
+
 
 class _Patience:
     """A timer that runs from the first `start` to `stop`."""
@@ -51,6 +55,7 @@ def impatient_protocol(header_seconds: float, client_seconds: float) -> type[asy
             super().data_received(data)
             if self._is_busy():
                 self._for_headers.stop()
+                self._read_on()
             else:
                 self._for_headers.start()
 
@@ -69,6 +74,13 @@ def impatient_protocol(header_seconds: float, client_seconds: float) -> type[asy
 
         def _is_busy(self) -> bool:
             return self.cycle is not None and not self.cycle.response_complete
+
+        def _read_on(self) -> None:
+            # uvicorn stops reading at the first byte too many, and would not notice that the client has gone.
+            if self.flow.read_paused and not self.cycle.more_body:
+                early, _ = self.conn.trailing_data
+                if len(early) <= _MAX_EARLY_BYTES:
+                    self.flow.resume_reading()
 
         def _close_if_idle(self) -> None:
             self._for_headers.stop()

@@ -60,7 +60,7 @@ class Planner:
         if wanted is None:
             wanted = min(allowed, self._limits.default_max_tokens or allowed)
         if wanted < 1 or wanted > room:
-            asked = "" if request.token_limit is None else f" and 'max_tokens' is {wanted}"
+            asked = "" if request.token_limit is None else f" and 'max_tokens' is {str(wanted)[:40]}"
             times = "" if request.n == 1 else f" for each of {request.n} completions"
             raise too_long(
                 f"'{field}' has {num_prompt_tokens} tokens{asked}; there is room for {room} new tokens{times} (the "

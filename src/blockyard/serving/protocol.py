@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
+from pydantic_core import ErrorDetails
 
 from .errors import ApiError, invalid
 from .fields import asked_for
@@ -15,6 +16,9 @@ _MAX_TOKEN_ID = 2**31 - 1
 _Text = StrictStr
 _TokenId = Annotated[StrictInt, Field(ge=0, le=_MAX_TOKEN_ID)]
 _StopString = Annotated[StrictStr, Field(min_length=1, max_length=256)]
+#: Every list: a body of half a million bad elements is refused at the first, not after as many errors.
+_FIRST_ERROR = Field(fail_fast=True)
+_TokenIds = Annotated[list[_TokenId], Field(min_length=1), _FIRST_ERROR]
 
 
 class _Fields(BaseModel):
@@ -35,7 +39,7 @@ class GenerationFields(_Fields):
     temperature: Annotated[StrictFloat, Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
     top_p: Annotated[StrictFloat, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     n: Annotated[StrictInt, Field(ge=1, le=128)] = 1
-    stop: _StopString | Annotated[list[_StopString], Field(max_length=16)] = []
+    stop: _StopString | Annotated[list[_StopString], Field(max_length=16), _FIRST_ERROR] = []
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
     seed: Annotated[StrictInt, Field(ge=-(2**63), le=2**63 - 1)] | None = None
@@ -43,7 +47,7 @@ class GenerationFields(_Fields):
     min_p: Annotated[StrictFloat, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     repetition_penalty: Annotated[StrictFloat, Field(gt=0, le=2, allow_inf_nan=False)] = 1.0
     ignore_eos: StrictBool = False
-    stop_token_ids: Annotated[list[_TokenId], Field(max_length=64)] = []
+    stop_token_ids: Annotated[list[_TokenId], Field(max_length=64), _FIRST_ERROR] = []
     priority: Annotated[StrictInt, Field(ge=-(2**20), le=2**20)] = 0
 
     @property
@@ -76,9 +80,9 @@ class CompletionRequest(GenerationFields):
 
     prompt: (
         _Text
-        | Annotated[list[_TokenId], Field(min_length=1)]
-        | Annotated[list[_Text], Field(min_length=1)]
-        | Annotated[list[Annotated[list[_TokenId], Field(min_length=1)]], Field(min_length=1)]
+        | _TokenIds
+        | Annotated[list[_Text], Field(min_length=1), _FIRST_ERROR]
+        | Annotated[list[_TokenIds], Field(min_length=1), _FIRST_ERROR]
     )
     max_tokens: Annotated[StrictInt, Field(ge=1)] = 16
     logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -108,7 +112,7 @@ class Message(_Fields):
     """One message of a chat. name: taken; most chat templates do not show it."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: StrictStr | list[TextPart] = ""
+    content: StrictStr | Annotated[list[TextPart], _FIRST_ERROR] = ""
     name: StrictStr | None = None
 
     def as_template_input(self) -> dict[str, str]:
@@ -120,7 +124,7 @@ class Message(_Fields):
 class ChatRequest(GenerationFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1), _FIRST_ERROR]
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     logprobs: StrictBool = False
@@ -182,13 +186,29 @@ def _require_consistent(request: GenerationFields) -> None:
 
 
 def _as_api_error(error: ValidationError) -> ApiError:
-    """The first thing that is wrong, and the field it is in."""
-    # A union reports what was wrong with each of its members; the deepest of them is the one that was meant.
-    found = max(error.errors(include_url=False, include_context=False), key=lambda one: len(one["loc"]))
-    path = [part for part in found["loc"] if not (isinstance(part, str) and not part.isidentifier())]
-    name = ".".join(str(part) for part in path)[:200]  # a field may be named with a megabyte
+    """The first thing that is wrong, the field it is in, and its value where that is short."""
+    # A union reports what was wrong with each of its members; the one that came furthest is the one that was meant.
+    found = max(error.errors(include_url=False, include_context=False), key=_how_far)
+    name = ".".join(str(part) for part in _path(found))[:200]  # a field may be named with a megabyte
     if found["type"] == "extra_forbidden":
         return invalid(f"unknown field '{name}'", name, "unknown_parameter")
     if found["type"] == "missing":
         return invalid(f"'{name}' is missing", name, "missing_required_parameter")
-    return invalid(f"'{name}': {found['msg']}", name, "invalid_value")
+    return invalid(f"'{name}'{_shown(found['input'])}: {found['msg']}", name, "invalid_value")
+
+
+def _how_far(found: ErrorDetails) -> tuple[int, bool, list[int]]:
+    path = _path(found)
+    return len(path), not found["type"].endswith("_type"), [part for part in path if isinstance(part, int)]
+
+
+def _path(found: ErrorDetails) -> list[int | str]:
+    """Where an error is, as the client wrote it: without the names that pydantic has for the members of a union."""
+    first, *parts = found["loc"]
+    is_unknown = found["type"] == "extra_forbidden"  # it may be called like a member
+    last = [parts.pop()] if is_unknown and parts else []
+    return [first, *(part for part in parts if isinstance(part, int) or (part.isidentifier() and part != "str")), *last]
+
+
+def _shown(value: object) -> str:
+    return f" is {str(value)[:40]}" if isinstance(value, bool | int | float) else ""

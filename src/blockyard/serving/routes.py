@@ -23,7 +23,7 @@ from .logprobs import TokenTexts
 from .metrics import MetricsPage
 from .planning import Planner
 from .protocol import ChatRequest, CompletionRequest, GenerationFields, parse_request
-from .running import ClientGone, Run
+from .running import ClientGone, Run, while_connected
 from .streaming import EventStream
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -45,16 +45,16 @@ class Service:
         self.thread.require_place()
         wanted = parse_request(kind, await read_body(request, self.limits))
         self.require_model(wanted.model)
-        jobs = await self.planner.jobs(wanted)
         shape = form(self.model_name, self.texts, wanted.num_logprobs is not None)
-        run = Run(self.thread, jobs, self.limits)
-        if wanted.stream:
-            return EventStream(run, shape, wanted.wants_usage)
-        with run:
-            try:
+        try:
+            jobs = await while_connected(self.planner.jobs(wanted), request.receive)
+            run = Run(self.thread, jobs, self.limits)
+            if wanted.stream:
+                return EventStream(run, shape, wanted.wants_usage)
+            with run:
                 return JSONResponse(shape.response(await run.results_for(request)))
-            except ClientGone:
-                return Response(status_code=499)  # nobody reads it
+        except ClientGone:
+            return Response(status_code=499)  # nobody reads it
 
     def require_model(self, name: str) -> None:
         """Raise `ApiError` (404) for a model that is not this one."""

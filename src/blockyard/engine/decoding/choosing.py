@@ -83,7 +83,8 @@ def penalized(logits: torch.Tensor, penalty: float, token_ids: list[int]) -> tor
         return logits
     seen = torch.tensor(sorted(set(token_ids)), device=logits.device)
     own = logits[seen]
-    return logits.index_copy(0, seen, torch.where(own < 0, own * penalty, own / penalty))
+    # A penalty near 0 overflows, and infinities leave nothing to draw from.
+    return logits.index_copy(0, seen, torch.where(own < 0, own * penalty, own / penalty).nan_to_num())
 
 
 def _pick(logits: torch.Tensor, params: SamplingParams, index: int, position: int) -> int:

@@ -12,6 +12,7 @@ _UNKNOWN = "�"
 #: Unknown characters at the end that may still become known ones: the bytes of two characters, which tokenizers with
 #: byte fallback take back together. More of them are the model's own nonsense.
 _MAX_HELD = 8
+TextMark = tuple[int, tuple[str, bool], tuple[int, ...]]
 
 
 class IncrementalDetokenizer:
@@ -51,6 +52,15 @@ class IncrementalDetokenizer:
         piece = self._decode(self._start, len(self._token_ids))[self._num_given :]
         self._num_given += len(piece)
         return piece
+
+    def mark(self) -> tuple[int, ...]:
+        """Where it is now, for `reset`."""
+        return len(self._token_ids), self._start, self._settled, self._num_given
+
+    def reset(self, mark: tuple[int, ...]) -> None:
+        """Go back to where it was."""
+        num_tokens, self._start, self._settled, self._num_given = mark
+        del self._token_ids[num_tokens:]
 
     def _advance(self) -> None:
         """All is given: the next window begins with the tokens of this piece."""
@@ -92,6 +102,14 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
+    def mark(self) -> tuple[str, bool]:
+        """Where it is now, for `reset`."""
+        return self._held, self.is_found
+
+    def reset(self, mark: tuple[str, bool]) -> None:
+        """Go back to where it was."""
+        self._held, self.is_found = mark
+
     def _num_possible(self, text: str) -> int:
         """How many characters at the end of `text` might be the beginning of a stop string."""
         longest = min(max(len(stop) for stop in self._stops) - 1, len(text))
@@ -131,6 +149,18 @@ class GeneratedText:
             return ""
         piece = self._stops.push(self._detokenizer.finish())
         return self._note(piece + self._stops.finish())
+
+    def mark(self) -> TextMark:
+        """Where it is now, for `reset`. O(1)."""
+        return len(self._pieces), self._stops.mark(), self._detokenizer.mark() if self._detokenizer else ()
+
+    def reset(self, mark: TextMark) -> None:
+        """Go back to where it was, as if nothing had come since."""
+        num_pieces, stops, detokenizer = mark
+        del self._pieces[num_pieces:]
+        self._stops.reset(stops)
+        if self._detokenizer is not None:
+            self._detokenizer.reset(detokenizer)
 
     def _note(self, piece: str) -> str:
         if piece:
