@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from benchmarks.engines.agreement import agreement
 from benchmarks.engines.contestant import Answer, Contestant
 from benchmarks.engines.hugging import Generate, GenerateBatch

@@ -1,1 +1,1 @@
-"""Whole engines on the same model and the same requests: ours, transformers' two ways, and vLLM (docs/benchmarks.md)."""
+"""Whole engines on one model and one load: ours, transformers' two ways, and vLLM (docs/benchmarks.md)."""

@@ -37,7 +37,7 @@ class VLLM(Contestant):
         # -P: the worker's own folder is no place to import from.
         max_len = size.num_prompt_tokens + size.num_new
         command = [python, "-P", str(WORKER), str(folder), dtype, str(size.num_requests), str(max_len)]
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # as long as the process
         try:
             self._process = subprocess.Popen(
                 command,

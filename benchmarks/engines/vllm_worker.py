@@ -1,4 +1,4 @@
-"""`python vllm_worker.py MODEL DTYPE REQUESTS LENGTH`: vLLM in an environment of its own, a round for each line on stdin.
+"""`python vllm_worker.py MODEL DTYPE REQUESTS LENGTH`: vLLM by itself, a round for each line on stdin.
 
 It imports nothing of this project, whose interpreter is another. The first line it prints is its version.
 """
