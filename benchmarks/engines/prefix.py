@@ -122,8 +122,8 @@ def gains(model: Any, talk: Talk, rounds: int) -> list[list[Gain]]:
 def main() -> int:
     """Measure and print Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=Talk.num_requests)
-    parser.add_argument("--system", type=int, default=Talk.num_system, help="tokens; default: 1000")
+    parser.add_argument("--requests", type=int, default=16, help="at once; default: 16")
+    parser.add_argument("--system", type=int, default=1000, help="tokens; default: 1000")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     talk = Talk(arguments.requests, arguments.system)
