@@ -1,5 +1,5 @@
 # make demo · make test · make lint · make bench   (each makes its own .venv and rebuilds what is stale)
-# make peers TRACE=FILE   (other block managers, in environments of their own: 8 GB)
+# make peers TRACE=FILE   (other block managers, in environments of their own: 8 GB) · make engines   (whole engines, vLLM too)
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint bench peers stress clean missing-extension
+.PHONY: demo test lint bench peers engines stress clean missing-extension
 missing-extension:
 
 demo: $(VENV)/built
@@ -28,6 +28,9 @@ bench: $(VENV)/built
 
 peers: $(VENV)/built .venv-peers/installed .venv-sglang/installed
 	$(BIN)/python -m benchmarks.peers --python .venv-peers/bin/python --sglang-python .venv-sglang/bin/python $(addprefix --trace ,$(TRACE))
+
+engines: $(VENV)/built .venv-peers/installed
+	$(BIN)/python -m benchmarks.engines --vllm-python .venv-peers/bin/python $(ENGINES_ARGS)
 
 # Exact versions without their needs: both ask for far more than their block managers import.
 .venv-peers/installed: benchmarks/peers/requirements.txt

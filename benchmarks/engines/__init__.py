@@ -1,0 +1,1 @@
+"""Whole engines on one model and one load: ours, transformers' two ways, and vLLM (docs/benchmarks.md)."""
