@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .trace_options import add_running_options, add_trace_options
+from .trace_options import add_output_options, add_running_options, add_trace_options
 
 _DESCRIPTION = """\
 Draw the hit rate of a trace against the capacity of the cache, for many policies and for the offline optimum, which no
@@ -40,9 +40,7 @@ def add_curve_options(commands: Any) -> None:
     parser.add_argument(
         "-o", "--output", action="append", default=[], metavar="FILE", help=".png, .svg or .html; may be given often"
     )
-    output = parser.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
-    output.add_argument("--csv", action="store_true", help="print a line for each size")
+    add_output_options(parser, "size")
 
 
 def _add_cache(group: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .model_options import add_model_choice
+from .model_options import add_model_choice, add_step_budget
 
 _DESCRIPTION = """\
 Answer chat requests with a real language model whose attention keys and values live in Blockyard's blocks, and
@@ -47,13 +47,7 @@ def _add_work(group: Any) -> None:
     group.add_argument(
         "--max-num-seqs", type=int, default=12, metavar="N", help="requests that run at once; default: 12"
     )
-    group.add_argument(
-        "--max-num-batched-tokens",
-        type=int,
-        default=512,
-        metavar="N",
-        help="tokens computed in one step; longer prompts are computed in chunks; default: 512",
-    )
+    add_step_budget(group)
     group.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest token; default: 0"
     )

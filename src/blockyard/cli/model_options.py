@@ -27,6 +27,17 @@ def add_model_options(group: Any) -> None:
     )
 
 
+def add_step_budget(group: Any) -> None:
+    """How many tokens a step computes."""
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=int,
+        default=512,
+        metavar="N",
+        help="tokens computed in one step; longer prompts are computed in chunks; default: 512",
+    )
+
+
 def add_cache_options(group: Any, max_num_seqs: int) -> None:
     """The pool, and how much runs at once. max_num_seqs: the default."""
     group.add_argument("--num-blocks", type=int, metavar="N", help="blocks in the pool; default: as many as fit 1 GiB")
@@ -38,13 +49,7 @@ def add_cache_options(group: Any, max_num_seqs: int) -> None:
         metavar="N",
         help=f"completions that run at once; default: {max_num_seqs}",
     )
-    group.add_argument(
-        "--max-num-batched-tokens",
-        type=int,
-        default=512,
-        metavar="N",
-        help="tokens computed in one step; longer prompts are computed in chunks; default: 512",
-    )
+    add_step_budget(group)
     group.add_argument(
         "--num-cpu-blocks", type=int, default=0, metavar="N", help="blocks in CPU memory to swap to; default: none"
     )

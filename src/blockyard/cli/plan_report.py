@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import textwrap
 from typing import Any
 
-from .. import __version__
-from .._build import build_name
 from ..lab.plan_hits import HitForecast, HitsAt
 from ..lab.plan_memory import GIB
 from ..lab.planning import CapacityPlan, RequestsAt
+from . import tables
 
 _WIDTH = 100
 _LABEL = 26
@@ -29,8 +27,6 @@ def as_json(plan: CapacityPlan, model: str, trace: str) -> str:
     """One JSON object: memory in bytes, lengths in tokens, rates from 0 to 1; null for what is not known."""
     spec, gpu = plan.spec, plan.gpu
     content: dict[str, Any] = {
-        "blockyard": __version__,
-        "build": build_name(),
         "model": model,
         "trace": trace or None,
         "fits": plan.fits,
@@ -47,7 +43,7 @@ def as_json(plan: CapacityPlan, model: str, trace: str) -> str:
         "block_size_advice": dataclasses.asdict(plan.block_size),
         "assumptions": list(plan.assumptions),
     }
-    return json.dumps(content, indent=2, allow_nan=False)
+    return tables.as_json(content)
 
 
 def _cache_as_dict(plan: CapacityPlan) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .trace_options import add_running_options, add_trace_options
+from .trace_options import add_output_options, add_running_options, add_trace_options
 
 _DESCRIPTION = """\
 Send a trace through the real block manager, for every policy and pool size, and say what hit, why the rest did not,
@@ -38,9 +38,7 @@ def add_replay_options(commands: Any) -> None:
     _add_cache(parser.add_argument_group("cache"))
     _add_time(parser.add_argument_group("time"))
     add_running_options(parser)
-    output = parser.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
-    output.add_argument("--csv", action="store_true", help="print a line for each run")
+    add_output_options(parser, "run")
 
 
 def _add_cache(group: Any) -> None:

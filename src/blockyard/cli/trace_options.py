@@ -45,6 +45,13 @@ def add_running_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--quiet", action="store_true", help="draw no progress bar")
 
 
+def add_output_options(parser: argparse.ArgumentParser, line: str) -> None:
+    """The forms for programs; line: what a line of the CSV is for."""
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
+    output.add_argument("--csv", action="store_true", help=f"print a line for each {line}")
+
+
 def open_chosen_trace(options: argparse.Namespace) -> Trace:
     """The trace that the options name."""
     from ..lab.traces import open_trace

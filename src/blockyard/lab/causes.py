@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .references import name_blocks
+from .references import blocks_of
 from .simulation.seen import SeenContents
 from .trace import TraceRequest
 
@@ -47,11 +47,8 @@ class Causes:
         reachable = _whole(request.num_prompt_tokens - 1, self._block_size)
         self._num_reachable += reachable
         size = self._tokens_a_block or self._block_size
-        if request.hash_ids is not None:
-            ids = request.hash_ids
-        elif request.token_ids is not None:
-            ids = name_blocks(request.token_ids, size)
-        else:
+        ids = blocks_of(request, size)
+        if ids is None:
             return
         leading = self._seen.add(np.ascontiguousarray(ids))
         self._num_hittable += _whole(min(leading * size, reachable), self._block_size)

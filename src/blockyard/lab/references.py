@@ -72,8 +72,9 @@ class References:
     def select(self, group: int) -> References:
         """One of the four samples, a quarter of this one."""
         kept = self.group[self.ids] == group
-        ids, starts = _compact(self.ids[kept], _starts_of(kept, self.starts))
-        contents, dense = np.unique(ids, return_inverse=True)
+        lengths = np.diff(_starts_of(kept, self.starts))
+        starts = _starts_from(lengths[lengths > 0])
+        contents, dense = np.unique(self.ids[kept], return_inverse=True)
         return dataclasses.replace(
             self, ids=dense.astype(np.int64), starts=starts, group=self.group[contents], halvings=self.halvings + 2
         )
@@ -148,7 +149,7 @@ class _Sample:
 
     def add(self, prompts: list[NDArray[np.int64]]) -> None:
         ids = np.concatenate(prompts) if prompts else np.empty(0, np.int64)
-        starts = np.concatenate([[0], np.cumsum([len(prompt) for prompt in prompts])]).astype(np.int64)
+        starts = _starts_from(np.array([len(prompt) for prompt in prompts], np.int64))
         self._append(*self._filtered(ids, starts))
         while self.num_kept > self.max_references and self.halvings < _MOST_HALVINGS:
             self._halve()
@@ -169,14 +170,14 @@ class _Sample:
         self.ids, self.lengths, self.num_kept = [], [], 0
         self.halvings += 1
         for ids, lengths in chunks:
-            self._append(*self._filtered(ids, np.concatenate([[0], np.cumsum(lengths)])))
+            self._append(*self._filtered(ids, _starts_from(lengths)))
 
     def finish(self, totals: _Totals, tokens_a_block: int) -> References:
         ids = np.concatenate(self.ids) if self.ids else np.empty(0, np.int64)
         if len(ids) == 0:
             raise TraceError(f"none of {totals.num_references} blocks is in a sample of one in {2**self.halvings}")
         contents, dense = np.unique(ids, return_inverse=True)
-        starts = np.concatenate([[0], np.cumsum(np.concatenate(self.lengths))]).astype(np.int64)
+        starts = _starts_from(np.concatenate(self.lengths))
         group = (_mixed(contents) & np.uint64(3)).astype(np.uint8)
         return References(
             ids=dense.astype(np.int64),
@@ -207,14 +208,23 @@ def _chunks(trace: Trace) -> Iterator[list[TraceRequest]]:
 
 
 def _named_blocks(trace: Trace, request: TraceRequest, block_size: int) -> NDArray[np.int64]:
-    if request.hash_ids is not None:
-        return request.hash_ids
-    if request.token_ids is not None:
+    ids = blocks_of(request, block_size)
+    if ids is None:
+        raise TraceError(
+            f"{trace.name} has lengths and arrivals and says nothing of contents, so neither its hit rate nor the "
+            f"blocks of all prompts can be known; a replay with sizes in numbers says how many blocks its requests need"
+        )
+    return ids
+
+
+def blocks_of(request: TraceRequest, block_size: int) -> NDArray[np.int64] | None:
+    """The ids of a prompt's blocks; made from its tokens, `block_size` to a block, where the trace has those.
+
+    None where it has neither.
+    """
+    if request.hash_ids is None and request.token_ids is not None:
         return name_blocks(request.token_ids, block_size)
-    raise TraceError(
-        f"{trace.name} has lengths and arrivals and says nothing of contents, so neither its hit rate nor the "
-        f"blocks of all prompts can be known; a replay with sizes in numbers says how many blocks its requests need"
-    )
+    return request.hash_ids
 
 
 def name_blocks(token_ids: NDArray[np.int32], block_size: int) -> NDArray[np.int64]:
@@ -241,10 +251,9 @@ def _mixed(ids: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 def _starts_of(kept: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where each request starts once only the kept references are left."""
-    return np.concatenate([[0], np.cumsum(kept)])[starts].astype(np.int64)
+    return _starts_from(kept)[starts]
 
 
-def _compact(ids: NDArray[np.int64], starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The same without requests that have no reference left."""
-    lengths = np.diff(starts)
-    return ids, np.concatenate([[0], np.cumsum(lengths[lengths > 0])]).astype(np.int64)
+def _starts_from(lengths: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Where each of so many runs starts, and where the last ends."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
