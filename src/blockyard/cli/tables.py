@@ -11,7 +11,7 @@ from typing import Any
 from .. import __version__
 from .._build import build_name
 
-#: Of the first columns, which hold names; the others hold numbers and stand to the right.
+#: One line: column to value.
 Row = dict[str, Any]
 
 

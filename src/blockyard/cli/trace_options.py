@@ -12,8 +12,7 @@ from ..arguments import require_int
 from ..lab.sweep import MAX_JOBS, require_backend
 from ..lab.trace import Trace
 
-#: Stands in examples and errors.
-TRACE_HELP = (
+_TRACE_HELP = (
     "a file (Mooncake or Qwen-Bailian JSONL, Azure or BurstGPT CSV, JSONL of token ids or text; .gz and .zst too), or "
     "a generator such as chat:requests=10000,seed=1; default: the small trace that ships with the package"
 )
@@ -21,7 +20,7 @@ TRACE_HELP = (
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
     """The trace, and how to read it."""
-    parser.add_argument("trace", nargs="?", default="small", metavar="TRACE", help=TRACE_HELP)
+    parser.add_argument("trace", nargs="?", default="small", metavar="TRACE", help=_TRACE_HELP)
     group = parser.add_argument_group("reading")
     group.add_argument(
         "--format", default="auto", metavar="NAME", help="the trace's format; default: by its first line"
