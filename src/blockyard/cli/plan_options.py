@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from .trace_options import add_format_options
+
 _DESCRIPTION = """\
 Plan the memory of an engine before it runs: from a model, GPUs and perhaps a trace, how many blocks fit, how many
 requests of given lengths run at once, which hit rate to expect, which block size to take, and what one more GiB or a
@@ -94,10 +96,7 @@ def _add_work(group: Any) -> None:
     group.add_argument(
         "--trace", metavar="TRACE", help="a trace file, or a generator such as chat:requests=1000,seed=1"
     )
-    group.add_argument(
-        "--format", default="auto", metavar="NAME", help="the trace's format; default: by its first line"
-    )
-    group.add_argument("--tokenizer", metavar="DIR", help="folder of the tokenizer for a trace of text")
+    add_format_options(group)
     group.add_argument(
         "--running", type=int, metavar="N", help="requests at work on a replica; default: from the trace's arrivals"
     )

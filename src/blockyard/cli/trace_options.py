@@ -22,16 +22,21 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     """The trace, and how to read it."""
     parser.add_argument("trace", nargs="?", default="small", metavar="TRACE", help=_TRACE_HELP)
     group = parser.add_argument_group("reading")
-    group.add_argument(
-        "--format", default="auto", metavar="NAME", help="the trace's format; default: by its first line"
-    )
-    group.add_argument("--tokenizer", metavar="DIR", help="folder of the tokenizer for a trace of text")
+    add_format_options(group)
     group.add_argument("--max-requests", type=int, metavar="N", help="read so many requests at most")
     group.add_argument(
         "--strict",
         action="store_true",
         help="stop at the first bad line or request that never fits; default: count it",
     )
+
+
+def add_format_options(group: Any) -> None:
+    """What a trace file is, where its lines do not say."""
+    group.add_argument(
+        "--format", default="auto", metavar="NAME", help="the trace's format; default: by its first line"
+    )
+    group.add_argument("--tokenizer", metavar="DIR", help="folder of the tokenizer for a trace of text")
 
 
 def add_running_options(parser: argparse.ArgumentParser) -> None:
