@@ -15,9 +15,10 @@ pytest.importorskip("transformers")
 import torch
 
 from blockyard import InvalidArgument, ModelError, NeverFits
-from blockyard.engine import Engine, FinishReason, SamplingParams, StepReport, backends
+from blockyard.engine import Engine, FinishReason, SamplingParams, StepReport
+from blockyard.engine.attention import backends
+from blockyard.engine.attention.sdpa import SdpaBackend
 from blockyard.engine.model import load_model
-from blockyard.engine.sdpa import SdpaBackend
 
 from .tiny_models import (
     SHAPES,

@@ -9,7 +9,8 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 from ..errors import InvalidArgument
-from .attention import ATTENTION_NAME, Attend, paged_attention
+from .attention.hook import ATTENTION_NAME, paged_attention
+from .attention.interface import Attend
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)
 

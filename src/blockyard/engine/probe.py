@@ -11,7 +11,7 @@ from ..arguments import require_int
 from ..config import MAX_MODEL_LEN
 from ..errors import ModelError
 from ..sizing import AttentionLayer, KVCacheSpec
-from .attention import ATTENTION_NAME
+from .attention.hook import ATTENTION_NAME
 from .borrowing import BorrowedModel
 from .reasons import reason
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from ..core.plan import StepPlan
 from ..groups import LayerGroup
 from ..storage import KVCache
-from .attention import GroupRows, IntArray, StepShape
-from .backends import select_backend
+from .attention.backends import select_backend
+from .attention.interface import GroupRows, IntArray, StepShape
 from .borrowing import BorrowedModel
 from .moves import MoveQueue
 

@@ -1,8 +1,6 @@
-"""Attention over blocks: what every layer of a step shares, who computes it, and how transformers comes to call it.
+"""What every layer of a step shares, and the interface of those who compute attention over it.
 
-`AttentionBackend` is the interface: one method, which takes a step and returns what its layers call. A backend stands
-in `BACKENDS`, and the first that fits the KV tensors is taken. There is one yet: PyTorch's own attention (`sdpa`),
-which runs wherever torch does. `paged_attention` is registered with transformers, whose models call it in each layer.
+A backend has one method, which takes a step and returns what its layers call.
 """
 
 from __future__ import annotations
@@ -14,9 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import ModelError
-
-ATTENTION_NAME = "blockyard"
 IntArray = NDArray[np.int64]
 
 
@@ -61,7 +56,7 @@ class AttentionBackend(Protocol):
 
 
 class Attend(Protocol):
-    """What travels with a call of the model to every layer: see `paged_attention`."""
+    """What travels with a call of the model to every layer: see `hook.paged_attention`."""
 
     def __call__(
         self,
@@ -73,25 +68,3 @@ class Attend(Protocol):
         others: dict[str, Any],
     ) -> torch.Tensor:
         """query (heads, T, head_size), key and value (T, kv_heads, head_size) to output (T, heads, head_size)."""
-
-
-def paged_attention(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    blockyard_attend: Attend | None = None,
-    **others: Any,
-) -> tuple[torch.Tensor, None]:
-    """The function that transformers calls in every layer: query (1, heads, T, head_size), key and value likewise.
-
-    All T tokens of a step are one row; which sequence each belongs to, `blockyard_attend` knows. It comes with the
-    call of the model, which hands keywords that it does not know on to its layers.
-    """
-    if blockyard_attend is None:
-        raise ModelError("the model was called outside an engine's step while its attention was set to 'blockyard'")
-    others["attention_mask"] = attention_mask
-    tokens_first = key[0].transpose(0, 1), value[0].transpose(0, 1)
-    return blockyard_attend(module.layer_idx, query[0], *tokens_first, scaling, others)[None], None

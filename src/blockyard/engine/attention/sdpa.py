@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..storage import KVCache, TableAddresses
-from .attention import GroupRows, IntArray, StepShape
+from ...storage import KVCache, TableAddresses
+from .interface import GroupRows, IntArray, StepShape
 
 #: Tokens that a padded gather of decodes may hold, unless one sequence alone is longer.
 _GATHER_TOKENS = 16384

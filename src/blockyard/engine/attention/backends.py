@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..storage import KVCache
-from .attention import AttentionBackend
+from ...storage import KVCache
+from .interface import AttentionBackend
 from .sdpa import SdpaBackend
 
 #: In order of preference. Kernels that read block tables on the GPU (FlashAttention, FlashInfer) would stand before
