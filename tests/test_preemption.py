@@ -288,21 +288,44 @@ def test_what_was_to_be_moved_is_moved_though_the_step_broke(llama: Any, monkeyp
     engine = Engine(llama, num_blocks=13, block_size=4, num_cpu_blocks=60)
     engine.generate(prompts[:1], SamplingParams(max_tokens=4))
     num_saved = engine.cache.cpu_pool.num_cached_blocks if engine.cache.cpu_pool else 0
-    move_blocks, failures = engine.kv_cache.move_blocks, [Broken("interrupted")]
 
-    def fail_once(plan: Any) -> None:
-        if failures:
-            raise failures.pop()
-        move_blocks(plan)
+    def fail(batch: Any, moves: Any) -> None:
+        raise Broken("interrupted")
 
-    monkeypatch.setattr(engine.kv_cache, "move_blocks", fail_once)
-    with pytest.raises(Broken):
-        engine.generate(prompts[1:], SamplingParams(max_tokens=4))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._runner, "run", fail)  # before it moves anything
+        with pytest.raises(Broken):
+            engine.generate(prompts[1:], SamplingParams(max_tokens=4))
     require_empty(engine)
     assert engine.cache.cpu_pool is not None
     assert engine.cache.cpu_pool.num_cached_blocks > num_saved
     (again,) = engine.generate(prompts[:1], SamplingParams(max_tokens=4))
     assert again.num_cached_tokens == 36
+    assert again.token_ids == reference_tokens(llama, prompts[:1], 4)[0]
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_moves_that_broke_half_way_are_not_done_twice(
+    llama: Any, is_moved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands in the blocks is not known then, so nothing of it may be found."""
+    prompts = mixed_prompts((40, 40))
+    engine = Engine(llama, num_blocks=13, block_size=4, num_cpu_blocks=60)
+    engine.generate(prompts[:1], SamplingParams(max_tokens=4))
+    start_moves = engine.kv_cache.start_moves
+
+    def fail(plan: Any) -> None:
+        if is_moved:
+            start_moves(plan)
+        raise Broken("interrupted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.kv_cache, "start_moves", fail)
+        with pytest.raises(Broken):
+            engine.generate(prompts[1:], SamplingParams(max_tokens=4))
+    require_empty(engine)
+    (again,) = engine.generate(prompts[:1], SamplingParams(max_tokens=4))
+    assert again.num_cached_tokens == 0
     assert again.token_ids == reference_tokens(llama, prompts[:1], 4)[0]
 
 

@@ -32,6 +32,7 @@ def engine_of(options: argparse.Namespace) -> tuple[Engine, str]:
             enable_prefix_caching=not options.no_prefix_cache,
             num_cpu_blocks=options.num_cpu_blocks,
             preemption=options.preemption,
+            attention_backend=options.attention_backend,
             speculation=PromptLookup(num_tokens=options.speculate) if options.speculate else None,
         )
     if engine.tokenizer is None:

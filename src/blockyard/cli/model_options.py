@@ -62,4 +62,10 @@ def add_cache_options(group: Any, max_num_seqs: int) -> None:
     group.add_argument(
         "--speculate", type=int, default=0, metavar="N", help="tokens to guess ahead from the prompt; default: none"
     )
+    group.add_argument(
+        "--attention-backend",
+        default="auto",
+        metavar="NAME",
+        help="auto (the first that can serve), or flash_attention_3, flashinfer, flash_attention_2, torch_varlen, sdpa",
+    )
     group.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt from its beginning")

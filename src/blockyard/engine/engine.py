@@ -49,6 +49,8 @@ class Engine:
     num_cpu_blocks: blocks of a pool in CPU memory, which keeps what the pool evicts; 0 for none.
     preemption: where a sequence goes that makes room: "recompute" or "swap" (needs num_cpu_blocks).
     speculation: `PromptLookup` to try several tokens a step; the tokens are the same with and without.
+    attention_backend: "auto" for the first that is installed and can serve the tensors, or the name of one
+        (`attention.backends`): flash_attention_3, flashinfer, flash_attention_2, torch_varlen, sdpa.
 
     `cache` is the manager and `kv_cache` the tensors, to look at. Keys and values have the model's dtype and device.
     Not safe for use by several threads at once. Raises `InvalidArgument` for sizes outside their limits, `ModelError`
@@ -69,6 +71,7 @@ class Engine:
         num_cpu_blocks: int = 0,
         preemption: str = "recompute",
         speculation: PromptLookup | None = None,
+        attention_backend: str = "auto",
     ) -> None:
         self._borrowed = BorrowedModel(model)
         self.shape = probe_model(self._borrowed, max_model_len)
@@ -96,7 +99,7 @@ class Engine:
             layer_groups=[group.layers for group in spec.page_groups],
             num_cpu_blocks=num_cpu_blocks,
         )
-        self._runner = ModelRunner(self._borrowed, self.kv_cache, config.max_model_len)
+        self._runner = ModelRunner(self._borrowed, self.kv_cache, config.max_model_len, attention_backend)
         self._scheduler = Scheduler(self.cache, max_num_batched_tokens, way)
         self._intake = Intake(self.shape, tokenizer, self._scheduler.limits, speculation)
         #: Ids of the requests that computed something in the last step, also if it raised.
@@ -209,6 +212,11 @@ class Engine:
     def set_back(self) -> None:
         """Free the blocks of all that runs and queue it again with its tokens; it will find much of it cached."""
         self._scheduler.set_back()
+
+    @property
+    def attention_backend(self) -> str:
+        """The name of the attention backend in use."""
+        return self._runner.attention_backend
 
     @property
     def has_unfinished(self) -> bool:

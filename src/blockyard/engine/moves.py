@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.plan import StepPlan, SwapPlan
+from ..errors import ModelError
 from ..storage import KVCache
 
 Pairs = NDArray[np.int32]
@@ -27,6 +28,7 @@ class MoveQueue:
 
     def __init__(self) -> None:
         self._waiting: list[Moves] = []
+        self._is_broken = False
 
     def note(self, plan: SwapPlan) -> None:
         """Remember what a plan moves. The arrays are the plan's own, made for whoever asks."""
@@ -36,11 +38,20 @@ class MoveQueue:
             self._waiting.append(moves)
 
     def carry_out(self, kv_cache: KVCache) -> None:
-        """Move all that waits. O(blocks)."""
+        """Move all that waits, on CUDA beside the computing (`KVCache.start_moves`). O(blocks).
+
+        Once that broke half-way it is not tried again, and raises until `clear`: the same moves a second time could
+        save, as an old block, what the first time has put in its place.
+        """
+        if self._is_broken:
+            raise ModelError("block moves broke half-way; what they moved is not known")
         while self._waiting:
-            kv_cache.move_blocks(self._waiting[0])
+            self._is_broken = True
+            kv_cache.start_moves(self._waiting[0])
+            self._is_broken = False
             self._waiting.pop(0)
 
     def clear(self) -> None:
         """Forget what waits."""
         self._waiting.clear()
+        self._is_broken = False

@@ -58,10 +58,15 @@ class ForwardBatch:
 class ModelRunner:
     """Carries out steps on one model and one KV cache."""
 
-    def __init__(self, borrowed: BorrowedModel, kv_cache: KVCache, max_model_len: int) -> None:
+    def __init__(self, borrowed: BorrowedModel, kv_cache: KVCache, max_model_len: int, attention_backend: str) -> None:
         self._borrowed = borrowed
         self._kv_cache = kv_cache
-        self._backend = select_backend(kv_cache, max_model_len)
+        self._backend = select_backend(attention_backend, kv_cache, max_model_len)
+
+    @property
+    def attention_backend(self) -> str:
+        """The name of the backend that was chosen."""
+        return self._backend.name
 
     def run(self, batch: ForwardBatch, moves: MoveQueue) -> torch.Tensor:
         """Move blocks, then compute the batch; returns logits (kept, vocabulary), in the order of its rows."""

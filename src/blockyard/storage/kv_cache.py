@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from ..arguments import require_int
@@ -12,9 +11,9 @@ from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS
 from ..errors import InvalidArgument
 from ..sizing import KVCacheSpec
 from .addresses import SlotAddresses, TableAddresses
-from .checks import IntArray
 from .layout import KVLayout
-from .moves import BlockMoves, block_pairs
+from .move_stream import MoveStream
+from .moves import BlockMoves, MoveList, MoveLists, move_list
 from .places import LayerPlaces
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -73,8 +72,10 @@ class KVCache:
         self.spec = KVCacheSpec.uniform(num_layers, num_kv_heads, head_size, block_size=block_size, dtype=dtype)
         self.data = self._new_data("num_blocks", self.num_blocks, device)
         self.device = self.data.device
-        #: The CPU pool's blocks, the same shape but for their number; None without one.
-        self.cpu_data = self._new_data("num_cpu_blocks", num_cpu_blocks, "cpu") if num_cpu_blocks else None
+        is_cuda = self.device.type == "cuda"
+        #: The CPU pool's blocks, the same shape but for their number; None without one. Pinned beside CUDA tensors.
+        self.cpu_data = self._new_data("num_cpu_blocks", num_cpu_blocks, "cpu", is_cuda) if num_cpu_blocks else None
+        self._move_stream = MoveStream(self.device, self.places.num_places) if is_cuda else None
 
     @property
     def bytes_per_token(self) -> int:
@@ -123,6 +124,8 @@ class KVCache:
         shape = (where.num_tokens, self.num_kv_heads, self.head_size)
         self._require_tensor("key", key, shape)
         self._require_tensor("value", value, shape)
+        if self._move_stream is not None:
+            self._move_stream.wait(self.places.place(layer))
         if self.layout is KVLayout.NHD:
             rows = self.combined(layer).view(-1, self.num_kv_heads, self.head_size)
             rows.index_copy_(0, where.key_rows, key)
@@ -161,53 +164,65 @@ class KVCache:
         return torch.empty((2 * num_blocks, size), dtype=self.dtype, device=self.device)
 
     def move_blocks(self, plan: BlockMoves) -> None:
-        """Carry out what a plan moves, in its order: swap_outs, swap_ins, copies. O(blocks)."""
-        self.swap_out(plan.swap_outs)
-        self.swap_in(plan.swap_ins)
-        self.copy_blocks(getattr(plan, "copies", ()))
+        """Carry out what a plan moves, in its order: swap_outs, swap_ins, copies. O(blocks).
+
+        Each is (n, 2), rows (from, to), over all layers; what a list reads is read before any of it is written. Raises
+        `InvalidArgument` for an id outside its pool, the null block, or a block that is written twice; nothing is
+        moved then.
+        """
+        lists = self._checked_lists(plan)
+        self.finish_moves()
+        self._carry_out(lists, slice(None))
+
+    def start_moves(self, plan: BlockMoves) -> None:
+        """Like `move_blocks`, and returns at once on CUDA: blocks move layer by layer on a stream of their own.
+
+        They move when everything asked of the device before is done, and `write` to a layer waits (on the device) for
+        that layer's blocks, so the first layers compute while the last ones' blocks still move. Whoever reads before
+        writing, or looks at `cpu_data`, calls `finish_moves` first. On other devices the same as `move_blocks`.
+        """
+        lists = self._checked_lists(plan)
+        if self._move_stream is None:
+            self._carry_out(lists, slice(None))
+        else:
+            self._move_stream.start(lambda place: self._carry_out(lists, slice(place, place + 1)))
+
+    def finish_moves(self) -> None:
+        """Have the device do nothing more before the moves that were started are done. No-op where none are."""
+        if self._move_stream is not None:
+            for place in range(self.places.num_places):
+                self._move_stream.wait(place)
 
     def copy_blocks(self, copies: object) -> None:
-        """Copy whole blocks over all layers: `copies` is (n, 2), rows (old, new), as `plan.copies`. O(n).
-
-        All old blocks are read before any new one is written. Raises `InvalidArgument` for an id outside the
-        pool, the null block, or a block that is written twice.
-        """
-        pairs = block_pairs("copies", copies, self.num_blocks, self.num_blocks)
-        if len(pairs):
-            old, new = self._on(self.data, pairs)
-            self.data[:, new] = self.data[:, old]
+        """Copy blocks within the pool: (n, 2), rows (old, new), as `plan.copies`. O(n). Raises as `move_blocks`."""
+        self.move_blocks(MoveLists(copies=copies))
 
     def swap_out(self, swap_outs: object) -> None:
-        """Copy blocks to the CPU pool: (n, 2), rows (block, CPU block), as `plan.swap_outs`. O(n). Raises likewise."""
-        pairs = block_pairs("swap_outs", swap_outs, self.num_blocks, self.num_cpu_blocks)
-        if len(pairs):
-            self._move(self.data, self._cpu_pool("swap_outs"), pairs)
+        """Copy blocks to the CPU pool: (n, 2), rows (block, CPU block). O(n). Raises as `move_blocks`."""
+        self.move_blocks(MoveLists(swap_outs=swap_outs))
 
     def swap_in(self, swap_ins: object) -> None:
-        """Copy blocks from the CPU pool: (n, 2), rows (CPU block, block), as `plan.swap_ins`. O(n). Raises likewise."""
-        pairs = block_pairs("swap_ins", swap_ins, self.num_cpu_blocks, self.num_blocks)
-        if len(pairs):
-            self._move(self._cpu_pool("swap_ins"), self.data, pairs)
+        """Copy blocks from the CPU pool: (n, 2), rows (CPU block, block). O(n). Raises as `move_blocks`."""
+        self.move_blocks(MoveLists(swap_ins=swap_ins))
 
-    def _move(self, source: torch.Tensor, target: torch.Tensor, pairs: IntArray) -> None:
-        old, _ = self._on(source, pairs)
-        _, new = self._on(target, pairs)
-        target[:, new] = source[:, old].to(target.device)
+    def _checked_lists(self, plan: BlockMoves) -> list[MoveList]:
+        pool, cpu = (self.data, self.num_blocks), (self.cpu_data, self.num_cpu_blocks)
+        return [
+            move_list(name, getattr(plan, name, ()), *source, *target)
+            for name, source, target in (("swap_outs", pool, cpu), ("swap_ins", cpu, pool), ("copies", pool, pool))
+        ]
 
-    def _on(self, data: torch.Tensor, pairs: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
-        old, new = (torch.from_numpy(np.ascontiguousarray(ids)).to(data.device) for ids in pairs.T)
-        return old, new
+    def _carry_out(self, lists: list[MoveList], places: slice) -> None:
+        for moves in lists:
+            moves.carry_out(places)
 
-    def _cpu_pool(self, name: str) -> torch.Tensor:
-        if self.cpu_data is None:
-            raise InvalidArgument(f"{name} has blocks to move, and num_cpu_blocks is 0; a CPU pool is needed")
-        return self.cpu_data
-
-    def _new_data(self, name: str, num_blocks: int, device: torch.device | str) -> torch.Tensor:
+    def _new_data(
+        self, name: str, num_blocks: int, device: torch.device | str, pin_memory: bool = False
+    ) -> torch.Tensor:
         block_shape = self.layout.block_shape(self.block_size, self.num_kv_heads, self.head_size)
         shape = (self.places.num_places, num_blocks, 2, *block_shape)
         try:
-            return torch.zeros(shape, dtype=self.dtype, device=device)
+            return torch.zeros(shape, dtype=self.dtype, device=device, pin_memory=pin_memory)
         except (RuntimeError, AssertionError, ValueError) as error:  # torch has no narrower type for these
             reason = str(error).strip().splitlines()[0]
             raise InvalidArgument(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from ..errors import InvalidArgument
 from .checks import IntArray, int_array, require_range
@@ -22,23 +24,74 @@ class BlockMoves(Protocol):
         """(CPU block, block)."""
 
 
-def block_pairs(name: str, pairs: object, num_from: int, num_to: int) -> IntArray:
-    """`pairs` as (n, 2), each row from a block below `num_from` to another below `num_to`; none is the null block.
+@dataclass(frozen=True, slots=True)
+class MoveLists:
+    """Moves of one's own, in the form of a plan's."""
 
-    Raises `InvalidArgument` for another shape, an id out of range, or a block that is written twice. O(n log n).
+    swap_outs: object = ()
+    swap_ins: object = ()
+    copies: object = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MoveList:
+    """One list, checked. pairs: (n, 2) as (from, to), ids of blocks in `source` and `target`.
+
+    source, target: (places, blocks, ...), of one dtype; the same tensor for copies. They are None when there is
+    nothing to move.
+    """
+
+    pairs: IntArray
+    source: torch.Tensor | None
+    target: torch.Tensor | None
+
+    def carry_out(self, places: slice) -> None:
+        """Copy the blocks of some layers' places. Between devices without waiting, if the memory is pinned. O(n)."""
+        if self.source is None or self.target is None:
+            return
+        source, target = self.source[places], self.target[places]
+        if source.device == target.device:
+            old, new = (torch.from_numpy(np.ascontiguousarray(ids)).to(source.device) for ids in self.pairs.T)
+            target[:, new] = source[:, old]
+        else:
+            copy_runs(source, target, self.pairs)
+
+
+def copy_runs(source: torch.Tensor, target: torch.Tensor, pairs: IntArray) -> None:
+    """Copy blocks run by run of neighbours: one transfer of contiguous memory each, which a device can do by itself.
+
+    An index over blocks, as within a device, would first collect them in a buffer and wait for it. O(runs * places).
+    """
+    breaks = np.flatnonzero((np.diff(pairs, axis=0) != 1).any(axis=1)) + 1
+    starts = [0, *breaks.tolist()]
+    ends = [*breaks.tolist(), len(pairs)]
+    for place in range(len(source)):
+        for start, end in zip(starts, ends, strict=True):
+            old, new = pairs[start].tolist()
+            count = end - start
+            target[place, new : new + count].copy_(source[place, old : old + count], non_blocking=True)
+
+
+def move_list(
+    name: str, pairs: object, source: torch.Tensor | None, num_from: int, target: torch.Tensor | None, num_to: int
+) -> MoveList:
+    """Check `pairs`, (n, 2): each row from a block below `num_from` to another below `num_to`, none the null block.
+
+    Raises `InvalidArgument` for another shape, an id out of range, a block that is written twice, or a pool that there
+    is not. O(n log n).
     """
     if len(pairs) == 0:  # type: ignore[arg-type]
-        return np.empty((0, 2), np.int64)
+        return MoveList(np.empty((0, 2), np.int64), None, None)
     array = int_array(name, pairs, 2)
     if array.shape[1] != 2:
         raise InvalidArgument(f"{name} has shape {array.shape}; it must be (n, 2), rows (old, new)")
-    if min(num_from, num_to) == 0:
-        return array  # there is no CPU pool, which the caller says in a sentence
-    if num_from == num_to:
+    if source is None or target is None:
+        raise InvalidArgument(f"{name} has blocks to move, and num_cpu_blocks is 0; a CPU pool is needed")
+    if source is target:
         require_range(name, array, 1, num_to - 1)
     else:
         require_range(name, array[:, 0], 1, num_from - 1)
         require_range(name, array[:, 1], 1, num_to - 1)
     if len(np.unique(array[:, 1])) != len(array):
         raise InvalidArgument(f"{name} writes a block twice; each new block must occur once")
-    return array
+    return MoveList(array, source, target)

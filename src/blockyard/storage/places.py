@@ -22,6 +22,7 @@ class LayerPlaces:
             raise InvalidArgument(
                 f"layer_groups is {layer_groups!r}; it must name each of the {num_layers} layers, from 0, once"
             )
+        self.num_groups = len(groups)
         #: Places a block has: the layers of the largest group.
         self.num_places = max(len(group) for group in groups)
         self._num_layers = num_layers

@@ -1,17 +1,32 @@
-"""The attention backends, and which one an engine takes: the first that fits where the KV tensors are."""
+"""The attention backends, and which one an engine takes: the one asked for, or the first that can serve its tensors."""
 
 from __future__ import annotations
 
+from ...errors import InvalidArgument
 from ...storage import KVCache
+from .flash_attention import FlashAttention2, FlashAttention3, TorchVarlen
+from .flashinfer import FlashInfer
 from .interface import AttentionBackend
 from .sdpa import SdpaBackend
 
-#: In order of preference. Kernels that read block tables on the GPU (FlashAttention, FlashInfer) would stand before
-#: the last; none is here yet, see docs/engine.md.
-BACKENDS = (SdpaBackend,)
+AUTO = "auto"
+#: In order of preference: kernels that read block tables on the GPU, then the one that runs everywhere.
+BACKENDS: tuple[type[AttentionBackend], ...] = (FlashAttention3, FlashInfer, FlashAttention2, TorchVarlen, SdpaBackend)
+BACKEND_NAMES: tuple[str, ...] = (AUTO, *(backend.name for backend in BACKENDS))
 
 
-def select_backend(kv_cache: KVCache, max_model_len: int) -> AttentionBackend:
-    """The first backend that fits the tensors' device and dtype and what is installed; the last fits everywhere."""
-    chosen = next(backend for backend in BACKENDS if backend.fits(kv_cache))
-    return chosen(kv_cache, max_model_len)
+def select_backend(name: str, kv_cache: KVCache, max_model_len: int) -> AttentionBackend:
+    """The backend called `name`, or for "auto" the first that can serve these tensors; the last always can.
+
+    Raises `InvalidArgument` for an unknown name, or with the reason why that backend cannot serve them.
+    """
+    if name == AUTO:
+        chosen = next(backend for backend in BACKENDS if backend.refusal(kv_cache) is None)
+        return chosen(kv_cache, max_model_len)
+    for backend in BACKENDS:
+        if backend.name == name:
+            refusal = backend.refusal(kv_cache)
+            if refusal is not None:
+                raise InvalidArgument(f"attention_backend is {name!r}; {refusal}")
+            return backend(kv_cache, max_model_len)
+    raise InvalidArgument(f"attention_backend is {name!r}; it must be one of {', '.join(BACKEND_NAMES)}")

@@ -1,16 +1,18 @@
 """What every layer of a step shares, and the interface of those who compute attention over it.
 
-A backend has one method, which takes a step and returns what its layers call.
+A backend says whether it can serve an engine's tensors, takes steps, and returns what the layers of each call.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from ...storage import KVCache
 
 IntArray = NDArray[np.int64]
 
@@ -49,7 +51,17 @@ class StepShape:
 
 
 class AttentionBackend(Protocol):
-    """Computes attention over a cache's blocks. One is made for an engine, with the KV tensors it is to read."""
+    """Computes attention over a cache's blocks. One is made for an engine."""
+
+    #: By which an engine asks for it.
+    name: ClassVar[str]
+
+    def __init__(self, kv_cache: KVCache, max_model_len: int) -> None:
+        """For these tensors, and sequences of at most so many tokens."""
+
+    @classmethod
+    def refusal(cls, kv_cache: KVCache) -> str | None:
+        """Why it cannot serve these tensors on this machine, as "it needs ..."; None if it can."""
 
     def begin(self, shape: StepShape) -> Attend:
         """Prepare a step: everything that its layers share."""

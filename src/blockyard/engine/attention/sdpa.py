@@ -8,7 +8,7 @@ one, is one call a sequence. In a group with a sliding window, only the blocks t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ...storage import KVCache, TableAddresses
 from .interface import GroupRows, IntArray, StepShape
+from .reach import Reach
 
 #: Tokens that a padded gather of decodes may hold, unless one sequence alone is longer.
 _GATHER_TOKENS = 16384
@@ -24,15 +25,17 @@ _GATHER_TOKENS = 16384
 class SdpaBackend:
     """See the module. The buffer that sequences are gathered into is made once; what is never used is never touched."""
 
+    name: ClassVar[str] = "sdpa"
+
     def __init__(self, kv_cache: KVCache, max_model_len: int) -> None:
         self._kv_cache = kv_cache
         longest = min(max_model_len, kv_cache.num_blocks * kv_cache.block_size)
         self._buffer = kv_cache.new_buffer(max(_GATHER_TOKENS, longest))
 
     @classmethod
-    def fits(cls, kv_cache: KVCache) -> bool:  # noqa: ARG003  # others look at its device and what is installed
-        """Whether it can serve these tensors: it always can."""
-        return True
+    def refusal(cls, kv_cache: KVCache) -> str | None:  # noqa: ARG003  # others look at its device and what is installed
+        """Why it cannot serve these tensors: it always can."""
+        return None
 
     def begin(self, shape: StepShape) -> SdpaStep:
         """Prepare a step."""
@@ -76,47 +79,12 @@ class _GroupStep:
 
     def __init__(self, kv_cache: KVCache, buffer: torch.Tensor, shape: StepShape, rows: GroupRows) -> None:
         self.slots = kv_cache.slots(rows.slot_mapping)
-        reach = _Reach(shape, rows, kv_cache.block_size)
+        reach = Reach(shape, rows, kv_cache.block_size)
         is_decode = shape.num_scheduled == 1
         capacity = len(buffer) // 2 * kv_cache.block_size
         batches = group_by_length(np.flatnonzero(is_decode), reach.lengths, kv_cache.block_size, capacity)
         self.decodes = [_DecodeBatch(kv_cache, buffer, reach, batch) for batch in batches]
         self.chunks = [_Chunk(kv_cache, buffer, reach, row) for row in np.flatnonzero(~is_decode).tolist()]
-
-
-class _Reach:
-    """What each sequence reads: the blocks from the first that its window reaches, and positions counted from there.
-
-    lengths: tokens from the first read block to the sequence's end, int64 (B,). firsts: position of the first of them.
-    """
-
-    def __init__(self, shape: StepShape, rows: GroupRows, block_size: int) -> None:
-        self.shape = shape
-        self.window = rows.sliding_window
-        first_blocks = np.zeros_like(shape.num_computed)
-        if self.window:
-            first_blocks = np.maximum(shape.num_computed - self.window + 1, 0) // block_size
-        self._tables = rows.block_tables
-        self._first_blocks = first_blocks
-        self.firsts: IntArray = first_blocks * block_size
-        self.lengths: IntArray = shape.seq_lens - self.firsts
-
-    def tables(self, rows: IntArray) -> NDArray[np.int32]:
-        """Block tables of `rows`, each from its first read block on."""
-        if not self.window:
-            return self._tables[rows]
-        width = self._tables.shape[1]
-        columns = self._first_blocks[rows][:, None] + np.arange(width - int(self._first_blocks[rows].min()))
-        shifted: NDArray[np.int32] = self._tables[rows[:, None], np.minimum(columns, width - 1)]
-        return shifted
-
-    def hidden(self, positions: IntArray, num_keys: int) -> NDArray[np.bool_]:
-        """For tokens at `positions` (any shape), counted like the keys: which of `num_keys` keys each must not see."""
-        keys, own = np.arange(num_keys), positions[..., None]
-        hidden: NDArray[np.bool_] = keys > own
-        if self.window:
-            hidden |= keys <= own - self.window
-        return hidden
 
 
 def group_by_length(rows: IntArray, lengths: IntArray, block_size: int, capacity_tokens: int) -> list[IntArray]:
@@ -140,7 +108,7 @@ def group_by_length(rows: IntArray, lengths: IntArray, block_size: int, capacity
 class _DecodeBatch:
     """Sequences with one new token each, read by one padded gather and one attention call."""
 
-    def __init__(self, kv_cache: KVCache, buffer: torch.Tensor, reach: _Reach, rows: IntArray) -> None:
+    def __init__(self, kv_cache: KVCache, buffer: torch.Tensor, reach: Reach, rows: IntArray) -> None:
         lengths = reach.lengths[rows]
         self._kv_cache = kv_cache
         self._buffer = buffer
@@ -165,7 +133,7 @@ class _DecodeBatch:
 class _Chunk:
     """Several new tokens of one sequence: its whole prompt, a chunk behind what the cache has already, or a draft."""
 
-    def __init__(self, kv_cache: KVCache, buffer: torch.Tensor, reach: _Reach, row: int) -> None:
+    def __init__(self, kv_cache: KVCache, buffer: torch.Tensor, reach: Reach, row: int) -> None:
         start, num_new = int(reach.shape.starts[row]), int(reach.shape.num_scheduled[row])
         self._kv_cache = kv_cache
         self._buffer = buffer
