@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from blockyard import CacheConfig, KVCacheManager, NeverFits
+from blockyard import CacheConfig, KVCacheManager, LayerGroup, NeverFits
 from blockyard.engine import SamplingParams
 from blockyard.engine.decoding.choosing import Choice
 from blockyard.engine.request import Branch, make_request
@@ -92,6 +92,48 @@ def test_a_prefix_is_computed_once_for_all_who_share_it() -> None:
     requests = [add(scheduler, number, [*range(12), 50 + number]) for number in range(3)]
     assert served(scheduler.schedule()) == [(0, 13), (1, 1), (2, 1)]
     assert [branch.request.num_cached_tokens for branch in requests] == [0, 12, 12]
+
+
+WITHOUT_JOINING: list[dict[str, Any]] = [
+    {"num_cpu_blocks": 20},
+    {"groups": (LayerGroup(4), LayerGroup(4, sliding_window=6))},
+]
+
+
+@pytest.mark.parametrize("changes", WITHOUT_JOINING, ids=["cpu pool", "groups"])
+def test_where_blocks_are_shared_only_when_computed_the_others_wait_for_them(changes: dict[str, Any]) -> None:
+    scheduler = make(budget=8, num_blocks=60, **changes)
+    requests = [add(scheduler, number, [*range(14), 50 + number]) for number in range(3)]
+    other = add(scheduler, 3, prompt_of(300, 6))
+    steps = []
+    for _ in range(4):
+        step = scheduler.schedule()
+        steps.append(served(step))
+        finish(scheduler, step)
+    # Twelve tokens are whole blocks. Who waits is passed by who does not.
+    assert steps == [[(0, 8)], [(0, 7), (3, 1)], [(0, 1), (1, 3), (3, 4)], [(0, 1), (1, 1), (3, 1), (2, 3)]]
+    assert [branch.request.num_cached_tokens for branch in requests] == [0, 12, 12]
+    assert other.num_generated == 1
+
+
+@pytest.mark.parametrize("changes", WITHOUT_JOINING, ids=["cpu pool", "groups"])
+def test_nobody_waits_for_a_prefix_that_nobody_computes_any_more(changes: dict[str, Any]) -> None:
+    scheduler = make(budget=4, num_blocks=60, **changes)
+    first = add(scheduler, 0, [*range(14), 50])
+    second = add(scheduler, 1, [*range(14), 51])
+    finish(scheduler, scheduler.schedule())
+    assert scheduler.running == [first]
+    scheduler.abort(0)
+    assert served(scheduler.schedule()) == [(1, 4)]
+    assert second.request.num_cached_tokens == 4
+
+
+def test_a_step_of_some_waits_for_none_but_them() -> None:
+    scheduler = make(budget=8, num_cpu_blocks=20)
+    for number in range(2):
+        add(scheduler, number, [*range(14), 50 + number])
+    finish(scheduler, scheduler.schedule(only={0}))
+    assert served(scheduler.schedule(only={1})) == [(1, 7)]
 
 
 def test_who_waits_for_a_prefix_gives_its_budget_away() -> None:

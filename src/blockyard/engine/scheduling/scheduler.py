@@ -15,6 +15,7 @@ from ..moves import MoveQueue
 from ..request import Branch, Request
 from .limits import CacheLimits
 from .preemption import Preemption, Preemptor
+from .prefixes import PrefixesInProgress
 from .step import Row, ScheduledStep
 
 #: What one level of priority is worth: so many steps of waiting.
@@ -27,15 +28,15 @@ class Scheduler:
     A step computes at most `max_num_batched_tokens` tokens. Sequences that decode come first, a token each; what is
     left of the budget goes to prompts in order, cut into chunks where it ends (chunked prefill: Agrawal et al., OSDI
     2024), then to new requests, as the cache admits them, and what nobody else wants to drafts. A sequence whose
-    prefix another one is still computing skips the step.
+    prefix another one is still computing skips the step, or is not admitted yet (`prefixes`).
 
     When a running sequence gets no block, drafts are given up first; then one that goes after it is set back
     (`preemption`) and waits in its old place.
 
     Nothing starves. `CacheLimits` refuses what would not fit an empty cache; nobody is admitted past the one who is
-    next; and nobody is set back for one who goes after it. A priority counts as `STEPS_PER_PRIORITY` steps of waiting
-    for each level, so that a stream of urgent requests holds a patient one up for so long and no longer. The order of
-    two requests never changes.
+    next, unless that one waits for a prefix that a running one computes; and nobody is set back for one who goes after
+    it. A priority counts as `STEPS_PER_PRIORITY` steps of waiting for each level, so that a stream of urgent requests
+    holds a patient one up for so long and no longer. The order of two requests never changes.
     """
 
     def __init__(
@@ -189,12 +190,18 @@ class Scheduler:
 
     def _admit(self, num_scheduled: int, only: Collection[int] | None) -> bool:
         """Start waiting branches, in order, while budget, rows and blocks allow; says whether any was started."""
+        if not self.waiting:
+            return False
         budget, num_before = self._budget - num_scheduled, len(self.running)
+        prefixes = PrefixesInProgress(self._cache, [branch for branch in self.running if _takes_part(branch, only)])
         for branch in [branch for branch in self.waiting if _takes_part(branch, only)]:
+            if budget > 0 and prefixes.should_wait(branch):
+                continue
             if budget <= 0 or not self._start(branch):
                 break
             self.waiting.remove(branch)
             bisect.insort(self.running, branch, key=_rank)
+            prefixes.note(branch)
             budget -= len(branch.token_ids) - self._cache.num_computed_tokens(branch.seq)
         return len(self.running) > num_before
 

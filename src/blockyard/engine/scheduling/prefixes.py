@@ -1,0 +1,50 @@
+"""Who waits because another is computing the beginning of its prompt, in caches that cannot share it at once.
+
+A cache of one group of full attention, without a CPU pool, lets a prompt join blocks that are still being computed
+(`blockyard.core.joining`). Others index a block when it is computed, so equal prompts that are admitted together would
+each be computed: here all but the first wait until they hit what it has computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...core.manager import KVCacheManager
+from ..request import Branch
+
+
+class PrefixesInProgress:
+    """Beginnings of prompts that running branches are computing now; made for one round of admission."""
+
+    def __init__(self, cache: KVCacheManager, running: Iterable[Branch]) -> None:
+        config = cache.config
+        self._cache = cache
+        self._is_needed = config.is_mapped and config.enable_prefix_caching
+        # A hit of several groups ends at a common multiple of their blocks; a shorter one is not worth a wait.
+        self._block_size = max(group.block_size for group in config.layer_groups)
+        self._prompts: list[tuple[list[int], int]] = []
+        for branch in running:
+            self.note(branch)
+
+    def note(self, branch: Branch) -> None:
+        """A branch runs: if it has more to compute than a decode, its beginning is in progress."""
+        if self._is_needed:
+            num_computed = self._cache.num_computed_tokens(branch.seq)
+            if len(branch.token_ids) - num_computed > 1:
+                self._prompts.append((branch.token_ids, num_computed))
+
+    def should_wait(self, branch: Branch) -> bool:
+        """Whether a whole block that a waiting branch could hit is still to be computed by a running one.
+
+        O(prompts in progress), and O(tokens) for those that begin alike.
+        """
+        if branch.is_swapped:
+            return False
+        size = self._block_size
+        for token_ids, num_computed in self._prompts:
+            # The last token of a prompt is always computed: a hit ends before it.
+            most = min(len(branch.token_ids) - 1, len(token_ids)) // size
+            least = num_computed // size + 1
+            if least <= most and branch.token_ids[: least * size] == token_ids[: least * size]:
+                return True
+        return False
