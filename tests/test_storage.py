@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -220,6 +221,24 @@ def test_a_plan_is_carried_out_in_its_order() -> None:
     got_key, got_value = cache.gather(1, cache.tables([manager.block_ids(seq)], [12]))
     assert torch.equal(got_key[0], key)
     assert torch.equal(got_value[0], value)
+
+
+def test_a_plan_with_one_bad_list_moves_nothing() -> None:
+    cache = make_cache(num_cpu_blocks=6)
+    cache.data.copy_(torch.randn(cache.data.shape))
+    assert cache.cpu_data is not None
+    before, cpu_before = cache.data.clone(), cache.cpu_data.clone()
+    plan = SimpleNamespace(swap_outs=[[1, 2]], swap_ins=[[3, 4]], copies=[[5, 9]])
+    for move in (cache.move_blocks, cache.start_moves):
+        with pytest.raises(InvalidArgument, match="copies holds 9 at position 1"):
+            move(plan)
+    assert torch.equal(cache.data, before)
+    assert torch.equal(cache.cpu_data, cpu_before)
+    plan.copies = [[5, 6]]
+    cache.start_moves(plan)
+    cache.finish_moves()
+    assert torch.equal(cache.cpu_data[:, 2], before[:, 1])
+    assert torch.equal(cache.data[:, 6], before[:, 5])
 
 
 # ---------------------------------------------------------------- bad input

@@ -208,8 +208,9 @@ class KVCache:
     def _checked_lists(self, plan: BlockMoves) -> list[MoveList]:
         pool, cpu = (self.data, self.num_blocks), (self.cpu_data, self.num_cpu_blocks)
         return [
-            move_list(name, getattr(plan, name, ()), *source, *target)
-            for name, source, target in (("swap_outs", pool, cpu), ("swap_ins", cpu, pool), ("copies", pool, pool))
+            move_list("swap_outs", plan.swap_outs, *pool, *cpu),
+            move_list("swap_ins", plan.swap_ins, *cpu, *pool),
+            move_list("copies", getattr(plan, "copies", ()), *pool, *pool),
         ]
 
     def _carry_out(self, lists: list[MoveList], places: slice) -> None:

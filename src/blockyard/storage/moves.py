@@ -33,7 +33,6 @@ class MoveLists:
     copies: object = ()
 
 
-@dataclass(frozen=True, slots=True)
 class MoveList:
     """One list, checked. pairs: (n, 2) as (from, to), ids of blocks in `source` and `target`.
 
@@ -41,20 +40,25 @@ class MoveList:
     nothing to move.
     """
 
-    pairs: IntArray
-    source: torch.Tensor | None
-    target: torch.Tensor | None
+    def __init__(self, pairs: IntArray, source: torch.Tensor | None = None, target: torch.Tensor | None = None) -> None:
+        self._pairs = pairs
+        self._source = source
+        self._target = target
+        self._ids: list[torch.Tensor] = []
 
     def carry_out(self, places: slice) -> None:
         """Copy the blocks of some layers' places. Between devices without waiting, if the memory is pinned. O(n)."""
-        if self.source is None or self.target is None:
+        if self._source is None or self._target is None:
             return
-        source, target = self.source[places], self.target[places]
-        if source.device == target.device:
-            old, new = (torch.from_numpy(np.ascontiguousarray(ids)).to(source.device) for ids in self.pairs.T)
-            target[:, new] = source[:, old]
-        else:
-            copy_runs(source, target, self.pairs)
+        source, target = self._source[places], self._target[places]
+        if source.device != target.device:
+            copy_runs(source, target, self._pairs)
+            return
+        if not self._ids:
+            # Made here, for all places: on CUDA memory belongs to the stream that is current when it is taken.
+            self._ids = [torch.from_numpy(np.ascontiguousarray(ids)).to(source.device) for ids in self._pairs.T]
+        old, new = self._ids
+        target[:, new] = source[:, old]
 
 
 def copy_runs(source: torch.Tensor, target: torch.Tensor, pairs: IntArray) -> None:
@@ -81,7 +85,7 @@ def move_list(
     is not. O(n log n).
     """
     if len(pairs) == 0:  # type: ignore[arg-type]
-        return MoveList(np.empty((0, 2), np.int64), None, None)
+        return MoveList(np.empty((0, 2), np.int64))
     array = int_array(name, pairs, 2)
     if array.shape[1] != 2:
         raise InvalidArgument(f"{name} has shape {array.shape}; it must be (n, 2), rows (old, new)")
