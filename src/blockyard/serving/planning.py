@@ -26,17 +26,21 @@ class Planner:
         self._max_completions = min(limits.max_completions, capacity)
         self._max_new_tokens = engine.max_new_tokens
 
-    async def jobs(self, request: GenerationFields) -> list[Job]:
-        """A job for each prompt. Raises `ApiError` (400), naming the field, for what is beyond a limit."""
+    async def jobs(self, request: GenerationFields, arrived_at: float) -> list[Job]:
+        """A job for each prompt. Raises `ApiError` (400), naming the field, for what is beyond a limit.
+
+        arrived_at: when the request did, in seconds of `time.perf_counter`.
+        """
         field = "messages" if isinstance(request, ChatRequest) else "prompt"
         prompts = request.prompts()
         self._require_completions(request.n, len(prompts))
         mailbox, jobs = Mailbox(), []
         for position, prompt in enumerate(prompts):
-            token_ids = await self._encoder.encode(field, prompt)
-            num_tokens = self._num_new_tokens(request, len(token_ids), field)
+            name = field if len(prompts) == 1 else f"{field}[{position}]"
+            token_ids = await self._encoder.encode(name, prompt)
+            num_tokens = self._num_new_tokens(request, len(token_ids), name)
             sampling = _sampling(request, num_tokens, position)
-            jobs.append(Job(token_ids, sampling, request.priority, position, mailbox))
+            jobs.append(Job(token_ids, sampling, request.priority, position, mailbox, arrived_at))
         return jobs
 
     def _require_completions(self, n: int, num_prompts: int) -> None:

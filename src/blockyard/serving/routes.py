@@ -15,6 +15,7 @@ from ..engine import Engine
 from ..errors import InvariantError
 from .access import KeyGuard
 from .body import read_body
+from .deadline import Deadline
 from .engine_thread import EngineThread
 from .errors import ApiError
 from .forms import ChatForm, CompletionForm, Form
@@ -42,13 +43,16 @@ class Service:
 
     async def answer(self, request: Request, kind: type[GenerationFields], form: type[Form]) -> Response:
         """Read a request, run it, and answer whole or in pieces. Raises `ApiError`."""
+        deadline = Deadline(self.limits.request_seconds)
         self.thread.require_place()
-        wanted = parse_request(kind, await read_body(request, self.limits))
+        body = await read_body(request, self.limits)
+        wanted = await asyncio.to_thread(parse_request, kind, body)  # a large one takes long; others go on
         self.require_model(wanted.model)
         shape = form(self.model_name, self.texts, wanted.num_logprobs is not None)
         try:
-            jobs = await while_connected(self.planner.jobs(wanted), request.receive)
-            run = Run(self.thread, jobs, self.limits)
+            async with deadline.hold():
+                jobs = await while_connected(self.planner.jobs(wanted, deadline.arrived_at), request.receive)
+            run = Run(self.thread, jobs, deadline)
             if wanted.stream:
                 return EventStream(run, shape, wanted.wants_usage)
             with run:

@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from ..engine import GenerationResult, NewToken
+from .deadline import Deadline
 from .engine_thread import EngineThread
-from .errors import ApiError, timed_out
+from .errors import ApiError
 from .jobs import Job, Mailbox
-from .limits import ServerLimits
 
 WorkT = TypeVar("WorkT")
 
@@ -26,13 +26,11 @@ class ClientGone(Exception):
 class Run:
     """The jobs of one request, submitted; a context manager that cancels what is unfinished when it is left."""
 
-    def __init__(self, thread: EngineThread, jobs: list[Job], limits: ServerLimits) -> None:
+    def __init__(self, thread: EngineThread, jobs: list[Job], deadline: Deadline) -> None:
         thread.submit(jobs)
         self.jobs = jobs
         self._thread = thread
-        self._limits = limits
-        # Counted from now: the time in the queue belongs to the client's waiting.
-        self._deadline = asyncio.get_running_loop().time() + limits.request_seconds
+        self._deadline = deadline
 
     def __enter__(self) -> Run:
         return self
@@ -67,11 +65,8 @@ class Run:
         return await while_connected(self.results(), request.receive)
 
     async def _take(self, mailbox: Mailbox) -> list[tuple[int, NewToken | GenerationResult | ApiError]]:
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                return await mailbox.take()
-        except TimeoutError:
-            raise timed_out(f"the answer was not complete after {self._limits.request_seconds:g} seconds") from None
+        async with self._deadline.hold():
+            return await mailbox.take()
 
 
 async def while_connected(work: Coroutine[Any, Any, WorkT], receive: Receive) -> WorkT:
