@@ -61,6 +61,7 @@ def test_models(served: Running) -> None:
     client = served.client()
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).owned_by == "blockyard"
+    assert client.models.retrieve(MODEL).max_model_len == 512
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.models.retrieve("another")
 

@@ -183,7 +183,9 @@ def test_a_bad_chat_is_named(served: Running, fields: dict[str, Any], name: str)
         ({"seed": 10**3000}, "seed", "less than"),
         ({"max_tokens": 10**3000}, "max_tokens", "room for"),
         ({"str": 1}, "str", "unknown field"),
-        ({"no-name": 1}, "no-name", "unknown field"),
+        ({"no-name": 1}, "no-name", "unknown field 'no-name'"),
+        ({"temprature": 1}, "temprature", "unknown field 'temprature'; did you mean 'temperature'?"),
+        ({"a" * 300: 1}, "a" * 200, "unknown field"),
     ],
 )
 def test_the_error_is_of_what_was_meant(served: Running, fields: dict[str, Any], name: str, words: str) -> None:

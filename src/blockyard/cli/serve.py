@@ -44,7 +44,7 @@ def _serve(options: argparse.Namespace, limits: ServerLimits, api_key: str | Non
             access_log=options.access_log,
             has_check=options.check_endpoint,
         ),
-        on_listening=lambda address: print(f"blockyard serves {name} at {address}", flush=True),
+        on_listening=lambda address: print(f"blockyard serves {name} at {address}/v1", flush=True),
     )
     server.run(sockets)
     return 0 if server.started else 1

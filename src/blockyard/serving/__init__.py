@@ -22,6 +22,7 @@ Read it in this order, a file at a time:
     streaming              server-sent events, and clients that vanish
     figures, metrics       what Prometheus is told
     routes, app            the paths
+    request_log            an id and a line of the log for each request
     listening              the address, taken first
     connections, server    uvicorn, slow clients, and the way it stops
 

@@ -49,7 +49,8 @@ class _Fields(BaseModel):
         asked = cls._asked_for(fields)
         unknown = next((name for name in asked if name not in cls.model_fields), None)
         if unknown is not None:
-            raise PydanticCustomError(UNKNOWN_FIELD, "is not known", {"name": unknown})
+            known = {"name": unknown, "known": list(cls.model_fields)}
+            raise PydanticCustomError(UNKNOWN_FIELD, "is not known", known)
         return asked
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 
 from pydantic import ValidationError
@@ -10,8 +11,9 @@ from pydantic_core import ErrorDetails
 from .errors import ApiError, invalid
 from .fields import REFUSED_IN_MESSAGES
 
-#: The type of the error for a field that nobody knows; its context has the "name".
+#: The type of the error for a field that nobody knows; its context has the "name", and those "known" in its place.
 UNKNOWN_FIELD = "unknown_field"
+_MAX_NAME = 60
 _KINDS = {
     "bool_type": "true or false",
     "float_type": "a number",
@@ -31,7 +33,7 @@ def refusal_of(error: ValidationError) -> ApiError:
     if found["type"] == UNKNOWN_FIELD and found["ctx"]["name"] in REFUSED_IN_MESSAGES:
         return invalid(f"'{name}' is not supported by this server", name, "unsupported_parameter")
     if found["type"] == UNKNOWN_FIELD:
-        return invalid(f"unknown field '{name}'", name, "unknown_parameter")
+        return invalid(f"unknown field '{name}'{_perhaps(**found['ctx'])}", name, "unknown_parameter")
     if found["type"] == "missing":
         return invalid(f"'{name}' is missing", name, "missing_required_parameter")
     return invalid(f"'{name}'{_shown(found['input'])}: {_words(found, errors)}", name, "invalid_value")
@@ -64,6 +66,11 @@ def _words(found: ErrorDetails, errors: list[ErrorDetails]) -> str:
     path = _path(found)
     kinds = list(dict.fromkeys(_KINDS[other["type"]] for other in errors if _path(other) == path))
     return f"it must be {' or '.join([', '.join(kinds[:-1]), kinds[-1]] if kinds[1:] else kinds)}"
+
+
+def _perhaps(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1, 0.75) if len(name) < _MAX_NAME else []
+    return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def _shown(value: object) -> str:

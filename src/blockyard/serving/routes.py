@@ -24,6 +24,7 @@ from .logprobs import TokenTexts
 from .metrics import MetricsPage
 from .planning import Planner
 from .protocol import ChatRequest, CompletionRequest, GenerationFields, parse_request
+from .request_log import RESULTS
 from .running import ClientGone, Run, while_connected
 from .streaming import EventStream
 
@@ -52,7 +53,7 @@ class Service:
         try:
             async with deadline.hold():
                 jobs = await while_connected(self.planner.jobs(wanted, deadline.arrived_at), request.receive)
-            run = Run(self.thread, jobs, deadline)
+            run = Run(self.thread, jobs, deadline, request.scope.get("state", {}).get(RESULTS, {}))
             if wanted.stream:
                 return EventStream(run, shape, wanted.wants_usage)
             with run:
@@ -68,7 +69,13 @@ class Service:
 
     def model(self) -> dict[str, Any]:
         """The model as /v1/models shows it."""
-        return {"id": self.model_name, "object": "model", "created": self.created, "owned_by": "blockyard"}
+        return {
+            "id": self.model_name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "blockyard",
+            "max_model_len": self.planner.max_model_len,
+        }
 
 
 def openai_routes(service: Service, guard: KeyGuard) -> APIRouter:
@@ -99,7 +106,7 @@ def operator_routes(service: Service, page: MetricsPage) -> APIRouter:
     """Health and metrics: without the key, because probes and scrapers have none."""
     router = APIRouter()
 
-    @router.get("/health", response_model=None)
+    @router.api_route("/health", methods=["GET", "HEAD"], response_model=None)
     async def health() -> Response:
         refusal = service.thread.refusal
         return JSONResponse({"status": refusal or "ok"}, 503 if refusal else 200)

@@ -24,11 +24,17 @@ class ClientGone(Exception):
 
 
 class Run:
-    """The jobs of one request, submitted; a context manager that cancels what is unfinished when it is left."""
+    """The jobs of one request, submitted; a context manager that cancels what is unfinished when it is left.
 
-    def __init__(self, thread: EngineThread, jobs: list[Job], deadline: Deadline) -> None:
+    finished: the result of each prompt that came to its end, by position; written here, empty at first.
+    """
+
+    def __init__(
+        self, thread: EngineThread, jobs: list[Job], deadline: Deadline, finished: dict[int, GenerationResult]
+    ) -> None:
         thread.submit(jobs)
         self.jobs = jobs
+        self.finished = finished
         self._thread = thread
         self._deadline = deadline
 
@@ -50,15 +56,16 @@ class Run:
                 if isinstance(event, ApiError):
                     raise event
                 happened.append((position, event))
-                num_left -= isinstance(event, GenerationResult)
+                if isinstance(event, GenerationResult):
+                    self.finished[position] = event
+                    num_left -= 1
             yield happened
 
     async def results(self) -> list[GenerationResult]:
         """The result of each job. Raises as `events` does."""
-        results: dict[int, GenerationResult] = {}
-        async for happened in self.events():
-            results.update((position, event) for position, event in happened if isinstance(event, GenerationResult))
-        return [results[position] for position in range(len(self.jobs))]
+        async for _ in self.events():
+            pass
+        return [self.finished[position] for position in range(len(self.jobs))]
 
     async def results_for(self, request: Request) -> list[GenerationResult]:
         """The same, but raises `ClientGone` as soon as the client has closed its connection."""

@@ -20,6 +20,7 @@ from .connections import impatient_protocol
 from .errors import unavailable
 from .limits import ServerLimits
 from .listening import cannot_listen, open_sockets
+from .request_log import RequestLog, log_config
 
 #: Seconds for the last errors to reach their clients, behind the drain.
 _FAREWELL_SECONDS = 5
@@ -29,7 +30,7 @@ _FAREWELL_SECONDS = 5
 class ServerOptions:
     """host: loopback unless told otherwise. port: 0 for any free one. api_key: None for none; it is shown nowhere.
 
-    access_log: whether each request is a line of the log. has_check: whether GET /check is there.
+    access_log: whether each request is a line of the log (on stderr). has_check: whether GET /check is there.
     """
 
     model_name: str
@@ -55,12 +56,13 @@ class Server(uvicorn.Server):
         self._options = options
         self._on_listening = on_listening
         config = uvicorn.Config(
-            self.app,
+            RequestLog(self.app),
             http=impatient_protocol(limits.header_seconds, limits.client_seconds),
             ws="none",
             lifespan="on",
             log_level="warning" if not options.access_log else "info",
-            access_log=options.access_log,
+            log_config=log_config(options.access_log),
+            access_log=False,  # `RequestLog` has more to say
             server_header=False,
             proxy_headers=False,
             limit_concurrency=limits.max_connections,

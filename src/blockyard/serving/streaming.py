@@ -10,7 +10,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from ..engine import GenerationResult, NewToken
+from ..engine import NewToken
 from .errors import ApiError
 from .forms import Choice, Form
 from .running import ClientGone, Run, while_connected
@@ -74,18 +74,16 @@ class EventStream(Response):
         await self._send(send, _DONE, more_body=False)
 
     async def _pieces(self) -> AsyncIterator[bytes]:
-        pieces, results = Pieces(self._form, self._run.jobs[0].num_completions), {}
+        pieces = Pieces(self._form, self._run.jobs[0].num_completions)
         async for happened in self._run.events():
             events = []
             for position, event in happened:
-                if isinstance(event, GenerationResult):
-                    results[position] = event
-                else:
+                if isinstance(event, NewToken):
                     events += [self._encoded(self._form.chunk(choice)) for choice in pieces.of(position, event)]
             if events:
                 yield b"".join(events)
         if self._wants_usage:
-            yield _event(self._form.usage_chunk(list(results.values())))
+            yield _event(self._form.usage_chunk(list(self._run.finished.values())))
 
     def _encoded(self, chunk: dict[str, Any]) -> bytes:
         # Where usage is wanted, OpenAI's API says null in every piece but the last.
