@@ -207,8 +207,8 @@ class EngineThread:
         for report in outcome.reports:
             self._hand_out(report)
         if outcome.error is not None:
-            _log.error("request %d failed alone: %s", outcome.request_id, outcome.error)
             job = self._jobs[outcome.request_id]
+            _log.error("request %s failed alone: %s", job.name, outcome.error)
             self._end(job, failed())
 
     def _hand_out(self, report: StepReport) -> None:

@@ -33,9 +33,9 @@ class Mailbox:
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One prompt on its way. Only the engine thread writes what stands behind `arrived_at`.
+    """One prompt on its way. Only the engine thread writes what stands behind `name`.
 
-    position: which prompt of the client's request. arrived_at (when the request did), last_token_at: seconds of
+    position: which prompt of the client's request. name: of that request, in the log. arrived_at (when the request did), last_token_at: seconds of
     `time.perf_counter`.
     """
 
@@ -45,6 +45,7 @@ class Job:
     position: int
     mailbox: Mailbox
     arrived_at: float
+    name: str = ""
     last_token_at: float | None = None
     request_id: int | None = None
     is_over: bool = False

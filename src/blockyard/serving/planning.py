@@ -29,21 +29,21 @@ class Planner:
         self._max_completions = min(limits.max_completions, capacity)
         self._max_new_tokens = engine.max_new_tokens
 
-    async def jobs(self, request: GenerationFields, arrived_at: float) -> list[Job]:
+    async def jobs(self, request: GenerationFields, arrived_at: float, name: str) -> list[Job]:
         """A job for each prompt. Raises `ApiError` (400), naming the field, for what is beyond a limit.
 
-        arrived_at: when the request did, in seconds of `time.perf_counter`.
+        arrived_at: when the request did, in seconds of `time.perf_counter`. name: of the request, in the log.
         """
         field = "messages" if isinstance(request, ChatRequest) else "prompt"
         prompts = request.prompts()
         self._require_completions(request.n, len(prompts))
         mailbox, jobs = Mailbox(), []
         for position, prompt in enumerate(prompts):
-            name = field if len(prompts) == 1 else f"{field}[{position}]"
-            token_ids = await self._encoder.encode(name, prompt)
-            num_tokens = self._num_new_tokens(request, len(token_ids), name)
+            place = field if len(prompts) == 1 else f"{field}[{position}]"
+            token_ids = await self._encoder.encode(place, prompt)
+            num_tokens = self._num_new_tokens(request, len(token_ids), place)
             sampling = _sampling(request, num_tokens, position)
-            jobs.append(Job(token_ids, sampling, request.priority, position, mailbox, arrived_at))
+            jobs.append(Job(token_ids, sampling, request.priority, position, mailbox, arrived_at, name))
         return jobs
 
     def _require_completions(self, n: int, num_prompts: int) -> None:

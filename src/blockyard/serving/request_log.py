@@ -16,8 +16,8 @@ from .forms import usage
 _ID_HEADER = b"x-request-id"
 _USABLE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _MAX_PATH = 200
-#: Where the paths leave the results of a request, in the scope's "state": position of the prompt to result.
-RESULTS = "results"
+#: In the scope's "state": the id, and where the paths leave the results (position of the prompt to result).
+ID, RESULTS = "request_id", "results"
 _log = logging.getLogger(__name__)
 
 
@@ -51,7 +51,7 @@ class _Entry:
         self._id = _id_of(scope)
         self._scope = scope
         self._results: dict[int, GenerationResult] = {}
-        scope.setdefault("state", {})[RESULTS] = self._results
+        scope.setdefault("state", {}).update({ID: self._id.decode("ascii"), RESULTS: self._results})
         self._started_at = time.perf_counter()
         self._is_whole = False
 

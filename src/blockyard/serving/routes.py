@@ -24,7 +24,7 @@ from .logprobs import TokenTexts
 from .metrics import MetricsPage
 from .planning import Planner
 from .protocol import ChatRequest, CompletionRequest, GenerationFields, parse_request
-from .request_log import RESULTS
+from .request_log import ID, RESULTS
 from .running import ClientGone, Run, while_connected
 from .streaming import EventStream
 
@@ -45,6 +45,7 @@ class Service:
     async def answer(self, request: Request, kind: type[GenerationFields], form: type[Form]) -> Response:
         """Read a request, run it, and answer whole or in pieces. Raises `ApiError`."""
         deadline = Deadline(self.limits.request_seconds)
+        state = request.scope.get("state", {})
         self.thread.require_place()
         body = await read_body(request, self.limits)
         wanted = await asyncio.to_thread(parse_request, kind, body)  # a large one takes long; others go on
@@ -52,8 +53,9 @@ class Service:
         shape = form(self.model_name, self.texts, wanted.num_logprobs is not None)
         try:
             async with deadline.hold():
-                jobs = await while_connected(self.planner.jobs(wanted, deadline.arrived_at), request.receive)
-            run = Run(self.thread, jobs, deadline, request.scope.get("state", {}).get(RESULTS, {}))
+                planned = self.planner.jobs(wanted, deadline.arrived_at, state.get(ID, "without an id"))
+                jobs = await while_connected(planned, request.receive)
+            run = Run(self.thread, jobs, deadline, state.get(RESULTS, {}))
             if wanted.stream:
                 return EventStream(run, shape, wanted.wants_usage)
             with run:
