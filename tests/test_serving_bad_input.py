@@ -315,11 +315,10 @@ def test_unknown_models_and_paths(served: Running) -> None:
 # ---------------------------------------------------------------- fields
 
 
-def test_who_forgets_the_first_part_of_a_path_is_told() -> None:
-    with running_server(tiny_engine()) as running:
-        _, _, answer = running.post("/chat/completions", messages=HI)
-        assert answer["error"]["message"] == "POST /chat/completions: Not Found; OpenAI's paths begin with /v1/ here"
-        assert "begin with" not in running.post("/v1/embeddings")[2]["error"]["message"]
+def test_who_forgets_the_first_part_of_a_path_is_told(served: Running) -> None:
+    _, _, answer = served.post("/chat/completions", messages=HI)
+    assert answer["error"]["message"] == "POST /chat/completions: Not Found; OpenAI's paths begin with /v1/ here"
+    assert "begin with" not in served.post("/v1/embeddings")[2]["error"]["message"]
 
 
 def test_harmless_fields_change_nothing() -> None:

@@ -17,10 +17,11 @@ pytest.importorskip("torch")
 pytest.importorskip("fastapi")
 pytest.importorskip("openai")
 
-from blockyard.engine import SamplingParams
+from blockyard.engine import Engine, SamplingParams
 from blockyard.serving import ServerLimits, create_app
 
 from .servers import MODEL, Running, running_server, tiny_engine
+from .test_serving_failures import fragile_engine
 
 LINE = re.compile(
     r'127\.0\.0\.1:\d+ "(?P<asked>[^"]*)" (?P<status>\d+)(?P<cut> cut)? \d+\.\d{3} s'
@@ -55,10 +56,12 @@ class Lines(logging.Handler):
 
 
 @contextmanager
-def logged(access_log: bool, limits: ServerLimits | None = None) -> Iterator[tuple[Running, Lines]]:
+def logged(
+    access_log: bool, limits: ServerLimits | None = None, engine: Engine | None = None
+) -> Iterator[tuple[Running, Lines]]:
     """A server, and its log."""
     lines, logger = Lines(), logging.getLogger("blockyard.serving")
-    with running_server(tiny_engine(), limits, access_log=access_log) as running:
+    with running_server(engine or tiny_engine(), limits, access_log=access_log) as running:
         logger.addHandler(lines)
         try:
             yield running, lines
@@ -125,6 +128,16 @@ def test_without_an_access_log_only_failures_are_lines() -> None:
         assert status == 504
         assert lines.wait_for(request_id)[0].levelname == "WARNING"
         assert len(lines.records) == 1
+        running.require_idle()
+
+
+def test_the_id_of_a_failure_finds_its_cause() -> None:
+    with logged(access_log=False, engine=fragile_engine(lambda tokens: bool((tokens == 9).any()))) as (running, lines):
+        status, request_id = ask(running, prompt=[9])
+        assert status == 500
+        assert lines.wait_for(request_id)[0].levelname == "WARNING"
+        said = [record.getMessage() for record in lines.records]
+        assert any(f"request {request_id} failed alone: the device is on fire" in each for each in said)
         running.require_idle()
 
 

@@ -35,8 +35,8 @@ class Mailbox:
 class Job:
     """One prompt on its way. Only the engine thread writes what stands behind `name`.
 
-    position: which prompt of the client's request. name: of that request, in the log. arrived_at (when the request did), last_token_at: seconds of
-    `time.perf_counter`.
+    position: which prompt of the client's request. name: of that request, in the log. arrived_at (when the request
+    did), last_token_at: seconds of `time.perf_counter`.
     """
 
     prompt_token_ids: list[int]
