@@ -17,14 +17,17 @@ pytest.importorskip("torch")
 pytest.importorskip("fastapi")
 pytest.importorskip("openai")
 
+import openai
+
 from blockyard.engine import Engine, SamplingParams
 from blockyard.serving import ServerLimits, create_app
+from blockyard.serving.errors import failed
 
 from .servers import MODEL, Running, running_server, tiny_engine
 from .test_serving_failures import fragile_engine
 
 LINE = re.compile(
-    r'127\.0\.0\.1:\d+ "(?P<asked>[^"]*)" (?P<status>\d+)(?P<cut> cut)? \d+\.\d{3} s'
+    r'127\.0\.0\.1:\d+ "(?P<asked>[^"]*)" (?P<status>\d+)(?: then (?P<late>\d+))?(?P<cut> cut)? \d+\.\d{3} s'
     r"(?: prompt=(?P<prompt>\d+) cached=(?P<cached>\d+) new=(?P<new>\d+))? (?P<id>\S+)"
 )
 
@@ -138,6 +141,21 @@ def test_the_id_of_a_failure_finds_its_cause() -> None:
         assert lines.wait_for(request_id)[0].levelname == "WARNING"
         said = [record.getMessage() for record in lines.records]
         assert any(f"request {request_id} failed alone: the device is on fire" in each for each in said)
+        running.require_idle()
+
+
+def test_a_stream_that_ends_with_an_error_is_a_failure() -> None:
+    with logged(access_log=False) as (running, lines):
+        stream = running.client().completions.create(
+            model=MODEL, prompt=[1, 2], max_tokens=500, stream=True, extra_headers={"X-Request-ID": "late"}
+        )
+        next(iter(stream))
+        running.server.app.state.engine_thread.end_all(failed())
+        with pytest.raises(openai.APIError, match="server failed"):
+            for _ in stream:
+                pass
+        record, found = lines.wait_for("late")
+        assert (record.levelname, found["status"], found["late"], found["cut"]) == ("WARNING", "200", "500", None)
         running.require_idle()
 
 

@@ -16,8 +16,9 @@ from .forms import usage
 _ID_HEADER = b"x-request-id"
 _USABLE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _MAX_PATH = 200
-#: In the scope's "state": the id, and where the paths leave the results (position of the prompt to result).
-ID, RESULTS = "request_id", "results"
+#: In the scope's "state": the id; and what the paths leave there: the results (position of the prompt to result), and
+#: the status of an error that came when the answer had begun.
+ID, RESULTS, LATE_STATUS = "request_id", "results", "late_status"
 _log = logging.getLogger(__name__)
 
 
@@ -40,27 +41,32 @@ class RequestLog:
         try:
             await self._app(scope, receive, entry.around(send))
         finally:
-            _log.log(logging.WARNING if entry.status in (500, 504) else logging.INFO, "%s", entry)
+            _log.log(logging.WARNING if entry.has_failed else logging.INFO, "%s", entry)
 
 
 class _Entry:
     """One request."""
 
     def __init__(self, scope: Scope) -> None:
-        self.status = 0
         self._id = _id_of(scope)
         self._scope = scope
         self._results: dict[int, GenerationResult] = {}
         scope.setdefault("state", {}).update({ID: self._id.decode("ascii"), RESULTS: self._results})
         self._started_at = time.perf_counter()
+        self._status = 0
         self._is_whole = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is the server's fault, or the time was over."""
+        return bool({500, 504} & {self._status, self._late_status})
 
     def around(self, send: Send) -> Send:
         """`send`, with the id in the headers."""
 
         async def send_noted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self.status = message["status"]
+                self._status = message["status"]
                 message = {**message, "headers": [*message.get("headers", ()), (_ID_HEADER, self._id)]}
             elif message["type"] == "http.response.body":
                 self._is_whole = not message.get("more_body", False)
@@ -72,10 +78,14 @@ class _Entry:
         # The path as it was sent, percent signs and all: decoded, it could forge a line. The query may hold secrets.
         path = bytes(self._scope.get("raw_path") or b"")[:_MAX_PATH].decode("ascii", "replace")
         client = ":".join(str(part) for part in self._scope.get("client") or ("-",))
-        end = "" if self._is_whole else " cut"
+        end = f" then {self._late_status}" * (self._late_status > 0) + " cut" * (not self._is_whole)
         seconds = time.perf_counter() - self._started_at
-        head = f'{client} "{self._scope["method"][:20]} {path}" {self.status}{end} {seconds:.3f} s'
+        head = f'{client} "{self._scope["method"][:20]} {path}" {self._status}{end} {seconds:.3f} s'
         return f"{head}{self._tokens()} {self._id.decode('ascii')}"
+
+    @property
+    def _late_status(self) -> int:
+        return int(self._scope["state"].get(LATE_STATUS, 0))
 
     def _tokens(self) -> str:
         if not self._results:

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from ..engine import NewToken
 from .errors import ApiError
 from .forms import Choice, Form
+from .request_log import LATE_STATUS
 from .running import ClientGone, Run, while_connected
 
 _DONE = b"data: [DONE]\n\n"
@@ -70,6 +71,7 @@ class EventStream(Response):
             if not self._has_begun:
                 await JSONResponse(error.body(), error.status, error.headers())(scope, receive, send)
                 return
+            scope.setdefault("state", {})[LATE_STATUS] = error.status
             await self._send(send, _event(error.body()))
         await self._send(send, _DONE, more_body=False)
 
