@@ -90,7 +90,9 @@ class Running:
 
 
 @contextmanager
-def running_server(engine: Engine, limits: ServerLimits | None = None, api_key: str | None = None) -> Iterator[Running]:
+def running_server(
+    engine: Engine, limits: ServerLimits | None = None, api_key: str | None = None, access_log: bool = False
+) -> Iterator[Running]:
     """Serve an engine in a thread for as long as the block lasts."""
     address: list[str] = []
     listening = threading.Event()
@@ -99,7 +101,14 @@ def running_server(engine: Engine, limits: ServerLimits | None = None, api_key: 
         address.append(where)
         listening.set()
 
-    options = ServerOptions(model_name=MODEL, port=0, limits=limits or ServerLimits(), api_key=api_key, has_check=True)
+    options = ServerOptions(
+        model_name=MODEL,
+        port=0,
+        limits=limits or ServerLimits(),
+        api_key=api_key,
+        access_log=access_log,
+        has_check=True,
+    )
     server = Server(engine, options, note)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

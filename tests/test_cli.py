@@ -80,6 +80,24 @@ def test_without_torch_the_demo_says_what_to_install() -> None:
     assert "pip install 'blockyard[engine]'" in sentence(done.stderr)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "usage", "words"),
+    [
+        (("serve", "--prot", "8000"), "blockyard serve", "--prot 8000; did you mean --port?"),
+        (("serve", "--access_log"), "blockyard serve", "--access_log; did you mean --access-log?"),
+        (("serve", "--api-keyfile=x"), "blockyard serve", "--api-keyfile=x; did you mean --api-key-file?"),
+        (("demo", "--zzz"), "blockyard demo", "unrecognized arguments: --zzz\n"),
+        (("generate", "--temprature", "1", "Hello"), "blockyard generate", "did you mean --temperature?"),
+        (("curve", "a.jsonl", "--polices", "lru"), "blockyard curve", "did you mean --policies?"),
+    ],
+)
+def test_a_misspelt_option_shows_the_commands_own_usage(arguments: tuple[str, ...], usage: str, words: str) -> None:
+    done = run_without_torch(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"usage: {usage} [-h]")
+    assert words in done.stderr
+
+
 def test_no_command_shows_the_usage() -> None:
     done = run_without_torch()
     assert done.returncode == 2

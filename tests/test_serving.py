@@ -61,6 +61,7 @@ def test_models(served: Running) -> None:
     client = served.client()
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).owned_by == "blockyard"
+    assert client.models.retrieve(MODEL).max_model_len == 512
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.models.retrieve("another")
 
@@ -145,6 +146,24 @@ def test_a_stream_of_completions(served: Running) -> None:
     assert len({chunk.id for chunk in chunks}) == 1
 
 
+def test_each_completion_of_a_stream_ends_when_it_ends(served: Running) -> None:
+    """The reason comes with the last token of a choice, while others go on."""
+    wanted = {"model": MODEL, "messages": CHAT, "max_tokens": 40, "temperature": 2, "seed": 1, "n": 4}
+    wanted["stop"] = ["e", "a"]
+    whole = served.client().chat.completions.create(**wanted)
+    reasons: dict[int, str] = {}
+    order = []
+    for chunk in served.client().chat.completions.create(**wanted, stream=True):
+        for choice in chunk.choices:
+            assert choice.index not in reasons  # nothing comes behind the end
+            order.append(choice.index)
+            if choice.finish_reason is not None:
+                reasons[choice.index] = choice.finish_reason
+    assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
+    ends = sorted(max(at for at, index in enumerate(order) if index == each) for each in range(4))
+    assert ends[0] < len(order) - 4, "all ends came together"
+
+
 def test_the_events_of_a_stream(served: Running) -> None:
     fields = {"model": MODEL, "messages": CHAT, "max_tokens": 3, "temperature": 0, "stream": True}
     status, headers, body = served.call("POST", "/v1/chat/completions", json.dumps(fields).encode())
@@ -222,6 +241,22 @@ def test_log_probabilities_of_a_completion(served: Running) -> None:
     ] * 4
     assert found.text_offset[0] == 0
     assert served.client().completions.create(**wanted).choices[0].logprobs is None
+
+
+@pytest.mark.parametrize("logprobs", [0, 1, 3])
+def test_the_chosen_token_is_among_the_alternatives(served: Running, logprobs: int) -> None:
+    """As OpenAI has it: up to logprobs + 1 entries. A hot draw seldom takes one of the likeliest."""
+    prompt = list(range(30, 60))
+    wanted = {"model": MODEL, "prompt": prompt, "max_tokens": 30, "temperature": 2, "seed": 5, "logprobs": logprobs}
+    whole = served.client().completions.create(**wanted).choices[0].logprobs
+    streamed = [chunk.choices[0].logprobs for chunk in served.client().completions.create(**wanted, stream=True)]
+    pieces = [piece for piece in streamed if piece is not None]
+    assert [token for piece in pieces for token in piece.tokens] == whole.tokens
+    for found in (whole, *pieces):
+        for token, logprob, top in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):
+            assert top[token] == logprob
+            assert len(top) <= logprobs + 1
+    assert any(len(top) == logprobs + 1 for top in whole.top_logprobs)
 
 
 def test_cached_tokens_are_counted(served: Running) -> None:

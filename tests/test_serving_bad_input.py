@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -128,7 +129,7 @@ def test_a_bad_field_is_named(served: Running, fields: dict[str, Any], name: str
     status, _, answer = served.post("/v1/completions", **fields)
     assert status == 400, answer
     error = require_form(json.dumps(answer).encode())
-    assert error["param"].split(".")[0] == name
+    assert re.split(r"[.\[]", error["param"])[0] == name
     assert name in error["message"]
 
 
@@ -156,25 +157,35 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
 def test_a_bad_chat_is_named(served: Running, fields: dict[str, Any], name: str) -> None:
     status, _, answer = served.post("/v1/chat/completions", **fields)
     assert status == 400, answer
-    assert require_form(json.dumps(answer).encode())["param"].split(".")[0] == name
+    assert re.split(r"[.\[]", require_form(json.dumps(answer).encode())["param"])[0] == name
 
 
 @pytest.mark.parametrize(
     ("fields", "name", "words"),
     [
         ({"prompt": []}, "prompt", "at least 1"),
-        ({"prompt": {}}, "prompt", "string"),
-        ({"prompt": [[]]}, "prompt.0", "at least 1"),
-        ({"prompt": ["a", 1]}, "prompt.1", "is 1: Input should be a valid string"),
-        ({"prompt": [[1], [2, -1]]}, "prompt.1.1", "is -1: Input should be greater"),
+        ({"prompt": {}}, "prompt", "'prompt': it must be a string or a list"),
+        ({"prompt": 7}, "prompt", "'prompt' is 7: it must be a string or a list"),
+        ({"prompt": [[]]}, "prompt[0]", "'prompt[0]': list should have at least 1 item, not 0"),
+        ({"prompt": [None]}, "prompt[0]", "'prompt[0]': it must be an integer, a string or a list"),
+        ({"prompt": ["a", 1]}, "prompt[1]", "is 1: it must be a string"),
+        ({"prompt": [1, "a"]}, "prompt[1]", "it must be an integer"),
+        ({"prompt": [[1], [2, -1]]}, "prompt[1][1]", "is -1: it must be greater"),
+        ({"prompt": [[1], [2, 258]]}, "prompt[1]", "prompt[1]"),
+        ({"prompt": ["a", ""]}, "prompt[1]", "has no tokens"),
         ({"stop": ["a"] * 17}, "stop", "at most 16"),
-        ({"stop": ["a", ""]}, "stop.1", "at least 1"),
-        ({"temperature": 2.5}, "temperature", "is 2.5: Input should be less than or equal to 2"),
-        ({"n": True}, "n", "is True: "),
+        ({"stop": ["a", ""]}, "stop[1]", "at least 1"),
+        ({"stop": 5}, "stop", "is 5: it must be a string or a list"),
+        ({"stream": True, "stream_options": []}, "stream_options", "it must be an object"),
+        ({"stream": True, "stream_options": {"str": 1}}, "stream_options.str", "unknown field 'stream_options.str'"),
+        ({"temperature": 2.5}, "temperature", "is 2.5: it must be less than or equal to 2"),
+        ({"n": True}, "n", "is true: "),
         ({"seed": 10**3000}, "seed", "less than"),
         ({"max_tokens": 10**3000}, "max_tokens", "room for"),
         ({"str": 1}, "str", "unknown field"),
-        ({"no-name": 1}, "no-name", "unknown field"),
+        ({"no-name": 1}, "no-name", "unknown field 'no-name'"),
+        ({"temprature": 1}, "temprature", "unknown field 'temprature'; did you mean 'temperature'?"),
+        ({"a" * 300: 1}, "a" * 200, "unknown field"),
     ],
 )
 def test_the_error_is_of_what_was_meant(served: Running, fields: dict[str, Any], name: str, words: str) -> None:
@@ -182,6 +193,75 @@ def test_the_error_is_of_what_was_meant(served: Running, fields: dict[str, Any],
     assert (status, answer["error"]["param"]) == (400, name)
     assert words in answer["error"]["message"]
     assert len(answer["error"]["message"]) < 300
+
+
+@pytest.mark.parametrize(
+    ("message", "name", "words"),
+    [
+        ("hi", "messages[0]", "it must be an object"),
+        ({}, "messages[0].role", "missing"),
+        ({"role": "tool", "content": "a"}, "messages[0].role", "it must be 'system', 'developer', 'user' or"),
+        ({"role": "user", "content": 5}, "messages[0].content", "is 5: it must be a string or a list"),
+        ({"role": "user", "content": [5]}, "messages[0].content[0]", "is 5: it must be an object"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text", "missing"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+            "messages[0].content[0].type",
+            "it must be 'text'",
+        ),
+        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "messages[0].tool_calls", "is not supported by this"),
+        ({"role": "user", "content": "a", "no name": 1}, "messages[0].no name", "unknown field"),
+    ],
+)
+def test_a_field_of_a_message_is_named_as_clients_write_it(
+    served: Running, message: Any, name: str, words: str
+) -> None:
+    status, _, answer = served.post("/v1/chat/completions", messages=[message])
+    assert (status, answer["error"]["param"]) == (400, name)
+    assert words in answer["error"]["message"]
+
+
+MANY = b"{" + b",".join(b'"x%d":1' % number for number in range(90_000)) + b"}"
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (MANY, "x0"),
+        (b'{"model": "tiny", "messages": [' + MANY + b"]}", "messages[0].x0"),
+        (
+            b'{"model": "tiny", "messages": [{"role": "user", "content": [{"type": "text",' + MANY[1:] + b"]}]}",
+            "messages[0].content[0].x0",
+        ),
+        (b'{"model": "tiny", "stream": true, "messages": [], "stream_options": ' + MANY + b"}", "stream_options.x0"),
+    ],
+)
+def test_unknown_fields_by_the_ten_thousand_cost_one_error(body: bytes, name: str) -> None:
+    """pydantic would make an error for each, which takes the better part of a second for a body of the usual limit."""
+    with pytest.raises(ApiError) as caught:
+        parse_request(ChatRequest, body)
+    assert (caught.value.param, caught.value.code) == (name, "unknown_parameter")
+    found = caught.value.__context__
+    assert isinstance(found, ValidationError)
+    assert found.error_count() < 5
+
+
+def test_no_list_has_more_items_than_the_limit() -> None:
+    part = {"type": "text", "text": ""}
+    for fields, name in (
+        ({"messages": HI * 2049}, "messages"),
+        ({"messages": [{"role": "user", "content": [part] * 2049}]}, "messages[0].content"),
+    ):
+        with pytest.raises(ApiError, match="2048") as caught:
+            parse_request(ChatRequest, json.dumps({"model": MODEL, **fields}).encode())
+        assert caught.value.param == name
+    assert (
+        len(parse_request(ChatRequest, json.dumps({"model": MODEL, "messages": HI * 2048}).encode()).messages) == 2048
+    )
+    with pytest.raises(ApiError, match="3000 prompts are more than 2048"):
+        parse_request(CompletionRequest, json.dumps({"model": MODEL, "prompt": [[1]] * 3000}).encode())
+    many_tokens = parse_request(CompletionRequest, json.dumps({"model": MODEL, "prompt": [7] * 3000}).encode())
+    assert many_tokens.prompts() == [[7] * 3000]
 
 
 @pytest.mark.parametrize(
@@ -235,6 +315,12 @@ def test_unknown_models_and_paths(served: Running) -> None:
 # ---------------------------------------------------------------- fields
 
 
+def test_who_forgets_the_first_part_of_a_path_is_told(served: Running) -> None:
+    _, _, answer = served.post("/chat/completions", messages=HI)
+    assert answer["error"]["message"] == "POST /chat/completions: Not Found; OpenAI's paths begin with /v1/ here"
+    assert "begin with" not in served.post("/v1/embeddings")[2]["error"]["message"]
+
+
 def test_harmless_fields_change_nothing() -> None:
     body = {"model": MODEL, "messages": HI, **{name: {"a": 1} for name in HARMLESS}}
     plain = parse_request(ChatRequest, json.dumps({"model": MODEL, "messages": HI}).encode())
@@ -286,7 +372,9 @@ def test_a_body_without_a_length_is_counted_as_it_comes(served: Running) -> None
 def test_a_body_that_never_ends_is_not_waited_for(served: Running) -> None:
     with socket.create_connection((served.host, served.port), timeout=30) as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + JSON + b'Content-Length: 100\r\n\r\n{"model"')
-        answer = client.recv(4096)
+        answer = b""
+        while piece := client.recv(4096):
+            answer += piece
         assert b" 408 " in answer
         assert b"timeout" in answer
 

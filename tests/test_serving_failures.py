@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -234,7 +235,9 @@ def test_a_client_that_leaves_before_the_answer_frees_its_blocks() -> None:
         assert running.figures()["blockyard:requests_cancelled_total"] == 1
 
 
-@pytest.mark.parametrize("early", [b"\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n", b"garbage"])
+@pytest.mark.parametrize(
+    "early", [b"\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n", b"garbage", b"x" * 2**14, b"x" * 2**20]
+)
 def test_a_client_that_sent_more_before_it_left_frees_its_blocks(early: bytes) -> None:
     """uvicorn stops reading where a next request begins too early, and would not see the end behind it."""
     may_go_on = threading.Event()
@@ -249,7 +252,8 @@ def test_a_client_that_sent_more_before_it_left_frees_its_blocks(early: bytes) -
     with running_server(fragile_engine(is_late)) as running:
         client = raw_request(running, prompt=[1, 2], max_tokens=500, ignore_eos=True)
         wait_until(lambda: len(lengths) > 5)
-        client.sendall(early)
+        with suppress(ConnectionError):  # far too much of it has the connection cut
+            client.sendall(early)
         time.sleep(0.1)  # it is read before the end of the connection is
         client.close()
         figures = running.figures
@@ -257,6 +261,28 @@ def test_a_client_that_sent_more_before_it_left_frees_its_blocks(early: bytes) -
         may_go_on.set()
         running.require_idle()
         assert figures()["vllm:generation_tokens_total"] < 60
+
+
+def test_a_client_that_sends_on_without_end_is_cut() -> None:
+    """It need not leave: who sends more than 16 KiB behind a request has no answer to it any more."""
+    with running_server(tiny_engine()) as running:
+        client = raw_request(running, prompt=[1, 2], max_tokens=500, ignore_eos=True, stream=True)
+        wait_until(lambda: running.figures()["vllm:generation_tokens_total"] > 0)
+        with client, pytest.raises(ConnectionError):
+            client.sendall(b"x" * 2**24)
+        running.require_idle()
+        assert running.figures()["blockyard:requests_cancelled_total"] == 1
+
+
+def test_two_requests_in_one_piece_are_answered_one_after_the_other() -> None:
+    with running_server(tiny_engine()) as running:
+        ask = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+        with socket.create_connection((running.host, running.port), timeout=PATIENCE_SECONDS) as client:
+            client.sendall(ask + b"\r\n" + ask + b"Connection: close\r\n\r\n")
+            received = b""
+            while piece := client.recv(4096):
+                received += piece
+        assert received.count(b"HTTP/1.1 200") == 2
 
 
 def test_the_prompt_of_a_client_that_has_left_is_not_encoded() -> None:
@@ -329,6 +355,33 @@ def test_an_answer_that_takes_too_long() -> None:
         status, _, answer = running.post("/v1/completions", prompt=[1], max_tokens=500)
         assert status == 504
         assert answer["error"]["code"] == "timeout"
+        running.require_idle()
+
+
+def test_the_time_that_a_prompt_waits_to_be_encoded_counts() -> None:
+    """One thread encodes: while it is busy with another's prompt, the time of a request runs."""
+    with (
+        running_server(tiny_engine(), ServerLimits(request_seconds=0.3)) as running,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        encoder, may_go_on, encoded = running.server.app.state.encoder, threading.Event(), []
+        encode = encoder._encode
+
+        def slow(name: str, prompt: Any) -> list[int]:
+            encoded.append(prompt)
+            may_go_on.wait(PATIENCE_SECONDS)
+            return list(encode(name, prompt))
+
+        encoder._encode = slow
+        first = pool.submit(running.post, "/v1/completions", prompt="first", max_tokens=1)
+        wait_until(lambda: encoded == ["first"])
+        for stream in (False, True):
+            status, _, answer = running.post("/v1/completions", prompt="next", max_tokens=1, stream=stream)
+            assert (status, answer["error"]["code"]) == (504, "timeout")
+        assert first.result(PATIENCE_SECONDS)[0] == 504
+        may_go_on.set()
+        assert encoded == ["first"]  # what nobody waits for is not encoded
+        assert running.post("/v1/completions", prompt="last", max_tokens=1)[0] == 200
         running.require_idle()
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -233,14 +234,25 @@ def run(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
         (["--api-key-file", "/no/such/file"], "/no/such/file"),
         (["--max-body-bytes", "1"], "max_body_bytes"),
         (["--model", "/no/such/folder"], "/no/such/folder"),
+        (["--port", "70000"], "port is 70000"),
+        (["--host", "no such host"], "host is 'no such host'"),
+        (["--host", "192.0.2.1"], "host is '192.0.2.1' and port is 0"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(options: list[str], said: str) -> None:
-    done = run("serve", *options)
+    done = run("serve", "--port", "0", *options)
     assert done.returncode == 2
     assert said in done.stderr
     assert done.stderr.startswith("blockyard: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_port_in_use_is_said_before_the_model_is_looked_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("serve", "--port", str(port), "--model", "/no/such/folder")
+    said = f"blockyard: host is '127.0.0.1' and port is {port}; no server can listen there: Address already in use\n"
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_an_empty_key_is_no_key(tmp_path: Path) -> None:

@@ -200,6 +200,7 @@ FLOORS = {
     "_build_record": 0,
     "_build": 1,
     "arguments": 1,
+    "progress": 1,
     "groups": 2,
     "keys": 2,
     "answers": 2,
@@ -221,6 +222,7 @@ OUTSIDE = {
     "core": {"numpy", "librt", "mypy_extensions"},
     "ids": {"mypy_extensions"},
     "naming": {"numpy", "cbor2", "xxhash"},
+    "progress": {"rich"},  # where it is installed
     "storage": {"numpy", "torch"},
 }
 NO_OUTSIDE_WORLD = {"time", "datetime", "random", "secrets", "os", "socket", "threading", "uuid"}

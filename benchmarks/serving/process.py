@@ -62,7 +62,7 @@ def server_process(options: Sequence[str]) -> Iterator[ServerProcess]:
     killer.start()
     try:
         assert process.stdout is not None
-        found = re.match(r"blockyard serves (.+) at (http://\S+)", process.stdout.readline())
+        found = re.match(r"blockyard serves (.+) at (http://\S+)/v1", process.stdout.readline())
         killer.cancel()
         if found is None:
             raise RuntimeError("the server did not start")

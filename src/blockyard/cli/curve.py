@@ -16,9 +16,9 @@ from ..lab.policy_names import OPTIMUM, parse_policies
 from ..lab.references import MAX_REFERENCES, References, read_references
 from ..lab.sizes import parse_sizes, spread_sizes
 from ..lab.trace import Trace
+from ..progress import WorkBar
 from ..sizing import KVCacheSpec
 from ..sizing.known_models import model_config
-from .progress import WorkBar
 from .tables import as_csv, as_json, as_text, percent, short_number
 from .trace_options import chosen_jobs, open_chosen_trace, report_skips, short_name, skips_as_dict
 

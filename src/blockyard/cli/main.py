@@ -1,4 +1,4 @@
-"""`blockyard`: what it offers, and how it ends when something is wrong."""
+"""`blockyard`: a command run, and how it ends when something is wrong."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from .. import __version__
-from .._build import build_name
 from ..errors import BlockyardError, MissingExtra
 from .commands import COMMANDS, Command
-
-_DESCRIPTION = "Blockyard: the paged KV-cache block manager as a library. This command shows it at work."
+from .parsing import parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, 2 for what the user can mend, 130 when interrupted."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    options = parse(arguments)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?" and goes on
@@ -47,15 +43,6 @@ def _close_output() -> None:
     """What is left in the buffer goes nowhere, and the interpreter does not complain of it at its end."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="blockyard", description=_DESCRIPTION)
-    parser.add_argument("--version", action="version", version=f"blockyard {__version__} ({build_name()})")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in COMMANDS.values():
-        command.add_options(commands)
-    return parser
 
 
 def _function(command: Command) -> Callable[[argparse.Namespace], int]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+import socket
 import sys
+from contextlib import ExitStack
 from dataclasses import fields
 
 from ..errors import InvalidArgument
 from ..serving import Server, ServerLimits, ServerOptions
 from ..serving.access import read_key_file, require_key
+from ..serving.listening import open_sockets
 from .model_loading import engine_of
 
 
@@ -20,8 +23,14 @@ def run_serve(options: argparse.Namespace) -> int:
     limits = ServerLimits(
         **{each.name: getattr(options, each.name) for each in fields(ServerLimits) if hasattr(options, each.name)}
     )
-    if api_key is None and not _is_loopback(options.host):
-        print(f"blockyard: {options.host} is open to other machines and there is no API key", file=sys.stderr)
+    with ExitStack() as held:
+        sockets = [held.enter_context(each) for each in open_sockets(options.host, options.port)]
+        if api_key is None and not _is_loopback(options.host):
+            print(f"blockyard: {options.host} is open to other machines and there is no API key", file=sys.stderr)
+        return _serve(options, limits, api_key, sockets)
+
+
+def _serve(options: argparse.Namespace, limits: ServerLimits, api_key: str | None, sockets: list[socket.socket]) -> int:
     engine, name = engine_of(options)
     name = options.served_model_name or name
     server = Server(
@@ -35,9 +44,9 @@ def run_serve(options: argparse.Namespace) -> int:
             access_log=options.access_log,
             has_check=options.check_endpoint,
         ),
-        on_listening=lambda address: print(f"blockyard serves {name} at {address}", flush=True),
+        on_listening=lambda address: print(f"blockyard serves {name} at {address}/v1", flush=True),
     )
-    server.run()
+    server.run(sockets)
     return 0 if server.started else 1
 
 

@@ -48,7 +48,7 @@ def _add_address(group: Any) -> None:
     key = group.add_mutually_exclusive_group()
     key.add_argument("--api-key-env", metavar="VARIABLE", help="environment variable that holds the API key")
     key.add_argument("--api-key-file", metavar="FILE", help="file that holds the API key")
-    group.add_argument("--access-log", action="store_true", help="print a line for each request")
+    group.add_argument("--access-log", action="store_true", help="log a line for each request, on stderr")
     group.add_argument("--check-endpoint", action="store_true", help="GET /check proves the cache's laws; for tests")
 
 

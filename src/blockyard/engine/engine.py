@@ -11,6 +11,7 @@ import torch
 from ..arguments import require_int
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, InvariantError
+from ..progress import WorkBar
 from ..storage import KVCache
 from .beam import BeamSearch
 from .borrowing import BorrowedModel
@@ -19,7 +20,6 @@ from .decoding.speculation import PromptLookup, require_speculation
 from .intake import Intake
 from .model import load_model
 from .probe import probe_model
-from .progress import GenerationBar
 from .prompts import Prompt, encode_prompt
 from .request import Branch, Request
 from .results import Completion, GenerationResult, NewToken, StepReport
@@ -144,13 +144,14 @@ class Engine:
         for request in requests:
             self._scheduler.add(request)
         try:
-            with self._borrowed, GenerationBar(len(requests), progress) as bar:
+            with self._borrowed, WorkBar("generating", len(requests), progress) as bar:
                 num_tokens = num_finished = 0
                 while self.has_unfinished:
                     report = self.step()
                     num_tokens += len(report.new_tokens)
                     num_finished += len(report.finished)
-                    bar.update(num_finished, report.num_running, report.num_waiting, num_tokens)
+                    state = f"{report.num_running} running, {report.num_waiting} waiting, {num_tokens} tokens"
+                    bar.update(num_finished, state)
                     if on_step is not None:
                         on_step(report)
         except BaseException:

@@ -62,7 +62,8 @@ class Branch:
             piece += self.text.finish()
             if self.text.is_stopped:
                 self.finish_reason = FinishReason.STOP
-        return NewToken(self.request.request_id, self.index, choice.token_id, piece, choice.logprob)
+        request_id = self.request.request_id
+        return NewToken(request_id, self.index, choice.token_id, piece, choice.logprob, self.finish_reason)
 
     def mark(self) -> BranchMark:
         """What it has now, for `reset`. O(1)."""

@@ -32,7 +32,8 @@ class NewToken:
     """A token that a step chose.
 
     index: which of the request's n completions. text: the piece of text that is certain now; "" while a stop string
-    or a character may be incomplete, or without a tokenizer. logprob: if the request asked for it.
+    or a character may be incomplete, or without a tokenizer. logprob: if the request asked for it. finish_reason: of
+    the completion, if this is its last token; then its text is whole.
     """
 
     request_id: int
@@ -40,6 +41,7 @@ class NewToken:
     token_id: int
     text: str
     logprob: TokenLogprob | None = None
+    finish_reason: FinishReason | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,9 @@ async def _show_api_error(request: Request, error: Exception) -> Response:  # no
 
 async def _show_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    shown = ApiError(error.status_code, f"{request.method[:20]} {request.url.path[:200]}: {error.detail}")
+    path = request.url.path
+    hint = "" if error.status_code != 404 or path.startswith("/v1/") else "; OpenAI's paths begin with /v1/ here"
+    shown = ApiError(error.status_code, f"{request.method[:20]} {path[:200]}: {error.detail}{hint}")
     return JSONResponse(shown.body(), shown.status, dict(error.headers or {}))
 
 

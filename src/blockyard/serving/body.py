@@ -39,7 +39,8 @@ def _require_json(request: Request) -> None:
     # A page in somebody's browser may send any other type to this machine without asking first.
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise ApiError(415, "the header Content-Type must be application/json", close=True)
+        message = "the header Content-Type must be application/json (curl -H 'Content-Type: application/json')"
+        raise ApiError(415, message, close=True)
     if request.headers.get("content-encoding", "identity") != "identity":
         raise ApiError(415, "a body must come as it is: content encodings are not supported", close=True)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-#: Of a next request, taken while the one before is still answered. Behind more than this nothing is read, and so the
-#: client's end is not seen either.
+#: Of a next request, taken while the one before is still answered. To keep more would be to keep what nobody bounds,
+#: and to stop reading would be not to see that the client has gone: who sends more is cut.
 _MAX_EARLY_BYTES = 2**14
 
 
@@ -36,7 +36,7 @@ def impatient_protocol(header_seconds: float, client_seconds: float) -> type[asy
     """uvicorn's HTTP/1.1 over h11, with an end to waiting.
 
     A connection is closed if its next request has not begun after `header_seconds`, and cut if what was sent to it
-    has not gone out after `client_seconds`.
+    has not gone out after `client_seconds`, or if it sends 16 KiB behind a request that is not answered yet.
     """
 
     class ImpatientProtocol(H11Protocol):
@@ -79,7 +79,9 @@ def impatient_protocol(header_seconds: float, client_seconds: float) -> type[asy
             # uvicorn stops reading at the first byte too many, and would not notice that the client has gone.
             if self.flow.read_paused and not self.cycle.more_body:
                 early, _ = self.conn.trailing_data
-                if len(early) <= _MAX_EARLY_BYTES:
+                if len(early) > _MAX_EARLY_BYTES:
+                    self._cut()
+                else:
                     self.flow.resume_reading()
 
         def _close_if_idle(self) -> None:

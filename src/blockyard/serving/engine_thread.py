@@ -69,12 +69,10 @@ class EngineThread:
     def submit(self, jobs: list[Job]) -> None:
         """Take the jobs of one client, all or none. Raises `ApiError` (429, 503) if there is no place. O(jobs)."""
         num_completions = sum(job.num_completions for job in jobs)
-        now = time.perf_counter()
         with self._lock:  # a thread that fails takes it too, so that no order is left behind without an answer
             self.require_place(num_completions)
             self._num_places_taken += num_completions
             for job in jobs:
-                job.arrived_at = now
                 self._orders.put(partial(self._admit, job))
 
     def cancel(self, jobs: Iterable[Job]) -> None:
@@ -209,8 +207,8 @@ class EngineThread:
         for report in outcome.reports:
             self._hand_out(report)
         if outcome.error is not None:
-            _log.error("request %d failed alone: %s", outcome.request_id, outcome.error)
             job = self._jobs[outcome.request_id]
+            _log.error("request %s failed alone: %s", job.name, outcome.error)
             self._end(job, failed())
 
     def _hand_out(self, report: StepReport) -> None:

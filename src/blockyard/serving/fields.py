@@ -47,6 +47,9 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 
+#: Fields of messages that OpenAI's clients know, and send with tools above all.
+REFUSED_IN_MESSAGES = frozenset({"audio", "function_call", "refusal", "tool_call_id", "tool_calls"})
+
 
 def asked_for(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that matter: without nulls, harmless ones and ones that ask for nothing.

@@ -33,9 +33,10 @@ class Mailbox:
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One prompt on its way. Only the engine thread writes what stands behind `mailbox`.
+    """One prompt on its way. Only the engine thread writes what stands behind `name`.
 
-    position: which prompt of the client's request. arrived_at, last_token_at: seconds of `time.perf_counter`.
+    position: which prompt of the client's request. name: of that request, in the log. arrived_at (when the request
+    did), last_token_at: seconds of `time.perf_counter`.
     """
 
     prompt_token_ids: list[int]
@@ -43,7 +44,8 @@ class Job:
     priority: int
     position: int
     mailbox: Mailbox
-    arrived_at: float = 0.0
+    arrived_at: float
+    name: str = ""
     last_token_at: float | None = None
     request_id: int | None = None
     is_over: bool = False

@@ -36,9 +36,17 @@ class TokenTexts:
         return {
             "tokens": tokens,
             "token_logprobs": [one.logprob for one in found],
-            "top_logprobs": [{self.text(token): logprob for token, logprob in one.top} for one in found],
+            "top_logprobs": [self._by_text(one) for one in found],
             "text_offset": offsets[:-1],
         }
+
+    def _by_text(self, one: TokenLogprob) -> dict[str, float]:
+        """The likeliest tokens and, whether it is one of them or not, the chosen one: up to `logprobs` + 1."""
+        by_text: dict[str, float] = {}
+        for token_id, logprob in one.top:
+            by_text.setdefault(self.text(token_id), logprob)  # of tokens that look alike, the likeliest
+        by_text[self.text(one.token_id)] = one.logprob
+        return by_text
 
     def _chat_token(self, one: TokenLogprob) -> dict[str, Any]:
         alternatives = [self._entry(token, logprob) for token, logprob in one.top]

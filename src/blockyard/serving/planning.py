@@ -16,27 +16,34 @@ _SEED_MASK = 2**63 - 1
 
 
 class Planner:
-    """Makes jobs of requests, and refuses what the server would not carry to its end before it is queued."""
+    """Makes jobs of requests, and refuses what the server would not carry to its end before it is queued.
+
+    max_model_len: tokens of the model's context.
+    """
 
     def __init__(self, engine: Engine, encoder: PromptEncoder, limits: ServerLimits, capacity: int) -> None:
         self._encoder = encoder
         self._limits = limits
-        self._max_model_len = engine.shape.max_model_len
+        self.max_model_len = engine.shape.max_model_len
         self._max_num_seqs = engine.cache.config.max_num_seqs
         self._max_completions = min(limits.max_completions, capacity)
         self._max_new_tokens = engine.max_new_tokens
 
-    async def jobs(self, request: GenerationFields) -> list[Job]:
-        """A job for each prompt. Raises `ApiError` (400), naming the field, for what is beyond a limit."""
+    async def jobs(self, request: GenerationFields, arrived_at: float, name: str) -> list[Job]:
+        """A job for each prompt. Raises `ApiError` (400), naming the field, for what is beyond a limit.
+
+        arrived_at: when the request did, in seconds of `time.perf_counter`. name: of the request, in the log.
+        """
         field = "messages" if isinstance(request, ChatRequest) else "prompt"
         prompts = request.prompts()
         self._require_completions(request.n, len(prompts))
         mailbox, jobs = Mailbox(), []
         for position, prompt in enumerate(prompts):
-            token_ids = await self._encoder.encode(field, prompt)
-            num_tokens = self._num_new_tokens(request, len(token_ids), field)
+            place = field if len(prompts) == 1 else f"{field}[{position}]"
+            token_ids = await self._encoder.encode(place, prompt)
+            num_tokens = self._num_new_tokens(request, len(token_ids), place)
             sampling = _sampling(request, num_tokens, position)
-            jobs.append(Job(token_ids, sampling, request.priority, position, mailbox))
+            jobs.append(Job(token_ids, sampling, request.priority, position, mailbox, arrived_at, name))
         return jobs
 
     def _require_completions(self, n: int, num_prompts: int) -> None:
@@ -48,9 +55,9 @@ class Planner:
 
     def _num_new_tokens(self, request: GenerationFields, num_prompt_tokens: int, field: str) -> int:
         """How many tokens each completion may have: what was asked for, or all there is room for."""
-        if num_prompt_tokens >= self._max_model_len:
+        if num_prompt_tokens >= self.max_model_len:
             raise too_long(
-                f"'{field}' has {num_prompt_tokens} tokens; this model's context is {self._max_model_len} tokens, "
+                f"'{field}' has {num_prompt_tokens} tokens; this model's context is {self.max_model_len} tokens, "
                 f"answer included",
                 field,
             )
@@ -64,7 +71,7 @@ class Planner:
             times = "" if request.n == 1 else f" for each of {request.n} completions"
             raise too_long(
                 f"'{field}' has {num_prompt_tokens} tokens{asked}; there is room for {room} new tokens{times} (the "
-                f"context is {self._max_model_len} tokens)",
+                f"context is {self.max_model_len} tokens)",
                 field if wanted < 1 else "max_tokens",
             )
         if wanted > allowed:

@@ -5,24 +5,58 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
-from .errors import ApiError, invalid
+from .errors import invalid
 from .fields import asked_for
+from .refusals import UNKNOWN_FIELD, refusal_of
 
 MAX_LOGPROBS = 20
 _MAX_TOKEN_ID = 2**31 - 1
 _Text = StrictStr
 _TokenId = Annotated[StrictInt, Field(ge=0, le=_MAX_TOKEN_ID)]
 _StopString = Annotated[StrictStr, Field(min_length=1, max_length=256)]
+#: Of prompts, of messages, and of the parts of a message. OpenAI takes as many messages.
+MAX_ITEMS = 2048
 #: Every list: a body of half a million bad elements is refused at the first, not after as many errors.
 _FIRST_ERROR = Field(fail_fast=True)
 _TokenIds = Annotated[list[_TokenId], Field(min_length=1), _FIRST_ERROR]
 
 
 class _Fields(BaseModel):
+    """An object of a request, which may have no field but these."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, fields: Any) -> Any:
+        """One error for the first of them: pydantic would make one for each, and a body has room for 90,000."""
+        if not isinstance(fields, dict):
+            return fields
+        asked = cls._asked_for(fields)
+        unknown = next((name for name in asked if name not in cls.model_fields), None)
+        if unknown is not None:
+            known = {"name": unknown, "known": list(cls.model_fields)}
+            raise PydanticCustomError(UNKNOWN_FIELD, "is not known", known)
+        return asked
+
+    @classmethod
+    def _asked_for(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields without those that say nothing."""
+        return fields
 
 
 class StreamOptions(_Fields):
@@ -75,15 +109,24 @@ class GenerationFields(_Fields):
         raise NotImplementedError
 
 
+def _require_few(prompt: Any) -> Any:
+    """Asked before the union is: each member of it would read all of half a million prompts."""
+    if isinstance(prompt, list) and len(prompt) > MAX_ITEMS and not isinstance(prompt[0], int):
+        asked = {"asked": len(prompt), "limit": MAX_ITEMS}
+        raise PydanticCustomError("too_many_prompts", "{asked} prompts are more than {limit}", asked)
+    return prompt
+
+
 class CompletionRequest(GenerationFields):
     """POST /v1/completions. prompt: one or several, each as text or token ids."""
 
-    prompt: (
+    prompt: Annotated[
         _Text
         | _TokenIds
         | Annotated[list[_Text], Field(min_length=1), _FIRST_ERROR]
-        | Annotated[list[_TokenIds], Field(min_length=1), _FIRST_ERROR]
-    )
+        | Annotated[list[_TokenIds], Field(min_length=1), _FIRST_ERROR],
+        BeforeValidator(_require_few),
+    ]
     max_tokens: Annotated[StrictInt, Field(ge=1)] = 16
     logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
@@ -107,13 +150,27 @@ class TextPart(_Fields):
     type: Literal["text"]
     text: StrictStr
 
+    @classmethod
+    def _asked_for(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        # Of an image it is the type that is wrong, and not the fields that go with it.
+        return fields if fields.get("type") == "text" else {"type": fields.get("type")}
+
+
+#: What answers carry besides nulls and says nothing.
+_EMPTY: list[tuple[str, list[Any]]] = [("annotations", []), ("tool_calls", [])]
+
 
 class Message(_Fields):
     """One message of a chat. name: taken; most chat templates do not show it."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: StrictStr | Annotated[list[TextPart], _FIRST_ERROR] = ""
+    content: StrictStr | Annotated[list[TextPart], Field(max_length=MAX_ITEMS), _FIRST_ERROR] = ""
     name: StrictStr | None = None
+
+    @classmethod
+    def _asked_for(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        # Messages that a client got as an answer and sends back have many fields that are null.
+        return {name: value for name, value in fields.items() if value is not None and (name, value) not in _EMPTY}
 
     def as_template_input(self) -> dict[str, str]:
         """The message as chat templates read it; "developer" is OpenAI's newer word for "system"."""
@@ -124,7 +181,7 @@ class Message(_Fields):
 class ChatRequest(GenerationFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1), _FIRST_ERROR]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_ITEMS), _FIRST_ERROR]
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     logprobs: StrictBool = False
@@ -154,28 +211,11 @@ def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
     if not isinstance(fields, dict):
         raise invalid("the body must be a JSON object")
     try:
-        request = kind.model_validate(_without_nulls_in_messages(asked_for(fields)))
+        request = kind.model_validate(asked_for(fields))
     except ValidationError as error:
-        raise _as_api_error(error) from None
+        raise refusal_of(error) from None
     _require_consistent(request)
     return request
-
-
-def _without_nulls_in_messages(fields: dict[str, Any]) -> dict[str, Any]:
-    """Messages that a client got as an answer and sends back have many fields that are null."""
-    messages = fields.get("messages")
-    if isinstance(messages, list):
-        fields["messages"] = [
-            {name: value for name, value in message.items() if value is not None and (name, value) not in _EMPTY}
-            if isinstance(message, dict)
-            else message
-            for message in messages
-        ]
-    return fields
-
-
-#: What answers carry besides nulls and says nothing.
-_EMPTY: list[tuple[str, list[Any]]] = [("annotations", []), ("tool_calls", [])]
 
 
 def _require_consistent(request: GenerationFields) -> None:
@@ -183,32 +223,3 @@ def _require_consistent(request: GenerationFields) -> None:
         raise invalid("'stream_options' goes with 'stream': true", "stream_options")
     if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
         raise invalid("'top_logprobs' goes with 'logprobs': true", "top_logprobs")
-
-
-def _as_api_error(error: ValidationError) -> ApiError:
-    """The first thing that is wrong, the field it is in, and its value where that is short."""
-    # A union reports what was wrong with each of its members; the one that came furthest is the one that was meant.
-    found = max(error.errors(include_url=False, include_context=False), key=_how_far)
-    name = ".".join(str(part) for part in _path(found))[:200]  # a field may be named with a megabyte
-    if found["type"] == "extra_forbidden":
-        return invalid(f"unknown field '{name}'", name, "unknown_parameter")
-    if found["type"] == "missing":
-        return invalid(f"'{name}' is missing", name, "missing_required_parameter")
-    return invalid(f"'{name}'{_shown(found['input'])}: {found['msg']}", name, "invalid_value")
-
-
-def _how_far(found: ErrorDetails) -> tuple[int, bool, list[int]]:
-    path = _path(found)
-    return len(path), not found["type"].endswith("_type"), [part for part in path if isinstance(part, int)]
-
-
-def _path(found: ErrorDetails) -> list[int | str]:
-    """Where an error is, as the client wrote it: without the names that pydantic has for the members of a union."""
-    first, *parts = found["loc"]
-    is_unknown = found["type"] == "extra_forbidden"  # it may be called like a member
-    last = [parts.pop()] if is_unknown and parts else []
-    return [first, *(part for part in parts if isinstance(part, int) or (part.isidentifier() and part != "str")), *last]
-
-
-def _shown(value: object) -> str:
-    return f" is {str(value)[:40]}" if isinstance(value, bool | int | float) else ""

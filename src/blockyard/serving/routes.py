@@ -15,6 +15,7 @@ from ..engine import Engine
 from ..errors import InvariantError
 from .access import KeyGuard
 from .body import read_body
+from .deadline import Deadline
 from .engine_thread import EngineThread
 from .errors import ApiError
 from .forms import ChatForm, CompletionForm, Form
@@ -23,6 +24,7 @@ from .logprobs import TokenTexts
 from .metrics import MetricsPage
 from .planning import Planner
 from .protocol import ChatRequest, CompletionRequest, GenerationFields, parse_request
+from .request_log import ID, RESULTS
 from .running import ClientGone, Run, while_connected
 from .streaming import EventStream
 
@@ -42,13 +44,18 @@ class Service:
 
     async def answer(self, request: Request, kind: type[GenerationFields], form: type[Form]) -> Response:
         """Read a request, run it, and answer whole or in pieces. Raises `ApiError`."""
+        deadline = Deadline(self.limits.request_seconds)
+        state = request.scope.get("state", {})
         self.thread.require_place()
-        wanted = parse_request(kind, await read_body(request, self.limits))
+        body = await read_body(request, self.limits)
+        wanted = await asyncio.to_thread(parse_request, kind, body)  # a large one takes long; others go on
         self.require_model(wanted.model)
         shape = form(self.model_name, self.texts, wanted.num_logprobs is not None)
         try:
-            jobs = await while_connected(self.planner.jobs(wanted), request.receive)
-            run = Run(self.thread, jobs, self.limits)
+            async with deadline.hold():
+                planned = self.planner.jobs(wanted, deadline.arrived_at, state.get(ID, "without an id"))
+                jobs = await while_connected(planned, request.receive)
+            run = Run(self.thread, jobs, deadline, state.get(RESULTS, {}))
             if wanted.stream:
                 return EventStream(run, shape, wanted.wants_usage)
             with run:
@@ -64,7 +71,13 @@ class Service:
 
     def model(self) -> dict[str, Any]:
         """The model as /v1/models shows it."""
-        return {"id": self.model_name, "object": "model", "created": self.created, "owned_by": "blockyard"}
+        return {
+            "id": self.model_name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "blockyard",
+            "max_model_len": self.planner.max_model_len,
+        }
 
 
 def openai_routes(service: Service, guard: KeyGuard) -> APIRouter:
@@ -95,7 +108,7 @@ def operator_routes(service: Service, page: MetricsPage) -> APIRouter:
     """Health and metrics: without the key, because probes and scrapers have none."""
     router = APIRouter()
 
-    @router.get("/health", response_model=None)
+    @router.api_route("/health", methods=["GET", "HEAD"], response_model=None)
     async def health() -> Response:
         refusal = service.thread.refusal
         return JSONResponse({"status": refusal or "ok"}, 503 if refusal else 200)

@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from ..engine import GenerationResult, NewToken
+from .deadline import Deadline
 from .engine_thread import EngineThread
-from .errors import ApiError, timed_out
+from .errors import ApiError
 from .jobs import Job, Mailbox
-from .limits import ServerLimits
 
 WorkT = TypeVar("WorkT")
 
@@ -24,15 +24,19 @@ class ClientGone(Exception):
 
 
 class Run:
-    """The jobs of one request, submitted; a context manager that cancels what is unfinished when it is left."""
+    """The jobs of one request, submitted; a context manager that cancels what is unfinished when it is left.
 
-    def __init__(self, thread: EngineThread, jobs: list[Job], limits: ServerLimits) -> None:
+    finished: the result of each prompt that came to its end, by position; written here, empty at first.
+    """
+
+    def __init__(
+        self, thread: EngineThread, jobs: list[Job], deadline: Deadline, finished: dict[int, GenerationResult]
+    ) -> None:
         thread.submit(jobs)
         self.jobs = jobs
+        self.finished = finished
         self._thread = thread
-        self._limits = limits
-        # Counted from now: the time in the queue belongs to the client's waiting.
-        self._deadline = asyncio.get_running_loop().time() + limits.request_seconds
+        self._deadline = deadline
 
     def __enter__(self) -> Run:
         return self
@@ -52,26 +56,24 @@ class Run:
                 if isinstance(event, ApiError):
                     raise event
                 happened.append((position, event))
-                num_left -= isinstance(event, GenerationResult)
+                if isinstance(event, GenerationResult):
+                    self.finished[position] = event
+                    num_left -= 1
             yield happened
 
     async def results(self) -> list[GenerationResult]:
         """The result of each job. Raises as `events` does."""
-        results: dict[int, GenerationResult] = {}
-        async for happened in self.events():
-            results.update((position, event) for position, event in happened if isinstance(event, GenerationResult))
-        return [results[position] for position in range(len(self.jobs))]
+        async for _ in self.events():
+            pass
+        return [self.finished[position] for position in range(len(self.jobs))]
 
     async def results_for(self, request: Request) -> list[GenerationResult]:
         """The same, but raises `ClientGone` as soon as the client has closed its connection."""
         return await while_connected(self.results(), request.receive)
 
     async def _take(self, mailbox: Mailbox) -> list[tuple[int, NewToken | GenerationResult | ApiError]]:
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                return await mailbox.take()
-        except TimeoutError:
-            raise timed_out(f"the answer was not complete after {self._limits.request_seconds:g} seconds") from None
+        async with self._deadline.hold():
+            return await mailbox.take()
 
 
 async def while_connected(work: Coroutine[Any, Any, WorkT], receive: Receive) -> WorkT:

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 
 import uvicorn
 
-from ..arguments import require_int
 from ..engine import Engine
 from .app import create_app
 from .connections import impatient_protocol
 from .errors import unavailable
 from .limits import ServerLimits
+from .listening import cannot_listen, open_sockets
+from .request_log import RequestLog, log_config
 
 #: Seconds for the last errors to reach their clients, behind the drain.
 _FAREWELL_SECONDS = 5
@@ -29,7 +30,7 @@ _FAREWELL_SECONDS = 5
 class ServerOptions:
     """host: loopback unless told otherwise. port: 0 for any free one. api_key: None for none; it is shown nowhere.
 
-    access_log: whether each request is a line of the log. has_check: whether GET /check is there.
+    access_log: whether each request is a line of the log (on stderr). has_check: whether GET /check is there.
     """
 
     model_name: str
@@ -50,20 +51,18 @@ class Server(uvicorn.Server):
     def __init__(
         self, engine: Engine, options: ServerOptions, on_listening: Callable[[str], None] | None = None
     ) -> None:
-        require_int("port", options.port, 0, 65535)
         limits = options.limits
         self.app = create_app(engine, options.model_name, limits, options.api_key, options.has_check)
-        self._limits = limits
+        self._options = options
         self._on_listening = on_listening
         config = uvicorn.Config(
-            self.app,
-            host=options.host,
-            port=options.port,
+            RequestLog(self.app),
             http=impatient_protocol(limits.header_seconds, limits.client_seconds),
             ws="none",
             lifespan="on",
             log_level="warning" if not options.access_log else "info",
-            access_log=options.access_log,
+            log_config=log_config(options.access_log),
+            access_log=False,  # `RequestLog` has more to say
             server_header=False,
             proxy_headers=False,
             limit_concurrency=limits.max_connections,
@@ -77,9 +76,21 @@ class Server(uvicorn.Server):
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until a signal ends it. sockets: bound to where it shall listen; opened for the options' host and port
+        if None.
+
+        Raises `InvalidArgument`, naming both, where it cannot listen.
+        """
+        super().run(sockets or open_sockets(self._options.host, self._options.port))
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where."""
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # another server had the same address, and was ready before this one
+            await self.lifespan.shutdown()
+            raise cannot_listen(self._options.host, self._options.port, error) from None
         if self.started and self._on_listening is not None:
             self._on_listening(self.address)
 
@@ -88,7 +99,7 @@ class Server(uvicorn.Server):
         thread = self.app.state.engine_thread
         thread.refuse("the server is stopping")
         end = asyncio.get_running_loop().call_later(
-            self._limits.drain_seconds, thread.end_all, unavailable("the server is stopping", _FAREWELL_SECONDS)
+            self._options.limits.drain_seconds, thread.end_all, unavailable("the server is stopping", _FAREWELL_SECONDS)
         )
         try:
             await super().shutdown(sockets)

@@ -10,46 +10,34 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from ..engine import Completion, GenerationResult, NewToken
+from ..engine import NewToken
 from .errors import ApiError
 from .forms import Choice, Form
+from .request_log import LATE_STATUS
 from .running import ClientGone, Run, while_connected
 
 _DONE = b"data: [DONE]\n\n"
 
 
 class Pieces:
-    """Turns a run's events into the choices of a stream, and knows how much text of each completion is out."""
+    """Turns a run's tokens into the choices of a stream, and knows how much text of each completion is out."""
 
     def __init__(self, form: Form, num_completions: int) -> None:
         self._form = form
         self._num_completions = num_completions
         self._num_characters: dict[int, int] = {}
 
-    def of(self, position: int, event: NewToken | GenerationResult) -> list[Choice]:
-        """The choices of one event; none for a token whose text is held back. O(its text)."""
-        first = position * self._num_completions
-        if isinstance(event, NewToken):
-            return self._of_token(first + event.index, event)
-        choices = []
-        for completion in event.completions:
-            choices += self._of_end(first + completion.index, completion)
-        return choices
-
-    def _of_token(self, index: int, token: NewToken) -> list[Choice]:
+    def of(self, position: int, token: NewToken) -> list[Choice]:
+        """The choices of a token of the prompt at `position`; none if its text is held back. O(its text)."""
+        index = position * self._num_completions + token.index
         choices = self._opening(index)
         if token.text or token.logprob is not None:
             offset = self._num_characters[index]
             choices.append(self._form.text_choice(index, token.text, token.logprob, offset))
             self._num_characters[index] += len(token.text)
+        if token.finish_reason is not None:
+            choices.append(self._form.end_choice(index, str(token.finish_reason)))
         return choices
-
-    def _of_end(self, index: int, completion: Completion) -> list[Choice]:
-        choices = self._opening(index)
-        rest = completion.text[self._num_characters[index] :]
-        if rest:
-            choices.append(self._form.text_choice(index, rest, None, self._num_characters[index]))
-        return [*choices, self._form.end_choice(index, str(completion.finish_reason))]
 
     def _opening(self, index: int) -> list[Choice]:
         if index in self._num_characters:
@@ -83,21 +71,21 @@ class EventStream(Response):
             if not self._has_begun:
                 await JSONResponse(error.body(), error.status, error.headers())(scope, receive, send)
                 return
+            scope.setdefault("state", {})[LATE_STATUS] = error.status
             await self._send(send, _event(error.body()))
         await self._send(send, _DONE, more_body=False)
 
     async def _pieces(self) -> AsyncIterator[bytes]:
-        pieces, results = Pieces(self._form, self._run.jobs[0].num_completions), {}
+        pieces = Pieces(self._form, self._run.jobs[0].num_completions)
         async for happened in self._run.events():
             events = []
             for position, event in happened:
-                if isinstance(event, GenerationResult):
-                    results[position] = event
-                events += [self._encoded(self._form.chunk(choice)) for choice in pieces.of(position, event)]
+                if isinstance(event, NewToken):
+                    events += [self._encoded(self._form.chunk(choice)) for choice in pieces.of(position, event)]
             if events:
                 yield b"".join(events)
         if self._wants_usage:
-            yield _event(self._form.usage_chunk(list(results.values())))
+            yield _event(self._form.usage_chunk(list(self._run.finished.values())))
 
     def _encoded(self, chunk: dict[str, Any]) -> bytes:
         # Where usage is wanted, OpenAI's API says null in every piece but the last.

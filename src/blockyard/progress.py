@@ -8,9 +8,9 @@ from typing import Any
 
 
 class WorkBar:
-    """How much of the work is done. Draws nothing off a terminal, or where rich is not installed.
+    """How much of the work is done. Draws nothing if not `shown`, off a terminal, or where rich is not installed.
 
-    total: units of work; 0 where nobody knows.
+    what: in one word. total: units of work; 0 where nobody knows.
     """
 
     def __init__(self, what: str, total: int, shown: bool = True) -> None:
@@ -22,9 +22,10 @@ class WorkBar:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
         except ImportError:
             return
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        texts = TextColumn("{task.description}"), TextColumn("{task.fields[state]}")
+        columns = (texts[0], BarColumn(), MofNCompleteColumn(), texts[1], TimeElapsedColumn())
         self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._task = self._progress.add_task(what, total=total or None)
+        self._task = self._progress.add_task(what, total=total or None, state="")
 
     def __enter__(self) -> WorkBar:
         if self._progress is not None:
@@ -37,7 +38,7 @@ class WorkBar:
         if self._progress is not None:
             self._progress.stop()
 
-    def update(self, num_done: int) -> None:
-        """So many units are done."""
+    def update(self, num_done: int, state: str = "") -> None:
+        """So many units are done. state: what else there is to say, behind the bar."""
         if self._progress is not None:
-            self._progress.update(self._task, completed=num_done)
+            self._progress.update(self._task, completed=num_done, state=state)

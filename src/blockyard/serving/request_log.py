@@ -1,0 +1,114 @@
+"""An id for every request, in its answer's headers and in the log, where a line says what became of it."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..engine import GenerationResult
+from .forms import usage
+
+_ID_HEADER = b"x-request-id"
+_USABLE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_MAX_PATH = 200
+#: In the scope's "state": the id; and what the paths leave there: the results (position of the prompt to result), and
+#: the status of an error that came when the answer had begun.
+ID, RESULTS, LATE_STATUS = "request_id", "results", "late_status"
+_log = logging.getLogger(__name__)
+
+
+class RequestLog:
+    """ASGI around the application: it sees the answers to what the application does not catch, too.
+
+    A client, or a proxy before the server, may send an id of its own in X-Request-ID. A line is INFO; it is WARNING
+    for an answer with 500 or 504, so that it is there without an access log.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on; O(headers)."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        entry = _Entry(scope)
+        try:
+            await self._app(scope, receive, entry.around(send))
+        finally:
+            _log.log(logging.WARNING if entry.has_failed else logging.INFO, "%s", entry)
+
+
+class _Entry:
+    """One request."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._id = _id_of(scope)
+        self._scope = scope
+        self._results: dict[int, GenerationResult] = {}
+        scope.setdefault("state", {}).update({ID: self._id.decode("ascii"), RESULTS: self._results})
+        self._started_at = time.perf_counter()
+        self._status = 0
+        self._is_whole = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is the server's fault, or the time was over."""
+        return bool({500, 504} & {self._status, self._late_status})
+
+    def around(self, send: Send) -> Send:
+        """`send`, with the id in the headers."""
+
+        async def send_noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), (_ID_HEADER, self._id)]}
+            elif message["type"] == "http.response.body":
+                self._is_whole = not message.get("more_body", False)
+            await send(message)
+
+        return send_noted
+
+    def __str__(self) -> str:
+        # The path as it was sent, percent signs and all: decoded, it could forge a line. The query may hold secrets.
+        path = bytes(self._scope.get("raw_path") or b"")[:_MAX_PATH].decode("ascii", "replace")
+        client = ":".join(str(part) for part in self._scope.get("client") or ("-",))
+        end = f" then {self._late_status}" * (self._late_status > 0) + " cut" * (not self._is_whole)
+        seconds = time.perf_counter() - self._started_at
+        head = f'{client} "{self._scope["method"][:20]} {path}" {self._status}{end} {seconds:.3f} s'
+        return f"{head}{self._tokens()} {self._id.decode('ascii')}"
+
+    @property
+    def _late_status(self) -> int:
+        return int(self._scope["state"].get(LATE_STATUS, 0))
+
+    def _tokens(self) -> str:
+        if not self._results:
+            return ""
+        used: dict[str, Any] = usage(list(self._results.values()))
+        cached = used["prompt_tokens_details"]["cached_tokens"]
+        return f" prompt={used['prompt_tokens']} cached={cached} new={used['completion_tokens']}"
+
+
+def _id_of(scope: Scope) -> bytes:
+    for name, value in scope["headers"]:
+        if name.lower() == _ID_HEADER and _USABLE_ID.fullmatch(value):
+            return bytes(value)
+    return b"req-" + secrets.token_hex(12).encode("ascii")
+
+
+def log_config(has_info: bool) -> dict[str, Any]:
+    """For `logging.config.dictConfig`: the server's log and uvicorn's on stderr, with times. has_info: INFO too."""
+    logger = {"handlers": ["stderr"], "level": "INFO" if has_info else "WARNING", "propagate": False}
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(message)s"}},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "plain", "stream": "ext://sys.stderr"}},
+        "loggers": {"uvicorn": logger, "blockyard.serving": logger},
+    }
