@@ -91,6 +91,48 @@ def test_beams_share_what_they_have_in_common() -> None:
     assert engine.cache.stats().num_hit_tokens - before == 32
 
 
+@pytest.mark.parametrize(
+    ("num_blocks", "options"),
+    [(400, {}), (60, {}), (400, {"max_num_batched_tokens": 16}), (80, {"num_cpu_blocks": 30})],
+    ids=["roomy", "few blocks", "small steps", "cpu pool"],
+)
+@pytest.mark.parametrize("shape", ["llama-gqa", "gemma3"])
+def test_searches_side_by_side_find_what_each_finds_alone(shape: str, num_blocks: int, options: dict[str, Any]) -> None:
+    """Equal prompts, prompts that begin alike, and others; the searches end at different steps."""
+    free = tiny_model(shape, initializer_range=0.08)
+    prompts = mixed_prompts((9, 17, 4, 22, 22, 13), shared=8)
+    prompts.append(prompts[1])
+    ends = [tokens[3] for tokens in reference_tokens(free, prompts[:2], 4)]
+    model = tiny_model(shape, eos_token_id=ends, pad_token_id=0, initializer_range=0.08)
+    engine = Engine(model, num_blocks=2 * num_blocks if shape == "gemma3" else num_blocks, block_size=4, **options)
+    together = engine.beam_search_batch(prompts, 3, 9)
+    engine.cache.check()
+    assert engine.cache.num_used_blocks == 0
+    assert len(together) == len(prompts)
+    for prompt, beams in zip(prompts, together, strict=True):
+        require_same(beams, *beams_of_generate(model, prompt, 3, max_new_tokens=9))
+
+
+def test_side_by_side_takes_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(tiny_model("llama-gqa"), num_blocks=400, block_size=4)
+    prompts = mixed_prompts((9, 17, 4, 22))
+    steps = []
+    run = engine._runner.run
+
+    def counted(batch: Any, moves: Any) -> Any:
+        steps.append(len(batch.token_ids))
+        return run(batch, moves)
+
+    monkeypatch.setattr(engine._runner, "run", counted)
+    engine.beam_search_batch(prompts, 4, 6)
+    assert steps == [52, 16, 16, 16, 16, 16]
+    steps.clear()
+    for prompt in prompts:
+        engine.beam_search(prompt, 4, 6)
+    assert len(steps) == 24
+    assert engine.beam_search_batch([], 4, 6) == []
+
+
 def test_one_beam_is_greedy() -> None:
     model = tiny_model("llama-gqa")
     engine = Engine(model, num_blocks=60)
@@ -113,7 +155,7 @@ def test_a_model_that_raises_leaves_the_cache_whole() -> None:
 
         handle = model.model.layers[1].register_forward_pre_hook(hook)
         with pytest.raises(RuntimeError, match="the model broke"):
-            engine.beam_search(prompt, 3, 6)
+            engine.beam_search_batch([prompt, prompt[:5]], 3, 6)
         handle.remove()
         engine.cache.check()
         assert engine.cache.num_used_blocks == 0
@@ -134,10 +176,13 @@ def test_bad_searches_are_named() -> None:
     for changes, message in cases:
         with pytest.raises(InvalidArgument, match=message):
             engine.beam_search(**{"prompt": [1, 2], "num_beams": 2, "max_tokens": 4, **changes})
-    with pytest.raises(NeverFits, match="4 beams of 62 tokens may take 16 blocks; 11 are usable"):
+    with pytest.raises(NeverFits, match="prompt: 4 beams of 62 tokens may take 16 blocks; 11 are usable"):
         engine.beam_search([1, 2], 4, 60)
-    with pytest.raises(NeverFits, match="the beams may reach 513 tokens; max_model_len is 512"):
+    with pytest.raises(NeverFits, match="prompt: the beams may reach 513 tokens; max_model_len is 512"):
         engine.beam_search([1, 2], 1, 511)
+    with pytest.raises(NeverFits, match="prompt 1: 3 beams of 82 tokens may take 14 blocks"):
+        engine.beam_search_batch([[1, 2], list(range(42))], 3, 40)
+    assert engine.cache.num_used_blocks == 0
     engine.add_request([1, 2])
     with pytest.raises(InvalidArgument, match="beam_search: 1 requests of add_request are unfinished"):
         engine.beam_search([1, 2], 2, 4)

@@ -16,7 +16,7 @@ Read it in this order, a file at a time:
     borrowing                    a model whose attention is ours while a step runs
     probe                        what a model asks of its cache, learned from one token
     moves, runner                a step's block moves and forward pass, through transformers' attention interface
-    beam                         beam search, by itself
+    beams/                       beam search: hypotheses, search, batch
     gguf, model                  weights and tokenizers from folders and files
     prompts, intake, progress    the door: text in, requests checked, a bar on long work
     reasons                      what other libraries' errors come down to

@@ -13,7 +13,9 @@ from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, InvariantError
 from ..progress import WorkBar
 from ..storage import KVCache
-from .beam import BeamSearch
+from .beams.batch import BeamBatch
+from .beams.hypotheses import BeamOptions
+from .beams.search import BeamSearch
 from .borrowing import BorrowedModel
 from .decoding.choosing import Asked, Choice, StepChooser
 from .decoding.speculation import PromptLookup, require_speculation
@@ -167,18 +169,38 @@ class Engine:
         length_penalty: float = 1.0,
         early_stopping: bool | str = False,
     ) -> list[Completion]:
-        """The likeliest continuations of a prompt, best first: `num_beams` of them; see `beam`.
+        """The likeliest continuations of a prompt, best first: `num_beams` of them; see `BeamOptions` for the rest.
 
-        Runs by itself, with nothing else in the batch. Raises `NeverFits` if an empty cache could not hold so many
-        beams, `InvalidArgument` for values outside their limits or while requests are unfinished.
+        Raises `NeverFits` if an empty cache could not hold so many beams, `InvalidArgument` for values outside their
+        limits or while requests are unfinished.
         """
+        options = BeamOptions(num_beams, max_tokens, length_penalty, early_stopping)
+        return self._search_beams({"prompt": prompt}, options)[0]
+
+    def beam_search_batch(
+        self,
+        prompts: Sequence[Prompt],
+        num_beams: int,
+        max_tokens: int,
+        length_penalty: float = 1.0,
+        early_stopping: bool | str = False,
+    ) -> list[list[Completion]]:
+        """A `beam_search` for each prompt, as many side by side as the cache is sure to hold; raises likewise."""
+        options = BeamOptions(num_beams, max_tokens, length_penalty, early_stopping)
+        return self._search_beams({f"prompt {number}": prompt for number, prompt in enumerate(prompts)}, options)
+
+    def _search_beams(self, prompts: dict[str, Prompt], options: BeamOptions) -> list[list[Completion]]:
+        """Search with nothing else in the batch."""
         self._require_idle("beam_search")
-        token_ids = encode_prompt("prompt", prompt, self.tokenizer, self.shape.vocab_size)
-        search = BeamSearch(
-            self.cache, self._runner, self._scheduler.moves, num_beams, max_tokens, length_penalty, early_stopping
-        )
-        search.require_fits(len(token_ids))
-        return search.run(token_ids, self.shape.eos_token_ids, self.tokenizer)
+        options.check(self.cache.config)
+        batch = BeamBatch(self.cache, self._runner, self._scheduler.moves, self._scheduler.max_num_batched_tokens)
+        searches = []
+        for name, prompt in prompts.items():
+            token_ids = encode_prompt(name, prompt, self.tokenizer, self.shape.vocab_size)
+            searches.append(BeamSearch(token_ids, options, self.shape.eos_token_ids))
+            batch.require_fits(name, searches[-1])
+        batch.run(searches)
+        return [search.completions(self.tokenizer) for search in searches]
 
     # Requests, step by step.
 

@@ -48,7 +48,7 @@ class Scheduler:
         self.moves = MoveQueue()
         self.limits = CacheLimits(cache.config, max_num_batched_tokens)
         self._cache = cache
-        self._budget = max_num_batched_tokens
+        self.max_num_batched_tokens = max_num_batched_tokens
         self._preemptor = Preemptor(cache, preemption, self.moves)
         self._num_steps = 0
 
@@ -163,7 +163,7 @@ class Scheduler:
         # A prompt that has one token left behind its hit is no decode: it may wait for a neighbour's prefix, and must
         # stand behind that neighbour to be served in the same step.
         left.sort(key=lambda pair: pair[1] > 1 or pair[0].request.num_cached_tokens is None)
-        counts, budget = [], self._budget
+        counts, budget = [], self.max_num_batched_tokens
         for _, num_left in left:
             counts.append(min(num_left, budget))
             budget -= counts[-1]
@@ -192,7 +192,7 @@ class Scheduler:
         """Start waiting branches, in order, while budget, rows and blocks allow; says whether any was started."""
         if not self.waiting:
             return False
-        budget, num_before = self._budget - num_scheduled, len(self.running)
+        budget, num_before = self.max_num_batched_tokens - num_scheduled, len(self.running)
         prefixes = PrefixesInProgress(self._cache, [branch for branch in self.running if _takes_part(branch, only)])
         for branch in [branch for branch in self.waiting if _takes_part(branch, only)]:
             if budget > 0 and prefixes.should_wait(branch):

@@ -1,0 +1,1 @@
+"""Beam search: `hypotheses` that ended, one `search`, and many in one `batch`."""
