@@ -10,6 +10,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import fields
 
+from ..engine import Engine
 from ..errors import InvalidArgument
 from ..serving import Server, ServerLimits, ServerOptions
 from ..serving.access import read_key_file, require_key
@@ -33,6 +34,7 @@ def run_serve(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace, limits: ServerLimits, api_key: str | None, sockets: list[socket.socket]) -> int:
     engine, name = engine_of(options)
     name = options.served_model_name or name
+    print(f"blockyard: {name}, {_summary(engine)}", file=sys.stderr)
     server = Server(
         engine,
         ServerOptions(
@@ -48,6 +50,16 @@ def _serve(options: argparse.Namespace, limits: ServerLimits, api_key: str | Non
     )
     server.run(sockets)
     return 0 if server.started else 1
+
+
+def _summary(engine: Engine) -> str:
+    """Where the model runs, who computes its attention, and the pool."""
+    cache = engine.kv_cache
+    dtype = str(cache.dtype).removeprefix("torch.")
+    return (
+        f"{dtype} on {cache.device}, attention by {engine.attention_backend}; {cache.num_blocks:,} blocks of "
+        f"{cache.block_size} tokens, {cache.num_bytes / 2**30:.2f} GiB"
+    )
 
 
 def _api_key(options: argparse.Namespace) -> str | None:
