@@ -347,6 +347,23 @@ def test_a_source_that_one_group_has_lost_is_none() -> None:
     assert hit(cache, [1, 2, 3, 9]) == (0, [])
 
 
+def test_a_window_that_slides_past_what_was_to_be_loaded_lets_go_of_it() -> None:
+    """A hit is loaded up to the beginning of a block that follows it; behind that, the window has moved on."""
+    groups = (LayerGroup(4), LayerGroup(4, sliding_window=2))
+    cache = partial(num_blocks=8, groups=groups, num_cpu_blocks=10)
+    cache.free(cache.prefilled(list(range(12))))
+    cache.free(cache.prefilled([70]))  # takes the block that nobody had, and the first one behind the window
+    seq = cache.allocate([0, 1, 2, 3, 4, 5, 99])
+    assert cache.num_computed_tokens(seq) == 6
+    with pytest.raises(SequenceNotReady, match="has 1 blocks to bring back from the CPU"):
+        cache.fork(seq)
+    cache.commit([seq], [0])  # the window slides
+    plan = cache.reserve([seq], 1)
+    assert (len(plan.swap_ins), len(plan.copies)) == (0, 2)
+    cache.commit([seq], 1)
+    cache.free(seq)
+
+
 def test_groups_of_different_block_sizes_have_no_common_inside() -> None:
     groups = (LayerGroup(4), LayerGroup(8))
     with pytest.raises(InvalidArgument, match=r"partial_hits is True for groups with block sizes \[4, 8\]"):

@@ -222,11 +222,17 @@ class GroupTable(BlockTable):
             self.pool.cache_content(block, content, self.number)
 
     def slide(self, row: i64, num_computed: i64) -> None:
-        """Give back the blocks behind the window, the oldest first; the null block takes their place."""
+        """Give back the blocks behind the window, the oldest first; the null block takes their place.
+
+        What was still to be loaded into one is needed no more: a hit that ends inside a block reaches further than the
+        loads were made for.
+        """
         first = min(self.first_needed(num_computed), self.num_blocks[row])
         for place in range(self.num_null[row], first):
             self.pool.release_one(self.block_at(row, place))
             self.set_block(row, place, NULL_BLOCK)
+            if self._drop_cpu_block(row, place):
+                self.num_loads[row] -= 1
         self.num_null[row] = max(first, self.num_null[row])
 
     # Forks, cuts, the end.
@@ -265,12 +271,18 @@ class GroupTable(BlockTable):
             block = self.block_at(row, place)
             if block != NULL_BLOCK:
                 self.pool.release_one(block)
-            if self.cpu is not None and self.cpu_block_at(row, place) != NULL_BLOCK:
-                self.cpu.release_one(self.cpu_block_at(row, place))
-                self._set_cpu_block(row, place, NULL_BLOCK)
+            self._drop_cpu_block(row, place)
             place -= 1
         if keep < self.num_blocks[row]:
             self.cut_row(row, keep)
+
+    def _drop_cpu_block(self, row: i64, place: i64) -> bool:
+        """Let go of the CPU block at a place, if there is one; says whether there was."""
+        if self.cpu is None or self.cpu_block_at(row, place) == NULL_BLOCK:
+            return False
+        self.cpu.release_one(self.cpu_block_at(row, place))
+        self._set_cpu_block(row, place, NULL_BLOCK)
+        return True
 
     # The CPU pool.
 
