@@ -29,7 +29,7 @@ DTYPES = {
     "last_page_len": np.int32,
 }
 #: These follow from the live block table, and die with the next change.
-TABLES = ("block_tables", "indices")
+TABLES = ("slot_mapping", "block_tables", "indices")
 
 
 def arrays(plan: StepPlan) -> dict[str, object]:
@@ -238,7 +238,7 @@ def test_slots_of_every_block_size() -> None:
 
 
 def test_slots_of_a_step_longer_than_any_before() -> None:
-    """The room for slots grows with the step; an earlier plan's slots stay its own."""
+    """Long steps have their slots made when asked for; an earlier plan's slots stay its own."""
     cache = Checked(num_blocks=1000, max_model_len=3000)
     first, second = cache.allocate(prompt(1, 5)), cache.allocate(prompt(2, 2500))
     earlier = cache.reserve([first], 5).slot_mapping

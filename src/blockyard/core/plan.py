@@ -161,6 +161,8 @@ class StepPlan(SwapPlan):
 
     The arrays that follow from block tables are made when asked for, from the live rows, and may be asked for until
     the cache changes; later they raise `StalePlan`.
+
+    slots: the first group's, or none for them to be made when asked for.
     """
 
     def __init__(self, tables: list[BlockTable], batch: Batch, slots: vec[i64], transfers: Transfers) -> None:
@@ -221,6 +223,9 @@ class StepPlan(SwapPlan):
     @property
     def slot_mapping(self) -> npt.NDArray[np.int64]:
         """Where each new token's keys and values go: block_id * block_size + offset, int64 (T,)."""
+        self._batch.require_fresh()
+        if len(self._slots) == 0:
+            return self._first().slot_mapping
         return view_i64(self._slots)
 
     @property

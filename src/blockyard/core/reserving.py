@@ -46,7 +46,7 @@ class Reserving:
         self.block_size: i64 = pool.block_size
         self.max_model_len: i64 = max_model_len
         self.num_copied_blocks: i64 = 0
-        self._slot_room = zeros_i64(1024)
+        self._slot_room = zeros_i64(0)
         self._num_slots: i64 = 0
         #: (position in the batch, first slot) of each sequence that takes a second look.
         self._slow = zeros_i64(0)
@@ -76,7 +76,8 @@ class Reserving:
         for block in transfers.held_sources:
             self.stored.release_one(block)
         batch = Batch(sequences, rows, starts, counts, statuses)
-        return StepPlan(self.tables, batch, self._slot_room[:total], transfers)
+        num_mapped = total if self._maps_at_once() else 0
+        return StepPlan(self.tables, batch, self._slot_room[:num_mapped], transfers)
 
     def _all_served(self, num_seqs: int) -> vec[i64]:
         """Statuses of a batch in which every sequence has its slots; nobody writes into them."""
@@ -118,7 +119,8 @@ class Reserving:
         """Refuse bad counts before anything changes; returns where each sequence starts.
 
         On the way the slots of all sequences that are `ready` are written to `_slot_room`, which nobody sees yet; the
-        others (`_slow`) are left out, with room for theirs.
+        others (`_slow`) are left out, with room for theirs. A step of more tokens than there is room for has prompts in
+        it: all of its slots are made when the plan is asked for them.
         """
         if self.mapping is not None:
             self._require_swapped_in(rows)
@@ -157,23 +159,17 @@ class Reserving:
             total += count
         self._num_slow = num_slow
         self._num_slots = total
-        if total > len(slots):
-            self._slot_room = zeros_i64(int(2 * total))
-            self._num_slow = self._all_slow(counts)
         return starts
 
+    def _maps_at_once(self) -> bool:
+        return self._num_slots <= len(self._slot_room)
+
     def _make_room(self, num_seqs: i64) -> None:
+        """Room for the slots of a step of decodes."""
         if 2 * num_seqs > len(self._slow):
             self._slow = zeros_i64(int(4 * num_seqs))
-
-    def _all_slow(self, counts: vec[i64]) -> i64:
-        """More slots than there was room for: each sequence takes the slow way."""
-        total: i64 = 0
-        for index in range(i64(len(counts))):
-            self._slow[2 * index] = index
-            self._slow[2 * index + 1] = total
-            total += counts[index]
-        return i64(len(counts))
+        if num_seqs > len(self._slot_room):
+            self._slot_room = zeros_i64(int(2 * num_seqs))
 
     def _refuse(self, index: i64, row: i64, count: i64, start: i64) -> None:
         limit = self.max_model_len
@@ -194,9 +190,10 @@ class Reserving:
 
     def _serve_slow(self, rows: vec[i64], starts: vec[i64], counts: vec[i64], statuses: vec[i64]) -> i64:
         """Blocks, and then slots, for each sequence that takes a second look, in order; 0 tokens for those that do not
-        fit. Returns all tokens."""
+        fit. Returns all tokens, if slots are made at once."""
         sequences = self.sequences
         table = self.tables[0]
+        maps = self._maps_at_once()
         failed = False
         for position in range(self._num_slow):
             index = self._slow[2 * position]
@@ -211,9 +208,9 @@ class Reserving:
                 counts[index] = 0
                 sequences.num_reserved[row] = 0
                 failed = True
-            elif not failed:
+            elif maps and not failed:
                 table.map_run(row, starts[index], end, self._slot_room, self._slow[2 * position + 1])
-        return table.map_slots(rows, starts, counts, self._slot_room) if failed else self._num_slots
+        return table.map_slots(rows, starts, counts, self._slot_room) if maps and failed else self._num_slots
 
     def _grow(self, row: i64, start: i64, end: i64) -> i64:
         """Give one sequence what it needs to write tokens `start` to `end`, or say why not."""
