@@ -194,6 +194,29 @@ def test_the_first_that_can_serve_is_taken(
     assert first.name == chosen
 
 
+@pytest.fixture
+def broken_flashinfer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A GPU with FlashInfer alone, built for another torch; what `select_backend` sees of it."""
+
+    def fail(name: str) -> Any:
+        raise ImportError(f"{name}.so: undefined symbol: _ZN3c10\nand a second line")
+
+    monkeypatch.setattr("blockyard.engine.attention.paged.find_spec", lambda name: name == "flashinfer" or None)
+    monkeypatch.setattr("blockyard.engine.attention.paged.importlib.import_module", fail)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    return OnCuda()
+
+
+def test_a_kernel_that_cannot_be_imported_is_refused_in_a_sentence(broken_flashinfer: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"'flashinfer'; it is installed and could not be .* _ZN3c10$"):
+        backends.select_backend("flashinfer", broken_flashinfer, 64)
+
+
+def test_auto_passes_over_a_kernel_that_cannot_be_imported(broken_flashinfer: Any) -> None:
+    with pytest.warns(RuntimeWarning, match="'flashinfer': it is installed and could not be imported"):
+        assert backends.select_backend("auto", broken_flashinfer, 64).name == "sdpa"
+
+
 def test_names_are_unique_and_sdpa_is_the_last() -> None:
     names = [backend.name for backend in backends.BACKENDS]
     assert len(set(names)) == len(names)
