@@ -330,8 +330,8 @@ def test_the_first_backend_that_fits_computes_attention(llama: Any, monkeypatch:
         num_steps = 0
 
         @classmethod
-        def fits(cls, kv_cache: Any) -> bool:
-            return kv_cache.dtype is torch.float32
+        def refusal(cls, kv_cache: Any) -> str | None:
+            return None if kv_cache.dtype is torch.float32 else "it needs float32"
 
         def begin(self, shape: Any) -> Any:
             Counting.num_steps += 1

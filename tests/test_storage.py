@@ -297,6 +297,7 @@ BAD_CALLS: list[tuple[Callable[[KVCache], Any], str]] = [
     (lambda c: c.tables([[1, 2]], [1, 1]), "seq_lens has 2 entries; block_tables has 1 rows"),
     (lambda c: c.tables([1, 2], [1, 1]), "block_tables has shape"),
     (lambda c: c.gather(-1, c.tables([[1]], [1])), "layer is -1"),
+    (lambda c: c.gather(0, np.array([[1]])), r"tables is a ndarray; it must be what tables\(\) makes"),
     (lambda c: c.gather(0, c.tables([[1, 2]], [5]), c.new_buffer(4)), "out has shape"),
     (lambda c: c.gather(0, c.tables([[1]], [1]), torch.empty(8, 40, dtype=torch.float16)), "out has .*float16"),
     (lambda c: c.gather(0, make_cache(block_size=2).tables([[1]], [1])), "9 blocks of 2 tokens; this cache has 9 of 4"),

@@ -16,7 +16,7 @@
     ├── InvalidArgument        a value outside its limits (also a ValueError)
     ├── InvariantError         check() found a broken law
     ├── MissingExtra           an optional dependency is absent (also an ImportError)
-    ├── ModelError             a model folder that cannot be used
+    ├── ModelError             a model that cannot be loaded or served, or whose step broke
     └── TraceError             a trace that cannot be read, or asks what cannot be done
 
 A call that raises has changed nothing.
@@ -95,7 +95,7 @@ class MissingExtra(BlockyardError, ImportError):
 
 
 class ModelError(BlockyardError):
-    """A model could not be loaded; the message says what to do."""
+    """A model that cannot be loaded or served, or whose step broke; the message says which."""
 
 
 class TraceError(BlockyardError):

@@ -9,7 +9,7 @@
 Read it in this order, a file at a time:
 
     sampling, results, request   what is asked for, and what becomes of it
-    scheduling/                  who computes what in the next step: step, limits, preemption, scheduler
+    scheduling/                  who computes what in the next step: step, limits, preemption, prefixes, scheduler
     decoding/                    from logits to text: choosing, speculation, text (stop strings)
     attention/                   a step's attention over the KV tensors: interface, reach, sdpa; paged, flash_attention,
                                  flashinfer (CUDA); backends (who is chosen); hook (how transformers calls it)
@@ -18,7 +18,7 @@ Read it in this order, a file at a time:
     moves, runner                a step's block moves and forward pass, through transformers' attention interface
     beams/                       beam search: hypotheses, search, batch
     gguf, model                  weights and tokenizers from folders and files
-    prompts, intake, progress    the door: text in, requests checked, a bar on long work
+    prompts, intake              the door: text in, requests checked
     reasons                      what other libraries' errors come down to
     engine                       all of it together
 

@@ -242,7 +242,11 @@ class KVCache:
             )
         return out[:num_halves]
 
-    def _require_own(self, addresses: SlotAddresses | TableAddresses) -> None:
+    def _require_own(self, addresses: object) -> None:
+        if not isinstance(addresses, (SlotAddresses, TableAddresses)):
+            raise InvalidArgument(
+                f"tables is a {type(addresses).__name__}; it must be what tables() makes of block tables and lengths"
+            )
         if (addresses.num_blocks, addresses.block_size) != (self.num_blocks, self.block_size):
             raise InvalidArgument(
                 f"addresses were made for {addresses.num_blocks} blocks of {addresses.block_size} tokens; this cache "

@@ -86,7 +86,7 @@ class PagedStep:
         scaling: float | None,
         others: dict[str, Any],  # noqa: ARG002  # the probe has refused models for which these would matter
     ) -> torch.Tensor:
-        """As `Attend` says. O(tokens read)."""
+        """As `Attend` says. O(new tokens * tokens read), a sequence each."""
         group = self._groups[self._kv_cache.places.group(layer)]
         self._kv_cache.write(layer, key, value, group.slots)
         return group.attend(layer, query.transpose(0, 1).contiguous(), scaling)

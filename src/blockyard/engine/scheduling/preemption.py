@@ -41,7 +41,7 @@ class Preemptor:
         """Who makes room for `needy`: somebody who goes after it, or itself where nobody does. O(blocks).
 
         Never one who goes before: so whoever goes first is never set back, ends, and somebody else goes first. Among
-        the others it is one of the lowest priority, one whose end frees blocks (a fork may own none alone), one that
+        the others it is one of the least urgent, one whose end frees blocks (a fork may own none alone), one that
         loses least: the fewest computed tokens for a block freed; the youngest of equals.
         """
         later = [branch for branch in running if branch.rank > needy.rank]
