@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from abc import abstractmethod
 from typing import ClassVar
 
@@ -133,11 +135,13 @@ class TorchVarlen(FlashBackend):
 
     name: ClassVar[str] = "torch_varlen"
     module: ClassVar[str] = "torch.nn.attention.varlen"
-    package: ClassVar[str] = "a later torch (2.13 has torch.nn.attention.varlen)"
+    package: ClassVar[str] = "a later torch (torch.nn.attention.varlen of 2.13 reads block tables)"
 
     @classmethod
     def unsuited(cls, kv_cache: KVCache, major: int, minor: int) -> str | None:
         """It needs an implementation that reads block tables: torch's own does not, and 4 does on Blackwell alone."""
+        if not _reads_block_tables():
+            return f"it needs {cls.package}; the torch here is {torch.__version__}"
         active = torch.nn.attention.current_flash_attention_impl()
         if (major, active) not in ((9, "FA3"), (10, "FA4")):
             return (
@@ -164,6 +168,12 @@ class TorchVarlen(FlashBackend):
             block_table=rows.block_tables,
         )
         return output
+
+
+def _reads_block_tables() -> bool:
+    """Whether torch's varlen_attn takes block tables: the first versions of torch that had it did not."""
+    varlen = importlib.import_module(TorchVarlen.module)
+    return "block_table" in inspect.signature(varlen.varlen_attn).parameters
 
 
 def _unsuited_heads(kv_cache: KVCache) -> str | None:
