@@ -178,7 +178,11 @@ class Engine:
             self.cache, self._runner, self._scheduler.moves, num_beams, max_tokens, length_penalty, early_stopping
         )
         search.require_fits(len(token_ids))
-        return search.run(token_ids, self.shape.eos_token_ids, self.tokenizer)
+        try:
+            return search.run(token_ids, self.shape.eos_token_ids, self.tokenizer)
+        except BaseException:
+            self._recover(keep=False)
+            raise
 
     # Requests, step by step.
 
@@ -258,7 +262,7 @@ class Engine:
             raise
 
     def _recover(self, keep: bool) -> None:
-        """A step broke: leave a whole cache, and blocks that hold what they are said to hold."""
+        """A step or a search broke: leave a whole cache, and blocks that hold what they are said to hold."""
         try:
             self._scheduler.moves.carry_out(self.kv_cache)
         except Exception:  # the device is failing: nothing that should have been moved may be found
