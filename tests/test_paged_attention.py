@@ -177,16 +177,18 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert FlashInfer.refusal(cache) == "it needs flashinfer-python, which is not installed"
 
 
-def test_a_torch_whose_varlen_reads_no_block_tables_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it was at first; whatever is active there, a step would break."""
+def test_torchs_varlen_is_refused_what_it_would_break_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large heads with FlashAttention 4; block tables, by the first versions of torch that had it."""
 
     def varlen_attn(query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int) -> None:
         raise AssertionError("it must not be called")
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
     monkeypatch.setattr(torch.nn.attention, "current_flash_attention_impl", lambda: "FA4")
-    cache: Any = OnCuda()
+    cache: Any = OnCuda(head_size=128)
     assert TorchVarlen.refusal(cache) is None
+    larger: Any = OnCuda(head_size=192)
+    assert (TorchVarlen.refusal(larger) or "").endswith("at most 128; this is 192")
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
     assert re.search("needs a later torch .* the torch here is", TorchVarlen.refusal(cache) or "")
 

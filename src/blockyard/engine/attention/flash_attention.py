@@ -15,9 +15,11 @@ from .interface import GroupRows, StepShape
 from .paged import PagedBackend, int32_tensor, starts_and_end
 from .reach import Reach
 
+#: Of FlashAttention 2 and 3; and of 4, which takes single sizes above it for some shapes alone.
+_MAX_HEAD_SIZE = 256
+_MAX_HEAD_SIZE_4 = 128
 #: FlashAttention 2 reads pages of a multiple of so many tokens; 3 of any number.
 _PAGE_TOKENS = 256
-_MAX_HEAD_SIZE = 256
 
 
 class FlashBackend(PagedBackend):
@@ -148,7 +150,7 @@ class TorchVarlen(FlashBackend):
                 "it needs torch.nn.attention.activate_flash_attention_impl('FA3') on a GPU of compute capability 9, "
                 f"'FA4' on 10; active is {active or 'none of them'} on {major}.{minor}"
             )
-        return _unsuited_heads(kv_cache)
+        return _unsuited_heads(kv_cache, _MAX_HEAD_SIZE_4 if active == "FA4" else _MAX_HEAD_SIZE)
 
     def call(self, layer: int, query: torch.Tensor, rows: FlashRows, scaling: float | None) -> torch.Tensor:
         """As `FlashBackend`. Here a window (-1, 0) says causal."""
@@ -176,7 +178,7 @@ def _reads_block_tables() -> bool:
     return "block_table" in inspect.signature(varlen.varlen_attn).parameters
 
 
-def _unsuited_heads(kv_cache: KVCache) -> str | None:
-    if kv_cache.head_size > _MAX_HEAD_SIZE or kv_cache.head_size % 8:
-        return f"it needs a head size of a multiple of 8, at most {_MAX_HEAD_SIZE}; this is {kv_cache.head_size}"
+def _unsuited_heads(kv_cache: KVCache, largest: int = _MAX_HEAD_SIZE) -> str | None:
+    if kv_cache.head_size > largest or kv_cache.head_size % 8:
+        return f"it needs a head size of a multiple of 8, at most {largest}; this is {kv_cache.head_size}"
     return None
