@@ -397,6 +397,16 @@ def test_bad_prompts_are_named_and_nothing_is_begun(llama: Any, prompts: Any, me
     require_empty(engine)
 
 
+def test_text_that_is_no_unicode_is_named(smollm: Any) -> None:
+    """As Python reads the bytes of a shell that are no UTF-8; a tokenizer would raise a TypeError."""
+    engine = Engine(*smollm, num_blocks=80)
+    with pytest.raises(InvalidArgument, match=r"prompt 1 holds '\\udcff' at position 2; it must be valid Unicode"):
+        engine.generate(["a", "ab\udcff"])
+    with pytest.raises(InvalidArgument, match=r"prompt 0, message 1 holds '\\ud800' at position 0"):
+        engine.generate([[{"role": "system", "content": "hi"}, {"role": "user", "content": "\ud800"}]])
+    require_empty(engine)
+
+
 def test_bad_chats_and_sampling_lists_are_named(smollm: Any) -> None:
     engine = Engine(*smollm, num_blocks=80)
     with pytest.raises(InvalidArgument, match=r"prompt 0, message 1, is .* it must have 'role' and 'content'"):

@@ -19,9 +19,12 @@ NUM_REQUESTS = 40
 
 
 def random_request(rng: np.random.Generator, beginnings: list[list[int]]) -> tuple[list[int], SamplingParams]:
-    """A prompt that often begins or goes on like others, and anything that may be asked for it."""
+    """A prompt that often begins or goes on like others, or is one of them, and anything that may be asked for it."""
     prompt = list(beginnings[rng.integers(len(beginnings))][: rng.integers(0, 24)])
-    prompt += rng.integers(1, VOCAB_SIZE, rng.integers(1, 14)).tolist()
+    if rng.random() < 0.2:
+        prompt = list(beginnings[0])
+    else:
+        prompt += rng.integers(1, VOCAB_SIZE, rng.integers(1, 14)).tolist()
     temperature = float(rng.choice([0.0, 0.7, 1.5]))
     return prompt, SamplingParams(
         max_tokens=int(rng.integers(1, 24)),
@@ -91,7 +94,8 @@ def test_random_traffic_gets_the_right_tokens_and_leaves_nothing(shape: str, rou
             expected[places[dropped]] = []
         if rng.random() < 0.02:
             engine.set_back()
-        for result in engine.step().finished:
+        some = rng.choice(waiting, 2) if waiting and rng.random() < 0.1 else None
+        for result in engine.step(only=None if some is None else some.tolist()).finished:
             results[places[result.request_id]] = tokens_of(result)
         engine.cache.check()
         if len(places) == NUM_REQUESTS and not engine.has_unfinished:

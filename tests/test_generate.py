@@ -68,6 +68,19 @@ def test_errors_are_one_sentence(arguments: list[str], said: str, capsys: pytest
     assert said in sentence(capsys.readouterr().err)
 
 
+def test_bytes_that_are_no_text_are_one_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for errors, said in (
+        ("strict", "is not utf-8 (invalid start byte)"),
+        ("surrogateescape", "it must be valid Unicode"),
+    ):
+        source = io.TextIOWrapper(io.BytesIO(b"ab\xff\n"), encoding="utf-8", errors=errors)
+        monkeypatch.setattr("sys.stdin", source)
+        assert main(["generate", "--max-tokens", "3"]) == 2
+        assert said in sentence(capsys.readouterr().err)
+
+
 def test_no_prompt_at_all(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert main(["generate"]) == 2

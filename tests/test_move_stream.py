@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,13 +10,16 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
+pytest.importorskip("transformers")
 
 import torch
 
+from blockyard.engine import Engine, SamplingParams
 from blockyard.storage.move_stream import MoveStream
 from blockyard.storage.moves import copy_runs
 
 from .seeds import run_seed
+from .tiny_models import mixed_prompts, tiny_model
 
 
 class Device:
@@ -103,6 +107,63 @@ def test_moves_that_break_are_waited_for_all_the_same() -> None:
     moves.wait(0)
     moves.wait(1)  # was never begun
     assert device.log[1:] == ["moves moves place 0", "moves records event 2", "compute waits for event 2"]
+
+
+def test_memory_that_moves_use_is_not_given_away_before_they_are_done() -> None:
+    device = Device()
+
+    class Blocks:
+        def record_stream(self, stream: Any) -> None:
+            device.log.append(f"its memory waits for {stream.name} when it is freed")
+
+    MoveStream(torch.device("cuda"), 2, device).hold(Blocks())
+    assert device.log == ["its memory waits for moves when it is freed"]
+
+
+class LateMoves:
+    """In `MoveStream`'s place: each place's moves as late as may be, when a layer that writes there waits for them."""
+
+    def __init__(self, num_places: int) -> None:
+        self._asked: list[list[Callable[[int], None]]] = [[] for _ in range(num_places)]
+        self.num_late = 0
+
+    def start(self, move: Callable[[int], None]) -> None:
+        for asked in self._asked:
+            asked.append(move)
+
+    def wait(self, place: int) -> None:
+        asked, self._asked[place] = self._asked[place], []
+        self.num_late += len(asked)
+        for move in asked:
+            move(place)
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("shape", ["llama-gqa", "gemma3"])
+def test_an_engine_waits_for_all_that_it_reads_and_overwrites(shape: str, preemption: str) -> None:
+    """Squeezed until it preempts, with copies of shared blocks and a CPU pool: however late blocks move, the tokens
+    are the same."""
+    model = tiny_model(shape)
+    prompts = mixed_prompts((33, 5, 40, 1, 64, 50), shared=24)
+    params = SamplingParams(max_tokens=20, n=2, temperature=0.8, ignore_eos=True)
+    roomy = Engine(model, num_blocks=3000, block_size=4, enable_prefix_caching=False)
+    engine = Engine(
+        model,
+        num_blocks=40 if shape == "llama-gqa" else 100,
+        block_size=4,
+        max_num_seqs=6,
+        num_cpu_blocks=60,
+        preemption=preemption,
+    )
+    late = LateMoves(engine.kv_cache.places.num_places)
+    engine.kv_cache._move_stream = late  # type: ignore[assignment]
+    for _ in range(2):  # the second time blocks come back from the CPU pool
+        found, expected = (each.generate(prompts, params) for each in (engine, roomy))
+        for result, other in zip(found, expected, strict=True):
+            assert [one.token_ids for one in result.completions] == [one.token_ids for one in other.completions]
+    assert engine.num_preemptions > 0
+    assert late.num_late > 0
+    engine.cache.check()
 
 
 @pytest.mark.parametrize("fragments", ["neighbours", "scattered", "mixed"])

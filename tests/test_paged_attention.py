@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -151,7 +152,8 @@ REFUSALS: list[tuple[Any, dict[str, Any], tuple[int, int], str]] = [
     (FlashAttention2, {}, (8, 0), "block size of a multiple of 256 tokens; this is 16"),
     (FlashAttention2, {"block_size": 256}, (7, 5), "compute capability 8 or above; this has 7.5"),
     (FlashInfer, {"head_size": 96}, (8, 0), "head size of 64, 128, 256; this is 96"),
-    (FlashInfer, {}, (7, 0), "7.5 or above; this has 7.0"),
+    (FlashInfer, {"dtype": torch.float16}, (7, 0), "7.5 or above for torch.float16; this has 7.0"),
+    (FlashInfer, {}, (7, 5), "8.0 or above for torch.bfloat16; this has 7.5"),
     (TorchVarlen, {}, (9, 0), "activate_flash_attention_impl.*'FA3'.* active is none of them on 9.0"),
 ]
 
@@ -173,6 +175,36 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("blockyard.engine.attention.paged.find_spec", lambda name: None)
     cache: Any = OnCuda()
     assert FlashInfer.refusal(cache) == "it needs flashinfer-python, which is not installed"
+
+
+def test_torchs_varlen_is_refused_what_it_would_break_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large heads with FlashAttention 4; block tables, by the first versions of torch that had it."""
+
+    def varlen_attn(query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int) -> None:
+        raise AssertionError("it must not be called")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    monkeypatch.setattr(torch.nn.attention, "current_flash_attention_impl", lambda: "FA4")
+    cache: Any = OnCuda(head_size=128)
+    assert TorchVarlen.refusal(cache) is None
+    larger: Any = OnCuda(head_size=192)
+    assert (TorchVarlen.refusal(larger) or "").endswith("at most 128; this is 192")
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
+    assert re.search("needs a later torch .* the torch here is", TorchVarlen.refusal(cache) or "")
+
+
+def test_a_package_that_cannot_be_imported_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its compiled part was built for another torch, say."""
+    (tmp_path / "flash_attn_interface.py").write_text("raise ImportError('undefined symbol: _ZN3c10')")
+    monkeypatch.delitem(sys.modules, "flash_attn_interface")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("blockyard.engine.attention.paged.find_spec", lambda name: name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    cache: Any = OnCuda()
+    refusal = FlashAttention3.refusal(cache)
+    assert refusal is not None
+    assert refusal.endswith("which cannot be imported: ImportError: undefined symbol: _ZN3c10")
+    assert next(backend for backend in backends.BACKENDS if backend.refusal(cache) is None) is FlashInfer
 
 
 GPUS = [

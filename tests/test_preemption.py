@@ -329,6 +329,26 @@ def test_moves_that_broke_half_way_are_not_done_twice(
     assert again.token_ids == reference_tokens(llama, prompts[:1], 4)[0]
 
 
+def test_moves_that_broke_in_a_beam_search_do_not_break_the_next_step(
+    llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = mixed_prompts((40, 40))
+    engine = Engine(llama, num_blocks=20, block_size=4, num_cpu_blocks=60)
+    engine.generate(prompts[:1], SamplingParams(max_tokens=4))
+
+    def fail(plan: Any) -> None:
+        raise Broken("interrupted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.kv_cache, "start_moves", fail)
+        with pytest.raises(Broken):
+            engine.beam_search(prompts[1], 2, 4)
+    require_empty(engine)
+    (again,) = engine.generate(prompts[:1], SamplingParams(max_tokens=4))
+    assert again.num_cached_tokens == 0
+    assert again.token_ids == reference_tokens(llama, prompts[:1], 4)[0]
+
+
 def test_a_step_of_some_leaves_the_others_alone(llama: Any) -> None:
     engine = Engine(llama, num_blocks=60)
     prompts = mixed_prompts((9, 12, 15))

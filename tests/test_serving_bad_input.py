@@ -18,7 +18,7 @@ pytest.importorskip("openai")
 from pydantic import ValidationError
 
 from blockyard.errors import InvalidArgument
-from blockyard.serving import ApiError, ServerLimits
+from blockyard.serving import ApiError, ServerLimits, create_app
 from blockyard.serving.fields import HARMLESS, REFUSED, asked_for
 from blockyard.serving.protocol import ChatRequest, CompletionRequest, parse_request
 
@@ -349,6 +349,11 @@ def test_no_field_is_understood_and_refused() -> None:
 def test_limits_have_limits(values: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(values))):
         ServerLimits(**values)
+
+
+def test_a_model_has_a_name_that_answers_can_carry() -> None:
+    with pytest.raises(InvalidArgument, match=r"model_name holds '\\udcff' at position 1; it must be valid Unicode"):
+        create_app(tiny_engine(), "a\udcff")
 
 
 # ---------------------------------------------------------------- size and time

@@ -14,7 +14,7 @@ from blockyard.errors import InvalidArgument
 from blockyard.serving import Server, ServerOptions
 from blockyard.serving.listening import open_sockets
 
-from .servers import MODEL, tiny_engine
+from .servers import MODEL, running_server, tiny_engine
 
 
 def close(sockets: list[socket.socket]) -> None:
@@ -35,6 +35,16 @@ def test_all_addresses_of_a_host_have_one_port() -> None:
     assert len({one.getsockname()[1] for one in sockets}) == 1
     assert len({one.getsockname()[0] for one in sockets}) == len(sockets)
     close(sockets)
+
+
+def test_small_pieces_are_sent_at_once() -> None:
+    """No connection waits for an acknowledgement before it sends the next piece (Nagle's algorithm is off)."""
+    with running_server(tiny_engine()) as running, socket.create_connection((running.host, running.port)) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(4).startswith(b"HTTP")  # so that the connection is open there, too
+        [connection] = running.server.server_state.connections
+        at_server = connection.transport.get_extra_info("socket")
+        assert at_server.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,16 @@ def require_str(name: str, value: object) -> str:
     return value
 
 
+def require_unicode(name: str, text: str) -> str:
+    """`text` if it can be encoded: Python reads bytes that are no UTF-8, of a shell's words say, as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = ascii(text[error.start])
+        raise InvalidArgument(f"{name} holds {found} at position {error.start}; it must be valid Unicode") from None
+    return text
+
+
 def require_bool(name: str, value: object) -> bool:
     """`value` if it is True or False."""
     if not isinstance(value, bool):

@@ -50,7 +50,10 @@ def _prompts(options: argparse.Namespace, source: TextIO) -> list[Any]:
     """The prompts of the command line, or the lines of `source`, as text or as chats."""
     if options.system is not None and not options.chat:
         raise InvalidArgument("--system goes with --chat")
-    texts = options.prompts or _lines(source)
+    try:
+        texts = options.prompts or _lines(source)
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"standard input is not {error.encoding} ({error.reason})") from None
     if not options.chat:
         return list(texts)
     system = [] if options.system is None else [{"role": "system", "content": options.system}]

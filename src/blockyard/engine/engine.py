@@ -199,7 +199,11 @@ class Engine:
             token_ids = encode_prompt(name, prompt, self.tokenizer, self.shape.vocab_size)
             searches.append(BeamSearch(token_ids, options, self.shape.eos_token_ids))
             batch.require_fits(name, searches[-1])
-        batch.run(searches)
+        try:
+            batch.run(searches)
+        except BaseException:
+            self._recover(keep=False)
+            raise
         return [search.completions(self.tokenizer) for search in searches]
 
     # Requests, step by step.
@@ -280,7 +284,7 @@ class Engine:
             raise
 
     def _recover(self, keep: bool) -> None:
-        """A step broke: leave a whole cache, and blocks that hold what they are said to hold."""
+        """A step or a search broke: leave a whole cache, and blocks that hold what they are said to hold."""
         try:
             self._scheduler.moves.carry_out(self.kv_cache)
         except Exception:  # the device is failing: nothing that should have been moved may be found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
+from ..arguments import require_unicode
 from ..errors import InvalidArgument
 from ..storage.checks import int_array, require_range
 
@@ -16,10 +17,10 @@ def encode_prompt(name: str, prompt: Prompt, tokenizer: Any, vocab_size: int) ->
     """Return the token ids of a prompt; chat messages go through the tokenizer's chat template.
 
     name: what errors call the prompt. Raises `InvalidArgument` for a prompt that is empty or of another kind, for
-    text without a tokenizer, and for a token id outside the vocabulary.
+    text without a tokenizer or with what is no character, and for a token id outside the vocabulary.
     """
     if isinstance(prompt, str):
-        token_ids = _require_tokenizer(name, tokenizer)(prompt).input_ids
+        token_ids = _require_tokenizer(name, tokenizer)(require_unicode(name, prompt)).input_ids
     elif _is_chat(prompt):
         token_ids = _encode_chat(name, prompt, _require_tokenizer(name, tokenizer))
     elif isinstance(prompt, Sequence) or hasattr(prompt, "dtype"):
@@ -44,6 +45,9 @@ def _encode_chat(name: str, messages: Sequence[Mapping[str, str]], tokenizer: An
     for position, message in enumerate(messages):
         if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
             raise InvalidArgument(f"{name}, message {position}, is {message!r}; it must have 'role' and 'content'")
+        for part in message.values():
+            if isinstance(part, str):
+                require_unicode(f"{name}, message {position}", part)
     if not tokenizer.chat_template:
         raise InvalidArgument(f"{name} is a chat, but the model's tokenizer has no chat template; give it as text")
     return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ..arguments import require_unicode
 from ..engine import Engine
 from .access import KeyGuard
 from .engine_thread import EngineThread
@@ -34,8 +35,10 @@ def create_app(
 
     model_name: what clients call the model. api_key: what they must send as bearer token; none if None. has_check:
     whether GET /check is there. `app.state.engine_thread` is the thread; it runs from the application's start to its
-    end (the lifespan of ASGI). Raises `InvalidArgument` for an engine without a tokenizer.
+    end (the lifespan of ASGI). Raises `InvalidArgument` for an engine without a tokenizer, and for a name that no
+    answer could carry.
     """
+    require_unicode("model_name", model_name)
     limits = limits or ServerLimits()
     capacity = engine.cache.config.max_num_seqs + limits.max_waiting
     thread = EngineThread(engine, capacity, model_name, limits.retry_after_seconds)

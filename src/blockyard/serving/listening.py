@@ -60,7 +60,9 @@ def _opened(addresses: list[_Address], held: ExitStack) -> list[socket.socket]:
 
 
 def _bound(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
+    # The protocol is named for asyncio: it turns Nagle's algorithm off only where it is, and a client that delays its
+    # acknowledgements, as most do, would have each small piece of an answer 40 ms late.
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a server before this one linger
         if family == socket.AF_INET6:

@@ -23,6 +23,14 @@ class MoveStream:
         #: Places whose moves the computing stream has not been told to wait for.
         self._is_pending = [False] * num_places
 
+    def hold(self, blocks: Any) -> None:
+        """Say that moves read and write `blocks`, a tensor of the device that was made on the computing stream.
+
+        When it is freed its memory goes to whoever asks next, and that must not be before the last move is done: a
+        cache may go while moves that no layer waited for (its step broke) are still under way.
+        """
+        blocks.record_stream(self._stream)
+
     def start(self, move: Callable[[int], None]) -> None:
         """Call `move` for each place, to move its blocks behind all that was asked of the computing stream so far.
 

@@ -56,9 +56,17 @@ class MoveList:
             return
         if not self._ids:
             # Made here, for all places: on CUDA memory belongs to the stream that is current when it is taken.
-            self._ids = [torch.from_numpy(np.ascontiguousarray(ids)).to(source.device) for ids in self._pairs.T]
+            self._ids = [_on_device(ids, source.device) for ids in self._pairs.T]
         old, new = self._ids
         target[:, new] = source[:, old]
+
+
+def _on_device(ids: IntArray, device: torch.device) -> torch.Tensor:
+    made = torch.from_numpy(np.ascontiguousarray(ids))
+    if device.type != "cuda":
+        return made.to(device)
+    # From memory that is not pinned, the host would wait for all that the stream has to move before.
+    return made.pin_memory().to(device, non_blocking=True)
 
 
 def copy_runs(source: torch.Tensor, target: torch.Tensor, pairs: IntArray) -> None:

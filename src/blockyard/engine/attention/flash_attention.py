@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from abc import abstractmethod
 from typing import ClassVar
 
@@ -13,9 +15,11 @@ from .interface import GroupRows, StepShape
 from .paged import PagedBackend, int32_tensor, starts_and_end
 from .reach import Reach
 
+#: Of FlashAttention 2 and 3; and of 4, which takes single sizes above it for some shapes alone.
+_MAX_HEAD_SIZE = 256
+_MAX_HEAD_SIZE_4 = 128
 #: FlashAttention 2 reads pages of a multiple of so many tokens; 3 of any number.
 _PAGE_TOKENS = 256
-_MAX_HEAD_SIZE = 256
 
 
 class FlashBackend(PagedBackend):
@@ -133,18 +137,20 @@ class TorchVarlen(FlashBackend):
 
     name: ClassVar[str] = "torch_varlen"
     module: ClassVar[str] = "torch.nn.attention.varlen"
-    package: ClassVar[str] = "a later torch (2.13 has torch.nn.attention.varlen)"
+    package: ClassVar[str] = "a later torch (torch.nn.attention.varlen of 2.13 reads block tables)"
 
     @classmethod
     def unsuited(cls, kv_cache: KVCache, major: int, minor: int) -> str | None:
         """It needs an implementation that reads block tables: torch's own does not, and 4 does on Blackwell alone."""
+        if not _reads_block_tables():
+            return f"it needs {cls.package}; the torch here is {torch.__version__}"
         active = torch.nn.attention.current_flash_attention_impl()
         if (major, active) not in ((9, "FA3"), (10, "FA4")):
             return (
                 "it needs torch.nn.attention.activate_flash_attention_impl('FA3') on a GPU of compute capability 9, "
                 f"'FA4' on 10; active is {active or 'none of them'} on {major}.{minor}"
             )
-        return _unsuited_heads(kv_cache)
+        return _unsuited_heads(kv_cache, _MAX_HEAD_SIZE_4 if active == "FA4" else _MAX_HEAD_SIZE)
 
     def call(self, layer: int, query: torch.Tensor, rows: FlashRows, scaling: float | None) -> torch.Tensor:
         """As `FlashBackend`. Here a window (-1, 0) says causal."""
@@ -166,7 +172,13 @@ class TorchVarlen(FlashBackend):
         return output
 
 
-def _unsuited_heads(kv_cache: KVCache) -> str | None:
-    if kv_cache.head_size > _MAX_HEAD_SIZE or kv_cache.head_size % 8:
-        return f"it needs a head size of a multiple of 8, at most {_MAX_HEAD_SIZE}; this is {kv_cache.head_size}"
+def _reads_block_tables() -> bool:
+    """Whether torch's varlen_attn takes block tables: the first versions of torch that had it did not."""
+    varlen = importlib.import_module(TorchVarlen.module)
+    return "block_table" in inspect.signature(varlen.varlen_attn).parameters
+
+
+def _unsuited_heads(kv_cache: KVCache, largest: int = _MAX_HEAD_SIZE) -> str | None:
+    if kv_cache.head_size > largest or kv_cache.head_size % 8:
+        return f"it needs a head size of a multiple of 8, at most {largest}; this is {kv_cache.head_size}"
     return None

@@ -36,9 +36,11 @@ class FlashInfer(PagedBackend):
 
     @classmethod
     def unsuited(cls, kv_cache: KVCache, major: int, minor: int) -> str | None:
-        """It needs a Turing GPU or a later one, and is built for a few head sizes."""
-        if (major, minor) < (7, 5):
-            return f"it needs a GPU of compute capability 7.5 or above; this has {major}.{minor}"
+        """It needs a Turing GPU, for bfloat16 an Ampere GPU, or a later one, and is built for a few head sizes."""
+        least = (8, 0) if kv_cache.dtype == torch.bfloat16 else (7, 5)
+        if (major, minor) < least:
+            needs = f"compute capability {least[0]}.{least[1]} or above for {kv_cache.dtype}"
+            return f"it needs a GPU of {needs}; this has {major}.{minor}"
         if kv_cache.head_size not in _HEAD_SIZES:
             return f"it needs a head size of {', '.join(map(str, _HEAD_SIZES))}; this is {kv_cache.head_size}"
         return None

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...storage import KVCache, KVLayout, SlotAddresses
+from ..reasons import reason
 from .interface import GroupRows, IntArray, StepShape
 
 
@@ -53,12 +54,21 @@ class PagedBackend(ABC):
             return f"it needs the layout {cls.layouts[0].value}; these have {kv_cache.layout.value}"
         if find_spec(cls.module) is None:
             return f"it needs {cls.package}, which is not installed"
-        return cls.unsuited(kv_cache, *torch.cuda.get_device_capability(kv_cache.device))
+        return cls.unsuited(kv_cache, *torch.cuda.get_device_capability(kv_cache.device)) or cls._broken()
 
     @classmethod
     @abstractmethod
     def unsuited(cls, kv_cache: KVCache, major: int, minor: int) -> str | None:
         """What else the kernel cannot do, as `refusal`. major, minor: the GPU's compute capability."""
+
+    @classmethod
+    def _broken(cls) -> str | None:
+        """What happens when the package is imported; None if nothing does. One built for another torch is no use."""
+        try:
+            importlib.import_module(cls.module)
+        except Exception as error:  # compiled parts that do not fit raise ImportError, OSError or RuntimeError
+            return f"it needs {cls.package}, which cannot be imported: {type(error).__name__}: {reason(error)}"
+        return None
 
     @abstractmethod
     def group(self, number: int, shape: StepShape, rows: GroupRows) -> PagedGroup:
