@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from ..arguments import require_int
 from ..engine import Engine, PromptLookup
+from ..engine.decoding.speculation import MAX_DRAFT
 from ..engine.model import demo_model_path
 from ..errors import ModelError
 
@@ -18,6 +20,7 @@ _DEMO_NAME = "SmolLM2-135M-Instruct"
 
 def engine_of(options: argparse.Namespace) -> tuple[Engine, str]:
     """The engine that the options ask for, and the model's name. Raises `ModelError` and `InvalidArgument`."""
+    require_int("--speculate", options.speculate, 0, MAX_DRAFT)
     path = Path(options.model) if options.model else demo_model_path()
     with Console(file=sys.stderr).status("loading the model (a .gguf file is converted once, which takes a while)"):
         engine = Engine.from_pretrained(

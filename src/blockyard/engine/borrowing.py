@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, ModelError
 from .attention.hook import ATTENTION_NAME, paged_attention
 from .attention.interface import Attend
 
@@ -30,6 +30,8 @@ class BorrowedModel:
         self.model = model
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = model.dtype
+        if self.device.type == "meta":
+            raise ModelError("the model is on device 'meta', which holds no numbers; load its weights first")
         self._depth = 0
         self._own_attention = ""
 
