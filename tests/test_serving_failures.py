@@ -347,6 +347,24 @@ def test_a_client_that_reads_nothing_is_cut_off(is_stream: bool) -> None:
         running.require_idle()
 
 
+def test_a_short_answer_that_nobody_reads_holds_no_connection_either() -> None:
+    """Where the system buffers little, as of a network card: what is left over is less than a server buffers itself."""
+    fields = {"prompt": [1, 2, 3], "max_tokens": 180, "ignore_eos": True, "logprobs": 20, "temperature": 0}
+    with running_server(tiny_engine(), ServerLimits(client_seconds=0.5)) as running, socket.socket() as client:
+        _, headers, _ = running.post("/v1/completions", **fields)
+        assert 35_000 < int(headers["content-length"]) < 65_000
+        for listening in running.server.servers[0].sockets:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connections = running.server.server_state.connections
+        wait_until(lambda: not connections)
+        client.connect((running.host, running.port))
+        send_request(client, **fields)
+        wait_until(lambda: len(connections) == 1)
+        wait_until(lambda: not connections)
+        running.require_idle()
+
+
 # ---------------------------------------------------------------- time, and the end
 
 

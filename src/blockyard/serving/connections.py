@@ -49,6 +49,9 @@ def impatient_protocol(header_seconds: float, client_seconds: float) -> type[asy
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            # `pause_writing` comes as soon as anything waits to be sent: by default only 64 KiB would tell of a reader
+            # that does not read, and what is less would hold its connection for ever.
+            transport.set_write_buffer_limits(0)
             self._for_headers.start()
 
         def data_received(self, data: bytes) -> None:
