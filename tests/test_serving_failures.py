@@ -20,6 +20,7 @@ pytest.importorskip("openai")
 
 import openai
 import torch
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from blockyard.engine import Engine, SamplingParams
 from blockyard.serving import ServerLimits
@@ -345,6 +346,40 @@ def test_a_client_that_reads_nothing_is_cut_off(is_stream: bool) -> None:
         wait_until(lambda: len(connections) == 1)
         wait_until(lambda: not connections)
         running.require_idle()
+
+
+def test_a_short_answer_that_nobody_reads_holds_no_connection_either() -> None:
+    """Where the system buffers little, as of a network card: what is left over is less than a server buffers itself."""
+    fields = {"prompt": [1, 2, 3], "max_tokens": 180, "ignore_eos": True, "logprobs": 20, "temperature": 0}
+    with running_server(tiny_engine(), ServerLimits(client_seconds=0.5)) as running, socket.socket() as client:
+        _, headers, _ = running.post("/v1/completions", **fields)
+        assert 35_000 < int(headers["content-length"]) < 65_000
+        for listening in running.server.servers[0].sockets:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connections = running.server.server_state.connections
+        wait_until(lambda: not connections)
+        client.connect((running.host, running.port))
+        send_request(client, **fields)
+        wait_until(lambda: len(connections) == 1)
+        wait_until(lambda: not connections)
+        running.require_idle()
+
+
+def test_a_client_that_sends_much_is_read_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two of them others are served; a body in chunks of a byte each takes long to read."""
+    sizes, read = [], H11Protocol.data_received
+
+    def noted(self: H11Protocol, data: bytes) -> None:
+        sizes.append(len(data))
+        read(self, data)
+
+    monkeypatch.setattr(H11Protocol, "data_received", noted)
+    with running_server(tiny_engine()) as running:
+        status, _, _ = running.post("/v1/completions", prompt="a" * 1_000_000)
+        assert status == 400
+    assert sum(sizes) > 1_000_000
+    assert max(sizes) <= 8192
 
 
 # ---------------------------------------------------------------- time, and the end
