@@ -223,7 +223,7 @@ def test_whatever_comes_no_step_is_idle_while_there_is_work(round_: int) -> None
         had_work = bool(scheduler.requests())
         step = scheduler.schedule()
         assert bool(step.rows or step.preempted) is had_work, f"seed {seed}"
-        assert step.num_scheduled.sum() <= scheduler._budget
+        assert step.num_scheduled.sum() <= scheduler.max_num_batched_tokens
         if rng.random() < 0.05:
             scheduler.abort_all()  # as the engine does when the step breaks
             lengths.clear()
