@@ -15,22 +15,18 @@ import torch
 from blockyard.engine import Engine, SamplingParams
 from blockyard.engine.attention.backends import BACKENDS
 from blockyard.engine.attention.sdpa import SdpaBackend
-from blockyard.storage import KVCache
+from blockyard.storage import KVCache, MoveLists
 
 from .seeds import run_seed
-from .steps import GROUPS, random_step, run_step
+from .steps import GROUPS, own_block_size, random_step, run_step
 from .tiny_models import mixed_prompts, reference_tokens, tiny_model, tokens_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 PAGED = [backend for backend in BACKENDS if backend is not SdpaBackend]
 
 
-def own_block_size(backend: Any) -> int:
-    return 256 if backend.name == "flash_attention_2" else 16
-
-
 def skip_unless_it_serves(backend: Any, head_size: int) -> None:
-    cache = KVCache(3, own_block_size(backend), 1, 2, head_size, dtype=torch.bfloat16, device="cuda")
+    cache = KVCache(3, own_block_size(backend, 16), 1, 2, head_size, dtype=torch.bfloat16, device="cuda")
     refusal = backend.refusal(cache)
     if refusal is not None:
         pytest.skip(f"{backend.name}: {refusal}")
@@ -44,7 +40,7 @@ def test_a_kernel_equals_sdpa(backend: Any, num_heads: int, num_kv_heads: int, d
     skip_unless_it_serves(backend, 64)
     rng = np.random.default_rng(run_seed())
     for _ in range(5):
-        step = random_step(rng, num_heads, num_kv_heads, own_block_size(backend), head_size=64).rounded_to(dtype)
+        step = random_step(rng, num_heads, num_kv_heads, own_block_size(backend, 16), head_size=64).rounded_to(dtype)
         output = run_step(step, backend, device="cuda", dtype=dtype)
         torch.testing.assert_close(output, run_step(step, SdpaBackend), rtol=2e-2, atol=2e-2)
 
@@ -83,7 +79,7 @@ def test_an_engine_on_a_paged_kernel_agrees_with_sdpa(backend: Any) -> None:
     prompts = mixed_prompts((100, 20, 130, 1), shared=64)
     chosen = []
     for name in (backend.name, "sdpa"):
-        options = {"num_blocks": 60, "block_size": own_block_size(backend), "attention_backend": name}
+        options = {"num_blocks": 60, "block_size": own_block_size(backend, 16), "attention_backend": name}
         engine = Engine(model, max_num_batched_tokens=64, **options)
         results = engine.generate(prompts, SamplingParams(max_tokens=1))
         chosen.append(tokens_of(results))
@@ -98,21 +94,14 @@ def test_moves_on_the_stream_are_done_before_a_layer_writes() -> None:
     before = cache.data[:, 1:300].clone()
     ids = np.arange(1, 300)
     cpu_ids = np.random.default_rng(run_seed()).permutation(ids)
-    cache.start_moves(Lists(swap_outs=np.stack([ids, cpu_ids], 1)))
+    cache.start_moves(MoveLists(swap_outs=np.stack([ids, cpu_ids], 1)))
     tokens = torch.zeros((299 * 16, 2, 64), dtype=torch.bfloat16, device="cuda")
     for layer in range(4):
         cache.write(layer, tokens, tokens, np.arange(16, 300 * 16))
-    cache.start_moves(Lists(swap_ins=np.stack([cpu_ids, ids + 299], 1), copies=np.stack([ids + 299, ids], 1)))
+    cache.start_moves(MoveLists(swap_ins=np.stack([cpu_ids, ids + 299], 1), copies=np.stack([ids + 299, ids], 1)))
     cache.finish_moves()
     torch.testing.assert_close(cache.data[:, 300:599], before, rtol=0, atol=0)
     torch.testing.assert_close(cache.data[:, 1:300], before, rtol=0, atol=0)
-
-
-class Lists:
-    """What a plan moves."""
-
-    def __init__(self, swap_outs: Any = (), swap_ins: Any = (), copies: Any = ()) -> None:
-        self.swap_outs, self.swap_ins, self.copies = swap_outs, swap_ins, copies
 
 
 def test_greedy_tokens_on_cuda_are_transformers() -> None:

@@ -29,14 +29,10 @@ from blockyard.storage import KVCache
 
 from . import paged_kernels
 from .seeds import run_seed
-from .steps import random_step, run_step
+from .steps import own_block_size, random_step, run_step
 from .tiny_models import mixed_prompts, reference_tokens, tiny_model, tokens_of
 
 PAGED = [FlashAttention3, FlashInfer, FlashAttention2, TorchVarlen]
-
-
-def own_block_size(backend: Any) -> int:
-    return 256 if backend is FlashAttention2 else 8
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +55,7 @@ def test_a_step_equals_sdpa(backend: Any, num_heads: int, num_kv_heads: int) -> 
     """Decodes, whole prompts, chunks behind a cached prefix, drafts; a group of all tokens and one with a window."""
     rng = np.random.default_rng(run_seed())
     for _ in range(5):
-        step = random_step(rng, num_heads, num_kv_heads, block_size=own_block_size(backend))
+        step = random_step(rng, num_heads, num_kv_heads, block_size=own_block_size(backend, 8))
         expected = run_step(step, SdpaBackend)
         torch.testing.assert_close(run_step(step, backend), expected, rtol=1e-4, atol=1e-5)
 
@@ -95,7 +91,7 @@ def test_an_engine_gives_transformers_tokens(backend: Any, shape: str, monkeypat
     monkeypatch.setattr(backend, "refusal", classmethod(lambda cls, kv_cache: None))
     model = tiny_model(shape)
     prompts = mixed_prompts((33, 5, 40, 1, 64), shared=24)
-    block_size = own_block_size(backend)
+    block_size = own_block_size(backend, 8)
     engine = Engine(
         model,
         num_blocks=80,

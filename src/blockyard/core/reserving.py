@@ -66,17 +66,16 @@ class Reserving:
         transfers = Transfers()
         statuses = self._all_served(len(rows))
         self._record(rows, counts)
-        total = self._num_slots
+        num_mapped = self._num_slots
         if self._num_slow > 0:
             self._transfers = transfers
             statuses = zeros_i64(len(rows))
-            total = self._serve_slow(rows, starts, counts, statuses)
+            num_mapped = self._serve_slow(rows, starts, counts, statuses)
         if self.mapping is not None:
             self.mapping.finish(transfers)
         for block in transfers.held_sources:
             self.stored.release_one(block)
         batch = Batch(sequences, rows, starts, counts, statuses)
-        num_mapped = total if self._maps_at_once() else 0
         return StepPlan(self.tables, batch, self._slot_room[:num_mapped], transfers)
 
     def _all_served(self, num_seqs: int) -> vec[i64]:
@@ -161,9 +160,6 @@ class Reserving:
         self._num_slots = total
         return starts
 
-    def _maps_at_once(self) -> bool:
-        return self._num_slots <= len(self._slot_room)
-
     def _make_room(self, num_seqs: i64) -> None:
         """Room for the slots of a step of decodes."""
         if 2 * num_seqs > len(self._slow):
@@ -190,10 +186,10 @@ class Reserving:
 
     def _serve_slow(self, rows: vec[i64], starts: vec[i64], counts: vec[i64], statuses: vec[i64]) -> i64:
         """Blocks, and then slots, for each sequence that takes a second look, in order; 0 tokens for those that do not
-        fit. Returns all tokens, if slots are made at once."""
+        fit. Returns how many slots there are now: all, or none where the plan makes them when asked."""
         sequences = self.sequences
         table = self.tables[0]
-        maps = self._maps_at_once()
+        maps = self._num_slots <= len(self._slot_room)
         failed = False
         for position in range(self._num_slow):
             index = self._slow[2 * position]
@@ -210,7 +206,9 @@ class Reserving:
                 failed = True
             elif maps and not failed:
                 table.map_run(row, starts[index], end, self._slot_room, self._slow[2 * position + 1])
-        return table.map_slots(rows, starts, counts, self._slot_room) if maps and failed else self._num_slots
+        if not maps:
+            return 0
+        return table.map_slots(rows, starts, counts, self._slot_room) if failed else self._num_slots
 
     def _grow(self, row: i64, start: i64, end: i64) -> i64:
         """Give one sequence what it needs to write tokens `start` to `end`, or say why not."""

@@ -193,7 +193,9 @@ class Engine:
         """Search with nothing else in the batch."""
         self._require_idle("beam_search")
         options.check(self.cache.config)
-        batch = BeamBatch(self.cache, self._runner, self._scheduler.moves, self._scheduler.max_num_batched_tokens)
+        scheduler = self._scheduler
+        budget = scheduler.max_num_batched_tokens
+        batch = BeamBatch(self.cache, self._runner, scheduler.moves, scheduler.limits, budget)
         searches = []
         for name, prompt in prompts.items():
             token_ids = encode_prompt(name, prompt, self.tokenizer, self.shape.vocab_size)

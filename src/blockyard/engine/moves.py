@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
-
 from ..core.plan import StepPlan, SwapPlan
 from ..errors import ModelError
-from ..storage import KVCache
-
-Pairs = NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class Moves:
-    """What one plan moves, each (n, 2) as (from, to): to the CPU pool, from it, within the pool. In this order."""
-
-    swap_outs: Pairs
-    swap_ins: Pairs
-    copies: Pairs
+from ..storage import KVCache, MoveLists
 
 
 class MoveQueue:
     """Moves that were decided and not yet carried out."""
 
     def __init__(self) -> None:
-        self._waiting: list[Moves] = []
+        self._waiting: list[MoveLists] = []
         self._is_broken = False
 
     def note(self, plan: SwapPlan) -> None:
         """Remember what a plan moves. The arrays are the plan's own, made for whoever asks."""
-        copies = plan.copies if isinstance(plan, StepPlan) else np.empty((0, 2), np.int32)
-        moves = Moves(plan.swap_outs, plan.swap_ins, copies)
-        if len(moves.swap_outs) or len(moves.swap_ins) or len(moves.copies):
-            self._waiting.append(moves)
+        lists = [plan.swap_outs, plan.swap_ins, *([plan.copies] if isinstance(plan, StepPlan) else [])]
+        if any(len(pairs) for pairs in lists):
+            self._waiting.append(MoveLists(*lists))
 
     def carry_out(self, kv_cache: KVCache) -> None:
         """Move all that waits, on CUDA beside the computing (`KVCache.start_moves`). O(blocks).

@@ -15,5 +15,6 @@ except ImportError as error:
 from .addresses import SlotAddresses, TableAddresses
 from .kv_cache import KVCache
 from .layout import KVLayout
+from .moves import MoveLists
 
-__all__ = ["KVCache", "KVLayout", "SlotAddresses", "TableAddresses"]
+__all__ = ["KVCache", "KVLayout", "MoveLists", "SlotAddresses", "TableAddresses"]

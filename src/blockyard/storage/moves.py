@@ -26,7 +26,7 @@ class BlockMoves(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MoveLists:
-    """Moves of one's own, in the form of a plan's."""
+    """What `KVCache.move_blocks` takes of a plan: lists of (from, to), (n, 2) each, kept or made by oneself."""
 
     swap_outs: object = ()
     swap_ins: object = ()

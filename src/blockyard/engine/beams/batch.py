@@ -12,6 +12,7 @@ from ...errors import NeverFits
 from ..decoding.choosing import StepChooser
 from ..moves import MoveQueue
 from ..runner import ForwardBatch, ModelRunner
+from ..scheduling.limits import CacheLimits
 from .search import BeamSearch
 
 
@@ -23,11 +24,17 @@ class BeamBatch:
     """
 
     def __init__(
-        self, cache: KVCacheManager, runner: ModelRunner, moves: MoveQueue, max_num_batched_tokens: int
+        self,
+        cache: KVCacheManager,
+        runner: ModelRunner,
+        moves: MoveQueue,
+        limits: CacheLimits,
+        max_num_batched_tokens: int,
     ) -> None:
         self._cache = cache
         self._runner = runner
         self._moves = moves
+        self._num_usable = limits.num_usable
         self._budget = max_num_batched_tokens
 
     def require_fits(self, name: str, search: BeamSearch) -> None:
@@ -36,11 +43,11 @@ class BeamBatch:
         num_tokens = len(search.prompt) + search.options.max_tokens
         if num_tokens > config.max_model_len:
             raise NeverFits(f"{name}: the beams may reach {num_tokens} tokens; max_model_len is {config.max_model_len}")
-        needed, usable = _most_blocks(config, search), _usable_blocks(config)
-        if needed > usable:
+        needed = _most_blocks(config, search)
+        if needed > self._num_usable:
             raise NeverFits(
                 f"{name}: {search.options.num_beams} beams of {num_tokens} tokens may take {needed} blocks; "
-                f"{usable} are usable"
+                f"{self._num_usable} are usable"
             )
 
     def run(self, searches: list[BeamSearch]) -> None:
@@ -70,7 +77,7 @@ class BeamBatch:
             num_tokens += len(search.prompt)
             num_seqs += search.options.num_beams
             num_blocks += _most_blocks(config, search)
-            if num_seqs > config.max_num_seqs or num_blocks > _usable_blocks(config):
+            if num_seqs > config.max_num_seqs or num_blocks > self._num_usable:
                 return
             if running and num_tokens > self._budget:
                 return
@@ -107,7 +114,3 @@ def _most_blocks(config: CacheConfig, search: BeamSearch) -> int:
         shared = num_prompt // group.block_size
         needed += shared + num_beams * (-(-(num_prompt + search.options.max_tokens) // group.block_size) - shared)
     return needed
-
-
-def _usable_blocks(config: CacheConfig) -> int:
-    return config.num_blocks - 1 - config.watermark_blocks
