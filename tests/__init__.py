@@ -1,1 +1,21 @@
-"""Blockyard's tests; a package, so that `python -m tests.stress` runs from the repository's root."""
+"""Blockyard's tests, a room for each part of the package. What is tested where:
+
+    package    configuration, errors, extra keys, names; which build runs; what every source must look like
+    pool       blocks alone: free queue, reference counts, prefix index, hash, collisions, resizing
+    core       sequences: admission, allocate, reserve, commit, forks and copy-on-write (test_forks), partial hits,
+               joins, layer groups and windows, swap and CPU tier, plans, bad input; whole random programs (test_world,
+               test_manager_model, test_stress)
+    policies   the contract of eviction policies, their exact orders, broken ones, retention
+    observe    history, residency, causes of misses, leaks, the picture and the report
+    sizing     bytes of a block, how many fit
+    storage    KV tensors, layouts, copies, moves beside the computing
+    engine     tokens against transformers, scheduling, preemption, sampling, beams, attention backends, CUDA
+    serving    the HTTP server: answers, bad requests, failures, its log, load
+    lab        traces, curves and their pictures, replays, capacity plans
+    cli        the `blockyard` command
+    docs       what the README, the pages and the docstrings show runs
+    support    what several of them share: the reference model, random programs, tiny models, servers
+
+A package, so that programs run from the repository's root: `python -m tests.stress` (a million random operations),
+`python -m tests.world` (many random worlds), `python -m tests.golden` (hits of every policy, counted anew).
+"""

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from . import seeds, source_only
-from .seeds import run_seed
+from .support import seeds, source_only
+from .support.seeds import run_seed
 
 if os.environ.get("BLOCKYARD_INTERPRETED") == "1":
     if any(name.partition(".")[0] == "blockyard" for name in sys.modules):

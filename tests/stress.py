@@ -26,7 +26,7 @@ import numpy.typing as npt
 import blockyard
 from blockyard import CacheConfig, CacheSalt, CapacityError, KVCacheManager, LoRA, SeqStatus, StepPlan
 
-from .seeds import run_seed
+from .support.seeds import run_seed
 
 GARBAGE = -1
 VOCABULARY = 64

@@ -1,0 +1,1 @@
+"""The manager: sequences, their blocks, and every call on them."""

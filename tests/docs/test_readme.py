@@ -1,0 +1,154 @@
+"""The Python of the README and the pages runs as it stands there, and so does every example that needs no model."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+import blockyard
+from blockyard import BlockPool, CacheConfig, FreeKVCacheBlockQueue, KVCacheManager
+
+from ..support.places import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCED = re.compile(r"^```python\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+SNIPPETS = [(page, number, text) for page in PAGES for number, text in enumerate(FENCED.findall(page.read_text()))]
+
+#: Examples without `blockyard.engine`, which wants weights, and a line each must print.
+EXAMPLES = {
+    "copy_on_write.py": "0 blocks leaked",
+    "engine_loop.py": "1 forked with 1 blocks copied on write",
+    "hit_rates.py": "the first 160 of 200 tokens           78.4%",
+    "own_policy.py": "YoungestFirst   52.5%",
+    "trace_allocation.py": "48 of them are cached",
+}
+
+
+def test_there_are_snippets_to_run() -> None:
+    found = [page.name for page, _, _ in SNIPPETS]
+    assert found.count("README.md") >= 3
+    assert found.count("coming-from.md") >= 5
+    assert "engine.md" in found
+
+
+@pytest.mark.parametrize(
+    ("page", "text"), [(p, t) for p, _, t in SNIPPETS], ids=[f"{page.stem}-{number}" for page, number, _ in SNIPPETS]
+)
+def test_a_snippet_runs(page: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = compile(text, page.name, "exec")
+    if "path/to/" in text:
+        return
+    exec(code, {})
+    printed = capsys.readouterr().out
+    for shown in re.findall(r"print\(.*\)\s+# (\[.*\])$", text, flags=re.MULTILINE):
+        assert shown in printed
+
+
+def test_every_example_without_a_model_is_run() -> None:
+    # "blockyard serve" names a server, and test_serving.py runs what talks to one.
+    needs = ("blockyard.engine", "blockyard serve")
+    alone = {
+        path.name for path in (ROOT / "examples").glob("*.py") if not any(each in path.read_text() for each in needs)
+    }
+    assert alone == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+    assert EXAMPLES[name] in capsys.readouterr().out
+
+
+def test_the_engine_loop_without_a_model_preempts_and_leaks_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / "engine_loop.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert " 0 preempted" not in printed
+    assert "0 blocks leaked" in printed
+
+
+def test_the_trace_shows_four_blocks(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / "trace_allocation.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert re.findall(r"logical block (\d) -> block \d: tokens (\d+) to (\d+)", printed) == [
+        ("0", "0", "15"),
+        ("1", "16", "31"),
+        ("2", "32", "47"),
+        ("3", "48", "49"),
+    ]
+
+
+def test_a_written_block_has_one_holder_again(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / "copy_on_write.py"), run_name="__main__")
+    forked, parent, child = re.findall(r"(?:fork|parent|child) +(block .*)", capsys.readouterr().out)
+    assert forked == "block 1: ref_cnt 2, block 2: ref_cnt 2"
+    assert parent == "block 1: ref_cnt 2, block 3: ref_cnt 1"
+    assert child == "block 1: ref_cnt 2, block 2: ref_cnt 1"
+
+
+# ---------------------------------------------------------------- names in the tables of "coming from"
+
+
+def table_names(page: str) -> list[str]:
+    """The names in the column "ours", and the dotted ones behind it."""
+    found: list[str] = []
+    column = 0
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if "ours" in cells:
+            column = cells.index("ours")
+        elif line.startswith("| "):
+            found += re.findall(r"`([\w.]+)`", cells[column])
+            found += re.findall(r"`((?:cache|pool|queue|plan|block)\.\w+)`", " ".join(cells[column + 1 :]))
+    return found
+
+
+NAMES = table_names((ROOT / "docs" / "coming-from.md").read_text())
+
+
+def exists(name: str) -> bool:
+    cache = KVCacheManager(CacheConfig(num_blocks=4, max_num_seqs=1))
+    plan = cache.reserve([cache.allocate([1])], 1)
+    things = {"cache": cache, "pool": BlockPool(4), "plan": plan, "block": cache.block(1)}
+    owner, _, attribute = name.rpartition(".")
+    return hasattr({**things, "queue": FreeKVCacheBlockQueue(4), "": blockyard}[owner], attribute)
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES)))
+def test_a_name_in_the_tables_exists(name: str) -> None:
+    assert exists(name)
+
+
+def test_the_tables_are_read() -> None:
+    assert len(NAMES) > 60
+    page = "| theirs | ours | |\n|---|---|---|\n| `a` | `cache.b`, `C` | `d` `plan.f` |\n"
+    page += "\n| ours |\n|---|\n| `pool.e` |\n"
+    assert table_names(page) == ["cache.b", "C", "plan.f", "pool.e"]
+    assert not exists("cache.nothing")
+
+
+# ---------------------------------------------------------------- the promises
+
+
+def promises() -> list[list[str]]:
+    """The cells of each promise: number, promise, names, tests, example."""
+    page = (ROOT / "docs" / "promises.md").read_text()
+    rows = [line.strip("|").split("|") for line in page.splitlines() if re.match(r"\| \d+ \|", line)]
+    return [[cell.strip() for cell in row] for row in rows]
+
+
+def test_every_promise_is_in_the_table() -> None:
+    assert [int(row[0]) for row in promises()] == list(range(1, 27))
+    assert all(len(row) == 5 for row in promises())
+
+
+@pytest.mark.parametrize("row", promises(), ids=lambda row: row[0])
+def test_what_a_promise_names_exists(row: list[str]) -> None:
+    assert all(exists(name) for name in re.findall(r"`([\w.]+)`", row[2]))
+    tests = re.findall(r"`(\w+/test_\w+\.py)`", row[3])
+    assert all((ROOT / "tests" / name).is_file() for name in tests)
+    assert tests or row[3].startswith("open")
+    for name in re.findall(r"`([\w./]+)`", row[4]):
+        assert (ROOT / name).is_file() or (ROOT / "examples" / name).is_file()

@@ -1,0 +1,106 @@
+"""Random traffic over all features at once: whatever comes, every request gets the tokens it gets alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from blockyard import NeverFits
+from blockyard.engine import Engine, GenerationResult, PromptLookup, SamplingParams
+
+from ..support.tiny_models import VOCAB_SIZE, tiny_model
+
+NUM_REQUESTS = 40
+
+
+def random_request(rng: np.random.Generator, beginnings: list[list[int]]) -> tuple[list[int], SamplingParams]:
+    """A prompt that often begins or goes on like others, or is one of them, and anything that may be asked for it."""
+    prompt = list(beginnings[rng.integers(len(beginnings))][: rng.integers(0, 24)])
+    if rng.random() < 0.2:
+        prompt = list(beginnings[0])
+    else:
+        prompt += rng.integers(1, VOCAB_SIZE, rng.integers(1, 14)).tolist()
+    temperature = float(rng.choice([0.0, 0.7, 1.5]))
+    return prompt, SamplingParams(
+        max_tokens=int(rng.integers(1, 24)),
+        temperature=temperature,
+        top_k=int(rng.choice([0, 20])),
+        min_p=float(rng.choice([0.0, 0.05])),
+        repetition_penalty=float(rng.choice([1.0, 1.1])),
+        seed=int(rng.integers(1000)),
+        n=int(rng.choice([1, 1, 2, 4])),
+        stop_token_ids=tuple(rng.integers(0, VOCAB_SIZE, 2).tolist()),
+    )
+
+
+def random_options(rng: np.random.Generator) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "num_blocks": int(rng.integers(50, 80)),
+        "block_size": 4,
+        "max_num_seqs": int(rng.integers(4, 9)),
+        "max_num_batched_tokens": int(rng.integers(9, 30)),
+        "enable_prefix_caching": bool(rng.random() < 0.8),
+        "num_cpu_blocks": int(rng.choice([0, 10, 80])),
+    }
+    if options["num_cpu_blocks"] and rng.random() < 0.7:
+        options["preemption"] = "swap"
+    if rng.random() < 0.5:
+        options["speculation"] = PromptLookup(num_tokens=3)
+    return options
+
+
+def tokens_of(result: GenerationResult) -> list[list[int]]:
+    return [completion.token_ids for completion in result.completions]
+
+
+@pytest.mark.parametrize("round_", range(3))
+@pytest.mark.parametrize("shape", ["llama-gqa", "gemma3"])
+def test_random_traffic_gets_the_right_tokens_and_leaves_nothing(shape: str, round_: int) -> None:
+    # Fixed: in float32 two near-equal tokens change places with the batch once in thousands of draws.
+    seed = 100 + round_
+    rng = np.random.default_rng(seed)
+    model = tiny_model(shape)
+    beginnings = [rng.integers(1, VOCAB_SIZE, 24).tolist() for _ in range(3)]
+    requests = [random_request(rng, beginnings) for _ in range(NUM_REQUESTS)]
+    plenty = Engine(model, num_blocks=3000, block_size=4, enable_prefix_caching=False)
+    expected = [
+        tokens_of(result) for result in plenty.generate([prompt for prompt, _ in requests], [p for _, p in requests])
+    ]
+    options = random_options(rng)
+    if shape == "llama-gqa":
+        options["num_blocks"] //= 3
+    engine = Engine(model, **options)
+    places: dict[int, int] = {}
+    results: dict[int, list[list[int]]] = {}
+    for _ in range(3000):
+        if len(places) < NUM_REQUESTS and rng.random() < 0.5:
+            place = len(places)
+            try:
+                number = engine.add_request(*requests[place], priority=int(rng.integers(-1, 2)))
+            except NeverFits:
+                number = -1 - place
+                expected[place] = []
+            places[number] = place
+        waiting = [number for number in places if number > 0 and places[number] not in results]
+        if waiting and rng.random() < 0.03:
+            dropped = int(rng.choice(waiting))
+            results[places[dropped]] = []
+            engine.abort_request(dropped)
+            expected[places[dropped]] = []
+        if rng.random() < 0.02:
+            engine.set_back()
+        some = rng.choice(waiting, 2) if waiting and rng.random() < 0.1 else None
+        for result in engine.step(only=None if some is None else some.tolist()).finished:
+            results[places[result.request_id]] = tokens_of(result)
+        engine.cache.check()
+        if len(places) == NUM_REQUESTS and not engine.has_unfinished:
+            break
+    assert not engine.has_unfinished, f"seed {seed}"
+    assert [results.get(place, []) for place in range(NUM_REQUESTS)] == expected, f"seed {seed}, {options}"
+    assert engine.cache.num_used_blocks == 0
+    assert engine.cache.running() == {}

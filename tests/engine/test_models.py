@@ -1,0 +1,168 @@
+"""Which models the engine takes, from where, and what it says of the others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+import transformers
+
+from blockyard import InvalidArgument, ModelError, NeverFits
+from blockyard.engine import Engine, SamplingParams
+from blockyard.engine.gguf import converted_folder, file_digest, is_whole
+
+from ..support.tiny_models import demo_model_or_skip, mixed_prompts, reference_tokens, tiny_model, tokens_of
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return tiny_model("llama-gqa")
+
+
+# ---------------------------------------------------------------- models that cannot be served
+
+
+def from_config(config: Any) -> Any:
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+SMALL = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+UNFIT = [
+    (
+        lambda: transformers.LlamaConfig(
+            **SMALL, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+        ),
+        "rotary embedding is of type 'dynamic'",
+    ),
+    (
+        lambda: transformers.Gemma2Config(**SMALL, head_dim=8, sliding_window=512),
+        "asks for 'softcap'",
+    ),
+    (
+        lambda: transformers.GptOssConfig(
+            **SMALL,
+            head_dim=8,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            sliding_window=512,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        ),
+        "asks for 's_aux'",
+    ),
+    (
+        lambda: transformers.Lfm2Config(**SMALL, layer_types=["conv", "full_attention"]),
+        "2 layers, of which 1 use transformers' attention interface",
+    ),
+    (
+        lambda: transformers.BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4),
+        "no max_position_embeddings; pass max_model_len",
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), UNFIT)
+def test_a_model_whose_attention_is_not_plain_is_refused(config: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        Engine(from_config(config()), num_blocks=8)
+
+
+def test_what_is_no_model_is_refused() -> None:
+    for model in (None, "path/to/model", torch.nn.Linear(2, 2)):
+        with pytest.raises(InvalidArgument, match=r"model is a \w+; it must be a model of transformers"):
+            Engine(model)
+
+
+def test_a_window_longer_than_any_sequence_is_plain_attention() -> None:
+    model = from_config(transformers.MistralConfig(**SMALL, sliding_window=64))
+    prompts = [[token % 50 for token in prompt] for prompt in mixed_prompts((9, 40))]
+    engine = Engine(model, num_blocks=40, max_model_len=64)
+    assert tokens_of(engine.generate(prompts, SamplingParams(max_tokens=8))) == reference_tokens(model, prompts, 8)
+    with pytest.raises(NeverFits, match="max_model_len is 64"):
+        engine.generate(prompts, SamplingParams(max_tokens=30))
+
+
+def test_more_context_than_the_model_was_made_for_is_refused(llama: Any) -> None:
+    with pytest.raises(ModelError, match="max_model_len is 513; the model was made for 512 tokens"):
+        Engine(llama, max_model_len=513)
+
+
+# ---------------------------------------------------------------- folders and files
+
+
+def test_a_folder_of_safetensors_is_served(llama: Any, tmp_path: Path) -> None:
+    llama.save_pretrained(tmp_path)
+    engine = Engine.from_pretrained(tmp_path, num_blocks=40)
+    assert engine.tokenizer is None
+    prompts = mixed_prompts((9, 17))
+    (first, second) = engine.generate(prompts, SamplingParams(max_tokens=6))
+    assert [first.token_ids, second.token_ids] == reference_tokens(llama, prompts, 6)
+    assert first.text == ""
+
+
+def test_bad_folders_are_refused_in_one_sentence(llama: Any, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="there is no model folder"):
+        Engine.from_pretrained(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        Engine.from_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="there is no file"):
+        Engine.from_pretrained(tmp_path / "nothing.gguf")
+    (tmp_path / "rubbish.gguf").write_bytes(b"GGUF" + bytes(64))
+    with pytest.raises(ModelError, match=r"rubbish\.gguf could not be read as a GGUF model"):
+        Engine.from_pretrained(tmp_path / "rubbish.gguf")
+    (tmp_path / "config.json").write_text("{ not json")
+    with pytest.raises(ModelError, match="could not be loaded") as caught:
+        Engine.from_pretrained(tmp_path)
+    assert "\n" not in str(caught.value)
+    llama.save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelError, match="could not be loaded") as caught:
+        Engine.from_pretrained(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_device_is_refused(llama: Any, tmp_path: Path) -> None:
+    llama.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="could not be moved to device 'nowhere'"):
+        Engine.from_pretrained(tmp_path, device="nowhere")
+
+
+@pytest.mark.slow
+def test_a_gguf_file_is_converted_once_and_a_broken_copy_again(tmp_path: Path) -> None:
+    source = demo_model_or_skip()
+    whole = converted_folder(source)  # in the user's cache folder
+    assert is_whole(whole)
+    broken = tmp_path / "models" / whole.name
+    shutil.copytree(whole, broken)
+    assert converted_folder(source, tmp_path) == broken
+    with (broken / "model.safetensors").open("r+b") as file:
+        file.seek(1_000_000)
+        file.write(b"\xff")
+    assert not is_whole(broken)
+    assert converted_folder(source, tmp_path) == broken
+    assert is_whole(broken)
+    manifest = json.loads((broken / "blockyard.json").read_text())
+    assert manifest["files"]["model.safetensors"] == file_digest(whole / "model.safetensors")
+    assert [path.name for path in (tmp_path / "models").iterdir()] == [whole.name]  # nothing half-made stays
+    (broken / "config.json").unlink()
+    assert not is_whole(broken)

@@ -1,0 +1,1 @@
+"""Traces, and what is found out with them."""

@@ -1,0 +1,141 @@
+"""What happened and who holds what, as text: the lines agree with the cache, and are cut where they were told to."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+
+from blockyard import InvalidArgument, LayerGroup
+from blockyard.observe import describe_history, describe_leaks, report
+
+from ..support.checked import Checked, prompt
+from ..support.snapshot import snapshot
+
+
+def story() -> Checked:
+    """Three requests in three blocks: the third evicts the first."""
+    cache = Checked(num_blocks=4, history_size=100)
+    cache.free(cache.prefilled(prompt(1, 8)))
+    cache.advance_time(2.5)
+    seq = cache.allocate(prompt(1, 6), "again")
+    cache.compute(seq)
+    cache.free(seq)
+    cache.allocate(prompt(2, 12), "large")
+    return cache
+
+
+def test_the_history_in_a_summary_and_lines() -> None:
+    assert describe_history(story().cache).splitlines() == [
+        "8 events, of which the latest 8 are remembered: take 6 blocks in 3, share 1 blocks in 1, "
+        "give back 4 blocks in 2, evict 2 blocks in 2",
+        "event 0 at 0: allocate: take 1, 2; 1 free",
+        "event 1 at 0: free: give back 1, 2; 3 free",
+        "event 2 at 2.5: allocate again: share 1; 2 free",
+        "event 3 at 2.5: allocate again: take 3; 1 free",
+        "event 4 at 2.5: free again: give back 1, 3; 3 free",
+        "event 5 at 2.5: allocate large: evict 2; 0 free",
+        "event 6 at 2.5: allocate large: evict 1; 0 free",
+        "event 7 at 2.5: allocate large: take 3, 2, 1; 0 free",
+    ]
+
+
+def test_the_limit_keeps_the_latest_events() -> None:
+    cache = story().cache
+    lines = describe_history(cache).splitlines()
+    for limit in (0, 1, 3, 8, 100):
+        assert describe_history(cache, limit).splitlines() == [lines[0], *lines[1:][8 - min(limit, 8) :]]
+
+
+def test_what_the_ring_forgot_is_counted_and_not_told() -> None:
+    cache = Checked(history_size=2)
+    for number in range(5):
+        cache.free(cache.prefilled(prompt(number, 2)))
+    first = "10 events, of which the latest 2 are remembered: take 1 blocks in 1, give back 1 blocks in 1"
+    assert describe_history(cache.cache).splitlines()[0] == first
+    assert len(describe_history(cache.cache).splitlines()) == 3
+
+
+def test_no_history_says_so() -> None:
+    assert describe_history(Checked().cache) == "nothing is remembered: history_size is 0"
+    assert describe_history(Checked(history_size=5).cache) == "nothing has happened yet"
+
+
+def test_leaks_by_holder() -> None:
+    cache = Checked(num_blocks=12, num_cpu_blocks=8)
+    cache.free(cache.prefilled(prompt(3, 8)))
+    cache.cache.pool.get_new_blocks(2, "warm-up")
+    first = cache.allocate(prompt(1, 6), "chat")
+    cache.compute(first)
+    parked = cache.allocate(prompt(2, 3), "parked")
+    cache.compute(parked)
+    cache.swap_out([parked])
+    assert describe_leaks(cache.cache).splitlines() == [
+        "4 of 11 blocks are used, 2 idle and cached, 5 free; holders: 3",
+        f"sequence {first} 'chat': 6 tokens, 2 blocks: 5, 6",
+        f"swapped sequence {parked} 'parked': 3 tokens, 1 CPU blocks: 1",
+        "lease 1 'warm-up': 2 blocks: 3, 4",
+    ]
+
+
+def test_nothing_held_is_one_line() -> None:
+    cache = Checked(num_blocks=5)
+    cache.free(cache.prefilled(prompt(1, 8)))
+    assert describe_leaks(cache.cache) == "0 of 4 blocks are used, 2 idle and cached, 2 free; holders: 0"
+
+
+def test_holders_and_ids_are_cut() -> None:
+    cache = Checked(num_blocks=60)
+    cache.allocate(prompt(1, 48), "fits")
+    cache.allocate(prompt(2, 52), "cut")
+    cache.allocate(prompt(3, 1), "third")
+    lines = describe_leaks(cache.cache).splitlines()
+    assert lines[1].endswith("12 blocks: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")
+    assert lines[2].endswith("13 blocks: 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, ... (13 in all)")
+    assert describe_leaks(cache.cache, 2).splitlines() == [*lines[:3], "and 1 more"]
+    assert describe_leaks(cache.cache, 0).splitlines() == [lines[0], "and 3 more"]
+    assert describe_leaks(cache.cache, 3).splitlines() == lines
+
+
+def test_blocks_that_retire_are_part_of_the_pool_until_they_go() -> None:
+    cache = Checked(num_blocks=8)
+    cache.prefilled(prompt(1, 20))
+    cache.resize(3)
+    assert (
+        describe_leaks(cache.cache).splitlines()[0] == "5 of 5 blocks are used, 0 idle and cached, 0 free; holders: 1"
+    )
+
+
+def test_a_holder_of_nothing_is_named_too() -> None:
+    """With windows alone, blocks are taken as tokens come."""
+    cache = Checked(groups=(LayerGroup(4, 4),))
+    seq = cache.allocate(prompt(1, 6), "waiting")
+    assert describe_leaks(cache.cache).splitlines()[1] == f"sequence {seq} 'waiting': 6 tokens"
+
+
+def test_blocks_that_nobody_holds_and_nobody_can_take_are_missing() -> None:
+    """A broken count, made by hand: what `check` would say, the report says too."""
+    cache = Checked(num_blocks=6).cache
+    cache.pool.queue.remove(3)
+    lines = describe_leaks(cache).splitlines()
+    assert lines[0] == "1 of 5 blocks are used, 0 idle and cached, 4 free; holders: 0"
+    assert lines[1:] == ["1 blocks are counted as used, but held by nobody"]
+
+
+def test_looking_changes_nothing() -> None:
+    cache = story().cache
+    before = snapshot(cache)
+    describe_history(cache)
+    describe_leaks(cache)
+    assert snapshot(cache) == before
+
+
+@pytest.mark.parametrize("limit", [-1, 2**20 + 1, 1.5, True, None])
+def test_a_limit_outside_its_range_is_refused(limit: object) -> None:
+    for describe in (describe_history, describe_leaks):
+        with pytest.raises(InvalidArgument, match="limit is"):
+            describe(Checked().cache, limit)  # type: ignore[arg-type]
+
+
+def test_the_examples_in_its_docstrings_hold() -> None:
+    assert doctest.testmod(report).failed == 0

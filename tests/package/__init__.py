@@ -1,0 +1,1 @@
+"""What stands beside the floors: configuration, errors, keys, names, the build, the sources."""

@@ -1,0 +1,512 @@
+"""What the sources must look like. Every rule is also run on a small bad source, so that it can fail."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..support import source_rules
+from ..support.places import PACKAGE_DIR, ROOT, child_environment
+from ..support.source_rules import TREE_RULES
+
+sys.path.insert(0, str(PACKAGE_DIR))
+from _sources import compiled_sources
+
+sys.path.pop(0)
+
+COMPILED = compiled_sources(PACKAGE_DIR)
+PACKAGE_FILES = sorted(path for path in PACKAGE_DIR.rglob("*.py") if path.name != "_build_record.py")
+MAX_LINES = 600
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(PACKAGE_DIR).as_posix()
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def every_file(paths: list[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("path", paths, ids=relative)
+
+
+# ---------------------------------------------------------------- what mypyc compiles
+
+
+def test_what_is_compiled() -> None:
+    names = [relative(path) for path in COMPILED]
+    assert "ids.py" in names
+    assert "core/manager.py" in names
+    assert all(name == "ids.py" or name.startswith(("core/", "lab/simulation/")) for name in names)
+    assert not any(name.endswith(("__init__.py", "__main__.py")) for name in names)
+
+
+@pytest.mark.parametrize("rule", TREE_RULES)
+@every_file(COMPILED)
+def test_compiled_sources_keep(rule: str, path: Path) -> None:
+    assert TREE_RULES[rule](tree_of(path)) == []
+
+
+@every_file(COMPILED)
+def test_no_slow_object_is_made_in_a_compiled_loop(path: Path) -> None:
+    slow = set().union(*(source_rules.slow_classes(tree_of(file)) for file in PACKAGE_FILES))
+    assert source_rules.slow_objects_in_loops(tree_of(path), slow) == []
+
+
+#: What compiled code may narrow to 32 or 8 bits: `i32(...)` wraps silently, so each argument is listed with the
+#: check at construction that keeps it in range.
+BLOCK_ID = "a block id: below num_blocks, at most MAX_BLOCKS = 2**27"
+ROW = "a row plus one: at most MAX_SEQS = 2**20"
+CHECKED_ONCE: dict[str, dict[str, str]] = {
+    "core/block_ledger.py": {"block": BLOCK_ID},
+    "core/block_pool.py": {"block": BLOCK_ID},
+    "core/children.py": dict.fromkeys(["block", "following", "before", "after"], BLOCK_ID),
+    "core/history.py": {"block": BLOCK_ID},
+    "core/free_queue.py": dict.fromkeys(
+        ["block", "block - 1", "num_blocks - 1", "before", "after", "NULL_BLOCK"], BLOCK_ID
+    ),
+    "core/joining.py": {"heir + 1": ROW},
+    "core/prefix_index.py": {
+        **dict.fromkeys(["block", "newest", "oldest", "before", "after"], BLOCK_ID),
+        "slot & ID_MASK": "27 bits",
+        "owner": ROW,
+    },
+    "core/block_table.py": {"block": BLOCK_ID},
+    "core/group_table.py": {"block": BLOCK_ID},
+}
+
+
+def test_the_checks_that_the_list_names_are_there() -> None:
+    config = (PACKAGE_DIR / "config.py").read_text()
+    assert "MAX_BLOCKS = 2**27" in config
+    assert "MAX_SEQS = 2**20" in config
+
+
+@every_file(COMPILED)
+def test_narrowing_only_where_the_range_was_checked(path: Path) -> None:
+    allowed = CHECKED_ONCE.get(relative(path), {})
+    found = source_rules.narrowed(tree_of(path))
+    assert [(line, text) for line, text in found if text not in allowed] == []
+    assert set(allowed) <= {text for _, text in found}, "the list names a narrowing that is gone"
+
+
+BAD_SOURCES = {
+    "1 dropped vec result": [
+        "from librt.vecs import append\nappend(v, 1)",
+        "from librt.vecs import pop as take\ntake(v)",
+        "import librt.vecs\nlibrt.vecs.extend(v, [1])",
+        "from librt import vecs\nvecs.remove(v, 1)",
+    ],
+    "2 shifted constant": [
+        "def f(n):\n    return 1 << n",
+        "def f(n):\n    return i64(1) << n",
+        "def f(n):\n    return ONE << n",
+        "def f(self, n):\n    return self.ONE >> n",
+        "def f(n):\n    one = 1\n    return one << n",
+        "def f(n):\n    one: i64 = 1\n    one <<= n\n    return one",
+    ],
+    "3 raise from": ["try:\n    f()\nexcept E as e:\n    raise X('why') from e"],
+    "4 quiet abstract method": [
+        "class A:\n    @abstractmethod\n    def f(self): ...",
+        "class A:\n    @abc.abstractmethod\n    def f(self):\n        'Only a docstring.'",
+        "class A:\n    @abstractmethod\n    def f(self):\n        return 0",
+    ],
+    "5 runtime_checkable": [
+        "@runtime_checkable\nclass P(Protocol): ...",
+        "@typing.runtime_checkable\nclass P(Protocol): ...",
+    ],
+    "6 rebound iterable": [
+        "for x in v:\n    v = append(v, x)",
+        "for i in range(n):\n    n += 1",
+        "for i in range(len(v)):\n    if i:\n        v, w = w, v",
+        "for i, x in enumerate(v):\n    with f() as v: pass",
+        "for x in v:\n    for v in w: pass",
+        "for x in v:\n    if (v := f()): pass",
+    ],
+    "7 TYPE_CHECKING else": [
+        "if TYPE_CHECKING:\n    import a\nelse:\n    a = None",
+        "if typing.TYPE_CHECKING:\n    import a\nelif b:\n    a = None",
+    ],
+    "literal of 2**62 or more": ["MASK = 4611686018427387904", "x = -9223372036854775808"],
+    "assert": ["assert x > 0"],
+}
+
+GOOD_SOURCES = {
+    "1 dropped vec result": ["from librt.vecs import append\nv = append(v, 1)", "queue.append(1)"],
+    "2 shifted constant": [
+        "def f(x, n):\n    return x << n",
+        "def f(self, n):\n    return self.x[0] >> n",
+        "def f(x):\n    return x >> 27 & 1 << 3",
+        "def f(x, n):\n    y = x * 3\n    return y >> n",
+        "def f(x):\n    return x >> SHIFT",
+    ],
+    "3 raise from": ["raise X('why')"],
+    "4 quiet abstract method": [
+        "class A:\n    @abstractmethod\n    def f(self):\n        'Say it.'\n        raise NotImplementedError"
+    ],
+    "5 runtime_checkable": ["class P(Protocol): ..."],
+    "6 rebound iterable": ["for x in v:\n    w = x", "for i in range(n):\n    v[i] = 0", "v = w\nfor x in v: pass"],
+    "7 TYPE_CHECKING else": ["if TYPE_CHECKING:\n    import a", "if ready:\n    a()\nelse:\n    b()"],
+    "literal of 2**62 or more": ["MASK = 4611686018427387903"],
+    "assert": ["if x: raise InvariantError('x')"],
+}
+
+
+def test_every_rule_has_bad_and_good_sources() -> None:
+    assert set(BAD_SOURCES) == set(GOOD_SOURCES) == set(TREE_RULES)
+
+
+@pytest.mark.parametrize(("rule", "source"), [(r, s) for r, sources in BAD_SOURCES.items() for s in sources])
+def test_a_bad_source_breaks(rule: str, source: str) -> None:
+    assert TREE_RULES[rule](ast.parse(source))
+
+
+@pytest.mark.parametrize(("rule", "source"), [(r, s) for r, sources in GOOD_SOURCES.items() for s in sources])
+def test_a_good_source_keeps(rule: str, source: str) -> None:
+    assert TREE_RULES[rule](ast.parse(source)) == []
+
+
+def test_slow_objects_in_loops_are_seen() -> None:
+    source = (
+        "@dataclass(frozen=True)\nclass A: ...\nclass B(NamedTuple): ...\nclass C(enum.IntEnum): ...\nclass D: ...\n"
+        "for i in v:\n    A(i)\nwhile True:\n    x = B(1)\ny = [C(i) for i in v]\nfor i in v:\n    D(i)\nA(1)\n"
+    )
+    tree = ast.parse(source)
+    slow = source_rules.slow_classes(tree)
+    assert slow == {"A", "B", "C"}
+    assert [line for line, _ in source_rules.slow_objects_in_loops(tree, slow)] == [7, 9, 10]
+
+
+def test_narrowing_is_seen() -> None:
+    tree = ast.parse("a = i32(block)\nb = u8(x + 1)\nc = i32(0)\nd = i64(block)")
+    assert source_rules.narrowed(tree) == [(1, "block"), (2, "x + 1")]
+
+
+# ---------------------------------------------------------------- the house
+
+
+#: Floors from the ground up; a module imports only from floors below its own, or from its own room.
+FLOORS = {
+    "errors": 0,
+    "ids": 0,
+    "_sources": 0,
+    "_build_record": 0,
+    "_build": 1,
+    "arguments": 1,
+    "progress": 1,
+    "groups": 2,
+    "keys": 2,
+    "answers": 2,
+    "config": 3,
+    "naming": 3,
+    "sizing": 4,
+    "core": 4,
+    "storage": 5,
+    "observe": 5,
+    "engine": 6,
+    "lab": 6,
+    "serving": 7,
+    "integrations": 8,
+    "cli": 8,
+    "__main__": 9,
+}
+#: What a room needs from outside, besides the standard library. Everything else is an optional extra.
+OUTSIDE = {
+    "core": {"numpy", "librt", "mypy_extensions"},
+    "ids": {"mypy_extensions"},
+    "naming": {"numpy", "cbor2", "xxhash"},
+    "progress": {"rich"},  # where it is installed
+    "storage": {"numpy", "torch"},
+}
+NO_OUTSIDE_WORLD = {"time", "datetime", "random", "secrets", "os", "socket", "threading", "uuid"}
+
+
+def room_of(path: Path) -> str:
+    """`core` for core/manager.py, `config` for config.py."""
+    return path.relative_to(PACKAGE_DIR).with_suffix("").parts[0]
+
+
+def imports_of(path: Path, tree: ast.Module) -> Iterator[tuple[int, str, list[str]]]:
+    """Each import as (line, kind, module parts); kind is "inside" or "outside", inside parts start at the package."""
+    package = list(path.relative_to(PACKAGE_DIR).parts[:-1])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, "outside", alias.name.split(".")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.lineno, "outside", (node.module or "").split(".")
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - (node.level - 1)]
+            named = node.module.split(".") if node.module else []
+            for alias in node.names:
+                yield node.lineno, "inside", [*base, *named, alias.name]
+
+
+def upward_imports(path: Path, tree: ast.Module) -> list[str]:
+    """Imports that do not go down, or that name the package in full."""
+    room, broken = room_of(path), []
+    for line, kind, parts in imports_of(path, tree):
+        where = f"{path.name}:{line} imports {'.'.join(parts)}"
+        if kind == "outside":
+            if parts[0] == "blockyard":
+                broken.append(f"{where}, not by a relative import")
+        elif room != "__init__" and parts[0] not in FLOORS:
+            if room not in {"cli", "__main__", "integrations", "engine", "lab"} or not parts[0].startswith("_"):
+                broken.append(f"{where}, which is on no floor")
+        elif room != "__init__" and parts[0] != room and FLOORS[parts[0]] >= FLOORS[room]:
+            broken.append(f"{where}, which is not below {room}")
+    return broken
+
+
+@every_file(PACKAGE_FILES)
+def test_every_file_has_a_floor_and_imports_go_down(path: Path) -> None:
+    assert room_of(path) == "__init__" or room_of(path) in FLOORS
+    assert upward_imports(path, tree_of(path)) == []
+
+
+@every_file(PACKAGE_FILES)
+def test_lower_floors_need_little_from_outside(path: Path) -> None:
+    room = room_of(path)
+    allowed = OUTSIDE.get(room, set())
+    for line, kind, parts in imports_of(path, tree_of(path)):
+        if kind == "outside" and FLOORS.get(room, 10) <= FLOORS["storage"]:
+            assert parts[0] in sys.stdlib_module_names | allowed | {"__future__"}, f"{relative(path)}:{line}"
+
+
+@every_file([path for path in PACKAGE_FILES if path not in COMPILED])
+def test_only_compiled_code_makes_vecs(path: Path) -> None:
+    """A vec that interpreted code makes and passes to a compiled function is never freed (mypyc 2.4.1): pass arrays."""
+    outside = {parts[0] for _, kind, parts in imports_of(path, tree_of(path)) if kind == "outside"}
+    assert "librt" not in outside
+
+
+@every_file(PACKAGE_FILES)
+def test_the_core_reads_no_clock_environment_or_global_random(path: Path) -> None:
+    if room_of(path) in {"core", "errors", "config", "groups", "ids", "keys", "storage"}:
+        tree = tree_of(path)
+        outside = {parts[0] for _, kind, parts in imports_of(path, tree) if kind == "outside"}
+        assert outside & NO_OUTSIDE_WORLD == set()
+        assert "np.random.seed" not in path.read_text()
+    if room_of(path) in {"lab", "sizing"}:
+        outside = {parts[0] for _, kind, parts in imports_of(path, tree_of(path)) if kind == "outside"}
+        assert outside & {"time", "random", "secrets", "uuid"} == set()
+
+
+def test_a_wrong_import_is_seen() -> None:
+    def broken(name: str, source: str) -> list[str]:
+        return upward_imports(PACKAGE_DIR / name, ast.parse(source))
+
+    assert broken("core/pool.py", "from ..storage.kv_cache import KVCache")
+    assert broken("core/pool.py", "from .. import engine")
+    assert broken("core/pool.py", "from blockyard.errors import OutOfBlocks")
+    assert broken("core/pool.py", "import blockyard.errors")
+    assert broken("storage/a.py", "from ..observe import b")
+    assert broken("engine/a.py", "from ..cli import main")
+    assert broken("errors.py", "from .config import CacheConfig")
+    assert broken("core/pool.py", "from ..nowhere import x")
+    assert not broken("core/pool.py", "import numpy\nfrom ..errors import A\nfrom .free_queue import B")
+    assert not broken("engine/a.py", "from ..core import KVCacheManager\nfrom ..storage.kv import A")
+
+
+def import_graph() -> dict[str, set[str]]:
+    """File to files that it imports when it is imported; imports inside functions do not count."""
+    graph: dict[str, set[str]] = {}
+    for path in PACKAGE_FILES:
+        tree = tree_of(path)
+        tree.body = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        graph[relative(path)] = {
+            found
+            for _, kind, parts in imports_of(path, tree)
+            if kind == "inside" and (found := module_file(parts)) is not None
+        }
+    return graph
+
+
+def module_file(parts: list[str]) -> str | None:
+    for end in (len(parts), len(parts) - 1):
+        base = PACKAGE_DIR.joinpath(*parts[:end])
+        if base.with_suffix(".py").is_file():
+            return relative(base.with_suffix(".py"))
+        if (base / "__init__.py").is_file():
+            return relative(base / "__init__.py")
+    return None
+
+
+def find_cycle(graph: dict[str, set[str]]) -> list[str]:
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        for other in sorted(graph.get(name, ())):
+            cycle = visit(other, [*path, name])
+            if cycle:
+                return cycle
+        done.add(name)
+        return []
+
+    return next((cycle for name in sorted(graph) if (cycle := visit(name, []))), [])
+
+
+def test_no_import_cycle() -> None:
+    assert find_cycle(import_graph()) == []
+    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c", "a"]
+
+
+def test_the_package_imports_without_its_extras() -> None:
+    """`import blockyard` must work, and stay quick, without torch."""
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'rich', 'gguf', 'safetensors'): sys.modules[name] = None\n"
+        "import blockyard\nblockyard.KVCacheManager(blockyard.CacheConfig(num_blocks=8))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=child_environment(), timeout=120)
+
+
+@every_file(PACKAGE_FILES)
+def test_files_stay_small(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_LINES
+
+
+def test_every_other_file_stays_small() -> None:
+    for folder in ("tests", "benchmarks", "examples"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert len(path.read_text().splitlines()) <= MAX_LINES, path
+
+
+@every_file(PACKAGE_FILES)
+def test_no_commented_out_code(path: Path) -> None:
+    assert source_rules.commented_code(path.read_text()) == []
+
+
+def test_commented_out_code_is_seen() -> None:
+    assert source_rules.commented_code("# x = 1\n# return the block\n# import os\n# Why: it is so.\n#: int\n") == [
+        (1, "# x = 1"),
+        (3, "# import os"),
+    ]
+
+
+# ---------------------------------------------------------------- the public face
+
+
+def public_packages() -> list[Path]:
+    return [path for path in PACKAGE_FILES if path.name == "__init__.py" and exported(tree_of(path))]
+
+
+def exported(tree: ast.Module) -> list[str]:
+    """The items of `__all__`, or nothing."""
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(target, ast.Name) and target.id == "__all__":
+            assert isinstance(node, (ast.Assign, ast.AnnAssign))
+            return list(ast.literal_eval(node.value)) if node.value else []
+    return []
+
+
+def imported_names(tree: ast.Module) -> set[str]:
+    return {
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.level
+        for alias in node.names
+    }
+
+
+def test_the_top_package_has_an_all() -> None:
+    assert PACKAGE_DIR / "__init__.py" in public_packages()
+
+
+def face_problems(tree: ast.Module, submodules: set[str]) -> list[str]:
+    """What is wrong with `__all__`: names imported for others, and not used here, must stand in it once, sorted."""
+    names = exported(tree)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    public = {name for name in imported_names(tree) - used if not name.startswith("_")}
+    problems = [f"{name} is missing from __all__" for name in sorted(public - submodules - set(names))]
+    problems += [f"{name} stands in __all__ twice" for name in sorted({n for n in names if names.count(n) > 1})]
+    return problems + (["__all__ is not sorted"] if names != sorted(names) else [])
+
+
+@every_file([path for path in PACKAGE_FILES if path.name == "__init__.py"])
+def test_all_is_complete_sorted_and_importable(path: Path) -> None:
+    tree = tree_of(path)
+    assert face_problems(tree, {child.stem for child in path.parent.iterdir()}) == []
+    if path.parent in (PACKAGE_DIR, PACKAGE_DIR / "core", PACKAGE_DIR / "observe"):
+        module = __import__(".".join(["blockyard", *path.parent.relative_to(PACKAGE_DIR).parts]), fromlist=["*"])
+        assert [name for name in exported(tree) if not hasattr(module, name)] == []
+
+
+def test_a_bad_face_is_seen() -> None:
+    def problems(source: str) -> list[str]:
+        return face_problems(ast.parse(source), {"a"})
+
+    assert problems("from .b import c, d\n__all__ = ['c']") == ["d is missing from __all__"]
+    assert problems("from .b import c\n__all__ = ['c', 'c']") == ["c stands in __all__ twice"]
+    assert problems("from .b import c, d\n__all__ = ['d', 'c']") == ["__all__ is not sorted"]
+    assert problems("from . import a\nfrom .b import c, warn\n__all__ = ['c']\nwarn()") == []
+
+
+def documented(path: Path, name: str, seen: frozenset[Path] = frozenset()) -> bool:
+    """Whether `name`, followed through relative imports, has a docstring, or a `#:` comment if it is a value.
+
+    Compiled classes have no docstring at run time, so the sources are read.
+    """
+    tree = tree_of(path)
+    for node in tree.body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
+            return bool(ast.get_docstring(node))
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            return path.read_text().splitlines()[node.lineno - 2].lstrip().startswith("#:") or name == "__version__"
+        if isinstance(node, ast.ImportFrom) and node.level and path not in seen:
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    base = path.parent.joinpath(*[".."] * (node.level - 1), *(node.module or "").split("."))
+                    file = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+                    return documented(file, alias.name, seen | {path})
+    return False
+
+
+@every_file(PACKAGE_FILES)
+def test_every_public_name_is_documented(path: Path) -> None:
+    if path.name == "__init__.py":
+        assert [name for name in exported(tree_of(path)) if not documented(path, name)] == []
+
+
+def test_a_missing_docstring_is_seen(tmp_path: Path) -> None:
+    front, back = tmp_path / "__init__.py", tmp_path / "back.py"
+    front.write_text("from .back import A, B, C, D, f\n")
+    back.write_text('class A:\n    "Said."\nclass B: ...\n#: Said.\nC = 1\n\nD = 2\ndef f():\n    "Said."\n')
+    assert [name for name in ("A", "B", "C", "D", "f", "E") if not documented(front, name)] == ["B", "D", "E"]
+
+
+@every_file(PACKAGE_FILES)
+def test_every_file_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(tree_of(path))
+
+
+# ---------------------------------------------------------------- nothing of one machine
+
+
+PRIVATE_PLACES = ("/" + "work/", "/" + "home/", "/" + "tmp/", "/" + "root/")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        path
+        for folder in ("src", "tests", "benchmarks", "examples", "docs")
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in {".py", ".md", ".toml", ".html", ".js"} and path.name != "_build_record.py"
+    ],
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
+def test_no_file_names_a_place_on_one_machine(path: Path) -> None:
+    text = path.read_text()
+    assert [place for place in PRIVATE_PLACES if place in text] == []

@@ -1,0 +1,58 @@
+"""The compiled build and the sources: the same seeds, the same results, the same errors."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import blockyard
+
+from ..support import source_only
+from ..support.seeds import run_seed
+from ..support.twin import run_program
+
+NUM_PROGRAMS = 30
+CALLS_A_PROGRAM = 60
+
+pytestmark = pytest.mark.skipif(
+    not blockyard.compiled(), reason="the twin test compares two builds, and this one is interpreted itself"
+)
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> ModuleType:
+    return source_only.load_interpreted()
+
+
+def test_both_builds_are_what_they_say(interpreted: ModuleType) -> None:
+    assert not interpreted.compiled()
+    assert interpreted.KVCacheManager is not blockyard.KVCacheManager
+    module = interpreted.__name__ + ".core.manager"
+    assert interpreted.KVCacheManager.__module__ == module
+    assert __import__(module, fromlist=["*"]).__file__.endswith("manager.py")
+
+
+@pytest.mark.parametrize("number", range(NUM_PROGRAMS))
+def test_the_same_program_sees_the_same(interpreted: ModuleType, number: int) -> None:
+    seed = run_seed() + number
+    ours = run_program(blockyard, seed, CALLS_A_PROGRAM)
+    theirs = run_program(interpreted, seed, CALLS_A_PROGRAM)
+    for step, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        assert one == other, f"seed {seed}, step {step}"
+
+
+def test_the_hash_is_the_same(interpreted: ModuleType) -> None:
+    """Chains of random blocks, with keys of every size: wrap-around and unbounded integers agree."""
+    numbers = np.random.default_rng(run_seed())
+    for block_size in (1, 2, 5, 16, 64):
+        seed = int(numbers.integers(2**62))
+        tokens = numbers.integers(0, 2**31, 40 * block_size + 1)
+        hashes = []
+        for package in (blockyard, interpreted):
+            cache = package.KVCacheManager(package.CacheConfig(64, block_size, hash_seed=seed))
+            cache.allocate(tokens)
+            hashes.append([cache.block(block).block_hash for block in range(1, 41)])
+        assert hashes[0] == hashes[1]
+        assert len(set(hashes[0])) == 40

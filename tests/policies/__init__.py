@@ -1,0 +1,1 @@
+"""Who is evicted, and what may stay."""

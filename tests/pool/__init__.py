@@ -1,0 +1,1 @@
+"""Blocks alone: the pool, its queue and its index, without sequences."""

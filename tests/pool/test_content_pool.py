@@ -1,0 +1,161 @@
+"""The pool under layer groups: contents whose hashes collide are told apart, and a long life takes no more memory."""
+
+from __future__ import annotations
+
+import gc
+import random
+import tracemalloc
+from typing import Any
+
+import pytest
+
+import blockyard
+from blockyard import CacheSalt, InvalidArgument, LayerGroup, Span
+from blockyard.core.content_pool import ContentPool
+from blockyard.core.hashing import HASH_MASK, hash_keys
+from blockyard.core.prefix_index import ID_BITS
+
+from ..support.checked import Checked, prompt
+from ..support.seeds import run_seed
+
+SEED = 11
+
+
+def hash_of(pool: ContentPool, content: int, group: int) -> int:
+    pool._entry[0] = content
+    pool._entry[1] = group
+    return int(pool.index.hash_words(pool._entry, pool._root))
+
+
+def cached(pool: ContentPool, content: int, group: int) -> int:
+    block = pool.acquire_one()
+    pool.cache_content(block, content, group)
+    return int(block)
+
+
+def twin_of(content: int, group: int, other_group: int) -> int:
+    """A content that has, for another group, the same hash: both sums of words times keys are equal modulo 2**62."""
+    keys = list(hash_keys(SEED, 2))
+    span = HASH_MASK + 1
+    return (content * keys[0] + (group - other_group) * keys[1]) * pow(keys[0], -1, span) % span
+
+
+def test_entries_of_one_hash_are_told_apart() -> None:
+    pool = ContentPool(40, SEED, 4)
+    contents = {group: twin_of(5, 0, group) for group in range(20)}
+    assert len({hash_of(pool, content, group) for group, content in contents.items()}) == 1
+    blocks = {group: cached(pool, content, group) for group, content in contents.items()}
+    pool.check()
+    for group, content in contents.items():
+        assert pool.find_content(content, group) == blocks[group]
+        assert pool.find_content(content, group + 1) == 0
+        assert (pool.content_of(blocks[group]), pool.group_of(blocks[group])) == (content, group)
+    order = list(contents)
+    random.Random(run_seed()).shuffle(order)
+    while order:
+        gone = order.pop()
+        pool.index.remove(blocks[gone])
+        pool.check()
+        assert pool.find_content(contents[gone], gone) == 0
+        assert all(pool.find_content(contents[group], group) == blocks[group] for group in order)
+
+
+def test_small_content_ids_of_one_tag() -> None:
+    """Content ids count up from 1, so these collisions happen in a life of a cache: equal tags, other hashes."""
+    pool = ContentPool(100, SEED, 4)
+    home = pool.index._home_shift
+    by_slot: dict[int, list[int]] = {}
+    for content in range(1, 3000):
+        by_slot.setdefault((hash_of(pool, content, 0) >> ID_BITS) >> home, []).append(content)
+    crowd = max(by_slot.values(), key=len)[:20]
+    assert len(crowd) > 10
+    blocks = {content: cached(pool, content, 0) for content in crowd}
+    for content in crowd:
+        assert pool.find_content(content, 0) == blocks[content]
+        assert pool.find_content(content, 1) == 0
+    pool.check()
+
+
+def test_equal_entries_are_duplicates() -> None:
+    """The oldest block answers; when it goes, the next one does."""
+    pool = ContentPool(10, SEED, 4)
+    blocks = [cached(pool, 7, 1) for _ in range(3)]
+    for block in blocks:
+        assert pool.find_content(7, 1) == block
+        pool.index.remove(block)
+    assert pool.find_content(7, 1) == 0
+
+
+def test_a_manager_under_colliding_pages() -> None:
+    """Prompts made to collide under every seed: in each group, and on the CPU, the thief hits nothing."""
+    victim = [1, 2, 3, 4]
+    thief = [1, 2 + 2**30, 3, 4]
+    cache = Checked(30, groups=(LayerGroup(4), LayerGroup(4, 6)), num_cpu_blocks=20)
+    seq = cache.prefilled([*victim, 5])
+    index = cache._pages.index
+    page = int(cache._sequences.row_blocks(0)[0])
+    other = cache.prefilled([*thief, 5])
+    assert cache.num_computed_tokens(other) == 5
+    assert index.chain_hash[page] == index.chain_hash[int(cache._sequences.row_blocks(1)[0])]
+    cache.free([seq, other])
+    cache.pool.free_blocks(cache.pool.get_new_blocks(cache.num_free_blocks))
+    cache.reserve([], 0)
+    rows = []
+    for tokens in (victim, thief):
+        seq = cache.allocate([*tokens, 6])
+        assert cache.num_computed_tokens(seq) == 4
+        rows.append([source for source, _ in cache.reserve([seq], 1).swap_ins.tolist()])
+    assert not set(rows[0]) & set(rows[1])
+
+
+def test_leases_on_the_pool_of_a_manager() -> None:
+    """The pool under groups knows no tokens: calls that name them say so, the others work."""
+    cache = Checked(10, num_cpu_blocks=5)
+    lease = cache.pool.get_new_blocks(2, "mine")
+    for call in (
+        lambda: cache.pool.cache_full_blocks(lease, [1, 2, 3, 4]),
+        lambda: cache.pool.get_cached_blocks([1, 2, 3, 4]),
+        lambda: cache.pool.get_cached_block([1, 2, 3, 4]),
+        lambda: cache.pool.num_cached_tokens([1, 2, 3, 4]),
+    ):
+        with pytest.raises(InvalidArgument, match="ask the manager"):
+            call()
+    assert cache.block(1).holders == ["mine"]
+    cache.pool.free_blocks(lease)
+
+
+def life(cache: Checked, draw: random.Random, rounds: int) -> None:
+    """Prompts with salts and images that never come again, swapped, forked and evicted."""
+    for _ in range(rounds):
+        number = draw.randrange(2**20)
+        keys: tuple[Any, ...] = (CacheSalt(str(number)), Span(str(number), 1, 3))
+        seq = cache.cache.allocate(prompt(number % 1000, 12), "someone", keys)
+        missing = cache.cache.num_tokens(seq) - cache.cache.num_computed_tokens(seq)
+        cache.cache.reserve([seq], missing)
+        cache.cache.commit([seq], missing, [5])
+        (child,) = cache.cache.fork(seq)
+        cache.cache.swap_out([seq, child])
+        cache.cache.truncate(child, 11)
+        cache.cache.swap_in([child])
+        cache.cache.regroup([seq, child], [])
+
+
+@pytest.mark.skipif(not blockyard.compiled(), reason="interpreted integers are objects, and some are kept")
+def test_a_long_life_takes_no_more_memory() -> None:
+    cache = Checked(30, groups=(LayerGroup(4), LayerGroup(4, 6)), num_cpu_blocks=20)
+    draw = random.Random(1)
+    life(cache, draw, 500)
+    tracemalloc.start()
+    try:
+        life(cache, draw, 100)
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        life(cache, draw, 2000)
+        gc.collect()
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    cache.check()
+    # 2,000 prompts whose salts alone are 100 kB: what is remembered is bounded by the pool.
+    assert grown < 20_000
+    assert len(cache._pages.index._roots) <= cache._pages.num_blocks + 1

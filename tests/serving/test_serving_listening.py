@@ -1,0 +1,92 @@
+"""Where a server listens: sockets that are bound before the rest, and what is said when they cannot be."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("fastapi")
+pytest.importorskip("openai")
+
+from blockyard.errors import InvalidArgument
+from blockyard.serving import Server, ServerOptions
+from blockyard.serving.listening import open_sockets
+
+from ..support.servers import MODEL, running_server, tiny_engine
+
+
+def close(sockets: list[socket.socket]) -> None:
+    for one in sockets:
+        one.close()
+
+
+def test_any_free_port() -> None:
+    sockets = open_sockets("127.0.0.1", 0)
+    assert [one.getsockname()[0] for one in sockets] == ["127.0.0.1"]
+    with pytest.raises(ConnectionRefusedError):  # nobody connects before the server is ready
+        socket.create_connection(sockets[0].getsockname(), timeout=5)
+    close(sockets)
+
+
+def test_all_addresses_of_a_host_have_one_port() -> None:
+    sockets = open_sockets("localhost", 0)
+    assert len({one.getsockname()[1] for one in sockets}) == 1
+    assert len({one.getsockname()[0] for one in sockets}) == len(sockets)
+    close(sockets)
+
+
+def test_small_pieces_are_sent_at_once() -> None:
+    """No connection waits for an acknowledgement before it sends the next piece (Nagle's algorithm is off)."""
+    with running_server(tiny_engine()) as running, socket.create_connection((running.host, running.port)) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(4).startswith(b"HTTP")  # so that the connection is open there, too
+        [connection] = running.server.server_state.connections
+        at_server = connection.transport.get_extra_info("socket")
+        assert at_server.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "words"),
+    [
+        ("127.0.0.1", -1, "port is -1; it must be from 0 to 65535"),
+        ("127.0.0.1", 65536, "port is 65536"),
+        ("127.0.0.1", "80", "port is '80'"),
+        (7, 0, "host is 7"),
+        ("192.0.2.1", 0, "host is '192.0.2.1' and port is 0; no server can listen there: "),
+        ("no such host", 80, "host is 'no such host' and port is 80; no server can listen there: "),
+        ("x" * 300, 80, "no server can listen there: "),
+    ],
+)
+def test_where_nothing_can_listen(host: str, port: int, words: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        open_sockets(host, port)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = f"host is '127.0.0.1' and port is {port}; no server can listen there: Address already in use"
+        with pytest.raises(InvalidArgument) as caught:
+            open_sockets("127.0.0.1", port)
+        assert str(caught.value) == words
+        server = Server(tiny_engine(), ServerOptions(model_name=MODEL, port=port))
+        with pytest.raises(InvalidArgument) as caught:
+            server.run()
+        assert str(caught.value) == words
+
+
+def test_of_two_that_load_at_once_the_later_one_says_so() -> None:
+    """Both are bound while neither listens; the second to be ready finds the port taken, and ends in order."""
+    ours = open_sockets("127.0.0.1", 0)
+    port = ours[0].getsockname()[1]
+    theirs = open_sockets("127.0.0.1", port)
+    theirs[0].listen()
+    server = Server(tiny_engine(), ServerOptions(model_name=MODEL, port=port))
+    with pytest.raises(InvalidArgument, match=f"port is {port}; no server can listen there"):
+        server.run(ours)
+    assert not server.app.state.engine_thread._thread.is_alive()
+    close([*ours, *theirs])

@@ -1,0 +1,51 @@
+"""The load benchmark in short, against a tiny model: many streams at once, random disconnects, nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("fastapi")
+pytest.importorskip("openai")
+
+from benchmarks.serving.__main__ import percentiles
+from benchmarks.serving.client import Work, run_clients
+
+from blockyard.serving import ServerLimits
+
+from ..support.servers import MODEL, running_server, tiny_engine
+
+CHATS = [[{"role": "system", "content": "page " * 10}, {"role": "user", "content": "go " * each}] for each in range(8)]
+
+
+@pytest.mark.parametrize("num_blocks", [200, 20], ids=["roomy", "tight"])
+def test_many_clients_of_which_some_vanish(num_blocks: int) -> None:
+    engine = tiny_engine(num_blocks=num_blocks, max_num_seqs=8)
+    work = Work(MODEL, CHATS, max_tokens=(4, 40), leaving=0.3)
+    with running_server(engine, ServerLimits(max_waiting=200)) as running:
+        seen = asyncio.run(run_clients(running.address, work, num_clients=24, seconds=2))
+        running.require_idle()
+        figures = running.figures()
+    assert seen.errors == []
+    assert seen.num_answers > 0
+    assert seen.num_disconnects > 0
+    assert len(seen.whole) == seen.num_answers
+    assert figures["blockyard:requests_failed_total"] == 0
+    assert figures["vllm:prefix_cache_hits_total"] > 0
+    assert num_blocks == 200 or figures["vllm:num_preemptions_total"] > 0
+
+
+def test_a_client_reports_what_it_did_not_cause() -> None:
+    work = Work("another model", CHATS, leaving=0.0)
+    with running_server(tiny_engine()) as running:
+        seen = asyncio.run(run_clients(running.address, work, num_clients=1, seconds=0.05))
+    assert seen.num_answers == 0
+    assert all("404" in error for error in seen.errors)
+    assert seen.errors
+
+
+def test_percentiles_are_in_milliseconds() -> None:
+    assert percentiles([each / 1000 for each in range(101)]) == {"p50": 50.0, "p90": 90.0, "p99": 99.0}
+    assert percentiles([]) == {}

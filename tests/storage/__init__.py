@@ -1,0 +1,1 @@
+"""The KV tensors, and moves between them."""

@@ -1,0 +1,16 @@
+"""What tests share, none of it a test.
+
+seeds, places                       one seed for a run; where the repository stands
+source_only, twin                   the package from its sources, beside the compiled one; one program for both
+reference, model_pair               the manager as lists and dicts; the manager and it, driven together
+checked, snapshot, busy_manager     a manager that is checked after each call; its whole state; one amid its work
+pools, hash_chains                  orders of a pool; prompts whose hashes collide
+policy_models, density_model        each policy once more, slow and obvious
+policy_stream, own_policies         all that a pool may tell a policy; policies as users write them
+source_rules                        the rules of compiled sources
+tiny_models, byte_tokenizer         models with random weights, and their text
+attention_steps, paged_kernels      steps for attention backends alone; kernels written out by definition
+servers                             real servers, on free ports
+lab_traces, lab_reference           traces in memory; caches of named blocks, slow and obvious
+made_curves, model_configs          hit-rate curves made by hand; configs of published models
+"""
