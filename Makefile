@@ -4,6 +4,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := setup.py pyproject.toml src/blockyard/ids.py src/blockyard/_sources.py $(wildcard src/blockyard/core/*.py src/blockyard/core/*/*.py src/blockyard/lab/simulation/*.py)
+# Tests run in so many processes; 0 is this one alone, for a debugger.
+TEST_PROCESSES ?= 2
 export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
@@ -16,7 +18,7 @@ demo: $(VENV)/built
 
 test: $(VENV)/built
 	$(BIN)/blockyard --version
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(VENV)/built
 	$(BIN)/ruff check .

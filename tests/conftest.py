@@ -1,9 +1,10 @@
-"""Which build is tested, and from which seed."""
+"""Which build is tested, from which seed, and in how many processes."""
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,24 @@ if os.environ.get("BLOCKYARD_INTERPRETED") == "1":
     if any(name.partition(".")[0] == "blockyard" for name in sys.modules):
         raise pytest.UsageError("BLOCKYARD_INTERPRETED=1, but blockyard is imported already")
     source_only.install("blockyard")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # One of several test processes: more threads of torch than cores would only wait for one another.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_configure() -> None:
+    run_seed()  # drawn before pytest-xdist starts its processes, so that all have the same
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["lines"] = seeds.lines
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    seeds.lines.extend(getattr(node, "workeroutput", {}).get("lines", ()))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
