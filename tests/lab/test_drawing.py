@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from blockyard.errors import InvalidArgument
 from blockyard.lab.curve import HitCurves
-from blockyard.lab.curve_words import compact, gap_of, knee_of, printable, shortened, subtitle_of
-from blockyard.lab.drawing import draw_curves
-from blockyard.lab.figure.label_places import spread_labels
-from blockyard.lab.line_styles import line_styles
+from blockyard.lab.curve.drawing import draw_curves
+from blockyard.lab.curve.figure.label_places import spread_labels
+from blockyard.lab.curve.line_styles import line_styles
+from blockyard.lab.curve.words import compact, gap_of, knee_of, printable, shortened, subtitle_of
 
 from ..support.made_curves import HOSTILE, awkward_curves, made_curves, plain_curves, sampled_curves
 from ..support.places import ROOT, child_environment
@@ -140,7 +140,7 @@ def test_the_band_is_two_errors_wide_and_said(tmp_path: Path) -> None:
 
 
 def test_a_png_is_a_picture_of_the_same_figure(tmp_path: Path) -> None:
-    from blockyard.lab.figure.picture import figure_of
+    from blockyard.lab.curve.figure.picture import figure_of
 
     draw_curves(plain_curves(), tmp_path / "curves.PNG")
     pixels = matplotlib.image.imread(tmp_path / "curves.PNG", format="png")
@@ -169,7 +169,7 @@ def test_awkward_curves_are_drawn(what: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", AWKWARD)
 def test_no_word_lies_on_another_or_outside(what: str) -> None:
-    from blockyard.lab.figure.picture import figure_of
+    from blockyard.lab.curve.figure.picture import figure_of
 
     figure = figure_of(AWKWARD[what], 0, "", keep_all_letters=False)
     figure.canvas.draw()
@@ -238,7 +238,7 @@ def test_bad_arguments_are_named(options: dict[str, Any], tmp_path: Path) -> Non
 def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path) -> None:
     code = (
         "import sys\nsys.modules['matplotlib'] = None\n"
-        "from blockyard.errors import MissingExtra\nfrom blockyard.lab.drawing import draw_curves\n"
+        "from blockyard.errors import MissingExtra\nfrom blockyard.lab.curve.drawing import draw_curves\n"
         "from tests.support.made_curves import plain_curves\n"
         "try:\n    draw_curves(plain_curves(), sys.argv[1])\nexcept MissingExtra as error:\n    print(error)\n"
     )

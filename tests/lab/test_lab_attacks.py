@@ -15,11 +15,11 @@ import pytest
 from blockyard.cli.main import main
 from blockyard.errors import InvalidArgument, PolicyError, TraceError
 from blockyard.lab.curve import hit_curves
-from blockyard.lab.measured import Tally
 from blockyard.lab.policy_names import policy_of
 from blockyard.lab.references import read_references
 from blockyard.lab.replay import ReplayOptions, replay
-from blockyard.lab.service import ServiceModel
+from blockyard.lab.replay.result import Tally
+from blockyard.lab.replay.timed import ServiceModel
 from blockyard.lab.simulation.seen import SeenContents
 from blockyard.lab.sizes import parse_sizes
 from blockyard.lab.sweep import WorkerDied, run_all

@@ -14,8 +14,8 @@ import pytest
 
 from blockyard.errors import InvalidArgument
 from blockyard.lab.curve import HitCurves
-from blockyard.lab.curve_words import knee_of, printable
-from blockyard.lab.page import write_page
+from blockyard.lab.curve.page import write_page
+from blockyard.lab.curve.words import knee_of, printable
 
 from ..support.made_curves import HOSTILE, awkward_curves, made_curves, plain_curves, sampled_curves
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from blockyard import InvalidArgument, TraceError
-from blockyard.lab.plan_memory import cached_tokens
 from blockyard.lab.planning import CapacityPlan, plan_capacity
+from blockyard.lab.planning.memory import cached_tokens
 from blockyard.lab.references import read_references
 from blockyard.lab.trace import Skips, TraceRequest
 from blockyard.lab.trace_lengths import TraceLengths, read_lengths

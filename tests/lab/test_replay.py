@@ -12,10 +12,10 @@ import pytest
 
 from blockyard import InvalidArgument, TraceError
 from blockyard.core.policies import POLICIES
-from blockyard.lab.expansion import FIRST_OUTPUT_TOKEN, Expansion
 from blockyard.lab.replay import ReplayOptions
 from blockyard.lab.replay import replay as run_replay
-from blockyard.lab.service import ServiceModel
+from blockyard.lab.replay.expansion import FIRST_OUTPUT_TOKEN, Expansion
+from blockyard.lab.replay.timed import ServiceModel
 from blockyard.lab.trace import TraceRequest
 from blockyard.lab.traces import make_trace, open_trace
 

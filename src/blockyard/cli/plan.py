@@ -6,8 +6,8 @@ import argparse
 import dataclasses
 
 from ..errors import InvalidArgument
-from ..lab.plan_memory import GIB
 from ..lab.planning import CapacityPlan, plan_capacity
+from ..lab.planning.memory import GIB
 from ..lab.references import References, read_references
 from ..lab.trace import Trace
 from ..lab.trace_lengths import TraceLengths, read_lengths

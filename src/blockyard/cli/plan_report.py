@@ -6,9 +6,9 @@ import dataclasses
 import textwrap
 from typing import Any
 
-from ..lab.plan_hits import HitForecast, HitsAt
-from ..lab.plan_memory import GIB
 from ..lab.planning import CapacityPlan, RequestsAt
+from ..lab.planning.hits import HitForecast, HitsAt
+from ..lab.planning.memory import GIB
 from . import tables
 
 _WIDTH = 100

@@ -11,11 +11,9 @@ from typing import Any
 
 from ..config import MAX_MODEL_LEN
 from ..errors import InvalidArgument
-from ..lab.measured import ReplayResult
 from ..lab.policy_names import OPTIMUM, parse_policies
 from ..lab.references import read_references
-from ..lab.replay import ReplayOptions, replay
-from ..lab.service import ServiceModel
+from ..lab.replay import ReplayOptions, ReplayResult, ServiceModel, replay
 from ..lab.sizes import parse_sizes
 from ..lab.survey import TraceSurvey, survey
 from ..lab.sweep import run_all

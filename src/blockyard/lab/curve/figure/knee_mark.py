@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..curve_words import knee_of
+from ..words import knee_of
 from .sheet import INK, Sheet
 
 #: Points from the knee to the sentence, and the corner of the sentence that is there; the first of equals is taken.

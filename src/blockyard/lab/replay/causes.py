@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .references import blocks_of
-from .simulation.seen import SeenContents
-from .trace import TraceRequest
+from ..references import blocks_of
+from ..simulation.seen import SeenContents
+from ..trace import TraceRequest
 
 #: 128 MiB: exact for the first eight million contents of a trace.
 _NUM_SLOTS = 2**24

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from ..arguments import require_number
-from ..config import MAX_BLOCKS, MAX_MODEL_LEN
-from ..errors import InvalidArgument
-from ..sizing import KVCacheSpec, num_gpu_blocks
+from ...arguments import require_number
+from ...config import MAX_BLOCKS, MAX_MODEL_LEN
+from ...errors import InvalidArgument
+from ...sizing import KVCacheSpec, num_gpu_blocks
 
 GIB = 2**30
 MAX_GIB = 2**20

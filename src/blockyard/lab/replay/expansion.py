@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import TraceError
-from .trace import Trace, TraceRequest
+from ...errors import TraceError
+from ..trace import Trace, TraceRequest
 
 #: Prompt tokens stay below it and output tokens do not, so that no prompt ever hits an output.
 FIRST_OUTPUT_TOKEN = 2**30

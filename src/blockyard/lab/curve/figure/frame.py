@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from ..curve_words import (
+from ..words import (
     capacity_axis,
     capacity_factor,
     compact,

@@ -9,9 +9,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..arguments import require_int, require_str
-from .curve import HitCurves
-from .curve_words import (
+from ...arguments import require_int, require_str
+from ..policy_names import OPTIMUM
+from .drawing import MAX_BYTES_PER_BLOCK
+from .hit_rates import HitCurves
+from .line_styles import line_styles
+from .output_file import require_output, write_whole
+from .words import (
     capacity_axis,
     capacity_factor,
     foot_of,
@@ -22,10 +26,6 @@ from .curve_words import (
     subtitle_of,
     title_of,
 )
-from .drawing import MAX_BYTES_PER_BLOCK
-from .line_styles import line_styles
-from .output_file import require_output, write_whole
-from .policy_names import OPTIMUM
 
 _PAGES = Path(__file__).parent / "pages"
 _PLACE = re.compile(r"\{\{(\w+)\}\}")

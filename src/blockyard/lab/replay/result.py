@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.manager import KVCacheManager
-from ..errors import TraceError
+from ...core.manager import KVCacheManager
+from ...errors import TraceError
+from ..trace import TraceRequest
 from .causes import Causes, MissedTokens
-from .trace import TraceRequest
 
 #: Requests between two reports of progress.
 REPORT_EVERY = 256

@@ -8,8 +8,8 @@ from typing import Any
 
 import matplotlib.style
 
-from ..curve import HitCurves
-from ..curve_words import title_of
+from ..hit_rates import HitCurves
+from ..words import title_of
 from .curves import draw_lines
 from .end_labels import label_lines
 from .frame import draw_frame

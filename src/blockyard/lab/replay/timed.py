@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..answers import SeqStatus
-from ..arguments import require_int, require_number
-from ..core.manager import KVCacheManager
-from ..errors import InvalidArgument, OutOfBlocks, OutOfRows, TraceError
+from ...answers import SeqStatus
+from ...arguments import require_int, require_number
+from ...core.manager import KVCacheManager
+from ...errors import InvalidArgument, OutOfBlocks, OutOfRows, TraceError
+from ..trace import Trace, TraceRequest
 from .causes import Causes
 from .expansion import Expansion
-from .measured import REPORT_EVERY, SimulatedTime, Tally, never_fits
-from .trace import Trace, TraceRequest
+from .result import REPORT_EVERY, SimulatedTime, Tally, never_fits
 
 #: Beyond these the simulated clock would lose its seconds, or run to infinity.
 MAX_SECONDS = 3600

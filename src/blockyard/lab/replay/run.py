@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import require_bool, require_int
-from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_SEQS, CacheConfig
-from ..core.manager import KVCacheManager
-from ..errors import InvalidArgument
+from ...arguments import require_bool, require_int
+from ...config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_SEQS, CacheConfig
+from ...core.manager import KVCacheManager
+from ...errors import InvalidArgument
+from ..policy_names import PolicyName, label_of, no_exit, policy_of
+from ..trace import Trace
 from .causes import Causes
 from .expansion import Expansion
-from .measured import REPORT_EVERY, ReplayResult, SimulatedTime, Tally, never_fits
-from .policy_names import PolicyName, label_of, no_exit, policy_of
-from .service import ServiceModel, TimedRun
-from .trace import Trace
+from .result import REPORT_EVERY, ReplayResult, SimulatedTime, Tally, never_fits
+from .timed import ServiceModel, TimedRun
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 
-from ..curve import HitCurves
+from ..hit_rates import HitCurves
 from ..line_styles import COLORS, DASHES, line_styles
 
 INK, QUIET, FAINT, SHADE = "#1a1f26", "#5a6472", "#e3e6ea", "#e9edf2"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..sizing import KVCacheSpec
-from .curve import HitCurves, hit_curves
-from .plan_memory import cached_tokens
-from .references import References
+from ...sizing import KVCacheSpec
+from ..curve import HitCurves, hit_curves
+from ..references import References
+from .memory import cached_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from ..arguments import require_int, require_str
-from ..errors import MissingExtra
-from .curve import HitCurves
+from ...arguments import require_int, require_str
+from ...errors import MissingExtra
+from .hit_rates import HitCurves
 from .output_file import require_output, write_whole
 
 MAX_BYTES_PER_BLOCK = 2**50

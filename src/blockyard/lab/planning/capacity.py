@@ -1,19 +1,14 @@
-"""A capacity plan: what a model, GPUs and perhaps a trace come to, in blocks, requests and hit rates.
-
-    from blockyard.lab.planning import plan_capacity
-
-`docs/planning.md` follows one plan by hand.
-"""
+"""A capacity plan: what a model, GPUs and perhaps a trace come to, in blocks, requests and hit rates."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..arguments import require_int, require_number
-from ..config import MAX_BLOCKS, MAX_MODEL_LEN, MAX_SEQS
-from ..errors import InvalidArgument
-from ..sizing import (
+from ...arguments import require_int, require_number
+from ...config import MAX_BLOCKS, MAX_MODEL_LEN, MAX_SEQS
+from ...errors import InvalidArgument
+from ...sizing import (
     BlockSizeAdvice,
     CacheBudgetAdvice,
     KVCacheSpec,
@@ -21,12 +16,12 @@ from ..sizing import (
     advise_cache_budget,
     num_cpu_blocks,
 )
-from .plan_assumptions import Situation, assumptions_of
-from .plan_hits import HitForecast, forecast_hits
-from .plan_memory import GIB, GpuAssumptions, GpuBudget, cached_tokens, require_gib
-from .policy_names import OPTIMUM, policy_of
-from .references import References
-from .trace_lengths import TraceLengths
+from ..policy_names import OPTIMUM, policy_of
+from ..references import References
+from ..trace_lengths import TraceLengths
+from .assumptions import Situation, assumptions_of
+from .hits import HitForecast, forecast_hits
+from .memory import GIB, GpuAssumptions, GpuBudget, cached_tokens, require_gib
 
 DEFAULT_LENGTHS = (2_000, 8_000, 32_000)
 #: GiB a GPU for activations, CUDA graphs and the engine's own buffers, where nothing was measured.

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InvalidArgument, PolicyError
+from ...errors import InvalidArgument, PolicyError
+from ..policy_names import OPTIMUM, PolicyName, label_of, no_exit, place_of, policy_for
+from ..references import References
+from ..simulation.belady import Belady
+from ..simulation.policy_run import PolicyRun
+from ..simulation.stack_distance import LRUStack
+from ..sweep import run_all
 from .knee import find_knee
-from .policy_names import OPTIMUM, PolicyName, label_of, no_exit, place_of, policy_for
-from .references import References
-from .simulation.belady import Belady
-from .simulation.policy_run import PolicyRun
-from .simulation.stack_distance import LRUStack
-from .sweep import run_all
 
 
 @dataclass(frozen=True, slots=True)

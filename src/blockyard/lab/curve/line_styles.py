@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .policy_names import OPTIMUM
+from ..policy_names import OPTIMUM
 
 #: Okabe and Ito's colours (Color Universal Design, 2008) without black, which is the optimum's, and yellow, too pale.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .curve import HitCurves
-from .policy_names import OPTIMUM
+from ..policy_names import OPTIMUM
+from .hit_rates import HitCurves
 
 GIB = 2**30
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..curve_words import best_rates, infinite_of
-from ..policy_names import OPTIMUM
+from ...policy_names import OPTIMUM
+from ..words import best_rates, infinite_of
 from .sheet import QUIET, SHADE, Sheet
 
 #: So few sizes are shown as points too: lines between them alone would say more than was measured.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..sizing import KVCacheSpec
-from .plan_memory import GIB, GpuBudget
-from .references import References
-from .trace_lengths import TraceLengths
+from ...sizing import KVCacheSpec
+from ..references import References
+from ..trace_lengths import TraceLengths
+from .memory import GIB, GpuBudget
 
 _MIB = 2**20
 

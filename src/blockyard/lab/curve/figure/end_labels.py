@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.lines import Line2D
 
-from ..curve_words import printable, shortened
+from ..words import printable, shortened
 from .label_places import spread_labels
 from .sheet import DPI, HEIGHT, INK, QUIET, WIDTH, Sheet
 

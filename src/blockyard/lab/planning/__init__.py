@@ -1,0 +1,17 @@
+"""Capacity plans: blocks, requests and hit rates from a model, GPUs and perhaps a trace.
+
+    from blockyard.lab.planning import plan_capacity
+
+Read it in this order:
+
+    memory           what of a GPU is left for blocks
+    hits             hit rates of what running requests leave
+    assumptions      all that a plan takes for granted, in sentences
+    capacity         the plan
+
+`docs/planning.md` follows one plan by hand.
+"""
+
+from .capacity import CapacityPlan, RequestsAt, plan_capacity
+
+__all__ = ["CapacityPlan", "RequestsAt", "plan_capacity"]

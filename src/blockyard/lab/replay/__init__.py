@@ -1,0 +1,16 @@
+"""A trace through the real manager.
+
+Read it in this order:
+
+    expansion        from a request to tokens that the manager can hash
+    causes           why prompt tokens did not hit
+    result           what a replay found
+    timed            requests by their timestamps, in batches, under a model of an engine's speed
+    run              one request after another, or timed
+"""
+
+from .result import ReplayResult
+from .run import ReplayOptions, replay
+from .timed import ServiceModel
+
+__all__ = ["ReplayOptions", "ReplayResult", "ServiceModel", "replay"]
