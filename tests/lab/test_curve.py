@@ -143,7 +143,7 @@ def test_references_of_a_trace() -> None:
     assert found.starts.tolist() == [0, 3, 4]
     assert found.ids.tolist() == [0, 2, 1, 0]
     assert (found.num_requests, found.num_references, found.num_contents) == (2, 4, 3)
-    assert (found.longest_request, found.longest_sequence, found.duration) == (3, 43, 3.0)
+    assert (found.longest_request, found.survey.longest_sequence, found.survey.duration) == (3, 43, 3.0)
     assert (found.tokens_a_block, found.rate, found.working_set) == (16, 1.0, 3)
 
 
@@ -173,7 +173,7 @@ def test_too_many_references_are_sampled_and_the_totals_stay_exact() -> None:
     part = read_references(trace, max_references=5000)
     assert len(part.ids) <= 5000
     assert part.halvings > 0
-    for name in ("num_requests", "num_references", "num_prompt_tokens", "longest_request", "longest_sequence"):
+    for name in ("survey", "num_references", "longest_request"):
         assert getattr(part, name) == getattr(whole, name)
     assert abs(part.working_set - whole.num_contents) < 0.15 * whole.num_contents
     assert part.starts[-1] == len(part.ids)

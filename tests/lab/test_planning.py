@@ -13,8 +13,8 @@ from blockyard import InvalidArgument, TraceError
 from blockyard.lab.planning import CapacityPlan, plan_capacity
 from blockyard.lab.planning.memory import cached_tokens
 from blockyard.lab.references import read_references
+from blockyard.lab.survey import TraceSurvey, survey
 from blockyard.lab.trace import Skips, TraceRequest
-from blockyard.lab.trace_lengths import TraceLengths, read_lengths
 from blockyard.lab.traces import open_trace
 from blockyard.sizing import KVCacheSpec
 from blockyard.sizing.known_models import known_model, known_names, model_config
@@ -153,7 +153,7 @@ CYCLE = Requests(*((float(i), 32, 8, [2 * (i % 2) + 1, 2 * (i % 2) + 2]) for i i
 
 
 def with_trace(trace: Any, spec: KVCacheSpec = SMALL, **options: Any) -> CapacityPlan:
-    return plan(spec, traffic=read_lengths(trace), references=read_references(trace), **options)
+    return plan(spec, traffic=survey(trace), references=read_references(trace), **options)
 
 
 def of_blocks(num_blocks: int, **options: Any) -> dict[str, Any]:
@@ -250,14 +250,14 @@ def test_a_sampled_trace_says_so() -> None:
     trace = open_trace("chat:requests=400,seed=1")
     whole, sample = read_references(trace), read_references(trace, halvings=2)
     rates = [
-        plan(traffic=read_lengths(trace), references=references, **of_blocks(4000, running=1)).hits
+        plan(traffic=survey(trace), references=references, **of_blocks(4000, running=1)).hits
         for references in (whole, sample)
     ]
     assert rates[0] is not None
     assert rates[1] is not None
     assert rates[0].expected.error == 0.0 < rates[1].expected.error
     assert abs(rates[0].expected.hit_rate - rates[1].expected.hit_rate) < 0.1
-    assert says(plan(traffic=read_lengths(trace), references=sample), "one block in 4")
+    assert says(plan(traffic=survey(trace), references=sample), "one block in 4")
 
 
 # ---------------------------------------------------------------- lengths of a trace
@@ -266,11 +266,15 @@ def test_a_sampled_trace_says_so() -> None:
 def test_lengths_of_a_trace() -> None:
     trace = Requests(*((float(i), 9 + i, 0, [1]) for i in range(100)))
     # Lengths 10 to 109, an output of 0 counted as one token; the 99th percentile, rounded up, is the 100th of them.
-    assert read_lengths(trace) == TraceLengths(100, 59.5, 109, 109, 1.0, 99.0, True)
-    assert read_lengths(Requests((3.0, 9, 1, None))) == TraceLengths(1, 10.0, 10, 10, 1.0, 0.0, False)
-    assert read_lengths(Requests((0.0, 9, 1, [1]), (1.0, 9, 1, None))).has_contents is False
+    found = survey(trace)
+    assert found == TraceSurvey("requests", 100, 5850, 0, 100, 109, 109, 99.0, True)
+    assert (found.mean_sequence, found.mean_output) == (59.5, 1.0)
+    found = survey(Requests((3.0, 9, 1, None)))
+    assert found == TraceSurvey("requests", 1, 9, 1, 1, 10, 10, 0.0, False)
+    assert (found.mean_sequence, found.mean_output) == (10.0, 1.0)
+    assert survey(Requests((0.0, 9, 1, [1]), (1.0, 9, 1, None))).has_contents is False
     with pytest.raises(TraceError, match="requests has no requests"):
-        read_lengths(Requests())
+        survey(Requests())
 
 
 # ---------------------------------------------------------------- models by name

@@ -8,9 +8,9 @@ import dataclasses
 from ..errors import InvalidArgument
 from ..lab.planning import CapacityPlan, plan_capacity
 from ..lab.planning.memory import GIB
-from ..lab.references import References, read_references
+from ..lab.references import References, UnknownContents, read_references
+from ..lab.survey import TraceSurvey, survey
 from ..lab.trace import Trace
-from ..lab.trace_lengths import TraceLengths, read_lengths
 from ..lab.traces import open_trace
 from ..sizing.known_models import known_names
 from .amounts import parse_lengths, parse_memory
@@ -45,10 +45,7 @@ def _check_ranks(options: argparse.Namespace) -> None:
 
 
 def _plan(options: argparse.Namespace, model: ChosenModel, trace: Trace | None) -> CapacityPlan:
-    traffic = None
-    if trace is not None:
-        traffic = read_lengths(trace)
-        report_skips(trace)
+    traffic, references = (None, None) if trace is None else _read(trace, model.spec.block_size)
     plan = plan_capacity(
         model.spec,
         gpu_memory_gib=parse_memory("--gpu-memory", options.gpu_memory) / GIB,
@@ -62,14 +59,19 @@ def _plan(options: argparse.Namespace, model: ChosenModel, trace: Trace | None) 
         seconds_per_token=options.seconds_per_token,
         cpu_gib=parse_memory("--cpu-memory", options.cpu_memory) / GIB,
         traffic=traffic,
-        references=_references(model, trace, traffic),
+        references=references,
         policy=options.policy,
     )
     return dataclasses.replace(plan, assumptions=(model.source, *plan.assumptions))
 
 
-def _references(model: ChosenModel, trace: Trace | None, traffic: TraceLengths | None) -> References | None:
-    """What the trace's prompts contain; None where it does not say."""
-    if trace is None or traffic is None or not traffic.has_contents:
-        return None
-    return read_references(trace, block_size=model.spec.block_size)
+def _read(trace: Trace, block_size: int) -> tuple[TraceSurvey, References | None]:
+    """The trace's totals, and what its prompts contain; None where it does not say."""
+    references = None
+    try:
+        references = read_references(trace, block_size=block_size)
+        traffic = references.survey
+    except UnknownContents:
+        traffic = survey(trace)
+    report_skips(trace)
+    return traffic, references

@@ -12,7 +12,7 @@ from typing import Any
 from ..config import MAX_MODEL_LEN
 from ..errors import InvalidArgument
 from ..lab.policy_names import OPTIMUM, parse_policies
-from ..lab.references import read_references
+from ..lab.references import UnknownContents, read_references
 from ..lab.replay import ReplayOptions, ReplayResult, ServiceModel, replay
 from ..lab.sizes import parse_sizes
 from ..lab.survey import TraceSurvey, survey
@@ -29,9 +29,9 @@ def run_replay(options: argparse.Namespace) -> int:
     if OPTIMUM in policies:
         raise InvalidArgument("policies has 'optimum', which knows the future; `blockyard curve` has it")
     trace = open_chosen_trace(options)
-    found = survey(trace)
+    found, working_set = _read(options, trace)
     report_skips(trace)
-    cells = _cells(options, trace, found, policies)
+    cells = _cells(options, trace, found, policies, working_set)
     jobs = chosen_jobs(options, len(cells))
     if len(cells) == 1:
         with WorkBar("requests", found.num_requests, not options.quiet) as bar:
@@ -49,9 +49,9 @@ def replay_by_the_clock(trace: Trace, options: ReplayOptions) -> ReplayResult:
 
 
 def _cells(
-    options: argparse.Namespace, trace: Trace, found: TraceSurvey, policies: list[str]
+    options: argparse.Namespace, trace: Trace, found: TraceSurvey, policies: list[str], working_set: int
 ) -> list[tuple[Trace, ReplayOptions]]:
-    sizes = parse_sizes(options.blocks, _working_set(options, trace, found))
+    sizes = parse_sizes(options.blocks, working_set)
     service = _service(options) if options.timed else None
     return [
         (
@@ -73,17 +73,19 @@ def _cells(
     ]
 
 
-def _working_set(options: argparse.Namespace, trace: Trace, found: TraceSurvey) -> int:
-    """Blocks of `block_size` that would hold all prompts: what a share is of. Read only where a share is asked for."""
+def _read(options: argparse.Namespace, trace: Trace) -> tuple[TraceSurvey, int]:
+    """The trace's totals, and the blocks of `block_size` that would hold all prompts: what a share is of, and 0 where
+    none is asked for."""
     if "%" not in options.blocks:
-        return 0
-    if not found.has_contents:
+        return survey(trace), 0
+    try:
+        references = read_references(trace, block_size=options.block_size)
+    except UnknownContents:
         raise InvalidArgument(
             f"--blocks is {options.blocks!r}; a share is of the different blocks of a trace, and {short_name(trace)} "
             f"says nothing of contents: give numbers, like 10k,30k"
-        )
-    references = read_references(trace, block_size=options.block_size)
-    return -(-references.working_set * references.tokens_a_block // int(options.block_size))
+        ) from None
+    return references.survey, -(-references.working_set * references.tokens_a_block // int(options.block_size))
 
 
 def _service(options: argparse.Namespace) -> ServiceModel:
@@ -100,7 +102,7 @@ def _service(options: argparse.Namespace) -> ServiceModel:
 def _print(options: argparse.Namespace, trace: Trace, found: TraceSurvey, results: list[ReplayResult]) -> None:
     if options.json:
         runs = [_as_dict(result) for result in results]
-        print(as_json({"trace": {**dataclasses.asdict(found), "skips": skips_as_dict(trace)}, "runs": runs}))
+        print(as_json({"trace": {**_trace_as_dict(found), "skips": skips_as_dict(trace)}, "runs": runs}))
     elif options.csv:
         print(as_csv([_flat(_as_dict(result)) for result in results]))
     else:
@@ -182,6 +184,18 @@ def _say_refused(results: list[ReplayResult]) -> None:
                 f"({result.first_refused})",
                 file=sys.stderr,
             )
+
+
+def _trace_as_dict(found: TraceSurvey) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "num_requests": found.num_requests,
+        "num_prompt_tokens": found.num_prompt_tokens,
+        "num_output_tokens": found.num_output_tokens,
+        "longest_sequence": found.longest_sequence,
+        "duration": found.duration,
+        "has_contents": found.has_contents,
+    }
 
 
 def _as_dict(result: ReplayResult) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..arguments import require_int
 from ..errors import TraceError
+from .survey import Surveyor, TraceSurvey
 from .trace import Trace, TraceRequest
 
 #: References kept in memory before the sample is halved: 64 MiB of them.
@@ -23,15 +24,17 @@ _REQUESTS_A_CHUNK = 4096
 _TOKENS_A_CHUNK = 2**24
 
 
+class UnknownContents(TraceError):
+    """A trace that does not say what its prompts contain."""
+
+
 @dataclass(frozen=True, slots=True)
 class References:
     """The blocks that a trace's prompts name, in order.
 
     ids: (num_sampled,) int64, contents from 0 to num_contents - 1. starts: (requests with a sampled block + 1,) int64;
     the ids of such a request r are ids[starts[r]:starts[r + 1]]. tokens_a_block: tokens that an id stands for.
-    num_requests, num_references, num_prompt_tokens, num_output_tokens: of the whole trace, exactly.
-    longest_request: blocks of the longest prompt; longest_sequence: tokens of the longest prompt with its output.
-    duration: seconds from the first arrival to the last.
+    survey, num_references: of the whole trace, exactly. longest_request: blocks of the longest prompt.
     halvings: a content is in the sample with probability 2**-halvings, by a hash of its id; 0 is the whole trace.
     group: (num_contents,) uint8, 0 to 3, by another part of the same hash: four samples in one, to see how they differ.
     """
@@ -40,14 +43,15 @@ class References:
     starts: NDArray[np.int64]
     group: NDArray[np.uint8]
     tokens_a_block: int
-    num_requests: int
+    survey: TraceSurvey
     num_references: int
-    num_prompt_tokens: int
-    num_output_tokens: int
     longest_request: int
-    longest_sequence: int
-    duration: float
     halvings: int
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of the whole trace."""
+        return self.survey.num_requests
 
     @property
     def num_contents(self) -> int:
@@ -95,61 +99,44 @@ def read_references(
     FAST 2015), so memory is bounded whatever the trace. halvings: where to begin. on_request: told the number of
     requests read, now and then.
 
-    Raises `TraceError` for a trace without contents, and what the trace's reader raises.
+    Raises `UnknownContents` for a trace that does not say what its prompts contain, `TraceError` for one without
+    requests, and what the trace's reader raises.
     """
     require_int("block_size", block_size, 1, 2**20)
     require_int("max_references", max_references, 1024, 2**31)
     sample = _Sample(max_references, require_int("halvings", halvings, 0, _MOST_HALVINGS))
-    totals = _Totals()
+    surveyor = Surveyor(trace.name)
     tokens_a_block = trace.hash_block_size or block_size
+    num_requests = 0
     for chunk in _chunks(trace):
         prompts = [_named_blocks(trace, request, tokens_a_block) for request in chunk]
-        for request, ids in zip(chunk, prompts, strict=True):
-            totals.add(request, len(ids))
+        for request in chunk:
+            surveyor.add(request)
         sample.add(prompts)
+        num_requests += len(chunk)
         if on_request is not None:
-            on_request(totals.num_requests)
-    return sample.finish(totals, tokens_a_block)
-
-
-@dataclass(slots=True)
-class _Totals:
-    """Counters of the whole trace, sampled or not."""
-
-    num_requests: int = 0
-    num_references: int = 0
-    num_prompt_tokens: int = 0
-    num_output_tokens: int = 0
-    longest_request: int = 0
-    longest_sequence: int = 0
-    first_arrival: float = 0.0
-    last_arrival: float = 0.0
-
-    def add(self, request: TraceRequest, num_blocks: int) -> None:
-        if self.num_requests == 0:
-            self.first_arrival = request.arrival
-        self.last_arrival = request.arrival
-        self.num_requests += 1
-        self.num_references += num_blocks
-        self.num_prompt_tokens += request.num_prompt_tokens
-        self.num_output_tokens += request.num_output_tokens
-        self.longest_request = max(self.longest_request, num_blocks)
-        self.longest_sequence = max(self.longest_sequence, request.num_prompt_tokens + request.num_output_tokens)
+            on_request(num_requests)
+    return sample.finish(surveyor.result(), tokens_a_block)
 
 
 @dataclass(slots=True)
 class _Sample:
-    """References kept so far, in chunks."""
+    """References kept so far, in chunks; and how many there were."""
 
     max_references: int
     halvings: int
+    num_references: int = 0
+    longest_request: int = 0
     ids: list[NDArray[np.int64]] = field(default_factory=list)
     lengths: list[NDArray[np.int64]] = field(default_factory=list)
     num_kept: int = 0
 
     def add(self, prompts: list[NDArray[np.int64]]) -> None:
         ids = np.concatenate(prompts) if prompts else np.empty(0, np.int64)
-        starts = _starts_from(np.array([len(prompt) for prompt in prompts], np.int64))
+        lengths = np.array([len(prompt) for prompt in prompts], np.int64)
+        self.num_references += len(ids)
+        self.longest_request = max(self.longest_request, int(lengths.max(initial=0)))
+        starts = _starts_from(lengths)
         self._append(*self._filtered(ids, starts))
         while self.num_kept > self.max_references and self.halvings < _MOST_HALVINGS:
             self._halve()
@@ -172,10 +159,10 @@ class _Sample:
         for ids, lengths in chunks:
             self._append(*self._filtered(ids, _starts_from(lengths)))
 
-    def finish(self, totals: _Totals, tokens_a_block: int) -> References:
+    def finish(self, survey: TraceSurvey, tokens_a_block: int) -> References:
         ids = np.concatenate(self.ids) if self.ids else np.empty(0, np.int64)
         if len(ids) == 0:
-            raise TraceError(f"none of {totals.num_references} blocks is in a sample of one in {2**self.halvings}")
+            raise TraceError(f"none of {self.num_references} blocks is in a sample of one in {2**self.halvings}")
         contents, dense = np.unique(ids, return_inverse=True)
         starts = _starts_from(np.concatenate(self.lengths))
         group = (_mixed(contents) & np.uint64(3)).astype(np.uint8)
@@ -184,13 +171,9 @@ class _Sample:
             starts=starts,
             group=group,
             tokens_a_block=tokens_a_block,
-            num_requests=totals.num_requests,
-            num_references=totals.num_references,
-            num_prompt_tokens=totals.num_prompt_tokens,
-            num_output_tokens=totals.num_output_tokens,
-            longest_request=totals.longest_request,
-            longest_sequence=totals.longest_sequence,
-            duration=totals.last_arrival - totals.first_arrival,
+            survey=survey,
+            num_references=self.num_references,
+            longest_request=self.longest_request,
             halvings=self.halvings,
         )
 
@@ -210,7 +193,7 @@ def _chunks(trace: Trace) -> Iterator[list[TraceRequest]]:
 def _named_blocks(trace: Trace, request: TraceRequest, block_size: int) -> NDArray[np.int64]:
     ids = blocks_of(request, block_size)
     if ids is None:
-        raise TraceError(
+        raise UnknownContents(
             f"{trace.name} has lengths and arrivals and says nothing of contents, so neither its hit rate nor the "
             f"blocks of all prompts can be known; a replay with sizes in numbers says how many blocks its requests need"
         )

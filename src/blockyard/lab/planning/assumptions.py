@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...sizing import KVCacheSpec
 from ..references import References
-from ..trace_lengths import TraceLengths
+from ..survey import TraceSurvey
 from .memory import GIB, GpuBudget
 
 _MIB = 2**20
@@ -25,7 +25,7 @@ class Situation:
     running: int | None
     seconds_per_token: float
     mean_tokens: float
-    traffic: TraceLengths | None
+    traffic: TraceSurvey | None
     references: References | None
     policy: str
     cpu_gib: float

@@ -18,7 +18,7 @@ from ...sizing import (
 )
 from ..policy_names import OPTIMUM, policy_of
 from ..references import References
-from ..trace_lengths import TraceLengths
+from ..survey import TraceSurvey
 from .assumptions import Situation, assumptions_of
 from .hits import HitForecast, forecast_hits
 from .memory import GIB, GpuAssumptions, GpuBudget, cached_tokens, require_gib
@@ -91,7 +91,7 @@ def plan_capacity(
     running: int | None = None,
     seconds_per_token: float = DEFAULT_SECONDS_PER_TOKEN,
     cpu_gib: float = 0.0,
-    traffic: TraceLengths | None = None,
+    traffic: TraceSurvey | None = None,
     references: References | None = None,
     policy: str = "lru",
 ) -> CapacityPlan:
@@ -103,7 +103,7 @@ def plan_capacity(
     lengths: tokens of a request, prompt and output. max_num_seqs: requests that the engine runs at once at most; no
     limit but memory if None. running: requests expected at work on a replica; None for the traffic's arrivals a second
     times mean output times seconds_per_token, divided by the replicas. cpu_gib: host memory of a tier, for all GPUs.
-    traffic: lengths and arrivals of a trace, that of all replicas. references: its contents; hit rates are those of one
+    traffic: a trace, that of all replicas: lengths and arrivals. references: its contents; hit rates are those of one
     cache that sees all of them.
     policy: who is evicted.
 
@@ -127,7 +127,7 @@ def plan_capacity(
         running_given=running is not None,
         running=at_work,
         seconds_per_token=seconds_per_token,
-        mean_tokens=traffic.mean if traffic is not None else sum(wanted) / len(wanted),
+        mean_tokens=traffic.mean_sequence if traffic is not None else sum(wanted) / len(wanted),
         traffic=traffic,
         references=references,
         policy=policy,
@@ -239,10 +239,10 @@ def _lengths(lengths: Sequence[int]) -> list[int]:
     return [require_int("lengths", length, 1, MAX_MODEL_LEN) for length in lengths]
 
 
-def _trace_lengths(traffic: TraceLengths | None) -> list[tuple[str, int]]:
+def _trace_lengths(traffic: TraceSurvey | None) -> list[tuple[str, int]]:
     if traffic is None:
         return []
-    return [("trace mean", max(round(traffic.mean), 1)), ("trace p99", traffic.p99)]
+    return [("trace mean", max(round(traffic.mean_sequence), 1)), ("trace p99", traffic.p99_sequence)]
 
 
 def _requests_at(given: Situation, label: str, length: int, num_blocks: int) -> RequestsAt:
@@ -254,7 +254,7 @@ def _requests_at(given: Situation, label: str, length: int, num_blocks: int) -> 
 
 def _running(
     running: int | None,
-    traffic: TraceLengths | None,
+    traffic: TraceSurvey | None,
     num_replicas: int,
     seconds_per_token: float,
     limit: int | None,
