@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 from blockyard import CacheConfig, KVCacheManager, LayerGroup, NeverFits
 from blockyard.engine import SamplingParams
-from blockyard.engine.decoding.choosing import Choice
+from blockyard.engine.decoding.sampler import Choice
 from blockyard.engine.request import Branch, make_request
 from blockyard.engine.scheduling.scheduler import Scheduler
 from blockyard.engine.scheduling.step import ScheduledStep

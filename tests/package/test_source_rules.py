@@ -216,6 +216,11 @@ FLOORS = {
     "cli": 8,
     "__main__": 9,
 }
+#: Rooms within a room, from the ground up, in the same way. Its files that stand in none of them are below them all.
+INNER_FLOORS = {
+    "lab": {"traces": 1, "simulation": 1, "curve": 2, "replay": 2, "planning": 3},
+    "serving": {"openai": 1, "jobs": 2, "http": 3},
+}
 #: What a room needs from outside, besides the standard library. Everything else is an optional extra.
 OUTSIDE = {
     "core": {"numpy", "librt", "mypy_extensions"},
@@ -263,10 +268,31 @@ def upward_imports(path: Path, tree: ast.Module) -> list[str]:
     return broken
 
 
+def upward_imports_within(path: Path, tree: ast.Module) -> list[str]:
+    """Imports from one inner room to another that do not go down. The face of the whole room may import any."""
+    room, *rest = path.relative_to(PACKAGE_DIR).parts
+    floors = INNER_FLOORS.get(room, {})
+    if not floors or rest == ["__init__.py"]:
+        return []
+    own = rest[0] if len(rest) > 1 else ""
+    return [
+        f"{path.name}:{line} imports {'.'.join(parts)}, which is not below {own or room}"
+        for line, kind, parts in imports_of(path, tree)
+        if kind == "inside" and parts[0] == room and parts[1] in floors and parts[1] != own
+        if floors[parts[1]] >= floors.get(own, 0)
+    ]
+
+
 @every_file(PACKAGE_FILES)
 def test_every_file_has_a_floor_and_imports_go_down(path: Path) -> None:
     assert room_of(path) == "__init__" or room_of(path) in FLOORS
     assert upward_imports(path, tree_of(path)) == []
+    assert upward_imports_within(path, tree_of(path)) == []
+
+
+@pytest.mark.parametrize("room", INNER_FLOORS)
+def test_every_inner_room_has_a_floor(room: str) -> None:
+    assert {path.parent.name for path in (PACKAGE_DIR / room).glob("*/__init__.py")} == set(INNER_FLOORS[room])
 
 
 @every_file(PACKAGE_FILES)
@@ -311,6 +337,21 @@ def test_a_wrong_import_is_seen() -> None:
     assert broken("core/pool.py", "from ..nowhere import x")
     assert not broken("core/pool.py", "import numpy\nfrom ..errors import A\nfrom .free_queue import B")
     assert not broken("engine/a.py", "from ..core import KVCacheManager\nfrom ..storage.kv import A")
+
+
+def test_a_wrong_import_within_a_room_is_seen() -> None:
+    def broken(name: str, source: str) -> list[str]:
+        return upward_imports_within(PACKAGE_DIR / name, ast.parse(source))
+
+    assert broken("serving/openai/a.py", "from ..http.run import Run")
+    assert broken("serving/openai/a.py", "from ..jobs import job")
+    assert broken("serving/limits.py", "from .http.run import Run")
+    assert broken("lab/curve/a.py", "from ..replay import replay")
+    assert broken("lab/traces/generators/a.py", "from ...planning.memory import GIB")
+    assert not broken("serving/http/a.py", "from ..jobs.job import Job\nfrom ..errors import b\nfrom .run import Run")
+    assert not broken("serving/limits.py", "from .errors import invalid\nfrom ..errors import InvalidArgument")
+    assert not broken("serving/__init__.py", "from .http.app import create_app")
+    assert not broken("engine/a.py", "from .scheduling import step")
 
 
 def import_graph() -> dict[str, set[str]]:

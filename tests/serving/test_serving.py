@@ -18,8 +18,8 @@ import openai
 
 from blockyard.engine import SamplingParams
 from blockyard.errors import InvalidArgument
-from blockyard.serving.access import KeyGuard, read_key_file
-from blockyard.serving.metrics import COUNTERS, GAUGES
+from blockyard.serving.http.api_key import KeyGuard, read_key_file
+from blockyard.serving.jobs.metrics import COUNTERS, GAUGES
 
 from ..support.places import ROOT
 from ..support.servers import MODEL, Running, running_server, tiny_engine

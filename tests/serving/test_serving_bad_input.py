@@ -19,8 +19,8 @@ from pydantic import ValidationError
 
 from blockyard.errors import InvalidArgument
 from blockyard.serving import ApiError, ServerLimits, create_app
-from blockyard.serving.fields import HARMLESS, REFUSED, asked_for
-from blockyard.serving.protocol import ChatRequest, CompletionRequest, parse_request
+from blockyard.serving.openai.protocol import ChatRequest, CompletionRequest, parse_request
+from blockyard.serving.openai.unsupported_fields import HARMLESS, REFUSED, asked_for
 
 from ..support.servers import MODEL, Running, running_server, tiny_engine
 

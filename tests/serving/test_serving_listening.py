@@ -12,7 +12,7 @@ pytest.importorskip("openai")
 
 from blockyard.errors import InvalidArgument
 from blockyard.serving import Server, ServerOptions
-from blockyard.serving.listening import open_sockets
+from blockyard.serving.http.listening import open_sockets
 
 from ..support.servers import MODEL, running_server, tiny_engine
 

@@ -18,7 +18,7 @@ from ..engine.model import demo_model_path, load_model
 from ..errors import ModelError
 from ..observe import PoolSnapshot, snapshot_pool
 from .demo_prompts import demo_prompts
-from .report import DemoReport, as_json, as_text
+from .demo_report import DemoReport, as_json, as_text
 
 _MAX_REQUESTS = 10_000
 _NOTE = "(SmolLM2-135M is a very small model: fluent, and often wrong. This is about its memory.)"

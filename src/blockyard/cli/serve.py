@@ -13,8 +13,8 @@ from dataclasses import fields
 from ..engine import Engine
 from ..errors import InvalidArgument
 from ..serving import Server, ServerLimits, ServerOptions
-from ..serving.access import read_key_file, require_key
-from ..serving.listening import open_sockets
+from ..serving.http.api_key import read_key_file, require_key
+from ..serving.http.listening import open_sockets
 from .model_loading import engine_of
 
 

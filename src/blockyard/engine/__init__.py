@@ -10,7 +10,7 @@ Read it in this order, a file at a time:
 
     sampling, results, request   what is asked for, and what becomes of it
     scheduling/                  who computes what in the next step: step, limits, preemption, prefixes, scheduler
-    decoding/                    from logits to text: choosing, speculation, text (stop strings)
+    decoding/                    from logits to text: sampler, speculation, text (stop strings)
     attention/                   a step's attention over the KV tensors: interface, reach, sdpa; paged, flash_attention,
                                  flashinfer (CUDA); backends (who is chosen); hook (how transformers calls it)
     borrowing                    a model whose attention is ours while a step runs

@@ -17,7 +17,7 @@ from .beams.batch import BeamBatch
 from .beams.hypotheses import BeamOptions
 from .beams.search import BeamSearch
 from .borrowing import BorrowedModel
-from .decoding.choosing import Asked, Choice, StepChooser
+from .decoding.sampler import Asked, Choice, StepSampler
 from .decoding.speculation import PromptLookup, require_speculation
 from .intake import Intake
 from .model import load_model
@@ -311,7 +311,7 @@ class Engine:
         num_logits = [row.num_logits for row in step.rows]
         batch = ForwardBatch.of(step.plan, self.cache.config.layer_groups, new_tokens, num_logits)
         logits = self._runner.run(batch, self._scheduler.moves)
-        chooser = StepChooser(logits)
+        chooser = StepSampler(logits)
         chosen, place = [], 0
         for row in step.rows:
             chosen.append(_choices(chooser, row, place) if row.samples else [])
@@ -390,7 +390,7 @@ def _takers(branch: Branch) -> list[Branch]:
     return branch.request.branches if _forks(branch) else [branch]
 
 
-def _choices(chooser: StepChooser, row: Row, place: int) -> list[Choice]:
+def _choices(chooser: StepSampler, row: Row, place: int) -> list[Choice]:
     branch, request = row.branch, row.branch.request
     asked = [Asked(request.sampling, other.index, len(request.prompt_token_ids)) for other in _takers(branch)]
     if _forks(branch):

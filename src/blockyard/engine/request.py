@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .decoding.choosing import Choice
+from .decoding.sampler import Choice
 from .decoding.speculation import Drafter
 from .decoding.text import GeneratedText, TextMark
 from .results import Completion, FinishReason, GenerationResult, NewToken, TokenLogprob

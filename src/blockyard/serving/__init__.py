@@ -5,26 +5,12 @@
 
     Server(Engine.from_pretrained("path/to/model"), ServerOptions(model_name="my-model", port=8000)).run()
 
-Read it in this order, a file at a time:
+Read it in this order, a room at a time; a room imports only from those before it:
 
-    errors, limits         what clients are told, and what they may ask for
-    fields, protocol       the fields of a request: understood, harmless, refused
-    refusals               what was wrong with them, in a client's words
-    jobs                   what goes to the engine thread and what comes back
-    engine_thread          the one thread that steps the engine
-    recovery               who made a step fail, found by trying each request alone
-    prompts                text and chats to token ids, in a thread of their own
-    body, access           a bounded body; the API key
-    deadline               the time that a request has, from its arrival
-    planning               from a client's request to jobs, within the limits
-    running                a client's request from its jobs to its end
-    logprobs, forms        answers in OpenAI's shapes, whole and in pieces
-    streaming              server-sent events, and clients that vanish
-    figures, metrics       what Prometheus is told
-    routes, app            the paths
-    request_log            an id and a line of the log for each request
-    listening              the address, taken first
-    connections, server    uvicorn, slow clients, and the way it stops
+    errors, limits    what clients are told, and what they may ask for
+    openai/           requests and answers in OpenAI's words
+    jobs/             the engine's side: prompts encoded, jobs queued, the thread that steps the engine, its metrics
+    http/             the clients' side: uvicorn, paths, keys, deadlines, streams
 
 Needs fastapi, uvicorn and prometheus-client: `pip install 'blockyard[serve]'`.
 """
@@ -40,10 +26,10 @@ except ImportError as error:
         f"blockyard.serving needs {error.name or 'fastapi and uvicorn'}: pip install 'blockyard[serve]'"
     ) from error
 
-from .app import create_app
-from .engine_thread import EngineThread
 from .errors import ApiError
+from .http.app import create_app
+from .http.server import Server, ServerOptions
+from .jobs.engine_thread import EngineThread
 from .limits import ServerLimits
-from .server import Server, ServerOptions
 
 __all__ = ["ApiError", "EngineThread", "Server", "ServerLimits", "ServerOptions", "create_app"]

@@ -9,7 +9,7 @@ import torch
 from ...config import CacheConfig
 from ...core.manager import KVCacheManager
 from ...errors import NeverFits
-from ..decoding.choosing import StepChooser
+from ..decoding.sampler import StepSampler
 from ..moves import MoveQueue
 from ..runner import ForwardBatch, ModelRunner
 from ..scheduling.limits import CacheLimits
@@ -97,7 +97,7 @@ class BeamBatch:
             raise NeverFits(f"the beams need more blocks than the {self._cache.config.num_blocks} of the pool")
         batch = ForwardBatch.of(plan, self._cache.config.layer_groups, new, [1] * len(seqs))
         logits = self._runner.run(batch, self._moves)
-        StepChooser(logits)  # refuses what is not finite
+        StepSampler(logits)  # refuses what is not finite
         self._cache.commit(seqs, counts)
         return list(logits.float().log_softmax(dim=-1).split([len(search.seqs) for search in running]))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from ..engine import GenerationResult, NewToken, SamplingParams
-from .errors import ApiError
+from ...engine import GenerationResult, NewToken, SamplingParams
+from ..errors import ApiError
 
 #: What becomes of a job: a token, its end, or an error that ends it.
 Event = NewToken | GenerationResult | ApiError

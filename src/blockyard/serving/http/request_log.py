@@ -10,8 +10,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..engine import GenerationResult
-from .forms import usage
+from ...engine import GenerationResult
+from ..openai.responses import usage
 
 _ID_HEADER = b"x-request-id"
 _USABLE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .errors import invalid
+from ..errors import invalid
 
 #: They say something about the request, or about how it is served, but nothing about the answer.
 HARMLESS = frozenset(

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import uvicorn
 
-from ..engine import Engine
+from ...engine import Engine
+from ..errors import unavailable
+from ..limits import ServerLimits
 from .app import create_app
 from .connections import impatient_protocol
-from .errors import unavailable
-from .limits import ServerLimits
 from .listening import cannot_listen, open_sockets
 from .request_log import RequestLog, log_config
 

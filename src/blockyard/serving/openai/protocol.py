@@ -19,9 +19,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from .errors import invalid
-from .fields import asked_for
+from ..errors import invalid
 from .refusals import UNKNOWN_FIELD, refusal_of
+from .unsupported_fields import asked_for
 
 MAX_LOGPROBS = 20
 _MAX_TOKEN_ID = 2**31 - 1

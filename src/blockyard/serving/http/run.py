@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.types import Receive
 
-from ..engine import GenerationResult, NewToken
+from ...engine import GenerationResult, NewToken
+from ..errors import ApiError
+from ..jobs.engine_thread import EngineThread
+from ..jobs.job import Job, Mailbox
 from .deadline import Deadline
-from .engine_thread import EngineThread
-from .errors import ApiError
-from .jobs import Job, Mailbox
 
 WorkT = TypeVar("WorkT")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 
-from ..engine import Engine, SamplingParams
-from ..errors import InvalidArgument
-from .errors import ApiError, invalid, too_long
-from .jobs import Job, Mailbox
-from .limits import ServerLimits
+from ...engine import Engine, SamplingParams
+from ...errors import InvalidArgument
+from ..errors import ApiError, invalid, too_long
+from ..limits import ServerLimits
+from ..openai.protocol import ChatRequest, GenerationFields
+from .job import Job, Mailbox
 from .prompts import PromptEncoder
-from .protocol import ChatRequest, GenerationFields
 
 _SEED_MASK = 2**63 - 1
 

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from ..engine import Completion, GenerationResult, TokenLogprob
+from ...engine import Completion, GenerationResult, TokenLogprob
 from .logprobs import TokenTexts
 
 Choice = dict[str, Any]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from starlette.requests import Request
 
-from ..errors import InvalidArgument
-from .errors import ApiError
+from ...errors import InvalidArgument
+from ..errors import ApiError
 
 _MAX_KEY_BYTES = 4096
 

@@ -6,8 +6,8 @@ import asyncio
 
 from starlette.requests import ClientDisconnect, Request
 
-from .errors import ApiError, invalid, timed_out
-from .limits import ServerLimits
+from ..errors import ApiError, invalid, timed_out
+from ..limits import ServerLimits
 
 
 async def read_body(request: Request, limits: ServerLimits) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..engine import TokenLogprob
+from ...engine import TokenLogprob
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

@@ -30,7 +30,7 @@ class Asked:
     num_prompt_tokens: int
 
 
-class StepChooser:
+class StepSampler:
     """Chooses from the logits of one step, (rows, vocabulary). Greedy rows are one argmax together.
 
     Raises `ModelError` if a row is not finite.

@@ -7,8 +7,8 @@ import socket
 from contextlib import ExitStack
 from typing import Any
 
-from ..arguments import require_int, require_str
-from ..errors import InvalidArgument
+from ...arguments import require_int, require_str
+from ...errors import InvalidArgument
 
 #: "localhost" may be an address of IPv6 too, on a machine that has none.
 _NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from .errors import timed_out
+from ..errors import timed_out
 
 
 class Deadline:

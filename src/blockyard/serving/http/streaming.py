@@ -10,11 +10,11 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from ..engine import NewToken
-from .errors import ApiError
-from .forms import Choice, Form
+from ...engine import NewToken
+from ..errors import ApiError
+from ..openai.responses import Choice, Form
 from .request_log import LATE_STATUS
-from .running import ClientGone, Run, while_connected
+from .run import ClientGone, Run, while_connected
 
 _DONE = b"data: [DONE]\n\n"
 

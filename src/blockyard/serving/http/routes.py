@@ -11,21 +11,21 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..engine import Engine
-from ..errors import InvariantError
-from .access import KeyGuard
+from ...engine import Engine
+from ...errors import InvariantError
+from ..errors import ApiError
+from ..jobs.engine_thread import EngineThread
+from ..jobs.metrics import MetricsPage
+from ..jobs.planner import Planner
+from ..limits import ServerLimits
+from ..openai.logprobs import TokenTexts
+from ..openai.protocol import ChatRequest, CompletionRequest, GenerationFields, parse_request
+from ..openai.responses import ChatForm, CompletionForm, Form
+from .api_key import KeyGuard
 from .body import read_body
 from .deadline import Deadline
-from .engine_thread import EngineThread
-from .errors import ApiError
-from .forms import ChatForm, CompletionForm, Form
-from .limits import ServerLimits
-from .logprobs import TokenTexts
-from .metrics import MetricsPage
-from .planning import Planner
-from .protocol import ChatRequest, CompletionRequest, GenerationFields, parse_request
 from .request_log import ID, RESULTS
-from .running import ClientGone, Run, while_connected
+from .run import ClientGone, Run, while_connected
 from .streaming import EventStream
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -11,16 +11,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..arguments import require_unicode
-from ..engine import Engine
-from .access import KeyGuard
-from .engine_thread import EngineThread
-from .errors import ApiError, failed
-from .limits import ServerLimits
-from .logprobs import TokenTexts
-from .metrics import MetricsPage
-from .planning import Planner
-from .prompts import PromptEncoder
+from ...arguments import require_unicode
+from ...engine import Engine
+from ..errors import ApiError, failed
+from ..jobs.engine_thread import EngineThread
+from ..jobs.metrics import MetricsPage
+from ..jobs.planner import Planner
+from ..jobs.prompts import PromptEncoder
+from ..limits import ServerLimits
+from ..openai.logprobs import TokenTexts
+from .api_key import KeyGuard
 from .routes import Service, check_routes, now, openai_routes, operator_routes
 
 

@@ -8,8 +8,8 @@ import json
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from .errors import ApiError, invalid
-from .fields import REFUSED_IN_MESSAGES
+from ..errors import ApiError, invalid
+from .unsupported_fields import REFUSED_IN_MESSAGES
 
 #: The type of the error for a field that nobody knows; its context has the "name", and those "known" in its place.
 UNKNOWN_FIELD = "unknown_field"

@@ -9,10 +9,10 @@ from typing import Any
 
 import jinja2
 
-from ..engine import Engine
-from ..engine.prompts import encode_prompt
-from ..errors import InvalidArgument
-from .errors import invalid
+from ...engine import Engine
+from ...engine.prompts import encode_prompt
+from ...errors import InvalidArgument
+from ..errors import invalid
 
 
 class PromptEncoder:

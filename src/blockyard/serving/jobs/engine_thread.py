@@ -11,10 +11,10 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
-from ..engine import Engine, GenerationResult, NewToken, StepReport
-from .errors import ApiError, as_api_error, failed, overloaded, unavailable
-from .figures import EngineFigures, RequestFigures
-from .jobs import Event, Job
+from ...engine import Engine, GenerationResult, NewToken, StepReport
+from ..errors import ApiError, as_api_error, failed, overloaded, unavailable
+from .job import Event, Job
+from .metrics import EngineFigures, RequestFigures
 from .recovery import StepOutcome, try_alone
 
 AnswerT = TypeVar("AnswerT")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..engine import Engine, StepReport
+from ...engine import Engine, StepReport
 
 
 @dataclass(slots=True)

@@ -1,0 +1,11 @@
+"""The engine's side of the server: from a request that was read to the tokens that the engine made for it.
+
+Read it in this order:
+
+    job              what goes to the engine thread and what comes back
+    prompts          text and chats to token ids, in a thread of their own
+    planner          from a client's request to jobs, within the limits
+    metrics          what Prometheus is told
+    recovery         who made a step fail, found by trying each request alone
+    engine_thread    the one thread that steps the engine
+"""
