@@ -15,9 +15,8 @@ if os.environ.get("BLOCKYARD_INTERPRETED") == "1":
     if any(name.partition(".")[0] == "blockyard" for name in sys.modules):
         raise pytest.UsageError("BLOCKYARD_INTERPRETED=1, but blockyard is imported already")
     source_only.install("blockyard")
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # One of several test processes: more threads of torch than cores would only wait for one another.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tiny models are faster in one thread; and threads of several test processes would wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure() -> None:

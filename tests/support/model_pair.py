@@ -218,8 +218,11 @@ class Pair:
         assert cache.usage == num_used / (self.config.num_blocks - 1)
         for seq in self.live:
             self._compare_sequence(seq)
-        for block in list(model.node_of)[:MOST_BLOCKS_COMPARED]:
-            self._compare_block(block)
+        cached = list(model.node_of)[:MOST_BLOCKS_COMPARED]
+        for block in cached[:1]:
+            self._compare_block(block, cache.block(block))  # looks for its holders too: O(held blocks)
+        for block in cached[1:]:
+            self._compare_block(block, pool.block(block))
         stats = cache.stats()
         size = self.config.block_size
         wasted = [max(0, len(seq.blocks) * size - len(seq.tokens)) for seq in self.live]
@@ -228,9 +231,8 @@ class Pair:
             assert getattr(stats, name) == getattr(model, name), name
         cache.check()
 
-    def _compare_block(self, block: int) -> None:
+    def _compare_block(self, block: int, seen: blockyard.KVCacheBlock) -> None:
         """A cached block shows the tokens of its content, and whether they are computed."""
-        seen = self.cache.block(block)
         assert seen.token_ids == list(self.model.node_of[block].tokens)
         assert seen.is_computed == (block not in self.model.owner_of)
         assert seen.ref_cnt == self.model.ref_counts[block]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,9 @@ WINDOWED: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
 }
 
+#: (digest of a model, prompt, number of tokens) to what `generate` answered.
+_answers: dict[tuple[bytes, tuple[int, ...], int], list[int]] = {}
+
 
 def tiny_model(name: str, **changes: Any) -> Any:
     """A causal language model of a shape in `SHAPES` or `WINDOWED`, the same on every call."""
@@ -70,15 +74,32 @@ def mixed_prompts(lengths: tuple[int, ...], shared: int = 0, seed: int = 3) -> l
 
 
 def reference_tokens(model: Any, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-    """What transformers' own `generate` answers, a prompt at a time: greedy, to an end token or `num_tokens`."""
-    answers = []
-    for prompt in prompts:
+    """What transformers' own `generate` answers, a prompt at a time: greedy, to an end token or `num_tokens`.
+
+    An answer is remembered for models of the same config and weights, so hooks on a model must not change it.
+    """
+    digest = _digest(model)
+    return [list(_reference(digest, model, tuple(prompt), num_tokens)) for prompt in prompts]
+
+
+def _reference(digest: bytes, model: Any, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
+    key = (digest, prompt, num_tokens)
+    if key not in _answers:
         ids = torch.tensor([prompt])
         output = model.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, use_cache=True
         )
-        answers.append(output[0, len(prompt) :].tolist())
-    return answers
+        _answers[key] = output[0, len(prompt) :].tolist()
+    return _answers[key]
+
+
+def _digest(model: Any) -> bytes:
+    digest = hashlib.sha256(model.config.to_json_string(use_diff=False).encode())
+    digest.update(model.generation_config.to_json_string(use_diff=False).encode())
+    for name, weights in model.state_dict().items():
+        digest.update(f"{name} {weights.dtype}".encode())
+        digest.update(weights.detach().contiguous().view(torch.uint8).numpy())
+    return digest.digest()
 
 
 def demo_model_or_skip() -> Path:
