@@ -1,7 +1,7 @@
 """The manager as lists and dicts: slow, obvious, and written without the core.
 
-It models what DESIGN.md's laws promise, down to the order of the free queue. Nothing here imports Blockyard:
-a refusal is a `Refused` that carries the *name* of the error the manager must raise.
+It models what the laws in docs/architecture.md promise, down to the order of the free queue. Nothing here imports
+Blockyard: a refusal is a `Refused` that carries the *name* of the error the manager must raise.
 
 The index is a tree of contents. A content is "these tokens after that parent content"; its node lists the blocks
 that hold it, oldest first, and a node whose list runs empty is cut off with everything below it. Two sequences

@@ -264,7 +264,7 @@ def narrowed(tree: ast.Module) -> list[tuple[int, str]]:
     ]
 
 
-# ---------------------------------------------------------------- also in MYPYC.md
+# ---------------------------------------------------------------- more that breaks
 
 
 def wide_literals(tree: ast.Module) -> Broken:
@@ -332,7 +332,7 @@ def _last_name(node: ast.AST | None) -> str:
 
 
 Rule = Callable[[ast.Module], Broken]
-#: Rules that need nothing but the tree: 1 to 7 of MYPYC.md's list, and two more.
+#: Rules that need nothing but the tree.
 TREE_RULES: dict[str, Rule] = {
     "1 dropped vec result": dropped_vec_results,
     "2 shifted constant": shifted_constants,
