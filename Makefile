@@ -3,7 +3,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := setup.py pyproject.toml src/blockyard/ids.py src/blockyard/_sources.py $(wildcard src/blockyard/core/*.py src/blockyard/core/*/*.py src/blockyard/lab/simulation/*.py)
+SOURCES := setup.py pyproject.toml src/blockyard/ids.py src/blockyard/_sources.py src/blockyard/_docstrings.py $(wildcard src/blockyard/core/*.py src/blockyard/core/*/*.py src/blockyard/lab/simulation/*.py)
 export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false

@@ -197,6 +197,7 @@ FLOORS = {
     "errors": 0,
     "ids": 0,
     "_sources": 0,
+    "_docstrings": 0,
     "_build_record": 0,
     "_build": 1,
     "arguments": 1,
