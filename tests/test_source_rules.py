@@ -207,6 +207,7 @@ FLOORS = {
     "answers": 2,
     "config": 3,
     "naming": 3,
+    "hints": 3,
     "sizing": 4,
     "core": 4,
     "storage": 5,
@@ -223,6 +224,7 @@ OUTSIDE = {
     "core": {"numpy", "librt", "mypy_extensions"},
     "ids": {"mypy_extensions"},
     "naming": {"numpy", "cbor2", "xxhash"},
+    "hints": {"numpy"},
     "progress": {"rich"},  # where it is installed
     "storage": {"numpy", "torch"},
 }
