@@ -3,7 +3,9 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := setup.py pyproject.toml src/blockyard/ids.py src/blockyard/_sources.py $(wildcard src/blockyard/core/*.py src/blockyard/core/*/*.py src/blockyard/lab/simulation/*.py)
+SOURCES := setup.py pyproject.toml src/blockyard/ids.py src/blockyard/_sources.py src/blockyard/_docstrings.py $(wildcard src/blockyard/core/*.py src/blockyard/core/*/*.py src/blockyard/lab/simulation/*.py)
+# mypy reads the stubs of these; so it is given their sources once more.
+STUBBED := $(wildcard src/blockyard/core/*.pyi)
 # Tests run in so many processes; 0 is this one alone, for a debugger.
 TEST_PROCESSES ?= 2
 export OMP_WAIT_POLICY := PASSIVE
@@ -24,6 +26,7 @@ lint: $(VENV)/built
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m mypy
+	$(BIN)/python -m mypy $(STUBBED:.pyi=.py)
 
 bench: $(VENV)/built
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

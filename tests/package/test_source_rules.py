@@ -196,6 +196,7 @@ FLOORS = {
     "errors": 0,
     "ids": 0,
     "_sources": 0,
+    "_docstrings": 0,
     "_build_record": 0,
     "_build": 1,
     "arguments": 1,
@@ -205,6 +206,7 @@ FLOORS = {
     "answers": 2,
     "config": 3,
     "naming": 3,
+    "hints": 3,
     "sizing": 4,
     "core": 4,
     "storage": 5,
@@ -226,6 +228,7 @@ OUTSIDE = {
     "core": {"numpy", "librt", "mypy_extensions"},
     "ids": {"mypy_extensions"},
     "naming": {"numpy", "cbor2", "xxhash"},
+    "hints": {"numpy"},
     "progress": {"rich"},  # where it is installed
     "storage": {"numpy", "torch"},
 }

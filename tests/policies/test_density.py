@@ -22,7 +22,7 @@ from blockyard.core.policies.fate import (
     turn_of,
 )
 from blockyard.core.policies.return_rates import NUM_AGES, ReturnRates
-from blockyard.core.policies.tracked import Tracked
+from blockyard.core.policies.tracked import Tracked, mix
 from blockyard.lab.simulation.policy_run import PolicyRun
 
 from ..support.seeds import run_seed
@@ -45,28 +45,45 @@ def test_classes_do_not_overlap() -> None:
     assert shared == set(range(12, NUM_CLASSES))
 
 
+@pytest.mark.parametrize("num_entries", [4, 16, 64])
 @pytest.mark.parametrize("seed", [1, 2, run_seed()])
-def test_the_memory_against_a_list(seed: int) -> None:
-    """What it finds is right and among the latest; it may forget early only where five keys fall into one row."""
+def test_the_memory_against_a_list(seed: int, num_entries: int) -> None:
+    """It knows what was put latest, but of contents that share a row no more than four; no row forgets before that."""
     choose = random.Random(seed)
-    tracked = Tracked(64)
-    latest: list[tuple[int, int]] = []
-    num_found = 0
-    for state in range(3000):
-        key = choose.randrange(100) * 2**55
-        place = tracked.find(key)
-        known = dict(latest[-64:]).get(key)
-        if place >= 0:
-            num_found += 1
-            assert tracked.state(place) == known
-            assert tracked.number(place) == max(number for number, item in enumerate(latest) if item[0] == key)
-            assert tracked.key(place) == key
+    tracked = Tracked(num_entries)
+    #: (key, number) in the order of their last use; the number is also the state.
+    known: list[tuple[int, int]] = []
+    keys = [0, 2**62 - 1, *(key * 2**55 for key in range(1, 100))]
+    for number in range(2000):
+        key = choose.choice(keys)
+        assert [item for item in known if tracked.find(item[0]) < 0] == []
+        assert (tracked.find(key) >= 0) == (key in dict(known))
+        if key in dict(known):
+            place = tracked.find(key)
+            assert (tracked.key(place), tracked.state(place)) == (key, dict(known)[key])
+            assert tracked.number(place) == dict(known)[key]
             tracked.forget(place)
             assert tracked.find(key) == -1
+        known = [item for item in known if item[0] != key and item[1] > number - num_entries]
+        same_row = [item for item in known if row_of(item[0], num_entries) == row_of(key, num_entries)]
+        if len(same_row) == 4:
+            known.remove(same_row[0])
+        tracked.put(key, number)
+        known.append((key, number))
+        assert tracked.find(key) == tracked.place(number)
+
+
+def row_of(key: int, num_entries: int) -> int:
+    return (int(mix(key)) >> 5) % (num_entries // 4)
+
+
+def test_the_first_content_stays_when_a_second_one_falls_into_its_row() -> None:
+    """Every entry of an empty table names place 0, and so did those of the first content's row."""
+    tracked = Tracked(64)
+    for state, key in enumerate((0, 2**62 - 1)):
         tracked.put(key, state)
-        latest.append((key, state))
-        assert tracked.find(key) == tracked.place(state)
-    assert num_found > 600
+    assert row_of(0, 64) == row_of(2**62 - 1, 64)
+    assert [tracked.state(tracked.find(key)) for key in (0, 2**62 - 1)] == [0, 1]
 
 
 def test_without_observations_all_is_worth_the_same() -> None:

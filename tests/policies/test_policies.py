@@ -23,7 +23,7 @@ from blockyard.core.policies.score import Score
 from ..support.density_model import DensityModel
 from ..support.own_policies import MRU, Dice
 from ..support.policy_models import MODELS, LFUModel, Model, RetentionModel, ScoreModel
-from ..support.policy_stream import Stream
+from ..support.policy_stream import FEW_KEYS, KEYS, Stream
 from ..support.seeds import run_seed
 
 Maker = Callable[[int], EvictionPolicy]
@@ -130,11 +130,14 @@ PAIRS: dict[str, Callable[[int], tuple[EvictionPolicy, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+#: With 1151787787 and 27, density's memory forgot a content as soon as a second one fell into its first row.
+@pytest.mark.parametrize(
+    ("keys", "seed"), [(KEYS, seed) for seed in SEEDS] + [(FEW_KEYS, seed) for seed in (1151787787, 27, run_seed())]
+)
 @pytest.mark.parametrize("make", PAIRS.values(), ids=PAIRS)
-def test_the_order_is_the_models(make: Callable[[int], tuple[EvictionPolicy, Any]], seed: int) -> None:
+def test_the_order_is_the_models(make: Callable[[int], tuple[EvictionPolicy, Any]], keys: list[int], seed: int) -> None:
     policy, model = make(14)
-    stream = Stream(policy, 14, seed, model)
+    stream = Stream(policy, 14, seed, model, keys)
     for _ in range(1500):
         stream.step()
     stream.drain()

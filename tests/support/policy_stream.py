@@ -9,8 +9,10 @@ from typing import Any
 from blockyard.core.policies.base import EvictionPolicy
 from blockyard.core.policies.retention import Retention
 
-#: Keys are below 2**62, and both ends occur.
-KEYS = [0, 2**62 - 1, *(random.Random(0).randrange(2**62) for _ in range(30))]
+#: Keys are below 2**62, and both ends occur; in density's memory those two share a row.
+KEYS = [0, 2**62 - 1, *random.Random(0).sample(range(2**62 - 1), 30)]
+#: Three contents, so that most come back at once and many blocks hold the same.
+FEW_KEYS = [0, 2**62 - 1, *[3553260803050964941] * 30]
 
 
 class Stream:
@@ -20,8 +22,11 @@ class Stream:
     eviction, in the same block or another one, and two blocks may hold the same.
     """
 
-    def __init__(self, policy: EvictionPolicy, num_blocks: int, seed: int, model: Any = None) -> None:
+    def __init__(
+        self, policy: EvictionPolicy, num_blocks: int, seed: int, model: Any = None, keys: list[int] | None = None
+    ) -> None:
         self.policy = policy
+        self.keys = keys or KEYS
         self.model = model
         self.random = random.Random(seed)
         self.num_blocks = num_blocks
@@ -72,7 +77,7 @@ class Stream:
         """An empty block gets a content and is held, or idle at once."""
         block = self._pick(set(range(1, self.num_blocks)) - self.idle - self.held)
         if block:
-            self.content[block] = self.random.choice(KEYS)
+            self.content[block] = self.random.choice(self.keys)
             if self.random.random() < 0.4:
                 self.held.add(block)
             else:

@@ -19,7 +19,7 @@ BranchMark = tuple[int, int, FinishReason | None, TextMark]
 class Branch:
     """One completion while it is made: what the scheduler schedules. Only the scheduler writes `seq` and `is_swapped`.
 
-    token_ids: the prompt and what was chosen. seq: the cache's handle while it runs or is swapped out, else None.
+    token_ids: the prompt and what was chosen. seq: the cache's handle while it runs or is swapped out, else -1.
     """
 
     request: Request
@@ -28,7 +28,7 @@ class Branch:
     text: GeneratedText
     logprobs: list[TokenLogprob] | None
     drafter: Drafter | None = None
-    seq: int | None = None
+    seq: int = -1
     is_swapped: bool = False
     finish_reason: FinishReason | None = None
 

@@ -88,7 +88,8 @@ class Tracked:
         oldest_number = self.num_put
         for way in range(row, row + WAYS):
             place = self._table[way]
-            if self._key[place] == 0 or self._row(self._key[place] - 1) != row:
+            is_gone = self._key[place] == 0 or self._row(self._key[place] - 1) != row
+            if is_gone or self._is_named_before(way, row):
                 return way
             number = self.number(place)
             if number < oldest_number:
@@ -96,3 +97,13 @@ class Tracked:
                 oldest = way
         self._key[self._table[oldest]] = 0
         return oldest
+
+    def _is_named_before(self, way: i64, row: i64) -> bool:
+        """Whether the row names the place of this entry once already, so that the entry holds no content of its own.
+
+        An entry that is out of date names a place that the next content may take, and at first all name place 0.
+        """
+        for other in range(row, way):
+            if self._table[other] == self._table[way]:
+                return True
+        return False

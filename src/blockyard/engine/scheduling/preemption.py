@@ -69,9 +69,9 @@ class Preemptor:
 
     def forget(self, branch: Branch) -> None:
         """Give a branch's blocks and its row back, wherever they are. O(blocks)."""
-        if branch.seq is not None:
+        if branch.seq >= 0:
             self._cache.free(branch.seq)
-        branch.seq, branch.is_swapped = None, False
+        branch.seq, branch.is_swapped = -1, False
 
     def bring_back(self, branch: Branch, is_alone: bool) -> bool:
         """Swap a branch in if it fits with room for its next token; if it is alone, in any case. O(blocks)."""

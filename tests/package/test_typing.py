@@ -1,0 +1,60 @@
+"""What type checkers make of the public API: right uses pass, wrong ones are reported, stubs say what sources do."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..support.source_only import PACKAGE_DIR
+from ..stubs import STUBBED, same_form, stub, stub_of
+
+ROOT = PACKAGE_DIR.parent.parent
+USES = ROOT / "tests" / "package" / "typing"
+#: Of compiled classes, and constants that are nobody's business outside.
+NOT_IN_STUBS = r""".*\.__mypyc_attrs__
+.*\.__new__
+blockyard\.core\.[a-z_]+\.[A-Z_]+
+"""
+
+
+def run_mypy(*arguments: str) -> str:
+    pytest.importorskip("mypy")
+    environment = os.environ | {"MYPYPATH": str(PACKAGE_DIR.parent), "PYTHONPATH": str(PACKAGE_DIR.parent)}
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False).stdout
+
+
+@pytest.mark.parametrize("name", STUBBED)
+def test_stubs_are_made_from_the_sources(name: str) -> None:
+    """If not: `python -m tests.stubs`."""
+    assert same_form(stub_of(name).read_text()) == same_form(stub(PACKAGE_DIR / name))
+
+
+def test_every_source_with_a_stub_is_compiled() -> None:
+    """The build checks the bodies of compiled sources; mypy alone reads only the stub."""
+    assert sorted(PACKAGE_DIR.rglob("*.pyi")) == sorted(stub_of(name) for name in STUBBED)
+    assert all(name.startswith("core/") for name in STUBBED)
+
+
+def test_stubs_have_all_that_there_is_at_run_time(tmp_path: Path) -> None:
+    allowed = tmp_path / "allowed"
+    allowed.write_text(NOT_IN_STUBS)
+    modules = [f"blockyard.{name.removesuffix('.py').replace('/', '.')}" for name in STUBBED]
+    options = ["--ignore-disjoint-bases", "--ignore-unused-allowlist", "--allowlist", str(allowed)]
+    assert "Success" in (output := run_mypy("mypy.stubtest", *modules, *options)), output
+
+
+@pytest.mark.parametrize("name", ["right.py", "wrong.py"])
+def test_wrong_uses_are_reported_and_right_ones_are_not(name: str) -> None:
+    lines = (USES / name).read_text().splitlines()
+    marked = {number for number, line in enumerate(lines, 1) if line.endswith("# error")}
+    output = run_mypy("mypy", "--strict", str(USES / name))
+    reported = {int(number) for number in re.findall(rf"{name}:(\d+): error", output)}
+    assert "checked 1 source file" in output or "in 1 source file" in output
+    assert sorted(reported) == sorted(marked), output
+    assert (len(marked) >= 40) == (name == "wrong.py")
