@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from .support.twin import count_handles_from_the_start
+
 NOTHING = -1
 #: Calls of one world.
 NUM_CALLS = 150
@@ -59,6 +61,7 @@ class World:
 
     def __init__(self, package: ModuleType, seed: int) -> None:
         self.package = package
+        count_handles_from_the_start(package)
         self.random = random.Random(seed)
         self.seed = seed
         self.config = self.choose_config()

@@ -20,7 +20,7 @@ from .answers import (
 from .config import CacheConfig
 from .core.block import KVCacheBlock
 from .core.block_pool import BlockPool
-from .core.free_queue import FreeKVCacheBlockQueue
+from .core.block_queue import FreeKVCacheBlockQueue
 from .core.lease import BlockLease
 from .core.manager import KVCacheManager
 from .core.plan import GroupPlan, StepPlan, SwapPlan
@@ -28,6 +28,7 @@ from .core.policies.base import EvictionPolicy
 from .errors import (
     BlockyardError,
     CapacityError,
+    ConcurrentCall,
     DoubleFree,
     ForeignBlock,
     InvalidArgument,
@@ -36,6 +37,7 @@ from .errors import (
     MissingExtra,
     ModelError,
     NeverFits,
+    NotEnoughMemory,
     OutOfBlocks,
     OutOfRows,
     OverBudget,
@@ -60,6 +62,7 @@ __all__ = [
     "CacheSalt",
     "CacheStats",
     "CapacityError",
+    "ConcurrentCall",
     "DoubleFree",
     "EvictionPolicy",
     "ExtraKey",
@@ -79,6 +82,7 @@ __all__ = [
     "MissingExtra",
     "ModelError",
     "NeverFits",
+    "NotEnoughMemory",
     "OutOfBlocks",
     "OutOfRows",
     "OverBudget",

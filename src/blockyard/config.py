@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 
 from .arguments import require_bool, require_int
 from .errors import InvalidArgument
 from .groups import LayerGroup
+from .hash_seeds import MAX_HASH_SEED
 
 MAX_BLOCKS = 2**27
 MAX_BLOCK_SIZE = 4096
 MAX_SEQS = 2**20
 MAX_MODEL_LEN = 2**27
-MAX_HASH_SEED = 2**62 - 1
 MAX_TABLE_ENTRIES = 2**30
 MAX_GROUPS = 64
 MAX_HISTORY = 2**24
+
+
+def _share(name: str, value: object) -> float:
+    """A number from 0 to below 1, as a plain float."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) < 1:
+        raise InvalidArgument(f"{name} is {value!r}; it must be a number from 0 to below 1")
+    return float(value)
+
+
+_INTEGERS = (
+    ("num_blocks", 2, MAX_BLOCKS),
+    ("block_size", 1, MAX_BLOCK_SIZE),
+    ("max_num_seqs", 1, MAX_SEQS),
+    ("max_model_len", 1, MAX_MODEL_LEN),
+    ("retention_blocks", 0, MAX_BLOCKS),
+    ("history_size", 0, MAX_HISTORY),
+    ("residency_sample", 0, MAX_BLOCKS),
+    ("num_cpu_blocks", 0, MAX_BLOCKS),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +49,8 @@ class CacheConfig:
     max_model_len: tokens of the longest sequence.
     enable_prefix_caching: whether full blocks are indexed and hit.
     watermark: share of the blocks that admission leaves free, so that running sequences can grow; 0 to below 1.
-    hash_seed: seed of the index's hash function. It affects speed under attack, never a result.
+    hash_seed: seed of the index's hash function, 0 to 2**62 - 1. None draws one for each manager that nobody can guess,
+        so that nobody can write prompts whose hashes collide and slow the cache down. It never affects what is hit.
     groups: the layer groups that share the pool, for models with sliding windows or several block sizes; their block
         sizes then count, and `block_size` does not. Empty: one group of full attention.
     num_cpu_blocks: blocks of the CPU pool, its null block included, that sequences are swapped out to; 0 for none.
@@ -51,7 +72,7 @@ class CacheConfig:
     max_model_len: int = 8192
     enable_prefix_caching: bool = True
     watermark: float = 0.01
-    hash_seed: int = 0
+    hash_seed: int | None = None
     groups: tuple[LayerGroup, ...] = ()
     num_cpu_blocks: int = 0
     keep_evicted: bool = True
@@ -63,27 +84,17 @@ class CacheConfig:
     residency_sample: int = 0
 
     def __post_init__(self) -> None:
-        require_int("num_blocks", self.num_blocks, 2, MAX_BLOCKS)
-        require_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
-        require_int("max_num_seqs", self.max_num_seqs, 1, MAX_SEQS)
-        require_int("max_model_len", self.max_model_len, 1, MAX_MODEL_LEN)
-        require_int("hash_seed", self.hash_seed, 0, MAX_HASH_SEED)
-        require_bool("enable_prefix_caching", self.enable_prefix_caching)
-        require_bool("keep_evicted", self.keep_evicted)
-        require_bool("partial_hits", self.partial_hits)
-        require_bool("track_misses", self.track_misses)
-        require_int("retention_blocks", self.retention_blocks, 0, MAX_BLOCKS)
-        require_int("history_size", self.history_size, 0, MAX_HISTORY)
-        require_int("residency_sample", self.residency_sample, 0, MAX_BLOCKS)
+        for name, low, high in _INTEGERS:
+            # Stored as plain integers: what is compiled takes no others.
+            object.__setattr__(self, name, require_int(name, getattr(self, name), low, high))
+        if self.hash_seed is not None:
+            object.__setattr__(self, "hash_seed", require_int("hash_seed", self.hash_seed, 0, MAX_HASH_SEED))
+        for name in ("enable_prefix_caching", "keep_evicted", "partial_hits", "track_misses"):
+            require_bool(name, getattr(self, name))
         self._check_groups()
-        if self.num_cpu_blocks != 0:
+        if self.num_cpu_blocks == 1:
             require_int("num_cpu_blocks", self.num_cpu_blocks, 2, MAX_BLOCKS)
-        if (
-            isinstance(self.watermark, bool)
-            or not isinstance(self.watermark, (int, float))
-            or not 0 <= self.watermark < 1
-        ):
-            raise InvalidArgument(f"watermark is {self.watermark!r}; it must be a number from 0 to below 1")
+        object.__setattr__(self, "watermark", _share("watermark", self.watermark))
         entries = self.max_num_seqs * self.max_blocks_per_seq
         if entries > MAX_TABLE_ENTRIES:
             raise InvalidArgument(

@@ -5,6 +5,7 @@
     │   ├── OutOfBlocks        not enough free blocks now
     │   ├── OutOfRows          as many sequences run as the table has rows
     │   ├── OverBudget         more blocks would be retained than the budget allows
+    │   ├── NotEnoughMemory    the system has no memory for arrays of this size (also a MemoryError)
     │   └── NeverFits          would not fit even an empty cache
     ├── LogicError             a bug in the caller
     │   ├── UnknownSequence    a handle that is not, or no longer, running
@@ -12,6 +13,7 @@
     │   ├── ForeignBlock       a lease of another pool
     │   ├── SequenceNotReady   a call that the sequence's state does not allow yet
     │   ├── StalePlan          a plan read after the cache has moved on
+    │   ├── ConcurrentCall     a call that arrived while another one runs on the same cache
     │   └── PolicyError        an eviction policy raised, or named a block that is not idle
     ├── InvalidArgument        a value outside its limits (also a ValueError)
     ├── InvariantError         check() found a broken law
@@ -54,12 +56,16 @@ class NeverFits(CapacityError):
     """The request would not fit even an empty cache."""
 
 
+class NotEnoughMemory(CapacityError, MemoryError):
+    """The system has no memory for the arrays of a pool of this size; the message names their bytes."""
+
+
 class LogicError(BlockyardError):
     """The caller has a bug; retrying does not help."""
 
 
 class UnknownSequence(LogicError):
-    """The handle names no running sequence: never allocated here, or freed already."""
+    """The handle names no running sequence: never allocated here, freed already, or of another manager."""
 
 
 class DoubleFree(LogicError):
@@ -76,6 +82,10 @@ class SequenceNotReady(LogicError):
 
 class StalePlan(LogicError):
     """A plan's live arrays were asked for after the cache had changed."""
+
+
+class ConcurrentCall(LogicError):
+    """A call arrived while another one runs on the same cache, from the inside or from another thread."""
 
 
 class PolicyError(LogicError):

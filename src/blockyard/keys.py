@@ -102,9 +102,7 @@ def canonical_keys(extra_keys: object) -> tuple[ExtraKey, ...]:
     O(k log k) for k keys. Raises `InvalidArgument` for what is no extra key, for two adapters or two salts, for the
     same span twice, and for more than 65,536 spans.
     """
-    if extra_keys == ():
-        return ()
-    if isinstance(extra_keys, str) or not isinstance(extra_keys, (tuple, list)):
+    if not isinstance(extra_keys, (tuple, list)):
         raise InvalidArgument(f"extra_keys is {extra_keys!r}; it must be a tuple of LoRA, CacheSalt and Span")
     for key in extra_keys:
         # The very types: a subclass could run code of its own when it is hashed or compared.
@@ -135,6 +133,14 @@ def _require_single(keys: tuple[ExtraKey, ...]) -> None:
 def request_keys(keys: tuple[ExtraKey, ...]) -> tuple[LoRA | CacheSalt, ...]:
     """Of canonical keys, those that hold for the whole prompt. O(k)."""
     return tuple(key for key in keys if not isinstance(key, Span))
+
+
+def plain_keys(keys: tuple[ExtraKey, ...]) -> tuple[tuple[str, ...], ...]:
+    """`request_keys` as tuples of strings, which hash and compare without running Python code. O(k)."""
+    return tuple(
+        ("salt", key.value) if isinstance(key, CacheSalt) else ("lora", key.name, key.path)
+        for key in request_keys(keys)
+    )
 
 
 def spans_of(keys: tuple[ExtraKey, ...]) -> tuple[Span, ...]:

@@ -400,7 +400,5 @@ def test_a_stale_lease_after_its_block_was_reused() -> None:
     pool.free_blocks(first)
     second = pool.get_new_blocks(1, "second")
     assert list(first) == list(second)
-    refused_by_pool(
-        pool, DoubleFree, lambda: pool.free_blocks(first), r"'first' on blocks \[1\] was already given back"
-    )
+    refused_by_pool(pool, DoubleFree, lambda: pool.free_blocks(first), r"'first' on blocks \[1\] was already freed")
     assert pool.ref_counts().tolist() == [0, 1]

@@ -6,6 +6,8 @@ import math
 from typing import Any
 
 import pytest
+from librt.vecs import vec
+from mypy_extensions import i32
 
 import blockyard
 from blockyard import Admission, CacheConfig, LayerGroup
@@ -250,7 +252,8 @@ class HitWorld(World):
                 return None
             parent, page = parents[content]
             before = walk(parent)
-            return None if before is None else before + tuple(pages.block(page).token_ids)
+            tokens = pages.block_tokens(vec[i32]([page]), pages.block_size).tolist()
+            return None if before is None else before + tuple(tokens)
 
         found = {content: walk(content) for content in parents}
         return {content: tokens for content, tokens in found.items() if tokens is not None}
@@ -266,7 +269,7 @@ class HitWorld(World):
     def longest_hit(self, tokens: list[int]) -> int:
         prefixes = self.prefixes()
         stored = set()
-        for pool in (self.cache.pool, self.cache.cpu_pool):
+        for pool in (self.cache._ledger, self.cache._mapping.cpu):
             for block in range(1, int(pool.capacity) if pool else 1):
                 if pool.is_cached(block) and pool.content_of(block) in prefixes:
                     stored.add((pool.group_of(block), prefixes[pool.content_of(block)]))

@@ -12,6 +12,7 @@ import blockyard
 from blockyard import BlockPool, CacheConfig, FreeKVCacheBlockQueue, KVCacheManager
 
 from ..support.places import ROOT
+from ..support.twin import count_handles_from_the_start
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCED = re.compile(r"^```python\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
@@ -41,6 +42,7 @@ def test_a_snippet_runs(page: Path, text: str, capsys: pytest.CaptureFixture[str
     code = compile(text, page.name, "exec")
     if "path/to/" in text:
         return
+    count_handles_from_the_start(blockyard)
     exec(code, {})
     printed = capsys.readouterr().out
     for shown in re.findall(r"print\(.*\)\s+# (\[.*\])$", text, flags=re.MULTILINE):

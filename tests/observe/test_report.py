@@ -116,7 +116,7 @@ def test_a_holder_of_nothing_is_named_too() -> None:
 def test_blocks_that_nobody_holds_and_nobody_can_take_are_missing() -> None:
     """A broken count, made by hand: what `check` would say, the report says too."""
     cache = Checked(num_blocks=6).cache
-    cache.pool.queue.remove(3)
+    cache._ledger.queue.remove(3)
     lines = describe_leaks(cache).splitlines()
     assert lines[0] == "1 of 5 blocks are used, 0 idle and cached, 4 free; holders: 0"
     assert lines[1:] == ["1 blocks are counted as used, but held by nobody"]

@@ -16,12 +16,14 @@ TREE = {
     "OutOfRows": "CapacityError",
     "NeverFits": "CapacityError",
     "OverBudget": "CapacityError",
+    "NotEnoughMemory": "CapacityError",
     "LogicError": "BlockyardError",
     "UnknownSequence": "LogicError",
     "DoubleFree": "LogicError",
     "ForeignBlock": "LogicError",
     "SequenceNotReady": "LogicError",
     "StalePlan": "LogicError",
+    "ConcurrentCall": "LogicError",
     "PolicyError": "LogicError",
     "InvalidArgument": "BlockyardError",
     "InvariantError": "BlockyardError",
@@ -51,7 +53,10 @@ def test_every_error_is_public_and_drawn() -> None:
         assert error.__doc__
 
 
-@pytest.mark.parametrize(("name", "builtin"), [("InvalidArgument", ValueError), ("MissingExtra", ImportError)])
+@pytest.mark.parametrize(
+    ("name", "builtin"),
+    [("InvalidArgument", ValueError), ("MissingExtra", ImportError), ("NotEnoughMemory", MemoryError)],
+)
 def test_errors_that_are_also_pythons(name: str, builtin: type[Exception]) -> None:
     assert issubclass(getattr(blockyard, name), builtin)
 

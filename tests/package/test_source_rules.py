@@ -200,6 +200,7 @@ FLOORS = {
     "_build_record": 0,
     "_build": 1,
     "arguments": 1,
+    "hash_seeds": 2,
     "progress": 1,
     "groups": 2,
     "keys": 2,

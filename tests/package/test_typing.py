@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from ..support.source_only import PACKAGE_DIR
 from ..stubs import STUBBED, same_form, stub, stub_of
+from ..support.source_only import PACKAGE_DIR
 
 ROOT = PACKAGE_DIR.parent.parent
 USES = ROOT / "tests" / "package" / "typing"
 #: Of compiled classes, and constants that are nobody's business outside.
 NOT_IN_STUBS = r""".*\.__mypyc_attrs__
 .*\.__new__
+.*\.__(deep)?copy__
 blockyard\.core\.[a-z_]+\.[A-Z_]+
 """
 

@@ -122,7 +122,10 @@ class Broken:
             found[f"sequence {seq}"] = (*state, cache.token_ids(seq).tolist())
         for name, pool in (("pool", cache.pool), ("cpu", cache.cpu_pool), ("pages", cache._pages)):
             if pool is not None:
-                found[name] = (pool.ref_counts().tolist(), pool.cached_mask().tolist(), sorted(pool.free_block_ids()))
+                ledger = getattr(pool, "_ledger", pool)
+                cached = [ledger.index.is_cached(block) for block in range(len(ledger.ref_cnt))]
+                found[name] = (list(ledger.ref_cnt), cached, sorted(ledger.queue.block_ids()))
+            if isinstance(pool, BlockPool):
                 found[f"{name} leases"] = [list(lease) for lease in pool.leases()]
         return found
 
@@ -320,7 +323,7 @@ def test_a_free_block_that_caches_nothing() -> None:
     """Such blocks are taken without asking, so the policy may not name one."""
     pool = BlockPool(6, 4)
     policy = Faulty(6)
-    pool.set_policy(policy)
+    pool.set_eviction_policy(lambda num_blocks: policy)
     lease = pool.get_new_blocks(3)
     pool.cache_full_blocks(lease, list(range(12)))
     pool.free_blocks(lease)
@@ -329,7 +332,7 @@ def test_a_free_block_that_caches_nothing() -> None:
         pool.get_new_blocks(3)
     pool.check()
     assert (pool.num_free_blocks, pool.num_cached_blocks) == (5, 3)
-    pool.set_policy(None)
+    pool.set_eviction_policy("lru")
     assert len(pool.get_new_blocks(5)) == 5
     pool.check()
 
@@ -358,9 +361,9 @@ def test_a_failure_while_it_is_told_something(make: type[Broken], method: str) -
     scene = make()
     scene.policy.raising = {method}
     block = next(iter(scene.policy.idle))
-    scene.pool.note_hit(block)
-    scene.pool.share_one(block)
-    scene.pool.release_one(block)
+    scene.cache._ledger.note_hit(block)
+    scene.cache._ledger.share_one(block)
+    scene.cache._ledger.release_one(block)
     scene.cache.check()
     refused(scene, f"{method} raised KeyError", f"broken {method}")
 
@@ -398,7 +401,7 @@ def test_a_failure_at_grow() -> None:
 def test_what_needs_no_eviction_goes_on_with_a_broken_policy() -> None:
     pool = BlockPool(6, 4)
     policy = Faulty(6)
-    pool.set_policy(policy)
+    pool.set_eviction_policy(lambda num_blocks: policy)
     lease = pool.get_new_blocks(2)
     pool.cache_full_blocks(lease, list(range(8)))
     policy.raising = {"insert"}

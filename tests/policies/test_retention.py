@@ -382,9 +382,9 @@ class Deaf(MRU):
 def test_a_policy_that_fails_when_a_wish_takes_a_block_from_it() -> None:
     cache = retaining(num_blocks=4, eviction_policy=Deaf)
     tokens = [cached(cache, number) for number in range(3)]
-    with pytest.raises(PolicyError, match="Deaf: retain raised LookupError: not found"):
+    with pytest.raises(PolicyError, match="Deaf: remove raised LookupError: not found"):
         cache.retain(tokens[0], 1)
-    with pytest.raises(PolicyError, match="Deaf: retain raised LookupError: not found"):
+    with pytest.raises(PolicyError, match="Deaf: remove raised LookupError: not found"):
         cache.allocate(prompt(5, 4))
     cache.set_eviction_policy("lru")
     assert cache.retain(tokens[0], 1) == 1

@@ -440,7 +440,7 @@ def test_a_reset_forgets_all_at_once_and_takes_nothing_away() -> None:
 def test_after_a_reset_a_full_pool_fits_the_index_again(num_blocks: int) -> None:
     """Its table keeps its size: at most half full, so that every probe ends."""
     pool = BlockPool(num_blocks, 1)
-    slots = len(pool.index._slots)
+    slots = len(pool._ledger.index._slots)
     assert slots >= 2 * num_blocks
     for _ in range(3):
         tokens = list(range(num_blocks - 1))
@@ -448,5 +448,5 @@ def test_after_a_reset_a_full_pool_fits_the_index_again(num_blocks: int) -> None
         assert pool.num_cached_tokens(tokens) == num_blocks - 1
         pool.reset()
         assert pool.num_cached_tokens(tokens) == 0
-        assert len(pool.index._slots) == slots
+        assert len(pool._ledger.index._slots) == slots
         assert len(order(pool)) == num_blocks - 1

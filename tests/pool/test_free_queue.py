@@ -9,27 +9,28 @@ import pytest
 from librt.vecs import vec
 from mypy_extensions import i32
 
-from blockyard import FreeKVCacheBlockQueue, InvariantError
+from blockyard import InvariantError
+from blockyard.core.free_queue import FreeQueue
 
 from ..support.seeds import run_seed
 
-Corruption = Callable[[FreeKVCacheBlockQueue], None]
+Corruption = Callable[[FreeQueue], None]
 
 
-def popleft_n(queue: FreeKVCacheBlockQueue, count: int) -> list[int]:
+def popleft_n(queue: FreeQueue, count: int) -> list[int]:
     out = vec[i32]([0] * count)
     queue.popleft_n(out, 0, count)
     return list(out)
 
 
-def order(queue: FreeKVCacheBlockQueue) -> list[int]:
+def order(queue: FreeQueue) -> list[int]:
     queue.check()
     ids = queue.block_ids()
     assert len(ids) == queue.num_free
     return ids
 
 
-def backwards(queue: FreeKVCacheBlockQueue) -> list[int]:
+def backwards(queue: FreeQueue) -> list[int]:
     """The same list by its other links: a removal must mend both."""
     ids = []
     block = queue.prev_free[0]
@@ -44,14 +45,14 @@ def backwards(queue: FreeKVCacheBlockQueue) -> list[int]:
 
 @pytest.mark.parametrize("num_blocks", [2, 3, 10, 1000])
 def test_a_new_queue_gives_ids_in_ascending_order_and_never_the_null_block(num_blocks: int) -> None:
-    queue = FreeKVCacheBlockQueue(num_blocks)
+    queue = FreeQueue(num_blocks)
     assert order(queue) == list(range(1, num_blocks))
     assert popleft_n(queue, num_blocks - 1) == list(range(1, num_blocks))
     assert order(queue) == []
 
 
 def test_append_is_last_and_append_left_is_next() -> None:
-    queue = FreeKVCacheBlockQueue(7)
+    queue = FreeQueue(7)
     popleft_n(queue, 3)
     queue.append(2)
     assert order(queue) == [4, 5, 6, 2]
@@ -64,7 +65,7 @@ def test_append_is_last_and_append_left_is_next() -> None:
 
 def test_append_left_in_reverse_restores_the_order_of_a_pop() -> None:
     """Why uncached blocks are freed last first: a run that held nothing reusable comes out again as it went in."""
-    queue = FreeKVCacheBlockQueue(6)
+    queue = FreeQueue(6)
     for block in reversed(popleft_n(queue, 3)):
         queue.append_left(block)
     assert order(queue) == [1, 2, 3, 4, 5]
@@ -83,7 +84,7 @@ def test_append_left_in_reverse_restores_the_order_of_a_pop() -> None:
     ],
 )
 def test_a_block_leaves_from_anywhere_and_the_rest_keeps_its_order(removed: list[int], left: list[int]) -> None:
-    queue = FreeKVCacheBlockQueue(6)
+    queue = FreeQueue(6)
     for block in removed:
         queue.remove(block)
     assert order(queue) == left
@@ -91,7 +92,7 @@ def test_a_block_leaves_from_anywhere_and_the_rest_keeps_its_order(removed: list
 
 
 def test_a_removed_block_may_come_back_at_either_end() -> None:
-    queue = FreeKVCacheBlockQueue(6)
+    queue = FreeQueue(6)
     queue.remove(3)
     queue.append(3)
     assert order(queue) == [1, 2, 4, 5, 3]
@@ -102,7 +103,7 @@ def test_a_removed_block_may_come_back_at_either_end() -> None:
 
 def test_popleft_n_fills_a_part_of_a_row() -> None:
     """It writes `out[start:start + count]` and nothing beside it: the row of a sequence holds hits before that."""
-    queue = FreeKVCacheBlockQueue(6)
+    queue = FreeQueue(6)
     out = vec[i32]([77] * 6)
     queue.popleft_n(out, 2, 3)
     assert list(out) == [77, 77, 1, 2, 3, 77]
@@ -111,7 +112,7 @@ def test_popleft_n_fills_a_part_of_a_row() -> None:
 
 
 def test_popping_none_changes_nothing() -> None:
-    queue = FreeKVCacheBlockQueue(4)
+    queue = FreeQueue(4)
     assert popleft_n(queue, 0) == []
     assert order(queue) == [1, 2, 3]
     popleft_n(queue, 3)
@@ -122,7 +123,7 @@ def test_popping_none_changes_nothing() -> None:
 @pytest.mark.parametrize("at_the_front", [True, False])
 def test_an_emptied_queue_is_filled_again(at_the_front: bool) -> None:
     """The null block serves as both ends, so the empty list needs no case of its own."""
-    queue = FreeKVCacheBlockQueue(4)
+    queue = FreeQueue(4)
     popleft_n(queue, 3)
     assert order(queue) == backwards(queue) == []
     for block in (2, 1, 3):
@@ -131,7 +132,7 @@ def test_an_emptied_queue_is_filled_again(at_the_front: bool) -> None:
 
 
 def test_the_smallest_queue_has_one_block() -> None:
-    queue = FreeKVCacheBlockQueue(2)
+    queue = FreeQueue(2)
     for _ in range(3):
         assert popleft_n(queue, 1) == [1]
         assert order(queue) == []
@@ -143,7 +144,7 @@ def test_the_smallest_queue_has_one_block() -> None:
 
 def test_a_long_random_walk_keeps_the_order_of_a_plain_list() -> None:
     draw = random.Random(run_seed())
-    queue = FreeKVCacheBlockQueue(40)
+    queue = FreeQueue(40)
     free = list(range(1, 40))
     taken: list[int] = []
     for _ in range(3000):
@@ -174,14 +175,14 @@ def test_a_long_random_walk_keeps_the_order_of_a_plain_list() -> None:
 
 
 def set_link(name: str, block: int, value: int) -> Corruption:
-    def corrupt(queue: FreeKVCacheBlockQueue) -> None:
+    def corrupt(queue: FreeQueue) -> None:
         getattr(queue, name)[block] = value
 
     return corrupt
 
 
 def set_count(value: int) -> Corruption:
-    def corrupt(queue: FreeKVCacheBlockQueue) -> None:
+    def corrupt(queue: FreeQueue) -> None:
         queue.num_free = value
 
     return corrupt
@@ -204,7 +205,7 @@ CORRUPTIONS = {
 @pytest.mark.parametrize("what", CORRUPTIONS)
 def test_check_finds_a_broken_list(what: str) -> None:
     corrupt, message = CORRUPTIONS[what]
-    queue = FreeKVCacheBlockQueue(6)
+    queue = FreeQueue(6)
     queue.check()
     corrupt(queue)
     with pytest.raises(InvariantError, match=f"^free queue: {message}$"):
@@ -215,7 +216,7 @@ def test_check_finds_a_broken_list(what: str) -> None:
 @pytest.mark.parametrize("value", [6, -7, 2**31 - 1])
 def test_check_finds_a_link_that_leaves_the_pool(name: str, value: int) -> None:
     """A broken law is an InvariantError, wherever the link points: an IndexError names no law."""
-    queue = FreeKVCacheBlockQueue(6)
+    queue = FreeQueue(6)
     set_link(name, 3, value)(queue)
     with pytest.raises(InvariantError, match=r"^free queue: "):
         queue.check()
@@ -223,7 +224,7 @@ def test_check_finds_a_link_that_leaves_the_pool(name: str, value: int) -> None:
 
 def test_a_block_appended_twice_is_found() -> None:
     """The bug that hands one block to two owners (I8): a second free without a check at the door."""
-    queue = FreeKVCacheBlockQueue(6)
+    queue = FreeQueue(6)
     popleft_n(queue, 2)
     queue.append(1)
     queue.append(1)

@@ -40,7 +40,7 @@ def test_a_double_free_names_the_lease_its_holder_and_its_blocks() -> None:
     pool.get_new_blocks(1)
     lease = pool.get_new_blocks(2, "request 7")
     pool.free_blocks(lease)
-    message = r"^lease 2 of 'request 7' on blocks \[2, 3\] was already given back$"
+    message = r"^lease 2 of 'request 7' on blocks \[2, 3\] was already freed$"
     refused(pool, DoubleFree, message, lambda: pool.free_blocks(lease))
     refused(pool, DoubleFree, message, lambda: pool.touch(lease))
     refused(pool, DoubleFree, message, lambda: pool.cache_full_blocks(lease, prompt(1, 8)))
@@ -225,21 +225,21 @@ def test_counts_always_add_up() -> None:
 
 def set_ref_cnt(block: int, count: int) -> Callable[[BlockPool], None]:
     def corrupt(pool: BlockPool) -> None:
-        pool.ref_cnt[block] = count
+        pool._ledger.ref_cnt[block] = count
 
     return corrupt
 
 
 def queue_call(name: str, block: int) -> Callable[[BlockPool], None]:
     def corrupt(pool: BlockPool) -> None:
-        getattr(pool.queue, name)(block)
+        getattr(pool._ledger.queue, name)(block)
 
     return corrupt
 
 
 def set_identity(block: int, content: int) -> Callable[[BlockPool], None]:
     def corrupt(pool: BlockPool) -> None:
-        pool.index.identity[2 * block] = content
+        pool._ledger.index.identity[2 * block] = content
 
     return corrupt
 

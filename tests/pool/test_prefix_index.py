@@ -11,7 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from blockyard import BlockLease, BlockPool, CacheSalt, InvariantError, LoRA
-from blockyard.core.prefix_index import ID_BITS, ID_MASK, PrefixIndex
+from blockyard.core.index_room import ID_BITS, ID_MASK
+from blockyard.core.prefix_index import PrefixIndex
 
 from ..support.hash_chains import Chains, random_block, random_blocks, twin_of
 from ..support.seeds import run_seed
@@ -305,7 +306,7 @@ CORRUPTIONS = {
 @pytest.mark.parametrize("what", CORRUPTIONS)
 def test_check_finds_a_broken_index(what: str) -> None:
     corrupt, message = CORRUPTIONS[what]
-    draw, chains = random.Random(17), Chains(num_blocks=32)
+    draw, chains = random.Random(19), Chains(num_blocks=32)
     a, b, c = random_blocks(draw, 3)
     for prompt in ([a], [a], [a], [a, c], [b]):
         chains.add(prompt)

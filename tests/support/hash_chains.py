@@ -1,7 +1,6 @@
 """A prefix index with known keys, and tokens solved for so that their hashes collide.
 
-Hashes are secret only as long as their seed is. Here the seed is known, which is the strongest attacker there is; and
-one family of tokens (`twin_under_any_seed`) collides under every seed.
+Hashes are secret only as long as their seed is. Here the seed is known, which is the strongest attacker there is.
 """
 
 from __future__ import annotations
@@ -13,40 +12,71 @@ from librt.vecs import vec
 from mypy_extensions import i32
 
 from blockyard.core.hashing import HASH_MASK, hash_keys, root_hash
-from blockyard.core.prefix_index import ID_BITS, ID_MASK, PrefixIndex
+from blockyard.core.index_room import ID_BITS, ID_MASK
+from blockyard.core.prefix_index import PrefixIndex
 from blockyard.core.tokens import pack_tokens
 
 Block = tuple[int, ...]
 HASH_SPAN = HASH_MASK + 1
 
 
-def words_of(tokens: Sequence[int]) -> list[int]:
-    return list(pack_tokens(list(tokens), len(tokens)).words)
-
-
-def tokens_of(words: Sequence[int]) -> Block | None:
-    """The tokens packed in these words, or None where a half is no token."""
-    tokens = tuple(half for word in words for half in (word % 2**32, word >> 32))
-    return tokens if all(token < 2**31 for token in tokens) else None
-
-
 def random_block(draw: random.Random, block_size: int = 4) -> Block:
     return tuple(draw.randrange(2**31) for _ in range(block_size))
 
 
-def twin_of(block: Block, keys: Sequence[int], draw: random.Random) -> Block:
-    """Another block of four tokens with the same sum of words times keys, so with the same hash after any chain."""
-    total = sum(word * key for word, key in zip(words_of(block), keys, strict=True))
+def sum_of(block: Block, keys: Sequence[int]) -> int:
+    """The sum over pairs of tokens that the hash of a block of four tokens is made of."""
+    return ((keys[0] + block[0]) * (keys[1] + block[1]) + (keys[2] + block[2]) * (keys[3] + block[3])) % HASH_SPAN
+
+
+def block_of_sum(total: int, keys: Sequence[int], draw: random.Random) -> Block:
+    """A block of four tokens with this sum: the second token of each pair is drawn, the first ones are solved for.
+
+    For given second tokens the sum is linear in the first ones. All pairs of first tokens with one sum form a lattice;
+    the point nearest to the middle of what tokens may be is a pair of tokens in every other case or so.
+    """
     while True:
-        first = words_of(random_block(draw, 2))[0]
-        second = (total - first * keys[0]) * pow(keys[1], -1, HASH_SPAN) % HASH_SPAN
-        twin = tokens_of([first, second])
-        if twin is not None and twin != block:
-            return twin
+        second, fourth = draw.randrange(2**31), draw.randrange(2**31)
+        left, right = keys[1] + second, keys[3] + fourth
+        if right % 2 == 0:
+            continue
+        inverse = pow(right, -1, HASH_SPAN)
+        rest = (total - keys[0] * left - keys[2] * right) * inverse % HASH_SPAN
+        u, v = shortest_basis((1, -left * inverse % HASH_SPAN), (0, HASH_SPAN))
+        determinant = u[0] * v[1] - u[1] * v[0]
+        x, y = 2**30, 2**30 - rest
+        i = round_ratio(x * v[1] - y * v[0], determinant)
+        j = round_ratio(u[0] * y - u[1] * x, determinant)
+        for di, dj in ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)):
+            first = (i + di) * u[0] + (j + dj) * v[0]
+            third = (i + di) * u[1] + (j + dj) * v[1] + rest
+            if 0 <= first < 2**31 and 0 <= third < 2**31:
+                return (first, second, third, fourth)
 
 
-def twin_under_any_seed(block: Block) -> Block:
-    """2**30 more in an odd place is 2**62 more in its word, which no key can tell: all sums are modulo 2**62."""
+def shortest_basis(u: tuple[int, int], v: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Gauss' reduction of a lattice in the plane."""
+    while True:
+        if u[0] ** 2 + u[1] ** 2 > v[0] ** 2 + v[1] ** 2:
+            u, v = v, u
+        times = round_ratio(u[0] * v[0] + u[1] * v[1], u[0] ** 2 + u[1] ** 2)
+        if times == 0:
+            return u, v
+        v = (v[0] - times * u[0], v[1] - times * u[1])
+
+
+def round_ratio(numerator: int, denominator: int) -> int:
+    return (2 * numerator + denominator) // (2 * denominator)
+
+
+def twin_of(block: Block, keys: Sequence[int], draw: random.Random) -> Block:
+    """Another block of four tokens with the same sum, so with the same hash after any chain."""
+    twin = block_of_sum(sum_of(block, keys), keys, draw)
+    return twin if twin != block else twin_of(block, keys, draw)
+
+
+def twin_of_plain_sums(block: Block) -> Block:
+    """2**30 more in an odd place: 2**62 more in its word, which a sum of words times keys could not distinguish."""
     assert block[1] < 2**30
     return (block[0], block[1] + 2**30, *block[2:])
 

@@ -256,12 +256,10 @@ class RetentionModel(Model):
 
     def advance(self, now: float) -> None:
         ended = [(end, block) for block, (_, _, end) in self.wishes.items() if end is not None and end <= now]
-        for _, block in sorted(ended):
+        for _, block in sorted(ended, key=lambda pair: pair[0]):  # those of one time in the order of the wishes
             self.wish(block, self.wishes[block][0], 0, None)
 
     def insert(self, block: Block, key: Key, depth: int) -> None:
-        if block in self.wishes and self.wishes[block][0] != key:
-            del self.wishes[block]
         self.depth[block] = depth
         self._put(block, key)
 
@@ -273,6 +271,9 @@ class RetentionModel(Model):
         else:
             self.is_inner[block] = True
             self.inner.insert(block, key, self.depth[block])
+
+    def forget(self, block: Block) -> None:
+        self.wishes.pop(block, None)
 
     def hit(self, block: Block, key: Key) -> None:
         self.inner.hit(block, key)

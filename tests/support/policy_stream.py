@@ -109,10 +109,15 @@ class Stream:
         return block != 0
 
     def lose(self) -> bool:
-        """A held block is written to: its content is gone, and no policy is told."""
+        """A held block is written to: its content is gone, and no policy is told, but for a wish to keep it."""
         block = self._pick(self.held)
         self.held.discard(block)
+        self._forget(block)
         return block != 0
+
+    def _forget(self, block: int) -> None:
+        if block and isinstance(self.policy, Retention):
+            self.tell("forget", block)
 
     def drop_out(self) -> bool:
         """An idle block goes because the pool shrinks."""
@@ -120,6 +125,7 @@ class Stream:
         if block:
             self.tell("remove", block)
             self.idle.remove(block)
+            self._forget(block)
         return block != 0
 
     def evict(self) -> bool:
@@ -155,7 +161,7 @@ class Stream:
             return False
         priority = self.random.choice([0, 1, 1, 2, 3, 2**20])
         expires_at = self.random.choice([None, self.now + self.random.randrange(6)])
-        self.policy.set_priority(block, self.content[block], priority, expires_at)  # type: ignore[attr-defined]
+        self.policy.set_priority(block, priority, expires_at)  # type: ignore[attr-defined]
         if self.model is not None:
             self.model.wish(block, self.content[block], priority, expires_at)
             self._compare_wishes()

@@ -36,6 +36,7 @@ SCRATCH = {
     "_batch_handles",
     "_batch_rows",
     "actor",
+    "running",
 }
 SCALARS = (int, float, str, bool, bytes, type(None), tuple)
 

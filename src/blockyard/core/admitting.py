@@ -6,9 +6,10 @@ from mypy_extensions import i64
 
 from ..answers import Admission
 from ..config import CacheConfig
-from ..errors import NeverFits, OutOfBlocks, PolicyError
-from .block_pool import BlockPool
+from ..errors import NeverFits, OutOfBlocks
+from .block_ledger import BlockLedger
 from .children import common_tokens
+from .gate import Interruption
 from .hit_holder import HitHolder
 from .joining import Joining
 from .mapping import Mapping
@@ -32,11 +33,13 @@ class Admitting:
     def __init__(
         self,
         config: CacheConfig,
-        pages: BlockPool,
+        pages: BlockLedger,
         sequences: SequenceTable,
         joining: Joining,
         mapping: Mapping | None,
+        interruption: Interruption,
     ) -> None:
+        self.interruption = interruption
         self.pages = pages
         self.pool = pages if mapping is None else mapping.pool
         self.sequences = sequences
@@ -211,12 +214,14 @@ class Admitting:
     # Taking in.
 
     def prepare(self, prompt: Prompt) -> None:
-        """What may run a caller's code (hashing keys) or need memory comes before the first change."""
+        """What needs memory comes before the first change."""
         self.pages.index.root(prompt.keys)
-        self.pages.index.make_room(prompt.num_tokens // self.block_size)
+        self.pages.index.make_room(prompt.num_tokens // self.block_size + 1)
 
     def admit(self, prompt: Prompt, holder: str, num_seqs: i64, resumed: bool, alone: bool) -> i64:
-        """Give a prompt that fits its row and blocks. O(tokens). Raises `PolicyError`, and takes nothing then.
+        """Give a prompt that fits its row and blocks. O(tokens).
+
+        Raises `PolicyError`, or what interrupted a policy's callback, and takes nothing then.
 
         alone: whether no other prompt counts on the free blocks that this one leaves.
         """
@@ -226,7 +231,7 @@ class Admitting:
         row = self._open_row(prompt, holder, found)
         try:
             self._fill_row(row, prompt, found, sources)
-        except PolicyError:
+        except BaseException:
             self._undo(row, found)
             raise
         self.sequences.promise(row, num_seqs - 1)
@@ -255,9 +260,13 @@ class Admitting:
         if self._share_at_once():
             needed = min(needed, self._num_distinct(prompts, 1) - holder.num_distinct())
         try:
+            self.interruption.raise_now()
             self.pool.secure(min(needed, self.pool.queue.num_free))
-        finally:
-            holder.let_go()
+        except BaseException:
+            holder.undo()
+            raise
+        holder.let_go()
+        self.interruption.raise_now()
 
     def _open_row(self, prompt: Prompt, holder: str, found: i64) -> i64:
         sequences = self.sequences
@@ -286,6 +295,8 @@ class Admitting:
             self._hold_beginning(row, sources)
         if self.mapping is not None:
             self.mapping.hold_hits(row, found * self.block_size)
+        self.interruption.raise_now()
+        if self.mapping is not None:
             self.mapping.secure(row, prompt.num_tokens)
         num_blocks = self._num_blocks(prompt.num_tokens)
         self.pages.secure(num_blocks - found)
@@ -295,14 +306,14 @@ class Admitting:
             self.mapping.take_prompt(row, prompt.num_tokens)
 
     def _undo(self, row: i64, found: i64) -> None:
-        """The policy failed: nothing but hits was taken, and they are given back."""
+        """The policy failed: nothing but hits was taken, and each is put back where it was, the last one first."""
         sequences = self.sequences
         self.joining.settle(row)
-        for block in sequences.copy_from[row]:
-            self.pool.release_one(block)
         if self.mapping is not None:
-            self.mapping.close(row)
-        self.pages.release(sequences.blocks, row * sequences.width, found)
+            self.mapping.unhold_hits(row)
+        for block in reversed(sequences.copy_from[row]):
+            self.pool.unshare_one(block)
+        self.pages.unshare(sequences.blocks, row * sequences.width, found)
         sequences.close(row)
 
     def _publish(self, row: i64, prompt: Prompt, found: i64) -> None:

@@ -8,16 +8,16 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ..answers import Resize
-from ..arguments import require_bool, require_int
-from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_HASH_SEED
-from ..errors import InvariantError, PolicyError
+from ..errors import InvariantError, NotEnoughMemory
 from ..ids import NO_CONTENT, NULL_BLOCK
 from .arrays import grown_i32, view_i32, view_i64, zeros_i32, zeros_i64
 from .choosing import Chooser
-from .free_queue import FreeKVCacheBlockQueue
+from .free_queue import FreeQueue, QueueRoom
 from .hashing import root_hash
+from .index_room import IndexRoom
 from .observer import Observers, PoolObserver
 from .policies.base import EvictionPolicy
+from .policies.caught import CaughtPolicy
 from .prefix_index import PrefixIndex
 from .prompt import Prompt
 from .tokens import unpack_tokens
@@ -33,24 +33,24 @@ class BlockLedger:
     exactly when its ref_cnt is 0 (I1). A cached block stays in the index while it waits there, until a hit revives it
     or an allocation evicts it, each in O(1) (I4).
 
-    The methods that change something take what a caller like the manager has checked already; `BlockPool` adds
-    leases, which check for themselves.
+    Its methods take what their callers have checked already and ask nobody: a manager keeps the books itself, by the
+    rows of its block table; a `BlockPool` is the checked face with leases.
+
+    block_size: tokens a block. entry_tokens: tokens that the index compares, another number where blocks are known by
+    their contents (`ContentPool`).
     """
 
     def __init__(
-        self,
-        num_blocks: object,
-        block_size: object = 16,
-        enable_prefix_caching: object = True,
-        hash_seed: object = 0,
+        self, num_blocks: int, block_size: int, entry_tokens: int, enable_prefix_caching: bool, hash_seed: int
     ) -> None:
-        self.num_blocks = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
-        self.block_size = require_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
-        self.enable_prefix_caching = require_bool("enable_prefix_caching", enable_prefix_caching)
-        seed = require_int("hash_seed", hash_seed, 0, MAX_HASH_SEED)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        #: Whether blocks are known by their tokens.
+        self.knows_tokens = True
         # Largest arrays first: the allocator fits the smaller ones into what their making leaves behind.
-        self.index = PrefixIndex(self.num_blocks, self.block_size, seed)
-        self.queue = FreeKVCacheBlockQueue(self.num_blocks)
+        self.index = PrefixIndex(self.num_blocks, entry_tokens, hash_seed)
+        self.queue = FreeQueue(self.num_blocks)
         self.ref_cnt = zeros_i32(self.num_blocks)
         self._one = zeros_i32(1)
         self._idle_run = zeros_i64(int(RELEASED_TOGETHER))
@@ -172,21 +172,20 @@ class BlockLedger:
                 self.queue.remove(i64(victim))
                 self.queue.append_left(i64(victim))
 
-    def blame_policy(self, action: str, error: Exception) -> PolicyError:
-        """The policy failed outside an allocation: from now on it is not asked. Returns the error to raise."""
-        if self.chooser is None:
-            return PolicyError(f"{action} raised {type(error).__name__}: {error}")
-        return self.chooser.fail(action, error)
+    def choose_by(self, policy: EvictionPolicy | None, caught: CaughtPolicy | None) -> None:
+        """Let `policy` choose what is evicted from now on; None for least recently used. O(num_blocks).
 
-    def set_policy(self, policy: EvictionPolicy | None) -> None:
-        """Let `policy` choose what is evicted from now on; None for least recently used. O(num_blocks)."""
-        self.chooser = None
-        if policy is not None:
-            chooser = Chooser(policy, int(self.capacity))
-            for block in self.queue.block_ids():
-                if self.index.identity[2 * i64(block)] != NO_CONTENT:
-                    chooser.insert(i64(block), self.index.chain_hash[i64(block)], 0)
-            self.chooser = chooser
+        caught: the policy that it is, or is around. A callback that is interrupted here leaves all as it was.
+        """
+        if policy is None or caught is None:
+            self.chooser = None
+            return
+        chooser = Chooser(policy, caught, int(self.capacity))
+        for block in self.queue.block_ids():
+            if self.index.is_cached(i64(block)):
+                chooser.insert(i64(block), self.index.chain_hash[i64(block)], 0)
+        caught.raise_interruption()
+        self.chooser = chooser
 
     def acquire(self, out: vec[i32], start: i64, count: i64) -> None:
         """Take `count` blocks, which must be free, from the head of the queue into `out[start:]`."""
@@ -209,7 +208,7 @@ class BlockLedger:
         self.index.load_run(blocks, start, count)
         for position in range(start, start + count):
             block = i64(blocks[position])
-            if self.index.identity[2 * block] != NO_CONTENT:
+            if self.index.is_cached(block):
                 self.evict(block)
 
     def evict(self, block: i64) -> None:
@@ -220,6 +219,12 @@ class BlockLedger:
             self.chooser.forget(block)
         self.index.remove(block)
         self.num_evicted_blocks += 1
+
+    def drop(self, block: i64) -> None:
+        """The content of a cached block is gone without an eviction: its holder writes into it."""
+        if self.chooser is not None:
+            self.chooser.forget(block)
+        self.index.remove(block)
 
     def note_hits(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Tell the policy that a prompt hit these blocks; `share` follows."""
@@ -246,6 +251,28 @@ class BlockLedger:
         self._note_peak()
         if self.observer is not None:
             self.observer.shared(blocks, start, count)
+
+    def unshare(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Undo the latest `share`: every block is again where it was in the queue. O(count).
+
+        Nothing may have happened to the queue since but other calls of `share`, and these are undone already.
+        """
+        position = start + count - 1
+        while position >= start:
+            block = i64(blocks[position])
+            self.ref_cnt[block] -= 1
+            if self.ref_cnt[block] == 0:
+                self.queue.put_back(block)
+                if self.chooser is not None:
+                    self.chooser.insert(block, self.index.chain_hash[block], position - start)
+            position -= 1
+        if self.observer is not None:
+            self.observer.released(blocks, start, count)
+
+    def unshare_one(self, block: i64) -> None:
+        """Undo the latest `share_one`."""
+        self._one[0] = i32(block)
+        self.unshare(self._one, 0, 1)
 
     def release(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Let go of `blocks[start:start + count]`, last first. O(count)."""
@@ -312,21 +339,44 @@ class BlockLedger:
 
     # The size.
 
-    def resize(self, num_blocks: object) -> Resize:
-        """Grow or shrink to `num_blocks` blocks, the null block included. O(num_blocks); never moves a held block.
+    def make_room(self, num_blocks: i64) -> "LedgerRoom | None":
+        """Arrays for a pool of `num_blocks` blocks, made and not put in place; None where there is room already.
 
-        Growing is done at once. Shrinking evicts the idle blocks beyond the end, and answers DEFERRED while some are
-        held there: each goes when it is given back (`num_retiring_blocks`). Raises `InvalidArgument`.
+        O(num_blocks). Raises `NotEnoughMemory`; nothing has changed then.
         """
-        target = i64(require_int("num_blocks", num_blocks, 2, MAX_BLOCKS))
-        if target > self.capacity:
-            self._make_room(target)
+        if num_blocks <= self.capacity:
+            return None
+        try:
+            room = LedgerRoom(
+                num_blocks,
+                self.index.make_room_for(int(num_blocks)),
+                self.queue.make_room_for(int(num_blocks)),
+                grown_i32(self.ref_cnt, int(num_blocks)),
+            )
+            if self.chooser is not None:
+                self.chooser.grow(int(num_blocks))
+            return room
+        except MemoryError as error:
+            refusal = NotEnoughMemory(
+                f"num_blocks is {num_blocks}; the system has no memory for its arrays of "
+                f"{num_blocks * self.index.bytes_a_block()} bytes"
+            )
+            refusal.__cause__ = error
+            raise refusal
+
+    def resize(self, num_blocks: i64, room: "LedgerRoom | None") -> Resize:
+        """Grow into `room`, or shrink, to `num_blocks` blocks; see `BlockPool.resize`. It cannot fail."""
+        if room is not None:
+            self.index.move_into(room.index)
+            self.queue.move_into(room.queue)
+            self.ref_cnt = room.ref_cnt
+            self.capacity = room.num_blocks
         old = i64(self.num_blocks)
-        self.num_blocks = int(target)
-        if target > old:
-            self._bring_back(old, target)
+        self.num_blocks = int(num_blocks)
+        if num_blocks > old:
+            self._bring_back(old, num_blocks)
         else:
-            for block in range(target, old):
+            for block in range(num_blocks, old):
                 self._drop_out(block)
         return Resize.DEFERRED if self.num_retiring > 0 else Resize.APPLIED
 
@@ -334,16 +384,6 @@ class BlockLedger:
     def num_retiring_blocks(self) -> int:
         """Blocks still held that a shrunken pool will not give out again. O(1)."""
         return int(self.num_retiring)
-
-    def _make_room(self, capacity: i64) -> None:
-        """Arrays for more blocks, all made before the first is put in place."""
-        ref_cnt = grown_i32(self.ref_cnt, int(capacity))
-        self.index.grow(int(capacity))
-        self.queue.grow(int(capacity))
-        self.ref_cnt = ref_cnt
-        self.capacity = capacity
-        if self.chooser is not None:
-            self.chooser.grow(int(capacity))
 
     def _bring_back(self, first: i64, last: i64) -> None:
         """Blocks `first` to `last` are the pool's again: free ones are the next to be taken, lowest first."""
@@ -360,7 +400,7 @@ class BlockLedger:
             self.num_retiring += 1
             return
         self.queue.remove(block)
-        if self.index.identity[2 * block] != NO_CONTENT:
+        if self.index.is_cached(block):
             if self.chooser is not None:
                 self.chooser.remove(block)
             self.evict(block)
@@ -368,8 +408,13 @@ class BlockLedger:
     def _retire(self, block: i64) -> None:
         """A block beyond the pool's end was given back: it is gone."""
         self.num_retiring -= 1
-        if self.index.identity[2 * block] != NO_CONTENT:
+        if self.index.is_cached(block):
             self.evict(block)
+
+    def act(self, call: str, holder: str) -> None:
+        """Say to the observers which call this is, and for which holder."""
+        if self.observer is not None:
+            self.observer.acting(f"{call} {holder}" if holder else call)
 
     def watch(self, member: PoolObserver) -> None:
         """Let one more observer be told what this pool does."""
@@ -401,7 +446,7 @@ class BlockLedger:
         for block in range(self.num_blocks, int(self.capacity)):
             retiring += 1 if self.ref_cnt[i64(block)] > 0 else 0
             idle = self.ref_cnt[i64(block)] == 0
-            if block in free or (idle and self.index.identity[2 * i64(block)] != NO_CONTENT):
+            if block in free or (idle and self.index.is_cached(i64(block))):
                 raise InvariantError(f"I1: block {block} is beyond the pool's {self.num_blocks}, but free or cached")
         if retiring != self.num_retiring:
             raise InvariantError(f"I6: {retiring} blocks are held beyond the pool, the count says {self.num_retiring}")
@@ -410,10 +455,20 @@ class BlockLedger:
                 raise InvariantError(
                     f"I1: block {block} has ref_cnt {self.ref_cnt[i64(block)]}, in queue: {block in free}"
                 )
-        if self.ref_cnt[NULL_BLOCK] != 0 or self.index.identity[0] != NO_CONTENT or NULL_BLOCK in free:
+        if self.ref_cnt[NULL_BLOCK] != 0 or self.index.is_cached(0) or NULL_BLOCK in free:
             raise InvariantError("I1: the null block is held, cached or free")
         if self.num_free_blocks + self.num_used_blocks != self.num_usable_blocks:
             raise InvariantError("I6: free and used blocks do not add up to the pool")
         self.index.check()
         if self.chooser is not None:
-            self.chooser.check({block for block in free if self.index.identity[2 * i64(block)] != NO_CONTENT})
+            self.chooser.check({block for block in free if self.index.is_cached(i64(block))})
+
+
+class LedgerRoom:
+    """The arrays of a larger ledger, before they are put in place."""
+
+    def __init__(self, num_blocks: i64, index: IndexRoom, queue: QueueRoom, ref_cnt: vec[i32]) -> None:
+        self.num_blocks = num_blocks
+        self.index = index
+        self.queue = queue
+        self.ref_cnt = ref_cnt

@@ -1,31 +1,40 @@
 """The pool: blocks handed out as leases, and found again by their tokens."""
 
 import numpy as np
+import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
-from ..arguments import require_int, require_str
-from ..config import MAX_BLOCKS
-from ..errors import DoubleFree, ForeignBlock, InvalidArgument, OutOfBlocks
-from ..ids import NO_CONTENT, NULL_BLOCK
-from .arrays import zeros_i32
+from ..answers import Resize
+from ..arguments import require_bool, require_int, require_str
+from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS
+from ..errors import InvalidArgument, OutOfBlocks
+from ..hash_seeds import hash_seed_or_drawn
+from ..ids import NULL_BLOCK
+from .arrays import view_i32, view_i64, zeros_i32
 from .block import KVCacheBlock
 from .block_ledger import BlockLedger
-from .lease import BlockLease
+from .gate import Gate
+from .lease import BlockLease, LeaseBook
+from .policies import make_policy
+from .policies.caught import CaughtPolicy
 from .prompt import Prompt, make_prompt
-from .tokens import token_array
+from .refusing import refuse_copy, refuse_pickle
 
 
-class BlockPool(BlockLedger):
+class BlockPool:
     """Blocks of `block_size` tokens: counted, handed out, found again by their tokens, evicted.
 
     Block 0 is the null block, a placeholder in block tables; the others have ids 1 to num_blocks - 1 that never
     change. A block is in the free queue exactly when its ref_cnt is 0 (I1). A cached block stays in the index
     while it waits there, until a hit revives it or an allocation evicts it, each in O(1) (I4).
 
-    Use it alone, through leases, or under a `KVCacheManager`, whose sequences hold blocks by their table rows.
+    Use it alone, through leases, or as the pool of a `KVCacheManager`, whose sequences hold blocks by their table rows.
+    One call runs at a time (`blockyard.core.gate`).
 
-    Raises `InvalidArgument` for sizes outside their limits.
+    num_blocks: the null block included; 2 to 2**27. block_size: tokens a block; 1 to 4096. hash_seed: of the index's
+    hash function; None draws one that nobody can guess.
+    Raises `InvalidArgument` for values outside their limits, `NotEnoughMemory`.
 
     >>> pool = BlockPool(num_blocks=10, block_size=4)
     >>> lease = pool.get_new_blocks(2)
@@ -42,31 +51,123 @@ class BlockPool(BlockLedger):
         num_blocks: object,
         block_size: object = 16,
         enable_prefix_caching: object = True,
-        hash_seed: object = 0,
+        hash_seed: object = None,
     ) -> None:
-        super().__init__(num_blocks, block_size, enable_prefix_caching, hash_seed)
-        self._leases: dict[int, BlockLease] = {}
-        self._last_lease = 0
+        blocks = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
+        size = require_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
+        caching = require_bool("enable_prefix_caching", enable_prefix_caching)
+        self._ledger = BlockLedger(blocks, size, size, caching, hash_seed_or_drawn(hash_seed))
+        self._gate = Gate()
+        self._book = LeaseBook(self._ledger)
+        self._gate.deferred.append(self._book)
+        self._manager = ""
+
+    # What is there. One number each: these may be asked at any time, also while a call runs.
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool, the null block included."""
+        return self._ledger.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens a block."""
+        return self._ledger.block_size
+
+    @property
+    def enable_prefix_caching(self) -> bool:
+        """Whether full blocks are indexed and hit."""
+        return self._ledger.enable_prefix_caching
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """All blocks but the null block; while a pool shrinks, those that are still to go included."""
+        return self._ledger.num_usable_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nobody holds, cached ones included. O(1)."""
+        return self._ledger.num_free_blocks
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that somebody holds. O(1)."""
+        return self._ledger.num_used_blocks
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks in the index, held or not. O(1)."""
+        return self._ledger.num_cached_blocks
+
+    @property
+    def num_retiring_blocks(self) -> int:
+        """Blocks still held that a shrunken pool will not give out again. O(1)."""
+        return self._ledger.num_retiring_blocks
+
+    @property
+    def num_evicted_blocks(self) -> int:
+        """Cached blocks that an allocation took, or a shrinking pool gave up, so far. O(1)."""
+        return int(self._ledger.num_evicted_blocks)
+
+    @property
+    def peak_used_blocks(self) -> int:
+        """Most blocks held at once so far. O(1)."""
+        return int(self._ledger.peak_used_blocks)
+
+    @property
+    def usage(self) -> float:
+        """Share of the usable blocks that somebody holds, 0 to 1. O(1)."""
+        return self._ledger.usage
+
+    def ref_counts(self) -> npt.NDArray[np.int32]:
+        """How often each block is held, int32 (num_blocks,), read-only, live until the pool grows.
+
+        Longer than num_blocks after the pool has shrunk: blocks may still be held there.
+        """
+        return view_i32(self._ledger.ref_cnt)
+
+    def cached_mask(self) -> npt.NDArray[np.bool_]:
+        """Which blocks are in the index, bool, as long as `ref_counts`, a copy."""
+        cached: npt.NDArray[np.bool_] = view_i64(self._ledger.index.identity)[::2] != 0
+        return cached
+
+    def free_block_ids(self) -> npt.NDArray[np.int32]:
+        """The free blocks in the order in which they will be allocated, int32 (num_free_blocks,), a copy."""
+        self._gate.enter("free_block_ids")
+        try:
+            return np.array(self._ledger.queue.block_ids(), dtype=np.int32)
+        finally:
+            self._gate.leave()
 
     def leases(self) -> list[BlockLease]:
-        """The leases not given back yet, oldest first: the leak report of whoever uses the pool alone."""
-        return list(self._leases.values())
+        """The leases not freed yet, oldest first: the leak report of a pool that is used alone."""
+        return list(self._book.live.values())
 
     def block(self, block_id: object) -> KVCacheBlock:
         """One block as people see it. O(leases)."""
-        number = require_int("block_id", block_id, 0, int(self.capacity) - 1)
+        number = require_int("block_id", block_id, 0, int(self._ledger.capacity) - 1)
+        self._gate.enter("block")
+        try:
+            return self.describe(number)
+        finally:
+            self._gate.leave()
+
+    def describe(self, number: int) -> KVCacheBlock:
+        """`block` for an id that is checked already, within a call that is entered."""
+        ledger = self._ledger
         block = i64(number)
-        cached = self.index.identity[2 * block] != NO_CONTENT
+        cached = ledger.index.is_cached(block)
+        known = cached and ledger.knows_tokens
         return KVCacheBlock(
             number,
-            int(self.ref_cnt[block]),
-            self.block_tokens(vec[i32]([i32(block)]), self.block_size).tolist() if cached else [],
-            int(self.index.chain_hash[block]) if cached else None,
-            self.index.owner[block] == 0,
-            [lease.holder for lease in self._leases.values() if number in list(lease)],
+            int(ledger.ref_cnt[block]),
+            ledger.block_tokens(vec[i32]([i32(block)]), ledger.block_size).tolist() if known else [],
+            int(ledger.index.chain_hash[block]) if cached else None,
+            ledger.index.owner[block] == 0,
+            [lease.holder for lease in self._book.live.values() if number in list(lease)],
         )
 
-    # Leases: the pool used alone.
+    # Leases.
 
     def get_new_blocks(self, num_blocks: object, holder: object = "") -> BlockLease:
         """Hold `num_blocks` blocks from the head of the free queue, evicting what they cached. O(num_blocks).
@@ -74,46 +175,84 @@ class BlockPool(BlockLedger):
         holder: a name for errors and leak reports.
         Raises `OutOfBlocks` when fewer are free, `InvalidArgument` for a count below 0.
         """
-        count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
-        name = require_str("holder", holder)
-        if count > self.queue.num_free:
+        self._gate.enter("get_new_blocks")
+        try:
+            count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
+            name = require_str("holder", holder)
+            self._require_free(count)
+            self._ledger.act("get_new_blocks", name)
+            blocks = zeros_i32(count)
+            lease = self._book.make(blocks, name)
+            self._take_new(lease, blocks, 0, count)
+            return lease
+        finally:
+            self._gate.leave_with_result()
+
+    def _require_free(self, count: int) -> None:
+        if count > self._ledger.queue.num_free:
             raise OutOfBlocks(
                 f"num_blocks is {count}; only {self.num_free_blocks} of {self.num_usable_blocks} blocks are free",
                 count,
                 self.num_free_blocks,
             )
-        self._act("get_new_blocks", name)
-        self.secure(count)
-        blocks = zeros_i32(count)
-        self.acquire(blocks, 0, count)
-        return self._lease(blocks, name)
+
+    def _take_new(self, lease: BlockLease, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Take blocks for a lease that was just made; it goes again if the eviction policy fails."""
+        try:
+            self._ledger.secure(count)
+        except BaseException:
+            self._book.take_back(lease)
+            raise
+        self._ledger.acquire(blocks, start, count)
 
     def extend(self, lease: object, num_blocks: object) -> None:
         """Add `num_blocks` new blocks to a live lease, as after a hit. O(blocks). Raises as `get_new_blocks` does."""
-        held = self._require_live(lease)
-        new = self.get_new_blocks(num_blocks, held.holder)
-        both = np.concatenate([held.block_ids, new.block_ids])
-        del self._leases[new.serial]
-        held.blocks = vec[i32](both)
+        self._gate.enter("extend")
+        try:
+            count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
+            held = self._book.require_live(lease)
+            self._require_free(count)
+            self._ledger.act("get_new_blocks", held.holder)
+            old = held._blocks
+            both = zeros_i32(len(old) + count)
+            for position in range(i64(len(old))):
+                both[position] = old[position]
+            self._ledger.secure(count)
+            self._ledger.acquire(both, len(old), count)
+            held._blocks = both
+        finally:
+            self._gate.leave()
 
     def touch(self, lease: object, holder: object = "") -> BlockLease:
         """Hold the blocks of a live lease once more, for another holder. O(blocks). Raises as `free_blocks` does."""
-        name = require_str("holder", holder)
-        blocks = self._require_live(lease).blocks[:]
-        self._act("touch", name)
-        self.share(blocks, 0, len(blocks))
-        return self._lease(blocks, name)
+        self._gate.enter("touch")
+        try:
+            name = require_str("holder", holder)
+            blocks = self._book.require_live(lease)._blocks[:]
+            self._ledger.act("touch", name)
+            another = self._book.make(blocks, name)
+            self._ledger.share(blocks, 0, len(blocks))
+            return another
+        finally:
+            self._gate.leave_with_result()
 
     def free_blocks(self, lease: object) -> None:
-        """Give a lease back, last block first. O(blocks).
+        """Free a lease, last block first. O(blocks).
 
-        Blocks that nobody holds any more go to the tail of the free queue if cached, to its front if not.
-        Raises `DoubleFree` for a lease already given back, `ForeignBlock` for one of another pool.
+        Blocks that nothing holds any more go to the tail of the free queue if cached, to its front if not. A free that
+        arrives in the middle of another call is carried out when that call ends.
+        Raises `DoubleFree` for a lease already freed, `ForeignBlock` for one of another pool.
         """
-        held = self._require_live(lease)
-        del self._leases[held.serial]
-        self._act("free_blocks", held.holder)
-        self.release(held.blocks, 0, len(held.blocks))
+        if not self._gate.enter_free("free_blocks"):
+            self._book.close_later(self._book.require_live(lease))
+            self._gate.wait()
+            return
+        try:
+            self._book.close(self._book.require_live(lease))
+        finally:
+            self._gate.leave()
+
+    # The prefix cache.
 
     def cache_full_blocks(
         self, lease: object, token_ids: object, num_cached_blocks: object = 0, extra_keys: object = ()
@@ -125,101 +264,114 @@ class BlockPool(BlockLedger):
         Raises `InvalidArgument` when the tokens fill more blocks than the lease has, when a leading block
         is not cached, or when another one is.
         """
-        held = self._require_live(lease)
-        self._require_tokens()
-        prompt = make_prompt(token_ids, extra_keys, self.block_size)
-        num_full = prompt.num_tokens // i64(self.block_size)
-        first = i64(require_int("num_cached_blocks", num_cached_blocks, 0, int(num_full)))
-        if not self.enable_prefix_caching:
-            return
-        self._check_cacheable(held, first, num_full)
-        self._check_prefix(held, prompt, first)
-        self.index_prompt(prompt, first, num_full, held.blocks, 0, 0)
+        self._gate.enter("cache_full_blocks")
+        try:
+            self._require_tokens()
+            prompt = make_prompt(token_ids, extra_keys, self.block_size)
+            num_full = prompt.num_tokens // i64(self.block_size)
+            first = i64(require_int("num_cached_blocks", num_cached_blocks, 0, int(num_full)))
+            held = self._book.require_live(lease)
+            if not self.enable_prefix_caching:
+                return
+            self._check_cacheable(held, first, num_full)
+            self._check_prefix(held, prompt, first)
+            self._ledger.index.make_room(num_full)
+            self._ledger.index_prompt(prompt, first, num_full, held._blocks, 0, 0)
+        finally:
+            self._gate.leave()
 
     def get_cached_blocks(self, token_ids: object, extra_keys: object = (), holder: object = "") -> BlockLease:
         """Hold the longest run of cached blocks that `token_ids` begins with; maybe none. O(blocks found).
 
         The lease is counted before it is returned, so nothing can evict it in between (I8).
         """
-        name = require_str("holder", holder)
-        found = self._find_computed(token_ids, extra_keys)
-        blocks = self.index.found[:found]
-        self._act("get_cached_blocks", name)
-        self.note_hits(blocks, 0, found)
-        self.share(blocks, 0, found)
-        return self._lease(blocks, name)
+        self._gate.enter("get_cached_blocks")
+        try:
+            name = require_str("holder", holder)
+            found = self._find_computed(self._make_prompt(token_ids, extra_keys))
+            return self._hold_hit(self._ledger.index.found[:found], "get_cached_blocks", name)
+        finally:
+            self._gate.leave_with_result()
 
     def get_cached_block(self, token_ids: object, extra_keys: object = (), holder: object = "") -> BlockLease | None:
         """Hold the one block that caches the last full block of `token_ids`, after all before it; else None."""
-        name = require_str("holder", holder)
-        found = self._find_computed(token_ids, extra_keys)
-        if found == 0 or found < len(token_array(token_ids)) // self.block_size:
-            return None
-        blocks = self.index.found[found - 1 : found]
-        self._act("get_cached_block", name)
-        self.note_hits(blocks, 0, 1)
-        self.share(blocks, 0, 1)
-        return self._lease(blocks, name)
+        self._gate.enter("get_cached_block")
+        try:
+            name = require_str("holder", holder)
+            prompt = self._make_prompt(token_ids, extra_keys)
+            found = self._find_computed(prompt)
+            if found == 0 or found < prompt.num_tokens // self.block_size:
+                return None
+            return self._hold_hit(self._ledger.index.found[found - 1 : found], "get_cached_block", name)
+        finally:
+            self._gate.leave_with_result()
+
+    def _hold_hit(self, blocks: vec[i32], call: str, holder: str) -> BlockLease:
+        """A lease on cached blocks. An eviction policy that is interrupted when it is told leaves all as it was."""
+        ledger = self._ledger
+        count = i64(len(blocks))
+        ledger.act(call, holder)
+        lease = self._book.make(blocks, holder)
+        peak = ledger.peak_used_blocks
+        ledger.note_hits(blocks, 0, count)
+        ledger.share(blocks, 0, count)
+        if self._gate.interruption.error is not None:
+            ledger.unshare(blocks, 0, count)
+            ledger.peak_used_blocks = peak
+            self._book.take_back(lease)
+            self._gate.interruption.raise_now()
+        return lease
 
     def num_cached_tokens(self, token_ids: object, extra_keys: object = ()) -> int:
         """How many leading tokens of `token_ids` stand in cached, computed blocks. Holds nothing. O(blocks)."""
-        return int(self._find_computed(token_ids, extra_keys)) * self.block_size
-
-    def _find_computed(self, token_ids: object, extra_keys: object) -> i64:
-        """Leading blocks whose keys and values are there; their ids are in `index.found`."""
-        self._require_tokens()
-        prompt = make_prompt(token_ids, extra_keys, self.block_size)
-        found = self.find(prompt, prompt.num_tokens // i64(self.block_size))
-        if self.index.num_pending == 0:
-            return found
-        owner = self.index.owner
-        blocks = self.index.found
-        for position in range(found):
-            if owner[i64(blocks[position])] != 0:
-                return position
-        return found
-
-    def _require_tokens(self) -> None:
-        """Raise `InvalidArgument` where blocks are not known by their tokens (`ContentPool`)."""
+        self._gate.enter("num_cached_tokens")
+        try:
+            return int(self._find_computed(self._make_prompt(token_ids, extra_keys))) * self.block_size
+        finally:
+            self._gate.leave()
 
     def cached_block_ids(self, token_ids: object, extra_keys: object = ()) -> list[int]:
         """All blocks that cache the last full block of `token_ids`, oldest first: equal content, several blocks.
 
         Holds nothing. O(blocks found + duplicates).
         """
-        found = self._find_computed(token_ids, extra_keys)
-        if found == 0 or found < len(token_array(token_ids)) // self.block_size:
-            return []
-        return self.index.equal_blocks(i64(self.index.found[found - 1]))
+        self._gate.enter("cached_block_ids")
+        try:
+            prompt = self._make_prompt(token_ids, extra_keys)
+            found = self._find_computed(prompt)
+            if found == 0 or found < prompt.num_tokens // self.block_size:
+                return []
+            return self._ledger.index.equal_blocks(i64(self._ledger.index.found[found - 1]))
+        finally:
+            self._gate.leave()
 
-    def _act(self, action: str, holder: str) -> None:
-        """Say to whoever listens which call this is, and for whom."""
-        if self.observer is not None:
-            self.observer.acting(f"{action} {holder}" if holder else action)
+    def _make_prompt(self, token_ids: object, extra_keys: object) -> Prompt:
+        self._require_tokens()
+        return make_prompt(token_ids, extra_keys, self.block_size)
 
-    # Checks of arguments.
+    def _find_computed(self, prompt: Prompt) -> i64:
+        """Leading blocks whose keys and values are there; their ids are in `index.found`."""
+        index = self._ledger.index
+        found = self._ledger.find(prompt, prompt.num_tokens // i64(self.block_size))
+        if index.num_pending == 0:
+            return found
+        owner = index.owner
+        blocks = index.found
+        for position in range(found):
+            if owner[i64(blocks[position])] != 0:
+                return position
+        return found
 
-    def _lease(self, blocks: vec[i32], holder: str) -> BlockLease:
-        self._last_lease += 1
-        lease = BlockLease(self._last_lease, holder, blocks, self._leases)
-        self._leases[self._last_lease] = lease
-        return lease
-
-    def _require_live(self, lease: object) -> BlockLease:
-        if not isinstance(lease, BlockLease):
-            raise InvalidArgument(f"lease is {lease!r}; it must be a BlockLease, as get_new_blocks returns it")
-        if self._leases.get(lease.serial) is lease:
-            return lease
-        if lease.ledger is self._leases:
-            raise DoubleFree(f"lease {lease.serial} of {lease.holder!r} on blocks {list(lease)} was already given back")
-        raise ForeignBlock(f"lease {lease.serial} of {lease.holder!r} was handed out by another pool")
+    def _require_tokens(self) -> None:
+        if not self._ledger.knows_tokens:
+            raise InvalidArgument("this pool belongs to a manager with layer groups or a CPU pool; ask the manager")
 
     def _check_cacheable(self, lease: BlockLease, num_cached: i64, num_full: i64) -> None:
-        if num_full > len(lease.blocks):
-            raise InvalidArgument(f"token_ids fill {num_full} blocks; the lease has {len(lease.blocks)}")
+        if num_full > len(lease._blocks):
+            raise InvalidArgument(f"token_ids fill {num_full} blocks; the lease has {len(lease._blocks)}")
         for position in range(num_full):
-            block = lease.blocks[position]
-            cached = self.index.identity[2 * i64(block)] != NO_CONTENT
+            block = lease._blocks[position]
+            cached = self._ledger.index.is_cached(i64(block))
             if cached != (position < num_cached):
                 state = "already" if cached else "not"
                 raise InvalidArgument(
@@ -228,9 +380,85 @@ class BlockPool(BlockLedger):
 
     def _check_prefix(self, lease: BlockLease, prompt: Prompt, num_cached: i64) -> None:
         """The leading blocks must cache these very tokens, or what follows would be indexed under a wrong prefix."""
-        found = self.find(prompt, num_cached)
+        index = self._ledger.index
+        found = self._ledger.find(prompt, num_cached)
         for position in range(num_cached):
-            block = i64(lease.blocks[position])
-            wanted = i64(self.index.found[position]) if position < found else NULL_BLOCK
-            if self.index.identity[2 * block] != self.index.identity[2 * wanted]:
+            block = i64(lease._blocks[position])
+            wanted = i64(index.found[position]) if position < found else NULL_BLOCK
+            if index.content_of(block) != index.content_of(wanted):
                 raise InvalidArgument(f"token_ids differ from what block {block} at position {position} caches")
+
+    # The size, reset and checks.
+
+    def resize(self, num_blocks: object) -> Resize:
+        """Grow or shrink to `num_blocks` blocks, the null block included. O(num_blocks); never moves a held block.
+
+        Growing is done at once. Shrinking evicts the idle blocks beyond the end, and answers DEFERRED while some are
+        held there: each goes when it is freed (`num_retiring_blocks`). Raises `InvalidArgument`, `NotEnoughMemory`.
+        """
+        self._gate.enter("resize")
+        try:
+            target = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
+            self._require_alone("resize")
+            return self._ledger.resize(target, self._ledger.make_room(target))
+        finally:
+            self._gate.leave()
+
+    def set_eviction_policy(self, policy: object) -> None:
+        """Let another policy choose what is evicted: a name, or a class or callable that makes one from num_blocks.
+
+        O(num_blocks). Raises `InvalidArgument`; `PolicyError` where making it raises.
+        """
+        self._gate.enter("set_eviction_policy")
+        try:
+            self._require_alone("set_eviction_policy")
+            num_blocks = int(self._ledger.capacity)
+            made = make_policy(policy, num_blocks)
+            if isinstance(policy, str) and policy == "lru":
+                self._ledger.choose_by(None, None)
+            else:
+                caught = CaughtPolicy(made, num_blocks, self._gate.interruption)
+                self._ledger.choose_by(caught, caught)
+        finally:
+            self._gate.leave()
+
+    def reset(self) -> None:
+        """Forget all cached content at once; blocks stay with their holders. O(num_blocks)."""
+        self._gate.enter("reset")
+        try:
+            self._require_alone("reset_prefix_cache")
+            self._ledger.reset()
+        finally:
+            self._gate.leave()
+
+    def _require_alone(self, call: str) -> None:
+        if self._manager:
+            raise InvalidArgument(f"this pool belongs to a KVCacheManager; ask the manager for {call}")
+
+    def check(self) -> None:
+        """Verify what the pool alone can know: I1, I4 and the counts. O(num_blocks). Raises `InvariantError`."""
+        self._gate.enter("check")
+        try:
+            self._ledger.check()
+        finally:
+            self._gate.leave()
+
+    def __copy__(self) -> "BlockPool":
+        raise refuse_copy("a BlockPool", "make another one")
+
+    def __deepcopy__(self, memo: object) -> "BlockPool":
+        raise refuse_copy("a BlockPool", "make another one")
+
+    def __reduce__(self) -> str:
+        raise refuse_pickle("a BlockPool", "make one in the other process")
+
+
+class ManagedPool(BlockPool):
+    """The pool of a manager: the manager's calls and these enter by one gate."""
+
+    def __init__(self, ledger: BlockLedger, gate: Gate) -> None:
+        self._ledger = ledger
+        self._gate = gate
+        self._book = LeaseBook(ledger)
+        self._manager = "KVCacheManager"
+        gate.deferred.append(self._book)

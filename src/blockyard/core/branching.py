@@ -1,4 +1,4 @@
-"""Sequences that branch and end: fork, beam search's regrouping, truncate, free."""
+"""Sequences that branch and are cut: fork, beam search's regrouping, truncate. Their end is `ending`."""
 
 from librt.vecs import vec
 from mypy_extensions import i64
@@ -6,23 +6,31 @@ from mypy_extensions import i64
 from ..arguments import require_int
 from ..errors import InvalidArgument, SequenceNotReady
 from ..keys import cut_spans
-from .block_pool import BlockPool
+from .block_ledger import BlockLedger
+from .ending import Ending
 from .joining import Joining
 from .mapping import Mapping
 from .reserving import NO_TOKEN
-from .sequences import SequenceTable
+from .sequences import SequenceTable, read_handle, read_handles
 from .tokens import int64_items
 
 
 class Branching:
     """Shares the blocks of a sequence with others, and gives them back; who writes first copies (`reserving`)."""
 
-    def __init__(self, pages: BlockPool, sequences: SequenceTable, joining: Joining, mapping: Mapping | None) -> None:
+    def __init__(
+        self,
+        pages: BlockLedger,
+        sequences: SequenceTable,
+        joining: Joining,
+        mapping: Mapping | None,
+        ending: Ending,
+    ) -> None:
+        self.ending = ending
         self.pages = pages
         self.sequences = sequences
         self.joining = joining
         self.mapping = mapping
-        self.stored: BlockPool = pages if mapping is None else mapping.pool
         self.block_size: i64 = pages.block_size
 
     def _num_blocks(self, num_tokens: i64) -> i64:
@@ -33,14 +41,18 @@ class Branching:
     def fork(self, seq: object, num_forks: object) -> list[int]:
         """See `KVCacheManager.fork`."""
         sequences = self.sequences
-        row = sequences.row_of(seq)
+        handle = read_handle(seq)
         count = i64(require_int("num_forks", num_forks, 1, int(sequences.max_num_seqs)))
+        row = sequences.live_row(handle)
         self._require_forkable(row, "fork")
         promised = min(sequences.num_promised[row], count)
         sequences.require_rows(count - promised)
+        handles = [0] * int(count)
         sequences.version += 1
         sequences.promise(row, sequences.num_promised[row] - promised)
-        return [self._fork_once(row) for _ in range(count)]
+        for index in range(count):
+            handles[index] = self._fork_once(row)
+        return handles
 
     def _require_forkable(self, row: i64, action: str) -> None:
         sequences = self.sequences
@@ -102,8 +114,9 @@ class Branching:
     def regroup(self, seqs: object, parents: object) -> list[int]:
         """See `KVCacheManager.regroup`."""
         sequences = self.sequences
-        rows = sequences.rows_of(seqs)
+        given = read_handles(seqs)
         chosen = int64_items("parents", parents)
+        rows = sequences.rows_of(given)
         num_children = self._count_children(len(rows), chosen)
         num_new = i64(len(chosen))
         for index in range(i64(len(rows))):
@@ -113,14 +126,16 @@ class Branching:
         if num_new > 0:
             sequences.require_rows(num_new)
         handles = [int(sequences.handle[rows[index]]) for index in range(i64(len(rows)))]
+        children = [0] * len(chosen)
         sequences.version += 1
         for index in range(i64(len(rows))):
             promised = self._num_promised(rows[index], num_children[index])
             sequences.promise(rows[index], sequences.num_promised[rows[index]] - promised)
         for index in range(i64(len(rows))):
             if num_children[index] == 0:
-                self.end(rows[index])
-        return self._branch(rows, chosen, handles)
+                self.ending.end(rows[index])
+        self._branch(rows, chosen, handles, children)
+        return children
 
     def _num_promised(self, row: i64, num_children: i64) -> i64:
         """Of the rows set aside for the forks of `row`, those that a regrouping with so many children frees or uses."""
@@ -137,28 +152,34 @@ class Branching:
             counts[int(chosen[index])] += 1
         return counts
 
-    def _branch(self, rows: vec[i64], chosen: vec[i64], handles: list[int]) -> list[int]:
+    def _branch(self, rows: vec[i64], chosen: vec[i64], handles: list[int], children: list[int]) -> None:
         """The first child of a sequence is the sequence itself, the others are forks of it."""
-        seen = [False] * len(handles)
-        children: list[int] = []
         for index in range(i64(len(chosen))):
             parent = int(chosen[index])
-            children.append(self._fork_once(rows[chosen[index]]) if seen[parent] else handles[parent])
-            seen[parent] = True
-        return children
+            if handles[parent] != 0:
+                children[index] = handles[parent]
+                handles[parent] = 0
+            else:
+                children[index] = self._fork_once(rows[chosen[index]])
 
-    # Cuts and the end.
+    # Cuts.
 
     def truncate(self, seq: object, num_tokens: object) -> None:
         """See `KVCacheManager.truncate`."""
         sequences = self.sequences
-        row = sequences.row_of(seq)
-        length = i64(require_int("num_tokens", num_tokens, 1, int(sequences.num_tokens[row])))
+        handle = read_handle(seq)
+        limit = int(sequences.num_tokens[sequences.live_row(handle)])
+        length = i64(require_int("num_tokens", num_tokens, 1, limit))
+        row = sequences.live_row(handle)
         self._require_settled(row, "truncate")
+        spans = sequences.spans[row]
+        if spans and length < sequences.num_tokens[row]:
+            spans = cut_spans(spans, int(length), int(self.block_size))
         if self.mapping is not None:
             self._require_window(row, min(length, sequences.num_computed[row]))
             self.mapping.truncate(row, length)
         sequences.version += 1
+        sequences.spans[row] = spans
         self.joining.settle_waiters(row)
         self.joining.settle(row)
         keep = min(self._num_blocks(length), sequences.num_blocks[row])
@@ -166,8 +187,6 @@ class Branching:
         sequences.cut_row(row, keep)
         if length < sequences.num_tokens[row]:
             sequences.pending_token[row] = NO_TOKEN
-            if sequences.spans[row]:
-                sequences.spans[row] = cut_spans(sequences.spans[row], int(length), int(self.block_size))
         sequences.num_tokens[row] = length
         sequences.num_computed[row] = min(sequences.num_computed[row], length)
         sequences.num_published[row] = min(sequences.num_published[row], length // self.block_size)
@@ -181,14 +200,3 @@ class Branching:
                 f"num_tokens leaves {num_computed} computed tokens of {self.sequences.name(row)}; at least {shortest} "
                 f"are needed, because blocks behind its sliding window were given back"
             )
-
-    def end(self, row: i64) -> None:
-        """Give back a row and all it holds. O(blocks)."""
-        sequences = self.sequences
-        self.joining.leave(row)
-        for block in sequences.copy_from[row]:
-            self.stored.release_one(block)
-        if self.mapping is not None:
-            self.mapping.close(row)
-        self.pages.release(sequences.blocks, row * sequences.width, sequences.num_blocks[row])
-        sequences.close(row)

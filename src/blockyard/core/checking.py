@@ -4,21 +4,22 @@ from mypy_extensions import i64
 
 from ..errors import InvariantError
 from ..ids import NO_CONTENT, NO_ROW
-from .block_pool import BlockPool
+from .block_ledger import BlockLedger
 from .content_pool import ContentPool
 from .group_table import GroupTable
+from .lease import BlockLease
 from .mapping import Mapping
 from .reserving import NO_TOKEN
 from .sequences import SequenceTable
 
 
-def check_sequences(pool: BlockPool, sequences: SequenceTable, is_stored: bool) -> None:
+def check_sequences(pool: BlockLedger, leases: list[BlockLease], sequences: SequenceTable, is_stored: bool) -> None:
     """Hold every row against the pool. O(num_blocks + table). Raises `InvariantError`.
 
-    is_stored: whether the blocks of this pool are those that have keys and values, and not pages.
+    leases: those of this pool. is_stored: whether its blocks are those that have keys and values, and not pages.
     """
     rows = sequences.live_rows()
-    _check_counts(pool, sequences, rows, is_stored)
+    _check_counts(pool, leases, sequences, rows, is_stored)
     _check_rows(sequences, rows)
     for row in rows:
         _check_lengths(sequences, i64(row), pool.block_size)
@@ -32,7 +33,9 @@ def _fail(law: str, what: str) -> None:
     raise InvariantError(f"{law}: {what}")
 
 
-def _check_counts(pool: BlockPool, sequences: SequenceTable, rows: list[int], is_stored: bool) -> None:
+def _check_counts(
+    pool: BlockLedger, leases: list[BlockLease], sequences: SequenceTable, rows: list[int], is_stored: bool
+) -> None:
     """Every reference is somebody's: rows and leases add up to ref_cnt."""
     held = [0] * int(pool.capacity)
     for row in rows:
@@ -45,7 +48,7 @@ def _check_counts(pool: BlockPool, sequences: SequenceTable, rows: list[int], is
         for row in rows:
             for block in sequences.copy_from[row]:
                 held[block] += 1
-    for lease in pool.leases():
+    for lease in leases:
         for block in lease:
             held[block] += 1
     for block in range(int(pool.capacity)):
@@ -78,7 +81,7 @@ def _check_lengths(sequences: SequenceTable, row: i64, block_size: i64) -> None:
         _fail("I6", f"{name} has reserved {sequences.num_reserved[row]} tokens beyond its {room} slots")
 
 
-def _check_published(pool: BlockPool, sequences: SequenceTable, row: i64) -> None:
+def _check_published(pool: BlockLedger, sequences: SequenceTable, row: i64) -> None:
     """What a sequence published is indexed in one chain from its root, and computed if no owner is named (I3)."""
     index = pool.index
     if not pool.enable_prefix_caching or sequences.generation[row] != index.num_generations:
@@ -87,7 +90,7 @@ def _check_published(pool: BlockPool, sequences: SequenceTable, row: i64) -> Non
     for position in range(sequences.num_published[row]):
         block = sequences.block_at(row, position)
         follows = index.identity[2 * block + 1] == parent or position in sequences.spans[row]
-        if index.identity[2 * block] == NO_CONTENT or not follows:
+        if not index.is_cached(block) or not follows:
             _fail("I5", f"block {block} of {sequences.name(row)} is not indexed after its predecessor")
         parent = index.identity[2 * block]
         owned = i64(index.owner[block]) == row + 1
@@ -100,7 +103,7 @@ def _joined(sequences: SequenceTable, row: i64) -> bool:
     return sequences.waits_on[row] != NO_ROW
 
 
-def _check_writer(pool: BlockPool, sequences: SequenceTable, row: i64) -> None:
+def _check_writer(pool: BlockLedger, sequences: SequenceTable, row: i64) -> None:
     """I7: reserved tokens go to blocks that nobody else holds, but for joiners of what is being computed."""
     block_size = i64(pool.block_size)
     start = sequences.num_computed[row]
@@ -129,7 +132,7 @@ def _check_waiting(sequences: SequenceTable, rows: list[int]) -> None:
             _fail("I3", f"row {row} counts {sequences.num_waiters[i64(row)]} waiters, there are {waiters[row]}")
 
 
-def _check_owners(pool: BlockPool, sequences: SequenceTable) -> None:
+def _check_owners(pool: BlockLedger, sequences: SequenceTable) -> None:
     """Whoever is to compute a block holds it and has not come to it yet."""
     for block in range(1, int(pool.capacity)):
         row = i64(pool.index.owner[i64(block)]) - 1
@@ -145,7 +148,7 @@ def _check_owners(pool: BlockPool, sequences: SequenceTable) -> None:
             )
 
 
-def check_mapping(mapping: Mapping) -> None:
+def check_mapping(mapping: Mapping, leases: list[BlockLease], cpu_leases: list[BlockLease]) -> None:
     """Hold every group's rows against the pools below. O(blocks + tables * groups). Raises `InvariantError`."""
     rows = mapping.sequences.live_rows()
     mapping.pool.check()
@@ -156,9 +159,9 @@ def check_mapping(mapping: Mapping) -> None:
     for row in rows:
         for block in mapping.sequences.copy_from[row]:
             held[block] += 1
-    _check_holders(mapping.pool, held, "I8")
+    _check_holders(mapping.pool, leases, held, "I8")
     if mapping.cpu is not None:
-        _check_cpu(mapping, mapping.cpu, rows)
+        _check_cpu(mapping, mapping.cpu, cpu_leases, rows)
 
 
 def _check_group_row(mapping: Mapping, group: GroupTable, row: i64, held: list[int]) -> None:
@@ -196,8 +199,8 @@ def _check_contents(mapping: Mapping, group: GroupTable, row: i64) -> None:
             _fail("I5", f"block {block} of {sequences.name(row)} is cached as another content than its page {page}")
 
 
-def _check_holders(pool: ContentPool, held: list[int], law: str) -> None:
-    for lease in pool.leases():
+def _check_holders(pool: ContentPool, leases: list[BlockLease], held: list[int], law: str) -> None:
+    for lease in leases:
         for block in lease:
             held[block] += 1
     for block in range(int(pool.capacity)):
@@ -205,7 +208,7 @@ def _check_holders(pool: ContentPool, held: list[int], law: str) -> None:
             _fail(law, f"block {block} has ref_cnt {pool.ref_cnt[i64(block)]}, but {held[block]} holders")
 
 
-def _check_cpu(mapping: Mapping, cpu: ContentPool, rows: list[int]) -> None:
+def _check_cpu(mapping: Mapping, cpu: ContentPool, leases: list[BlockLease], rows: list[int]) -> None:
     """Every reference to a CPU block is a swapped sequence's, a load's, or a save's that is not told of yet."""
     cpu.check()
     held = [0] * int(cpu.capacity)
@@ -220,4 +223,4 @@ def _check_cpu(mapping: Mapping, cpu: ContentPool, rows: list[int]) -> None:
                 loads += 1 if block != 0 else 0
             if mapping.sequences.is_swapped[i64(row)] == 0 and loads != group.num_loads[i64(row)]:
                 _fail("I8", f"row {row} counts {group.num_loads[i64(row)]} loads, there are {loads}")
-    _check_holders(cpu, held, "I8")
+    _check_holders(cpu, leases, held, "I8")

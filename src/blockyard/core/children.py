@@ -53,10 +53,17 @@ class Children:
         if after != NULL_BLOCK:
             self._before[after] = i32(before)
 
-    def grow(self, num_blocks: int) -> None:
-        """Make room for blocks up to `num_blocks - 1`."""
-        self._after = grown_i32(self._after, num_blocks)
-        self._before = grown_i32(self._before, num_blocks)
+    def clear(self) -> None:
+        """Forget all."""
+        self._first.clear()
+
+    def grown(self, num_blocks: int) -> "Children":
+        """The same with room for blocks up to `num_blocks - 1`; this one is to be used no more."""
+        larger = Children(0)
+        larger._first = self._first
+        larger._after = grown_i32(self._after, num_blocks)
+        larger._before = grown_i32(self._before, num_blocks)
+        return larger
 
     def candidates(self, parent: i64, word: i64) -> list[int]:
         """At most 32 blocks that may continue `parent` with this first token, latest first."""

@@ -5,10 +5,11 @@ from operator import index as index_of
 from mypy_extensions import i64
 
 from ..errors import InvariantError, PolicyError
-from ..ids import NO_CONTENT, NULL_BLOCK
-from .arrays import grown_i64, zeros_i64
-from .free_queue import FreeKVCacheBlockQueue
+from ..ids import NULL_BLOCK
+from .arrays import clear_i64, grown_i64, zeros_i64
+from .free_queue import FreeQueue
 from .policies.base import EvictionPolicy
+from .policies.caught import CaughtPolicy
 from .policies.retention import Retention
 from .prefix_index import PrefixIndex
 
@@ -21,36 +22,26 @@ class Chooser:
     pool: put another policy in its place, and all goes on.
     """
 
-    def __init__(self, policy: EvictionPolicy, capacity: int) -> None:
+    def __init__(self, policy: EvictionPolicy, caught: CaughtPolicy, capacity: int) -> None:
         self.policy = policy
-        self.name = type(policy.policy if isinstance(policy, Retention) else policy).__name__
+        #: The same, or what stands inside of it: it knows what went wrong.
+        self.caught = caught
         #: 1 + the depth of each idle block, as the policy was told; 0 for the others.
         self._idle = zeros_i64(capacity)
-        #: What the policy raised when it was told something; the next question raises it.
-        self._failure = ""
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:
         """`block` became idle."""
         self._idle[block] = depth + 1
-        try:
-            self.policy.insert(block, key, depth)
-        except Exception as error:
-            self.fail("insert", error)
+        self.policy.insert(block, key, depth)
 
     def hit(self, block: i64, key: i64) -> None:
         """A prompt hit `block`."""
-        try:
-            self.policy.hit(block, key)
-        except Exception as error:
-            self.fail("hit", error)
+        self.policy.hit(block, key)
 
     def remove(self, block: i64) -> None:
         """`block` is idle no longer."""
         self._idle[block] = 0
-        try:
-            self.policy.remove(block)
-        except Exception as error:
-            self.fail("remove", error)
+        self.policy.remove(block)
 
     def forget(self, block: i64) -> None:
         """What `block` cached is gone, chosen or not (a pool that shrinks asks nobody): nor is it retained."""
@@ -59,51 +50,47 @@ class Chooser:
 
     def clear(self) -> None:
         """No block is idle any more."""
-        self._idle = zeros_i64(len(self._idle))
-        try:
-            self.policy.clear()
-        except Exception as error:
-            self.fail("clear", error)
+        clear_i64(self._idle)
+        self.policy.clear()
 
     def grow(self, num_blocks: int) -> None:
-        """Ids now go up to num_blocks - 1."""
-        self._idle = grown_i64(self._idle, num_blocks)
-        try:
-            self.policy.grow(num_blocks)
-        except Exception as error:
-            self.fail("grow", error)
+        """Ids now go up to num_blocks - 1. Raises MemoryError, and has grown or not then; both are sound."""
+        idle = grown_i64(self._idle, num_blocks)
+        self.policy.grow(num_blocks)
+        self._idle = idle
 
-    def fail(self, method: str, error: Exception) -> PolicyError:
-        """Ask the policy no more; returns what the next question raises."""
-        if not self._failure:
-            self._failure = f"{method} raised {type(error).__name__}: {error}"
-        return PolicyError(f"eviction policy {self.name}: {self._failure}; put another in its place")
+    def error(self) -> PolicyError:
+        """What the question raises that comes after a failure."""
+        return PolicyError(f"eviction policy {self.caught.name}: {self.caught.failure}; put another in its place")
 
-    def choose(self, queue: FreeKVCacheBlockQueue, index: PrefixIndex, count: i64) -> list[int]:
+    def choose(self, queue: FreeQueue, index: PrefixIndex, count: i64) -> list[int]:
         """Victims for `count` blocks, after those that are free and cache nothing. Raises `PolicyError`.
 
         O(count * cost of the policy). The victims are in the queue and in the index still.
         """
         missing = count - _count_empty(queue, index, count)
-        if missing > 0 and self._failure:
-            raise PolicyError(f"eviction policy {self.name}: {self._failure}; put another in its place")
+        if missing > 0 and self.caught.failure:
+            raise self.error()
         victims: list[int] = []
         while missing > 0:
-            problem = self._choose_one(victims)
+            problem = self._choose_one(victims, index)
             if problem:
                 self._put_back(index, victims)
-                raise PolicyError(f"eviction policy {self.name}: {problem}")
+                raise PolicyError(f"eviction policy {self.caught.name}: {problem}")
             missing -= 1
         for victim in victims:
             self._idle[i64(victim)] = 0
         return victims
 
-    def _choose_one(self, victims: list[int]) -> str:
+    def _choose_one(self, victims: list[int], index: PrefixIndex) -> str:
         """Ask for one more victim; returns what is wrong with the answer."""
         try:
             block = index_of(self.policy.evict())
         except Exception as error:
             return f"evict raised {type(error).__name__}: {error}"
+        except BaseException:
+            self._put_back(index, victims)
+            raise
         if not NULL_BLOCK < block < len(self._idle) or self._idle[i64(block)] == 0:
             return f"evict returned block {block}, which is not idle"
         if self._idle[i64(block)] < 0:
@@ -122,15 +109,15 @@ class Chooser:
         told = {block for block in range(len(self._idle)) if self._idle[i64(block)] != 0}
         if told != idle:
             raise InvariantError(f"policy: it was told that {sorted(told)} are idle; {sorted(idle)} are")
-        if not self._failure:
+        if not self.caught.failure:
             self.policy.check()
 
 
-def _count_empty(queue: FreeKVCacheBlockQueue, index: PrefixIndex, most: i64) -> i64:
+def _count_empty(queue: FreeQueue, index: PrefixIndex, most: i64) -> i64:
     """How many blocks at the head of the queue cache nothing, up to `most`."""
     count: i64 = 0
     block = i64(queue.next_free[NULL_BLOCK])
-    while count < most and block != NULL_BLOCK and index.identity[2 * block] == NO_CONTENT:
+    while count < most and block != NULL_BLOCK and not index.is_cached(block):
         count += 1
         block = i64(queue.next_free[block])
     return count

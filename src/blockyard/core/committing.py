@@ -1,22 +1,17 @@
 """The second phase of a step: what was computed, and what was sampled."""
 
-from typing import Final
-
-import numpy as np
 from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..errors import InvalidArgument, SequenceNotReady
-from ..ids import NO_CONTENT, NO_ROW, NULL_BLOCK
-from .arrays import zeros_i64
-from .block_pool import BlockPool
+from ..ids import NO_ROW, NULL_BLOCK
+from .arrays import filled_i64, zeros_i64
+from .block_ledger import BlockLedger
 from .joining import Joining
 from .mapping import Mapping
 from .reserving import NO_TOKEN
-from .sequences import QUIET, SequenceTable
-from .tokens import HIGH_HALF, LOW_HALF, MAX_TOKEN, int64_vector, store_token, token_table
-
-LAST_TOKEN: Final[i64] = MAX_TOKEN
+from .sequences import QUIET, SequenceTable, read_handles
+from .tokens import HIGH_HALF, LAST_TOKEN, LOW_HALF, int64_vector, store_token, token_table
 
 
 class Committing:
@@ -24,7 +19,7 @@ class Committing:
 
     def __init__(
         self,
-        pool: BlockPool,
+        pool: BlockLedger,
         sequences: SequenceTable,
         joining: Joining,
         mapping: Mapping | None,
@@ -46,9 +41,10 @@ class Committing:
 
     def commit(self, seqs: object, num_computed: object, next_tokens: object) -> None:
         """See `KVCacheManager.commit`."""
-        rows = self.sequences.rows_of(seqs)
-        counts = int64_vector("num_computed", num_computed, len(rows))
-        table = token_table("next_tokens", next_tokens, len(rows))
+        given = read_handles(seqs)
+        counts = int64_vector("num_computed", num_computed, len(given))
+        table = token_table("next_tokens", next_tokens, len(given))
+        rows = self.sequences.rows_of(given)
         if table.columns > 1:
             appended = self._count_new(table.items, table.columns, len(rows))
             self._check_many(rows, counts, appended)
@@ -62,7 +58,7 @@ class Committing:
         self._advance(rows, counts)
 
     def _no_tokens(self, num_seqs: int) -> vec[i64]:
-        return vec[i64](np.full(num_seqs, NO_TOKEN, dtype=np.int64))
+        return filled_i64(NO_TOKEN, num_seqs)
 
     def _check(self, rows: vec[i64], counts: vec[i64], tokens: vec[i64]) -> None:
         """Refuse what cannot be, before anything changes: a decode step, with a token or none for each sequence."""
@@ -191,7 +187,7 @@ class Committing:
 
     def _is_writable(self, row: i64, position: i64) -> bool:
         block = self.sequences.block_at(row, position)
-        return self.pool.ref_cnt[block] == 1 and self.index.identity[2 * block] == NO_CONTENT
+        return self.pool.ref_cnt[block] == 1 and not self.index.is_cached(block)
 
     def _append(self, rows: vec[i64], tokens: vec[i64]) -> None:
         """Store a new token for each sequence that got one; one without a writable place waits in its row."""

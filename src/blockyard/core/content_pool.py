@@ -1,33 +1,29 @@
-"""A pool whose blocks are known by the content they hold, and for which layer group, not by their tokens."""
+"""A ledger whose blocks are known by the content they hold, and for which layer group, not by their tokens."""
 
 from typing import Final
 
 from mypy_extensions import i64
 
-from ..arguments import require_int
-from ..errors import InvalidArgument
-from ..ids import NO_CONTENT
 from .arrays import zeros_i64
-from .block import KVCacheBlock
-from .block_pool import BlockPool
+from .block_ledger import BlockLedger
 
 #: A content id and a group number are two words, which the index takes for four tokens.
 ENTRY_TOKENS: Final = 4
 ENTRY_WORDS: Final[i64] = 2
 
 
-class ContentPool(BlockPool):
+class ContentPool(BlockLedger):
     """Blocks of keys and values under a page table of contents.
 
     With several layer groups, or a CPU pool, one content (the tokens of a page after all before them) is stored
-    in several places. The pages, a `BlockPool` without keys and values, prove a prompt's tokens and give each page
+    in several places. The pages, a `BlockLedger` without keys and values, verify a prompt's tokens and give each page
     its content id, which is never used twice. Here the exact index of the pages is used once more, over two words
     instead of a block's tokens: (content id, group) → the blocks that hold it.
     """
 
     def __init__(self, num_blocks: int, hash_seed: int, tokens_per_block: int) -> None:
-        super().__init__(num_blocks, ENTRY_TOKENS, True, hash_seed)
-        self.block_size = tokens_per_block
+        super().__init__(num_blocks, tokens_per_block, ENTRY_TOKENS, True, hash_seed)
+        self.knows_tokens = False
         self._entry = zeros_i64(int(ENTRY_WORDS))
         self._root: i64 = self.index.root(())
 
@@ -58,25 +54,9 @@ class ContentPool(BlockPool):
 
     def is_cached(self, block: i64) -> bool:
         """Whether the block is indexed."""
-        return self.index.identity[2 * block] != NO_CONTENT
+        return self.index.is_cached(block)
 
     def reset(self) -> None:
         """Forget all cached content at once; blocks stay with their holders. O(num_blocks)."""
         super().reset()
         self._root = self.index.root(())
-
-    def block(self, block_id: object) -> KVCacheBlock:
-        """One block as people see it; its tokens are known to the manager alone. O(leases)."""
-        number = require_int("block_id", block_id, 0, int(self.capacity) - 1)
-        block = i64(number)
-        return KVCacheBlock(
-            number,
-            int(self.ref_cnt[block]),
-            [],
-            int(self.index.chain_hash[block]) if self.is_cached(block) else None,
-            True,
-            [lease.holder for lease in self.leases() if number in list(lease)],
-        )
-
-    def _require_tokens(self) -> None:
-        raise InvalidArgument("this pool belongs to a manager with layer groups or a CPU pool; ask the manager")

@@ -8,7 +8,7 @@ from ..ids import NULL_BLOCK
 from .arrays import grown_i32, zeros_i32
 
 
-class FreeKVCacheBlockQueue:
+class FreeQueue:
     """A doubly linked list of block ids in two arrays; the head is allocated, and so evicted, next.
 
     The null block is never free, so its two links serve as both ends of the list, and no operation has a special
@@ -16,7 +16,8 @@ class FreeKVCacheBlockQueue:
     (a deque would search for it). The order is least recently used: whoever frees appends at the tail,
     except blocks that hold nothing reusable, which go to the front.
 
-    `next_free` and `prev_free` may be written by this class only.
+    `next_free` and `prev_free` may be written by this class only. Its methods believe their callers; the checked face
+    for people is `FreeKVCacheBlockQueue`.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -60,6 +61,12 @@ class FreeKVCacheBlockQueue:
         self.prev_free[i64(after)] = before
         self.num_free -= 1
 
+    def put_back(self, block: i64) -> None:
+        """Undo the latest `remove` that is not undone yet: `block` remembers its neighbours (Knuth's dancing links)."""
+        self.next_free[i64(self.prev_free[block])] = i32(block)
+        self.prev_free[i64(self.next_free[block])] = i32(block)
+        self.num_free += 1
+
     def popleft_n(self, out: vec[i32], start: i64, count: i64) -> None:
         """Move the first `count` blocks, which must be there, to `out[start:]`. O(count)."""
         next_free = self.next_free
@@ -71,10 +78,14 @@ class FreeKVCacheBlockQueue:
         self.prev_free[block] = 0
         self.num_free -= count
 
-    def grow(self, num_blocks: int) -> None:
-        """Make room for blocks up to `num_blocks - 1`; none of them is free yet. O(num_blocks)."""
-        self.next_free = grown_i32(self.next_free, num_blocks)
-        self.prev_free = grown_i32(self.prev_free, num_blocks)
+    def make_room_for(self, num_blocks: int) -> "QueueRoom":
+        """Links for blocks up to `num_blocks - 1`; none of the new ones is free yet. O(num_blocks)."""
+        return QueueRoom(grown_i32(self.next_free, num_blocks), grown_i32(self.prev_free, num_blocks))
+
+    def move_into(self, room: "QueueRoom") -> None:
+        """Put the larger arrays in place."""
+        self.next_free = room.next_free
+        self.prev_free = room.prev_free
 
     def block_ids(self) -> list[int]:
         """All free blocks, in eviction order. O(free)."""
@@ -106,3 +117,11 @@ class FreeKVCacheBlockQueue:
         self.next_free[before] = i32(block)
         self.prev_free[after] = i32(block)
         self.num_free += 1
+
+
+class QueueRoom:
+    """The arrays of a larger queue, before they are put in place."""
+
+    def __init__(self, next_free: vec[i32], prev_free: vec[i32]) -> None:
+        self.next_free = next_free
+        self.prev_free = prev_free

@@ -137,6 +137,20 @@ class GroupTable(BlockTable):
                 self._set_cpu_block(row, place, -self.found[place])
                 self.num_loads[row] += 1
 
+    def unhold_hits(self, row: i64) -> None:
+        """Undo the latest `hold_hits`, after which nothing was taken: the last block first."""
+        place = self.num_blocks[row] - 1
+        while place >= self.num_null[row]:
+            if self.block_at(row, place) != NULL_BLOCK:
+                self.pool.unshare_one(self.block_at(row, place))
+            elif self.cpu is not None and self.cpu_block_at(row, place) != NULL_BLOCK:
+                self.cpu.unshare_one(self.cpu_block_at(row, place))
+                self._set_cpu_block(row, place, NULL_BLOCK)
+            place -= 1
+        self.cut_row(row, 0)
+        self.num_null[row] = 0
+        self.num_loads[row] = 0
+
     def num_to_take(self, row: i64, num_tokens: i64) -> i64:
         """Blocks that `take_prompt` takes from the pool."""
         new = self.num_places(num_tokens) - self.num_blocks[row] if self.window == 0 else 0
@@ -194,7 +208,7 @@ class GroupTable(BlockTable):
         elif num_published_pages // self.num_pages <= place < self.num_blocks[row]:
             block = self.block_at(row, place)
             if self.pool.is_cached(block):
-                self.pool.index.remove(block)
+                self.pool.drop(block)
         self._extend(row, self.num_places(end))
         return copied
 

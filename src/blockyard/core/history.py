@@ -4,7 +4,7 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ..answers import AllocationEvent
-from .free_queue import FreeKVCacheBlockQueue
+from .free_queue import FreeQueue
 from .observer import Clock, PoolObserver
 
 
@@ -28,7 +28,7 @@ class Entry:
 class AllocationHistory(PoolObserver):
     """The latest `size` events of a pool, in a ring. An event costs a copy of its block ids, and nothing when off."""
 
-    def __init__(self, size: int, queue: FreeKVCacheBlockQueue, clock: Clock) -> None:
+    def __init__(self, size: int, queue: FreeQueue, clock: Clock) -> None:
         self.size = size
         self.queue = queue
         self.clock = clock
@@ -39,7 +39,7 @@ class AllocationHistory(PoolObserver):
 
     def acting(self, actor: str) -> None:
         """Whatever comes next, this call does it."""
-        self.actor = actor
+        self.actor = actor.strip()
 
     def acquired(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Note that blocks were taken."""

@@ -4,14 +4,14 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ..ids import NULL_BLOCK
-from .block_pool import BlockPool
+from .block_ledger import BlockLedger
 from .mapping import Mapping
 
 
 class HitHolder:
-    """Holds what look-ups find, block after block, until `let_go` gives all of it back, the last first."""
+    """Holds what look-ups find, block after block, until `let_go` frees all of it, or `undo` puts it back."""
 
-    def __init__(self, pool: BlockPool, mapping: Mapping | None) -> None:
+    def __init__(self, pool: BlockLedger, mapping: Mapping | None) -> None:
         self.pool = pool
         self.mapping = mapping
         self._held: list[int] = []
@@ -45,9 +45,17 @@ class HitHolder:
         return len(set(self._held))
 
     def let_go(self) -> None:
-        """Give all back."""
+        """Free all, the last first."""
         for block in reversed(self._held):
             self.pool.release_one(block)
         if self.mapping is not None and self.mapping.cpu is not None:
             for block in reversed(self._held_on_cpu):
                 self.mapping.cpu.release_one(block)
+
+    def undo(self) -> None:
+        """Put every block back where it was in the queue, if no other was taken since."""
+        for block in reversed(self._held):
+            self.pool.unshare_one(block)
+        if self.mapping is not None and self.mapping.cpu is not None:
+            for block in reversed(self._held_on_cpu):
+                self.mapping.cpu.unshare_one(block)

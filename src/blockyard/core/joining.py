@@ -16,16 +16,17 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ..ids import NO_ROW
-from .prefix_index import PrefixIndex
+from .block_ledger import BlockLedger
 from .sequences import SequenceTable
 
 
 class Joining:
     """Who waits on whom. Reads and writes `waits_on`, `waits_for`, `num_waiters` and the owners of blocks."""
 
-    def __init__(self, sequences: SequenceTable, index: PrefixIndex, block_size: int) -> None:
+    def __init__(self, sequences: SequenceTable, token_blocks: BlockLedger, block_size: int) -> None:
         self.sequences = sequences
-        self.index = index
+        self.token_blocks = token_blocks
+        self.index = token_blocks.index
         self.block_size: i64 = block_size
         #: Where the latest look-up came to a block that is still being computed.
         self.first_pending: i64 = 0
@@ -141,4 +142,4 @@ class Joining:
             if heir_first <= position < heir_last:
                 self.index.owner[block] = i32(heir + 1)
             else:
-                self.index.remove(block)
+                self.token_blocks.drop(block)

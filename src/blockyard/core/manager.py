@@ -7,9 +7,11 @@ from mypy_extensions import i64
 from ..answers import Admission, Resize
 from ..arguments import require_bool, require_int, require_number, require_str
 from ..config import MAX_BLOCKS
-from ..errors import InvalidArgument, PolicyError
+from ..errors import InvalidArgument
 from .plan import StepPlan, SwapPlan
 from .prompt import Prompt, make_prompt
+from .refusing import refuse_copy, refuse_pickle
+from .sequences import read_handles
 from .swapping import require_cpu
 from .view import CacheView
 
@@ -27,7 +29,9 @@ class KVCacheManager(CacheView):
         cache.commit(seqs, num_computed, next_tokens)
         cache.free(seqs)
 
-    A call either does all of its work or raises and changes nothing (I6). Not safe for use by several threads at once.
+    A call either does all of its work or raises and changes nothing (I6). One call runs at a time: a `free` that
+    arrives in the middle of another call, from a finaliser or a policy or another thread, waits until that ends, and
+    any other call raises `ConcurrentCall`. Threads need a lock around their calls.
 
     >>> from blockyard import CacheConfig
     >>> cache = KVCacheManager(CacheConfig(num_blocks=100, block_size=4))
@@ -51,8 +55,12 @@ class KVCacheManager(CacheView):
 
         The watermark counts as used, so that running sequences can grow without evicting one another.
         """
-        count = require_int("num_seqs", num_seqs, 1, int(self._sequences.max_num_seqs))
-        return self._admitting.answer([make_prompt(token_ids, extra_keys, int(self.block_size))], count)
+        self._gate.enter("can_allocate")
+        try:
+            count = require_int("num_seqs", num_seqs, 1, int(self._sequences.max_num_seqs))
+            return self._admitting.answer([make_prompt(token_ids, extra_keys, int(self.block_size))], count)
+        finally:
+            self._gate.leave()
 
     def allocate(
         self,
@@ -72,14 +80,22 @@ class KVCacheManager(CacheView):
         Returns the sequence's handle. `num_computed_tokens` then tells the hit: whole blocks, never the last token.
         Raises `NeverFits`, `OutOfBlocks` (ask `can_allocate` first), `OutOfRows` or `InvalidArgument`.
         """
-        prompt = make_prompt(token_ids, extra_keys, int(self.block_size))
-        name = require_str("holder", holder)
-        count = require_int("num_seqs", num_seqs, 1, int(self._sequences.max_num_seqs))
-        return self._admit([prompt], [name], count, require_bool("resumed", resumed))[0]
+        self._gate.enter("allocate")
+        try:
+            prompt = make_prompt(token_ids, extra_keys, int(self.block_size))
+            name = require_str("holder", holder)
+            count = require_int("num_seqs", num_seqs, 1, int(self._sequences.max_num_seqs))
+            return self._admit([prompt], [name], count, require_bool("resumed", resumed))[0]
+        finally:
+            self._gate.leave()
 
     def can_allocate_batch(self, prompts: object, extra_keys: object = ()) -> Admission:
         """Whether `allocate_batch` would take these prompts together: OK, LATER or NEVER. O(tokens)."""
-        return self._admitting.answer(self._make_prompts(prompts, extra_keys), 1)
+        self._gate.enter("can_allocate_batch")
+        try:
+            return self._admitting.answer(self._make_prompts(prompts, extra_keys), 1)
+        finally:
+            self._gate.leave()
 
     def allocate_batch(self, prompts: object, holders: object = (), extra_keys: object = ()) -> list[int]:
         """Admit several prompts, all or none. O(tokens).
@@ -87,12 +103,13 @@ class KVCacheManager(CacheView):
         prompts: a list of what `allocate` takes. holders: as many names, or none. extra_keys: for all of them.
         What they begin with in common is taken once. Returns their handles. Raises as `allocate` does.
         """
-        made = self._make_prompts(prompts, extra_keys)
-        if holders == ():
-            holders = [""] * len(made)
-        if not isinstance(holders, (list, tuple)) or len(holders) != len(made):
-            raise InvalidArgument(f"holders is {holders!r}; {len(made)} names are needed, one for each prompt")
-        return self._admit(made, [require_str(f"holders[{i}]", name) for i, name in enumerate(holders)], 1, False)
+        self._gate.enter("allocate_batch")
+        try:
+            made = self._make_prompts(prompts, extra_keys)
+            names = [require_str(f"holders[{i}]", name) for i, name in enumerate(_list_of_holders(holders, len(made)))]
+            return self._admit(made, names, 1, False)
+        finally:
+            self._gate.leave()
 
     def _make_prompts(self, prompts: object, extra_keys: object) -> list[Prompt]:
         if not isinstance(prompts, (list, tuple)) or not prompts:
@@ -103,8 +120,9 @@ class KVCacheManager(CacheView):
         self._admitting.require(prompts, num_seqs)
         for prompt in prompts:
             self._admitting.prepare(prompt)
+        handles = [0] * len(prompts)
         version = self._sequences.version
-        peak = self.pool.peak_used_blocks
+        peak = self._ledger.peak_used_blocks
         rows: list[int] = []
         try:
             self._admitting.secure_batch(prompts)
@@ -112,15 +130,16 @@ class KVCacheManager(CacheView):
                 self._note("allocate", holders[index])
                 alone = len(prompts) == 1
                 rows.append(int(self._admitting.admit(prompt, holders[index], num_seqs, resumed, alone)))
-        except PolicyError:
-            for row in rows:
-                self._branching.end(row)
+        except BaseException:
+            for row in reversed(rows):
+                self._ending.end(row)
             self._sequences.version = version
-            self.pool.peak_used_blocks = peak
+            self._ledger.peak_used_blocks = peak
             raise
-        for row, prompt in zip(rows, prompts, strict=True):
-            self._admitting.record(row, prompt, resumed)
-        return [int(self._sequences.handle[i64(row)]) for row in rows]
+        for index, prompt in enumerate(prompts):
+            self._admitting.record(rows[index], prompt, resumed)
+            handles[index] = int(self._sequences.handle[i64(rows[index])])
+        return handles
 
     # The step.
 
@@ -134,8 +153,12 @@ class KVCacheManager(CacheView):
         reservation of it ends.
         Raises `UnknownSequence` or `InvalidArgument`.
         """
-        self._note("reserve", "")
-        return self._reserving.reserve(seqs, num_new_tokens)
+        self._gate.enter("reserve")
+        try:
+            self._note("reserve", "")
+            return self._reserving.reserve(seqs, num_new_tokens)
+        finally:
+            self._gate.leave_with_result()
 
     def commit(self, seqs: object, num_computed: object, next_tokens: object = None) -> None:
         """Say what the step did: the first `num_computed` reserved tokens of each sequence are computed. O(batch).
@@ -146,8 +169,12 @@ class KVCacheManager(CacheView):
         Full computed blocks become shareable. The reservation ends.
         Raises `UnknownSequence`, `SequenceNotReady` or `InvalidArgument`.
         """
-        self._note("commit", "")
-        self._committing.commit(seqs, num_computed, next_tokens)
+        self._gate.enter("commit")
+        try:
+            self._note("commit", "")
+            self._committing.commit(seqs, num_computed, next_tokens)
+        finally:
+            self._gate.leave()
 
     def can_append(self, seqs: object, num_new_tokens: object = 1) -> bool:
         """Whether `reserve` would serve all of `seqs` now. O(batch). Changes nothing.
@@ -155,12 +182,20 @@ class KVCacheManager(CacheView):
         Cautious by a block where several forks that share their last block are asked about together, and where one
         waits for blocks that another would compute in the same step.
         """
-        return self._reserving.can_reserve(seqs, num_new_tokens)
+        self._gate.enter("can_append")
+        try:
+            return self._reserving.can_reserve(seqs, num_new_tokens)
+        finally:
+            self._gate.leave()
 
     def append(self, seqs: object, next_tokens: object) -> None:
         """Append tokens to sequences without computing anything: `commit(seqs, 0, next_tokens)`. O(batch)."""
-        self._note("append", "")
-        self._committing.commit(seqs, 0, next_tokens)
+        self._gate.enter("append")
+        try:
+            self._note("append", "")
+            self._committing.commit(seqs, 0, next_tokens)
+        finally:
+            self._gate.leave()
 
     # Forks and cuts.
 
@@ -170,8 +205,12 @@ class KVCacheManager(CacheView):
         Returns their handles. Raises `SequenceNotReady` unless all tokens of `seq` are computed, but perhaps the last,
         and nothing is reserved; `OutOfRows`; `InvalidArgument` for a count below 1.
         """
-        self._note("fork", "")
-        return self._branching.fork(seq, num_forks)
+        self._gate.enter("fork")
+        try:
+            self._note("fork", "")
+            return self._branching.fork(seq, num_forks)
+        finally:
+            self._gate.leave_with_result()
 
     def regroup(self, seqs: object, parents: object) -> list[int]:
         """Beam search's step: sequence i becomes a continuation of `seqs[parents[i]]`. O(blocks of forks and drops).
@@ -180,8 +219,12 @@ class KVCacheManager(CacheView):
         itself, the others are forks of it; sequences without a child are freed. Returns n handles in the order of
         `parents`. Raises as `fork` does for sequences with several children.
         """
-        self._note("regroup", "")
-        return self._branching.regroup(seqs, parents)
+        self._gate.enter("regroup")
+        try:
+            self._note("regroup", "")
+            return self._branching.regroup(seqs, parents)
+        finally:
+            self._gate.leave_with_result()
 
     def truncate(self, seq: object, num_tokens: object) -> None:
         """Forget all but the first `num_tokens` tokens, and give back the blocks behind them. O(blocks freed).
@@ -190,30 +233,43 @@ class KVCacheManager(CacheView):
         unless 1 <= num_tokens <= the sequence's tokens, or when blocks that lie in the sliding window before the cut
         were given back already.
         """
-        self._note("truncate", "")
-        self._branching.truncate(seq, num_tokens)
+        self._gate.enter("truncate")
+        try:
+            self._note("truncate", "")
+            self._branching.truncate(seq, num_tokens)
+        finally:
+            self._gate.leave()
 
     def free(self, seqs: object) -> None:
         """End sequences, one handle or many, and give their blocks back, last block first. O(blocks).
 
-        Cached blocks stay hittable until they are evicted. Raises `UnknownSequence` for a handle that was freed
-        already or never given; then none is freed.
+        Cached blocks stay hittable until they are evicted. A free that arrives in the middle of another call is carried
+        out when that call ends. Raises `UnknownSequence` for a handle that was freed already, is another manager's or
+        was never given; then none is freed.
         """
-        rows = self._sequences.rows_of(seqs)
-        self._sequences.version += 1
-        for index in range(i64(len(rows))):
-            self._note("free", self._sequences.holders[rows[index]])
-            self._branching.end(rows[index])
+        given = read_handles(seqs)
+        if not self._gate.enter_free("free"):
+            self._ending.free_later(given)
+            self._gate.wait()
+            return
+        try:
+            self._ending.free(given)
+        finally:
+            self._gate.leave()
 
     def reset_prefix_cache(self) -> None:
         """No cached block hits any more, from now on; sequences may run, and go on without publishing. O(num_blocks).
 
         For new weights: keys and values of the old ones must not serve new requests.
         """
-        self._sequences.version += 1
-        self._pages.reset()
-        if self._mapping is not None:
-            self._mapping.reset()
+        self._gate.enter("reset_prefix_cache")
+        try:
+            self._sequences.version += 1
+            self._pages.reset()
+            if self._mapping is not None:
+                self._mapping.reset()
+        finally:
+            self._gate.leave()
 
     # Memory below the GPU.
 
@@ -226,8 +282,12 @@ class KVCacheManager(CacheView):
         Raises `OutOfBlocks` when the CPU pool has too few free blocks, `SequenceNotReady` while tokens are reserved
         or when one is swapped out already, `InvalidArgument` without a CPU pool.
         """
-        self._note("swap_out", "")
-        return require_cpu(self._swapping, "swap_out").swap_out(seqs)
+        self._gate.enter("swap_out")
+        try:
+            self._note("swap_out", "")
+            return require_cpu(self._swapping, "swap_out").swap_out(seqs)
+        finally:
+            self._gate.leave_with_result()
 
     def swap_in(self, seqs: object) -> SwapPlan:
         """Bring sequences back, all or none. What the pool still caches of them is shared, not moved. O(blocks).
@@ -235,8 +295,12 @@ class KVCacheManager(CacheView):
         Carry out the plan before the next step. Raises `OutOfBlocks`, `SequenceNotReady` for one that is not swapped
         out, `InvalidArgument` without a CPU pool.
         """
-        self._note("swap_in", "")
-        return require_cpu(self._swapping, "swap_in").swap_in(seqs)
+        self._gate.enter("swap_in")
+        try:
+            self._note("swap_in", "")
+            return require_cpu(self._swapping, "swap_in").swap_in(seqs)
+        finally:
+            self._gate.leave_with_result()
 
     # Life at run time.
 
@@ -247,23 +311,34 @@ class KVCacheManager(CacheView):
         still held (`pool.num_retiring_blocks`) and go when they are given back. The KV tensors are the caller's to
         resize: after growing before the next step; after shrinking once nothing retires any more and the plan made
         after that (`reserve`, of nothing if need be) is carried out, because it may still move blocks beyond the end.
-        Raises `InvalidArgument` for a size outside 2 to 2**27.
+        Raises `InvalidArgument` for a size outside 2 to 2**27, `NotEnoughMemory` where the system has none.
         """
-        size = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
-        self._sequences.version += 1
-        self._note("resize", "")
-        answer = self.pool.resize(size)
-        if self._mapping is not None:
-            self._mapping.resize(int(self.pool.capacity))
-        self._admitting.watermark = i64(int(self.config.watermark * self.pool.num_blocks))
-        return answer
+        self._gate.enter("resize")
+        try:
+            size = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
+            pages = self._mapping.make_room(size) if self._mapping is not None else None
+            room = self._ledger.make_room(size)
+            watermark = i64(int(self.config.watermark * size))
+            self._note("resize", "")
+            self._sequences.version += 1
+            if self._mapping is not None:
+                self._mapping.move_into(pages)
+            answer = self._ledger.resize(size, room)
+            self._admitting.watermark = watermark
+            return answer
+        finally:
+            self._gate.leave()
 
     def set_eviction_policy(self, policy: object) -> None:
         """Let another policy choose what is evicted: a name, or a class or callable that makes one from num_blocks.
 
         What retention holds back it holds back no longer. O(num_blocks). Raises `InvalidArgument`.
         """
-        self._install_policy(policy)
+        self._gate.enter("set_eviction_policy")
+        try:
+            self._install_policy(policy)
+        finally:
+            self._gate.leave()
 
     def retain(
         self, token_ids: object, priority: object = 1, expires_at: object = None, extra_keys: object = ()
@@ -276,19 +351,43 @@ class KVCacheManager(CacheView):
         Raises `OverBudget` when more than `retention_blocks` blocks would be retained, and `InvalidArgument` if the
         config has no budget.
         """
-        prompt = make_prompt(token_ids, extra_keys, int(self.block_size))
-        level = require_int("priority", priority, 0, MAX_PRIORITY)
-        until = None if expires_at is None else require_number("expires_at", expires_at)
-        return self._retain(self._cached_blocks(prompt), level, until)
+        self._gate.enter("retain")
+        try:
+            prompt = make_prompt(token_ids, extra_keys, int(self.block_size))
+            level = require_int("priority", priority, 0, MAX_PRIORITY)
+            until = None if expires_at is None else require_number("expires_at", expires_at)
+            return self._retain(self._cached_blocks(prompt), level, until)
+        finally:
+            self._gate.leave()
 
     def advance_time(self, now: object) -> None:
         """Tell the cache what time it is, in any unit: for expiries, residency and the history. It never goes back.
 
         Raises `InvalidArgument` for a time before the last one.
         """
-        time = require_number("now", now)
-        if time < self._clock.now:
-            raise InvalidArgument(f"now is {time}; it must be at least {self._clock.now}, the time told before")
-        self._clock.now = time
-        if self._retention is not None:
-            self._retention.advance(time)
+        self._gate.enter("advance_time")
+        try:
+            time = require_number("now", now)
+            if time < self._clock.now:
+                raise InvalidArgument(f"now is {time}; it must be at least {self._clock.now}, the time told before")
+            self._clock.now = time
+            if self._retention is not None:
+                self._retention.advance(time)
+        finally:
+            self._gate.leave()
+
+    def __copy__(self) -> "KVCacheManager":
+        raise refuse_copy("a KVCacheManager", "make another one from its config")
+
+    def __deepcopy__(self, memo: object) -> "KVCacheManager":
+        raise refuse_copy("a KVCacheManager", "make another one from its config")
+
+    def __reduce__(self) -> str:
+        raise refuse_pickle("a KVCacheManager", "make one from its config in the other process")
+
+
+def _list_of_holders(holders: object, num_prompts: int) -> list[object]:
+    """A name for each prompt; none at all stands for empty ones."""
+    if isinstance(holders, (list, tuple)) and len(holders) in (0, num_prompts):
+        return list(holders) or [""] * num_prompts
+    raise InvalidArgument(f"holders is {holders!r}; {num_prompts} names are needed, one for each prompt")

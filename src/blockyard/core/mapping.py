@@ -10,7 +10,7 @@ from dataclasses import replace
 from mypy_extensions import i64
 
 from ..config import MAX_BLOCKS, CacheConfig
-from .block_pool import BlockPool
+from .block_ledger import BlockLedger, LedgerRoom
 from .block_table import BlockTable
 from .content_pool import ContentPool
 from .cpu_tier import CpuTier
@@ -36,18 +36,18 @@ def num_pages(config: CacheConfig) -> int:
 class Mapping:
     """The tables of all groups, driven together; each call is all or nothing because `num_...` is asked first."""
 
-    def __init__(self, config: CacheConfig, pages: BlockPool, sequences: SequenceTable) -> None:
+    def __init__(self, config: CacheConfig, pages: BlockLedger, sequences: SequenceTable, hash_seed: int) -> None:
         self.config = config
         self.pages = pages
         self.sequences = sequences
         self.page_size: i64 = config.hash_block_size
         self.alignment: i64 = config.hit_alignment
         first = config.layer_groups[0].block_size
-        self.pool = ContentPool(config.num_blocks, config.hash_seed, first)
+        self.pool = ContentPool(config.num_blocks, hash_seed, first)
         self.cpu: ContentPool | None = None
         self.tier: CpuTier | None = None
         if config.num_cpu_blocks > 0:
-            cpu = ContentPool(config.num_cpu_blocks, config.hash_seed, first)
+            cpu = ContentPool(config.num_cpu_blocks, hash_seed, first)
             self.cpu = cpu
             if config.keep_evicted:
                 self.tier = CpuTier(self.pool, cpu)
@@ -115,6 +115,11 @@ class Mapping:
         for group in self.groups:
             group.hold_hits(row, hit)
 
+    def unhold_hits(self, row: i64) -> None:
+        """Undo the latest `hold_hits`, after which nothing was taken."""
+        for group in reversed(self.groups):
+            group.unhold_hits(row)
+
     def secure(self, row: i64, num_tokens: i64) -> None:
         """Let the pool's policy name its victims for `take_prompt`. Raises `PolicyError`."""
         needed: i64 = 0
@@ -132,11 +137,14 @@ class Mapping:
         blocks = [int(self.pool.find_content(content, group.number)) for group in self.groups]
         return [block for block in blocks if block != 0]
 
-    def resize(self, capacity: int) -> None:
-        """The pool has room for `capacity` blocks: so many more pages are remembered."""
-        config = replace(self.config, num_blocks=capacity)
-        if num_pages(config) > self.pages.num_blocks:
-            self.pages.resize(num_pages(config))
+    def make_room(self, num_blocks: int) -> LedgerRoom | None:
+        """Arrays for the pages of a pool of `num_blocks` blocks, not put in place; None where there are enough."""
+        return self.pages.make_room(num_pages(replace(self.config, num_blocks=num_blocks)))
+
+    def move_into(self, room: LedgerRoom | None) -> None:
+        """Remember as many pages as there is room for."""
+        if room is not None:
+            self.pages.resize(room.num_blocks, room)
 
     def blocks_of(self, content: i64) -> list[int]:
         """A block of the pool that holds `content`, for each group; none if one group has none."""

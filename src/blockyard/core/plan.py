@@ -11,6 +11,7 @@ from ..errors import StalePlan
 from . import transfers as moves
 from .arrays import view_i32, view_i64, zeros_i64
 from .block_table import BlockTable
+from .refusing import refuse_copy, refuse_pickle
 from .sequences import SequenceTable
 from .transfers import Transfers
 
@@ -65,6 +66,8 @@ class GroupPlan:
         batch.require_fresh()
         slots = zeros_i64(int(view_i64(batch.scheduled).sum()))
         self._table.map_slots(batch.rows, batch.starts, batch.scheduled, slots)
+        # Making an array can run a finaliser that frees a sequence of this batch.
+        batch.require_fresh()
         return view_i64(slots)
 
     @property
@@ -78,8 +81,11 @@ class GroupPlan:
         widest = self._widest()
         first = self._first_of_adjacent()
         if first >= 0:
-            return table[int(first) : int(first) + len(self._batch.rows), : int(widest)]
-        return table[view_i64(self._batch.rows), : int(widest)]
+            tables = table[int(first) : int(first) + len(self._batch.rows), : int(widest)]
+        else:
+            tables = table[view_i64(self._batch.rows), : int(widest)]
+        self._batch.require_fresh()
+        return tables
 
     def _widest(self) -> i64:
         num_blocks = self._table.num_blocks
@@ -130,6 +136,15 @@ class SwapPlan:
     def __init__(self, transfers: Transfers) -> None:
         self._transfers = transfers
 
+    def __copy__(self) -> "SwapPlan":
+        raise refuse_copy("a plan", "copy its arrays")
+
+    def __deepcopy__(self, memo: object) -> "SwapPlan":
+        raise refuse_copy("a plan", "copy its arrays")
+
+    def __reduce__(self) -> str:
+        raise refuse_pickle("a plan", "send its arrays")
+
     @property
     def swap_outs(self) -> npt.NDArray[np.int32]:
         """int32 (n, 2) as (block, CPU block)."""
@@ -170,6 +185,8 @@ class StepPlan(SwapPlan):
         self._tables = tables
         self._batch = batch
         self._slots = slots
+        #: How many of them count; fewer when sequences did not fit.
+        self.num_slots: i64 = len(slots)
 
     @property
     def groups(self) -> list[GroupPlan]:
@@ -224,9 +241,9 @@ class StepPlan(SwapPlan):
     def slot_mapping(self) -> npt.NDArray[np.int64]:
         """Where each new token's keys and values go: block_id * block_size + offset, int64 (T,)."""
         self._batch.require_fresh()
-        if len(self._slots) == 0:
+        if self.num_slots == 0:
             return self._first().slot_mapping
-        return view_i64(self._slots)
+        return view_i64(self._slots)[: int(self.num_slots)]
 
     @property
     def copies(self) -> npt.NDArray[np.int32]:

@@ -8,20 +8,25 @@ from mypy_extensions import i32, i64
 
 from ..errors import InvariantError
 from ..ids import NO_CONTENT
-from .arrays import grown_i32, grown_i64, view_i32, view_i64, words_to_cache_line, zeros_i32, zeros_i64
+from .arrays import (
+    clear_i32,
+    clear_i64,
+    view_i32,
+    view_i64,
+    words_to_cache_line,
+    zeros_i32,
+    zeros_i64,
+)
 from .children import Children
 from .hashing import WORDS_OF_16_TOKENS, hash_keys, hash_rows, root_hash
+from .index_room import ID_BITS, ID_MASK, ID_SPAN, TAG_BITS, IndexRoom, bits_for
+from .roots import Roots
 from .tokens import words_per_block
-
-#: A slot of the table holds a block id in its low 27 bits and the top 35 bits of the chained hash above them, so
-#: most probes end without a look at the block.
-ID_BITS: Final[i64] = 27
-ID_MASK: Final[i64] = 134217727
-ID_SPAN: Final[i64] = 134217728
-TAG_BITS: Final = 35
 
 #: Blocks looked up together: long enough for memory loads to overlap, short enough to stay in the first cache.
 TILE_BLOCKS: Final[i64] = 64
+#: identity 16, chain hash 8, owner 4, ring 8, two slots of 8; in the ledger ref_cnt 4 and the free queue's links 8.
+BYTES_A_BLOCK: Final = 64
 
 
 class PrefixIndex:
@@ -63,34 +68,43 @@ class PrefixIndex:
         self._keys = hash_keys(hash_seed, words_per_block(block_size))
         self._last_content: i64 = NO_CONTENT
         self.num_generations: i64 = 0
-        self._max_roots: i64 = num_blocks + 1
-        self._roots: dict[object, i64] = {}
+        self.roots = Roots(num_blocks + 1)
         self.hashes = zeros_i64(int(TILE_BLOCKS))
         self.found = zeros_i32(int(TILE_BLOCKS))
         #: What continues each content, for hits that end inside a block; None where nobody asks.
         self.children: Children | None = None
 
     def _make_table(self, min_slots: int) -> None:
-        bits = max(1, (min_slots - 1).bit_length())
+        bits = bits_for(min_slots)
         self._slots = zeros_i64(2**bits)
         self._slot_mask: i64 = 2**bits - 1
         self._home_shift: i64 = TAG_BITS - bits
 
+    def is_cached(self, block: i64) -> bool:
+        """Whether a prompt can hit the block."""
+        return self.identity[2 * block] != NO_CONTENT
+
+    def content_of(self, block: i64) -> i64:
+        """What the block holds, a number that equal contents under equal prefixes share; 0 when it is not cached."""
+        return self.identity[2 * block]
+
+    def parent_of(self, block: i64) -> i64:
+        """The content before that of a cached block; its root for a first block."""
+        return self.identity[2 * block + 1]
+
     def known_root(self, extra_keys: tuple[object, ...]) -> i64:
         """The root of these extra keys, or 0 if nothing was indexed under them. A question: it changes nothing."""
-        return self._roots.get(extra_keys, NO_CONTENT)
+        return self.roots.find(extra_keys)
 
     def root(self, extra_keys: tuple[object, ...]) -> i64:
         """The content id that stands before the first block of prompts with these extra keys. O(1).
 
         As many roots are remembered as the pool has blocks, the least recently used is forgotten first.
         """
-        found = self._roots.pop(extra_keys, NO_CONTENT)
+        found = self.roots.touch(extra_keys)
         if found == NO_CONTENT:
             found = self._new_content()
-            if len(self._roots) >= self._max_roots:
-                del self._roots[next(iter(self._roots))]
-        self._roots[extra_keys] = found
+            self.roots.remember(extra_keys, found)
         return found
 
     def _new_content(self) -> i64:
@@ -309,9 +323,6 @@ class PrefixIndex:
 
     def insert(self, block: i64, chain_hash: i64, parent: i64) -> None:
         """Index a computed `block`, whose tokens are in its row, under `parent`. O(1) expected."""
-        self._insert_hashed(block, chain_hash, parent)
-
-    def _insert_hashed(self, block: i64, chain_hash: i64, parent: i64) -> None:
         tag = chain_hash >> ID_BITS
         index = tag >> self._home_shift
         slot = self._slots[index]
@@ -343,7 +354,7 @@ class PrefixIndex:
         for position in range(count):
             before = parents[position]
             parent = self.identity[2 * before] if before > 0 else -before
-            self._insert_hashed(blocks[position], self.hashes[position], parent)
+            self.insert(blocks[position], self.hashes[position], parent)
 
     def _hash_scattered(self, blocks: vec[i64], parents: vec[i64], count: i64) -> None:
         hashes = self.hashes
@@ -483,53 +494,48 @@ class PrefixIndex:
         return after
 
     def clear(self) -> None:
-        """Forget all blocks and roots at once. O(num_blocks); the content counter goes on."""
-        self._roots = {}
-        num_blocks = len(self.chain_hash)
-        self.identity = zeros_i64(int(2 * num_blocks))
-        self.owner = zeros_i32(int(num_blocks))
-        self.next_equal = zeros_i32(int(num_blocks))
-        self.prev_equal = zeros_i32(int(num_blocks))
-        self._make_table(int(self._slot_mask) + 1)
+        """Forget all blocks and roots at once. O(num_blocks); the content counter goes on. It asks for no memory."""
+        self.roots.clear()
+        clear_i64(self.identity)
+        clear_i64(self._slots)
+        clear_i32(self.owner)
+        clear_i32(self.next_equal)
+        clear_i32(self.prev_equal)
         self.num_indexed = 0
         self.num_pending = 0
         self.num_generations += 1
         if self.children is not None:
-            self.children = Children(int(num_blocks))
+            self.children.clear()
 
-    def grow(self, num_blocks: int) -> None:
-        """Make room for blocks up to `num_blocks - 1`; what is indexed stays. O(num_blocks)."""
-        old = i64(len(self.chain_hash))
+    def make_room_for(self, num_blocks: int) -> IndexRoom:
+        """Arrays for blocks up to `num_blocks - 1` that hold what is indexed, not put in place yet. O(num_blocks)."""
+        room = IndexRoom(num_blocks, int(self.num_words))
+        room.take_words(self.words, self.first_word, i64(len(self.chain_hash)) * self.num_words)
+        room.take_blocks(self.identity, self.chain_hash, self.owner)
+        room.take_rings(self.next_equal, self.prev_equal)
+        room.take_slots(self._slots)
         if self.children is not None:
-            self.children.grow(num_blocks)
-        self._grow_words(old, num_blocks)
-        self.identity = grown_i64(self.identity, 2 * num_blocks)
-        self.chain_hash = grown_i64(self.chain_hash, num_blocks)
-        self.owner = grown_i32(self.owner, num_blocks)
-        self.next_equal = grown_i32(self.next_equal, num_blocks)
-        self.prev_equal = grown_i32(self.prev_equal, num_blocks)
-        self._max_roots = num_blocks + 1
-        self._rehash(2 * num_blocks)
+            room.children = self.children.grown(num_blocks)
+        return room
 
-    def _grow_words(self, old: i64, num_blocks: int) -> None:
-        words = zeros_i64(int(num_blocks * self.num_words + 8))
-        first = words_to_cache_line(words)
-        for word in range(old * self.num_words):
-            words[first + word] = self.words[self.first_word + word]
-        self.words = words
-        self.first_word = first
+    def move_into(self, room: IndexRoom) -> None:
+        """Put the larger arrays in place."""
+        self.words = room.words
+        self.first_word = room.first_word
+        self.identity = room.identity
+        self.chain_hash = room.chain_hash
+        self.owner = room.owner
+        self.next_equal = room.next_equal
+        self.prev_equal = room.prev_equal
+        self.children = room.children
+        self.roots.limit = room.num_blocks + 1
+        self._slots = room.slots
+        self._slot_mask = i64(len(room.slots)) - 1
+        self._home_shift = room.home_shift
 
-    def _rehash(self, min_slots: int) -> None:
-        """Move all slots into a table of at least `min_slots`."""
-        old = self._slots
-        self._make_table(min_slots)
-        for index in range(i64(len(old))):
-            slot = old[index]
-            if slot != 0:
-                position = (slot >> ID_BITS) >> self._home_shift
-                while self._slots[position] != 0:
-                    position = (position + 1) & self._slot_mask
-                self._slots[position] = slot
+    def bytes_a_block(self) -> int:
+        """Bytes of the index and of the pool's other arrays for one block, without policies."""
+        return 8 * int(self.num_words) + BYTES_A_BLOCK
 
     def check(self) -> None:
         """Every indexed block is found from its own tokens, exactly once, and the counts agree. O(num_blocks)."""
@@ -544,7 +550,7 @@ class PrefixIndex:
             raise InvariantError(
                 f"index: the table leads to block {max(in_table)}; the pool has {len(self.chain_hash)}"
             )
-        reached = sorted(block for oldest in in_table for block in self._ring_of(oldest))
+        reached = sorted(block for oldest in in_table for block in self.equal_blocks(oldest))
         if reached != indexed:
             raise InvariantError("index: table and rings reach other blocks than those with a content")
         linked = np.flatnonzero(view_i32(self.next_equal) | view_i32(self.prev_equal)).tolist()
@@ -557,9 +563,6 @@ class PrefixIndex:
 
     def equal_blocks(self, oldest: i64) -> list[int]:
         """All blocks that hold the content of the one in the table, oldest first. O(duplicates)."""
-        return self._ring_of(oldest)
-
-    def _ring_of(self, oldest: i64) -> list[int]:
         ring = [int(oldest)]
         block = i64(self.next_equal[oldest])
         while block != 0 and block != oldest and len(ring) < len(self.chain_hash):
@@ -574,7 +577,7 @@ class PrefixIndex:
         parent = self.identity[2 * oldest + 1]
         if not parent < content <= self._last_content:
             raise InvariantError(f"I5: block {oldest} has content {content} under parent {parent}")
-        ring = self._ring_of(oldest)
+        ring = self.equal_blocks(oldest)
         for position, member in enumerate(ring):
             block = i64(member)
             row = self.first_word + block * self.num_words
@@ -589,7 +592,7 @@ class PrefixIndex:
     def _check_chain(self, block: i64, before: i64) -> None:
         """A block is hashed after its parent, if that is still indexed or a root that is still known."""
         parent = self.identity[2 * block + 1]
-        if before == 0 and parent not in self._roots.values():
+        if before == 0 and not self.roots.holds(parent):
             return
         if self.hash_block(block, before, parent) != self.chain_hash[block]:
             raise InvariantError(f"index: the hash of block {block} does not follow from its parent's")

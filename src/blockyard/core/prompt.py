@@ -6,7 +6,7 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ..keys import canonical_keys, request_keys, require_spans_within, spans_by_block, spans_of
+from ..keys import canonical_keys, plain_keys, require_spans_within, spans_by_block, spans_of
 from .tokens import pack_tokens
 
 #: Behind every block of a prompt.
@@ -14,7 +14,7 @@ NO_MORE: Final[i64] = 1099511627776
 
 
 class Prompt:
-    """words: the tokens, packed in blocks. keys: extra keys that hold for every block, in one order.
+    """words: the tokens, packed in blocks. keys: extra keys that hold for every block, in one order, as plain tuples.
 
     spans: for each block that a span overlaps, what stands there, in a form that is compared whole; `span_blocks`
     are these blocks, ascending.
@@ -38,7 +38,7 @@ class Prompt:
 def make_prompt(token_ids: object, extra_keys: object, block_size: int) -> Prompt:
     """Check and pack what a caller calls a prompt. Raises `InvalidArgument`. O(tokens + blocks under spans)."""
     packed = pack_tokens(token_ids, block_size)
-    keys = canonical_keys(extra_keys)
+    keys = canonical_keys(extra_keys) if has_items(extra_keys) else ()
     if not keys:
         return Prompt(packed.words, packed.num_tokens, (), {})
     num_tokens = int(packed.num_tokens)
@@ -46,4 +46,9 @@ def make_prompt(token_ids: object, extra_keys: object, block_size: int) -> Promp
     require_spans_within(spans, num_tokens)
     by_block: dict[int, tuple[object, ...]] = {}
     by_block.update(spans_by_block(spans, block_size, -(-num_tokens // block_size)))
-    return Prompt(packed.words, packed.num_tokens, request_keys(keys), by_block)
+    return Prompt(packed.words, packed.num_tokens, plain_keys(keys), by_block)
+
+
+def has_items(extra_keys: object) -> bool:
+    """False for an empty tuple, the most common case, without a call into interpreted code."""
+    return not isinstance(extra_keys, tuple) or len(extra_keys) > 0

@@ -6,14 +6,14 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..errors import InvalidArgument, SequenceNotReady
-from ..ids import NO_CONTENT, NO_ROW
+from ..ids import NO_ROW
 from .arrays import zeros_i64
-from .block_pool import BlockPool
+from .block_ledger import BlockLedger
 from .block_table import BlockTable
 from .joining import Joining
 from .mapping import Mapping
 from .plan import NO_BLOCKS, SCHEDULED, WAITS_FOR_PREFIX, Batch, StepPlan
-from .sequences import QUIET, SequenceTable
+from .sequences import QUIET, SequenceTable, read_handles
 from .tokens import int64_vector, store_token
 from .transfers import Transfers
 
@@ -30,7 +30,7 @@ class Reserving:
 
     def __init__(
         self,
-        pool: BlockPool,
+        pool: BlockLedger,
         sequences: SequenceTable,
         joining: Joining,
         mapping: Mapping | None,
@@ -41,7 +41,7 @@ class Reserving:
         self.joining = joining
         self.mapping = mapping
         #: The pool whose blocks have keys and values.
-        self.stored: BlockPool = pool if mapping is None else mapping.pool
+        self.stored: BlockLedger = pool if mapping is None else mapping.pool
         self.tables: list[BlockTable] = [sequences] if mapping is None else mapping.tables()
         self.block_size: i64 = pool.block_size
         self.max_model_len: i64 = max_model_len
@@ -57,26 +57,29 @@ class Reserving:
     def reserve(self, seqs: object, num_new_tokens: object) -> StepPlan:
         """See `KVCacheManager.reserve`."""
         sequences = self.sequences
-        rows = sequences.rows_of(seqs)
-        counts = int64_vector("num_new_tokens", num_new_tokens, len(rows))
+        given = read_handles(seqs)
+        counts = int64_vector("num_new_tokens", num_new_tokens, len(given))
+        rows = sequences.rows_of(given)
         starts = self._check(rows, counts)
         if self._num_slow > 0 and self.stored.chooser is not None:
             self._secure(rows, starts, counts)
-        sequences.version += 1
+        # The answer is made before the first change, because making something can fail.
         transfers = Transfers()
-        statuses = self._all_served(len(rows))
+        statuses = self._all_served(len(rows)) if self._num_slow == 0 else zeros_i64(len(rows))
+        batch = Batch(sequences, rows, starts, counts, statuses)
+        slots = self._slot_room[: self._num_slots] if self._num_slots <= len(self._slot_room) else zeros_i64(0)
+        plan = StepPlan(self.tables, batch, slots, transfers)
+        sequences.version += 1
+        batch.version = sequences.version
         self._record(rows, counts)
-        num_mapped = self._num_slots
         if self._num_slow > 0:
             self._transfers = transfers
-            statuses = zeros_i64(len(rows))
-            num_mapped = self._serve_slow(rows, starts, counts, statuses)
+            plan.num_slots = self._serve_slow(rows, starts, counts, statuses, slots)
         if self.mapping is not None:
             self.mapping.finish(transfers)
         for block in transfers.held_sources:
             self.stored.release_one(block)
-        batch = Batch(sequences, rows, starts, counts, statuses)
-        return StepPlan(self.tables, batch, self._slot_room[:num_mapped], transfers)
+        return plan
 
     def _all_served(self, num_seqs: int) -> vec[i64]:
         """Statuses of a batch in which every sequence has its slots; nobody writes into them."""
@@ -86,8 +89,9 @@ class Reserving:
 
     def can_reserve(self, seqs: object, num_new_tokens: object) -> bool:
         """See `KVCacheManager.can_append`."""
-        rows = self.sequences.rows_of(seqs)
-        counts = int64_vector("num_new_tokens", num_new_tokens, len(rows))
+        given = read_handles(seqs)
+        counts = int64_vector("num_new_tokens", num_new_tokens, len(given))
+        rows = self.sequences.rows_of(given)
         starts = self._check(rows, counts)
         for index in range(i64(len(rows))):
             if counts[index] > 0 and self.sequences.is_waiting(rows[index]):
@@ -184,12 +188,14 @@ class Reserving:
         for index in range(i64(len(rows))):
             num_reserved[rows[index]] = counts[index]
 
-    def _serve_slow(self, rows: vec[i64], starts: vec[i64], counts: vec[i64], statuses: vec[i64]) -> i64:
+    def _serve_slow(
+        self, rows: vec[i64], starts: vec[i64], counts: vec[i64], statuses: vec[i64], slots: vec[i64]
+    ) -> i64:
         """Blocks, and then slots, for each sequence that takes a second look, in order; 0 tokens for those that do not
         fit. Returns how many slots there are now: all, or none where the plan makes them when asked."""
         sequences = self.sequences
         table = self.tables[0]
-        maps = self._num_slots <= len(self._slot_room)
+        maps = self._num_slots == len(slots)
         failed = False
         for position in range(self._num_slow):
             index = self._slow[2 * position]
@@ -205,10 +211,10 @@ class Reserving:
                 sequences.num_reserved[row] = 0
                 failed = True
             elif maps and not failed:
-                table.map_run(row, starts[index], end, self._slot_room, self._slow[2 * position + 1])
+                table.map_run(row, starts[index], end, slots, self._slow[2 * position + 1])
         if not maps:
             return 0
-        return table.map_slots(rows, starts, counts, self._slot_room) if failed else self._num_slots
+        return table.map_slots(rows, starts, counts, slots) if failed else self._num_slots
 
     def _grow(self, row: i64, start: i64, end: i64) -> i64:
         """Give one sequence what it needs to write tokens `start` to `end`, or say why not."""
@@ -282,8 +288,8 @@ class Reserving:
     def _claim(self, row: i64, position: i64) -> None:
         """A block cut by truncate and held by nobody else is about to change: it leaves the index."""
         block = self.sequences.block_at(row, position)
-        if position >= self.sequences.num_published[row] and self.pool.index.identity[2 * block] != NO_CONTENT:
-            self.pool.index.remove(block)
+        if position >= self.sequences.num_published[row] and self.pool.index.is_cached(block):
+            self.pool.drop(block)
 
     def _store_pending(self, row: i64) -> None:
         """Put the token that waits in the row into its block, if that is there now."""

@@ -8,11 +8,15 @@ from mypy_extensions import i64
 
 from ..errors import InvalidArgument, OutOfRows, UnknownSequence
 from ..ids import NO_ROW, ROW_SPAN
-from .arrays import zeros_i64
+from .arrays import filled_i64, zeros_i64
 from .block_table import BlockTable
+from .serials import Serials
 from .tokens import int64_items
 
+ROW_BITS: Final = 20
 ROW_MASK: Final[i64] = 1048575
+#: Handles have 62 bits.
+MAX_HANDLE: Final = 2**62 - 1
 #: A sequence needs a second look before its next reservation: it waits on another's blocks, its last block may
 #: be shared, or its last token has no block yet.
 QUIET: Final[i64] = 0
@@ -22,8 +26,8 @@ ALERT: Final[i64] = 1
 class SequenceTable(BlockTable):
     """A block table, and what else is known of the sequence in each row.
 
-    A handle is serial * 2**20 + row, and a serial is never used twice: comparing one number tells a live handle
-    from a stale or an invented one. Free rows are a stack.
+    A handle is serial * 2**20 + row, and a serial is used once in a process, by one manager: comparing one number tells
+    a live handle from a stale, a foreign or an invented one. Free rows are a stack.
 
     The arrays are written by the manager; this class gives rows out and takes them back.
     """
@@ -68,7 +72,7 @@ class SequenceTable(BlockTable):
         #: Rows set aside for the forks of a sequence group, by the row of its first sequence, and in all.
         self.num_promised = zeros_i64(max_num_seqs)
         self.num_set_aside: i64 = 0
-        self._last_serial: i64 = 0
+        self._serials = Serials()
         self._mark = zeros_i64(max_num_seqs)
         self._last_mark: i64 = 0
         #: Counts rows given out and taken back; the latest batch of handles, its rows, and when that was.
@@ -83,8 +87,7 @@ class SequenceTable(BlockTable):
         """Give out a free row, which must be there."""
         self.num_free_rows -= 1
         row = self._free_rows[self.num_free_rows]
-        self._last_serial += 1
-        self.handle[row] = self._last_serial * ROW_SPAN + row
+        self.handle[row] = self._serials.draw() * ROW_SPAN + row
         self.holders[row] = holder
         self.waits_on[row] = NO_ROW
         self.alert[row] = QUIET
@@ -117,12 +120,13 @@ class SequenceTable(BlockTable):
         self.ready[row] = 0
 
     def require_rows(self, count: i64) -> None:
-        """Raise `OutOfRows` when fewer than `count` rows are open."""
+        """Raise `OutOfRows` when fewer than `count` rows are open; those that are can be opened without fail."""
         if count > self.num_open_rows():
             raise OutOfRows(
                 f"{count} rows are needed, {self.num_open_rows()} are free: "
                 f"max_num_seqs is {self.max_num_seqs} sequences at once"
             )
+        self._serials.prepare(count)
 
     def promise(self, row: i64, count: i64) -> None:
         """Set `count` rows aside for the forks of `row`, instead of those set aside before."""
@@ -131,27 +135,21 @@ class SequenceTable(BlockTable):
 
     def row_of(self, handle: object) -> i64:
         """The row of a live handle. Raises `UnknownSequence`, or `InvalidArgument` for what is no handle at all."""
-        _refuse_bool(handle)
-        if not isinstance(handle, int):
-            items = int64_items("seq", [handle])
-            return self._live_row(items[0])
-        if not 0 <= handle < 2**62:
-            raise UnknownSequence(f"sequence {handle} was never allocated here")
-        return self._live_row(handle)
+        return self.live_row(read_handle(handle))
 
-    def _live_row(self, handle: i64) -> i64:
+    def live_row(self, handle: i64) -> i64:
+        """The row of a handle that is read already. Raises `UnknownSequence`."""
         row = handle & ROW_MASK
         if handle <= 0 or row >= self.max_num_seqs or self.handle[row] != handle:
             self._refuse(handle)
         return row
 
-    def rows_of(self, handles: object) -> vec[i64]:
-        """The rows of live handles, all different; one handle or many."""
-        _refuse_bool(handles)
-        if isinstance(handles, (int, np.integer)):
-            self.row_of(handles)
-            handles = [handles]
-        given = int64_items("seqs", handles)
+    def is_live(self, handle: i64) -> bool:
+        """Whether a handle that was live once still is."""
+        return self.handle[handle & ROW_MASK] == handle
+
+    def rows_of(self, given: vec[i64]) -> vec[i64]:
+        """The rows of live handles, all different. Nothing may run somebody else's code between this and their use."""
         if not self._is_latest(given):
             self._batch_epoch = -1
             self._batch_rows = self._translate(given)
@@ -193,9 +191,10 @@ class SequenceTable(BlockTable):
 
     def _refuse(self, handle: i64) -> None:
         row = handle & ROW_MASK
-        serial = handle >> 20
-        if handle <= 0 or serial == 0 or serial > self._last_serial or row >= self.max_num_seqs:
+        if handle <= 0 or not self._serials.was_drawn_from(handle >> ROW_BITS):
             raise UnknownSequence(f"sequence {handle} was never allocated here")
+        if row >= self.max_num_seqs or not self._serials.has_given(handle >> ROW_BITS):
+            raise UnknownSequence(f"sequence {handle} is a handle of another manager")
         raise UnknownSequence(
             f"sequence {handle} (row {row}) has finished: it was freed already; row {row} is now {self._tenant(row)}"
         )
@@ -220,7 +219,26 @@ class SequenceTable(BlockTable):
         return owner != NO_ROW and self.num_computed[owner] < self.waits_for[row]
 
 
-def _refuse_bool(handle: object) -> None:
-    """Asked before anything is narrowed to int, because mypyc then unboxes it and forgets that it was a bool."""
+def read_handle(handle: object) -> i64:
+    """What a caller calls a handle, as a number. A bool is asked for before mypyc takes it for an int and forgets."""
     if isinstance(handle, bool):
-        raise InvalidArgument(f"seq is {handle}; a sequence is named by the integer that allocate returned")
+        _refuse_bool(handle)
+    if not isinstance(handle, int):
+        return int64_items("seq", [handle])[0]
+    number = int(handle)
+    if number < 0 or number >= MAX_HANDLE:
+        raise UnknownSequence(f"sequence {handle} was never allocated here")
+    return number
+
+
+def read_handles(handles: object) -> vec[i64]:
+    """The same for one handle or many: integers (B,)."""
+    if isinstance(handles, bool):
+        _refuse_bool(handles)
+    if isinstance(handles, (int, np.integer)):
+        return filled_i64(read_handle(int(handles)), 1)
+    return int64_items("seqs", handles)
+
+
+def _refuse_bool(handle: object) -> None:
+    raise InvalidArgument(f"seq is {handle}; a sequence is named by the integer that allocate returned")

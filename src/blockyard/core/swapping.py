@@ -3,13 +3,14 @@
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ..errors import InvalidArgument, OutOfBlocks, PolicyError, SequenceNotReady
+from ..errors import InvalidArgument, OutOfBlocks, SequenceNotReady
 from ..ids import NULL_BLOCK
 from .content_pool import ContentPool
+from .gate import Interruption
 from .group_table import GroupTable
 from .mapping import Mapping
 from .plan import SwapPlan
-from .sequences import SequenceTable
+from .sequences import SequenceTable, read_handles
 from .transfers import Transfers
 
 
@@ -20,7 +21,10 @@ class Swapping:
     under the same content is shared there and not moved at all.
     """
 
-    def __init__(self, mapping: Mapping, cpu: ContentPool, sequences: SequenceTable) -> None:
+    def __init__(
+        self, mapping: Mapping, cpu: ContentPool, sequences: SequenceTable, interruption: Interruption
+    ) -> None:
+        self.interruption = interruption
         self.mapping = mapping
         self.pool = mapping.pool
         self.cpu = cpu
@@ -30,7 +34,7 @@ class Swapping:
 
     def swap_out(self, seqs: object) -> SwapPlan:
         """See `KVCacheManager.swap_out`."""
-        rows = self.sequences.rows_of(seqs)
+        rows = self.sequences.rows_of(read_handles(seqs))
         for index in range(i64(len(rows))):
             self._require_at(rows[index], False, "swap_out")
         needed = self._plan_out(rows)
@@ -89,8 +93,9 @@ class Swapping:
         return self.cpu.find_content(self.pool.content_of(block), self.pool.group_of(block))
 
     def _carry_out(self, rows: vec[i64]) -> SwapPlan:
-        self.sequences.version += 1
         transfers = Transfers()
+        plan = SwapPlan(transfers)
+        self.sequences.version += 1
         if self.mapping.tier is not None:
             self.mapping.tier.tell(transfers)
         # Finds are held first, so that no new CPU block is taken from among them.
@@ -105,7 +110,7 @@ class Swapping:
         for block in taken:
             self.cpu.release_one(block)
         self.mapping.finish(transfers)
-        return SwapPlan(transfers)
+        return plan
 
     def _move_out(self, group: GroupTable, row: i64, transfers: Transfers, taken: list[int]) -> None:
         """Each target is held once by the call (`taken`) and once for each row that comes to it.
@@ -145,7 +150,7 @@ class Swapping:
 
     def swap_in(self, seqs: object) -> SwapPlan:
         """See `KVCacheManager.swap_in`."""
-        rows = self.sequences.rows_of(seqs)
+        rows = self.sequences.rows_of(read_handles(seqs))
         for index in range(i64(len(rows))):
             self._require_at(rows[index], True, "swap_in")
         needed = self._plan_in(rows)
@@ -176,9 +181,10 @@ class Swapping:
 
     def _carry_in(self, rows: vec[i64]) -> SwapPlan:
         taken: list[int] = [found for found in self._target.values() if found != NULL_BLOCK]
+        transfers = Transfers()
+        plan = SwapPlan(transfers)
         self._secure(len(self._target) - len(taken), taken)
         self.sequences.version += 1
-        transfers = Transfers()
         for index in range(i64(len(rows))):
             for group in self.mapping.groups:
                 self._move_in(group, rows[index], transfers, taken)
@@ -187,7 +193,7 @@ class Swapping:
         for block in taken:
             self.pool.release_one(block)
         self.mapping.finish(transfers)
-        return SwapPlan(transfers)
+        return plan
 
     def _secure(self, count: i64, taken: list[int]) -> None:
         """Hold what was found, and let an eviction policy name all victims before the first change: it might fail."""
@@ -195,10 +201,11 @@ class Swapping:
         for found in taken:
             self.pool.share_one(found)
         try:
+            self.interruption.raise_now()
             self.pool.secure(count)
-        except PolicyError:
+        except BaseException:
             for found in reversed(taken):
-                self.pool.release_one(found)
+                self.pool.unshare_one(found)
             self.pool.peak_used_blocks = peak
             raise
 

@@ -2,6 +2,9 @@
 
 Tokens travel as packed words: two 32-bit tokens in one 64-bit word, the first in the low half. A block of
 `block_size` tokens is `ceil(block_size / 2)` words, so that a block of 16 is hashed and compared in eight steps.
+
+Reading an argument may run its own code (`__index__`, `__array__`), which may call the cache or let other threads run.
+So every call reads all of its arguments into vecs of its own before it looks at any state.
 """
 
 from typing import Any, Final
@@ -9,14 +12,21 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 from librt.vecs import vec
-from mypy_extensions import i32, i64
+from mypy_extensions import i64
 
 from ..errors import InvalidArgument
-from .arrays import view_i32
+from .arrays import filled_i64, zeros_i64
 
 MAX_TOKEN: Final = 2**31 - 1
 LOW_HALF: Final[i64] = 4294967295
 HIGH_HALF: Final[i64] = 4294967296
+TOKEN_BITS: Final = 31
+LAST_TOKEN: Final[i64] = MAX_TOKEN
+#: The sign bits of both tokens of a word; no token has one. Tested a half at a time: the upper one is the word's sign.
+LOW_SIGN: Final[i64] = 2147483648
+
+#: Arrays of up to this many tokens are packed token by token, longer ones copied as they lie in memory.
+FEW_TOKENS: Final = 256
 
 
 class PackedTokens:
@@ -33,14 +43,91 @@ def words_per_block(block_size: int) -> int:
 
 
 def pack_tokens(token_ids: object, block_size: int) -> PackedTokens:
-    """Check `token_ids` and pack them. O(n); an int32 array costs one or two memory copies.
+    """Check `token_ids` and pack them. O(n); a long int32 array costs two or three memory copies.
 
     Raises `InvalidArgument` for anything but a non-empty, one-dimensional run of integers from 0 to 2**31 - 1.
     """
-    tokens = token_array(token_ids)
+    if isinstance(token_ids, list):
+        return _pack_list(token_ids, block_size)
+    if isinstance(token_ids, tuple):
+        return _pack_list(list(token_ids), block_size)
+    array = integer_array("token_ids", token_ids)
+    if len(array) == 0:
+        _refuse_empty()
+    if array.dtype == np.int32 and len(array) > FEW_TOKENS:
+        return _pack_as_it_lies(array, block_size)
+    tokens = vec[i64](np.ascontiguousarray(array, dtype=np.int64))
+    if not _are_tokens(tokens):
+        _refuse_token(array)
+    words = _words_for(len(array), block_size)
+    _pack_items(tokens, words, block_size)
+    return PackedTokens(words, len(array))
+
+
+def _words_for(num_tokens: int, block_size: int) -> vec[i64]:
+    return zeros_i64(-(-num_tokens // block_size) * words_per_block(block_size))
+
+
+def _pack_list(token_ids: list[Any], block_size: i64) -> PackedTokens:
+    num_tokens = len(token_ids)
+    if num_tokens == 0:
+        _refuse_empty()
+    words = _words_for(num_tokens, int(block_size))
+    position: i64 = 0
+    offset: i64 = 0
+    for index in range(i64(num_tokens)):
+        token = _token(token_ids[index], index)
+        if offset & 1 == 0:
+            words[position] = token
+        else:
+            words[position] = words[position] + token * HIGH_HALF
+            position += 1
+        offset += 1
+        if offset == block_size:
+            position += offset & 1
+            offset = 0
+    return PackedTokens(words, num_tokens)
+
+
+def _token(item: object, index: i64) -> i64:
+    """One item of a list as a token. A bool is no token, and is asked for before mypyc takes it for an int."""
+    if isinstance(item, bool) or not isinstance(item, (int, np.integer)):
+        raise InvalidArgument(f"token_ids[{index}] is {item!r}; a token is an integer from 0 to {MAX_TOKEN}")
+    token = int(item)
+    if token < 0 or token > MAX_TOKEN:
+        raise InvalidArgument(f"token_ids[{index}] is {token}; a token is from 0 to {MAX_TOKEN}")
+    return token
+
+
+def _are_tokens(items: vec[i64]) -> bool:
+    wrong: i64 = 0
+    for index in range(i64(len(items))):
+        wrong |= items[index] >> TOKEN_BITS
+    return wrong == 0
+
+
+def _pack_items(tokens: vec[i64], words: vec[i64], block_size: i64) -> None:
+    """Pack tokens, one an item, into `words`, which are 0. O(tokens)."""
+    position: i64 = 0
+    offset: i64 = 0
+    for index in range(i64(len(tokens))):
+        token = tokens[index]
+        if offset & 1 == 0:
+            words[position] = token
+        else:
+            words[position] = words[position] + token * HIGH_HALF
+            position += 1
+        offset += 1
+        if offset == block_size:
+            position += offset & 1
+            offset = 0
+
+
+def _pack_as_it_lies(tokens: npt.NDArray[np.int32], block_size: int) -> PackedTokens:
+    """A long int32 array, whose memory is that of the words where blocks are even."""
     num_tokens = len(tokens)
     num_blocks = -(-num_tokens // block_size)
-    if num_tokens < num_blocks * block_size:
+    if num_tokens < num_blocks * block_size or not tokens.flags.c_contiguous:
         padded = np.zeros(num_blocks * block_size, dtype=np.int32)
         padded[:num_tokens] = tokens
         tokens = padded
@@ -48,49 +135,17 @@ def pack_tokens(token_ids: object, block_size: int) -> PackedTokens:
         even = np.zeros((num_blocks, block_size + 1), dtype=np.int32)
         even[:, :block_size] = tokens.reshape(num_blocks, block_size)
         tokens = even.reshape(-1)
-    return PackedTokens(vec[i64](tokens.view(np.int64)), num_tokens)
-
-
-def token_array(token_ids: object) -> npt.NDArray[np.int32]:
-    """`token_ids` as a contiguous int32 array (n,), checked; see `pack_tokens` for what is refused."""
-    if isinstance(token_ids, list):
-        tokens = _array_of_list(token_ids)
-    else:
-        tokens = _array_of_buffer(token_ids)
-    if len(tokens) == 0:
-        raise InvalidArgument("token_ids is empty; at least 1 token is needed")
-    if tokens.min() < 0:
+    words = vec[i64](tokens.view(np.int64))
+    found: i64 = 0
+    for index in range(i64(len(words))):
+        found |= words[index]
+    if found < 0 or found & LOW_SIGN != 0:
         _refuse_token(tokens)
-    return tokens
+    return PackedTokens(words, num_tokens)
 
 
-def _array_of_list(token_ids: list[Any]) -> npt.NDArray[np.int32]:
-    try:
-        tokens = view_i32(vec[i32](token_ids))
-        if not _holds_bool(token_ids, tokens):
-            return tokens
-    except (TypeError, ValueError, OverflowError):
-        pass
-    for index, token in enumerate(token_ids):
-        if not isinstance(token, (int, np.integer)) or isinstance(token, bool):
-            raise InvalidArgument(f"token_ids[{index}] is {token!r}; a token is an integer from 0 to {MAX_TOKEN}")
-        if not 0 <= token <= MAX_TOKEN:
-            raise InvalidArgument(f"token_ids[{index}] is {token}; a token is from 0 to {MAX_TOKEN}")
-    return np.array(token_ids, dtype=np.int32)
-
-
-def _holds_bool(token_ids: list[Any], tokens: npt.NDArray[np.int32]) -> bool:
-    """Whether an item is True or False, which a vec takes for 1 and 0. Only items that became 0 or 1 are looked at."""
-    return any(isinstance(token_ids[index], bool) for index in np.flatnonzero(tokens <= 1).tolist())
-
-
-def _array_of_buffer(token_ids: object) -> npt.NDArray[np.int32]:
-    array = integer_array("token_ids", token_ids)
-    if array.dtype == np.int32:
-        return np.ascontiguousarray(array)
-    if len(array) and (array.min() < 0 or array.max() > MAX_TOKEN):
-        _refuse_token(array)
-    return np.ascontiguousarray(array, dtype=np.int32)
+def _refuse_empty() -> None:
+    raise InvalidArgument("token_ids is empty; at least 1 token is needed")
 
 
 def _refuse_token(tokens: npt.NDArray[Any]) -> None:
@@ -109,24 +164,44 @@ class TokenTable:
 def token_table(name: str, value: object, num_seqs: i64) -> TokenTable:
     """Integers (num_seqs,) or (num_seqs, k) as a table; None is a table without columns."""
     if value is None:
-        return TokenTable(vec[i64]([]), 0)
-    shape = _array(name, value).shape
-    if len(shape) != 2:
+        return TokenTable(zeros_i64(0), 0)
+    if isinstance(value, (int, np.integer)) or _is_flat(value):
         return TokenTable(int64_vector(name, value, num_seqs), 1)
-    if shape[0] != num_seqs:
-        raise InvalidArgument(f"{name} has shape {shape} for {num_seqs} sequences")
-    return TokenTable(int64_items(name, _array(name, value).reshape(-1)), shape[1])
+    array = _array(name, value)
+    if array.ndim != 2:
+        return TokenTable(int64_vector(name, array, num_seqs), 1)
+    if array.shape[0] != num_seqs:
+        raise InvalidArgument(f"{name} has shape {array.shape} for {num_seqs} sequences")
+    return TokenTable(int64_items(name, array.reshape(-1)), array.shape[1])
+
+
+def _is_flat(value: object) -> bool:
+    """Whether a list of numbers, not of rows, was given."""
+    return isinstance(value, list) and len(value) > 0 and isinstance(value[0], int)
 
 
 def _array(name: str, value: object) -> npt.NDArray[Any]:
     if isinstance(value, (str, bytes, bytearray)) or value is None:
         raise InvalidArgument(f"{name} is {type(value).__name__}; a run of integers is needed")
+    if isinstance(value, (list, tuple)):
+        _refuse_bools(name, value)
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         refusal = InvalidArgument(f"{name} is {type(value).__name__}, which gives no array of integers: {error}")
         refusal.__cause__ = error
         raise refusal
+
+
+def _refuse_bools(name: str, value: Any) -> None:
+    """numpy takes True for 1 where integers stand beside it; in rows of a table as well."""
+    for index, item in enumerate(value):
+        if isinstance(item, (bool, np.bool_)):
+            raise InvalidArgument(f"{name}[{index}] is {item}; integers are needed")
+        if isinstance(item, (list, tuple)):
+            for inner in item:
+                if isinstance(inner, (bool, np.bool_)):
+                    raise InvalidArgument(f"{name}[{index}] holds {inner}; integers are needed")
 
 
 def integer_array(name: str, value: object) -> npt.NDArray[Any]:
@@ -143,10 +218,8 @@ def integer_array(name: str, value: object) -> npt.NDArray[Any]:
 
 def int64_vector(name: str, value: object, length: i64) -> vec[i64]:
     """One integer for all, or one for each of `length` sequences, as a vec of `length` items."""
-    if isinstance(value, np.integer):
-        value = value.item()
-    if not isinstance(value, bool) and isinstance(value, int):
-        return vec[i64](np.full(length, _int64(name, value), dtype=np.int64))
+    if not isinstance(value, bool) and isinstance(value, (int, np.integer)):
+        return filled_i64(_int64(name, int(value)), length)
     items = int64_items(name, value)
     if len(items) != length:
         raise InvalidArgument(f"{name} has {len(items)} items for {length} sequences")
@@ -154,11 +227,28 @@ def int64_vector(name: str, value: object, length: i64) -> vec[i64]:
 
 
 def int64_items(name: str, value: object) -> vec[i64]:
-    """A run of integers as a vec; an int64 array is one memory copy."""
+    """A run of integers as a vec of its own; an int64 array is one memory copy."""
+    if isinstance(value, list):
+        items = zeros_i64(len(value))
+        if _copy_plain(value, items):
+            return items
     array = integer_array(name, value)
-    if array.dtype == np.uint64 and array.max() > 2**63 - 1:
+    if array.dtype == np.uint64 and int(array.max()) > 2**63 - 1:
         raise InvalidArgument(f"{name} holds {array.max()}; the limit is {2**63 - 1}")
     return vec[i64](np.ascontiguousarray(array, dtype=np.int64))
+
+
+def _copy_plain(values: list[Any], items: vec[i64]) -> bool:
+    """Copy a list of plain integers of at most 61 bits into `items`; False where it holds something else."""
+    for index in range(i64(len(values))):
+        value = values[index]
+        if isinstance(value, bool) or not isinstance(value, int):
+            return False
+        number = int(value)
+        if number < -(2**61) or number > 2**61:
+            return False
+        items[index] = number
+    return True
 
 
 def _int64(name: str, value: int) -> int:

@@ -8,16 +8,19 @@ from ..answers import AllocationEvent, CacheStats, Holding, MissCauses, Residenc
 from ..arguments import require_int
 from ..config import CacheConfig
 from ..errors import InvalidArgument, OverBudget
-from ..ids import NO_CONTENT
+from ..hash_seeds import hash_seed_or_drawn
 from .admitting import Admitting
 from .arrays import view_i32, view_i64, zeros_i64
 from .block import KVCacheBlock
-from .block_pool import BlockPool
+from .block_ledger import BlockLedger
+from .block_pool import BlockPool, ManagedPool
 from .block_table import BlockTable
 from .branching import Branching
 from .checking import check_mapping, check_sequences
 from .children import Children
 from .committing import Committing
+from .ending import Ending
+from .gate import Gate
 from .history import AllocationHistory
 from .joining import Joining
 from .lease import BlockLease
@@ -26,11 +29,12 @@ from .misses import MissLog, StoredMisses
 from .observer import Clock
 from .plan import whole_table
 from .policies import make_policy
-from .policies.retention import NO_KEY, Retention
+from .policies.caught import CaughtPolicy
+from .policies.retention import Retention
 from .prompt import Prompt
 from .reserving import NO_TOKEN, Reserving
 from .residency import ResidencySampler
-from .sequences import SequenceTable
+from .sequences import SequenceTable, read_handles
 from .swapping import Swapping
 
 
@@ -43,17 +47,26 @@ class CacheView:
         self.config = config
         size = config.hash_block_size
         pages = num_pages(config) if config.is_mapped else config.num_blocks
-        self._pages = BlockPool(pages, size, config.enable_prefix_caching, config.hash_seed)
+        seed = hash_seed_or_drawn(config.hash_seed)
+        self._gate = Gate()
+        self._pages = BlockLedger(pages, size, size, config.enable_prefix_caching, seed)
         self.block_size: i64 = size
         self._sequences = SequenceTable(config.max_num_seqs, config.max_blocks_per_seq, size)
-        self._mapping = Mapping(config, self._pages, self._sequences) if config.is_mapped else None
+        self._mapping = Mapping(config, self._pages, self._sequences, seed) if config.is_mapped else None
+        self._ledger: BlockLedger = self._pages if self._mapping is None else self._mapping.pool
         #: The pool of blocks that have keys and values.
-        self.pool: BlockPool = self._pages if self._mapping is None else self._mapping.pool
-        self._joining = Joining(self._sequences, self._pages.index, size)
-        self._admitting = Admitting(config, self._pages, self._sequences, self._joining, self._mapping)
+        self.pool: BlockPool = ManagedPool(self._ledger, self._gate)
+        self._cpu_pool: BlockPool | None = None
+        if self._mapping is not None and self._mapping.cpu is not None:
+            self._cpu_pool = ManagedPool(self._mapping.cpu, self._gate)
+        self._joining = Joining(self._sequences, self._pages, size)
+        interruption = self._gate.interruption
+        self._admitting = Admitting(config, self._pages, self._sequences, self._joining, self._mapping, interruption)
         self._reserving = Reserving(self._pages, self._sequences, self._joining, self._mapping, config.max_model_len)
         self._committing = Committing(self._pages, self._sequences, self._joining, self._mapping, config.max_model_len)
-        self._branching = Branching(self._pages, self._sequences, self._joining, self._mapping)
+        self._ending = Ending(self._pages, self._sequences, self._joining, self._mapping)
+        self._gate.deferred.append(self._ending)
+        self._branching = Branching(self._pages, self._sequences, self._joining, self._mapping, self._ending)
         self._swapping = self._make_swapping()
         self._clock = Clock()
         self._history: AllocationHistory | None = None
@@ -65,36 +78,40 @@ class CacheView:
     def _make_swapping(self) -> Swapping | None:
         if self._mapping is None or self._mapping.cpu is None:
             return None
-        return Swapping(self._mapping, self._mapping.cpu, self._sequences)
+        return Swapping(self._mapping, self._mapping.cpu, self._sequences, self._gate.interruption)
 
     def _observe(self) -> None:
         """Set up whoever is to be told what happens to blocks; where nobody is, nothing is told."""
         config = self.config
         if config.history_size > 0:
-            self._history = AllocationHistory(config.history_size, self.pool.queue, self._clock)
-            self.pool.watch(self._history)
+            self._history = AllocationHistory(config.history_size, self._ledger.queue, self._clock)
+            self._ending.history = self._history
+            self._ledger.watch(self._history)
         if config.residency_sample > 0:
             self._residency = ResidencySampler(config.residency_sample, self._clock)
-            self.pool.watch(self._residency)
+            self._ledger.watch(self._residency)
         if config.track_misses:
             misses = MissLog(self._pages.index, config.num_blocks, config.hash_block_size)
             self._admitting.misses = misses
             self._pages.watch(misses)
             if self._mapping is not None:
-                self.pool.watch(StoredMisses(misses, self._mapping.pool))
+                self._ledger.watch(StoredMisses(misses, self._mapping.pool))
         if config.partial_hits:
             self._pages.index.children = Children(self._pages.num_blocks)
 
     def _install_policy(self, policy: object) -> None:
         """Least recently used needs no policy: it is the order of the free queue."""
-        num_blocks = int(self.pool.capacity)
-        made = make_policy(policy, num_blocks)
-        self._retention = None
+        num_blocks = int(self._ledger.capacity)
+        caught = CaughtPolicy(make_policy(policy, num_blocks), num_blocks, self._gate.interruption)
+        retention: Retention | None = None
         if self.config.retention_blocks > 0:
-            self._retention = Retention(made, num_blocks)
-            self.pool.set_policy(self._retention)
+            retention = Retention(caught, num_blocks)
+            self._ledger.choose_by(retention, caught)
+        elif isinstance(policy, str) and policy == "lru":
+            self._ledger.choose_by(None, None)
         else:
-            self.pool.set_policy(None if policy == "lru" else made)
+            self._ledger.choose_by(caught, caught)
+        self._retention = retention
 
     def _note(self, action: str, holder: str) -> None:
         """Say to the history what is being done, and for whom."""
@@ -113,33 +130,45 @@ class CacheView:
 
     def token_ids(self, seq: object) -> npt.NDArray[np.int32]:
         """The known tokens of a sequence, int32 (num_tokens,), a copy. O(tokens)."""
-        row = self._sequences.row_of(seq)
-        num_tokens = int(self._sequences.num_tokens[row])
-        pending = self._sequences.pending_token[row]
-        stored = num_tokens if pending == NO_TOKEN else num_tokens - 1
-        tokens = self._pages.block_tokens(self._sequences.row_blocks(row), stored)
-        return tokens if pending == NO_TOKEN else np.append(tokens, np.int32(pending))
+        self._gate.enter("token_ids")
+        try:
+            row = self._sequences.row_of(seq)
+            num_tokens = int(self._sequences.num_tokens[row])
+            pending = self._sequences.pending_token[row]
+            stored = num_tokens if pending == NO_TOKEN else num_tokens - 1
+            tokens = self._pages.block_tokens(self._sequences.row_blocks(row), stored)
+            return tokens if pending == NO_TOKEN else np.append(tokens, np.int32(pending))
+        finally:
+            self._gate.leave()
 
     def block_ids(self, seq: object, group: object = 0) -> npt.NDArray[np.int32]:
         """The blocks of a sequence in order, int32 (n,), a copy. O(blocks). 0 stands behind a sliding window."""
-        row = self._sequences.row_of(seq)
-        return view_i32(self._table(group).row_blocks(row))
+        self._gate.enter("block_ids")
+        try:
+            table = self._table(group)
+            return view_i32(table.row_blocks(self._sequences.row_of(seq)))
+        finally:
+            self._gate.leave()
 
     def num_owned_blocks(self, seqs: object) -> npt.NDArray[np.int64]:
         """Blocks that each sequence holds alone, int64 (B,): what preempting it would free. O(blocks)."""
-        rows = self._sequences.rows_of(seqs)
-        owned = zeros_i64(len(rows))
-        ref_cnt = self.pool.ref_cnt
-        for index in range(i64(len(rows))):
-            for source in self._sequences.copy_from[rows[index]]:
-                if ref_cnt[i64(source)] == 1:
-                    owned[index] += 1
-            for table in self._reserving.tables:
-                first = rows[index] * table.width
-                for position in range(first, first + table.num_blocks[rows[index]]):
-                    if ref_cnt[i64(table.blocks[position])] == 1:
+        self._gate.enter("num_owned_blocks")
+        try:
+            rows = self._sequences.rows_of(read_handles(seqs))
+            owned = zeros_i64(len(rows))
+            ref_cnt = self._ledger.ref_cnt
+            for index in range(i64(len(rows))):
+                for source in self._sequences.copy_from[rows[index]]:
+                    if ref_cnt[i64(source)] == 1:
                         owned[index] += 1
-        return view_i64(owned)
+                for table in self._reserving.tables:
+                    first = rows[index] * table.width
+                    for position in range(first, first + table.num_blocks[rows[index]]):
+                        if ref_cnt[i64(table.blocks[position])] == 1:
+                            owned[index] += 1
+            return view_i64(owned)
+        finally:
+            self._gate.leave()
 
     @property
     def block_table(self) -> npt.NDArray[np.int32]:
@@ -164,7 +193,7 @@ class CacheView:
     @property
     def cpu_pool(self) -> BlockPool | None:
         """The CPU pool; None without one."""
-        return None if self._mapping is None else self._mapping.cpu
+        return self._cpu_pool
 
     @property
     def generation(self) -> int:
@@ -198,18 +227,22 @@ class CacheView:
 
     def running(self) -> dict[int, str]:
         """The running sequences and their holders: at the end of work, the leak report. O(max_num_seqs)."""
-        sequences = self._sequences
-        return {int(sequences.handle[i64(row)]): sequences.holders[row] for row in sequences.live_rows()}
+        self._gate.enter("running")
+        try:
+            sequences = self._sequences
+            return {int(sequences.handle[i64(row)]): sequences.holders[row] for row in sequences.live_rows()}
+        finally:
+            self._gate.leave()
 
     def stats(self) -> CacheStats:
-        """Counters since the start and the state now. O(max_num_seqs)."""
+        """Counters since the start and the state now. O(max_num_seqs). It may be asked at any time."""
         copied = self._reserving.num_copied_blocks if self._mapping is None else self._mapping.num_copied_blocks
         return CacheStats(
             num_prompt_tokens=int(self._admitting.num_prompt_tokens),
             num_hit_tokens=int(self._admitting.num_hit_tokens),
-            num_evicted_blocks=int(self.pool.num_evicted_blocks),
+            num_evicted_blocks=int(self._ledger.num_evicted_blocks),
             num_copied_blocks=int(copied),
-            peak_used_blocks=int(self.pool.peak_used_blocks),
+            peak_used_blocks=int(self._ledger.peak_used_blocks),
             num_free_blocks=self.num_free_blocks,
             num_used_blocks=self.num_used_blocks,
             num_cached_blocks=self.num_cached_blocks,
@@ -230,14 +263,19 @@ class CacheView:
 
     def block(self, block_id: object) -> KVCacheBlock:
         """One block as people see it, with the sequences that hold it. O(all held blocks)."""
-        block = self.pool.block(block_id)
-        for row in self._sequences.live_rows():
-            for table in self._reserving.tables:
-                if block.block_id and block.block_id in view_i32(table.row_blocks(i64(row))):
+        number = require_int("block_id", block_id, 0, int(self._ledger.capacity) - 1)
+        self._gate.enter("block")
+        try:
+            block = self.pool.describe(number)
+            for row in self._sequences.live_rows():
+                for table in self._reserving.tables:
+                    if block.block_id and block.block_id in view_i32(table.row_blocks(i64(row))):
+                        block.holders.append(self._sequences.name(i64(row)))
+                if block.block_id in self._sequences.copy_from[i64(row)]:
                     block.holders.append(self._sequences.name(i64(row)))
-            if block.block_id in self._sequences.copy_from[i64(row)]:
-                block.holders.append(self._sequences.name(i64(row)))
-        return block
+            return block
+        finally:
+            self._gate.leave()
 
     # Why, and who.
 
@@ -263,7 +301,11 @@ class CacheView:
 
     def history(self) -> list[AllocationEvent]:
         """The latest `history_size` events of the pool, oldest first. O(history_size). Empty when it is off."""
-        return [] if self._history is None else self._history.events()
+        self._gate.enter("history")
+        try:
+            return [] if self._history is None else self._history.events()
+        finally:
+            self._gate.leave()
 
     def residency(self) -> Residency:
         """How long sampled blocks live, lie idle and wait for reuse. O(1).
@@ -279,8 +321,12 @@ class CacheView:
 
         At the end of work, what it names was not given back. It changes nothing and ends nothing.
         """
-        sequences = [self._holding(i64(row)) for row in self._sequences.live_rows()]
-        return sequences + [_lease_holding(lease) for lease in self.pool.leases()]
+        self._gate.enter("leak_report")
+        try:
+            sequences = [self._holding(i64(row)) for row in self._sequences.live_rows()]
+            return sequences + [_lease_holding(lease) for lease in self.pool.leases()]
+        finally:
+            self._gate.leave()
 
     def _holding(self, row: i64) -> Holding:
         sequences = self._sequences
@@ -314,33 +360,30 @@ class CacheView:
         if retention is None:
             raise InvalidArgument("retention_blocks is 0; retain needs a budget of blocks in the config")
         budget = self.config.retention_blocks
-        if priority > 0 and retention.num_retained + len(blocks) > budget:
-            self._forget_stale_wishes(retention)
         new = len([block for block in blocks if not retention.is_retained(block)]) if priority > 0 else 0
         if retention.num_retained + new > budget:
             raise OverBudget(
                 f"retain: {new} more blocks would be retained; {retention.num_retained} of {budget} are already"
             )
         for block in blocks:
-            try:
-                retention.set_priority(block, self.pool.index.chain_hash[i64(block)], priority, expires_at)
-            except Exception as error:
-                raise self.pool.blame_policy("retain", error)
+            retention.set_priority(block, priority, expires_at)
+        if self._ledger.chooser is not None and self._ledger.chooser.caught.failure:
+            raise self._ledger.chooser.error()
         return len(blocks)
 
-    def _forget_stale_wishes(self, retention: Retention) -> None:
-        """Contents also go without an eviction: a held block is written to, or a pool shrinks. O(num_blocks)."""
-        index = self.pool.index
-        for block in range(int(self.pool.capacity)):
-            held = index.identity[2 * i64(block)] != NO_CONTENT
-            retention.forget_other(block, index.chain_hash[i64(block)] if held else NO_KEY)
-
     def check(self) -> None:
-        """Prove the laws on the live manager; see `checking`. O(num_blocks + table). Raises `InvariantError`."""
-        self._pages.check()
-        check_sequences(self._pages, self._sequences, self._mapping is None)
-        if self._mapping is not None:
-            check_mapping(self._mapping)
+        """Verify the laws on the live manager; see `checking`. O(num_blocks + table). Raises `InvariantError`."""
+        self._gate.enter("check")
+        try:
+            self._pages.check()
+            leases = self.pool.leases()
+            if self._mapping is None:
+                check_sequences(self._pages, leases, self._sequences, True)
+            else:
+                check_sequences(self._pages, [], self._sequences, False)
+                check_mapping(self._mapping, leases, self._cpu_pool.leases() if self._cpu_pool is not None else [])
+        finally:
+            self._gate.leave()
 
 
 def _lease_holding(lease: BlockLease) -> Holding:

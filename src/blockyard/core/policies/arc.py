@@ -87,12 +87,14 @@ class ARC(EvictionPolicy):
 
     def grow(self, num_blocks: int) -> None:
         """Ids now go up to num_blocks - 1."""
-        super().grow(num_blocks)
+        key = grown_i64(self._key, num_blocks)
+        is_often = grown_i64(self._is_often, num_blocks)
         self._lists.grow(num_blocks)
+        super().grow(num_blocks)
+        self._key = key
+        self._is_often = is_often
         self._ghosts_once.capacity = num_blocks
         self._ghosts_often.capacity = num_blocks
-        self._key = grown_i64(self._key, num_blocks)
-        self._is_often = grown_i64(self._is_often, num_blocks)
 
     def check(self) -> None:
         """The lists are sound. O(num_blocks)."""

@@ -4,7 +4,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ...errors import InvariantError
-from ..arrays import grown_i64, zeros_i64
+from ..arrays import clear_i64, grown_i64, zeros_i64
 
 
 class BlockHeap:
@@ -47,6 +47,14 @@ class BlockHeap:
             self._sift_up(hole)
             self._sift_down(self._place[last] - 1)
 
+    def first(self) -> i64:
+        """The first block of a heap that is not empty."""
+        return self._heap[0]
+
+    def lowest(self) -> i64:
+        """The priority of the first block."""
+        return self._priority[self._heap[0]]
+
     def pop(self) -> i64:
         """Take the first block out."""
         block = self._heap[0]
@@ -87,15 +95,19 @@ class BlockHeap:
 
     def clear(self) -> None:
         """Take all blocks out. O(num_blocks)."""
-        self._place = zeros_i64(len(self._place))
+        clear_i64(self._place)
         self.num_items = 0
 
     def grow(self, num_blocks: int) -> None:
         """Make room for ids up to num_blocks - 1."""
-        self._heap = grown_i64(self._heap, num_blocks)
-        self._place = grown_i64(self._place, num_blocks)
-        self._priority = grown_i64(self._priority, num_blocks)
-        self._tie = grown_i64(self._tie, num_blocks)
+        heap = grown_i64(self._heap, num_blocks)
+        place = grown_i64(self._place, num_blocks)
+        priority = grown_i64(self._priority, num_blocks)
+        tie = grown_i64(self._tie, num_blocks)
+        self._heap = heap
+        self._place = place
+        self._priority = priority
+        self._tie = tie
 
     def blocks(self) -> vec[i64]:
         """All blocks in the heap, in no order, a copy."""

@@ -3,7 +3,7 @@
 from mypy_extensions import i64
 
 from ...errors import InvariantError
-from ..arrays import zeros_i64
+from ..arrays import clear_i64, zeros_i64
 
 
 class BlockLists:
@@ -60,7 +60,7 @@ class BlockLists:
 
     def clear(self) -> None:
         """Empty all lists. O(num_blocks)."""
-        self._list = zeros_i64(len(self._list))
+        clear_i64(self._list)
         for number in range(self._num_lists):
             self._next[number] = number
             self._prev[number] = number
@@ -78,9 +78,12 @@ class BlockLists:
     def grow(self, num_blocks: int) -> None:
         """Make room for ids up to num_blocks - 1. O(num_blocks)."""
         kept = [self.blocks(number) for number in range(self._num_lists)]
-        self._next = zeros_i64(int(self._num_lists) + num_blocks)
-        self._prev = zeros_i64(int(self._num_lists) + num_blocks)
-        self._list = zeros_i64(num_blocks)
+        following = zeros_i64(int(self._num_lists) + num_blocks)
+        previous = zeros_i64(int(self._num_lists) + num_blocks)
+        lists = zeros_i64(num_blocks)
+        self._next = following
+        self._prev = previous
+        self._list = lists
         self.clear()
         for number, blocks in enumerate(kept):
             for block in blocks:

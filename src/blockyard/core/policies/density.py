@@ -276,11 +276,14 @@ class Density(EvictionPolicy):
     def grow(self, num_blocks: int) -> None:
         """Ids now go up to num_blocks - 1. Ages are measured by the size of the pool, so learning starts again."""
         self._settle()
-        super().grow(num_blocks)
+        key = grown_i64(self._key, num_blocks)
+        state = grown_i64(self._state, num_blocks)
+        hits = grown_i64(self._hits, num_blocks)
         self._lists.grow(num_blocks)
-        self._key = grown_i64(self._key, num_blocks)
-        self._state = grown_i64(self._state, num_blocks)
-        self._hits = grown_i64(self._hits, num_blocks)
+        super().grow(num_blocks)
+        self._key = key
+        self._state = state
+        self._hits = hits
         self._start_learning()
 
     def check(self) -> None:

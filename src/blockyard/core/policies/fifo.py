@@ -26,5 +26,6 @@ class FIFO(HeapPolicy):
 
     def grow(self, num_blocks: int) -> None:
         """Ids now go up to num_blocks - 1."""
+        number = grown_i64(self._number, num_blocks)
         super().grow(num_blocks)
-        self._number = grown_i64(self._number, num_blocks)
+        self._number = number

@@ -2,7 +2,7 @@
 
 from mypy_extensions import i64
 
-from ..arrays import grown_i64, zeros_i64
+from ..arrays import clear_i64, grown_i64, zeros_i64
 from .base import EvictionPolicy
 from .block_heap import BlockHeap
 
@@ -46,13 +46,14 @@ class HeapPolicy(EvictionPolicy):
     def clear(self) -> None:
         """No block is idle any more."""
         self.heap.clear()
-        self.last_key = zeros_i64(len(self.last_key))
+        clear_i64(self.last_key)
 
     def grow(self, num_blocks: int) -> None:
         """Ids now go up to num_blocks - 1."""
-        super().grow(num_blocks)
+        last_key = grown_i64(self.last_key, num_blocks)
         self.heap.grow(num_blocks)
-        self.last_key = grown_i64(self.last_key, num_blocks)
+        super().grow(num_blocks)
+        self.last_key = last_key
 
     def check(self) -> None:
         """The heap is sound. O(num_blocks)."""

@@ -1,17 +1,17 @@
 """Retention: blocks that should stay longer, within a policy that decides about all others."""
 
-from heapq import heappop, heappush
+from struct import pack, unpack
 from typing import Final
 
 from mypy_extensions import i64
 
 from ...errors import InvariantError
-from ..arrays import grown_i64, zeros_i64
+from ..arrays import clear_i64, grown_i64, zeros_i64
 from .base import EvictionPolicy
 from .block_heap import BlockHeap
 
-#: No content has this key.
-NO_KEY: Final[i64] = -1
+#: All bits of a float but its sign.
+MAGNITUDE: Final = 2**63 - 1
 
 
 class Retention(EvictionPolicy):
@@ -28,11 +28,9 @@ class Retention(EvictionPolicy):
         self.num_retained = 0
         self._priority = zeros_i64(num_blocks)
         self._key = zeros_i64(num_blocks)
-        #: The content that a priority is for: another one in the same block has none.
-        self._wanted = zeros_i64(num_blocks)
         self._depth = zeros_i64(num_blocks)
-        self._expires: dict[int, float] = {}
-        self._expiries: list[tuple[float, int]] = []
+        #: Blocks whose priority ends, by the time at which it does.
+        self._expiries = BlockHeap(num_blocks)
         self._retained = BlockHeap(num_blocks)
         #: Idle blocks that the policy knows.
         self._num_inner: i64 = 0
@@ -42,32 +40,32 @@ class Retention(EvictionPolicy):
         """Whether the block has a priority above 0."""
         return self._priority[i64(block)] > 0
 
-    def set_priority(self, block: int, key: i64, priority: int, expires_at: float | None) -> None:
-        """Retain the content `key` in `block` until `expires_at` (None: for good), or with priority 0 no longer."""
+    def set_priority(self, block: int, priority: int, expires_at: float | None) -> None:
+        """Retain what `block` holds until `expires_at` (None: for good), or with priority 0 no longer. O(log n)."""
         index = i64(block)
-        self._wanted[index] = key
         idle = self._retained.holds(index) or self._is_inner[index] != 0
         if idle:
             self._take_out(index)
         self.num_retained += (1 if priority > 0 else 0) - (1 if self._priority[index] > 0 else 0)
         self._priority[index] = priority
-        self._expires.pop(block, None)
+        self._expire_never(index)
         if priority > 0 and expires_at is not None:
-            self._expires[block] = expires_at
-            heappush(self._expiries, (expires_at, block))
+            self._expiries.insert(index, order_of(expires_at))
         if idle:
             self._put_in(index)
 
+    def _expire_never(self, block: i64) -> None:
+        if self._expiries.holds(block):
+            self._expiries.remove(block)
+
     def advance(self, now: float) -> None:
         """End what expires at `now` or before. O(log n) for each."""
-        while self._expiries and self._expiries[0][0] <= now:
-            expires_at, block = heappop(self._expiries)
-            if self._expires.get(block) == expires_at:
-                self.set_priority(block, self._wanted[i64(block)], 0, None)
+        latest = order_of(now)
+        while self._expiries.num_items > 0 and self._expiries.lowest() <= latest:
+            self.set_priority(int(self._expiries.first()), 0, None)
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:
         """`block` became idle."""
-        self.forget_other(int(block), key)
         self._key[block] = key
         self._depth[block] = depth
         self._put_in(block)
@@ -115,43 +113,42 @@ class Retention(EvictionPolicy):
             self.forget(int(block))
         return block
 
-    def forget_other(self, block: int, key: i64) -> None:
-        """`block` holds `key` now (`NO_KEY`: nothing): a wish for another content in it has ended."""
-        if self._priority[i64(block)] > 0 and self._wanted[i64(block)] != key:
-            self.forget(block)
-
     def forget(self, block: int) -> None:
         """The content of `block` is gone, and the wish to keep it with it."""
         if self._priority[i64(block)] > 0:
             self.num_retained -= 1
             self._priority[i64(block)] = 0
-            self._expires.pop(block, None)
+            self._expire_never(i64(block))
 
     def clear(self) -> None:
-        """The cache was reset: nothing is retained any more."""
+        """The cache was reset: nothing is retained any more. It asks for no memory."""
         self.policy.clear()
         self._retained.clear()
-        self._priority = zeros_i64(len(self._priority))
-        self._is_inner = zeros_i64(len(self._is_inner))
-        self._expires = {}
-        self._expiries = []
+        self._expiries.clear()
+        clear_i64(self._priority)
+        clear_i64(self._is_inner)
         self._num_inner = 0
         self.num_retained = 0
 
     def grow(self, num_blocks: int) -> None:
         """Ids now go up to num_blocks - 1."""
-        super().grow(num_blocks)
-        self.policy.grow(num_blocks)
+        priority = grown_i64(self._priority, num_blocks)
+        key = grown_i64(self._key, num_blocks)
+        depth = grown_i64(self._depth, num_blocks)
+        is_inner = grown_i64(self._is_inner, num_blocks)
         self._retained.grow(num_blocks)
-        self._priority = grown_i64(self._priority, num_blocks)
-        self._key = grown_i64(self._key, num_blocks)
-        self._wanted = grown_i64(self._wanted, num_blocks)
-        self._depth = grown_i64(self._depth, num_blocks)
-        self._is_inner = grown_i64(self._is_inner, num_blocks)
+        self._expiries.grow(num_blocks)
+        self.policy.grow(num_blocks)
+        super().grow(num_blocks)
+        self._priority = priority
+        self._key = key
+        self._depth = depth
+        self._is_inner = is_inner
 
     def check(self) -> None:
         """Both parts are sound and know different blocks; the counts agree. O(num_blocks). Raises `InvariantError`."""
         self._retained.check()
+        self._expiries.check()
         num_inner = 0
         num_retained = 0
         for block in range(len(self._is_inner)):
@@ -159,6 +156,14 @@ class Retention(EvictionPolicy):
             num_retained += 1 if self._priority[block] > 0 else 0
             if self._retained.holds(block) and (self._is_inner[block] != 0 or self._priority[block] == 0):
                 raise InvariantError(f"retention: block {block} is retained, and the policy's or of priority 0")
+            if self._expiries.holds(block) and self._priority[block] == 0:
+                raise InvariantError(f"retention: block {block} has an expiry and no priority")
         if num_inner != self._num_inner or num_retained != self.num_retained:
             raise InvariantError(f"retention: {num_inner} blocks are the policy's, {num_retained} are retained")
         self.policy.check()
+
+
+def order_of(time: float) -> i64:
+    """A time as an integer, in the same order."""
+    bits = int(unpack("<q", pack("<d", time + 0.0))[0])
+    return bits if bits >= 0 else -(bits & MAGNITUDE)

@@ -89,12 +89,15 @@ class S3FIFO(EvictionPolicy):
 
     def grow(self, num_blocks: int) -> None:
         """Ids now go up to num_blocks - 1."""
-        super().grow(num_blocks)
+        key = grown_i64(self._key, num_blocks)
+        hits = grown_i64(self._hits, num_blocks)
+        home = grown_i64(self._home, num_blocks)
         self._queues.grow(num_blocks)
+        super().grow(num_blocks)
+        self._key = key
+        self._hits = hits
+        self._home = home
         self._ghosts.capacity = num_blocks
-        self._key = grown_i64(self._key, num_blocks)
-        self._hits = grown_i64(self._hits, num_blocks)
-        self._home = grown_i64(self._home, num_blocks)
 
     def check(self) -> None:
         """The queues are sound. O(num_blocks)."""

@@ -45,5 +45,6 @@ class Score(HeapPolicy):
 
     def grow(self, num_blocks: int) -> None:
         """Ids now go up to num_blocks - 1."""
+        hits = grown_i64(self._hits, num_blocks)
         super().grow(num_blocks)
-        self._hits = grown_i64(self._hits, num_blocks)
+        self._hits = hits

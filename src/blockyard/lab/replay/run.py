@@ -62,6 +62,8 @@ class ReplayOptions:
                 max_num_seqs=self.max_num_seqs if self.service is not None else 1,
                 max_model_len=self.max_model_len,
                 watermark=self.watermark,
+                # Policies that sample see hashes: the same trace is to give the same numbers again.
+                hash_seed=0,
                 eviction_policy=policy_of(self.policy),
             )
         )

@@ -1,0 +1,79 @@
+"""A policy that somebody else wrote: what its callbacks raise is caught, so that the pool's change is finished."""
+
+from mypy_extensions import i64
+
+from ..gate import Interruption
+from .base import EvictionPolicy
+
+
+class CaughtPolicy(EvictionPolicy):
+    """Passes everything on to `policy`. What it raises when it is told something is kept.
+
+    An ordinary exception marks the policy as failed: the next question raises `PolicyError`. A KeyboardInterrupt,
+    SystemExit or the like marks it too, because it may have missed what it was told, and goes to `interruption`: the
+    call that runs is finished or undone, and then it is raised. What `evict` raises is raised: nothing has changed yet.
+    """
+
+    def __init__(self, policy: EvictionPolicy, num_blocks: int, interruption: Interruption) -> None:
+        super().__init__(num_blocks)
+        self.policy = policy
+        self.name = type(policy).__name__
+        self.interruption = interruption
+        #: What it raised first; "" while it has not.
+        self.failure = ""
+
+    def insert(self, block: i64, key: i64, depth: i64) -> None:
+        """`block` became idle."""
+        try:
+            self.policy.insert(block, key, depth)
+        except BaseException as error:
+            self._keep("insert", error)
+
+    def hit(self, block: i64, key: i64) -> None:
+        """A prompt hit `block`."""
+        try:
+            self.policy.hit(block, key)
+        except BaseException as error:
+            self._keep("hit", error)
+
+    def remove(self, block: i64) -> None:
+        """`block` is idle no longer."""
+        try:
+            self.policy.remove(block)
+        except BaseException as error:
+            self._keep("remove", error)
+
+    def evict(self) -> i64:
+        """The policy's choice, whatever it is; what it raises is raised."""
+        return self.policy.evict()
+
+    def clear(self) -> None:
+        """No block is idle any more."""
+        try:
+            self.policy.clear()
+        except BaseException as error:
+            self._keep("clear", error)
+
+    def grow(self, num_blocks: int) -> None:
+        """Ids now go up to num_blocks - 1. A lack of memory is raised: the pool does not grow then."""
+        try:
+            self.policy.grow(num_blocks)
+        except MemoryError:
+            raise
+        except BaseException as error:
+            self._keep("grow", error)
+
+    def _keep(self, method: str, error: BaseException) -> None:
+        if not isinstance(error, Exception):
+            self.interruption.note(error)
+        if not self.failure:
+            self.failure = f"{method} raised {type(error).__name__}: {error}"
+
+    def raise_interruption(self) -> None:
+        """Raise what interrupted a callback, now that what it interrupted is undone."""
+        self.interruption.raise_now()
+
+    def check(self) -> None:
+        """The policy is sound, unless it has failed and is asked no more."""
+        if not self.failure:
+            self.policy.check()
