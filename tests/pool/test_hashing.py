@@ -19,11 +19,11 @@ def slow_fold(value: int) -> int:
 
 
 def slow_hashes(words: list[int], keys: list[int], chain: int) -> list[int]:
-    """hash_rows from the paper's formula: fold((chain + sum of (key + token) * (key + token)) mod 2**62), by blocks."""
+    """hash_rows from the paper's formula: fold((chain + sum of (key + word) * (key + half)) mod 2**62), by blocks."""
     hashes, num_words = [], len(keys) // 2
     for start in range(0, len(words), num_words):
-        tokens = [half for word in words[start : start + num_words] for half in (word % 2**32, word >> 32)]
-        keyed = [key + token for key, token in zip(keys, tokens, strict=True)]
+        terms = [term for word in words[start : start + num_words] for term in (word, word >> 32)]
+        keyed = [key + term for key, term in zip(keys, terms, strict=True)]
         total = sum(first * second for first, second in zip(keyed[::2], keyed[1::2], strict=True))
         chain = slow_fold((chain + total) % 2**62)
         hashes.append(chain)

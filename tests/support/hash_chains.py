@@ -25,8 +25,9 @@ def random_block(draw: random.Random, block_size: int = 4) -> Block:
 
 
 def sum_of(block: Block, keys: Sequence[int]) -> int:
-    """The sum over pairs of tokens that the hash of a block of four tokens is made of."""
-    return ((keys[0] + block[0]) * (keys[1] + block[1]) + (keys[2] + block[2]) * (keys[3] + block[3])) % HASH_SPAN
+    """The sum over words that the hash of a block of four tokens is made of."""
+    first, second = block[0] + (block[1] << 32), block[2] + (block[3] << 32)
+    return ((keys[0] + first) * (keys[1] + block[1]) + (keys[2] + second) * (keys[3] + block[3])) % HASH_SPAN
 
 
 def block_of_sum(total: int, keys: Sequence[int], draw: random.Random) -> Block:
@@ -41,7 +42,8 @@ def block_of_sum(total: int, keys: Sequence[int], draw: random.Random) -> Block:
         if right % 2 == 0:
             continue
         inverse = pow(right, -1, HASH_SPAN)
-        rest = (total - keys[0] * left - keys[2] * right) * inverse % HASH_SPAN
+        constant = (keys[0] + (second << 32)) * left + (keys[2] + (fourth << 32)) * right
+        rest = (total - constant) * inverse % HASH_SPAN
         u, v = shortest_basis((1, -left * inverse % HASH_SPAN), (0, HASH_SPAN))
         determinant = u[0] * v[1] - u[1] * v[0]
         x, y = 2**30, 2**30 - rest

@@ -10,7 +10,7 @@ from ..arguments import require_bool, require_int, require_str
 from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS
 from ..errors import InvalidArgument, OutOfBlocks
 from ..hash_seeds import hash_seed_or_drawn
-from ..ids import NULL_BLOCK
+from ..ids import NO_CONTENT, NULL_BLOCK
 from .arrays import view_i32, view_i64, zeros_i32
 from .block import KVCacheBlock
 from .block_ledger import BlockLedger
@@ -369,13 +369,21 @@ class BlockPool:
     def _check_cacheable(self, lease: BlockLease, num_cached: i64, num_full: i64) -> None:
         if num_full > len(lease._blocks):
             raise InvalidArgument(f"token_ids fill {num_full} blocks; the lease has {len(lease._blocks)}")
+        blocks = lease._blocks
+        identity = self._ledger.index.identity
+        ref_cnt = self._ledger.ref_cnt
         for position in range(num_full):
-            block = lease._blocks[position]
-            cached = self._ledger.index.is_cached(i64(block))
+            block = blocks[position]
+            cached = identity[2 * i64(block)] != NO_CONTENT
             if cached != (position < num_cached):
                 state = "already" if cached else "not"
                 raise InvalidArgument(
                     f"num_cached_blocks is {num_cached}, but block {block} at position {position} is {state} cached"
+                )
+            if not cached and ref_cnt[i64(block)] > 1:
+                raise InvalidArgument(
+                    f"lease {lease._serial} has block {block} at position {position}, which is held {ref_cnt[i64(block)]} "
+                    f"times and not cached; only a block that the lease holds alone can be given a content"
                 )
 
     def _check_prefix(self, lease: BlockLease, prompt: Prompt, num_cached: i64) -> None:

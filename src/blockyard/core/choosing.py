@@ -9,7 +9,7 @@ from ..ids import NULL_BLOCK
 from .arrays import clear_i64, grown_i64, zeros_i64
 from .free_queue import FreeQueue
 from .policies.base import EvictionPolicy
-from .policies.caught import CaughtPolicy
+from .policies.caught import CaughtPolicy, text_of
 from .policies.retention import Retention
 from .prefix_index import PrefixIndex
 
@@ -87,7 +87,7 @@ class Chooser:
         try:
             block = index_of(self.policy.evict())
         except Exception as error:
-            return f"evict raised {type(error).__name__}: {error}"
+            return f"evict raised {type(error).__name__}: {text_of(error, self.caught.interruption)}"
         except BaseException:
             self._put_back(index, victims)
             raise

@@ -1,13 +1,15 @@
 """The fast chained hash that finds a candidate block. It verifies nothing: the index compares tokens and identity.
 
-The tokens of a block are hashed by the multilinear function with half the multiplications (Lemire and Kaser, "Strongly
-universal string hashing is fast", 2014): a sum over pairs of tokens of (key + token) * (other key + other token), with
-secret keys, whose steps do not wait for one another. For keys drawn at random, two different blocks have the same
-upper 31 bits of the sum with a probability of 2**-31, whatever the tokens are. A multiply and a fold then chain the sum
-to the hash of the block before.
+The tokens of a block are hashed like the multilinear function with half the multiplications (Lemire and Kaser,
+"Strongly universal string hashing is fast", 2014): a sum over words of (key + word) * (other key + second token), with
+secret keys, whose steps do not wait for one another. Two words differ in it by a constant and
+key * d2 + other key * (d1 + d2 * 2**32), where d1 and d2 are what their tokens differ by, below 2**31. So for random
+keys, two different blocks have the same upper 31 bits of the sum with a probability of about 2**-31, whatever the tokens
+are. A multiply and a fold then chain the sum to the hash of the block before.
 
-A sum over words of two tokens would save an addition, but under *every* seed 2**30 more in the second token of a word
-would leave it as it is: a client that may name such token ids could write any number of prompts with one hash.
+A sum of word * key would be two operations a word cheaper (2 ns a block of 16), but 2**30 more in a second token would
+leave it as it is under *every* seed, and 2**17 more under one seed in 2**13: a client could write any number of prompts
+with one hash without knowing the seed.
 """
 
 from typing import Final
@@ -25,8 +27,7 @@ WORDS_OF_16_TOKENS: Final[i64] = 8
 FOLD_MULTIPLIER: Final[i64] = 2971215073198273613
 
 
-#: The first token of a word.
-LOW_HALF: Final[i64] = 4294967295
+#: The second token of a word stands above these bits.
 TOKEN_SHIFT: Final = 32
 
 
@@ -55,7 +56,7 @@ def hash_rows(words: vec[i64], start: i64, keys: vec[i64], chain: i64, out: vec[
         total: i64 = 0
         for index in range(num_words):
             word = words[position + index]
-            total += (keys[2 * index] + (word & LOW_HALF)) * (keys[2 * index + 1] + (word >> TOKEN_SHIFT))
+            total += (keys[2 * index] + word) * (keys[2 * index + 1] + (word >> TOKEN_SHIFT))
         value = (chain + total) & HASH_MASK
         chain = ((value ^ (value >> 32)) * FOLD_MULTIPLIER) & HASH_MASK
         out[row] = chain
@@ -73,14 +74,14 @@ def _hash_rows_of_16(
     for row in range(first, last):
         w0, w1, w2, w3 = words[at], words[at + 1], words[at + 2], words[at + 3]
         w4, w5, w6, w7 = words[at + 4], words[at + 5], words[at + 6], words[at + 7]
-        total = (a0 + (w0 & LOW_HALF)) * (b0 + (w0 >> TOKEN_SHIFT))
-        total += (a1 + (w1 & LOW_HALF)) * (b1 + (w1 >> TOKEN_SHIFT))
-        total += (a2 + (w2 & LOW_HALF)) * (b2 + (w2 >> TOKEN_SHIFT))
-        total += (a3 + (w3 & LOW_HALF)) * (b3 + (w3 >> TOKEN_SHIFT))
-        total += (a4 + (w4 & LOW_HALF)) * (b4 + (w4 >> TOKEN_SHIFT))
-        total += (a5 + (w5 & LOW_HALF)) * (b5 + (w5 >> TOKEN_SHIFT))
-        total += (a6 + (w6 & LOW_HALF)) * (b6 + (w6 >> TOKEN_SHIFT))
-        total += (a7 + (w7 & LOW_HALF)) * (b7 + (w7 >> TOKEN_SHIFT))
+        total = (a0 + w0) * (b0 + (w0 >> TOKEN_SHIFT))
+        total += (a1 + w1) * (b1 + (w1 >> TOKEN_SHIFT))
+        total += (a2 + w2) * (b2 + (w2 >> TOKEN_SHIFT))
+        total += (a3 + w3) * (b3 + (w3 >> TOKEN_SHIFT))
+        total += (a4 + w4) * (b4 + (w4 >> TOKEN_SHIFT))
+        total += (a5 + w5) * (b5 + (w5 >> TOKEN_SHIFT))
+        total += (a6 + w6) * (b6 + (w6 >> TOKEN_SHIFT))
+        total += (a7 + w7) * (b7 + (w7 >> TOKEN_SHIFT))
         value = (chain + total) & HASH_MASK
         chain = ((value ^ (value >> 32)) * FOLD_MULTIPLIER) & HASH_MASK
         out[row] = chain

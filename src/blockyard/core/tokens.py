@@ -22,8 +22,6 @@ LOW_HALF: Final[i64] = 4294967295
 HIGH_HALF: Final[i64] = 4294967296
 TOKEN_BITS: Final = 31
 LAST_TOKEN: Final[i64] = MAX_TOKEN
-#: The sign bits of both tokens of a word; no token has one. Tested a half at a time: the upper one is the word's sign.
-LOW_SIGN: Final[i64] = 2147483648
 
 #: Arrays of up to this many tokens are packed token by token, longer ones copied as they lie in memory.
 FEW_TOKENS: Final = 256
@@ -76,7 +74,13 @@ def _pack_list(token_ids: list[Any], block_size: i64) -> PackedTokens:
     position: i64 = 0
     offset: i64 = 0
     for index in range(i64(num_tokens)):
-        token = _token(token_ids[index], index)
+        item = token_ids[index]
+        if isinstance(item, bool) or not isinstance(item, int):
+            item = _integer(item, index)
+        number = int(item)
+        if number < 0 or number > MAX_TOKEN:
+            _refuse_item(number, index)
+        token = i64(number)
         if offset & 1 == 0:
             words[position] = token
         else:
@@ -89,14 +93,15 @@ def _pack_list(token_ids: list[Any], block_size: i64) -> PackedTokens:
     return PackedTokens(words, num_tokens)
 
 
-def _token(item: object, index: i64) -> i64:
-    """One item of a list as a token. A bool is no token, and is asked for before mypyc takes it for an int."""
-    if isinstance(item, bool) or not isinstance(item, (int, np.integer)):
+def _integer(item: object, index: i64) -> int:
+    """An item of a list that is no plain integer: numpy's count. A bool is no token."""
+    if not isinstance(item, np.integer):
         raise InvalidArgument(f"token_ids[{index}] is {item!r}; a token is an integer from 0 to {MAX_TOKEN}")
-    token = int(item)
-    if token < 0 or token > MAX_TOKEN:
-        raise InvalidArgument(f"token_ids[{index}] is {token}; a token is from 0 to {MAX_TOKEN}")
-    return token
+    return int(item)
+
+
+def _refuse_item(number: int, index: i64) -> None:
+    raise InvalidArgument(f"token_ids[{index}] is {number}; a token is from 0 to {MAX_TOKEN}")
 
 
 def _are_tokens(items: vec[i64]) -> bool:
@@ -135,13 +140,9 @@ def _pack_as_it_lies(tokens: npt.NDArray[np.int32], block_size: int) -> PackedTo
         even = np.zeros((num_blocks, block_size + 1), dtype=np.int32)
         even[:, :block_size] = tokens.reshape(num_blocks, block_size)
         tokens = even.reshape(-1)
-    words = vec[i64](tokens.view(np.int64))
-    found: i64 = 0
-    for index in range(i64(len(words))):
-        found |= words[index]
-    if found < 0 or found & LOW_SIGN != 0:
+    if np.bitwise_or.reduce(tokens) < 0:
         _refuse_token(tokens)
-    return PackedTokens(words, num_tokens)
+    return PackedTokens(vec[i64](tokens.view(np.int64)), num_tokens)
 
 
 def _refuse_empty() -> None:

@@ -40,7 +40,7 @@ def make_policy(policy: object, num_blocks: int) -> EvictionPolicy:
     try:
         made = factory(num_blocks)
     except Exception as error:
-        name = getattr(factory, "__name__", repr(factory))
+        name = getattr(factory, "__name__", type(factory).__name__)
         raise PolicyError(f"eviction policy {name}: making it raised {type(error).__name__}: {error}")
     if not isinstance(made, EvictionPolicy):
         raise InvalidArgument(f"eviction_policy makes {made!r}; it must make an EvictionPolicy")

@@ -6,6 +6,16 @@ from ..gate import Interruption
 from .base import EvictionPolicy
 
 
+def text_of(error: BaseException, interruption: Interruption) -> str:
+    """What an exception says, or that it cannot: its `__str__` is somebody else's code too."""
+    try:
+        return str(error)
+    except BaseException as second:
+        if not isinstance(second, Exception):
+            interruption.note(second)
+        return f"its text raised {type(second).__name__}"
+
+
 class CaughtPolicy(EvictionPolicy):
     """Passes everything on to `policy`. What it raises when it is told something is kept.
 
@@ -67,7 +77,9 @@ class CaughtPolicy(EvictionPolicy):
         if not isinstance(error, Exception):
             self.interruption.note(error)
         if not self.failure:
-            self.failure = f"{method} raised {type(error).__name__}: {error}"
+            # The name first: what follows runs the exception's own code.
+            self.failure = f"{method} raised {type(error).__name__}"
+            self.failure = f"{self.failure}: {text_of(error, self.interruption)}"
 
     def raise_interruption(self) -> None:
         """Raise what interrupted a callback, now that what it interrupted is undone."""
