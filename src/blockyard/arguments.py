@@ -13,6 +13,15 @@ import operator
 from .errors import InvalidArgument
 
 
+def shown(value: object) -> str:
+    """`repr(value)` for an error's text, cut to 200 characters; its type where it has none (an int of 5,000 digits)."""
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
 def require_int(name: str, value: object, low: int, high: int) -> int:
     """`value` if it is an integer from `low` to `high`. numpy's integers count, bools do not."""
     try:
@@ -20,16 +29,16 @@ def require_int(name: str, value: object, low: int, high: int) -> int:
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
-        raise InvalidArgument(f"{name} is {value!r}; it must be an integer from {low} to {high}")
+        raise InvalidArgument(f"{name} is {shown(value)}; it must be an integer from {low} to {high}")
     if not low <= number <= high:
-        raise InvalidArgument(f"{name} is {number}; it must be from {low} to {high}")
+        raise InvalidArgument(f"{name} is {shown(number)}; it must be from {low} to {high}")
     return number
 
 
 def require_str(name: str, value: object) -> str:
     """`value` if it is a plain string: a subclass could run code of its own when it is hashed or compared."""
     if type(value) is not str:
-        raise InvalidArgument(f"{name} is {value!r}; it must be a string")
+        raise InvalidArgument(f"{name} is {shown(value)}; it must be a string")
     return value
 
 
@@ -46,18 +55,18 @@ def require_unicode(name: str, text: str) -> str:
 def require_bool(name: str, value: object) -> bool:
     """`value` if it is True or False."""
     if not isinstance(value, bool):
-        raise InvalidArgument(f"{name} is {value!r}; it must be True or False")
+        raise InvalidArgument(f"{name} is {shown(value)}; it must be True or False")
     return value
 
 
 def require_number(name: str, value: object) -> float:
     """`value` if it is a finite number. numpy's numbers count, bools do not."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise InvalidArgument(f"{name} is {value!r}; it must be a number")
+        raise InvalidArgument(f"{name} is {shown(value)}; it must be a number")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise InvalidArgument(f"{name} is {value!r}; it must be finite")
+        raise InvalidArgument(f"{name} is {shown(value)}; it must be finite")
     return number

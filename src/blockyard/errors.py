@@ -60,6 +60,13 @@ class NotEnoughMemory(CapacityError, MemoryError):
     """The system has no memory for the arrays of a pool of this size; the message names their bytes."""
 
 
+def not_enough_memory(text: str, cause: MemoryError) -> NotEnoughMemory:
+    """The error for a lack of memory, with its cause: compiled code cannot say `raise ... from`."""
+    error = NotEnoughMemory(text)
+    error.__cause__ = cause
+    return error
+
+
 class LogicError(BlockyardError):
     """The caller has a bug; retrying does not help."""
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .arguments import require_int, require_str
+from .arguments import require_int, require_str, shown
 from .errors import InvalidArgument
 
 MAX_POSITION = 2**27
@@ -103,11 +103,11 @@ def canonical_keys(extra_keys: object) -> tuple[ExtraKey, ...]:
     same span twice, and for more than 65,536 spans.
     """
     if not isinstance(extra_keys, (tuple, list)):
-        raise InvalidArgument(f"extra_keys is {extra_keys!r}; it must be a tuple of LoRA, CacheSalt and Span")
+        raise InvalidArgument(f"extra_keys is {shown(extra_keys)}; it must be a tuple of LoRA, CacheSalt and Span")
     for key in extra_keys:
         # The very types: a subclass could run code of its own when it is hashed or compared.
         if type(key) not in _KINDS:
-            raise InvalidArgument(f"extra_keys holds {key!r}; its items must be LoRA, CacheSalt or Span")
+            raise InvalidArgument(f"extra_keys holds {shown(key)}; its items must be LoRA, CacheSalt or Span")
     keys = tuple(sorted(extra_keys, key=_order))
     _require_single(keys)
     return keys

@@ -19,6 +19,8 @@ USES = ROOT / "tests" / "package" / "typing"
 NOT_IN_STUBS = r""".*\.__mypyc_attrs__
 .*\.__new__
 .*\.__(deep)?copy__
+blockyard\.core\.block_pool\.(Block|Managed)Pool
+blockyard\.core\.manager\.KVCacheManager
 blockyard\.core\.[a-z_]+\.[A-Z_]+
 """
 

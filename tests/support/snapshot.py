@@ -37,6 +37,7 @@ SCRATCH = {
     "_batch_rows",
     "actor",
     "running",
+    "num_lookups",
 }
 SCALARS = (int, float, str, bool, bytes, type(None), tuple)
 

@@ -44,6 +44,11 @@ class KVCacheBlock:
         """Whether a prompt can hit the block."""
         return self.block_hash is not None
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """How it is copied and pickled: it is plain data."""
+        known = (self.block_id, self.ref_cnt, self.token_ids, self.block_hash, self.is_computed, self.holders)
+        return (KVCacheBlock, known)
+
     def __repr__(self) -> str:
         state = "null" if self.is_null else "free" if self.is_free else f"ref_cnt={self.ref_cnt}"
         cached = f" cached={self.token_ids}" if self.is_cached else ""

@@ -8,7 +8,7 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ..answers import Resize
-from ..errors import InvariantError, NotEnoughMemory
+from ..errors import InvariantError, not_enough_memory
 from ..ids import NO_CONTENT, NULL_BLOCK
 from .arrays import grown_i32, view_i32, view_i64, zeros_i32, zeros_i64
 from .choosing import Chooser
@@ -357,12 +357,10 @@ class BlockLedger:
                 self.chooser.grow(int(num_blocks))
             return room
         except MemoryError as error:
-            refusal = NotEnoughMemory(
-                f"num_blocks is {num_blocks}; the system has no memory for its arrays of "
-                f"{num_blocks * self.index.bytes_a_block()} bytes"
+            size = num_blocks * self.index.bytes_a_block()
+            raise not_enough_memory(
+                f"num_blocks is {num_blocks}; the system has no memory for its arrays of {size} bytes", error
             )
-            refusal.__cause__ = error
-            raise refusal
 
     def resize(self, num_blocks: i64, room: "LedgerRoom | None") -> Resize:
         """Grow into `room`, or shrink, to `num_blocks` blocks; see `BlockPool.resize`. It cannot fail."""

@@ -8,7 +8,7 @@ from mypy_extensions import i32, i64
 from ..answers import Resize
 from ..arguments import require_bool, require_int, require_str
 from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS
-from ..errors import InvalidArgument, OutOfBlocks
+from ..errors import InvalidArgument, OutOfBlocks, not_enough_memory
 from ..hash_seeds import hash_seed_or_drawn
 from ..ids import NO_CONTENT, NULL_BLOCK
 from .arrays import view_i32, view_i64, zeros_i32
@@ -19,7 +19,7 @@ from .lease import BlockLease, LeaseBook
 from .policies import make_policy
 from .policies.caught import CaughtPolicy
 from .prompt import Prompt, make_prompt
-from .refusing import refuse_copy, refuse_pickle
+from .refusing import refuse_copy, refuse_pickle, refuse_subclass
 
 
 class BlockPool:
@@ -56,7 +56,11 @@ class BlockPool:
         blocks = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
         size = require_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
         caching = require_bool("enable_prefix_caching", enable_prefix_caching)
-        self._ledger = BlockLedger(blocks, size, size, caching, hash_seed_or_drawn(hash_seed))
+        seed = hash_seed_or_drawn(hash_seed)
+        try:
+            self._ledger = BlockLedger(blocks, size, size, caching, seed)
+        except MemoryError as error:
+            raise not_enough_memory(f"num_blocks is {blocks}; the system has no memory for its arrays", error)
         self._gate = Gate()
         self._book = LeaseBook(self._ledger)
         self._gate.deferred.append(self._book)
@@ -148,11 +152,11 @@ class BlockPool:
         number = require_int("block_id", block_id, 0, int(self._ledger.capacity) - 1)
         self._gate.enter("block")
         try:
-            return self.describe(number)
+            return self._describe(number)
         finally:
             self._gate.leave()
 
-    def describe(self, number: int) -> KVCacheBlock:
+    def _describe(self, number: int) -> KVCacheBlock:
         """`block` for an id that is checked already, within a call that is entered."""
         ledger = self._ledger
         block = i64(number)
@@ -382,8 +386,8 @@ class BlockPool:
                 )
             if not cached and ref_cnt[i64(block)] > 1:
                 raise InvalidArgument(
-                    f"lease {lease._serial} has block {block} at position {position}, which is held {ref_cnt[i64(block)]} "
-                    f"times and not cached; only a block that the lease holds alone can be given a content"
+                    f"lease {lease._serial} has block {block} at position {position}, which is held "
+                    f"{ref_cnt[i64(block)]} times; only a block that the lease holds alone can be given a content"
                 )
 
     def _check_prefix(self, lease: BlockLease, prompt: Prompt, num_cached: i64) -> None:
@@ -450,6 +454,11 @@ class BlockPool:
             self._ledger.check()
         finally:
             self._gate.leave()
+
+    def __init_subclass__(cls) -> None:
+        """Refuse: a subclass of a compiled class could not be made."""
+        if getattr(cls, "__module__", "") != __name__:
+            raise refuse_subclass("BlockPool")
 
     def __copy__(self) -> "BlockPool":
         raise refuse_copy("a BlockPool", "make another one")

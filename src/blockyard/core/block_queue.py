@@ -2,12 +2,13 @@
 
 from mypy_extensions import i64
 
-from ..arguments import require_int
+from ..arguments import require_int, shown
 from ..config import MAX_BLOCKS
 from ..errors import DoubleFree, InvalidArgument, OutOfBlocks
 from ..ids import NULL_BLOCK
 from .arrays import zeros_i32
 from .free_queue import FreeQueue
+from .refusing import refuse_copy, refuse_pickle, refuse_subclass
 
 
 class FreeKVCacheBlockQueue:
@@ -79,7 +80,7 @@ class FreeKVCacheBlockQueue:
     def append_n(self, block_ids: object) -> None:
         """Append several, in order, or none. O(n). Raises as `append` does, also for an id that stands there twice."""
         if not isinstance(block_ids, (list, tuple)):
-            raise InvalidArgument(f"block_ids is {block_ids!r}; it must be a list of block ids")
+            raise InvalidArgument(f"block_ids is {shown(block_ids)}; it must be a list of block ids")
         blocks = [int(self._block(block_id)) for block_id in block_ids]
         for block in blocks:
             self._require_taken(i64(block))
@@ -98,6 +99,19 @@ class FreeKVCacheBlockQueue:
     def _require_taken(self, block: i64) -> None:
         if self._taken[block] == 0:
             raise DoubleFree(f"block {block} is in the queue already")
+
+    def __init_subclass__(cls) -> None:
+        """Refuse: a subclass of a compiled class could not be made."""
+        raise refuse_subclass("FreeKVCacheBlockQueue")
+
+    def __copy__(self) -> "FreeKVCacheBlockQueue":
+        raise refuse_copy("a FreeKVCacheBlockQueue", "make another one")
+
+    def __deepcopy__(self, memo: object) -> "FreeKVCacheBlockQueue":
+        raise refuse_copy("a FreeKVCacheBlockQueue", "make another one")
+
+    def __reduce__(self) -> str:
+        raise refuse_pickle("a FreeKVCacheBlockQueue", "send its get_all_free_blocks()")
 
     def check(self) -> None:
         """Verify both directions of the list and the count. O(num_blocks). Raises `InvariantError`."""

@@ -49,8 +49,6 @@ class GroupTable(BlockTable):
         #: Where a swapped-out sequence's blocks are; while it is not, the CPU blocks that its next step loads.
         self.cpu_blocks = zeros_i32(max_num_seqs * width if cpu is not None else 0)
         self.num_loads = zeros_i64(max_num_seqs)
-        #: What the latest look-up found at each place: a block, or minus a CPU block.
-        self.found = zeros_i64(width)
 
     def first_needed(self, num_computed: i64) -> i64:
         """The first place that tokens from `num_computed` on attend to (`LayerGroup.first_needed_block`)."""
@@ -62,55 +60,56 @@ class GroupTable(BlockTable):
         """Places of a sequence of `num_tokens` tokens, those behind the window included."""
         return (num_tokens + self.block_size - 1) // self.block_size
 
-    # Hits. `pages.found` holds the pages that the prompt begins with.
+    # Hits. `row_pages` are the pages that the prompt begins with; what is found for them is noted in `places`.
 
-    def _locate(self, pages: PrefixIndex, place: i64) -> i64:
+    def _locate(self, pages: PrefixIndex, row_pages: vec[i32], place: i64) -> i64:
         """A block that holds what belongs at `place`, minus a CPU block, or 0."""
-        content = pages.identity[2 * i64(pages.found[(place + 1) * self.num_pages - 1])]
+        content = pages.content_of(i64(row_pages[(place + 1) * self.num_pages - 1]))
         block = self.pool.find_content(content, self.number)
         if block == NULL_BLOCK and self.cpu is not None:
             block = -self.cpu.find_content(content, self.number)
-        self.found[place] = block
         return block
 
-    def reach(self, pages: PrefixIndex, limit: i64) -> i64:
+    def reach(self, pages: PrefixIndex, row_pages: vec[i32], places: vec[i64], limit: i64) -> i64:
         """How many of the first `limit` tokens this group can take from the cache. O(places)."""
         last = limit // self.block_size
         if self.window > 0:
-            return self._reach_window(pages, last)
+            return self._reach_window(pages, row_pages, places, last)
         for place in range(last):
-            if self._locate(pages, place) == NULL_BLOCK:
+            places[place] = self._locate(pages, row_pages, place)
+            if places[place] == NULL_BLOCK:
                 return place * self.block_size
         return last * self.block_size
 
-    def _reach_window(self, pages: PrefixIndex, last: i64) -> i64:
+    def _reach_window(self, pages: PrefixIndex, row_pages: vec[i32], places: vec[i64], last: i64) -> i64:
         """`last` places, if those in the window before them are there; else up to the missing one."""
         place = last - 1
         first = self.first_needed(last * self.block_size)
         while place >= first:
-            if self._locate(pages, place) == NULL_BLOCK:
+            places[place] = self._locate(pages, row_pages, place)
+            if places[place] == NULL_BLOCK:
                 return place * self.block_size
             place -= 1
         return last * self.block_size
 
-    def num_needed(self, hit: i64, num_tokens: i64) -> i64:
+    def num_needed(self, places: vec[i64], hit: i64, num_tokens: i64) -> i64:
         """Free blocks that admission asks for: idle hits, loads, and new blocks; with a window, at most `num_least`.
 
         The window slides on over what a hit takes, so a hit never asks for more than the same prompt without it:
         a prompt that fits an empty cache fits one that is full of idle blocks.
         """
         last = hit // self.block_size
-        needed = self.num_idle(hit)
+        needed = self.num_idle(places, hit)
         if self.window > 0:
             ahead = self.num_places(min(num_tokens, hit + self.window - 1 + self.block_size))
             return min(needed + ahead - last, self.num_least(num_tokens))
         return needed + self.num_places(num_tokens) - last
 
-    def num_idle(self, hit: i64) -> i64:
+    def num_idle(self, places: vec[i64], hit: i64) -> i64:
         """How many of the places that a hit takes are held by nobody, or have to be loaded. O(places)."""
         idle: i64 = 0
         for place in range(self.first_needed(hit), hit // self.block_size):
-            block = self.found[place]
+            block = places[place]
             if block < 0 or self.pool.ref_cnt[block] == 0:
                 idle += 1
         return idle
@@ -121,20 +120,20 @@ class GroupTable(BlockTable):
             num_tokens = min(num_tokens, self.window - 1 + self.block_size)
         return self.num_places(num_tokens)
 
-    def hold_hits(self, row: i64, hit: i64) -> None:
+    def hold_hits(self, row: i64, places: vec[i64], hit: i64) -> None:
         """Put the blocks found for the first `hit` tokens into an empty row; CPU blocks are held to be loaded."""
         last = hit // self.block_size
         first = min(self.first_needed(hit), last)
         self.num_null[row] = first
         self.num_blocks[row] = last
         for place in range(first, last):
-            if self.found[place] > 0:
-                self.pool.note_hit(self.found[place])
-                self.pool.share_one(self.found[place])
-                self.set_block(row, place, self.found[place])
+            if places[place] > 0:
+                self.pool.note_hit(places[place])
+                self.pool.share_one(places[place])
+                self.set_block(row, place, places[place])
             elif self.cpu is not None:
-                self.cpu.share_one(-self.found[place])
-                self._set_cpu_block(row, place, -self.found[place])
+                self.cpu.share_one(-places[place])
+                self._set_cpu_block(row, place, -places[place])
                 self.num_loads[row] += 1
 
     def unhold_hits(self, row: i64) -> None:

@@ -4,8 +4,8 @@ The tokens of a block are hashed like the multilinear function with half the mul
 "Strongly universal string hashing is fast", 2014): a sum over words of (key + word) * (other key + second token), with
 secret keys, whose steps do not wait for one another. Two words differ in it by a constant and
 key * d2 + other key * (d1 + d2 * 2**32), where d1 and d2 are what their tokens differ by, below 2**31. So for random
-keys, two different blocks have the same upper 31 bits of the sum with a probability of about 2**-31, whatever the tokens
-are. A multiply and a fold then chain the sum to the hash of the block before.
+keys, two different blocks have the same upper 31 bits of the sum with a probability of about 2**-31, whatever their
+tokens are. A multiply and a fold then chain the sum to the hash of the block before.
 
 A sum of word * key would be two operations a word cheaper (2 ns a block of 16), but 2**30 more in a second token would
 leave it as it is under *every* seed, and 2**17 more under one seed in 2**13: a client could write any number of prompts

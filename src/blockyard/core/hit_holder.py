@@ -1,10 +1,10 @@
 """What a batch of prompts hits, held while an eviction policy is asked for victims."""
 
-from librt.vecs import vec
-from mypy_extensions import i32, i64
+from mypy_extensions import i64
 
 from ..ids import NULL_BLOCK
 from .block_ledger import BlockLedger
+from .hit import Hit
 from .mapping import Mapping
 
 
@@ -17,21 +17,22 @@ class HitHolder:
         self._held: list[int] = []
         self._held_on_cpu: list[int] = []
 
-    def hold(self, pages: vec[i32], found: i64) -> i64:
-        """Hold the hit that the latest look-up found, `found` pages long. Returns how many of its blocks were idle."""
+    def hold(self, hit: Hit) -> i64:
+        """Hold what can be taken of a hit. Returns how many of its blocks were idle."""
         idle: i64 = 0
         if self.mapping is None:
-            for position in range(found):
-                idle += self._hold_block(i64(pages[position]))
+            for position in range(hit.num_usable):
+                idle += self._hold_block(i64(hit.blocks[position]))
             return idle
-        for group in self.mapping.groups:
-            hit = found * self.mapping.page_size
-            for place in range(group.first_needed(hit), hit // group.block_size):
-                if group.found[place] > NULL_BLOCK:
-                    idle += self._hold_block(group.found[place])
+        for number, group in enumerate(self.mapping.groups):
+            num_tokens = hit.num_usable * self.mapping.page_size
+            places = hit.places[number]
+            for place in range(group.first_needed(num_tokens), num_tokens // group.block_size):
+                if places[place] > NULL_BLOCK:
+                    idle += self._hold_block(places[place])
                 elif self.mapping.cpu is not None:
-                    self.mapping.cpu.share_one(-group.found[place])
-                    self._held_on_cpu.append(int(-group.found[place]))
+                    self.mapping.cpu.share_one(-places[place])
+                    self._held_on_cpu.append(int(-places[place]))
         return idle
 
     def _hold_block(self, block: i64) -> i64:

@@ -17,6 +17,7 @@ from mypy_extensions import i32, i64
 
 from ..ids import NO_ROW
 from .block_ledger import BlockLedger
+from .hit import Hit
 from .sequences import SequenceTable
 
 
@@ -28,17 +29,16 @@ class Joining:
         self.token_blocks = token_blocks
         self.index = token_blocks.index
         self.block_size: i64 = block_size
-        #: Where the latest look-up came to a block that is still being computed.
-        self.first_pending: i64 = 0
 
-    def joinable(self, found: i64, ref_cnt: vec[i32]) -> i64:
-        """How many of the first `found` blocks of a look-up can be taken: the computed ones, then one owner's.
+    def limit(self, hit: Hit, ref_cnt: vec[i32]) -> None:
+        """Cut a hit to what can be taken: the computed blocks, then one owner's.
 
         Idle blocks are always computed. O(found), and O(found) again for each owner among them.
         """
         if self.index.num_pending == 0:
-            return found
-        blocks = self.index.found
+            return
+        found = hit.num_found
+        blocks = hit.blocks
         owner = self.index.owner
         first: i64 = 0
         while first < found and (ref_cnt[i64(blocks[first])] == 0 or owner[i64(blocks[first])] == 0):
@@ -46,29 +46,29 @@ class Joining:
         last = first
         while last < found and owner[i64(blocks[last])] != 0:
             last += 1
-        self.first_pending = first
         while last > first:
-            same = self._count_same(i64(owner[i64(blocks[last - 1])]) - 1, first, last)
+            same = self._count_same(hit, i64(owner[i64(blocks[last - 1])]) - 1, first, last)
             if same == last:
                 break
             last = same
-        return last
+        hit.first_pending = first
+        hit.num_usable = last
 
-    def _count_same(self, row: i64, first: i64, last: i64) -> i64:
-        """The first position from `first` to `last` where the look-up found another block than `row` holds."""
+    def _count_same(self, hit: Hit, row: i64, first: i64, last: i64) -> i64:
+        """The first position from `first` to `last` where the lookup found another block than `row` holds."""
         for position in range(first, last):
-            if self.sequences.block_at(row, position) != i64(self.index.found[position]):
+            if self.sequences.block_at(row, position) != i64(hit.blocks[position]):
                 return position
         return last
 
-    def join(self, row: i64, found: i64) -> None:
-        """Let `row`, whose first `found` blocks were hit, wait on the owner of the last one, if it has one."""
-        if found == 0:
+    def join(self, row: i64, hit: Hit) -> None:
+        """Let `row`, which takes a hit, wait on the owner of its last block, if that has one."""
+        if hit.num_usable == 0:
             return
-        owner = i64(self.index.owner[i64(self.index.found[found - 1])]) - 1
+        owner = i64(self.index.owner[i64(hit.blocks[hit.num_usable - 1])]) - 1
         if owner != NO_ROW:
-            self.sequences.waits_from[row] = self.first_pending * self.block_size
-            self._wait(row, owner, found * self.block_size)
+            self.sequences.waits_from[row] = hit.first_pending * self.block_size
+            self._wait(row, owner, hit.num_usable * self.block_size)
 
     def _wait(self, row: i64, owner: i64, num_tokens: i64) -> None:
         sequences = self.sequences

@@ -1,17 +1,19 @@
 """What the pool hands out: blocks that are already counted as held, and the book of all that are not freed yet."""
 
 from collections.abc import Iterator
+from operator import index as index_of
 
 import numpy as np
 import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
+from ..arguments import shown
 from ..errors import DoubleFree, ForeignBlock, InvalidArgument
 from .arrays import view_i32
 from .block_ledger import BlockLedger
 from .gate import Deferred
-from .refusing import refuse_copy, refuse_pickle
+from .refusing import refuse_copy, refuse_pickle, refuse_subclass
 
 
 class BlockLease:
@@ -47,14 +49,26 @@ class BlockLease:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def __getitem__(self, index: int) -> int:
-        return int(self._blocks[i64(index)])
+    def __getitem__(self, index: object) -> int:
+        """The id at a position; take slices of `block_ids`."""
+        count = len(self._blocks)
+        try:
+            position = index_of(index)  # type: ignore[arg-type]
+        except TypeError:
+            raise TypeError(f"index is {shown(index)}; it must be an integer: take slices of block_ids")
+        if not -count <= position < count:
+            raise IndexError(f"index is {position}; the lease has {count} blocks")
+        return int(self._blocks[i64(position)])
 
     def __iter__(self) -> Iterator[int]:
         return iter([int(block) for block in self._blocks])
 
     def __repr__(self) -> str:
         return f"<BlockLease {self._serial} of {self._holder!r}: blocks {list(self)}>"
+
+    def __init_subclass__(cls) -> None:
+        """Refuse: a subclass of a compiled class could not be made."""
+        raise refuse_subclass("BlockLease")
 
     def __copy__(self) -> "BlockLease":
         raise refuse_copy("a BlockLease", "take another hold with `touch`")
@@ -90,7 +104,7 @@ class LeaseBook(Deferred):
     def require_live(self, lease: object) -> BlockLease:
         """Raise `DoubleFree` for a lease that was freed, `ForeignBlock` for another pool's. O(1)."""
         if not isinstance(lease, BlockLease):
-            raise InvalidArgument(f"lease is {lease!r}; it must be a BlockLease, as get_new_blocks returns it")
+            raise InvalidArgument(f"lease is {shown(lease)}; it must be a BlockLease, as get_new_blocks returns it")
         if self.live.get(lease._serial) is lease:
             return lease
         if lease._book is self.live:

@@ -5,12 +5,13 @@ from typing import Final
 from mypy_extensions import i64
 
 from ..answers import Admission, Resize
-from ..arguments import require_bool, require_int, require_number, require_str
+from ..arguments import require_bool, require_int, require_number, require_str, shown
 from ..config import MAX_BLOCKS
 from ..errors import InvalidArgument
+from .hit import Hit
 from .plan import StepPlan, SwapPlan
 from .prompt import Prompt, make_prompt
-from .refusing import refuse_copy, refuse_pickle
+from .refusing import refuse_copy, refuse_pickle, refuse_subclass
 from .sequences import read_handles
 from .swapping import require_cpu
 from .view import CacheView
@@ -58,7 +59,8 @@ class KVCacheManager(CacheView):
         self._gate.enter("can_allocate")
         try:
             count = require_int("num_seqs", num_seqs, 1, int(self._sequences.max_num_seqs))
-            return self._admitting.answer([make_prompt(token_ids, extra_keys, int(self.block_size))], count)
+            prompts = [make_prompt(token_ids, extra_keys, int(self._block_size))]
+            return self._admitting.answer(prompts, self._admitting.look_up_all(prompts), count)
         finally:
             self._gate.leave()
 
@@ -82,18 +84,50 @@ class KVCacheManager(CacheView):
         """
         self._gate.enter("allocate")
         try:
-            prompt = make_prompt(token_ids, extra_keys, int(self.block_size))
+            prompt = make_prompt(token_ids, extra_keys, int(self._block_size))
             name = require_str("holder", holder)
             count = require_int("num_seqs", num_seqs, 1, int(self._sequences.max_num_seqs))
-            return self._admit([prompt], [name], count, require_bool("resumed", resumed))[0]
+            again = require_bool("resumed", resumed)
+            hits = [self._admitting.look_up(prompt)]
+            self._admitting.require([prompt], hits, count)
+            return self._admit([prompt], hits, [name], count, again)[0]
         finally:
-            self._gate.leave()
+            self._gate.leave_with_result()
+
+    def try_allocate(
+        self,
+        token_ids: object,
+        holder: object = "",
+        extra_keys: object = (),
+        num_seqs: object = 1,
+        resumed: object = False,
+    ) -> int | Admission:
+        """`allocate` where it fits, else LATER or NEVER: what a scheduler's loop wants, in one lookup. O(tokens).
+
+        Returns the sequence's handle, or the `Admission` that `can_allocate` would answer; nothing has changed then.
+        Raises `InvalidArgument`, and `PolicyError` as `allocate` does.
+        """
+        self._gate.enter("try_allocate")
+        try:
+            prompt = make_prompt(token_ids, extra_keys, int(self._block_size))
+            name = require_str("holder", holder)
+            count = require_int("num_seqs", num_seqs, 1, int(self._sequences.max_num_seqs))
+            again = require_bool("resumed", resumed)
+            hits = [self._admitting.look_up(prompt)]
+            answer = self._admitting.answer([prompt], hits, count)
+            if answer is not Admission.OK:
+                return answer
+            self._sequences.require_rows(count)
+            return self._admit([prompt], hits, [name], count, again)[0]
+        finally:
+            self._gate.leave_with_result()
 
     def can_allocate_batch(self, prompts: object, extra_keys: object = ()) -> Admission:
         """Whether `allocate_batch` would take these prompts together: OK, LATER or NEVER. O(tokens)."""
         self._gate.enter("can_allocate_batch")
         try:
-            return self._admitting.answer(self._make_prompts(prompts, extra_keys), 1)
+            made = self._make_prompts(prompts, extra_keys)
+            return self._admitting.answer(made, self._admitting.look_up_all(made), 1)
         finally:
             self._gate.leave()
 
@@ -107,17 +141,21 @@ class KVCacheManager(CacheView):
         try:
             made = self._make_prompts(prompts, extra_keys)
             names = [require_str(f"holders[{i}]", name) for i, name in enumerate(_list_of_holders(holders, len(made)))]
-            return self._admit(made, names, 1, False)
+            hits = self._admitting.look_up_all(made)
+            self._admitting.require(made, hits, 1)
+            return self._admit(made, hits, names, 1, False)
         finally:
-            self._gate.leave()
+            self._gate.leave_with_result()
 
     def _make_prompts(self, prompts: object, extra_keys: object) -> list[Prompt]:
         if not isinstance(prompts, (list, tuple)) or not prompts:
             raise InvalidArgument(f"prompts is {type(prompts).__name__}; a list of at least 1 prompt is needed")
-        return [make_prompt(tokens, extra_keys, int(self.block_size)) for tokens in prompts]
+        return [make_prompt(tokens, extra_keys, int(self._block_size)) for tokens in prompts]
 
-    def _admit(self, prompts: list[Prompt], holders: list[str], num_seqs: int, resumed: bool) -> list[int]:
-        self._admitting.require(prompts, num_seqs)
+    def _admit(
+        self, prompts: list[Prompt], hits: list[Hit], holders: list[str], num_seqs: int, resumed: bool
+    ) -> list[int]:
+        """Take in prompts that fit. Each of a batch is looked up again: those before it may be what it begins with."""
         for prompt in prompts:
             self._admitting.prepare(prompt)
         handles = [0] * len(prompts)
@@ -125,11 +163,12 @@ class KVCacheManager(CacheView):
         peak = self._ledger.peak_used_blocks
         rows: list[int] = []
         try:
-            self._admitting.secure_batch(prompts)
+            self._admitting.secure_batch(prompts, hits)
+            alone = len(prompts) == 1
             for index, prompt in enumerate(prompts):
                 self._note("allocate", holders[index])
-                alone = len(prompts) == 1
-                rows.append(int(self._admitting.admit(prompt, holders[index], num_seqs, resumed, alone)))
+                hit = hits[0] if alone else self._admitting.look_up(prompt)
+                rows.append(int(self._admitting.admit(prompt, hit, holders[index], num_seqs, resumed, alone)))
         except BaseException:
             for row in reversed(rows):
                 self._ending.end(row)
@@ -318,7 +357,7 @@ class KVCacheManager(CacheView):
             size = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
             pages = self._mapping.make_room(size) if self._mapping is not None else None
             room = self._ledger.make_room(size)
-            watermark = i64(int(self.config.watermark * size))
+            watermark = i64(int(self._config.watermark * size))
             self._note("resize", "")
             self._sequences.version += 1
             if self._mapping is not None:
@@ -353,7 +392,7 @@ class KVCacheManager(CacheView):
         """
         self._gate.enter("retain")
         try:
-            prompt = make_prompt(token_ids, extra_keys, int(self.block_size))
+            prompt = make_prompt(token_ids, extra_keys, int(self._block_size))
             level = require_int("priority", priority, 0, MAX_PRIORITY)
             until = None if expires_at is None else require_number("expires_at", expires_at)
             return self._retain(self._cached_blocks(prompt), level, until)
@@ -376,6 +415,10 @@ class KVCacheManager(CacheView):
         finally:
             self._gate.leave()
 
+    def __init_subclass__(cls) -> None:
+        """Refuse: a subclass of a compiled class could not be made."""
+        raise refuse_subclass("KVCacheManager")
+
     def __copy__(self) -> "KVCacheManager":
         raise refuse_copy("a KVCacheManager", "make another one from its config")
 
@@ -390,4 +433,4 @@ def _list_of_holders(holders: object, num_prompts: int) -> list[object]:
     """A name for each prompt; none at all stands for empty ones."""
     if isinstance(holders, (list, tuple)) and len(holders) in (0, num_prompts):
         return list(holders) or [""] * num_prompts
-    raise InvalidArgument(f"holders is {holders!r}; {num_prompts} names are needed, one for each prompt")
+    raise InvalidArgument(f"holders is {shown(holders)}; {num_prompts} names are needed, one for each prompt")

@@ -17,6 +17,14 @@ class KVCacheManager(CacheView):
         num_seqs: Integer = 1,
         resumed: bool = False,
     ) -> int: ...
+    def try_allocate(
+        self,
+        token_ids: Integers,
+        holder: str = "",
+        extra_keys: ExtraKeys = (),
+        num_seqs: Integer = 1,
+        resumed: bool = False,
+    ) -> int | Admission: ...
     def can_allocate_batch(self, prompts: Sequence[Integers], extra_keys: ExtraKeys = ()) -> Admission: ...
     def allocate_batch(
         self, prompts: Sequence[Integers], holders: Sequence[str] = (), extra_keys: ExtraKeys = ()

@@ -10,11 +10,13 @@ from dataclasses import replace
 from mypy_extensions import i64
 
 from ..config import MAX_BLOCKS, CacheConfig
+from .arrays import zeros_i64
 from .block_ledger import BlockLedger, LedgerRoom
 from .block_table import BlockTable
 from .content_pool import ContentPool
 from .cpu_tier import CpuTier
 from .group_table import GroupTable
+from .hit import Hit
 from .sequences import SequenceTable
 from .transfers import Transfers
 
@@ -66,32 +68,34 @@ class Mapping:
 
     # Admission.
 
-    def reach(self, found: i64) -> i64:
-        """How many of the first `found` pages of a prompt every group can take from the cache: the longest common hit.
+    def limit(self, hit: Hit) -> None:
+        """Cut a hit to what every group can take from the cache, and note where: the longest common hit.
 
         O(found * groups): a window that fails lowers the limit to the place that is missing, so each place is looked
         at once, or once more for each other group with a window.
         """
-        limit = found * self.page_size
+        limit = hit.num_found * self.page_size
+        for group in self.groups:
+            hit.places.append(zeros_i64(int(limit // group.block_size)))
         reached: i64 = -1
         while limit > 0 and reached != limit:
             reached = limit
-            for group in self.groups:
-                limit = min(limit, group.reach(self.pages.index, limit))
+            for number, group in enumerate(self.groups):
+                limit = min(limit, group.reach(self.pages.index, hit.blocks, hit.places[number], limit))
                 limit -= limit % self.alignment
-        return limit // self.page_size
+        hit.num_usable = limit // self.page_size
 
-    def num_needed(self, hit: i64, num_tokens: i64) -> i64:
-        """Free blocks that admitting a prompt asks for, after `reach`."""
+    def num_needed(self, hit: Hit, num_tokens: i64) -> i64:
+        """Free blocks that admitting a prompt with this hit asks for."""
         needed: i64 = 0
-        for group in self.groups:
-            needed += group.num_needed(hit, num_tokens)
+        for number, group in enumerate(self.groups):
+            needed += group.num_needed(hit.places[number], hit.num_usable * self.page_size, num_tokens)
         return needed
 
-    def is_lasting(self, hit: i64) -> bool:
-        """Whether all that `reach` found for `hit` tokens is held, so that no other admission can evict it."""
-        for group in self.groups:
-            if group.num_idle(hit) > 0:
+    def is_lasting(self, hit: Hit) -> bool:
+        """Whether all that a hit takes is held, so that no other admission can evict it."""
+        for number, group in enumerate(self.groups):
+            if group.num_idle(hit.places[number], hit.num_usable * self.page_size) > 0:
                 return False
         return True
 
@@ -110,10 +114,10 @@ class Mapping:
             least += group.num_least(num_tokens)
         return least
 
-    def hold_hits(self, row: i64, hit: i64) -> None:
-        """Hold what `reach` found for the first `hit` tokens, all of it, before any new block is taken."""
-        for group in self.groups:
-            group.hold_hits(row, hit)
+    def hold_hits(self, row: i64, hit: Hit) -> None:
+        """Hold all that a hit takes, before any new block is taken."""
+        for number, group in enumerate(self.groups):
+            group.hold_hits(row, hit.places[number], hit.num_usable * self.page_size)
 
     def unhold_hits(self, row: i64) -> None:
         """Undo the latest `hold_hits`, after which nothing was taken."""

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from typing import Final
 
 from librt.vecs import vec
-from mypy_extensions import i64
+from mypy_extensions import i32, i64
 
 from ..answers import MissCauses
 from ..ids import NO_CONTENT, NULL_BLOCK
@@ -51,7 +51,7 @@ class MissLog(PoolObserver):
 
     def evicting(self, block: i64) -> None:
         """Remember the content of `block`. O(1)."""
-        self.remember(self.index.chain_hash[block], self.index.identity[2 * block])
+        self.remember(self.index.chain_hash[block], self.index.content_of(block))
 
     def remember(self, name: i64, content: i64) -> None:
         """The content of this name, a chained hash, is evicted now."""
@@ -85,10 +85,10 @@ class MissLog(PoolObserver):
         slot = self._slot(name)
         return self._num_evictions - self._when[slot] if slot >= 0 else -1
 
-    def explain(self, prompt: Prompt, hittable: i64, found: i64, hit: i64, root: i64, resumed: bool) -> list[int]:
+    def explain(self, prompt: Prompt, hittable: i64, blocks: vec[i32], hit: i64, root: i64, resumed: bool) -> list[int]:
         """Tokens by cause, in the order of `MissCauses.FIELDS`, of a prompt whose first `hit` tokens were taken.
 
-        hittable: leading blocks that could hit. found: those that the index knows; what of them was not taken is
+        hittable: leading blocks that could hit. blocks: those that the index knows; what of them was not taken is
         evicted from the pool below.
         """
         size = self.block_size
@@ -100,17 +100,18 @@ class MissLog(PoolObserver):
         if resumed:
             causes[RECOMPUTED] = int(missed)
         elif missed > 0:
-            self._split(prompt, hittable, found, hit, root, causes)
+            self._split(prompt, hittable, blocks, hit, root, causes)
         return causes
 
-    def _split(self, prompt: Prompt, hittable: i64, found: i64, hit: i64, root: i64, causes: list[int]) -> None:
+    def _split(self, prompt: Prompt, hittable: i64, blocks: vec[i32], hit: i64, root: i64, causes: list[int]) -> None:
         size = self.block_size
-        hashed = self._hash_missing(prompt, found, hittable, root)
+        found = i64(len(blocks))
+        hashed = self._hash_missing(prompt, blocks, hittable, root)
         other = found == 0 and self._first_blocks.get(self._first_hash(prompt.words), root) != root
         for position in range(hit // size, hittable):
             age: i64 = -1
             if position < found:
-                age = self.age(stored_name(self.index.identity[2 * i64(self.index.found[position])]))
+                age = self.age(stored_name(self.index.content_of(i64(blocks[position]))))
             elif position < hashed:
                 age = self.age(self.index.hashes[position])
             if age >= 0 and (causes[YOUNGEST] < 0 or age < causes[YOUNGEST]):
@@ -118,17 +119,18 @@ class MissLog(PoolObserver):
             cause = EVICTED if age >= 0 or position < found else OTHER_KEYS if other else NEVER_SEEN
             causes[cause] += int(min((position + 1) * size - hit, size))
 
-    def _hash_missing(self, prompt: Prompt, found: i64, hittable: i64, root: i64) -> i64:
-        """Hash blocks `found` to `hittable` of a prompt, as they were hashed when they were cached; returns how far.
+    def _hash_missing(self, prompt: Prompt, blocks: vec[i32], hittable: i64, root: i64) -> i64:
+        """Hash the blocks of a prompt behind those that are known, up to `hittable`, as they were hashed when they were
+        cached; returns how far.
 
         At a span the chain begins anew after the very content before it, which is known while the index has it or
         its eviction is remembered.
         """
         index = self.index
-        first = found
-        before = i64(index.found[found - 1]) if found > 0 else NULL_BLOCK
-        content = index.identity[2 * before] if found > 0 else root
-        chain = index.chain_hash[before] if found > 0 else root_hash(root)
+        first = i64(len(blocks))
+        before = i64(blocks[first - 1]) if first > 0 else NULL_BLOCK
+        content = index.content_of(before) if first > 0 else root
+        chain = index.chain_hash[before] if first > 0 else root_hash(root)
         while first < hittable:
             if first in prompt.spans:
                 content = index.known_root((int(content), prompt.spans[first]))

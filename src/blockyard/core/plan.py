@@ -40,7 +40,10 @@ class Batch:
     def require_fresh(self) -> None:
         """Raise `StalePlan` once the cache has changed."""
         if self.sequences.version != self.version:
-            raise StalePlan("the cache has changed since this plan was made; read its tables before the next call")
+            raise StalePlan(
+                "the cache has changed since this plan was made: by a later call, or by a free that waited for the "
+                "call that made it; reserve again, but carry out its copies and swaps first: they can still be read"
+            )
 
 
 class GroupPlan:
@@ -53,6 +56,15 @@ class GroupPlan:
     def __init__(self, table: BlockTable, batch: Batch) -> None:
         self._table = table
         self._batch = batch
+
+    def __copy__(self) -> "GroupPlan":
+        raise refuse_copy("a plan", "copy its arrays")
+
+    def __deepcopy__(self, memo: object) -> "GroupPlan":
+        raise refuse_copy("a plan", "copy its arrays")
+
+    def __reduce__(self) -> str:
+        raise refuse_pickle("a plan", "send its arrays")
 
     @property
     def block_size(self) -> int:
@@ -113,6 +125,8 @@ class GroupPlan:
         tables = self.block_tables
         used = np.arange(tables.shape[1]) < self._num_pages()[:, None]
         indices: npt.NDArray[np.int32] = tables[used]
+        # The table is live, and making arrays can run a finaliser that frees a sequence.
+        self._batch.require_fresh()
         return indices
 
     @property
@@ -186,7 +200,7 @@ class StepPlan(SwapPlan):
         self._batch = batch
         self._slots = slots
         #: How many of them count; fewer when sequences did not fit.
-        self.num_slots: i64 = len(slots)
+        self._num_slots: i64 = len(slots)
 
     @property
     def groups(self) -> list[GroupPlan]:
@@ -241,9 +255,9 @@ class StepPlan(SwapPlan):
     def slot_mapping(self) -> npt.NDArray[np.int64]:
         """Where each new token's keys and values go: block_id * block_size + offset, int64 (T,)."""
         self._batch.require_fresh()
-        if self.num_slots == 0:
+        if self._num_slots == 0:
             return self._first().slot_mapping
-        return view_i64(self._slots)[: int(self.num_slots)]
+        return view_i64(self._slots)[: int(self._num_slots)]
 
     @property
     def copies(self) -> npt.NDArray[np.int32]:

@@ -74,7 +74,7 @@ class Reserving:
         self._record(rows, counts)
         if self._num_slow > 0:
             self._transfers = transfers
-            plan.num_slots = self._serve_slow(rows, starts, counts, statuses, slots)
+            plan._num_slots = self._serve_slow(rows, starts, counts, statuses, slots)
         if self.mapping is not None:
             self.mapping.finish(transfers)
         for block in transfers.held_sources:

@@ -6,12 +6,13 @@ import numpy as np
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from ..arguments import shown
 from ..errors import InvalidArgument, OutOfRows, UnknownSequence
 from ..ids import NO_ROW, ROW_SPAN
 from .arrays import filled_i64, zeros_i64
 from .block_table import BlockTable
 from .serials import Serials
-from .tokens import int64_items
+from .tokens import int64_items, plain_int
 
 ROW_BITS: Final = 20
 ROW_MASK: Final[i64] = 1048575
@@ -225,9 +226,9 @@ def read_handle(handle: object) -> i64:
         _refuse_bool(handle)
     if not isinstance(handle, int):
         return int64_items("seq", [handle])[0]
-    number = int(handle)
+    number: int = handle
     if number < 0 or number >= MAX_HANDLE:
-        raise UnknownSequence(f"sequence {handle} was never allocated here")
+        raise UnknownSequence(f"sequence {shown(handle)} was never allocated here")
     return number
 
 
@@ -236,7 +237,7 @@ def read_handles(handles: object) -> vec[i64]:
     if isinstance(handles, bool):
         _refuse_bool(handles)
     if isinstance(handles, (int, np.integer)):
-        return filled_i64(read_handle(int(handles)), 1)
+        return filled_i64(read_handle(plain_int("seq", handles)), 1)
     return int64_items("seqs", handles)
 
 

@@ -7,6 +7,8 @@ Reading an argument may run its own code (`__index__`, `__array__`), which may c
 So every call reads all of its arguments into vecs of its own before it looks at any state.
 """
 
+from collections.abc import Sequence
+from operator import index as index_of
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +16,7 @@ import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from ..arguments import shown
 from ..errors import InvalidArgument
 from .arrays import filled_i64, zeros_i64
 
@@ -45,9 +48,8 @@ def pack_tokens(token_ids: object, block_size: int) -> PackedTokens:
 
     Raises `InvalidArgument` for anything but a non-empty, one-dimensional run of integers from 0 to 2**31 - 1.
     """
-    if isinstance(token_ids, list):
-        return _pack_list(token_ids, block_size)
-    if isinstance(token_ids, tuple):
+    if isinstance(token_ids, (list, tuple)):
+        # A copy: a subclass of int may run code that changes the list.
         return _pack_list(list(token_ids), block_size)
     array = integer_array("token_ids", token_ids)
     if len(array) == 0:
@@ -77,7 +79,7 @@ def _pack_list(token_ids: list[Any], block_size: i64) -> PackedTokens:
         item = token_ids[index]
         if isinstance(item, bool) or not isinstance(item, int):
             item = _integer(item, index)
-        number = int(item)
+        number: int = item
         if number < 0 or number > MAX_TOKEN:
             _refuse_item(number, index)
         token = i64(number)
@@ -96,12 +98,12 @@ def _pack_list(token_ids: list[Any], block_size: i64) -> PackedTokens:
 def _integer(item: object, index: i64) -> int:
     """An item of a list that is no plain integer: numpy's count. A bool is no token."""
     if not isinstance(item, np.integer):
-        raise InvalidArgument(f"token_ids[{index}] is {item!r}; a token is an integer from 0 to {MAX_TOKEN}")
-    return int(item)
+        raise InvalidArgument(f"token_ids[{index}] is {shown(item)}; a token is an integer from 0 to {MAX_TOKEN}")
+    return plain_int(f"token_ids[{index}]", item)
 
 
 def _refuse_item(number: int, index: i64) -> None:
-    raise InvalidArgument(f"token_ids[{index}] is {number}; a token is from 0 to {MAX_TOKEN}")
+    raise InvalidArgument(f"token_ids[{index}] is {shown(number)}; a token is from 0 to {MAX_TOKEN}")
 
 
 def _are_tokens(items: vec[i64]) -> bool:
@@ -166,7 +168,7 @@ def token_table(name: str, value: object, num_seqs: i64) -> TokenTable:
     """Integers (num_seqs,) or (num_seqs, k) as a table; None is a table without columns."""
     if value is None:
         return TokenTable(zeros_i64(0), 0)
-    if isinstance(value, (int, np.integer)) or _is_flat(value):
+    if _is_flat(value):
         return TokenTable(int64_vector(name, value, num_seqs), 1)
     array = _array(name, value)
     if array.ndim != 2:
@@ -177,16 +179,18 @@ def token_table(name: str, value: object, num_seqs: i64) -> TokenTable:
 
 
 def _is_flat(value: object) -> bool:
-    """Whether a list of numbers, not of rows, was given."""
+    """Whether a number, or a list of numbers and not of rows, was given."""
+    if isinstance(value, (int, np.integer)):
+        return True
     return isinstance(value, list) and len(value) > 0 and isinstance(value[0], int)
 
 
 def _array(name: str, value: object) -> npt.NDArray[Any]:
     if isinstance(value, (str, bytes, bytearray)) or value is None:
         raise InvalidArgument(f"{name} is {type(value).__name__}; a run of integers is needed")
-    if isinstance(value, (list, tuple)):
-        _refuse_bools(name, value)
     try:
+        if isinstance(value, Sequence) and not isinstance(value, memoryview):
+            value = _plain_list(name, value)
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         refusal = InvalidArgument(f"{name} is {type(value).__name__}, which gives no array of integers: {error}")
@@ -194,15 +198,16 @@ def _array(name: str, value: object) -> npt.NDArray[Any]:
         raise refusal
 
 
-def _refuse_bools(name: str, value: Any) -> None:
-    """numpy takes True for 1 where integers stand beside it; in rows of a table as well."""
-    for index, item in enumerate(value):
-        if isinstance(item, (bool, np.bool_)):
-            raise InvalidArgument(f"{name}[{index}] is {item}; integers are needed")
-        if isinstance(item, (list, tuple)):
-            for inner in item:
-                if isinstance(inner, (bool, np.bool_)):
-                    raise InvalidArgument(f"{name}[{index}] holds {inner}; integers are needed")
+def _plain_list(name: str, value: Sequence[Any]) -> list[Any]:
+    """A sequence of any type as lists, rows included. numpy takes True for 1 where integers stand beside it."""
+    items = list(value)
+    for index in range(len(items)):
+        item = items[index]
+        if isinstance(item, (bool, np.bool_)) or (isinstance(item, np.ndarray) and item.dtype == np.bool_):
+            raise InvalidArgument(f"{name}[{index}] is {shown(item)}; integers are needed")
+        if isinstance(item, Sequence) and not isinstance(item, (str, bytes, bytearray, memoryview)):
+            items[index] = _plain_list(f"{name}[{index}]", item)
+    return items
 
 
 def integer_array(name: str, value: object) -> npt.NDArray[Any]:
@@ -220,7 +225,7 @@ def integer_array(name: str, value: object) -> npt.NDArray[Any]:
 def int64_vector(name: str, value: object, length: i64) -> vec[i64]:
     """One integer for all, or one for each of `length` sequences, as a vec of `length` items."""
     if not isinstance(value, bool) and isinstance(value, (int, np.integer)):
-        return filled_i64(_int64(name, int(value)), length)
+        return filled_i64(_int64(name, plain_int(name, value)), length)
     items = int64_items(name, value)
     if len(items) != length:
         raise InvalidArgument(f"{name} has {len(items)} items for {length} sequences")
@@ -230,8 +235,9 @@ def int64_vector(name: str, value: object, length: i64) -> vec[i64]:
 def int64_items(name: str, value: object) -> vec[i64]:
     """A run of integers as a vec of its own; an int64 array is one memory copy."""
     if isinstance(value, list):
-        items = zeros_i64(len(value))
-        if _copy_plain(value, items):
+        numbers = list(value)
+        items = zeros_i64(len(numbers))
+        if _copy_plain(numbers, items):
             return items
     array = integer_array(name, value)
     if array.dtype == np.uint64 and int(array.max()) > 2**63 - 1:
@@ -245,16 +251,24 @@ def _copy_plain(values: list[Any], items: vec[i64]) -> bool:
         value = values[index]
         if isinstance(value, bool) or not isinstance(value, int):
             return False
-        number = int(value)
+        number: int = value
         if number < -(2**61) or number > 2**61:
             return False
         items[index] = number
     return True
 
 
+def plain_int(name: str, value: object) -> int:
+    """An integer of Python's or numpy's as a plain one. An object may only say that it is one (`__class__`)."""
+    try:
+        return index_of(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidArgument(f"{name} is {shown(value)}; an integer is needed")
+
+
 def _int64(name: str, value: int) -> int:
     if not -(2**62) < value < 2**62:
-        raise InvalidArgument(f"{name} is {value}; its size must stay below 2**62")
+        raise InvalidArgument(f"{name} is {shown(value)}; its size must stay below 2**62")
     return value
 
 

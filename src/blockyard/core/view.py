@@ -5,9 +5,9 @@ import numpy.typing as npt
 from mypy_extensions import i64
 
 from ..answers import AllocationEvent, CacheStats, Holding, MissCauses, Residency
-from ..arguments import require_int
+from ..arguments import require_int, shown
 from ..config import CacheConfig
-from ..errors import InvalidArgument, OverBudget
+from ..errors import InvalidArgument, OverBudget, not_enough_memory
 from ..hash_seeds import hash_seed_or_drawn
 from .admitting import Admitting
 from .arrays import view_i32, view_i64, zeros_i64
@@ -43,19 +43,24 @@ class CacheView:
 
     def __init__(self, config: object) -> None:
         if not isinstance(config, CacheConfig):
-            raise InvalidArgument(f"config is {config!r}; it must be a CacheConfig")
-        self.config = config
+            raise InvalidArgument(f"config is {shown(config)}; it must be a CacheConfig")
+        self._config = config
+        try:
+            self._build(config)
+        except MemoryError as error:
+            raise not_enough_memory(f"num_blocks is {config.num_blocks}; the system has no memory for the cache", error)
+
+    def _build(self, config: CacheConfig) -> None:
         size = config.hash_block_size
         pages = num_pages(config) if config.is_mapped else config.num_blocks
         seed = hash_seed_or_drawn(config.hash_seed)
         self._gate = Gate()
         self._pages = BlockLedger(pages, size, size, config.enable_prefix_caching, seed)
-        self.block_size: i64 = size
+        self._block_size: i64 = size
         self._sequences = SequenceTable(config.max_num_seqs, config.max_blocks_per_seq, size)
         self._mapping = Mapping(config, self._pages, self._sequences, seed) if config.is_mapped else None
         self._ledger: BlockLedger = self._pages if self._mapping is None else self._mapping.pool
-        #: The pool of blocks that have keys and values.
-        self.pool: BlockPool = ManagedPool(self._ledger, self._gate)
+        self._pool: BlockPool = ManagedPool(self._ledger, self._gate)
         self._cpu_pool: BlockPool | None = None
         if self._mapping is not None and self._mapping.cpu is not None:
             self._cpu_pool = ManagedPool(self._mapping.cpu, self._gate)
@@ -82,7 +87,7 @@ class CacheView:
 
     def _observe(self) -> None:
         """Set up whoever is to be told what happens to blocks; where nobody is, nothing is told."""
-        config = self.config
+        config = self._config
         if config.history_size > 0:
             self._history = AllocationHistory(config.history_size, self._ledger.queue, self._clock)
             self._ending.history = self._history
@@ -104,7 +109,7 @@ class CacheView:
         num_blocks = int(self._ledger.capacity)
         caught = CaughtPolicy(make_policy(policy, num_blocks), num_blocks, self._gate.interruption)
         retention: Retention | None = None
-        if self.config.retention_blocks > 0:
+        if self._config.retention_blocks > 0:
             retention = Retention(caught, num_blocks)
             self._ledger.choose_by(retention, caught)
         elif isinstance(policy, str) and policy == "lru":
@@ -119,6 +124,21 @@ class CacheView:
             self._history.actor = f"{action} {holder}" if holder else action
 
     # What is there.
+
+    @property
+    def config(self) -> CacheConfig:
+        """What the cache was made of."""
+        return self._config
+
+    @property
+    def pool(self) -> BlockPool:
+        """The pool of blocks that have keys and values."""
+        return self._pool
+
+    @property
+    def block_size(self) -> int:
+        """Tokens that are hashed and compared together; of a cache without layer groups, tokens a block."""
+        return int(self._block_size)
 
     def num_tokens(self, seq: object) -> int:
         """Known tokens of a sequence. O(1)."""
@@ -203,22 +223,22 @@ class CacheView:
     @property
     def num_free_blocks(self) -> int:
         """Blocks that nobody holds, cached ones included. O(1)."""
-        return self.pool.num_free_blocks
+        return self._pool.num_free_blocks
 
     @property
     def num_used_blocks(self) -> int:
         """Blocks that somebody holds. O(1)."""
-        return self.pool.num_used_blocks
+        return self._pool.num_used_blocks
 
     @property
     def num_cached_blocks(self) -> int:
         """Blocks that a prompt can hit. O(1)."""
-        return self.pool.num_cached_blocks
+        return self._pool.num_cached_blocks
 
     @property
     def usage(self) -> float:
         """Share of the usable blocks in use, 0 to 1. O(1)."""
-        return self.pool.usage
+        return self._pool.usage
 
     @property
     def num_seqs(self) -> int:
@@ -266,7 +286,7 @@ class CacheView:
         number = require_int("block_id", block_id, 0, int(self._ledger.capacity) - 1)
         self._gate.enter("block")
         try:
-            block = self.pool.describe(number)
+            block = self._pool._describe(number)
             for row in self._sequences.live_rows():
                 for table in self._reserving.tables:
                     if block.block_id and block.block_id in view_i32(table.row_blocks(i64(row))):
@@ -324,7 +344,7 @@ class CacheView:
         self._gate.enter("leak_report")
         try:
             sequences = [self._holding(i64(row)) for row in self._sequences.live_rows()]
-            return sequences + [_lease_holding(lease) for lease in self.pool.leases()]
+            return sequences + [_lease_holding(lease) for lease in self._pool.leases()]
         finally:
             self._gate.leave()
 
@@ -345,21 +365,21 @@ class CacheView:
 
     def _cached_blocks(self, prompt: Prompt) -> list[int]:
         """The blocks of the pool that hold the longest cached beginning of a prompt, all layer groups'."""
-        found = self._pages.find(prompt, prompt.num_tokens // self.block_size)
+        found = self._pages.find(prompt, prompt.num_tokens // self._block_size)
         blocks: list[int] = []
         for position in range(found):
             page = i64(self._pages.index.found[position])
             if self._mapping is None:
                 blocks.append(int(page))
             else:
-                blocks += self._mapping.held_for(self._pages.index.identity[2 * page])
+                blocks += self._mapping.held_for(self._pages.index.content_of(page))
         return blocks
 
     def _retain(self, blocks: list[int], priority: int, expires_at: float | None) -> int:
         retention = self._retention
         if retention is None:
             raise InvalidArgument("retention_blocks is 0; retain needs a budget of blocks in the config")
-        budget = self.config.retention_blocks
+        budget = self._config.retention_blocks
         new = len([block for block in blocks if not retention.is_retained(block)]) if priority > 0 else 0
         if retention.num_retained + new > budget:
             raise OverBudget(
@@ -376,7 +396,7 @@ class CacheView:
         self._gate.enter("check")
         try:
             self._pages.check()
-            leases = self.pool.leases()
+            leases = self._pool.leases()
             if self._mapping is None:
                 check_sequences(self._pages, leases, self._sequences, True)
             else:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...errors import InvalidArgument, PolicyError
+from ...arguments import shown
+from ...errors import InvalidArgument, PolicyError, not_enough_memory
 from .arc import ARC
 from .base import EvictionPolicy
 from .density import Density
@@ -35,13 +36,16 @@ def make_policy(policy: object, num_blocks: int) -> EvictionPolicy:
     factory = POLICIES.get(policy) if isinstance(policy, str) else policy
     if not callable(factory):
         raise InvalidArgument(
-            f"eviction_policy is {policy!r}; it must be one of {', '.join(sorted(POLICIES))}, or make an EvictionPolicy"
+            f"eviction_policy is {shown(policy)}; "
+            f"it must be one of {', '.join(sorted(POLICIES))}, or make an EvictionPolicy"
         )
     try:
         made = factory(num_blocks)
+    except MemoryError as error:
+        raise not_enough_memory(f"eviction_policy: the system has no memory for {num_blocks} blocks", error)
     except Exception as error:
         name = getattr(factory, "__name__", type(factory).__name__)
         raise PolicyError(f"eviction policy {name}: making it raised {type(error).__name__}: {error}")
     if not isinstance(made, EvictionPolicy):
-        raise InvalidArgument(f"eviction_policy makes {made!r}; it must make an EvictionPolicy")
+        raise InvalidArgument(f"eviction_policy makes {shown(made)}; it must make an EvictionPolicy")
     return made
