@@ -15,6 +15,7 @@ IN_PLACE = "--inplace" in sys.argv
 sys.path.insert(0, str(SOURCE / "blockyard"))
 from _docstrings import documented_c  # noqa: E402
 from _sources import compiled_sources, source_digest, write_build_record  # noqa: E402
+from _weakrefs import with_weak_references  # noqa: E402
 
 
 def remove_old_extensions() -> None:
@@ -37,13 +38,15 @@ def require_compiler() -> None:
 
 
 def add_docstrings(modules: list, sources: list[Path]) -> None:
-    """Compile the copy with docstrings instead of mypyc's own C file."""
+    """Compile the copy with docstrings and room for weak references instead of mypyc's own C file."""
     names = {".".join(path.relative_to("src").with_suffix("").parts): path for path in sources}
     written = [path for module in modules for path in module.sources if Path(path).name == "__native_blockyard.c"]
     if len(written) != 1:
         sys.exit(f"blockyard: mypyc was expected to write one C file for all modules, not {len(written)}")
     for module in modules:
-        module.sources = [str(documented_c(Path(p), names)) if p in written else p for p in module.sources]
+        module.sources = [
+            str(documented_c(Path(p), names, with_weak_references)) if p in written else p for p in module.sources
+        ]
 
 
 def extensions() -> list:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -33,8 +33,10 @@ PLACES: Final = {
 }
 
 
-def documented_c(c_file: Path, sources: dict[str, Path]) -> Path:
+def documented_c(c_file: Path, sources: dict[str, Path], change: Callable[[str], str] = str) -> Path:
     """A copy of mypyc's C file, beside it, with the docstrings of `sources` (by module name); its path.
+
+    change: what else is done to the text.
 
     mypyc's own file stays as it is and the copy is written only when it changes: both are how a build knows that there
     is nothing to compile.
@@ -42,7 +44,7 @@ def documented_c(c_file: Path, sources: dict[str, Path]) -> Path:
     wanted: dict[Name, str] = {}
     for module, source in sources.items():
         wanted.update(docstrings(module, ast.parse(source.read_text(encoding="utf-8"))))
-    text = with_docstrings(c_file.read_text(encoding="utf-8"), wanted).encode()
+    text = change(with_docstrings(c_file.read_text(encoding="utf-8"), wanted)).encode()
     copy = c_file.with_name(f"{c_file.stem}_documented.c")
     if not copy.exists() or copy.read_bytes() != text:
         copy.write_bytes(text)

@@ -6,7 +6,7 @@ import math
 import numbers
 from dataclasses import dataclass
 
-from .arguments import require_bool, require_int
+from .arguments import require_bool, require_int, shown
 from .errors import InvalidArgument
 from .groups import LayerGroup
 from .hash_seeds import MAX_HASH_SEED
@@ -22,9 +22,14 @@ MAX_HISTORY = 2**24
 
 def _share(name: str, value: object) -> float:
     """A number from 0 to below 1, as a plain float."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) < 1:
-        raise InvalidArgument(f"{name} is {value!r}; it must be a number from 0 to below 1")
-    return float(value)
+    if not isinstance(value, bool) and isinstance(value, numbers.Real):
+        try:
+            share = float(value)
+        except OverflowError:
+            share = math.inf
+        if 0 <= share < 1:
+            return share
+    raise InvalidArgument(f"{name} is {shown(value)}; it must be a number from 0 to below 1")
 
 
 _INTEGERS = (

@@ -198,6 +198,7 @@ FLOORS = {
     "_sources": 0,
     "_docstrings": 0,
     "_build_record": 0,
+    "_weakrefs": 0,
     "_build": 1,
     "arguments": 1,
     "hash_seeds": 2,

@@ -7,6 +7,7 @@ from mypy_extensions import i64
 from ..answers import Admission
 from ..config import CacheConfig
 from ..errors import NeverFits, OutOfBlocks
+from .arrays import view_i64
 from .block_ledger import BlockLedger
 from .children import common_tokens
 from .gate import Interruption
@@ -205,10 +206,12 @@ class Admitting:
     def _add_to_trie(self, prompt: Prompt, last: i64, trie: dict[object, int]) -> i64:
         """Walk blocks 0 to `last` of a prompt down `trie`: (node, block) → node. Returns how many nodes are new."""
         words = self.pages.index.num_words
+        rows = view_i64(prompt.words)
         node = trie.setdefault((prompt.keys, "root"), len(trie))
         new: i64 = 0
         for position in range(last):
-            row = tuple([int(word) for word in prompt.words[position * words : (position + 1) * words]])
+            # Bytes, because Python hashes them with a secret; hashes of integers can be made to collide.
+            row = rows[int(position * words) : int((position + 1) * words)].tobytes()
             step = (node, row, prompt.spans.get(int(position)))
             if step not in trie:
                 trie[step] = len(trie)

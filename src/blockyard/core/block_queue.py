@@ -6,7 +6,7 @@ from ..arguments import require_int, shown
 from ..config import MAX_BLOCKS
 from ..errors import DoubleFree, InvalidArgument, OutOfBlocks
 from ..ids import NULL_BLOCK
-from .arrays import zeros_i32
+from .arrays import zeros_i32, zeros_i64
 from .free_queue import FreeQueue
 from .refusing import refuse_copy, refuse_pickle, refuse_subclass
 
@@ -44,11 +44,12 @@ class FreeKVCacheBlockQueue:
     def popleft_n(self, n: object) -> list[int]:
         """Take the first `n` blocks, in order. O(n). Raises `OutOfBlocks` when there are fewer, and takes none then."""
         count = require_int("n", n, 0, MAX_BLOCKS)
+        # Made first: making something can run a finaliser that uses the queue, and the check has to come after it.
+        blocks = zeros_i32(min(count, self._num_blocks))
+        ids = [0] * len(blocks)
         if count > self._queue.num_free:
             free = self.num_free_blocks
             raise OutOfBlocks(f"n is {count}; only {free} blocks are free", count, free)
-        blocks = zeros_i32(count)
-        ids = [0] * count
         self._queue.popleft_n(blocks, 0, count)
         for index in range(i64(count)):
             self._taken[i64(blocks[index])] = 1
@@ -81,13 +82,17 @@ class FreeKVCacheBlockQueue:
         """Append several, in order, or none. O(n). Raises as `append` does, also for an id that stands there twice."""
         if not isinstance(block_ids, (list, tuple)):
             raise InvalidArgument(f"block_ids is {shown(block_ids)}; it must be a list of block ids")
-        blocks = [int(self._block(block_id)) for block_id in block_ids]
-        for block in blocks:
-            self._require_taken(i64(block))
-        if len(set(blocks)) != len(blocks):
-            raise DoubleFree(f"block_ids is {blocks}; each block may stand there once")
-        for block in blocks:
-            self.append(block)
+        ids = [int(self._block(block_id)) for block_id in list(block_ids)]
+        if len(set(ids)) != len(ids):
+            raise DoubleFree(f"block_ids is {shown(ids)}; each block may stand there once")
+        blocks = zeros_i64(len(ids))
+        for index, block in enumerate(ids):
+            blocks[index] = block
+        for index in range(i64(len(blocks))):
+            self._require_taken(blocks[index])
+        self._queue.append_run(blocks, i64(len(blocks)))
+        for index in range(i64(len(blocks))):
+            self._taken[blocks[index]] = 0
 
     def get_all_free_blocks(self) -> list[int]:
         """All free blocks, in the order in which they are taken. O(free)."""

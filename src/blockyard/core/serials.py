@@ -44,7 +44,7 @@ class Serials:
 
     def prepare(self, count: i64) -> None:
         """Let the next `count` serials be drawn without asking for memory in the middle of a change."""
-        if self._last + count >= self._end:
+        if self._last + count >= self._end and count < SHARE_SPAN:
             self._draw_share()
 
     def _draw_share(self) -> None:

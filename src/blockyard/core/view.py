@@ -385,10 +385,10 @@ class CacheView:
             raise OverBudget(
                 f"retain: {new} more blocks would be retained; {retention.num_retained} of {budget} are already"
             )
-        for block in blocks:
-            retention.set_priority(block, priority, expires_at)
         if self._ledger.chooser is not None and self._ledger.chooser.caught.failure:
             raise self._ledger.chooser.error()
+        for block in blocks:
+            retention.set_priority(block, priority, expires_at)
         return len(blocks)
 
     def check(self) -> None:
