@@ -54,7 +54,7 @@ for target in (site.cache, site.alone):
     before = without_room(state(site))
     # In small steps as far as the arrays go, behind the zeros that large ones are copied from; in the end enough.
     zeros = 2**26
-    for room in [0, zeros // 4, *range(zeros, zeros + 240 * num_blocks, 4 * num_blocks), 2**28, 2**30]:
+    for room in [0, zeros // 4, *range(zeros, zeros + 240 * num_blocks, 8 * num_blocks), 2**28, 2**30]:
         error = refused(target, room)
         if error is None:
             break
