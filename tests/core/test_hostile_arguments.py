@@ -6,12 +6,14 @@ import random
 
 import pytest
 
+import blockyard
+
 from ..hostile import TARGETS, Sweep, changed_while_read
 from ..support import seeds
 from ..support.own_calls import MANAGER_CALLS, POOL_CALLS, Site
 from ..support.seeds import run_seed
 
-SHARE = 0.07
+SHARE = 0.07 if blockyard.compiled() else 0.025
 #: Calls without arguments.
 BARE = {"reset_prefix_cache", "running", "history", "leak_report", "check", "free_block_ids"}
 

@@ -6,12 +6,13 @@ import tracemalloc
 
 import pytest
 
+import blockyard
 from blockyard import CacheConfig, KVCacheManager, OverBudget
 
 from ..support.checked import prompt
 
 NUM_BLOCKS = 100
-NUM_REFRESHES = 2_000
+NUM_REFRESHES = 2_000 if blockyard.compiled() else 200
 
 
 def retaining(budget: int) -> KVCacheManager:
