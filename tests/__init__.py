@@ -4,7 +4,7 @@
     pool       blocks alone: free queue, reference counts, prefix index, hash, collisions, resizing
     core       sequences: admission, allocate, reserve, commit, forks and copy-on-write (test_forks), partial hits,
                joins, layer groups and windows, swap and CPU tier, plans, bad input; whole random programs (test_world,
-               test_manager_model, test_stress)
+               test_manager_model, test_stress); calls inside of calls, finalisers, interrupts, hostile arguments
     policies   the contract of eviction policies, their exact orders, broken ones, retention
     observe    history, residency, causes of misses, leaks, the picture and the report
     sizing     bytes of a block, how many fit
@@ -17,5 +17,8 @@
     support    what several of them share: the reference model, random programs, tiny models, servers
 
 A package, so that programs run from the repository's root: `python -m tests.stress` (a million random operations),
-`python -m tests.world` (many random worlds), `python -m tests.golden` (hits of every policy, counted anew).
+`python -m tests.world` (many random worlds), `python -m tests.golden` (hits of every policy, counted anew). And
+attacks, of which the tests make a small part: `python -m tests.finalisers` (garbage that frees in the middle of calls),
+`python -m tests.interrupts` (Ctrl-C at every event of every call), `python -m tests.signals` (the same by a timer),
+`python -m tests.hostile` (arguments that act when they are read).
 """

@@ -251,7 +251,7 @@ class World:
         except self.package.CapacityError:
             assert answer != "OK"
             raise
-        assert answer == "OK", answer
+        self.require_said(answer)
         seq = Seq(handle, tokens, keys, spans, self.cache.generation)
         seq.num_promised = num_seqs - 1
         self.add(seq)
@@ -267,6 +267,10 @@ class World:
     def require_hope(self, answer: str) -> None:
         """LATER promises that waiting helps; with nobody left to wait for it would be a wait for ever."""
         assert answer != "LATER" or self.seqs, "LATER, and nothing runs"
+
+    def require_said(self, answer: str) -> None:
+        """What was taken in had been promised room."""
+        assert answer == "OK", answer
 
     def add(self, seq: Seq) -> None:
         self.seqs.append(seq)
@@ -290,7 +294,7 @@ class World:
         except self.package.CapacityError:
             assert answer != "OK"
             raise
-        assert answer == "OK"
+        self.require_said(answer)
         for handle, tokens in zip(handles, prompts, strict=True):
             self.add(Seq(handle, tokens, keys, (), self.cache.generation))
         return handles

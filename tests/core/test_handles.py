@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blockyard import UnknownSequence
+from blockyard import CacheConfig, KVCacheManager, UnknownSequence
 from blockyard.core.sequences import ROW_MASK
 
 from ..support.checked import Checked, prompt
@@ -65,3 +65,100 @@ def test_a_block_shows_what_it_holds_and_whether_it_is_computed() -> None:
     assert cache.block(1).is_computed
     assert cache.block(2).is_cached is False
     assert cache.block(0).holders == []
+
+
+# ---------------------------------------------------------------- handles of other managers
+
+
+def refuses(cache: KVCacheManager, handle: int, message: str) -> None:
+    """Every call that takes handles says so, and nothing is freed."""
+    running = cache.running()
+    calls = (
+        cache.free,
+        cache.num_tokens,
+        cache.num_computed_tokens,
+        cache.token_ids,
+        cache.block_ids,
+        cache.is_swapped_out,
+        cache.fork,
+        lambda seq: cache.free([*running, seq]),
+        lambda seq: cache.reserve([seq], 1),
+        lambda seq: cache.commit([seq], 0),
+        lambda seq: cache.can_append([seq]),
+        lambda seq: cache.append([seq], [1]),
+        lambda seq: cache.regroup([seq], [0]),
+        lambda seq: cache.truncate(seq, 1),
+        lambda seq: cache.num_owned_blocks([seq]),
+    )
+    for call in calls:
+        with pytest.raises(UnknownSequence, match=message):
+            call(handle)
+    assert cache.running() == running
+    cache.check()
+
+
+def make_manager(max_num_seqs: int = 4) -> KVCacheManager:
+    return KVCacheManager(CacheConfig(20, 4, max_num_seqs=max_num_seqs, max_model_len=16, watermark=0.0))
+
+
+def test_a_handle_of_another_manager_is_named_as_such() -> None:
+    """They used to be equal: freeing one's sequence at the other ended another sequence without a word."""
+    ours, theirs = make_manager(), make_manager()
+    our, their = ours.allocate([1, 2]), theirs.allocate([1, 2])
+    assert our != their
+    refuses(ours, their, rf"^sequence {their} is a handle of another manager$")
+    refuses(theirs, our, rf"^sequence {our} is a handle of another manager$")
+    theirs.free(their)
+    refuses(ours, their, "is a handle of another manager")
+    refuses(theirs, their, "has finished")
+
+
+def test_many_managers_share_no_handle() -> None:
+    managers = [make_manager(1 + number % 5) for number in range(40)]
+    handles: dict[int, KVCacheManager] = {}
+    for turn in range(60):
+        for cache in managers[turn % 3 :: 3]:
+            cache.free(list(cache.running()))
+            handle = cache.allocate([turn + 1])
+            assert handle not in handles
+            handles[handle] = cache
+    for cache in managers:
+        live = set(cache.running())
+        for handle, owner in list(handles.items())[::17]:
+            if owner is not cache:
+                with pytest.raises(UnknownSequence, match="is a handle of another manager"):
+                    cache.free(handle)
+            elif handle not in live:
+                with pytest.raises(UnknownSequence, match="has finished"):
+                    cache.free(handle)
+        assert set(cache.running()) == live
+
+
+def test_handles_stay_apart_when_a_manager_needs_more_serials_than_one_share() -> None:
+    """After 65,536 sequences it draws another share; another manager has the one between."""
+    ours = make_manager()
+    first = ours.allocate([1])
+    theirs = make_manager()
+    before = theirs.allocate([2])
+    ours.free(first)
+    last = first
+    for _ in range(70_000):
+        last = ours.allocate([1])
+        ours.free(last)
+    after = theirs.allocate([2])
+    for handle in (before, after):
+        refuses(ours, handle, "is a handle of another manager")
+    for handle in (first, last):
+        refuses(ours, handle, "has finished")
+        refuses(theirs, handle, "is a handle of another manager")
+    assert last - first > 65_536 << 20
+    assert ours.allocate([1]) > last
+    beyond = last + (2**20 << 16 << 8)
+    refuses(ours, beyond, "was never allocated here")
+
+
+def test_a_handle_outlives_its_manager_and_names_nobody() -> None:
+    gone = make_manager()
+    handle = gone.allocate([1])
+    del gone
+    refuses(make_manager(), handle, "is a handle of another manager")

@@ -1,0 +1,48 @@
+"""Hostile objects in arguments: a random share of them; `python -m tests.hostile` tries them all."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import blockyard
+
+from ..hostile import TARGETS, Sweep, changed_while_read
+from ..support import seeds
+from ..support.own_calls import MANAGER_CALLS, POOL_CALLS, Site
+from ..support.seeds import run_seed
+
+SHARE = 0.07 if blockyard.compiled() else 0.025
+#: Calls without arguments.
+BARE = {"reset_prefix_cache", "running", "history", "leak_report", "check", "free_block_ids"}
+
+
+def test_hostile_arguments_do_no_harm() -> None:
+    sweep = Sweep()
+    sweep.all_of(SHARE, random.Random(run_seed()))
+    seeds.lines.append(f"hostile arguments: {sweep.num_tried}, {dict(sweep.outcomes)}")
+    assert sweep.wrong == []
+    assert sweep.outcomes["done"] > 100
+    assert sweep.outcomes["InvalidArgument"] > 100
+
+
+def test_every_call_with_arguments_is_tried() -> None:
+    assert {call.name for call in MANAGER_CALLS + POOL_CALLS} - {target.name for target in TARGETS} == BARE
+
+
+#: A list of tokens that shrinks under `pack_tokens` is refused in words of Python's own.
+BARE_ERROR = pytest.mark.xfail(raises=IndexError, strict=True, reason="list index out of range, no InvalidArgument")
+
+
+@pytest.mark.parametrize(
+    "change", [pytest.param("clear", marks=BARE_ERROR), "append", "reverse", pytest.param("pop", marks=BARE_ERROR)]
+)
+def test_a_list_that_changes_while_it_is_read(change: str) -> None:
+    """By one of its items: the call is refused and changes nothing, or takes a list that stood there."""
+    changes = {"append": lambda given: given.append(given[-1])}
+    for target in TARGETS:
+        for name, value in target.arguments(Site("plain")).items():
+            if isinstance(value, list):
+                problem = changed_while_read(target, name, changes.get(change, getattr(list, change)))
+                assert problem == "", (target.name, name, problem)

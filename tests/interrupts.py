@@ -1,0 +1,206 @@
+"""A KeyboardInterrupt at every event of every Python frame inside every public call, on managers of eight kinds.
+
+Ctrl-C arrives where the interpreter looks for signals: in frames of Python. `sys.settrace` is called at each call, line
+and return of such frames; here it raises at the k-th one, for every k. Afterwards all laws hold, and the state is the
+one before the call or, where nothing that it returns is lost, the one after it.
+
+    python -m tests.interrupts        # all points
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import blockyard
+
+from .support import own_calls
+from .support.own_calls import ALL_CALLS, KINDS, Call, Site
+from .support.snapshot import snapshot
+
+#: Frames of the calls' table are the caller's.
+OUTSIDE = (own_calls.__file__, __file__)
+#: What these return nobody could find again.
+GIVE_HANDLES = ("allocate", "allocate_batch", "fork", "regroup", "get_new_blocks", "touch", "get_cached_blocks")
+#: An interrupted callback leaves a policy that has failed, and says so (`PolicyError`).
+OF_A_POLICY = (".caught.", ".policy.", ".interruption.")
+
+#: Drawn or told during a call that a policy's callback interrupted, and of no consequence.
+UNDONE_BUT_SEEN = ("sequences._epoch", "sequences._serials._last", "chooser._idle", "free_rows")
+#: Words of slack in an array that begins at a cache line.
+WORDS_TO_ALIGN = 8
+
+
+class Injection:
+    """Counts the events of a call, and raises at one of them."""
+
+    def __init__(self, stop_at: int) -> None:
+        self.stop_at = stop_at
+        self.num_events = 0
+        self.where = ""
+
+    def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename in OUTSIDE:
+            return None
+        return self.at(frame, event, argument)
+
+    def at(self, frame: FrameType, event: str, argument: Any) -> Any:
+        del argument
+        self.num_events += 1
+        if self.num_events - 1 == self.stop_at:
+            self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno} ({event})"
+            raise KeyboardInterrupt("injected")
+        return self.at
+
+    def run(self, call: Callable[[], Any]) -> BaseException | None:
+        """Call it; returns what it raised."""
+        sys.settrace(self.trace)
+        try:
+            call()
+        except (blockyard.BlockyardError, KeyboardInterrupt) as error:
+            return error
+        finally:
+            sys.settrace(None)
+        return None
+
+
+@dataclass
+class Findings:
+    """What the points of some calls came to."""
+
+    num_points: int = 0
+    broken: list[str] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+
+def state(site: Site) -> dict[str, Any]:
+    """All of the manager and of the lone pool, but what only the policy knows."""
+    whole = {**snapshot(site.cache), **{f"alone{path}": value for path, value in snapshot(site.alone).items()}}
+    for path in [path for path in whole if path.endswith(".first_word")]:
+        # Where an array begins in its memory is chance.
+        words, first = whole[path.replace("first_word", "words")], whole.pop(path)
+        whole[path.replace("first_word", "words")] = words[first : first + len(words) - WORDS_TO_ALIGN]
+    whole = {path: value for path, value in whole.items() if not any(part in path for part in OF_A_POLICY)}
+    return without_traces(whole, site) if site.kind == "own policy" else whole
+
+
+def without_traces(whole: dict[str, Any], site: Site) -> dict[str, Any]:
+    """The same but for what an undone call may leave behind: values in empty rows, serials and depths told."""
+    rows = site.cache._sequences.max_num_seqs
+    live = set(site.cache._sequences.live_rows())
+    for path, value in list(whole.items()):
+        if path.endswith(UNDONE_BUT_SEEN):
+            del whole[path]
+        elif ".sequences." in path and isinstance(value, list) and value and len(value) % rows == 0:
+            width = len(value) // rows
+            whole[path] = [item for at, item in enumerate(value) if at // width in live]
+    return whole
+
+
+class Interrupted:
+    """One call on one kind of manager, with the states before it and after it."""
+
+    def __init__(self, kind: str, call: Call) -> None:
+        self.kind = kind
+        self.call = call
+        site = Site(kind)
+        run = call.make(site)
+        self.before = state(site)
+        whole = Injection(-1)
+        whole.run(run)
+        self.num_points = whole.num_events
+        self.after = state(site)
+
+    def problem_at(self, point: int, outcomes: Counter[str]) -> str:
+        """Interrupt it there; returns what is wrong afterwards."""
+        site = Site(self.kind)
+        injection = Injection(point)
+        error = injection.run(self.call.make(site))
+        problem = self.problem(site, error, outcomes)
+        return f"{self.kind}: {self.call.name}, point {point} at {injection.where}: {problem}" if problem else ""
+
+    def problem(self, site: Site, error: BaseException | None, outcomes: Counter[str]) -> str:
+        if not isinstance(error, KeyboardInterrupt) and not is_raised_next(site):
+            return "the interrupt got lost"
+        try:
+            site.check()
+        except Exception as broken:
+            return f"{type(broken).__name__}: {broken}"
+        reached = state(site)
+        outcomes["raised by the call" if isinstance(error, KeyboardInterrupt) else "raised by the next call"] += 1
+        if reached == self.before:
+            outcomes["nothing changed"] += 1
+            return ""
+        if reached != self.after:
+            return f"neither before nor after: {differences(reached, self.before, self.after)}"
+        if isinstance(error, KeyboardInterrupt) and self.call.name in GIVE_HANDLES:
+            return "done, and its result is lost"
+        outcomes["done"] += 1
+        return ""
+
+
+def is_raised_next(site: Site) -> bool:
+    """Whether the next call raises what interrupted a policy's callback; once."""
+    try:
+        site.cache.running()
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def differences(reached: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> str:
+    paths = [path for path in {**reached, **before} if reached.get(path) != before.get(path)]
+    parts = [
+        f"{path}: {before.get(path)!s:.60} → {reached.get(path)!s:.60} / {after.get(path)!s:.60}" for path in paths
+    ]
+    return "; ".join(parts[:6])
+
+
+def interrupt_all(share: float, seed: int, kinds: Iterable[str] = KINDS, calls: Container[str] = ()) -> Findings:
+    """These calls (all, if none is named) of every kind, at a random share of their points, at least two a call."""
+    draw, found = random.Random(seed), Findings()
+    gc.disable()
+    try:
+        for kind in kinds:
+            for call in [call for call in ALL_CALLS if not calls or call.name in calls]:
+                interrupt(Interrupted(kind, call), share, draw, found)
+            gc.collect()
+    finally:
+        gc.enable()
+    return found
+
+
+def interrupt(call: Interrupted, share: float, draw: random.Random, found: Findings) -> None:
+    count = min(call.num_points, max(2, round(share * call.num_points)))
+    for point in sorted(draw.sample(range(call.num_points), count)):
+        found.num_points += 1
+        problem = call.problem_at(point, found.outcomes)
+        if problem:
+            found.broken.append(problem)
+
+
+def main() -> None:
+    """All points of all calls; what broke, one line a point."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--share", type=float, default=1.0, help="of the points, drawn by --seed")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    found = interrupt_all(options.share, options.seed)
+    for line in found.broken:
+        print(line)
+    for name, count in sorted(found.outcomes.items()):
+        print(f"{count:8} {name}")
+    print(f"{len(ALL_CALLS)} calls on {len(KINDS)} kinds of managers, {blockyard.build_name()}")
+    print(f"{len(found.broken)} of {found.num_points} points broken")
+    raise SystemExit(bool(found.broken))
+
+
+if __name__ == "__main__":
+    main()
