@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-
 import pytest
 
-from blockyard import Admission, BlockPool, CacheConfig, InvalidArgument, KVCacheManager, LayerGroup
+from blockyard import Admission, InvalidArgument, LayerGroup
 
 from ..support.checked import Checked, prompt
 from ..support.snapshot import snapshot
@@ -49,16 +46,3 @@ def test_try_allocate_answers_a_handle_or_why_not(settings: dict[str, object]) -
     with pytest.raises(InvalidArgument, match="token_ids is empty"):
         cache.try_allocate([])
     assert snapshot(cache.cache) == before
-
-
-def test_weak_references_to_a_manager_and_a_pool() -> None:
-    cache, pool = KVCacheManager(CacheConfig(8)), BlockPool(8)
-    told: list[str] = []
-    references = [weakref.ref(cache, lambda _: told.append("cache")), weakref.ref(cache.pool), weakref.ref(pool)]
-    by_name = weakref.WeakValueDictionary({"cache": cache})
-    assert [reference() for reference in references] == [cache, cache.pool, pool]
-    del cache, pool
-    gc.collect()
-    assert [reference() for reference in references] == [None, None, None]
-    assert told == ["cache"]
-    assert dict(by_name) == {}

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import blockyard
 from blockyard import BlockLease, BlockPool, CacheConfig, InvalidArgument, KVCacheManager
 
 from ..support.own_calls import Site
@@ -49,7 +48,6 @@ def test_a_copy_is_refused_in_a_sentence(name: str, way: str) -> None:
     site.check()
 
 
-@pytest.mark.xfail(blockyard.compiled(), raises=TypeError, strict=True, reason="mypyc makes no room for them unasked")
 @pytest.mark.parametrize("name", ["a KVCacheManager", "a BlockPool", "the pool of a manager"])
 def test_weak_references_work(name: str) -> None:
     site = Site("cpu")

@@ -99,6 +99,7 @@ def _manager_calls() -> list[Call]:
         Call("allocate", lambda s: lambda: s.cache.allocate(tokens(1, 14), "new", s.keys)),
         Call("allocate", lambda s: lambda: s.cache.allocate(tokens(9, 22), "new", s.keys, 2)),
         Call("allocate", lambda s: lambda: s.cache.allocate([*tokens(1, 6), 5, 5], "new", s.keys, resumed=True)),
+        Call("try_allocate", lambda s: lambda: s.cache.try_allocate(tokens(1, 14), "new", s.keys)),
         Call("can_allocate_batch", lambda s: lambda: s.cache.can_allocate_batch([tokens(1, 9), tokens(8, 5)], s.keys)),
         Call("allocate_batch", lambda s: lambda: s.cache.allocate_batch([tokens(1, 9), tokens(8, 5)], (), s.keys)),
         Call(

@@ -339,9 +339,10 @@ class BlockLedger:
 
     # The size.
 
-    def make_room(self, num_blocks: i64) -> "LedgerRoom | None":
+    def make_room(self, num_blocks: i64, asked: i64 = 0) -> "LedgerRoom | None":
         """Arrays for a pool of `num_blocks` blocks, made and not put in place; None where there is room already.
 
+        asked: the number that the caller gave, where these blocks are the pages of a pool of that size.
         O(num_blocks). Raises `NotEnoughMemory`; nothing has changed then.
         """
         if num_blocks <= self.capacity:
@@ -359,7 +360,7 @@ class BlockLedger:
         except MemoryError as error:
             size = num_blocks * self.index.bytes_a_block()
             raise not_enough_memory(
-                f"num_blocks is {num_blocks}; the system has no memory for its arrays of {size} bytes", error
+                f"num_blocks is {asked or num_blocks}; the system has no memory for its arrays of {size} bytes", error
             )
 
     def resize(self, num_blocks: i64, room: "LedgerRoom | None") -> Resize:

@@ -54,9 +54,10 @@ class Ending(Deferred):
         self._waiting += handles
 
     def carry_out(self) -> None:
-        """End what waits. What the call that ran has ended itself is done."""
-        while self._waiting:
-            handle = i64(self._waiting.pop())
+        """End what waits, in the order in which it came. What the call that ran has ended itself is done."""
+        waiting = self._waiting
+        self._waiting = []
+        for handle in waiting:
             if self.sequences.is_live(handle):
                 row = self.sequences.live_row(handle)
                 if self.sequences.in_batch(row) or self.sequences.num_waiters[row] > 0:

@@ -104,11 +104,13 @@ class Gate:
         self.state = OPEN
 
     def _carry_out(self) -> None:
-        while self.state != ENTERED:
-            self.state = ENTERED
-            for deferred in self.deferred:
-                deferred.carry_out()
-        self.state = OPEN
+        try:
+            while self.state != ENTERED:
+                self.state = ENTERED
+                for deferred in self.deferred:
+                    deferred.carry_out()
+        finally:
+            self.state = OPEN
 
     def _refuse(self, call: str) -> None:
         raise ConcurrentCall(

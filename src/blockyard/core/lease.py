@@ -126,8 +126,9 @@ class LeaseBook(Deferred):
         self._waiting.append(lease)
 
     def carry_out(self) -> None:
-        """Free what waits. What the call that ran has freed itself is done."""
-        while self._waiting:
-            lease = self._waiting.pop()
+        """Free what waits, in the order in which it came. What the call that ran has freed itself is done."""
+        waiting = self._waiting
+        self._waiting = []
+        for lease in waiting:
             if self.live.get(lease._serial) is lease:
                 self.close(lease)

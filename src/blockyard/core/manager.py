@@ -355,8 +355,8 @@ class KVCacheManager(CacheView):
         self._gate.enter("resize")
         try:
             size = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
-            pages = self._mapping.make_room(size) if self._mapping is not None else None
             room = self._ledger.make_room(size)
+            pages = self._mapping.make_room(size) if self._mapping is not None else None
             watermark = i64(int(self._config.watermark * size))
             self._note("resize", "")
             self._sequences.version += 1
@@ -431,6 +431,7 @@ class KVCacheManager(CacheView):
 
 def _list_of_holders(holders: object, num_prompts: int) -> list[object]:
     """A name for each prompt; none at all stands for empty ones."""
-    if isinstance(holders, (list, tuple)) and len(holders) in (0, num_prompts):
-        return list(holders) or [""] * num_prompts
+    names: list[object] = list(holders) if isinstance(holders, (list, tuple)) else [holders]
+    if isinstance(holders, (list, tuple)) and len(names) in (0, num_prompts):
+        return names or [""] * num_prompts
     raise InvalidArgument(f"holders is {shown(holders)}; {num_prompts} names are needed, one for each prompt")

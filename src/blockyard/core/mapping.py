@@ -143,7 +143,7 @@ class Mapping:
 
     def make_room(self, num_blocks: int) -> LedgerRoom | None:
         """Arrays for the pages of a pool of `num_blocks` blocks, not put in place; None where there are enough."""
-        return self.pages.make_room(num_pages(replace(self.config, num_blocks=num_blocks)))
+        return self.pages.make_room(num_pages(replace(self.config, num_blocks=num_blocks)), num_blocks)
 
     def move_into(self, room: LedgerRoom | None) -> None:
         """Remember as many pages as there is room for."""
