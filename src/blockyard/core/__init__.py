@@ -14,7 +14,8 @@ Read it bottom-up, a file at a time:
     lease, block, block_pool  what the pool hands out; what people look at; the pool's checked face
     observer, history, residency, misses    told what happens to blocks
     block_table, sequences    rows of block ids; what is known of each running sequence
-    hit, joining              what a lookup found; sequences that share blocks still being computed
+    hit, hit_holder           what a lookup found, handed on; held while a policy is asked
+    joining                   sequences that share blocks still being computed
     content_pool, group_table, mapping      layer groups: from a page's content to the blocks that store it
     transfers, cpu_tier, swapping           the CPU pool, and the moves between it and the pool
     plan                      what the data plane carries out
