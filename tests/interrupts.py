@@ -110,6 +110,8 @@ class Interrupted:
     def __init__(self, kind: str, call: Call) -> None:
         self.kind = kind
         self.call = call
+        # Once for what Python remembers after the first time, as which classes are sequences.
+        Injection(-1).run(call.make(Site(kind)))
         site = Site(kind)
         run = call.make(site)
         self.before = state(site)

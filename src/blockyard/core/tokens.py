@@ -186,6 +186,8 @@ def _is_flat(value: object) -> bool:
 
 
 def _array(name: str, value: object) -> npt.NDArray[Any]:
+    if type(value) is np.ndarray:
+        return value
     if isinstance(value, (str, bytes, bytearray)) or value is None:
         raise InvalidArgument(f"{name} is {type(value).__name__}; a run of integers is needed")
     try:
