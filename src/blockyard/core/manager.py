@@ -80,7 +80,7 @@ class KVCacheManager(CacheView):
         `fork(seq, num_seqs - 1)` finds them, and admission counts the blocks they copy first.
         resumed: the request ran before and was preempted: its tokens are counted apart, as neither prompt nor hit.
         Returns the sequence's handle. `num_computed_tokens` then tells the hit: whole blocks, never the last token.
-        Raises `NeverFits`, `OutOfBlocks` (ask `can_allocate` first), `OutOfRows` or `InvalidArgument`.
+        Raises `NeverFits`, `OutOfBlocks` (or see `try_allocate`), `OutOfRows` or `InvalidArgument`.
         """
         self._gate.enter("allocate")
         try:
