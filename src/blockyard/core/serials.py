@@ -6,7 +6,6 @@ from mypy_extensions import i64
 
 #: Serials are drawn from shares of this many, so that managers that run side by side seldom ask for one.
 SHARE_BITS: Final = 16
-SHARE_MASK: Final[i64] = 65535
 SHARE_SPAN: Final[i64] = 65536
 
 
@@ -30,7 +29,6 @@ class Serials:
 
     def __init__(self) -> None:
         self._shares: dict[int, bool] = {}
-        self._share: i64 = 0
         self._last: i64 = 0
         #: The first serial that the next share has to be drawn for.
         self._end: i64 = 0
@@ -50,7 +48,6 @@ class Serials:
     def _draw_share(self) -> None:
         share = _SHARES.draw()
         self._shares[int(share)] = True
-        self._share = share
         self._last = share * SHARE_SPAN - 1
         self._end = share * SHARE_SPAN + SHARE_SPAN
 

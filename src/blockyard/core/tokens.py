@@ -59,22 +59,14 @@ def pack_tokens(token_ids: object, block_size: int) -> PackedTokens:
     tokens = vec[i64](np.ascontiguousarray(array, dtype=np.int64))
     if not _are_tokens(tokens):
         _refuse_token(array)
-    words = _words_for(len(array), block_size)
-    _pack_items(tokens, words, block_size)
-    return PackedTokens(words, len(array))
+    return PackedTokens(_pack_items(tokens, block_size), len(array))
 
 
-def _words_for(num_tokens: int, block_size: int) -> vec[i64]:
-    return zeros_i64(-(-num_tokens // block_size) * words_per_block(block_size))
-
-
-def _pack_list(token_ids: list[Any], block_size: i64) -> PackedTokens:
+def _pack_list(token_ids: list[Any], block_size: int) -> PackedTokens:
     num_tokens = len(token_ids)
     if num_tokens == 0:
         _refuse_empty()
-    words = _words_for(num_tokens, int(block_size))
-    position: i64 = 0
-    offset: i64 = 0
+    tokens = zeros_i64(num_tokens)
     for index in range(i64(num_tokens)):
         item = token_ids[index]
         if isinstance(item, bool) or not isinstance(item, int):
@@ -82,17 +74,8 @@ def _pack_list(token_ids: list[Any], block_size: i64) -> PackedTokens:
         number: int = item
         if number < 0 or number > MAX_TOKEN:
             _refuse_item(number, index)
-        token = i64(number)
-        if offset & 1 == 0:
-            words[position] = token
-        else:
-            words[position] = words[position] + token * HIGH_HALF
-            position += 1
-        offset += 1
-        if offset == block_size:
-            position += offset & 1
-            offset = 0
-    return PackedTokens(words, num_tokens)
+        tokens[index] = number
+    return PackedTokens(_pack_items(tokens, block_size), num_tokens)
 
 
 def _integer(item: object, index: i64) -> int:
@@ -113,8 +96,10 @@ def _are_tokens(items: vec[i64]) -> bool:
     return wrong == 0
 
 
-def _pack_items(tokens: vec[i64], words: vec[i64], block_size: i64) -> None:
-    """Pack tokens, one an item, into `words`, which are 0. O(tokens)."""
+def _pack_items(tokens: vec[i64], block_size: i64) -> vec[i64]:
+    """The packed words of tokens that stand one an item. O(tokens)."""
+    num_blocks = (i64(len(tokens)) + block_size - 1) // block_size
+    words = zeros_i64(int(num_blocks * ((block_size + 1) >> 1)))
     position: i64 = 0
     offset: i64 = 0
     for index in range(i64(len(tokens))):
@@ -128,6 +113,7 @@ def _pack_items(tokens: vec[i64], words: vec[i64], block_size: i64) -> None:
         if offset == block_size:
             position += offset & 1
             offset = 0
+    return words
 
 
 def _pack_as_it_lies(tokens: npt.NDArray[np.int32], block_size: int) -> PackedTokens:
