@@ -264,10 +264,6 @@ class GroupTable(BlockTable):
                 self.cpu.share_one(self.cpu_block_at(row, place))
                 self._set_cpu_block(child, place, self.cpu_block_at(row, place))
 
-    def can_truncate(self, row: i64, num_computed: i64) -> bool:
-        """Whether the window before token `num_computed` is still held."""
-        return self.first_needed(num_computed) >= self.num_null[row]
-
     def truncate(self, row: i64, num_tokens: i64) -> None:
         """Give back the blocks behind the first `num_tokens` tokens."""
         self._drop(row, self.num_places(num_tokens))

@@ -179,13 +179,6 @@ class Mapping:
             if group.grow(row, published, start, end, transfers):
                 self.num_copied_blocks += 1
 
-    def has_room(self, row: i64, end: i64) -> bool:
-        """Whether every group has blocks for `end` tokens and nothing to load."""
-        for group in self.groups:
-            if end > group.num_blocks[row] * group.block_size or group.num_loads[row] > 0:
-                return False
-        return True
-
     def finish(self, transfers: Transfers) -> None:
         """Complete a plan: evicted blocks that are saved, and the CPU blocks it held until now."""
         if self.tier is not None:
