@@ -6,7 +6,7 @@ import gc
 import random
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -52,7 +52,7 @@ def lookup_figures(num_blocks: int) -> Iterator[Figure]:
     name = size_name(num_blocks)
     bars = {10_000: "≤ 25", 100_000: "≤ 40"}
     yield figure(
-        "look-up, a hit block, verified (int32)",
+        "lookup, a hit block, verified (int32)",
         name,
         nanoseconds_an_item(ask, ROUNDS),
         "ns",
@@ -65,8 +65,8 @@ def lookup_figures(num_blocks: int) -> Iterator[Figure]:
             pool.num_cached_tokens(prompt)
         return PROMPT_BLOCKS * len(lists)
 
-    yield figure("look-up, a hit block, verified (list)", name, nanoseconds_an_item(ask_list, ROUNDS), "ns", "≤ 160")
-    yield figure("look-up + lease + give back", name, nanoseconds_an_item(lease, ROUNDS), "ns")
+    yield figure("lookup, a hit block, verified (list)", name, nanoseconds_an_item(ask_list, ROUNDS), "ns", "≤ 160")
+    yield figure("lookup + lease + release", name, nanoseconds_an_item(lease, ROUNDS), "ns")
 
 
 def life_figures(num_blocks: int) -> Iterator[Figure]:
@@ -96,7 +96,7 @@ def life_figures(num_blocks: int) -> Iterator[Figure]:
                 pool.free_blocks(lease)
             freed.append((time.perf_counter_ns() - start) / (PROMPT_BLOCKS * len(work)))
     yield figure("allocate + publish a new block", name, published, "ns", "≤ 60")
-    yield figure("allocate + publish, evicting another", name, evicted, "ns", "no dearer")
+    yield figure("allocate + publish, evicting another", name, evicted, "ns", "no more")
     yield figure("free a block", name, freed, "ns", "≤ 10")
 
 
@@ -128,6 +128,54 @@ def decode_figures(num_seqs: int = 1024, num_tokens: int = 512) -> Iterator[Figu
     yield figure("decode step: reserve, slots, table rows", f"{num_seqs} seqs", reserve_ns, "us", "", 1e-3)
     yield figure("decode step: commit, publish", f"{num_seqs} seqs", commit_ns, "us", "", 1e-3)
     yield figure("decode step, whole (mean of 16 steps)", f"{num_seqs} seqs", steps, "us", "≤ 20", 1e-3)
+
+
+#: One call is timed in runs of this many.
+CALLS = 2_000
+
+
+def small_call_figures(num_tokens: int = 17) -> Iterator[Figure]:
+    """What an engine pays that is driven request by request: single calls, warm, of a prompt of a block and a token."""
+    cache = KVCacheManager(CacheConfig(num_blocks=2_000, block_size=BLOCK_SIZE, max_num_seqs=64))
+    pool = BlockPool(2_000, BLOCK_SIZE)
+    tokens = np.arange(num_tokens, dtype=np.int32)
+    longer = np.arange(64, dtype=np.int32)
+    seq = cache.allocate(tokens)
+    cache.reserve(seq)
+    cache.commit(seq, num_tokens, [7])
+
+    def short_request() -> None:
+        handle = cache.allocate(tokens)
+        cache.reserve(handle, 1)
+        cache.commit(handle, 1, 5)
+        cache.free(handle)
+
+    def step() -> None:
+        cache.reserve(seq, 1)
+        cache.commit(seq, 0)
+
+    short_list, longer_list = tokens.tolist(), longer.tolist()
+    calls: list[tuple[str, Callable[[], object], str]] = [
+        ("can_allocate, int32 array", lambda: cache.can_allocate(tokens), ""),
+        ("can_allocate, list", lambda: cache.can_allocate(short_list), ""),
+        ("can_allocate, int32 array of 64", lambda: cache.can_allocate(longer), ""),
+        ("can_allocate, list of 64", lambda: cache.can_allocate(longer_list), "≤ 1.25 of the array"),
+        ("allocate + free", lambda: cache.free(cache.allocate(tokens)), ""),
+        ("reserve + commit of one sequence", step, "≤ 1.2"),
+        ("a whole short request", short_request, "≤ 4"),
+        ("get_new_blocks(1) + free_blocks", lambda: pool.free_blocks(pool.get_new_blocks(1)), "≤ 1.5"),
+    ]
+    for name, call, bar in calls:
+        yield figure(name, "1 call", nanoseconds_an_item(_repeated(call), ROUNDS), "us", bar, 1e-3)
+
+
+def _repeated(call: Callable[[], object]) -> Callable[[], int]:
+    def work() -> int:
+        for _ in range(CALLS):
+            call()
+        return CALLS
+
+    return work
 
 
 def creation_figures(num_blocks: int) -> Iterator[Figure]:
@@ -165,3 +213,4 @@ def all_figures(sizes: tuple[int, ...] = SIZES) -> Iterator[Figure]:
     for size in sizes:
         yield from life_figures(size)
     yield from decode_figures()
+    yield from small_call_figures()

@@ -36,8 +36,7 @@ def read_table(page: str) -> dict[str, dict[str, float]]:
     for cells in lines:
         if len(cells) == len(header) and cells[1] == SIZE:
             times = {name: re.fullmatch(r"([\d,.]+) ns", cells[header.index(name)]) for name in SYSTEMS}
-            row = cells[0].replace("look-up", "lookup").replace("give back", "release")
-            found[row] = {name: float(time[1].replace(",", "")) for name, time in times.items() if time}
+            found[cells[0]] = {name: float(time[1].replace(",", "")) for name, time in times.items() if time}
     return found
 
 

@@ -30,8 +30,8 @@ def main() -> None:
             tokens, end = waiting.pop(0)
             running[cache.allocate(tokens)] = end
         seqs = list(running)
-        left = [cache.num_tokens(seq) - cache.num_computed_tokens(seq) for seq in seqs]
-        plan = cache.reserve(seqs, [min(num, CHUNK) for num in left])
+        left = cache.num_tokens(seqs) - cache.num_computed_tokens(seqs)
+        plan = cache.reserve(seqs, np.minimum(left, CHUNK))
 
         for old, new in plan.copies.tolist():
             kv[new] = kv[old]

@@ -18,8 +18,7 @@ def hit_rate(requests: Requests, num_blocks: int = 1000) -> float:
     )
     for tokens, keys in requests:
         seq = cache.allocate(tokens, extra_keys=keys)
-        new = len(tokens) - cache.num_computed_tokens(seq)
-        cache.commit([seq], cache.reserve([seq], [new]).num_scheduled)
+        cache.commit([seq], cache.reserve([seq]).num_scheduled)
         cache.free(seq)
     cache.check()
     return cache.stats().hit_rate

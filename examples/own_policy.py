@@ -32,8 +32,7 @@ def hit_rate(policy: object, prompts: list[list[int]]) -> float:
     cache = KVCacheManager(CacheConfig(num_blocks=41, max_num_seqs=1, max_model_len=256, eviction_policy=policy))
     for tokens in prompts:
         seq = cache.allocate(tokens)
-        new = len(tokens) - cache.num_computed_tokens(seq)
-        cache.commit([seq], cache.reserve([seq], [new]).num_scheduled)
+        cache.commit([seq], cache.reserve([seq]).num_scheduled)
         cache.free(seq)
     cache.check()
     return cache.stats().hit_rate

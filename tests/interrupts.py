@@ -93,8 +93,8 @@ def state(site: Site) -> dict[str, Any]:
 
 def without_traces(whole: dict[str, Any], site: Site) -> dict[str, Any]:
     """The same but for what an undone call may leave behind: values in empty rows, serials and depths told."""
-    rows = site.cache._sequences.max_num_seqs
-    live = set(site.cache._sequences.live_rows())
+    rows = site.cache._parts.sequences.max_num_seqs
+    live = set(site.cache._parts.sequences.live_rows())
     for path, value in list(whole.items()):
         if path.endswith(UNDONE_BUT_SEEN):
             del whole[path]

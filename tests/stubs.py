@@ -13,16 +13,18 @@ from pathlib import Path
 
 from .support.source_only import PACKAGE_DIR
 
-STUBBED = ("core/view.py", "core/block_pool.py", "core/manager.py")
+STUBBED = ("core/block_pool.py", "core/manager.py")
 
 ARGUMENTS = {
     **dict.fromkeys(["token_ids", "parents"], "Integers"),
-    **dict.fromkeys(["seqs", "num_new_tokens", "num_computed"], "OneOrMore"),
+    **dict.fromkeys(["seqs", "num_computed"], "OneOrMore"),
     **dict.fromkeys(
         ["seq", "num_seqs", "num_forks", "num_tokens", "num_blocks", "num_cached_blocks", "block_id", "block_size"],
         "Integer",
     ),
     "hash_seed": "Integer | None",
+    **dict.fromkeys(["history_size", "start", "position"], "Integer"),
+    "stop": "Integer | None",
     **dict.fromkeys(["group", "priority"], "Integer"),
     **dict.fromkeys(["resumed", "enable_prefix_caching"], "bool"),
     "next_tokens": "NextTokens | None",
@@ -36,8 +38,17 @@ ARGUMENTS = {
     "now": "Number",
     "expires_at": "Number | None",
 }
-#: Append's tokens cannot be left out.
-APPENDED = {"append": {"next_tokens": "NextTokens"}}
+#: Arguments of one call that another one takes otherwise.
+OF_THE_CALL = {
+    "append": {"next_tokens": "NextTokens"},
+    "reserve": {"num_new_tokens": "OneOrMore | None"},
+    "can_append": {"num_new_tokens": "OneOrMore"},
+}
+#: What calls that take one handle or many return for each. Arrays come first: they are SupportsIndex too.
+BY_SHAPE = {
+    "num_tokens": (("Integers", "npt.NDArray[np.int64]"), ("Integer", "int")),
+    "num_computed_tokens": (("Integers", "npt.NDArray[np.int64]"), ("Integer", "int")),
+}
 HINTS = {"Integer", "Integers", "OneOrMore", "NextTokens", "ExtraKeys", "Policy", "Number"}
 
 
@@ -47,6 +58,7 @@ def stub(source: Path) -> str:
     classes = [class_stub(node) for node in tree.body if isinstance(node, ast.ClassDef)]
     used = {node.id for node in ast.walk(ast.parse("\n".join(classes))) if isinstance(node, ast.Name)}
     imports = ["from collections.abc import Sequence"] if "Sequence" in used else []
+    imports += ["from typing import overload"] if "overload" in used else []
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             kept = [alias for alias in node.names if (alias.asname or alias.name) in used]
@@ -56,7 +68,8 @@ def stub(source: Path) -> str:
                 module = f"from {level}{node.module or ''} " if isinstance(node, ast.ImportFrom) else ""
                 imports.append(f"{module}import {names}")
     if used & HINTS:
-        imports.append(f"from ..hints import {', '.join(sorted(used & HINTS))}")
+        depth = "." * len(source.relative_to(PACKAGE_DIR).parts)
+        imports.append(f"from {depth}hints import {', '.join(sorted(used & HINTS))}")
     head = f'"""For type checkers, who read it instead of {source.name}. Written by `python -m tests.stubs`."""'
     return "\n".join([head, "", *imports, "", *classes]) + "\n"
 
@@ -93,10 +106,13 @@ def plain(annotation: str) -> str:
 
 
 def function_stub(node: ast.FunctionDef) -> str:
+    if node.name in BY_SHAPE:
+        forms = [f"def {node.name}(self, seqs: {taken}) -> {returned}: ..." for taken, returned in BY_SHAPE[node.name]]
+        return f"@overload\n{forms[0]}  # type: ignore[overload-overlap]\n@overload\n{forms[1]}"
     arguments = node.args
     for argument in [*arguments.args, *arguments.kwonlyargs]:
         if argument.annotation is not None and ast.unparse(argument.annotation) == "object":
-            told = APPENDED.get(node.name, {}).get(argument.arg) or ARGUMENTS[argument.arg]
+            told = OF_THE_CALL.get(node.name, {}).get(argument.arg) or ARGUMENTS[argument.arg]
             argument.annotation = ast.parse(told, mode="eval").body
         elif argument.annotation is not None:
             argument.annotation = ast.parse(plain(ast.unparse(argument.annotation)), mode="eval").body

@@ -26,5 +26,5 @@ class Contestant(ABC):
     def answer(self, work: Work) -> Answer:
         """Do one round's work."""
 
-    def close(self) -> None:  # noqa: B027  # most have nothing to give back
+    def close(self) -> None:  # noqa: B027  # most have nothing to release
         """End what it started."""

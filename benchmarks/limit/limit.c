@@ -78,8 +78,8 @@ static void measure_look_up(uint32_t size) {
             if (round >= 0) (leases ? leased : asked)[round] = (now_ns() - start) / PROMPT_SAMPLES / PROMPT_BLOCKS;
         }
     }
-    print_row("look-up", size, asked, ROUNDS);
-    print_row("look-up + lease + give back", size, leased, ROUNDS);
+    print_row("lookup", size, asked, ROUNDS);
+    print_row("lookup + lease + release", size, leased, ROUNDS);
     drop_pool(pool);
     free(prompts);
 }

@@ -74,7 +74,7 @@ class NanoLike(Peer):
         return sequence.num_hit
 
     def admit(self, request: Sequence) -> Sequence:
-        """Hits are held, the rest is allocated and published: hashing and a look-up are part of it."""
+        """Hits are held, the rest is allocated and published: hashing and a lookup are part of it."""
         hits, digest = self._hits(request.tokens)
         for block_id in hits:
             self._hold(block_id)

@@ -33,9 +33,9 @@ from .rows import (
 
 #: What benchmarks/core.py calls the rows.
 FIGURES = {
-    "look-up, a hit block, verified (int32)": LOOK_UP_BUFFER,
-    "look-up, a hit block, verified (list)": LOOK_UP_LIST,
-    "look-up + lease + give back": LEASE,
+    "lookup, a hit block, verified (int32)": LOOK_UP_BUFFER,
+    "lookup, a hit block, verified (list)": LOOK_UP_LIST,
+    "lookup + lease + release": LEASE,
     "allocate + publish a new block": PUBLISH,
     "allocate + publish, evicting another": EVICTING,
     "free a block": FREE,

@@ -61,4 +61,4 @@ class Peer(ABC):
 
     @abstractmethod
     def serve(self, prompt: Any, output: Any) -> int:
-        """A whole request: look-up, blocks for prompt and output, publishing, free. Returns the tokens hit."""
+        """A whole request: lookup, blocks for prompt and output, publishing, free. Returns the tokens hit."""

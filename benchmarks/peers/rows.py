@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from ..workload import SIZES
 
-LOOK_UP_BUFFER = "look-up"
-LOOK_UP_LIST = "look-up (list)"
-LEASE = "look-up + lease + give back"
+LOOK_UP_BUFFER = "lookup"
+LOOK_UP_LIST = "lookup (list)"
+LEASE = "lookup + lease + release"
 PUBLISH = "allocate + publish"
 EVICTING = "allocate + publish, evicting"
 FREE = "free"
@@ -37,9 +37,9 @@ def _sized(name: str, text: str, sizes: tuple[int, ...] = SIZES) -> list[Row]:
 
 
 ROWS = (
-    *_sized(LOOK_UP_BUFFER, "look-up, a hit block, from a buffer"),
-    *_sized(LOOK_UP_LIST, "look-up, a hit block, from a list"),
-    *_sized(LEASE, "look-up, hold and give back, a hit block"),
+    *_sized(LOOK_UP_BUFFER, "lookup, a hit block, from a buffer"),
+    *_sized(LOOK_UP_LIST, "lookup, a hit block, from a list"),
+    *_sized(LEASE, "lookup, hold and release, a hit block"),
     *_sized(PUBLISH, "allocate + publish a new block"),
     *_sized(EVICTING, "allocate + publish, evicting another"),
     *_sized(FREE, "free a block"),

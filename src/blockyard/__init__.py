@@ -18,13 +18,13 @@ from .answers import (
     SeqStatus,
 )
 from .config import CacheConfig
-from .core.block import KVCacheBlock
 from .core.block_pool import BlockPool
-from .core.block_queue import FreeKVCacheBlockQueue
-from .core.lease import BlockLease
 from .core.manager import KVCacheManager
 from .core.plan import GroupPlan, StepPlan, SwapPlan
 from .core.policies.base import EvictionPolicy
+from .core.pool.block import KVCacheBlock
+from .core.pool.block_queue import FreeKVCacheBlockQueue
+from .core.pool.lease import BlockLease
 from .errors import (
     BlockyardError,
     CapacityError,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 #: Folders that are compiled as a whole.
 COMPILED_ROOMS = ("core", "lab/simulation")
-#: Modules outside of them that hot code reads constants from, so they are compiled with it.
-COMPILED_GROUND = ("ids.py",)
+#: Modules outside of them whose constants and formulas hot code uses, so they are compiled with it.
+COMPILED_GROUND = ("ids.py", "windows.py")
 BUILD_RECORD = "_build_record.py"
 
 

@@ -12,10 +12,14 @@ class Admission(Enum):
 
     #: Now.
     OK = "ok"
-    #: Once running sequences have given back blocks or a row.
+    #: Once running sequences have freed blocks or a row.
     LATER = "later"
     #: Not even by an empty cache.
     NEVER = "never"
+
+    def __bool__(self) -> bool:
+        """True for OK alone, so that `if cache.can_allocate(prompt):` asks what it says."""
+        return self is Admission.OK
 
 
 class SeqStatus(IntEnum):
@@ -38,6 +42,8 @@ class CacheStats:
     num_resumed_tokens, num_resumed_hit_tokens: the same for requests that ran before (`allocate(resumed=True)`), which
         would make the hit rate look better than it is.
     num_evicted_blocks: cached blocks that an allocation took.
+    num_allocated_blocks, num_freed_blocks: blocks that left the free queue, new or revived, and that came back to it;
+        their difference is what is in use.
     num_copied_blocks: blocks copied on write.
     peak_used_blocks: most blocks held at once.
     num_free_blocks, num_used_blocks, num_cached_blocks: now; free + used is the pool without the null block.
@@ -57,6 +63,8 @@ class CacheStats:
     num_wasted_slots: int
     num_resumed_tokens: int = 0
     num_resumed_hit_tokens: int = 0
+    num_allocated_blocks: int = 0
+    num_freed_blocks: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -69,15 +77,19 @@ class Resize(Enum):
 
     #: Done.
     APPLIED = "applied"
-    #: Blocks that are to go are still in use; each goes when it is given back.
+    #: Blocks that are to go are still in use; each goes when it is freed.
     DEFERRED = "deferred"
+
+    def __bool__(self) -> bool:
+        """True for APPLIED alone."""
+        return self is Resize.APPLIED
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationEvent:
     """One thing that happened to blocks of a pool.
 
-    number: counts the events from 0. time: as last told to `advance_time`. action: "take", "share", "give back" or
+    number: counts the events from 0. time: as last told to `advance_time`. action: "take", "share", "release" or
     "evict". actor: the call and the holder it was for. block_ids: the blocks, in order. num_free: free blocks after it.
     """
 
@@ -156,7 +168,7 @@ class MissCauses:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one holder has not given back: a line of the leak report.
+    """What one holder has not freed: a line of the leak report.
 
     kind: "sequence", "swapped sequence" or "lease". handle: the sequence's handle, or the lease's serial.
     holder: the name it was given. block_ids, cpu_block_ids: the blocks, in order, each layer group after another; last,

@@ -18,6 +18,8 @@ MAX_MODEL_LEN = 2**27
 MAX_TABLE_ENTRIES = 2**30
 MAX_GROUPS = 64
 MAX_HISTORY = 2**24
+#: What ships in `blockyard.core.policies`.
+POLICY_NAMES = ("arc", "density", "fifo", "lfu", "lru", "s3fifo", "score")
 
 
 def _share(name: str, value: object) -> float:
@@ -51,22 +53,23 @@ class CacheConfig:
     num_blocks: blocks in the pool, the null block (id 0) included; 2 to 2**27.
     block_size: tokens a block; 1 to 4096.
     max_num_seqs: rows of the block table, that is sequences that run at once; 1 to 2**20.
-    max_model_len: tokens of the longest sequence.
+    max_model_len: tokens of the longest sequence. The pool may hold fewer (`max_servable_tokens`): a longer prompt is
+        then never admitted, and a sequence that grows beyond it ends up preempted.
     enable_prefix_caching: whether full blocks are indexed and hit.
     watermark: share of the blocks that admission leaves free, so that running sequences can grow; 0 to below 1.
-    hash_seed: seed of the index's hash function, 0 to 2**62 - 1. None draws one for each manager that nobody can guess,
-        so that nobody can write prompts whose hashes collide and slow the cache down. It never affects what is hit.
+    hash_seed: seed of the index's hash function, 0 to 2**62 - 1. None draws a secret one for each manager, so
+        that no client can write prompts whose hashes collide and slow the cache down. It never affects what is hit.
     groups: the layer groups that share the pool, for models with sliding windows or several block sizes; their block
         sizes then count, and `block_size` does not. Empty: one group of full attention.
     num_cpu_blocks: blocks of the CPU pool, its null block included, that sequences are swapped out to; 0 for none.
     keep_evicted: whether the CPU pool also keeps what the pool evicts, for later hits.
     eviction_policy: which idle cached block goes first: the name of a policy (`blockyard.core.policies`), or a class or
-        callable that makes one from num_blocks.
+        callable that makes one from num_blocks. An unknown name is refused here.
     retention_blocks: most blocks that `retain` may hold back from eviction at a time; 0 for no retention.
     partial_hits: whether a hit may end inside a block, whose first tokens are then copied from a cached one.
     track_misses: whether every token that was not hit gets a cause (`miss_causes`).
     history_size: events that the allocation history remembers; 0 for none.
-    residency_sample: follow every so many-th block id from allocation to eviction; 0 for none.
+    residency_sample: follow every n-th block id from allocation to eviction; 0 for none.
 
     Raises `InvalidArgument` for a value outside its limits.
     """
@@ -96,6 +99,11 @@ class CacheConfig:
             object.__setattr__(self, "hash_seed", require_int("hash_seed", self.hash_seed, 0, MAX_HASH_SEED))
         for name in ("enable_prefix_caching", "keep_evicted", "partial_hits", "track_misses"):
             require_bool(name, getattr(self, name))
+        if isinstance(self.eviction_policy, str) and self.eviction_policy not in POLICY_NAMES:
+            raise InvalidArgument(
+                f"eviction_policy is {shown(self.eviction_policy)}; it must be one of {', '.join(POLICY_NAMES)}, "
+                f"or make an EvictionPolicy"
+            )
         self._check_groups()
         if self.num_cpu_blocks == 1:
             require_int("num_cpu_blocks", self.num_cpu_blocks, 2, MAX_BLOCKS)
@@ -139,6 +147,19 @@ class CacheConfig:
         return len(groups) > 1 or groups[0].sliding_window > 0 or self.num_cpu_blocks > 0
 
     @property
+    def max_servable_tokens(self) -> int:
+        """Tokens of the longest sequence that the pool holds when it runs alone, at most `max_model_len`. O(log)."""
+        usable = self.num_blocks - 1 - self.watermark_blocks
+        low, high = 0, self.max_model_len
+        while low < high:
+            middle = (low + high + 1) // 2
+            if sum(_least_blocks(group, middle) for group in self.layer_groups) <= usable:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    @property
     def max_blocks_per_seq(self) -> int:
         """Blocks of `hash_block_size` of a sequence of `max_model_len` tokens: the width of the block table."""
         return -(-self.max_model_len // self.hash_block_size)
@@ -147,3 +168,10 @@ class CacheConfig:
     def watermark_blocks(self) -> int:
         """Blocks that admission leaves free."""
         return int(self.watermark * self.num_blocks)
+
+
+def _least_blocks(group: LayerGroup, num_tokens: int) -> int:
+    """Blocks without which a sequence of `num_tokens` tokens cannot run, even alone."""
+    if group.sliding_window > 0:
+        num_tokens = min(num_tokens, group.sliding_window - 1 + group.block_size)
+    return -(-num_tokens // group.block_size)

@@ -9,14 +9,14 @@
     │   └── NeverFits          would not fit even an empty cache
     ├── LogicError             a bug in the caller
     │   ├── UnknownSequence    a handle that is not, or no longer, running
-    │   ├── DoubleFree         a lease or block given back twice
+    │   ├── DoubleFree         a lease or block freed twice
     │   ├── ForeignBlock       a lease of another pool
     │   ├── SequenceNotReady   a call that the sequence's state does not allow yet
     │   ├── StalePlan          a plan read after the cache has moved on
     │   ├── ConcurrentCall     a call that arrived while another one runs on the same cache
     │   └── PolicyError        an eviction policy raised, or named a block that is not idle
     ├── InvalidArgument        a value outside its limits (also a ValueError)
-    ├── InvariantError         check() found a broken law
+    ├── InvariantError         check() found a broken invariant
     ├── MissingExtra           an optional dependency is absent (also an ImportError)
     ├── ModelError             a model that cannot be loaded or served, or whose step broke
     └── TraceError             a trace that cannot be read, or asks what cannot be done
@@ -76,7 +76,7 @@ class UnknownSequence(LogicError):
 
 
 class DoubleFree(LogicError):
-    """A lease was given back twice."""
+    """A lease was freed twice."""
 
 
 class ForeignBlock(LogicError):
@@ -104,7 +104,7 @@ class InvalidArgument(BlockyardError, ValueError):
 
 
 class InvariantError(BlockyardError):
-    """`check()` found a broken law. This is a bug in Blockyard; please report it."""
+    """`check()` found a broken invariant. This is a bug in Blockyard; please report it."""
 
 
 class MissingExtra(BlockyardError, ImportError):

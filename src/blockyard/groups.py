@@ -1,6 +1,7 @@
 """Layer groups: layers that share a block table, and how many blocks a sequence takes in each.
 
-The allocator and the capacity calculator both count blocks with what stands here, so they cannot disagree.
+The allocator (`core.store.group_table`) and the capacity calculator (`sizing`) both ask `windows` which blocks a window
+still needs.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .arguments import require_int, require_str
+from .windows import first_needed_block
 
 MAX_GROUP_BLOCK_SIZE = 4096
 MAX_WINDOW = 2**27
@@ -34,10 +36,8 @@ class LayerGroup:
         require_str("name", self.name)
 
     def first_needed_block(self, num_computed: int) -> int:
-        """The first block that tokens from `num_computed` on attend to; those before may be given back. O(1)."""
-        if self.sliding_window == 0:
-            return 0
-        return max(num_computed - self.sliding_window + 1, 0) // self.block_size
+        """The first block that tokens from `num_computed` on attend to; those before may be freed. O(1)."""
+        return first_needed_block(num_computed, self.sliding_window, self.block_size)
 
     def num_blocks(self, num_tokens: int, num_computed: int = 0) -> int:
         """Blocks held while the tokens from `num_computed` to `num_tokens` of a sequence are computed. O(1)."""

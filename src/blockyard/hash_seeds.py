@@ -10,7 +10,7 @@ MAX_HASH_SEED = 2**62 - 1
 
 
 def hash_seed_or_drawn(hash_seed: object) -> int:
-    """`hash_seed`, or for None one that nobody can guess, so that nobody can write prompts whose hashes collide.
+    """`hash_seed`, or for None one that cannot be guessed, so that no client can write prompts whose hashes collide.
 
     Raises `InvalidArgument` for what is no integer from 0 to 2**62 - 1.
     """

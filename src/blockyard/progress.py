@@ -10,7 +10,7 @@ from typing import Any
 class WorkBar:
     """How much of the work is done. Draws nothing if not `shown`, off a terminal, or where rich is not installed.
 
-    what: in one word. total: units of work; 0 where nobody knows.
+    what: in one word. total: units of work; 0 where it is not known.
     """
 
     def __init__(self, what: str, total: int, shown: bool = True) -> None:

@@ -206,7 +206,7 @@ def test_new_tokens_outside_their_limits(scene: Scene, count: int) -> None:
     )
 
 
-@pytest.mark.parametrize("count", [2**62, 2**63, -(2**63), 2**70, 1.0, "1", None, True, [1, 2], [[1]], [1.0], [True]])
+@pytest.mark.parametrize("count", [2**62, 2**63, -(2**63), 2**70, 1.0, "1", [None], True, [1, 2], [[1]], [1.0], [True]])
 def test_new_tokens_of_a_wrong_type_or_shape(scene: Scene, count: Any) -> None:
     scene.refused(InvalidArgument, lambda: scene.cache.reserve([scene.decoding], count), "num_new_tokens")
 

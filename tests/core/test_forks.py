@@ -340,7 +340,7 @@ def test_who_cannot_be_cut() -> None:
         with pytest.raises(SequenceNotReady, match=rf"^truncate: sequence {seq} {message}$"):
             cache.truncate(seq, 3)
         assert snapshot(cache.cache) == before
-        cache.commit([seq], min(5, cache.cache._sequences.num_reserved[0]))
+        cache.commit([seq], min(5, cache.cache._parts.sequences.num_reserved[0]))
     cache.compute(seq)
     for length in (0, 10):
         with pytest.raises(InvalidArgument, match=rf"^num_tokens is {length}; it must be from 1 to 9$"):

@@ -240,7 +240,7 @@ class HitWorld(World):
 
     def prefixes(self) -> dict[int, tuple[int, ...]]:
         """All tokens up to the end of a page, by the page's content."""
-        pages, index = self.cache._pages, self.cache._pages.index
+        pages, index = self.cache._parts.token_blocks, self.cache._parts.token_blocks.index
         parents = {index.identity[2 * p]: (index.identity[2 * p + 1], p) for p in range(1, pages.num_blocks)}
         parents.pop(0, None)
         root = index.known_root(())
@@ -269,7 +269,7 @@ class HitWorld(World):
     def longest_hit(self, tokens: list[int]) -> int:
         prefixes = self.prefixes()
         stored = set()
-        for pool in (self.cache._ledger, self.cache._mapping.cpu):
+        for pool in (self.cache._parts.kv_pool, self.cache._parts.grouped.cpu):
             for block in range(1, int(pool.capacity) if pool else 1):
                 if pool.is_cached(block) and pool.content_of(block) in prefixes:
                     stored.add((pool.group_of(block), prefixes[pool.content_of(block)]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blockyard import CacheConfig, KVCacheManager, UnknownSequence
-from blockyard.core.sequences import ROW_MASK
+from blockyard.core.sequences.table import ROW_MASK
 
 from ..support.checked import Checked, prompt
 

@@ -18,7 +18,7 @@ CONFIGS = {
 
 
 def lookups(cache: Checked) -> int:
-    return int(cache.cache._admitting.num_lookups)
+    return int(cache.cache._allocate.admission.num_lookups)
 
 
 @pytest.mark.parametrize("settings", CONFIGS.values(), ids=CONFIGS)

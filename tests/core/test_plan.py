@@ -271,9 +271,9 @@ def test_the_tables_of_a_plan_die_with_the_next_change(change: str) -> None:
     scene = Scene()
     plan = scene.cache.reserve([scene.a], 1)
     before = arrays(plan)
-    version = scene.cache.cache._sequences.version
+    version = scene.cache.cache._parts.sequences.version
     CHANGES[change](scene)
-    assert scene.cache.cache._sequences.version > version, "it only rises, or two changes could look like none"
+    assert scene.cache.cache._parts.sequences.version > version, "it only rises, or two changes could look like none"
     for name in TABLES:
         with pytest.raises(StalePlan, match=r"^the cache has changed since this plan was made"):
             getattr(plan, name)

@@ -15,7 +15,7 @@ from ..support.places import PACKAGE_DIR
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 #: The core and the ground it stands on; beside what is installed with the package, `naming` needs its extra.
-SOURCES = sorted([*PACKAGE_DIR.glob("*.py"), *(PACKAGE_DIR / "core").glob("*.py")])
+SOURCES = sorted([*PACKAGE_DIR.glob("*.py"), *(PACKAGE_DIR / "core").rglob("*.py")])
 #: The two ways in. Their docstrings must show how they are used.
 MUST_HAVE_EXAMPLES = {"BlockPool", "KVCacheManager"}
 

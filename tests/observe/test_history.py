@@ -33,9 +33,9 @@ def test_the_life_of_a_request_is_told_in_order() -> None:
         ("take", "allocate first", [1, 2], 5),
         ("share", "allocate second", [1], 5),
         ("take", "allocate second", [3], 4),
-        # Blocks are named in the order of the sequence; they are given back last first.
-        ("give back", "free first", [1, 2], 5),
-        ("give back", "free second", [1, 3], 7),
+        # Blocks are named in the order of the sequence; they are freed last first.
+        ("release", "free first", [1, 2], 5),
+        ("release", "free second", [1, 3], 7),
     ]
     assert [event.number for event in cache.history()] == [0, 1, 2, 3, 4]
 
@@ -50,9 +50,9 @@ def test_growing_copying_and_cutting_name_their_calls() -> None:
     assert told(cache)[1:] == [
         ("share", "fork", [1, 2], 5),
         ("take", "reserve", [3], 4),
-        ("give back", "reserve", [2], 4),
+        ("release", "reserve", [2], 4),
         ("take", "reserve", [4], 3),
-        ("give back", "truncate", [2], 4),
+        ("release", "truncate", [2], 4),
     ]
 
 
@@ -73,7 +73,7 @@ def test_a_window_that_slides_gives_back_in_commit() -> None:
     cache.reserve([seq], 8)
     cache.commit([seq], 8)
     # Token 8 attends to 5 and later: block 0 is behind the window.
-    assert told(cache)[-1] == ("give back", "commit", [1], 18)
+    assert told(cache)[-1] == ("release", "commit", [1], 18)
 
 
 def test_leases_are_told_under_their_own_names() -> None:
@@ -94,10 +94,10 @@ def test_leases_are_told_under_their_own_names() -> None:
         ("share", "get_cached_blocks", [1, 2], 4),
         ("share", "get_cached_block one", [2], 4),
         ("take", "get_new_blocks mine", [4], 3),
-        ("give back", "free_blocks mine", [3, 4], 4),
-        ("give back", "free_blocks yours", [3], 5),
-        ("give back", "free_blocks", [1, 2], 6),
-        ("give back", "free_blocks one", [2], 7),
+        ("release", "free_blocks mine", [3, 4], 4),
+        ("release", "free_blocks yours", [3], 5),
+        ("release", "free_blocks", [1, 2], 6),
+        ("release", "free_blocks one", [2], 7),
     ]
 
 
@@ -122,7 +122,7 @@ def test_a_retiring_block_is_evicted_by_whoever_gives_it_back() -> None:
     cache.free(seq)
     assert told(cache)[1:] == [
         ("evict", "free last", [4], 0),
-        ("give back", "free last", [1, 2, 3, 4], 3),
+        ("release", "free last", [1, 2, 3, 4], 3),
     ]
 
 
@@ -181,7 +181,7 @@ def test_a_size_outside_its_limits_is_refused(size: Any) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"groups": (LayerGroup(4), LayerGroup(4, 6)), "num_cpu_blocks": 12}])
 def test_replaying_the_history_gives_the_reference_counts(settings: dict[str, Any]) -> None:
-    """At random: what the events say was taken, shared and given back is what the pool counts, after every call."""
+    """At random: what the events say was taken, shared and released is what the pool counts, after every call."""
     generator = random.Random(run_seed())
     cache = remembering(30, history_size=100_000, partial_hits=True, **settings)
     seqs: list[int] = []
@@ -211,7 +211,7 @@ def replay(events: list[AllocationEvent]) -> tuple[dict[int, int], set[int]]:
                 counts[block] = 1
             elif event.action == "share":
                 counts[block] = counts.get(block, 0) + 1
-            elif event.action == "give back":
+            elif event.action == "release":
                 counts[block] -= 1
                 if counts[block] == 0:
                     del counts[block]

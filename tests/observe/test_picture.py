@@ -74,7 +74,7 @@ def test_blocks_that_retire_stand_behind_the_end() -> None:
         "▒ 2 held by one",
         "░ 0 idle: held by none, still cached",
         "· 1 free",
-        "▼ 2 held beyond the end of a pool that shrank; gone when given back",
+        "▼ 2 held beyond the end of a pool that shrank; gone when freed",
     ]
     for lease in (leases[3], leases[5]):
         pool.free_blocks(lease)

@@ -28,12 +28,12 @@ def story() -> Checked:
 def test_the_history_in_a_summary_and_lines() -> None:
     assert describe_history(story().cache).splitlines() == [
         "8 events, of which the latest 8 are remembered: take 6 blocks in 3, share 1 blocks in 1, "
-        "give back 4 blocks in 2, evict 2 blocks in 2",
+        "release 4 blocks in 2, evict 2 blocks in 2; in all 7 blocks allocated, 4 freed",
         "event 0 at 0: allocate: take 1, 2; 1 free",
-        "event 1 at 0: free: give back 1, 2; 3 free",
+        "event 1 at 0: free: release 1, 2; 3 free",
         "event 2 at 2.5: allocate again: share 1; 2 free",
         "event 3 at 2.5: allocate again: take 3; 1 free",
-        "event 4 at 2.5: free again: give back 1, 3; 3 free",
+        "event 4 at 2.5: free again: release 1, 3; 3 free",
         "event 5 at 2.5: allocate large: evict 2; 0 free",
         "event 6 at 2.5: allocate large: evict 1; 0 free",
         "event 7 at 2.5: allocate large: take 3, 2, 1; 0 free",
@@ -51,7 +51,8 @@ def test_what_the_ring_forgot_is_counted_and_not_told() -> None:
     cache = Checked(history_size=2)
     for number in range(5):
         cache.free(cache.prefilled(prompt(number, 2)))
-    first = "10 events, of which the latest 2 are remembered: take 1 blocks in 1, give back 1 blocks in 1"
+    first = "10 events, of which the latest 2 are remembered: take 1 blocks in 1, release 1 blocks in 1; "
+    first += "in all 5 blocks allocated, 5 freed"
     assert describe_history(cache.cache).splitlines()[0] == first
     assert len(describe_history(cache.cache).splitlines()) == 3
 
@@ -116,10 +117,10 @@ def test_a_holder_of_nothing_is_named_too() -> None:
 def test_blocks_that_nobody_holds_and_nobody_can_take_are_missing() -> None:
     """A broken count, made by hand: what `check` would say, the report says too."""
     cache = Checked(num_blocks=6).cache
-    cache._ledger.queue.remove(3)
+    cache._parts.kv_pool.queue.remove(3)
     lines = describe_leaks(cache).splitlines()
     assert lines[0] == "1 of 5 blocks are used, 0 idle and cached, 4 free; holders: 0"
-    assert lines[1:] == ["1 blocks are counted as used, but held by nobody"]
+    assert lines[1:] == ["1 blocks are counted as used, but have no holder"]
 
 
 def test_looking_changes_nothing() -> None:

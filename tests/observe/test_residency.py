@@ -50,7 +50,7 @@ def durations(events: list[AllocationEvent], sample: int) -> tuple[list[float], 
 
 
 def test_one_life_by_hand() -> None:
-    """Taken at 1, given back at 3, hit at 8, given back at 9, evicted at 25."""
+    """Taken at 1, freed at 3, hit at 8, freed at 9, evicted at 25."""
     cache = followed(num_blocks=2)
     for now, step in [(1, "take"), (3, "free"), (8, "take"), (9, "free"), (25, "evict")]:
         cache.advance_time(now)

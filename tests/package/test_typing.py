@@ -21,7 +21,7 @@ NOT_IN_STUBS = r""".*\.__mypyc_attrs__
 .*\.__(deep)?copy__
 blockyard\.core\.block_pool\.(Block|Managed)Pool
 blockyard\.core\.manager\.KVCacheManager
-blockyard\.core\.[a-z_]+\.[A-Z_]+
+blockyard\.core\.[a-z_.]+\.[A-Z_]+
 """
 
 

@@ -33,7 +33,7 @@ def test_the_version_is_written_once_and_twice_the_same() -> None:
 
 def test_compiled_says_what_runs() -> None:
     """The flag is read off the modules themselves, so it cannot disagree with what is imported."""
-    from blockyard.core import hashing
+    from blockyard.core.index import hashing
 
     is_extension = not str(hashing.__file__).endswith(".py")
     assert blockyard.compiled() is is_extension
@@ -75,6 +75,7 @@ def checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (package / "core").mkdir(parents=True)
     (tmp_path / "pyproject.toml").touch()
     (package / "ids.py").write_text("A = 1\n")
+    (package / "windows.py").write_text("W = 1\n")
     (package / "core" / "pool.py").write_text("B = 2\n")
     monkeypatch.setattr(_build, "PACKAGE", package)
     monkeypatch.setattr(_build, "compiled", lambda: True)
@@ -149,7 +150,7 @@ def test_all_of_the_core_and_of_the_labs_loops_is_compiled() -> None:
     names = {path.relative_to(PACKAGE_DIR).as_posix() for path in _sources.compiled_sources(PACKAGE_DIR)}
     rooms = [PACKAGE_DIR / "core", PACKAGE_DIR / "lab" / "simulation"]
     inside = {path.relative_to(PACKAGE_DIR).as_posix() for room in rooms for path in room.rglob("*.py")}
-    assert names == {name for name in inside if not name.endswith("__init__.py")} | {"ids.py"}
+    assert names == {name for name in inside if not name.endswith("__init__.py")} | {"ids.py", "windows.py"}
 
 
 @needs_compiled
@@ -179,7 +180,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_import_of_a_stale_build_warns_once_and_a_fresh_one_does_not(copied: Path) -> None:
     fresh = run([sys.executable, "-W", "error", "-c", WHAT_RUNS], copied)
     assert fresh.stdout == "True|compiled by mypyc|False\n", fresh.stderr
-    source = copied / "blockyard" / "core" / "lease.py"
+    source = copied / "blockyard" / "core" / "pool" / "lease.py"
     text = source.read_text()
     source.write_text(text + "# A change that nobody compiled.\n")
     stale = run([sys.executable, "-c", WHAT_RUNS], copied)

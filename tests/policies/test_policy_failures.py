@@ -114,13 +114,13 @@ class Broken:
             "running": cache.running(),
             "stats": cache.stats(),
             "misses": cache.miss_totals(),
-            "version": cache._sequences.version,
+            "version": cache._parts.sequences.version,
             "table": [cache.group_table(g).tolist() for g in range(len(cache.config.layer_groups))],
         }
         for seq in cache.running():
             state = (cache.num_tokens(seq), cache.num_computed_tokens(seq), cache.is_swapped_out(seq))
             found[f"sequence {seq}"] = (*state, cache.token_ids(seq).tolist())
-        for name, pool in (("pool", cache.pool), ("cpu", cache.cpu_pool), ("pages", cache._pages)):
+        for name, pool in (("pool", cache.pool), ("cpu", cache.cpu_pool), ("pages", cache._parts.token_blocks)):
             if pool is not None:
                 ledger = getattr(pool, "_ledger", pool)
                 cached = [ledger.index.is_cached(block) for block in range(len(ledger.ref_cnt))]
@@ -361,9 +361,9 @@ def test_a_failure_while_it_is_told_something(make: type[Broken], method: str) -
     scene = make()
     scene.policy.raising = {method}
     block = next(iter(scene.policy.idle))
-    scene.cache._ledger.note_hit(block)
-    scene.cache._ledger.share_one(block)
-    scene.cache._ledger.release_one(block)
+    scene.cache._parts.kv_pool.note_hit(block)
+    scene.cache._parts.kv_pool.share_one(block)
+    scene.cache._parts.kv_pool.release_one(block)
     scene.cache.check()
     refused(scene, f"{method} raised KeyError", f"broken {method}")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from blockyard import BlockyardError, DoubleFree, InvalidArgument, OutOfBlocks
-from blockyard.core.block_queue import FreeKVCacheBlockQueue
+from blockyard.core.pool.block_queue import FreeKVCacheBlockQueue
 
 from ..support.seeds import run_seed
 

@@ -11,9 +11,9 @@ import pytest
 
 import blockyard
 from blockyard import CacheSalt, InvalidArgument, LayerGroup, Span
-from blockyard.core.content_pool import ContentPool
-from blockyard.core.index_room import ID_BITS
-from blockyard.core.prefix_index import PrefixIndex
+from blockyard.core.index.prefix_index import PrefixIndex
+from blockyard.core.index.room import ID_BITS
+from blockyard.core.store.content_pool import ContentPool
 
 from ..support.checked import Checked, prompt
 from ..support.seeds import run_seed
@@ -91,13 +91,13 @@ def test_a_manager_under_colliding_pages() -> None:
     victim = [1, 0, 3, 0]
     thief = [7, 0, 9, 0]
     cache = Checked(30, groups=(LayerGroup(4), LayerGroup(4, 6)), num_cpu_blocks=20)
-    weaken(cache._pages.index)
+    weaken(cache._parts.token_blocks.index)
     seq = cache.prefilled([*victim, 5])
-    index = cache._pages.index
-    page = int(cache._sequences.row_blocks(0)[0])
+    index = cache._parts.token_blocks.index
+    page = int(cache._parts.sequences.row_blocks(0)[0])
     other = cache.prefilled([*thief, 5])
     assert cache.num_computed_tokens(other) == 5
-    assert index.chain_hash[page] == index.chain_hash[int(cache._sequences.row_blocks(1)[0])]
+    assert index.chain_hash[page] == index.chain_hash[int(cache._parts.sequences.row_blocks(1)[0])]
     cache.free([seq, other])
     cache.pool.free_blocks(cache.pool.get_new_blocks(cache.num_free_blocks))
     cache.reserve([], 0)
@@ -159,4 +159,4 @@ def test_a_long_life_takes_no_more_memory() -> None:
     cache.check()
     # 2,000 prompts whose salts alone are 100 kB: what is remembered is bounded by the pool.
     assert grown < 20_000
-    assert len(cache._pages.index.roots) <= cache._pages.num_blocks + 1
+    assert len(cache._parts.token_blocks.index.roots) <= cache._parts.token_blocks.num_blocks + 1

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from blockyard import BlockPool, CacheConfig, InvalidArgument, KVCacheManager
-from blockyard.core.hashing import hash_keys
+from blockyard.core.index.hashing import hash_keys
 
 from ..support.seeds import run_seed
 from ..support.short_vectors import NUM_PAIRS, changes_without_trace, flood
@@ -32,7 +32,7 @@ def hashes_of(pool: BlockPool, prompts: list[list[int]]) -> list[int | None]:
 
 
 def manager_seed(cache: KVCacheManager) -> list[int]:
-    return list(cache._pages.index._keys)
+    return list(cache._parts.token_blocks.index._keys)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from blockyard.core.hashing import FOLD_MULTIPLIER, HASH_BITS, HASH_MASK, fold, hash_keys, hash_rows, root_hash
+from blockyard.core.index.hashing import FOLD_MULTIPLIER, HASH_BITS, HASH_MASK, fold, hash_keys, hash_rows, root_hash
 
 WORDS = st.integers(0, 2**63 - 1)
 HASHES = st.integers(0, HASH_MASK)

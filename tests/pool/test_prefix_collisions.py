@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from blockyard.core.hashing import root_hash
-from blockyard.core.prefix_index import TILE_BLOCKS
+from blockyard.core.index.checking import check_index
+from blockyard.core.index.hashing import root_hash
+from blockyard.core.index.prefix_index import TILE_BLOCKS
 
 from ..support.hash_chains import (
     Block,
@@ -31,7 +32,7 @@ def test_a_solved_twin_collides_whole_and_is_not_hit() -> None:
     block = chains.add([victim])
     assert chains.find([victim]) == [block]
     assert chains.find([thief]) == []
-    chains.index.check()
+    check_index(chains.index)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**62 - 1])
@@ -47,7 +48,7 @@ def test_no_twin_works_under_every_seed(seed: int) -> None:
     assert chains.find([thief]) == []
     other = chains.add([thief])
     assert (chains.find([victim]), chains.find([thief])) == ([block], [other])
-    chains.index.check()
+    check_index(chains.index)
 
 
 def test_one_run_of_fifty_equal_hashes() -> None:
@@ -64,7 +65,7 @@ def test_one_run_of_fifty_equal_hashes() -> None:
     while blocks:
         gone = blocks.pop()
         chains.index.remove(ids[gone])
-        chains.index.check()
+        check_index(chains.index)
         assert chains.find([gone]) == []
         assert [chains.find([block]) for block in blocks] == [[ids[block]] for block in blocks]
     assert set(chains.slots()) == {0}
@@ -90,7 +91,7 @@ def test_equal_tokens_under_colliding_parents() -> None:
     chains.index.remove(under_p)
     assert chains.find([p, c]) == [p_id]
     assert chains.find([q, c]) == [q_id, under_q]
-    chains.index.check()
+    check_index(chains.index)
 
 
 def test_a_root_hash_is_no_content() -> None:
@@ -129,7 +130,7 @@ def test_false_candidates_everywhere_in_three_tiles() -> None:
     prompt, ids = hostile_chain(chains, length, draw)
     for end in (1, 2, 63, 64, 65, 127, 128, 129, length):
         assert chains.find(prompt[:end]) == ids[:end]
-    chains.index.check()
+    check_index(chains.index)
 
 
 @pytest.mark.parametrize("position", [0, 1, 62, 63, 64, 65, 127, 128, 129])
@@ -170,7 +171,7 @@ def test_a_gap_is_closed_across_the_end_of_the_table(removed: int) -> None:
     slots = chains.slots()
     assert [slots[15], slots[0], slots[1]] == [*left, 0]
     assert chains.find([blocks[removed]]) == []
-    chains.index.check()
+    check_index(chains.index)
 
 
 def test_closing_a_gap_moves_no_block_before_its_home() -> None:
@@ -207,7 +208,7 @@ def test_random_insertion_and_removal_in_a_crowded_table() -> None:
         elif free:
             held[block] = free.pop(draw.randrange(len(free)))
             chains.put([block], held[block])
-        chains.index.check()
+        check_index(chains.index)
         assert chains.index.num_indexed == len(held)
         for other in pool:
             assert chains.find([other]) == ([held[other]] if other in held else [])
@@ -243,7 +244,7 @@ def test_random_chains_and_duplicates_in_a_crowded_table() -> None:
                 held[prefix].remove(block)
                 if not held[prefix]:
                     cut_off(held, prefix)
-        chains.index.check()
+        check_index(chains.index)
         assert chains.index.num_indexed == len(prefix_of)
 
 

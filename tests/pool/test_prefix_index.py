@@ -11,8 +11,9 @@ from collections.abc import Callable
 import pytest
 
 from blockyard import BlockLease, BlockPool, CacheSalt, InvariantError, LoRA
-from blockyard.core.index_room import ID_BITS, ID_MASK
-from blockyard.core.prefix_index import PrefixIndex
+from blockyard.core.index.checking import check_index
+from blockyard.core.index.prefix_index import PrefixIndex
+from blockyard.core.index.room import ID_BITS, ID_MASK
 
 from ..support.hash_chains import Chains, random_block, random_blocks, twin_of
 from ..support.seeds import run_seed
@@ -53,7 +54,7 @@ def test_a_content_published_again_is_a_new_one() -> None:
     assert chains.find([p, c]) == [old], "the child hangs on an identity that is gone for ever"
     again = chains.add([p, c])
     assert chains.find([p, c]) == [old, again] != [old, child]
-    chains.index.check()
+    check_index(chains.index)
 
 
 def test_a_prompt_longer_than_any_before_goes_on_from_what_was_found() -> None:
@@ -76,9 +77,9 @@ def test_a_prompt_longer_than_any_before_goes_on_from_what_was_found() -> None:
 
 def ring(index: PrefixIndex, oldest: int) -> list[int]:
     blocks = [oldest]
-    while index.next_equal[blocks[-1]] not in (0, oldest):
-        blocks.append(index.next_equal[blocks[-1]])
-    assert len(blocks) == 1 or [index.prev_equal[block] for block in blocks] == [blocks[-1], *blocks[:-1]]
+    while index.rings.next_equal[blocks[-1]] not in (0, oldest):
+        blocks.append(index.rings.next_equal[blocks[-1]])
+    assert len(blocks) == 1 or [index.rings.prev_equal[block] for block in blocks] == [blocks[-1], *blocks[:-1]]
     return blocks
 
 
@@ -90,7 +91,7 @@ def test_duplicates_share_an_identity_and_one_slot() -> None:
     assert len({chains.index.identity[2 * block] for block in ids}) == 1
     assert [slot for slot in chains.slots() if slot] == ids[:1]
     assert chains.index.num_indexed == 4
-    chains.index.check()
+    check_index(chains.index)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 0, 3, 2), (2, 0, 1, 3)])
@@ -104,7 +105,7 @@ def test_the_oldest_duplicate_left_is_hit(order: tuple[int, ...]) -> None:
     for gone in order:
         chains.index.remove(ids[gone])
         left.remove(ids[gone])
-        chains.index.check()
+        check_index(chains.index)
         assert chains.find([a, c]) == ([left[0], child] if left else [])
         if left:
             assert ring(chains.index, left[0]) == left
@@ -129,7 +130,7 @@ def test_duplicates_of_colliding_contents_keep_to_their_own_ring() -> None:
     assert ring(chains.index, ids[0]) == [ids[0], ids[2], ids[4]]
     assert ring(chains.index, ids[1]) == [ids[1], ids[3]]
     chains.index.remove(ids[0])
-    chains.index.check()
+    check_index(chains.index)
     assert (chains.find([a]), chains.find([b])) == ([ids[2]], [ids[1]])
 
 
@@ -228,7 +229,7 @@ def test_asking_makes_no_root() -> None:
 
 def set_item(name: str, position: int, value: int) -> Callable[[PrefixIndex], None]:
     def corrupt(index: PrefixIndex) -> None:
-        getattr(index, name)[position] = value
+        getattr(index.rings if name.endswith("_equal") else index, name)[position] = value
 
     return corrupt
 
@@ -242,7 +243,7 @@ def flip_lowest_bit(name: str, position: int) -> Callable[[PrefixIndex], None]:
 
 def flip_bit_of_token(block: int) -> Callable[[PrefixIndex], None]:
     def corrupt(index: PrefixIndex) -> None:
-        index.words[index.first_word + block * index.num_words] ^= 1
+        index.rows.words[index.rows.start_of(block)] ^= 1
 
     return corrupt
 
@@ -312,10 +313,10 @@ def test_check_finds_a_broken_index(what: str) -> None:
         chains.add(prompt)
     assert [chains.index.identity[2 * block] for block in range(1, 6)] == [2, 2, 2, 3, 4]
     assert chains.slots()[0] == 0
-    chains.index.check()
+    check_index(chains.index)
     corrupt(chains.index)
     with pytest.raises(InvariantError, match=message):
-        chains.index.check()
+        check_index(chains.index)
 
 
 # ---------------------------------------------------------------- a pool and a dict of prefixes

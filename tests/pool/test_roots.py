@@ -6,14 +6,14 @@ import random
 from collections import OrderedDict
 
 from blockyard import CacheConfig, CacheSalt, KVCacheManager
-from blockyard.core.roots import Roots
+from blockyard.core.index.roots import Roots
 
 from ..support.seeds import run_seed
 
 
 def test_thirty_thousand_salts_leave_as_many_roots_as_there_are_blocks() -> None:
     cache = KVCacheManager(CacheConfig(20, 4, max_num_seqs=2, max_model_len=16, hash_seed=1))
-    roots = cache._pages.index.roots
+    roots = cache._parts.token_blocks.index.roots
     for number in range(30_000):
         cache.free(cache.allocate([1, 2, 3, 4, 5], "", (CacheSalt(f"tenant {number}"),)))
     assert len(roots) == 21

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from librt.vecs import vec
 from mypy_extensions import i32
 
-from blockyard.core.hashing import HASH_MASK, hash_keys, root_hash
-from blockyard.core.index_room import ID_BITS, ID_MASK
-from blockyard.core.prefix_index import PrefixIndex
+from blockyard.core.index.hashing import HASH_MASK, hash_keys, root_hash
+from blockyard.core.index.prefix_index import PrefixIndex
+from blockyard.core.index.room import ID_BITS, ID_MASK
 from blockyard.core.tokens import pack_tokens
 
 Block = tuple[int, ...]

@@ -90,7 +90,7 @@ def words_to_cache_line(items: vec[i64]) -> int:
     """How many leading words to skip so that the next one starts a cache line.
 
     A vec's items begin 40 bytes into a line. Rows of 64 bytes that start there would each straddle two lines,
-    and a look-up in a large pool would wait for both.
+    and a lookup in a large pool would wait for both.
     """
     address = int(view_i64(items).__array_interface__["data"][0])
     return (-address % CACHE_LINE_BYTES) // 8

@@ -5,21 +5,23 @@ import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
-from ..answers import Resize
+from ..answers import AllocationEvent, Resize
 from ..arguments import require_bool, require_int, require_str
-from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS
+from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_HISTORY
 from ..errors import InvalidArgument, OutOfBlocks, not_enough_memory
 from ..hash_seeds import hash_seed_or_drawn
-from ..ids import NO_CONTENT, NULL_BLOCK
+from ..ids import NULL_BLOCK
 from .arrays import view_i32, view_i64, zeros_i32
-from .block import KVCacheBlock
-from .block_ledger import BlockLedger
 from .gate import Gate
-from .lease import BlockLease, LeaseBook
+from .index.prompt import Prompt, make_prompt
 from .policies import make_policy
 from .policies.caught import CaughtPolicy
-from .prompt import Prompt, make_prompt
+from .pool.block import KVCacheBlock
+from .pool.lease import BlockLease, LeaseBook
+from .pool.ledger import BlockLedger
+from .pool.observer import Clock
 from .refusing import refuse_copy, refuse_pickle, refuse_subclass
+from .watch.history import AllocationHistory
 
 
 class BlockPool:
@@ -33,7 +35,7 @@ class BlockPool:
     One call runs at a time (`blockyard.core.gate`).
 
     num_blocks: the null block included; 2 to 2**27. block_size: tokens a block; 1 to 4096. hash_seed: of the index's
-    hash function; None draws one that nobody can guess.
+    hash function; None draws one that cannot be guessed. history_size: events that `history` remembers, 0 for none.
     Raises `InvalidArgument` for values outside their limits, `NotEnoughMemory`.
 
     >>> pool = BlockPool(num_blocks=10, block_size=4)
@@ -52,11 +54,13 @@ class BlockPool:
         block_size: object = 16,
         enable_prefix_caching: object = True,
         hash_seed: object = None,
+        history_size: object = 0,
     ) -> None:
         blocks = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
         size = require_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
         caching = require_bool("enable_prefix_caching", enable_prefix_caching)
         seed = hash_seed_or_drawn(hash_seed)
+        events = require_int("history_size", history_size, 0, MAX_HISTORY)
         try:
             self._ledger = BlockLedger(blocks, size, size, caching, seed)
         except MemoryError as error:
@@ -65,6 +69,10 @@ class BlockPool:
         self._book = LeaseBook(self._ledger)
         self._gate.deferred.append(self._book)
         self._manager = ""
+        self._history: AllocationHistory | None = None
+        if events > 0:
+            self._history = AllocationHistory(events, self._ledger.queue, Clock())
+            self._ledger.watch(self._history)
 
     # What is there. One number each: these may be asked at any time, also while a call runs.
 
@@ -90,12 +98,12 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that nobody holds, cached ones included. O(1)."""
+        """Free blocks, cached ones included. O(1)."""
         return self._ledger.num_free_blocks
 
     @property
     def num_used_blocks(self) -> int:
-        """Blocks that somebody holds. O(1)."""
+        """Blocks that leases or sequences hold. O(1)."""
         return self._ledger.num_used_blocks
 
     @property
@@ -114,13 +122,23 @@ class BlockPool:
         return int(self._ledger.num_evicted_blocks)
 
     @property
+    def num_allocated_blocks(self) -> int:
+        """Blocks that left the free queue so far, new or revived by a hit. O(1)."""
+        return int(self._ledger.num_allocated_blocks)
+
+    @property
+    def num_freed_blocks(self) -> int:
+        """Blocks that came back to it; the rest of the allocated ones is in use. O(1)."""
+        return int(self._ledger.num_freed_blocks)
+
+    @property
     def peak_used_blocks(self) -> int:
         """Most blocks held at once so far. O(1)."""
         return int(self._ledger.peak_used_blocks)
 
     @property
     def usage(self) -> float:
-        """Share of the usable blocks that somebody holds, 0 to 1. O(1)."""
+        """Share of the usable blocks in use, 0 to 1. O(1)."""
         return self._ledger.usage
 
     def ref_counts(self) -> npt.NDArray[np.int32]:
@@ -152,24 +170,9 @@ class BlockPool:
         number = require_int("block_id", block_id, 0, int(self._ledger.capacity) - 1)
         self._gate.enter("block")
         try:
-            return self._describe(number)
+            return self._book.describe(number)
         finally:
             self._gate.leave()
-
-    def _describe(self, number: int) -> KVCacheBlock:
-        """`block` for an id that is checked already, within a call that is entered."""
-        ledger = self._ledger
-        block = i64(number)
-        cached = ledger.index.is_cached(block)
-        known = cached and ledger.knows_tokens
-        return KVCacheBlock(
-            number,
-            int(ledger.ref_cnt[block]),
-            ledger.block_tokens(vec[i32]([i32(block)]), ledger.block_size).tolist() if known else [],
-            int(ledger.index.chain_hash[block]) if cached else None,
-            ledger.index.owner[block] == 0,
-            [lease.holder for lease in self._book.live.values() if number in list(lease)],
-        )
 
     # Leases.
 
@@ -203,7 +206,7 @@ class BlockPool:
     def _take_new(self, lease: BlockLease, blocks: vec[i32], start: i64, count: i64) -> None:
         """Take blocks for a lease that was just made; it goes again if the eviction policy fails."""
         try:
-            self._ledger.secure(count)
+            self._ledger.evict_ahead(count)
         except BaseException:
             self._book.take_back(lease)
             raise
@@ -221,22 +224,50 @@ class BlockPool:
             both = zeros_i32(len(old) + count)
             for position in range(i64(len(old))):
                 both[position] = old[position]
-            self._ledger.secure(count)
+            self._ledger.evict_ahead(count)
             self._ledger.acquire(both, len(old), count)
             held._blocks = both
         finally:
             self._gate.leave()
 
-    def touch(self, lease: object, holder: object = "") -> BlockLease:
-        """Hold the blocks of a live lease once more, for another holder. O(blocks). Raises as `free_blocks` does."""
+    def touch(self, lease: object, holder: object = "", start: object = 0, stop: object = None) -> BlockLease:
+        """Hold blocks of a live lease once more, for another holder: all, or those at `start` to `stop`. O(blocks).
+
+        Raises as `free_blocks` does, and `InvalidArgument` for positions outside the lease.
+        """
         self._gate.enter("touch")
         try:
             name = require_str("holder", holder)
-            blocks = self._book.require_live(lease)._blocks[:]
+            first = require_int("start", start, 0, MAX_BLOCKS)
+            last = None if stop is None else require_int("stop", stop, first, MAX_BLOCKS)
+            held = self._book.require_live(lease)
+            end = len(held._blocks) if last is None else last
+            if not first <= end <= len(held._blocks):
+                raise InvalidArgument(f"start is {first}, stop {end}; the lease has {len(held._blocks)} blocks")
+            blocks = held._blocks[first:end]
             self._ledger.act("touch", name)
             another = self._book.make(blocks, name)
             self._ledger.share(blocks, 0, len(blocks))
             return another
+        finally:
+            self._gate.leave_with_result()
+
+    def copy_on_write(self, lease: object, position: object) -> tuple[int, int] | None:
+        """Make the block at `position` of a live lease its own, before it is written. O(1); O(policy) to evict one.
+
+        A block that others hold too is replaced by a new one: returns (old, new), and its keys and values are the
+        caller's to copy. None where the lease holds it alone; if it is cached, it leaves the index, because what it
+        holds is about to change. Raises `OutOfBlocks` when no block is free for the copy, `InvalidArgument` for a
+        position outside the lease, and as `free_blocks` does.
+        """
+        self._gate.enter("copy_on_write")
+        try:
+            place = require_int("position", position, 0, MAX_BLOCKS)
+            held = self._book.require_live(lease)
+            if place >= len(held._blocks):
+                raise InvalidArgument(f"position is {place}; the lease has {len(held._blocks)} blocks")
+            self._ledger.act("copy_on_write", held._holder)
+            return self._book.make_own(held, place)
         finally:
             self._gate.leave_with_result()
 
@@ -345,7 +376,7 @@ class BlockPool:
             found = self._find_computed(prompt)
             if found == 0 or found < prompt.num_tokens // self.block_size:
                 return []
-            return self._ledger.index.equal_blocks(i64(self._ledger.index.found[found - 1]))
+            return self._ledger.index.rings.members(i64(self._ledger.index.found[found - 1]))
         finally:
             self._gate.leave()
 
@@ -374,11 +405,11 @@ class BlockPool:
         if num_full > len(lease._blocks):
             raise InvalidArgument(f"token_ids fill {num_full} blocks; the lease has {len(lease._blocks)}")
         blocks = lease._blocks
-        identity = self._ledger.index.identity
+        index = self._ledger.index
         ref_cnt = self._ledger.ref_cnt
         for position in range(num_full):
             block = blocks[position]
-            cached = identity[2 * i64(block)] != NO_CONTENT
+            cached = index.is_cached(i64(block))
             if cached != (position < num_cached):
                 state = "already" if cached else "not"
                 raise InvalidArgument(
@@ -399,6 +430,16 @@ class BlockPool:
             wanted = i64(index.found[position]) if position < found else NULL_BLOCK
             if index.content_of(block) != index.content_of(wanted):
                 raise InvalidArgument(f"token_ids differ from what block {block} at position {position} caches")
+
+    # What happened.
+
+    def history(self) -> list[AllocationEvent]:
+        """The latest `history_size` events, oldest first. O(history_size). Empty when it is off."""
+        self._gate.enter("history")
+        try:
+            return [] if self._history is None else self._history.events()
+        finally:
+            self._gate.leave()
 
     # The size, reset and checks.
 
@@ -473,9 +514,10 @@ class BlockPool:
 class ManagedPool(BlockPool):
     """The pool of a manager: the manager's calls and these enter by one gate."""
 
-    def __init__(self, ledger: BlockLedger, gate: Gate) -> None:
-        self._ledger = ledger
+    def __init__(self, book: LeaseBook, gate: Gate, history: AllocationHistory | None) -> None:
+        self._ledger = book.ledger
         self._gate = gate
-        self._book = LeaseBook(ledger)
+        self._book = book
+        self._history = history
         self._manager = "KVCacheManager"
-        gate.deferred.append(self._book)
+        gate.deferred.append(book)

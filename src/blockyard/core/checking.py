@@ -1,22 +1,21 @@
-"""The laws that need both sides: what sequences and leases hold, against what the pool counts."""
+"""The invariants that need both sides: what sequences and leases hold, against what the pool counts."""
 
 from mypy_extensions import i64
 
 from ..errors import InvariantError
 from ..ids import NO_CONTENT, NO_ROW
-from .block_ledger import BlockLedger
-from .content_pool import ContentPool
-from .group_table import GroupTable
-from .lease import BlockLease
-from .mapping import Mapping
-from .reserving import NO_TOKEN
-from .sequences import SequenceTable
+from .pool.lease import BlockLease
+from .pool.ledger import BlockLedger
+from .sequences.table import NO_TOKEN, SequenceTable
+from .store.content_pool import ContentPool
+from .store.group_table import GroupTable
+from .store.grouped import GroupedStore
 
 
 def check_sequences(pool: BlockLedger, leases: list[BlockLease], sequences: SequenceTable, is_stored: bool) -> None:
     """Hold every row against the pool. O(num_blocks + table). Raises `InvariantError`.
 
-    leases: those of this pool. is_stored: whether its blocks are those that have keys and values, and not pages.
+    leases: those of this pool. is_stored: whether its blocks are those that have keys and values.
     """
     rows = sequences.live_rows()
     _check_counts(pool, leases, sequences, rows, is_stored)
@@ -29,14 +28,14 @@ def check_sequences(pool: BlockLedger, leases: list[BlockLease], sequences: Sequ
     _check_owners(pool, sequences)
 
 
-def _fail(law: str, what: str) -> None:
-    raise InvariantError(f"{law}: {what}")
+def _fail(invariant: str, what: str) -> None:
+    raise InvariantError(f"{invariant}: {what}")
 
 
 def _check_counts(
     pool: BlockLedger, leases: list[BlockLease], sequences: SequenceTable, rows: list[int], is_stored: bool
 ) -> None:
-    """Every reference is somebody's: rows and leases add up to ref_cnt."""
+    """Every reference is accounted for: rows and leases add up to ref_cnt."""
     held = [0] * int(pool.capacity)
     for row in rows:
         blocks = [int(block) for block in sequences.row_blocks(i64(row))]
@@ -89,10 +88,10 @@ def _check_published(pool: BlockLedger, sequences: SequenceTable, row: i64) -> N
     parent = sequences.root[row]
     for position in range(sequences.num_published[row]):
         block = sequences.block_at(row, position)
-        follows = index.identity[2 * block + 1] == parent or position in sequences.spans[row]
+        follows = index.parent_of(block) == parent or position in sequences.spans[row]
         if not index.is_cached(block) or not follows:
             _fail("I5", f"block {block} of {sequences.name(row)} is not indexed after its predecessor")
-        parent = index.identity[2 * block]
+        parent = index.content_of(block)
         owned = i64(index.owner[block]) == row + 1
         if owned != (position >= sequences.num_computed[row] // i64(pool.block_size)) and not _joined(sequences, row):
             _fail("I3", f"block {block} of {sequences.name(row)}: computed and owner disagree")
@@ -104,7 +103,7 @@ def _joined(sequences: SequenceTable, row: i64) -> bool:
 
 
 def _check_writer(pool: BlockLedger, sequences: SequenceTable, row: i64) -> None:
-    """I7: reserved tokens go to blocks that nobody else holds, but for joiners of what is being computed."""
+    """I7: reserved tokens go to blocks that no other sequence holds, but for joiners of what is being computed."""
     block_size = i64(pool.block_size)
     start = sequences.num_computed[row]
     if sequences.num_reserved[row] == 0:
@@ -133,7 +132,7 @@ def _check_waiting(sequences: SequenceTable, rows: list[int]) -> None:
 
 
 def _check_owners(pool: BlockLedger, sequences: SequenceTable) -> None:
-    """Whoever is to compute a block holds it and has not come to it yet."""
+    """The sequence that is to compute a block holds it and has not come to it yet."""
     for block in range(1, int(pool.capacity)):
         row = i64(pool.index.owner[i64(block)]) - 1
         if row == NO_ROW:
@@ -148,25 +147,25 @@ def _check_owners(pool: BlockLedger, sequences: SequenceTable) -> None:
             )
 
 
-def check_mapping(mapping: Mapping, leases: list[BlockLease], cpu_leases: list[BlockLease]) -> None:
+def check_groups(store: GroupedStore, leases: list[BlockLease], cpu_leases: list[BlockLease]) -> None:
     """Hold every group's rows against the pools below. O(blocks + tables * groups). Raises `InvariantError`."""
-    rows = mapping.sequences.live_rows()
-    mapping.pool.check()
-    held = [0] * int(mapping.pool.capacity)
-    for group in mapping.groups:
+    rows = store.sequences.live_rows()
+    store.pool.check()
+    held = [0] * int(store.pool.capacity)
+    for group in store.groups:
         for row in rows:
-            _check_group_row(mapping, group, i64(row), held)
+            _check_group_row(store, group, i64(row), held)
     for row in rows:
-        for block in mapping.sequences.copy_from[row]:
+        for block in store.sequences.copy_from[row]:
             held[block] += 1
-    _check_holders(mapping.pool, leases, held, "I8")
-    if mapping.cpu is not None:
-        _check_cpu(mapping, mapping.cpu, cpu_leases, rows)
+    _check_holders(store.pool, leases, held, "I8")
+    if store.cpu is not None:
+        _check_cpu(store, store.cpu, cpu_leases, rows)
 
 
-def _check_group_row(mapping: Mapping, group: GroupTable, row: i64, held: list[int]) -> None:
-    """Null blocks stand behind the window and nowhere else; what is published holds what its page says."""
-    sequences = mapping.sequences
+def _check_group_row(store: GroupedStore, group: GroupTable, row: i64, held: list[int]) -> None:
+    """Null blocks stand behind the window and nowhere else; what is published holds what its token block says."""
+    sequences = store.sequences
     name = f"{sequences.name(row)}, group {group.number}"
     blocks = [int(block) for block in group.row_blocks(row)]
     for place, block in enumerate(blocks):
@@ -182,45 +181,48 @@ def _check_group_row(mapping: Mapping, group: GroupTable, row: i64, held: list[i
         needed -= needed % group.block_size
     if sequences.is_swapped[row] == 0 and needed > group.num_blocks[row] * group.block_size:
         _fail("I6", f"{name} has {needed} computed or reserved tokens in {len(blocks)} blocks")
-    _check_contents(mapping, group, row)
+    _check_contents(store, group, row)
 
 
-def _check_contents(mapping: Mapping, group: GroupTable, row: i64) -> None:
-    sequences = mapping.sequences
-    pages = mapping.pages.index
-    last = min(sequences.num_published[row] // group.num_pages, group.num_blocks[row])
+def _check_contents(store: GroupedStore, group: GroupTable, row: i64) -> None:
+    sequences = store.sequences
+    index = store.token_blocks.index
+    last = min(sequences.num_published[row] // group.span, group.num_blocks[row])
     for place in range(group.num_null[row], last):
         block = group.block_at(row, place)
-        page = sequences.block_at(row, (place + 1) * group.num_pages - 1)
-        content = pages.identity[2 * page]
-        if block == 0 or content == NO_CONTENT or not mapping.pool.is_cached(block):
+        token_block = sequences.block_at(row, (place + 1) * group.span - 1)
+        content = index.content_of(token_block)
+        if block == 0 or content == NO_CONTENT or not store.pool.is_cached(block):
             continue
-        if mapping.pool.content_of(block) != content or mapping.pool.group_of(block) != group.number:
-            _fail("I5", f"block {block} of {sequences.name(row)} is cached as another content than its page {page}")
+        if store.pool.content_of(block) != content or store.pool.group_of(block) != group.number:
+            _fail(
+                "I5",
+                f"block {block} of {sequences.name(row)} is cached as another content than token block {token_block}",
+            )
 
 
-def _check_holders(pool: ContentPool, leases: list[BlockLease], held: list[int], law: str) -> None:
+def _check_holders(pool: ContentPool, leases: list[BlockLease], held: list[int], invariant: str) -> None:
     for lease in leases:
         for block in lease:
             held[block] += 1
     for block in range(int(pool.capacity)):
         if pool.ref_cnt[i64(block)] != held[block]:
-            _fail(law, f"block {block} has ref_cnt {pool.ref_cnt[i64(block)]}, but {held[block]} holders")
+            _fail(invariant, f"block {block} has ref_cnt {pool.ref_cnt[i64(block)]}, but {held[block]} holders")
 
 
-def _check_cpu(mapping: Mapping, cpu: ContentPool, leases: list[BlockLease], rows: list[int]) -> None:
+def _check_cpu(store: GroupedStore, cpu: ContentPool, leases: list[BlockLease], rows: list[int]) -> None:
     """Every reference to a CPU block is a swapped sequence's, a load's, or a save's that is not told of yet."""
     cpu.check()
     held = [0] * int(cpu.capacity)
-    for block in mapping.tier.waiting_blocks() if mapping.tier is not None else []:
+    for block in store.tier.waiting_blocks() if store.tier is not None else []:
         held[block] += 1
-    for group in mapping.groups:
+    for group in store.groups:
         for row in rows:
             loads = 0
             for place in range(group.width):
                 block = group.cpu_block_at(i64(row), place)
                 held[int(block)] += 1 if block != 0 else 0
                 loads += 1 if block != 0 else 0
-            if mapping.sequences.is_swapped[i64(row)] == 0 and loads != group.num_loads[i64(row)]:
+            if store.sequences.is_swapped[i64(row)] == 0 and loads != group.num_loads[i64(row)]:
                 _fail("I8", f"row {row} counts {group.num_loads[i64(row)]} loads, there are {loads}")
     _check_holders(cpu, leases, held, "I8")

@@ -1,25 +1,32 @@
-"""The manager: the two-phase life of sequences over one pool of blocks."""
+"""The manager: the two-phase life of sequences over one pool of blocks. Every call is one line, into `calls`."""
 
-from typing import Final
+from typing import Any
 
-from mypy_extensions import i64
+import numpy as np
+import numpy.typing as npt
 
-from ..answers import Admission, Resize
-from ..arguments import require_bool, require_int, require_number, require_str, shown
-from ..config import MAX_BLOCKS
-from ..errors import InvalidArgument
-from .hit import Hit
-from .plan import StepPlan, SwapPlan
-from .prompt import Prompt, make_prompt
+from ..answers import Admission, AllocationEvent, CacheStats, Holding, MissCauses, Residency, Resize
+from ..arguments import shown
+from ..config import CacheConfig
+from ..errors import InvalidArgument, not_enough_memory
+from .block_pool import BlockPool
+from .calls.allocate import AllocateCalls
+from .calls.commit import CommitCalls
+from .calls.evict import EvictCalls
+from .calls.fork import ForkCalls
+from .calls.free import FreeCalls
+from .calls.reserve import ReserveCalls
+from .calls.resize import ResizeCalls
+from .calls.swap import swap_calls
+from .calls.truncate import TruncateCalls
+from .inspection import Inspection
+from .parts import Parts
+from .plan import StepPlan, SwapPlan, whole_table
+from .pool.block import KVCacheBlock
 from .refusing import refuse_copy, refuse_pickle, refuse_subclass
-from .sequences import read_handles
-from .swapping import require_cpu
-from .view import CacheView
-
-MAX_PRIORITY: Final = 2**20
 
 
-class KVCacheManager(CacheView):
+class KVCacheManager:
     """Decides which block holds which token of which sequence; never touches a tensor.
 
     A sequence lives like this, and every call takes one handle or a whole batch of them:
@@ -49,6 +56,28 @@ class KVCacheManager(CacheView):
     0
     """
 
+    def __init__(self, config: object) -> None:
+        if not isinstance(config, CacheConfig):
+            raise InvalidArgument(f"config is {shown(config)}; it must be a CacheConfig")
+        try:
+            self._build(config)
+        except MemoryError as error:
+            raise not_enough_memory(f"num_blocks is {config.num_blocks}; the system has no memory for the cache", error)
+
+    def _build(self, config: CacheConfig) -> None:
+        self._parts = Parts(config)
+        self._free = FreeCalls(self._parts)
+        self._parts.gate.deferred.append(self._free)
+        self._allocate = AllocateCalls(self._parts, self._free)
+        self._reserve = ReserveCalls(self._parts)
+        self._commit = CommitCalls(self._parts)
+        self._fork = ForkCalls(self._parts, self._free)
+        self._truncate = TruncateCalls(self._parts)
+        self._swap = swap_calls(self._parts)
+        self._evict = EvictCalls(self._parts)
+        self._resize = ResizeCalls(self._parts, self._allocate.admission)
+        self._inspection = Inspection(self._parts, self._allocate)
+
     # Admission.
 
     def can_allocate(self, token_ids: object, extra_keys: object = (), num_seqs: object = 1) -> Admission:
@@ -56,13 +85,7 @@ class KVCacheManager(CacheView):
 
         The watermark counts as used, so that running sequences can grow without evicting one another.
         """
-        self._gate.enter("can_allocate")
-        try:
-            count = require_int("num_seqs", num_seqs, 1, int(self._sequences.max_num_seqs))
-            prompts = [make_prompt(token_ids, extra_keys, int(self._block_size))]
-            return self._admitting.answer(prompts, self._admitting.look_up_all(prompts), count)
-        finally:
-            self._gate.leave()
+        return self._allocate.can_allocate(token_ids, extra_keys, num_seqs)
 
     def allocate(
         self,
@@ -82,17 +105,7 @@ class KVCacheManager(CacheView):
         Returns the sequence's handle. `num_computed_tokens` then tells the hit: whole blocks, never the last token.
         Raises `NeverFits`, `OutOfBlocks` (or see `try_allocate`), `OutOfRows` or `InvalidArgument`.
         """
-        self._gate.enter("allocate")
-        try:
-            prompt = make_prompt(token_ids, extra_keys, int(self._block_size))
-            name = require_str("holder", holder)
-            count = require_int("num_seqs", num_seqs, 1, int(self._sequences.max_num_seqs))
-            again = require_bool("resumed", resumed)
-            hits = [self._admitting.look_up(prompt)]
-            self._admitting.require([prompt], hits, count)
-            return self._admit([prompt], hits, [name], count, again)[0]
-        finally:
-            self._gate.leave_with_result()
+        return self._allocate.allocate(token_ids, holder, extra_keys, num_seqs, resumed)
 
     def try_allocate(
         self,
@@ -107,29 +120,11 @@ class KVCacheManager(CacheView):
         Returns the sequence's handle, or the `Admission` that `can_allocate` would answer; nothing has changed then.
         Raises `InvalidArgument`, and `PolicyError` as `allocate` does.
         """
-        self._gate.enter("try_allocate")
-        try:
-            prompt = make_prompt(token_ids, extra_keys, int(self._block_size))
-            name = require_str("holder", holder)
-            count = require_int("num_seqs", num_seqs, 1, int(self._sequences.max_num_seqs))
-            again = require_bool("resumed", resumed)
-            hits = [self._admitting.look_up(prompt)]
-            answer = self._admitting.answer([prompt], hits, count)
-            if answer is not Admission.OK:
-                return answer
-            self._sequences.require_rows(count)
-            return self._admit([prompt], hits, [name], count, again)[0]
-        finally:
-            self._gate.leave_with_result()
+        return self._allocate.try_allocate(token_ids, holder, extra_keys, num_seqs, resumed)
 
     def can_allocate_batch(self, prompts: object, extra_keys: object = ()) -> Admission:
         """Whether `allocate_batch` would take these prompts together: OK, LATER or NEVER. O(tokens)."""
-        self._gate.enter("can_allocate_batch")
-        try:
-            made = self._make_prompts(prompts, extra_keys)
-            return self._admitting.answer(made, self._admitting.look_up_all(made), 1)
-        finally:
-            self._gate.leave()
+        return self._allocate.can_allocate_batch(prompts, extra_keys)
 
     def allocate_batch(self, prompts: object, holders: object = (), extra_keys: object = ()) -> list[int]:
         """Admit several prompts, all or none. O(tokens).
@@ -137,67 +132,29 @@ class KVCacheManager(CacheView):
         prompts: a list of what `allocate` takes. holders: as many names, or none. extra_keys: for all of them.
         What they begin with in common is taken once. Returns their handles. Raises as `allocate` does.
         """
-        self._gate.enter("allocate_batch")
-        try:
-            made = self._make_prompts(prompts, extra_keys)
-            names = [require_str(f"holders[{i}]", name) for i, name in enumerate(_list_of_holders(holders, len(made)))]
-            hits = self._admitting.look_up_all(made)
-            self._admitting.require(made, hits, 1)
-            return self._admit(made, hits, names, 1, False)
-        finally:
-            self._gate.leave_with_result()
+        return self._allocate.allocate_batch(prompts, holders, extra_keys)
 
-    def _make_prompts(self, prompts: object, extra_keys: object) -> list[Prompt]:
-        if not isinstance(prompts, (list, tuple)) or not prompts:
-            raise InvalidArgument(f"prompts is {type(prompts).__name__}; a list of at least 1 prompt is needed")
-        return [make_prompt(tokens, extra_keys, int(self._block_size)) for tokens in prompts]
+    def num_cached_tokens(self, token_ids: object, extra_keys: object = ()) -> int:
+        """How many leading tokens of a prompt `allocate` would hit now: whole blocks, never the last token. O(tokens).
 
-    def _admit(
-        self, prompts: list[Prompt], hits: list[Hit], holders: list[str], num_seqs: int, resumed: bool
-    ) -> list[int]:
-        """Take in prompts that fit. Each of a batch is looked up again: those before it may be what it begins with."""
-        for prompt in prompts:
-            self._admitting.prepare(prompt)
-        handles = [0] * len(prompts)
-        version = self._sequences.version
-        peak = self._ledger.peak_used_blocks
-        rows: list[int] = []
-        try:
-            self._admitting.secure_batch(prompts, hits)
-            alone = len(prompts) == 1
-            for index, prompt in enumerate(prompts):
-                self._note("allocate", holders[index])
-                hit = hits[0] if alone else self._admitting.look_up(prompt)
-                rows.append(int(self._admitting.admit(prompt, hit, holders[index], num_seqs, resumed, alone)))
-        except BaseException:
-            for row in reversed(rows):
-                self._ending.end(row)
-            self._sequences.version = version
-            self._ledger.peak_used_blocks = peak
-            raise
-        for index, prompt in enumerate(prompts):
-            self._admitting.record(rows[index], prompt, resumed)
-            handles[index] = int(self._sequences.handle[i64(rows[index])])
-        return handles
+        A lookup that holds nothing and changes nothing, for routers and schedulers; with layer groups and a CPU pool
+        it counts what every group can take.
+        """
+        return self._allocate.num_cached_tokens(token_ids, extra_keys)
 
     # The step.
 
-    def reserve(self, seqs: object, num_new_tokens: object) -> StepPlan:
+    def reserve(self, seqs: object, num_new_tokens: object = None) -> StepPlan:
         """Slots for the next `num_new_tokens` tokens of each sequence, the whole batch at once. O(batch + new tokens).
 
         seqs: handles (B,); num_new_tokens: integers (B,), or one for all. It may go past the known tokens
         (speculation); `commit` then names them. A new reservation of a sequence replaces an open one.
         Sequences are served in order; put the owner of joined blocks before its joiners (`blockyard.core.joining`).
-        One that cannot be served is told apart in `plan.status`: it gets nothing and keeps what it has, and an open
+        One that cannot be served is reported in `plan.status`: it gets nothing and keeps what it has, and an open
         reservation of it ends.
         Raises `UnknownSequence` or `InvalidArgument`.
         """
-        self._gate.enter("reserve")
-        try:
-            self._note("reserve", "")
-            return self._reserving.reserve(seqs, num_new_tokens)
-        finally:
-            self._gate.leave_with_result()
+        return self._reserve.reserve(seqs, num_new_tokens)
 
     def commit(self, seqs: object, num_computed: object, next_tokens: object = None) -> None:
         """Say what the step did: the first `num_computed` reserved tokens of each sequence are computed. O(batch).
@@ -208,12 +165,7 @@ class KVCacheManager(CacheView):
         Full computed blocks become shareable. The reservation ends.
         Raises `UnknownSequence`, `SequenceNotReady` or `InvalidArgument`.
         """
-        self._gate.enter("commit")
-        try:
-            self._note("commit", "")
-            self._committing.commit(seqs, num_computed, next_tokens)
-        finally:
-            self._gate.leave()
+        self._commit.commit(seqs, num_computed, next_tokens)
 
     def can_append(self, seqs: object, num_new_tokens: object = 1) -> bool:
         """Whether `reserve` would serve all of `seqs` now. O(batch). Changes nothing.
@@ -221,35 +173,21 @@ class KVCacheManager(CacheView):
         Cautious by a block where several forks that share their last block are asked about together, and where one
         waits for blocks that another would compute in the same step.
         """
-        self._gate.enter("can_append")
-        try:
-            return self._reserving.can_reserve(seqs, num_new_tokens)
-        finally:
-            self._gate.leave()
+        return self._reserve.can_append(seqs, num_new_tokens)
 
     def append(self, seqs: object, next_tokens: object) -> None:
         """Append tokens to sequences without computing anything: `commit(seqs, 0, next_tokens)`. O(batch)."""
-        self._gate.enter("append")
-        try:
-            self._note("append", "")
-            self._committing.commit(seqs, 0, next_tokens)
-        finally:
-            self._gate.leave()
+        self._commit.append(seqs, next_tokens)
 
-    # Forks and cuts.
+    # Forks, cuts, the end.
 
     def fork(self, seq: object, num_forks: object = 1) -> list[int]:
-        """New sequences that share all blocks of `seq`; whoever writes first gets a copy (CoW). O(blocks * forks).
+        """New sequences that share all blocks of `seq`; the first to write gets a copy (CoW). O(blocks * forks).
 
         Returns their handles. Raises `SequenceNotReady` unless all tokens of `seq` are computed, but perhaps the last,
         and nothing is reserved; `OutOfRows`; `InvalidArgument` for a count below 1.
         """
-        self._gate.enter("fork")
-        try:
-            self._note("fork", "")
-            return self._branching.fork(seq, num_forks)
-        finally:
-            self._gate.leave_with_result()
+        return self._fork.fork(seq, num_forks)
 
     def regroup(self, seqs: object, parents: object) -> list[int]:
         """Beam search's step: sequence i becomes a continuation of `seqs[parents[i]]`. O(blocks of forks and drops).
@@ -258,59 +196,27 @@ class KVCacheManager(CacheView):
         itself, the others are forks of it; sequences without a child are freed. Returns n handles in the order of
         `parents`. Raises as `fork` does for sequences with several children.
         """
-        self._gate.enter("regroup")
-        try:
-            self._note("regroup", "")
-            return self._branching.regroup(seqs, parents)
-        finally:
-            self._gate.leave_with_result()
+        return self._fork.regroup(seqs, parents)
 
     def truncate(self, seq: object, num_tokens: object) -> None:
-        """Forget all but the first `num_tokens` tokens, and give back the blocks behind them. O(blocks freed).
+        """Forget all but the first `num_tokens` tokens, and free the blocks behind them. O(blocks freed).
 
         Raises `SequenceNotReady` while something is reserved or the prompt is not computed, and `InvalidArgument`
         unless 1 <= num_tokens <= the sequence's tokens, or when blocks that lie in the sliding window before the cut
-        were given back already.
+        were freed already.
         """
-        self._gate.enter("truncate")
-        try:
-            self._note("truncate", "")
-            self._branching.truncate(seq, num_tokens)
-        finally:
-            self._gate.leave()
+        self._truncate.truncate(seq, num_tokens)
 
     def free(self, seqs: object) -> None:
-        """End sequences, one handle or many, and give their blocks back, last block first. O(blocks).
+        """End sequences, one handle or many, and free their blocks, last block first. O(blocks).
 
         Cached blocks stay hittable until they are evicted. A free that arrives in the middle of another call is carried
         out when that call ends. Raises `UnknownSequence` for a handle that was freed already, is another manager's or
         was never given; then none is freed.
         """
-        given = read_handles(seqs)
-        if not self._gate.enter_free("free"):
-            self._ending.free_later(given)
-            self._gate.wait()
-            return
-        try:
-            self._ending.free(given)
-        finally:
-            self._gate.leave()
+        self._free.free(seqs)
 
-    def reset_prefix_cache(self) -> None:
-        """No cached block hits any more, from now on; sequences may run, and go on without publishing. O(num_blocks).
-
-        For new weights: keys and values of the old ones must not serve new requests.
-        """
-        self._gate.enter("reset_prefix_cache")
-        try:
-            self._sequences.version += 1
-            self._pages.reset()
-            if self._mapping is not None:
-                self._mapping.reset()
-        finally:
-            self._gate.leave()
-
-    # Memory below the GPU.
+    # The CPU pool.
 
     def swap_out(self, seqs: object) -> SwapPlan:
         """Move sequences to the CPU pool, all or none: their blocks are free, their handles stay. O(blocks).
@@ -321,12 +227,7 @@ class KVCacheManager(CacheView):
         Raises `OutOfBlocks` when the CPU pool has too few free blocks, `SequenceNotReady` while tokens are reserved
         or when one is swapped out already, `InvalidArgument` without a CPU pool.
         """
-        self._gate.enter("swap_out")
-        try:
-            self._note("swap_out", "")
-            return require_cpu(self._swapping, "swap_out").swap_out(seqs)
-        finally:
-            self._gate.leave_with_result()
+        return self._swap.swap_out(seqs)
 
     def swap_in(self, seqs: object) -> SwapPlan:
         """Bring sequences back, all or none. What the pool still caches of them is shared, not moved. O(blocks).
@@ -334,50 +235,38 @@ class KVCacheManager(CacheView):
         Carry out the plan before the next step. Raises `OutOfBlocks`, `SequenceNotReady` for one that is not swapped
         out, `InvalidArgument` without a CPU pool.
         """
-        self._gate.enter("swap_in")
-        try:
-            self._note("swap_in", "")
-            return require_cpu(self._swapping, "swap_in").swap_in(seqs)
-        finally:
-            self._gate.leave_with_result()
+        return self._swap.swap_in(seqs)
 
-    # Life at run time.
+    def can_swap_out(self, seqs: object) -> bool:
+        """Whether `swap_out` would move all of `seqs` now. O(blocks). Changes nothing.
+
+        Raises `UnknownSequence`, and `InvalidArgument` without a CPU pool.
+        """
+        return self._swap.can_swap(seqs, "can_swap_out")
+
+    def can_swap_in(self, seqs: object) -> bool:
+        """Whether `swap_in` would bring all of `seqs` back now; as `can_swap_out`."""
+        return self._swap.can_swap(seqs, "can_swap_in")
+
+    # The pool at run time.
 
     def resize(self, num_blocks: object) -> Resize:
         """Grow the pool, or shrink it, while sequences run. O(num_blocks). Never moves a block that is in use.
 
         Growing is done at once. Shrinking evicts what is idle beyond the new end; DEFERRED says that blocks there are
-        still held (`pool.num_retiring_blocks`) and go when they are given back. The KV tensors are the caller's to
+        still held (`pool.num_retiring_blocks`) and go when they are freed. The KV tensors are the caller's to
         resize: after growing before the next step; after shrinking once nothing retires any more and the plan made
         after that (`reserve`, of nothing if need be) is carried out, because it may still move blocks beyond the end.
         Raises `InvalidArgument` for a size outside 2 to 2**27, `NotEnoughMemory` where the system has none.
         """
-        self._gate.enter("resize")
-        try:
-            size = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
-            room = self._ledger.make_room(size)
-            pages = self._mapping.make_room(size) if self._mapping is not None else None
-            watermark = i64(int(self._config.watermark * size))
-            self._note("resize", "")
-            self._sequences.version += 1
-            if self._mapping is not None:
-                self._mapping.move_into(pages)
-            answer = self._ledger.resize(size, room)
-            self._admitting.watermark = watermark
-            return answer
-        finally:
-            self._gate.leave()
+        return self._resize.resize(num_blocks)
 
     def set_eviction_policy(self, policy: object) -> None:
         """Let another policy choose what is evicted: a name, or a class or callable that makes one from num_blocks.
 
         What retention holds back it holds back no longer. O(num_blocks). Raises `InvalidArgument`.
         """
-        self._gate.enter("set_eviction_policy")
-        try:
-            self._install_policy(policy)
-        finally:
-            self._gate.leave()
+        self._evict.set_eviction_policy(policy)
 
     def retain(
         self, token_ids: object, priority: object = 1, expires_at: object = None, extra_keys: object = ()
@@ -390,30 +279,158 @@ class KVCacheManager(CacheView):
         Raises `OverBudget` when more than `retention_blocks` blocks would be retained, and `InvalidArgument` if the
         config has no budget.
         """
-        self._gate.enter("retain")
-        try:
-            prompt = make_prompt(token_ids, extra_keys, int(self._block_size))
-            level = require_int("priority", priority, 0, MAX_PRIORITY)
-            until = None if expires_at is None else require_number("expires_at", expires_at)
-            return self._retain(self._cached_blocks(prompt), level, until)
-        finally:
-            self._gate.leave()
+        return self._evict.retain(token_ids, priority, expires_at, extra_keys)
 
     def advance_time(self, now: object) -> None:
         """Tell the cache what time it is, in any unit: for expiries, residency and the history. It never goes back.
 
         Raises `InvalidArgument` for a time before the last one.
         """
-        self._gate.enter("advance_time")
-        try:
-            time = require_number("now", now)
-            if time < self._clock.now:
-                raise InvalidArgument(f"now is {time}; it must be at least {self._clock.now}, the time told before")
-            self._clock.now = time
-            if self._retention is not None:
-                self._retention.advance(time)
-        finally:
-            self._gate.leave()
+        self._evict.advance_time(now)
+
+    def reset_prefix_cache(self) -> None:
+        """No cached block hits any more, from now on; sequences may run, and go on without publishing. O(num_blocks).
+
+        For new weights: keys and values of the old ones must not serve new requests.
+        """
+        self._evict.reset_prefix_cache()
+
+    # Sequences.
+
+    def num_tokens(self, seqs: object) -> Any:
+        """Known tokens: of one sequence an int, of several an int64 array (B,). O(B)."""
+        return self._inspection.num_tokens(seqs)
+
+    def num_computed_tokens(self, seqs: object) -> Any:
+        """Tokens whose keys and values are there, or will be when the sequence gets its slots; as `num_tokens`."""
+        return self._inspection.num_computed_tokens(seqs)
+
+    def token_ids(self, seq: object) -> npt.NDArray[np.int32]:
+        """The known tokens of a sequence, int32 (num_tokens,), a copy. O(tokens)."""
+        return self._inspection.token_ids(seq)
+
+    def block_ids(self, seq: object, group: object = 0) -> npt.NDArray[np.int32]:
+        """The blocks of a sequence in order, int32 (n,), a copy. O(blocks). 0 stands behind a sliding window."""
+        return self._inspection.block_ids(seq, group)
+
+    def num_owned_blocks(self, seqs: object) -> npt.NDArray[np.int64]:
+        """Blocks that each sequence holds alone, int64 (B,): what preempting it would free. O(blocks)."""
+        return self._inspection.num_owned_blocks(seqs)
+
+    @property
+    def block_table(self) -> npt.NDArray[np.int32]:
+        """All rows, int32 (max_num_seqs, blocks of max_model_len), padded with 0: read-only, live, without a copy.
+
+        The first layer group's, where there are several; see `group_table`.
+        """
+        return whole_table(self._parts.store.tables[0])
+
+    def group_table(self, group: object) -> npt.NDArray[np.int32]:
+        """`block_table` of one layer group."""
+        return whole_table(self._inspection.table(group))
+
+    def is_swapped_out(self, seq: object) -> bool:
+        """Whether a sequence's blocks are in the CPU pool. O(1)."""
+        return self._parts.sequences.is_swapped[self._parts.sequences.row_of(seq)] != 0
+
+    @property
+    def num_seqs(self) -> int:
+        """Running sequences. O(1)."""
+        return int(self._parts.sequences.num_live_rows())
+
+    def running(self) -> dict[int, str]:
+        """The running sequences and their holders: at the end of work, the leak report. O(max_num_seqs)."""
+        return self._inspection.running()
+
+    # Blocks.
+
+    @property
+    def config(self) -> CacheConfig:
+        """What the cache was made of."""
+        return self._parts.config
+
+    @property
+    def pool(self) -> BlockPool:
+        """The pool of blocks that have keys and values."""
+        return self._parts.pool
+
+    @property
+    def cpu_pool(self) -> BlockPool | None:
+        """The CPU pool; None without one."""
+        return self._parts.cpu_pool
+
+    @property
+    def block_size(self) -> int:
+        """Tokens that are hashed and compared together; of a cache without layer groups, tokens a block."""
+        return int(self._parts.block_size)
+
+    @property
+    def generation(self) -> int:
+        """How often the cache was reset. A block of an earlier generation never hits. O(1)."""
+        return int(self._parts.token_blocks.index.num_generations)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Free blocks, cached ones included. O(1)."""
+        return self._parts.pool.num_free_blocks
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that sequences or leases hold. O(1)."""
+        return self._parts.pool.num_used_blocks
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that a prompt can hit. O(1)."""
+        return self._parts.pool.num_cached_blocks
+
+    @property
+    def usage(self) -> float:
+        """Share of the usable blocks in use, 0 to 1. O(1)."""
+        return self._parts.pool.usage
+
+    def block(self, block_id: object) -> KVCacheBlock:
+        """One block as people see it, with the sequences that hold it. O(all held blocks)."""
+        return self._inspection.block(block_id)
+
+    def stats(self) -> CacheStats:
+        """Counters since the start and the state now. O(max_num_seqs). It may be asked at any time."""
+        return self._inspection.stats()
+
+    # What happened, and why.
+
+    def miss_causes(self, seq: object) -> MissCauses:
+        """What became of the tokens of a sequence's prompt when it was allocated. O(1).
+
+        Raises `InvalidArgument` unless the config says `track_misses=True`.
+        """
+        return self._inspection.miss_causes(seq)
+
+    def miss_totals(self) -> MissCauses:
+        """The same for all prompts allocated so far. O(1)."""
+        return self._inspection.miss_totals()
+
+    def history(self) -> list[AllocationEvent]:
+        """The latest `history_size` events of the pool, oldest first. O(history_size). Empty when it is off."""
+        return self._inspection.history()
+
+    def residency(self) -> Residency:
+        """How long sampled blocks live, lie idle and wait for reuse. O(1).
+
+        Raises `InvalidArgument` unless the config has a `residency_sample`.
+        """
+        return self._inspection.residency()
+
+    def leak_report(self) -> list[Holding]:
+        """Who holds which blocks now: sequences, swapped ones included, and leases. O(held blocks).
+
+        At the end of work, what it names was not freed. It changes nothing and ends nothing.
+        """
+        return self._inspection.leak_report()
+
+    def check(self) -> None:
+        """Verify every invariant of the live manager (`checking`). O(num_blocks + table). Raises `InvariantError`."""
+        self._inspection.check()
 
     def __init_subclass__(cls) -> None:
         """Refuse: a subclass of a compiled class could not be made."""
@@ -427,11 +444,3 @@ class KVCacheManager(CacheView):
 
     def __reduce__(self) -> str:
         raise refuse_pickle("a KVCacheManager", "make one from its config in the other process")
-
-
-def _list_of_holders(holders: object, num_prompts: int) -> list[object]:
-    """A name for each prompt; none at all stands for empty ones."""
-    names: list[object] = list(holders) if isinstance(holders, (list, tuple)) else [holders]
-    if isinstance(holders, (list, tuple)) and len(names) in (0, num_prompts):
-        return names or [""] * num_prompts
-    raise InvalidArgument(f"holders is {shown(holders)}; {num_prompts} names are needed, one for each prompt")

@@ -8,12 +8,12 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..errors import StalePlan
-from . import transfers as moves
 from .arrays import view_i32, view_i64, zeros_i64
-from .block_table import BlockTable
 from .refusing import refuse_copy, refuse_pickle
-from .sequences import SequenceTable
-from .transfers import Transfers
+from .sequences.block_table import BlockTable
+from .sequences.table import SequenceTable
+from .store import transfers as moves
+from .store.transfers import Transfers
 
 SCHEDULED: Final[i64] = 0
 NO_BLOCKS: Final[i64] = 1

@@ -1,4 +1,4 @@
-"""Whatever a caller calls tokens or numbers, checked and brought into the core's own form.
+"""What a caller gives as tokens or numbers, checked and brought into the core's own form.
 
 Tokens travel as packed words: two 32-bit tokens in one 64-bit word, the first in the low half. A block of
 `block_size` tokens is `ceil(block_size / 2)` words, so that a block of 16 is hashed and compared in eight steps.
@@ -26,6 +26,8 @@ HIGH_HALF: Final[i64] = 4294967296
 TOKEN_BITS: Final = 31
 LAST_TOKEN: Final[i64] = MAX_TOKEN
 
+#: Arrays of up to this many tokens are read as a list, which costs half of what an array of 64 bits does.
+FEWEST_TOKENS: Final = 64
 #: Arrays of up to this many tokens are packed token by token, longer ones copied as they lie in memory.
 FEW_TOKENS: Final = 256
 
@@ -52,8 +54,8 @@ def pack_tokens(token_ids: object, block_size: int) -> PackedTokens:
         # A copy: a subclass of int may run code that changes the list.
         return _pack_list(list(token_ids), block_size)
     array = integer_array("token_ids", token_ids)
-    if len(array) == 0:
-        _refuse_empty()
+    if len(array) <= FEWEST_TOKENS:
+        return _pack_list(array.tolist(), block_size)
     if array.dtype == np.int32 and len(array) > FEW_TOKENS:
         return _pack_as_it_lies(array, block_size)
     tokens = vec[i64](np.ascontiguousarray(array, dtype=np.int64))
@@ -201,6 +203,8 @@ def _plain_list(name: str, value: Sequence[Any]) -> list[Any]:
 def integer_array(name: str, value: object) -> npt.NDArray[Any]:
     """`value` as a one-dimensional numpy array of some integer type, in native byte order."""
     array = _array(name, value)
+    if array.ndim == 0:
+        raise InvalidArgument(f"{name} is {shown(value)}; integers are needed")
     if array.ndim != 1:
         raise InvalidArgument(f"{name} has shape {array.shape}; one dimension is needed")
     if array.size == 0:

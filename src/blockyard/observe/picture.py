@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from ..arguments import shown
 from ..core.block_pool import BlockPool
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument
@@ -15,7 +16,7 @@ _MEANINGS = {
     HELD: "held by one",
     IDLE: "idle: held by none, still cached",
     FREE: "free",
-    RETIRING: "held beyond the end of a pool that shrank; gone when given back",
+    RETIRING: "held beyond the end of a pool that shrank; gone when freed",
 }
 _ALWAYS = (SHARED, HELD, IDLE, FREE)
 _MAX_LINES = 16
@@ -23,7 +24,7 @@ _MAX_LINES = 16
 
 @dataclass(frozen=True, slots=True)
 class GroupTokens:
-    """What sequences hold of one layer group: known tokens, each counted once for all who share it, in blocks."""
+    """What sequences hold of one layer group: known tokens, each counted once for all that share it, in blocks."""
 
     name: str
     block_size: int
@@ -55,8 +56,12 @@ class PoolSnapshot:
         return sum(self.states.count(state) for state in (SHARED, HELD, RETIRING))
 
 
-def snapshot_pool(cache: KVCacheManager) -> PoolSnapshot:
-    """What each block is doing now, to be drawn later. O(num_blocks + held blocks)."""
+def snapshot_pool(cache: KVCacheManager | BlockPool) -> PoolSnapshot:
+    """What each block is doing now, to be drawn later. O(num_blocks + held blocks). Of a pool alone, its states."""
+    if isinstance(cache, BlockPool):
+        return PoolSnapshot(_states(cache), most_holders=int(cache.ref_counts().max()))
+    if not isinstance(cache, KVCacheManager):
+        raise InvalidArgument(f"cache is {shown(cache)}; it must be a KVCacheManager or a BlockPool")
     cpu = cache.cpu_pool
     groups = range(len(cache.config.layer_groups))
     return PoolSnapshot(
@@ -67,7 +72,7 @@ def snapshot_pool(cache: KVCacheManager) -> PoolSnapshot:
     )
 
 
-def draw_pool(pool: KVCacheManager | PoolSnapshot, width: int = 64) -> str:
+def draw_pool(pool: KVCacheManager | BlockPool | PoolSnapshot, width: int = 64) -> str:
     """Lines of `width` characters in order of block ids, a legend with counts, the tokens held, the CPU pool.
 
     A large pool is drawn in at most 16 lines: a character then stands for several adjacent blocks, by what most of
@@ -93,7 +98,7 @@ def draw_pool(pool: KVCacheManager | PoolSnapshot, width: int = 64) -> str:
 def _states(pool: BlockPool) -> str:
     """A character for each block; for one that a pool which shrank has given up, a blank."""
     counts, cached = pool.ref_counts().tolist(), pool.cached_mask().tolist()
-    inside = [_state(counts[block], cached[block]) for block in range(1, pool.num_blocks)]  # block 0 is nobody's
+    inside = [_state(counts[block], cached[block]) for block in range(1, pool.num_blocks)]  # block 0 is never held
     beyond = [RETIRING if count else GONE for count in counts[pool.num_blocks :]]
     return "".join(inside + beyond).rstrip(GONE)
 
@@ -107,7 +112,7 @@ def _state(ref_count: int, is_cached: bool) -> str:
 
 
 def _tokens_held(cache: KVCacheManager, group: int) -> GroupTokens:
-    """Count each block by the sequence that fills most of it: whoever shares a block shares its tokens."""
+    """Count each block by the sequence that fills most of it: all that share a block share its tokens."""
     layers = cache.config.layer_groups[group]
     filled: dict[int, int] = {}
     for seq in cache.running():

@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from ..answers import AllocationEvent, Holding
-from ..arguments import require_int
+from ..arguments import require_int, shown
+from ..core.block_pool import BlockPool
 from ..core.manager import KVCacheManager
+from ..core.pool.block import KVCacheBlock
+from ..errors import InvalidArgument
 
 _MAX_LINES = 2**20
 #: Block ids named on a line.
 _MAX_IDS = 12
-_ACTIONS = ("take", "share", "give back", "evict")
+_ACTIONS = ("take", "share", "release", "evict")
 
 
-def describe_history(cache: KVCacheManager, limit: int = 20) -> str:
+def describe_history(cache: KVCacheManager | BlockPool, limit: int = 20) -> str:
     """A summary of the allocation history by action, then its latest `limit` events, a line each. O(history_size).
+
+    The first line also counts the blocks that were allocated (new or revived) and freed so far, remembered or not.
 
     Raises `InvalidArgument` for a limit outside 0 to 2**20.
 
     >>> from blockyard import CacheConfig, KVCacheManager
     >>> cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=2, history_size=100))
     >>> cache.free(cache.allocate([1, 2, 3], "chat"))
-    >>> print(describe_history(cache))
-    2 events, of which the latest 2 are remembered: take 2 blocks in 1, give back 2 blocks in 1
+    >>> print(describe_history(cache))  # doctest: +ELLIPSIS
+    2 events, of which the latest 2 are remembered: take 2 blocks in 1, release 2 blocks in 1; in all 2 blocks ...
     event 0 at 0: allocate chat: take 1, 2; 6 free
-    event 1 at 0: free chat: give back 1, 2; 8 free
+    event 1 at 0: free chat: release 1, 2; 8 free
     """
     require_int("limit", limit, 0, _MAX_LINES)
-    if cache.config.history_size == 0:
-        return "nothing is remembered: history_size is 0"
+    pool = _pool_of(cache)
     events = cache.history()
     if not events:
-        return "nothing has happened yet"
+        is_off = pool.num_allocated_blocks > 0 if isinstance(cache, BlockPool) else cache.config.history_size == 0
+        return "nothing is remembered: history_size is 0" if is_off else "nothing has happened yet"
     latest = events[len(events) - min(limit, len(events)) :]
-    return "\n".join([_summary(events), *(_event_line(event) for event in latest)])
+    counts = f"in all {pool.num_allocated_blocks:,} blocks allocated, {pool.num_freed_blocks:,} freed"
+    return "\n".join([f"{_summary(events)}; {counts}", *(_event_line(event) for event in latest)])
 
 
-def describe_leaks(cache: KVCacheManager, limit: int = 20) -> str:
+def describe_leaks(cache: KVCacheManager | BlockPool, limit: int = 20) -> str:
     """Who holds which blocks now, at most `limit` holders, a line each. O(num_blocks + held blocks).
 
     At the end of work, each of them is a leak. The first line says where all blocks are: used + cached + free is the
-    pool. Blocks counted as used that nobody holds are named as missing: then `check` says what is wrong.
+    pool. Blocks counted as used that nothing holds are named as missing: then `check` says what is wrong.
     Raises `InvalidArgument` for a limit outside 0 to 2**20.
 
     >>> from blockyard import CacheConfig, KVCacheManager
@@ -52,15 +60,59 @@ def describe_leaks(cache: KVCacheManager, limit: int = 20) -> str:
     sequence ... 'chat': 3 tokens, 2 blocks: 1, 2
     """
     require_int("limit", limit, 0, _MAX_LINES)
-    holdings = cache.leak_report()
-    lines = [_balance(cache, len(holdings)), *(_holding_line(holding) for holding in holdings[:limit])]
+    pool = _pool_of(cache)
+    holdings = _lease_holdings(cache) if isinstance(cache, BlockPool) else cache.leak_report()
+    lines = [_balance(pool, len(holdings)), *(_holding_line(holding) for holding in holdings[:limit])]
     if len(holdings) > limit:
         lines.append(f"and {len(holdings) - limit:,} more")
     held = {block for holding in holdings for block in holding.block_ids}
-    missing = cache.num_used_blocks - len(held)
+    missing = pool.num_used_blocks - len(held)
     if missing:
-        lines.append(f"{missing:,} blocks are counted as used, but held by nobody")
+        lines.append(f"{missing:,} blocks are counted as used, but have no holder")
     return "\n".join(lines)
+
+
+def describe_blocks(cache: KVCacheManager | BlockPool, block_ids: Iterable[int] | None = None) -> str:
+    """A line for each block: its state, the tokens it holds as far as they are known, and its holders.
+
+    block_ids: which ones; None for all that are in use or cached. O(blocks named * held blocks).
+
+    >>> from blockyard import CacheConfig, KVCacheManager
+    >>> cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=2))
+    >>> seq = cache.allocate([1, 2, 3], "chat")
+    >>> print(describe_blocks(cache))  # doctest: +ELLIPSIS
+    block 1: in use, ref_cnt 1, 2 tokens, to be computed, sequence ... 'chat'
+    block 2: in use, ref_cnt 1, 1 tokens, sequence ... 'chat'
+    """
+    pool = _pool_of(cache)
+    if block_ids is None:
+        known = (pool.ref_counts() > 0) | pool.cached_mask()
+        block_ids = np.flatnonzero(known).tolist()
+    return "\n".join(_block_line(cache.block(block_id)) for block_id in block_ids)
+
+
+def _block_line(block: KVCacheBlock) -> str:
+    state = "null" if block.is_null else f"in use, ref_cnt {block.ref_cnt}"
+    if block.is_free:
+        state = "idle, cached" if block.is_cached else "free"
+    parts = [state]
+    if block.num_tokens:
+        parts.append(f"{block.num_tokens} tokens")
+    if block.group:
+        parts.append(f"group {block.group}")
+    if not block.is_computed:
+        parts.append("to be computed")
+    return f"block {block.block_id}: {', '.join([*parts, *block.holders])}"
+
+
+def _pool_of(cache: KVCacheManager | BlockPool) -> BlockPool:
+    if not isinstance(cache, (KVCacheManager, BlockPool)):
+        raise InvalidArgument(f"cache is {shown(cache)}; it must be a KVCacheManager or a BlockPool")
+    return cache if isinstance(cache, BlockPool) else cache.pool
+
+
+def _lease_holdings(pool: BlockPool) -> list[Holding]:
+    return [Holding("lease", lease.serial, lease.holder, 0, list(lease), []) for lease in pool.leases()]
 
 
 def _summary(events: list[AllocationEvent]) -> str:
@@ -78,11 +130,11 @@ def _event_line(event: AllocationEvent) -> str:
     return f"event {event.number} at {event.time:g}: {event.actor}: {event.action} {ids}; {event.num_free:,} free"
 
 
-def _balance(cache: KVCacheManager, num_holders: int) -> str:
-    idle = int((cache.pool.cached_mask() & (cache.pool.ref_counts() == 0)).sum())
-    free = cache.num_free_blocks - idle
-    total = cache.pool.num_usable_blocks
-    places = f"{cache.num_used_blocks:,} of {total:,} blocks are used, {idle:,} idle and cached, {free:,} free"
+def _balance(pool: BlockPool, num_holders: int) -> str:
+    idle = int((pool.cached_mask() & (pool.ref_counts() == 0)).sum())
+    free = pool.num_free_blocks - idle
+    total = pool.num_usable_blocks
+    places = f"{pool.num_used_blocks:,} of {total:,} blocks are used, {idle:,} idle and cached, {free:,} free"
     return f"{places}; holders: {num_holders:,}"
 
 

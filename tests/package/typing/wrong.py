@@ -23,8 +23,10 @@ cache.allocate([1], salt="x")  # error
 cache.allocate_batch([1, 2, 3])  # error
 cache.allocate_batch(np.zeros((2, 3), dtype=np.int32))  # error
 cache.reserve("x", 1)  # error
-cache.reserve([1])  # error
-cache.reserve([1], None)  # error
+cache.reserve([1], [None])  # error
+batch: int = cache.num_tokens([1, 2])  # error
+one: list[int] = cache.num_computed_tokens(1)  # error
+cache.num_tokens("x")  # error
 cache.reserve([None], 1)  # error
 slots = cache.reserve([1], 1).slots  # error
 cache.commit([1], 1, ["a"])  # error

@@ -7,7 +7,7 @@ from mypy_extensions import i64, mypyc_attr
 class EvictionPolicy:
     """Chooses which idle cached block is evicted next. Subclass it, in plain Python or compiled.
 
-    A block is *idle* while it is cached and nobody holds it; only idle blocks may be chosen. Free blocks that cache
+    A block is *idle* while it is cached and nothing holds it; only idle blocks may be chosen. Free blocks that cache
     nothing are taken first, without asking. The pool tells the policy:
 
     - `insert(block, key, depth)`: the block became idle. `key` (an integer below 2**62) names its content and

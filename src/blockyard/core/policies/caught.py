@@ -1,4 +1,4 @@
-"""A policy that somebody else wrote: what its callbacks raise is caught, so that the pool's change is finished."""
+"""A policy of the user's: what its callbacks raise is caught, so that the pool's change is finished."""
 
 from mypy_extensions import i64
 
@@ -7,7 +7,7 @@ from .base import EvictionPolicy
 
 
 def text_of(error: BaseException, interruption: Interruption) -> str:
-    """What an exception says, or that it cannot: its `__str__` is somebody else's code too."""
+    """What an exception says, or that it cannot: its `__str__` is the user's code too."""
     try:
         return str(error)
     except BaseException as second:

@@ -29,9 +29,9 @@ from .tracked import Tracked, mix
 NUM_CELLS: Final[i64] = NUM_CLASSES * NUM_AGES
 #: The list of the blocks whose chain is still being let go.
 ARRIVING: Final[i64] = NUM_CELLS
-#: One content in so many is followed after its eviction, at most; small pools follow more.
+#: One content in this many is followed after its eviction, at most; small pools follow more.
 MOST_SAMPLED_ONE_IN: Final = 16
-#: The memory has two entries a block, and in small pools so many.
+#: The memory has two entries a block, and in small pools this many.
 FEWEST_ENTRIES: Final = 16384
 
 
@@ -52,7 +52,7 @@ class Density(EvictionPolicy):
     Nothing is known at first, and then the order is that of least recent use, as it is wherever classes and ages do not
     differ clearly. About 100 bytes a block. O(1) amortised an operation, with up to 20 moves between lists a block.
 
-    update_every: after so many blocks let go the worths are computed anew; 0: an eighth of the pool, at least 1024.
+    update_every: blocks freed before the worths are computed anew; 0: an eighth of the pool, at least 1024.
     """
 
     def __init__(self, num_blocks: int, update_every: int = 0) -> None:

@@ -15,7 +15,7 @@ END: Final[i64] = 10
 SHARED: Final[i64] = 12
 NUM_CLASSES: Final[i64] = 20
 
-#: So many continuations are told apart, and so many requests that share a content are counted.
+#: At most this many continuations are distinguished, and this many requests that share a content counted.
 MOST_TURNS: Final[i64] = 3
 MOST_SHARED: Final[i64] = 255
 
@@ -51,7 +51,7 @@ def shared_of(state: i64) -> i64:
 
 
 def chain_class(turn: i64, added: i64) -> i64:
-    """The class of a chain that was continued `turn` times and added so many blocks last."""
+    """The class of a chain that was continued `turn` times and added this many blocks last."""
     if turn > 0:
         return CONTINUED + 2 * (turn - 1) + (1 if added > 4 else 0)
     if added <= 1:

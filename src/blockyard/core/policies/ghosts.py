@@ -9,7 +9,7 @@ class Ghosts:
     """The keys of the latest evicted contents, each with a number, the oldest forgotten first. O(1) an operation.
 
     An ordered dict has links between its items; in a plain one, finding the oldest walks over all that were deleted
-    before it, which made an operation some ten times dearer on a memory of 30,000 keys.
+    before it, which made an operation some ten times more expensive on a memory of 30,000 keys.
     """
 
     def __init__(self, capacity: int) -> None:

@@ -18,7 +18,7 @@ FIFTHS: Final = (128, 169, 223, 294, 388)
 ONE: Final[i64] = 2**20
 #: One content counts for so much, so that counts can fade by a 256th.
 UNIT: Final[i64] = 256
-#: What is assumed, until so many contents were observed: a class is like its group, and an age like the one before.
+#: What is assumed, until this many contents were observed: a class is like its group, and an age like the one before.
 CLASS_PRIOR: Final = 2000
 AGE_PRIOR: Final = 1000
 
@@ -26,7 +26,7 @@ AGE_PRIOR: Final = 1000
 class ReturnRates:
     """Counts by class and age: how many contents grew this old, and how many came back at this age.
 
-    num_blocks: of the pool, the unit of ages. sampled_one_in: only so many contents are counted.
+    num_blocks: of the pool, the unit of ages. sampled_one_in: one content in this many is counted.
     """
 
     def __init__(self, num_blocks: int, sampled_one_in: int) -> None:

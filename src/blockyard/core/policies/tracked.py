@@ -6,7 +6,7 @@ from mypy_extensions import i64
 
 from ..arrays import zeros_i64
 
-#: Contents whose keys fall together share a row of so many entries.
+#: Contents whose keys fall together share a row of this many entries.
 WAYS: Final[i64] = 4
 LOW_31: Final[i64] = 2**31 - 1
 MULTIPLIER: Final[i64] = 0x2545F491

@@ -1,8 +1,8 @@
 """Who waits because another is computing the beginning of its prompt, in caches that cannot share it at once.
 
 A cache of one group of full attention, without a CPU pool, lets a prompt join blocks that are still being computed
-(`blockyard.core.joining`). Others index a block when it is computed, so equal prompts that are admitted together would
-each be computed: here all but the first wait until they hit what it has computed.
+(`blockyard.core.sequences.joins`). Others index a block when it is computed, so equal prompts that are admitted
+together would each be computed: here all but the first wait until they hit what it has computed.
 """
 
 from __future__ import annotations

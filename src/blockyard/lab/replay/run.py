@@ -133,7 +133,7 @@ def _one_after_another(
 def _serve(cache: KVCacheManager, prompt: NDArray[np.int32], output: NDArray[np.int32]) -> None:
     """Compute the prompt, then all of its output; the last token too, as in vLLM's own figures for this replay."""
     seq = cache.allocate(prompt)
-    plan = cache.reserve(seq, len(prompt) - cache.num_computed_tokens(seq))
+    plan = cache.reserve(seq)
     cache.commit(seq, plan.num_scheduled, output[:1])
     cache.reserve(seq, len(output))
     cache.commit(seq, len(output), output[1:].reshape(1, -1))

@@ -1,0 +1,163 @@
+"""Whether a prompt, the sequences of a group or a batch of prompts fits. Questions: nothing here changes the cache."""
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from ...answers import Admission
+from ...errors import NeverFits, OutOfBlocks
+from ..arrays import view_i64
+from ..index.hit import Hit
+from ..index.prompt import Prompt
+from ..parts import Parts
+
+NEVER: Final = Admission.NEVER
+LATER: Final = Admission.LATER
+OK: Final = Admission.OK
+
+
+class AdmissionControl:
+    """Looks prompts up and counts what they take, against the free blocks less the watermark, and the free rows."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.token_blocks = parts.token_blocks
+        self.kv_pool = parts.kv_pool
+        self.sequences = parts.sequences
+        self.store = parts.store
+        self.block_size: i64 = parts.block_size
+        self.max_model_len: i64 = parts.config.max_model_len
+        self.watermark: i64 = parts.config.watermark_blocks
+        #: Lookups of prompts so far: one an admission, as a test asserts.
+        self.num_lookups: i64 = 0
+
+    def look_up(self, prompt: Prompt) -> Hit:
+        """The longest hit of a prompt; at least its last token is left to compute. O(blocks found)."""
+        self.num_lookups += 1
+        found = self.token_blocks.find(prompt, (prompt.num_tokens - 1) // self.block_size)
+        hit = Hit(self.token_blocks.index.found[:found], found)
+        self.store.limit(hit)
+        return hit
+
+    def look_up_all(self, prompts: list[Prompt]) -> list[Hit]:
+        """The same for each prompt of a batch."""
+        return [self.look_up(prompt) for prompt in prompts]
+
+    def answer(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> Admission:
+        """Whether all of `prompts`, each for `num_seqs` sequences, would be admitted together."""
+        rows = num_seqs * i64(len(prompts))
+        for prompt in prompts:
+            if prompt.num_tokens > self.max_model_len:
+                return NEVER
+        least = self._num_least(prompts, num_seqs)
+        if rows > self.sequences.max_num_seqs or least > self._num_most():
+            return NEVER
+        if rows > self.sequences.num_open_rows() or self._num_missing(prompts, hits, num_seqs) > 0:
+            return LATER if least <= self._num_lasting() else NEVER
+        return OK
+
+    def require(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> None:
+        """Raise what `answer` would say: `NeverFits`, `OutOfRows` or `OutOfBlocks`."""
+        rows = num_seqs * i64(len(prompts))
+        for prompt in prompts:
+            if prompt.num_tokens > self.max_model_len:
+                raise NeverFits(f"token_ids has {prompt.num_tokens} tokens; max_model_len is {self.max_model_len}")
+        least = self._num_least(prompts, num_seqs)
+        self._require_most(least, self._num_most())
+        if rows > self.sequences.max_num_seqs:
+            raise NeverFits(f"{rows} sequences are asked for; max_num_seqs is {self.sequences.max_num_seqs}")
+        missing = self._num_missing(prompts, hits, num_seqs)
+        if missing > 0 or rows > self.sequences.num_open_rows():
+            self._require_most(least, self._num_lasting())
+        self.sequences.require_rows(rows)
+        if missing > 0:
+            free = self.kv_pool.num_free_blocks
+            needed = int(missing + free - self.watermark)
+            raise OutOfBlocks(
+                f"token_ids needs {needed} free blocks, idle ones that it hits included; {free} are free, "
+                f"of which the watermark keeps {self.watermark}",
+                needed,
+                free,
+            )
+
+    def _num_least(self, prompts: list[Prompt], num_seqs: i64) -> i64:
+        """Blocks that an empty cache would need to take all of `prompts` together: with fewer, waiting is in vain."""
+        least: i64 = 0
+        for prompt in prompts:
+            least += self.store.num_least(prompt.num_tokens) + self._num_copies(prompt, num_seqs)
+        if least > self._num_most() and len(prompts) > 1 and self.store.shares_at_once:
+            return self.num_distinct(prompts, num_seqs)
+        return least
+
+    def _num_most(self) -> i64:
+        return self.kv_pool.num_usable_blocks - self.watermark
+
+    def _num_lasting(self) -> i64:
+        """What waiting can bring: blocks beyond the end of a shrinking pool will not be given out again."""
+        return i64(self.kv_pool.num_blocks) - 1 - self.watermark
+
+    def _require_most(self, least: i64, most: i64) -> None:
+        if least > most:
+            raise NeverFits(
+                f"token_ids needs {least} blocks; the pool has "
+                f"{most + self.watermark}, of which the watermark keeps {self.watermark} free"
+            )
+
+    def _num_missing(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> i64:
+        """Blocks by which the free ones, less the watermark, fall short of all prompts; 0 or less when they fit."""
+        free = self.kv_pool.queue.num_free - self.watermark
+        needed: i64 = 0
+        token_blocks: i64 = 0
+        for index, prompt in enumerate(prompts):
+            needed += self._num_needed(prompt, hits[index], index > 0) + self._num_copies(prompt, num_seqs)
+            token_blocks += self.store.num_token_blocks(prompt.num_tokens)
+        if needed > free and len(prompts) > 1 and self.shares_at_once():
+            needed = self._num_needed_together(prompts, hits, num_seqs)
+        return max(needed - free, self.store.num_short(token_blocks))
+
+    def shares_at_once(self) -> bool:
+        """Whether prompts admitted one after another are sure to share what they begin with in common."""
+        return self.store.shares_at_once and self.token_blocks.index.num_pending == 0
+
+    def _num_needed(self, prompt: Prompt, hit: Hit, is_later: bool) -> i64:
+        if is_later:
+            return self.store.num_needed_behind_others(hit, prompt.num_tokens)
+        return self.store.num_needed(hit, prompt.num_tokens)
+
+    def _num_copies(self, prompt: Prompt, num_seqs: i64) -> i64:
+        """Copies on write: one of each partly filled block for each further sequence."""
+        return (num_seqs - 1) * self.store.num_partial(prompt.num_tokens) if num_seqs > 1 else i64(0)
+
+    def _num_needed_together(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> i64:
+        """The same for prompts that share their beginnings with one another: each distinct block is counted once."""
+        blocks: set[int] = set()
+        for hit in hits:
+            blocks.update(self.store.taken_by(hit))
+        # Every hit is a node of the trie; of these, only idle blocks leave the free ones.
+        held = [block for block in blocks if self.kv_pool.ref_cnt[i64(block)] > 0]
+        return self.num_distinct(prompts, num_seqs) - len(held)
+
+    def num_distinct(self, prompts: list[Prompt], num_seqs: i64) -> i64:
+        """Blocks of prompts admitted one after another, each shared one counted once."""
+        trie: dict[object, int] = {}
+        distinct: i64 = 0
+        for prompt in prompts:
+            shareable = (prompt.num_tokens - 1) // self.block_size
+            distinct += self.store.num_token_blocks(prompt.num_tokens) - shareable
+            distinct += self._num_copies(prompt, num_seqs) + self._add_to_trie(prompt, shareable, trie)
+        return distinct
+
+    def _add_to_trie(self, prompt: Prompt, last: i64, trie: dict[object, int]) -> i64:
+        """Walk blocks 0 to `last` of a prompt down `trie`: (node, block) → node. Returns how many nodes are new."""
+        words = self.token_blocks.index.rows.num_words
+        rows = view_i64(prompt.words)
+        node = trie.setdefault((prompt.keys, "root"), len(trie))
+        new: i64 = 0
+        for position in range(last):
+            # Bytes, because Python hashes them with a secret; hashes of integers can be made to collide.
+            row = rows[int(position * words) : int((position + 1) * words)].tobytes()
+            step = (node, row, prompt.spans.get(int(position)))
+            if step not in trie:
+                trie[step] = len(trie)
+                new += 1
+            node = trie[step]
+        return new

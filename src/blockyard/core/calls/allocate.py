@@ -1,0 +1,305 @@
+"""`allocate` and what belongs to it: a prompt is looked up, admitted, and given a row and blocks."""
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from ...answers import Admission
+from ...arguments import require_bool, require_int, require_str, shown
+from ...errors import InvalidArgument
+from ..index.hit import Hit
+from ..index.prompt import Prompt, make_prompt
+from ..parts import Parts
+from ..sequences.table import NO_TOKEN
+from .admission import LATER, NEVER, OK, AdmissionControl
+from .free import FreeCalls
+from .held_hits import HeldHits
+from .partial_hits import PartialHits
+
+#: What stands for an `Admission` where a handle is expected; handles are positive.
+REFUSED_FOR_NOW: Final[i64] = 0
+REFUSED_FOREVER: Final[i64] = -1
+
+
+class AllocateCalls:
+    """All that can fail comes before the first change: arguments, lookup, admission, memory, the eviction policy."""
+
+    def __init__(self, parts: Parts, free_calls: FreeCalls) -> None:
+        self.parts = parts
+        self.gate = parts.gate
+        self.interruption = parts.gate.interruption
+        self.admission = AdmissionControl(parts)
+        self.partial_hits = PartialHits(parts)
+        self.free_calls = free_calls
+        self.token_blocks = parts.token_blocks
+        self.kv_pool = parts.kv_pool
+        self.sequences = parts.sequences
+        self.joins = parts.joins
+        self.store = parts.store
+        self.misses = parts.misses
+        self.block_size: i64 = parts.block_size
+        self.num_prompt_tokens: i64 = 0
+        self.num_hit_tokens: i64 = 0
+        self.num_resumed_tokens: i64 = 0
+        self.num_resumed_hit_tokens: i64 = 0
+
+    # Questions.
+
+    def can_allocate(self, token_ids: object, extra_keys: object, num_seqs: object) -> Admission:
+        """See `KVCacheManager.can_allocate`."""
+        self.gate.enter("can_allocate")
+        try:
+            count = require_int("num_seqs", num_seqs, 1, int(self.sequences.max_num_seqs))
+            prompts = [make_prompt(token_ids, extra_keys, int(self.block_size))]
+            return self.admission.answer(prompts, self.admission.look_up_all(prompts), count)
+        finally:
+            self.gate.leave()
+
+    def can_allocate_batch(self, prompts: object, extra_keys: object) -> Admission:
+        """See `KVCacheManager.can_allocate_batch`."""
+        self.gate.enter("can_allocate_batch")
+        try:
+            made = self._make_prompts(prompts, extra_keys)
+            return self.admission.answer(made, self.admission.look_up_all(made), 1)
+        finally:
+            self.gate.leave()
+
+    def num_cached_tokens(self, token_ids: object, extra_keys: object) -> int:
+        """See `KVCacheManager.num_cached_tokens`."""
+        self.gate.enter("num_cached_tokens")
+        try:
+            prompt = make_prompt(token_ids, extra_keys, int(self.block_size))
+            return int(self.admission.look_up(prompt).num_usable * self.block_size)
+        finally:
+            self.gate.leave()
+
+    # Admission.
+
+    def allocate(self, token_ids: object, holder: object, extra_keys: object, num_seqs: object, resumed: object) -> int:
+        """See `KVCacheManager.allocate`."""
+        self.gate.enter("allocate")
+        try:
+            return int(self._allocate(token_ids, holder, extra_keys, num_seqs, resumed, True))
+        finally:
+            self.gate.leave_with_result()
+
+    def try_allocate(
+        self, token_ids: object, holder: object, extra_keys: object, num_seqs: object, resumed: object
+    ) -> int | Admission:
+        """See `KVCacheManager.try_allocate`."""
+        self.gate.enter("try_allocate")
+        try:
+            handle = self._allocate(token_ids, holder, extra_keys, num_seqs, resumed, False)
+            if handle == REFUSED_FOR_NOW:
+                return LATER
+            return NEVER if handle == REFUSED_FOREVER else int(handle)
+        finally:
+            self.gate.leave_with_result()
+
+    def _allocate(
+        self, token_ids: object, holder: object, extra_keys: object, num_seqs: object, resumed: object, raises: bool
+    ) -> i64:
+        """The handle of the prompt's sequence; where it does not fit, an error or what stands for an `Admission`."""
+        prompt = make_prompt(token_ids, extra_keys, int(self.block_size))
+        name = require_str("holder", holder)
+        count = i64(require_int("num_seqs", num_seqs, 1, int(self.sequences.max_num_seqs)))
+        again = require_bool("resumed", resumed)
+        prompts = [prompt]
+        hits = [self.admission.look_up(prompt)]
+        if raises:
+            self.admission.require(prompts, hits, count)
+        else:
+            answer = self.admission.answer(prompts, hits, count)
+            if answer is not OK:
+                return REFUSED_FOR_NOW if answer is LATER else REFUSED_FOREVER
+            self.sequences.require_rows(count)
+        return self._admit(prompts, hits, [name], count, again)[0]
+
+    def allocate_batch(self, prompts: object, holders: object, extra_keys: object) -> list[int]:
+        """See `KVCacheManager.allocate_batch`."""
+        self.gate.enter("allocate_batch")
+        try:
+            made = self._make_prompts(prompts, extra_keys)
+            names = [require_str(f"holders[{i}]", name) for i, name in enumerate(_list_of_holders(holders, len(made)))]
+            hits = self.admission.look_up_all(made)
+            self.admission.require(made, hits, 1)
+            return self._admit(made, hits, names, 1, False)
+        finally:
+            self.gate.leave_with_result()
+
+    def _make_prompts(self, prompts: object, extra_keys: object) -> list[Prompt]:
+        if not isinstance(prompts, (list, tuple)) or not prompts:
+            raise InvalidArgument(f"prompts is {type(prompts).__name__}; a list of at least 1 prompt is needed")
+        return [make_prompt(tokens, extra_keys, int(self.block_size)) for tokens in prompts]
+
+    def _admit(
+        self, prompts: list[Prompt], hits: list[Hit], holders: list[str], num_seqs: i64, resumed: bool
+    ) -> list[int]:
+        """Take in prompts that fit. Each of a batch is looked up again: those before it may be what it begins with."""
+        for prompt in prompts:
+            self._prepare(prompt)
+        handles = [0] * len(prompts)
+        version = self.sequences.version
+        pool = self.kv_pool
+        peak, allocated, freed = pool.peak_used_blocks, pool.num_allocated_blocks, pool.num_freed_blocks
+        rows: list[int] = []
+        try:
+            self._evict_ahead(prompts, hits)
+            alone = len(prompts) == 1
+            for index, prompt in enumerate(prompts):
+                self.parts.note("allocate", holders[index])
+                hit = hits[0] if alone else self.admission.look_up(prompt)
+                rows.append(int(self._admit_one(prompt, hit, holders[index], num_seqs, resumed, alone)))
+        except BaseException:
+            for row in reversed(rows):
+                self.free_calls.end(row)
+            self.sequences.version = version
+            pool.peak_used_blocks, pool.num_allocated_blocks, pool.num_freed_blocks = peak, allocated, freed
+            raise
+        for index, prompt in enumerate(prompts):
+            self._record(rows[index], prompt, resumed)
+            handles[index] = int(self.sequences.handle[i64(rows[index])])
+        return handles
+
+    def _prepare(self, prompt: Prompt) -> None:
+        """What needs memory comes before the first change."""
+        self.token_blocks.index.root(prompt.keys)
+        self.token_blocks.index.make_room(prompt.num_tokens // self.block_size + 1)
+
+    def _evict_ahead(self, prompts: list[Prompt], hits: list[Hit]) -> None:
+        """Let an eviction policy name the victims of a whole batch before the first change, because it might fail.
+
+        What the prompts hit is held meanwhile. Raises `PolicyError`.
+        """
+        if self.kv_pool.chooser is None or len(prompts) == 1:
+            return
+        allocated, freed = self.kv_pool.num_allocated_blocks, self.kv_pool.num_freed_blocks
+        held = HeldHits(self.store)
+        needed: i64 = 0
+        for index, prompt in enumerate(prompts):
+            needed += self.store.num_needed(hits[index], prompt.num_tokens) - held.hold(hits[index])
+        if self.admission.shares_at_once():
+            needed = min(needed, self.admission.num_distinct(prompts, 1) - held.num_distinct())
+        try:
+            self.interruption.raise_now()
+            self.kv_pool.evict_ahead(min(needed, self.kv_pool.queue.num_free))
+        except BaseException:
+            held.undo()
+            raise
+        held.release()
+        self.kv_pool.num_allocated_blocks, self.kv_pool.num_freed_blocks = allocated, freed
+        self.interruption.raise_now()
+
+    def _admit_one(self, prompt: Prompt, hit: Hit, holder: str, num_seqs: i64, resumed: bool, alone: bool) -> i64:
+        """Give a prompt that fits its row and blocks. O(tokens).
+
+        Raises `PolicyError`, or what interrupted a policy's callback, and takes nothing then.
+
+        alone: whether no other prompt counts on the free blocks that this one leaves.
+        """
+        self.partial_hits.find(prompt, hit, alone)
+        causes = self._explain(prompt, hit, resumed)
+        row = self._open_row(prompt, holder, hit)
+        try:
+            self._fill_row(row, prompt, hit)
+        except BaseException:
+            self._undo(row, hit)
+            raise
+        self.sequences.promise(row, num_seqs - 1)
+        self._publish(row, prompt, hit.num_usable)
+        self._keep_causes(row, prompt, causes)
+        return row
+
+    def _open_row(self, prompt: Prompt, holder: str, hit: Hit) -> i64:
+        sequences = self.sequences
+        sequences.version += 1
+        row = sequences.open(holder)
+        sequences.num_tokens[row] = prompt.num_tokens
+        sequences.num_computed[row] = hit.num_usable * self.block_size
+        sequences.num_published[row] = hit.num_usable
+        sequences.pending_token[row] = NO_TOKEN
+        sequences.generation[row] = self.token_blocks.index.num_generations
+        sequences.spans[row] = prompt.spans
+        self.joins.join(row, hit)
+        return row
+
+    def _fill_row(self, row: i64, prompt: Prompt, hit: Hit) -> None:
+        """Hits first, so that no new block is taken from among them; then new blocks."""
+        sequences = self.sequences
+        found = hit.num_usable
+        first = row * sequences.width
+        sequences.put_blocks(row, hit.blocks, found)
+        self.token_blocks.note_hits(hit.blocks, 0, found)
+        self.token_blocks.share(hit.blocks, 0, found)
+        self.partial_hits.hold(row, hit)
+        self.store.hold_hits(row, hit)
+        self.interruption.raise_now()
+        self.store.evict_ahead(row, prompt.num_tokens)
+        num_blocks = self.store.num_token_blocks(prompt.num_tokens)
+        self.token_blocks.acquire(sequences.blocks, first + found, num_blocks - found)
+        sequences.num_blocks[row] = num_blocks
+        self.store.take_prompt(row, prompt.num_tokens)
+
+    def _undo(self, row: i64, hit: Hit) -> None:
+        """The policy failed: nothing but hits was taken, and each is put back where it was, the last one first."""
+        sequences = self.sequences
+        self.joins.settle(row)
+        self.store.unhold_hits(row)
+        for block in reversed(sequences.copy_from[row]):
+            self.kv_pool.unshare_one(block)
+        self.token_blocks.unshare(sequences.blocks, row * sequences.width, hit.num_usable)
+        sequences.close(row)
+
+    def _publish(self, row: i64, prompt: Prompt, found: i64) -> None:
+        """Index the full blocks of a prompt as owned by `row`, before they are computed (see `joins`).
+
+        With layer groups token blocks are indexed when they are computed: there is nothing to join before.
+        """
+        sequences = self.sequences
+        start = row * sequences.width
+        stored = found
+        if self.token_blocks.enable_prefix_caching:
+            sequences.root[row] = self.token_blocks.index.root(prompt.keys)
+        if self.store.shares_at_once:
+            stored = max(found, prompt.num_tokens // self.block_size)
+            self.token_blocks.index_prompt(prompt, found, stored, sequences.blocks, start, row + 1)
+            sequences.num_published[row] = stored
+        self.token_blocks.index.rows.store(prompt.words, stored, sequences.num_blocks[row], sequences.blocks, start)
+
+    def _record(self, row: i64, prompt: Prompt, resumed: bool) -> None:
+        """Count a prompt that was admitted, once nothing can fail any more."""
+        num_hit = self.sequences.num_computed[row]
+        if resumed:
+            self.num_resumed_tokens += prompt.num_tokens
+            self.num_resumed_hit_tokens += num_hit
+        else:
+            self.num_prompt_tokens += prompt.num_tokens
+            self.num_hit_tokens += num_hit
+        if self.sequences.causes[row] and self.misses is not None:
+            self.misses.count(self.sequences.causes[row], resumed)
+
+    # Causes of misses.
+
+    def _explain(self, prompt: Prompt, hit: Hit, resumed: bool) -> list[int]:
+        if self.misses is None or not self.token_blocks.enable_prefix_caching:
+            return []
+        root = self.token_blocks.index.root(prompt.keys)
+        num_tokens = hit.num_usable * self.block_size + hit.num_alike
+        alignment = self.store.alignment
+        hittable = (prompt.num_tokens - 1) // alignment * (alignment // self.block_size)
+        return self.misses.explain(prompt, hittable, hit.blocks[: hit.num_known], num_tokens, root, resumed)
+
+    def _keep_causes(self, row: i64, prompt: Prompt, causes: list[int]) -> None:
+        """The prompt is taken in, and its first block is known from here on."""
+        if self.misses is not None and causes:
+            self.sequences.causes[row] = causes
+            root = self.token_blocks.index.root(prompt.keys)
+            self.misses.note_first(prompt.words, prompt.num_tokens, root, self.block_size)
+
+
+def _list_of_holders(holders: object, num_prompts: int) -> list[object]:
+    """A name for each prompt; none at all stands for empty ones."""
+    names: list[object] = list(holders) if isinstance(holders, (list, tuple)) else [holders]
+    if isinstance(holders, (list, tuple)) and len(names) in (0, num_prompts):
+        return names or [""] * num_prompts
+    raise InvalidArgument(f"holders is {shown(holders)}; {num_prompts} names are needed, one for each prompt")

@@ -1,0 +1,345 @@
+"""The second phase of a step: what was computed, and what was sampled."""
+
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ...errors import InvalidArgument, SequenceNotReady
+from ...ids import NO_ROW, NULL_BLOCK
+from ..arrays import filled_i64, zeros_i64
+from ..parts import Parts
+from ..sequences.table import NO_TOKEN, QUIET, read_handles
+from ..tokens import HIGH_HALF, LAST_TOKEN, LOW_HALF, int64_vector, store_token, token_table
+
+#: Added to an error about a sequence without reserved tokens.
+NOT_SCHEDULED: Final = "; a sequence that has NO_BLOCKS in plan.status gets 0, and -1 as its next token"
+
+
+class CommitCalls:
+    """Counts tokens as computed, appends new ones, and makes blocks that became full shareable."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.gate = parts.gate
+        self.token_blocks = parts.token_blocks
+        self.index = parts.token_blocks.index
+        self.sequences = parts.sequences
+        self.store = parts.store
+        self.block_size: i64 = parts.block_size
+        self.max_model_len: i64 = parts.config.max_model_len
+        sequences = parts.sequences
+        #: num_computed as it will be, for the rows of the batch.
+        self._reached = zeros_i64(int(sequences.max_num_seqs))
+        #: Positions in the batch of sequences that have filled a block; the blocks, and those before them.
+        self._filled = zeros_i64(int(sequences.max_num_seqs))
+        self._filled_blocks = zeros_i64(int(sequences.max_num_seqs))
+        self._filled_parents = zeros_i64(int(sequences.max_num_seqs))
+
+    def commit(self, seqs: object, num_computed: object, next_tokens: object) -> None:
+        """See `KVCacheManager.commit`."""
+        self.gate.enter("commit")
+        try:
+            self.parts.note("commit", "")
+            self._commit(seqs, num_computed, next_tokens)
+        finally:
+            self.gate.leave()
+
+    def append(self, seqs: object, next_tokens: object) -> None:
+        """See `KVCacheManager.append`."""
+        self.gate.enter("append")
+        try:
+            self.parts.note("append", "")
+            self._commit(seqs, 0, next_tokens)
+        finally:
+            self.gate.leave()
+
+    def _commit(self, seqs: object, num_computed: object, next_tokens: object) -> None:
+        given = read_handles(seqs)
+        counts = int64_vector("num_computed", num_computed, len(given))
+        table = token_table("next_tokens", next_tokens, len(given))
+        rows = self.sequences.rows_of(given)
+        if table.columns > 1:
+            appended = self._count_new(table.items, table.columns, len(rows))
+            self._check_many(rows, counts, appended)
+            self.sequences.version += 1
+            self._append_many(rows, table.items, table.columns, appended)
+        else:
+            tokens = table.items if table.columns == 1 else self._no_tokens(len(rows))
+            self._check(rows, counts, tokens)
+            self.sequences.version += 1
+            self._append(rows, tokens)
+        self._advance(rows, counts)
+
+    def _no_tokens(self, num_seqs: int) -> vec[i64]:
+        return filled_i64(NO_TOKEN, num_seqs)
+
+    def _check(self, rows: vec[i64], counts: vec[i64], tokens: vec[i64]) -> None:
+        """Refuse what cannot be, before anything changes: a decode step, with a token or none for each sequence."""
+        sequences = self.sequences
+        num_tokens = sequences.num_tokens
+        num_computed = sequences.num_computed
+        num_reserved = sequences.num_reserved
+        ready = sequences.ready
+        limit = self.max_model_len
+        num_alerts: i64 = 0
+        for index in range(i64(len(rows))):
+            row = rows[index]
+            count = counts[index]
+            token = tokens[index]
+            known = num_tokens[row]
+            if count < 0 or count > num_reserved[row]:
+                self._refuse_count(index, row, count)
+            if token >= 0:
+                known += 1
+                if token > LAST_TOKEN:
+                    self._refuse_token(index, token)
+            elif token != NO_TOKEN:
+                self._refuse_token(index, token)
+            if num_computed[row] + count > known or known > limit:
+                self._refuse_length(index, row, num_computed[row] + count, known)
+            if known > ready[row]:
+                num_alerts += 1
+        if num_alerts > 0:
+            self._check_alerts(rows, counts, tokens)
+
+    def _check_alerts(self, rows: vec[i64], counts: vec[i64], tokens: vec[i64]) -> None:
+        """A second look where some sequence waits for others, or has no room, or a last block that others may hold."""
+        sequences = self.sequences
+        self._note_reached(rows, counts)
+        for index in range(i64(len(rows))):
+            if sequences.alert[rows[index]] != QUIET:
+                self._check_prefix(rows[index], counts[index], index)
+            if tokens[index] != NO_TOKEN:
+                self._check_room(index, rows[index], 1)
+
+    def _note_reached(self, rows: vec[i64], counts: vec[i64]) -> None:
+        for index in range(i64(len(rows))):
+            self._reached[rows[index]] = self.sequences.num_computed[rows[index]] + counts[index]
+
+    def _refuse_count(self, index: i64, row: i64, count: i64) -> None:
+        hint = "" if self.sequences.num_reserved[row] > 0 else NOT_SCHEDULED
+        raise InvalidArgument(
+            f"num_computed[{index}] is {count} for {self.sequences.name(row)}; "
+            f"it must be from 0 to the {self.sequences.num_reserved[row]} tokens reserved{hint}"
+        )
+
+    def _check_many(self, rows: vec[i64], counts: vec[i64], appended: vec[i64]) -> None:
+        """The same, with any number of tokens for each sequence."""
+        sequences = self.sequences
+        self._note_reached(rows, counts)
+        for index in range(i64(len(rows))):
+            row = rows[index]
+            if counts[index] < 0 or counts[index] > sequences.num_reserved[row]:
+                self._refuse_count(index, row, counts[index])
+            known = sequences.num_tokens[row] + appended[index]
+            if self._reached[row] > known or known > self.max_model_len:
+                self._refuse_length(index, row, self._reached[row], known)
+            if sequences.alert[row] != QUIET:
+                self._check_prefix(row, counts[index], index)
+            if appended[index] > 0:
+                self._check_room(index, row, appended[index])
+
+    def _count_new(self, tokens: vec[i64], columns: i64, num_seqs: i64) -> vec[i64]:
+        """How many tokens each row of `next_tokens` has before its first -1."""
+        appended = zeros_i64(int(num_seqs))
+        position: i64 = 0
+        for index in range(num_seqs):
+            new: i64 = 0
+            for column in range(columns):
+                token = tokens[position]
+                position += 1
+                if token >= 0 and token <= LAST_TOKEN and column == new:
+                    new += 1
+                elif token != NO_TOKEN:
+                    self._refuse_token(index, token)
+            appended[index] = new
+        return appended
+
+    def _refuse_token(self, index: i64, token: i64) -> None:
+        if 0 <= token <= LAST_TOKEN:
+            raise InvalidArgument(f"next_tokens[{index}] has {token} after -1; -1 may stand only at the end")
+        raise InvalidArgument(f"next_tokens[{index}] holds {token}; a token is from 0 to {LAST_TOKEN}, -1 is none")
+
+    def _refuse_length(self, index: i64, row: i64, end: i64, known: i64) -> None:
+        name = self.sequences.name(row)
+        if end > known:
+            raise InvalidArgument(
+                f"num_computed[{index}] makes {end} tokens of {name} computed, but only {known} are known: "
+                f"next_tokens must name those that were speculated"
+            )
+        raise InvalidArgument(
+            f"next_tokens[{index}] makes {name} {known} tokens long; max_model_len is {self.max_model_len}"
+        )
+
+    def _check_prefix(self, row: i64, count: i64, index: i64) -> None:
+        """A joiner's step counts only if the blocks it joined are computed, earlier or in this very call."""
+        owner = self.sequences.waits_on[row]
+        if count == 0 or owner == NO_ROW:
+            return
+        computed = self._reached[owner] if self.sequences.in_batch(owner) else self.sequences.num_computed[owner]
+        if computed < self.sequences.waits_for[row]:
+            needed = self.sequences.waits_for[row]
+            raise SequenceNotReady(
+                f"num_computed[{index}] is {count} for {self.sequences.name(row)}, which joined {needed} tokens of "
+                f"{self.sequences.name(owner)}; only {computed} are computed: commit that one first"
+            )
+
+    def _check_room(self, index: i64, row: i64, new: i64) -> None:
+        """All appended tokens need a writable place in a block, but for one, which may wait for its block."""
+        sequences = self.sequences
+        first = sequences.num_tokens[row]
+        room = sequences.num_blocks[row] * self.block_size - first
+        if sequences.pending_token[row] != NO_TOKEN:
+            room = -1
+        elif room > 0 and sequences.alert[row] != QUIET and not self._is_writable(row, first // self.block_size):
+            room = 0
+        if new > room + 1:
+            hint = "" if sequences.num_reserved[row] > 0 else NOT_SCHEDULED
+            raise InvalidArgument(
+                f"next_tokens[{index}] has {new} tokens for {sequences.name(row)}; "
+                f"{room + 1} fit before the next reserve gives it blocks of its own{hint}"
+            )
+
+    def _is_writable(self, row: i64, position: i64) -> bool:
+        block = self.sequences.block_at(row, position)
+        return self.token_blocks.ref_cnt[block] == 1 and not self.index.is_cached(block)
+
+    def _append(self, rows: vec[i64], tokens: vec[i64]) -> None:
+        """Store a new token for each sequence that got one; one without a writable place waits in its row."""
+        sequences = self.sequences
+        num_tokens = sequences.num_tokens
+        num_blocks = sequences.num_blocks
+        ready = sequences.ready
+        blocks = sequences.blocks
+        width = sequences.width
+        words = self.index.rows.words
+        first_word = self.index.rows.first_word
+        num_words = self.index.rows.num_words
+        block_size = self.block_size
+        for index in range(i64(len(rows))):
+            token = tokens[index]
+            if token == NO_TOKEN:
+                continue
+            row = rows[index]
+            length = num_tokens[row]
+            offset = length - ready[row] + block_size
+            if offset < 0 or offset >= block_size:
+                self._append_one(row, token)
+                continue
+            num_tokens[row] = length + 1
+            block = i64(blocks[row * width + num_blocks[row] - 1])
+            position = first_word + block * num_words + (offset >> 1)
+            if offset & 1 == 0:
+                words[position] = token
+            else:
+                words[position] = (words[position] & LOW_HALF) + token * HIGH_HALF
+
+    def _append_many(self, rows: vec[i64], tokens: vec[i64], columns: i64, appended: vec[i64]) -> None:
+        for index in range(i64(len(rows))):
+            for position in range(index * columns, index * columns + appended[index]):
+                self._append_one(rows[index], tokens[position])
+
+    def _append_one(self, row: i64, token: i64) -> None:
+        sequences = self.sequences
+        length = sequences.num_tokens[row]
+        sequences.num_tokens[row] = length + 1
+        logical = length // self.block_size
+        if logical < sequences.num_blocks[row] and (sequences.alert[row] == QUIET or self._is_writable(row, logical)):
+            first = self.index.rows.start_of(sequences.block_at(row, logical))
+            store_token(self.index.rows.words, first, length - logical * self.block_size, token)
+        else:
+            sequences.pending_token[row] = token
+            sequences.raise_alert(row)
+
+    def _advance(self, rows: vec[i64], counts: vec[i64]) -> None:
+        """Count tokens as computed, and share the blocks that this makes full."""
+        num_computed = self.sequences.num_computed
+        num_reserved = self.sequences.num_reserved
+        num_published = self.sequences.num_published
+        block_size = self.block_size
+        filled = self._filled
+        num_filled: i64 = 0
+        for index in range(i64(len(rows))):
+            row = rows[index]
+            num_reserved[row] = 0
+            after = num_computed[row] + counts[index]
+            num_computed[row] = after
+            promised = num_published[row] * block_size
+            if after - counts[index] < promised or after >= promised + block_size:
+                filled[num_filled] = index
+                num_filled += 1
+        if num_filled > 0:
+            self._share(rows, counts, num_filled)
+        self.store.slide(rows)
+
+    def _share(self, rows: vec[i64], counts: vec[i64], num_filled: i64) -> None:
+        """Publish what was filled: at once where each sequence filled one block, else one after another."""
+        if self._is_simple(rows, counts, num_filled):
+            self._publish_at_once(rows, num_filled)
+            return
+        block_size = self.block_size
+        for position in range(num_filled):
+            row = rows[self._filled[position]]
+            after = self.sequences.num_computed[row]
+            before = after - counts[self._filled[position]]
+            self._publish(row, before // block_size, after // block_size)
+
+    def _is_simple(self, rows: vec[i64], counts: vec[i64], num_filled: i64) -> bool:
+        """Whether each of them has one more full block than it has published, nothing more, and no span on the way."""
+        sequences = self.sequences
+        if not self.store.shares_at_once:
+            return False
+        generation = self.index.num_generations
+        block_size = self.block_size
+        for position in range(num_filled):
+            row = rows[self._filled[position]]
+            published = sequences.num_published[row]
+            after = sequences.num_computed[row]
+            before = after - counts[self._filled[position]]
+            if after // block_size != published + 1 or before < published * block_size:
+                return False
+            if sequences.generation[row] != generation or sequences.spans[row]:
+                return False
+        return True
+
+    def _publish_at_once(self, rows: vec[i64], num_filled: i64) -> None:
+        """Index the block that each sequence filled, in short passes whose iterations do not wait for one another."""
+        sequences = self.sequences
+        blocks = self._filled_blocks
+        parents = self._filled_parents
+        for position in range(num_filled):
+            row = rows[self._filled[position]]
+            published = sequences.num_published[row]
+            first = row * sequences.width + published
+            blocks[position] = i64(sequences.blocks[first])
+            # A block that comes first stands after its root, which is told from a block by its sign.
+            parents[position] = i64(sequences.blocks[first - 1]) if published > 0 else -sequences.root[row]
+            sequences.num_published[row] = published + 1
+        self.index.insert_scattered(blocks, parents, num_filled)
+
+    def _publish(self, row: i64, first: i64, last: i64) -> None:
+        """Blocks `first` to `last` of a row are full and computed now: what waits in the index becomes real."""
+        published = self.sequences.num_published[row]
+        for position in range(first, min(last, published)):
+            block = self.sequences.block_at(row, position)
+            if i64(self.index.owner[block]) == row + 1:
+                self.index.set_computed(block)
+        if not self.token_blocks.enable_prefix_caching or self.sequences.generation[row] != self.index.num_generations:
+            return
+        for position in range(max(first, published), last):
+            self._index_block(row, position)
+        self.sequences.num_published[row] = max(last, published)
+        if last > published:
+            self.store.publish(row, published, last)
+
+    def _index_block(self, row: i64, position: i64) -> None:
+        root = self.sequences.root[row]
+        block = self.sequences.block_at(row, position)
+        before = self.sequences.block_at(row, position - 1) if position > 0 else NULL_BLOCK
+        parent = self.index.content_of(before) if position > 0 else root
+        spans = self.sequences.spans[row]
+        if spans and int(position) in spans:
+            parent = self.index.root((int(parent), spans[int(position)]))
+            before = NULL_BLOCK
+        self.index.insert(block, self.index.hash_block(block, before, parent), parent)

@@ -1,0 +1,142 @@
+"""`fork`, and beam search's `regroup`: sequences that share all blocks of another."""
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ...arguments import require_int
+from ...errors import InvalidArgument, SequenceNotReady
+from ..parts import Parts
+from ..sequences.table import read_handle, read_handles
+from ..tokens import int64_items
+from .free import FreeCalls
+from .settled import require_settled
+
+
+class ForkCalls:
+    """Shares the blocks of a sequence with others; the first to write into a shared block copies it (`reserve`)."""
+
+    def __init__(self, parts: Parts, free_calls: FreeCalls) -> None:
+        self.parts = parts
+        self.gate = parts.gate
+        self.free_calls = free_calls
+        self.token_blocks = parts.token_blocks
+        self.sequences = parts.sequences
+        self.store = parts.store
+
+    # Forks.
+
+    def fork(self, seq: object, num_forks: object) -> list[int]:
+        """See `KVCacheManager.fork`."""
+        self.gate.enter("fork")
+        try:
+            self.parts.note("fork", "")
+            return self._fork(seq, num_forks)
+        finally:
+            self.gate.leave_with_result()
+
+    def _fork(self, seq: object, num_forks: object) -> list[int]:
+        sequences = self.sequences
+        handle = read_handle(seq)
+        count = i64(require_int("num_forks", num_forks, 1, int(sequences.max_num_seqs)))
+        row = sequences.live_row(handle)
+        self._require_forkable(row, "fork")
+        promised = min(sequences.num_promised[row], count)
+        sequences.require_rows(count - promised)
+        handles = [0] * int(count)
+        sequences.version += 1
+        sequences.promise(row, sequences.num_promised[row] - promised)
+        for index in range(count):
+            handles[index] = self._fork_once(row)
+        return handles
+
+    def _require_forkable(self, row: i64, action: str) -> None:
+        sequences = self.sequences
+        require_settled(self.parts, row, action)
+        if sequences.num_computed[row] < sequences.num_tokens[row] - 1:
+            raise SequenceNotReady(
+                f"{action}: {sequences.name(row)} has computed {sequences.num_computed[row]} "
+                f"of {sequences.num_tokens[row]} tokens; all but the last are needed"
+            )
+
+    def _fork_once(self, row: i64) -> int:
+        sequences = self.sequences
+        child = sequences.open(sequences.holders[row])
+        shared = min(sequences.num_blocks[row], self.store.num_token_blocks(sequences.num_tokens[row]))
+        first = row * sequences.width
+        for position in range(shared):
+            sequences.blocks[child * sequences.width + position] = sequences.blocks[first + position]
+        self.token_blocks.share(sequences.blocks, first, shared)
+        sequences.num_blocks[child] = shared
+        sequences.num_tokens[child] = sequences.num_tokens[row]
+        sequences.num_computed[child] = sequences.num_computed[row]
+        sequences.num_published[child] = sequences.num_published[row]
+        sequences.pending_token[child] = sequences.pending_token[row]
+        sequences.root[child] = sequences.root[row]
+        sequences.generation[child] = sequences.generation[row]
+        sequences.spans[child] = sequences.spans[row]
+        sequences.is_swapped[child] = sequences.is_swapped[row]
+        sequences.raise_alert(child)
+        sequences.raise_alert(row)
+        self.store.fork(row, child)
+        return int(sequences.handle[child])
+
+    # Beam search.
+
+    def regroup(self, seqs: object, parents: object) -> list[int]:
+        """See `KVCacheManager.regroup`."""
+        self.gate.enter("regroup")
+        try:
+            self.parts.note("regroup", "")
+            return self._regroup(seqs, parents)
+        finally:
+            self.gate.leave_with_result()
+
+    def _regroup(self, seqs: object, parents: object) -> list[int]:
+        sequences = self.sequences
+        given = read_handles(seqs)
+        chosen = int64_items("parents", parents)
+        rows = sequences.rows_of(given)
+        num_children = self._count_children(len(rows), chosen)
+        num_new = i64(len(chosen))
+        for index in range(i64(len(rows))):
+            num_new -= 1 + self._num_promised(rows[index], num_children[index])
+            if num_children[index] > 1:
+                self._require_forkable(rows[index], "regroup")
+        if num_new > 0:
+            sequences.require_rows(num_new)
+        handles = [int(sequences.handle[rows[index]]) for index in range(i64(len(rows)))]
+        children = [0] * len(chosen)
+        sequences.version += 1
+        for index in range(i64(len(rows))):
+            promised = self._num_promised(rows[index], num_children[index])
+            sequences.promise(rows[index], sequences.num_promised[rows[index]] - promised)
+        for index in range(i64(len(rows))):
+            if num_children[index] == 0:
+                self.free_calls.end(rows[index])
+        self._branch(rows, chosen, handles, children)
+        return children
+
+    def _num_promised(self, row: i64, num_children: i64) -> i64:
+        """Of the rows set aside for forks of `row`, those that a regrouping with this many children frees or uses."""
+        promised = self.sequences.num_promised[row]
+        return promised if num_children == 0 else min(promised, num_children - 1)
+
+    def _count_children(self, num_seqs: int, chosen: vec[i64]) -> list[int]:
+        counts = [0] * num_seqs
+        for index in range(i64(len(chosen))):
+            if not 0 <= chosen[index] < num_seqs:
+                raise InvalidArgument(
+                    f"parents[{index}] is {chosen[index]}; it must be from 0 to {num_seqs - 1}, a position in seqs"
+                )
+            counts[int(chosen[index])] += 1
+        return counts
+
+    def _branch(self, rows: vec[i64], chosen: vec[i64], handles: list[int], children: list[int]) -> None:
+        """The first child of a sequence is the sequence itself, the others are forks of it."""
+        for index in range(i64(len(chosen))):
+            parent = int(chosen[index])
+            if handles[parent] != 0:
+                children[index] = handles[parent]
+                handles[parent] = 0
+            else:
+                children[index] = self._fork_once(rows[chosen[index]])

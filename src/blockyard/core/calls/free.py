@@ -1,0 +1,80 @@
+"""The end of sequences: `free` begins here, now or when the call that runs has ended."""
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ...errors import UnknownSequence
+from ..gate import Deferred
+from ..parts import Parts
+from ..sequences.table import read_handles
+
+
+class FreeCalls(Deferred):
+    """Releases what sequences hold, their last block first, and closes their rows.
+
+    A free that arrives inside another call waits here. Handles are checked when they arrive: one that is not live, or
+    waits already, is refused at once.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.gate = parts.gate
+        self.token_blocks = parts.token_blocks
+        self.kv_pool = parts.kv_pool
+        self.sequences = parts.sequences
+        self.joins = parts.joins
+        self.store = parts.store
+        self.history = parts.history
+        self._waiting: list[int] = []
+
+    def free(self, seqs: object) -> None:
+        """See `KVCacheManager.free`."""
+        given = read_handles(seqs)
+        if not self.gate.enter_free("free"):
+            self._free_later(given)
+            self.gate.wait()
+            return
+        try:
+            rows = self.sequences.rows_of(given)
+            self.sequences.version += 1
+            for index in range(i64(len(rows))):
+                self._free_row(rows[index])
+        finally:
+            self.gate.leave()
+
+    def _free_row(self, row: i64) -> None:
+        if self.history is not None:
+            self.history.acting(f"free {self.sequences.holders[row]}")
+        self.end(row)
+
+    def _free_later(self, given: vec[i64]) -> None:
+        """Let `carry_out` free them when the running call has ended. O(handles * those that wait)."""
+        handles: list[int] = []
+        for index in range(i64(len(given))):
+            handle = int(given[index])
+            self.sequences.live_row(handle)
+            if handle in self._waiting or handle in handles:
+                raise UnknownSequence(f"sequence {handle} was freed already; it waits for a call to end")
+            handles.append(handle)
+        self._waiting += handles
+
+    def carry_out(self) -> None:
+        """End what waits, in the order in which it came. What the call that ran has ended itself is done."""
+        waiting = self._waiting
+        self._waiting = []
+        for handle in waiting:
+            if self.sequences.is_live(handle):
+                row = self.sequences.live_row(handle)
+                if self.sequences.in_batch(row) or self.sequences.num_waiters[row] > 0:
+                    # Else the plan that the call has made says what is true, and can be read.
+                    self.sequences.version += 1
+                self._free_row(row)
+
+    def end(self, row: i64) -> None:
+        """Free a row and all it holds. O(blocks)."""
+        sequences = self.sequences
+        self.joins.leave(row)
+        for block in sequences.copy_from[row]:
+            self.kv_pool.release_one(block)
+        self.store.close(row)
+        self.token_blocks.release(sequences.blocks, row * sequences.width, sequences.num_blocks[row])
+        sequences.close(row)

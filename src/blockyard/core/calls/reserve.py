@@ -1,0 +1,290 @@
+"""The first phase of a step: blocks and slots for the tokens about to be computed."""
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ...errors import InvalidArgument
+from ...ids import NO_ROW
+from ..arrays import zeros_i64
+from ..parts import Parts
+from ..plan import NO_BLOCKS, SCHEDULED, WAITS_FOR_PREFIX, Batch, StepPlan
+from ..sequences.table import NO_TOKEN, QUIET, read_handles
+from ..store.transfers import Transfers
+from ..tokens import int64_vector, store_token
+
+
+class ReserveCalls:
+    """Gives a whole batch its slots in one call; what does not fit is reported, and nothing changes for it.
+
+    Before a sequence writes, the block it writes to first is made its own (copy-on-write): forks share their last,
+    partly filled block, and a truncated sequence may end inside a cached one. All blocks behind it are new.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.gate = parts.gate
+        self.token_blocks = parts.token_blocks
+        self.kv_pool = parts.kv_pool
+        self.sequences = parts.sequences
+        self.joins = parts.joins
+        self.store = parts.store
+        self.tables = parts.store.tables
+        self.block_size: i64 = parts.block_size
+        self.max_model_len: i64 = parts.config.max_model_len
+        self._slot_room = zeros_i64(0)
+        self._num_slots: i64 = 0
+        #: (position in the batch, first slot) of each sequence that takes a second look.
+        self._slow = zeros_i64(0)
+        self._num_slow: i64 = 0
+        self._served = zeros_i64(0)
+        self._transfers = Transfers()
+
+    def reserve(self, seqs: object, num_new_tokens: object) -> StepPlan:
+        """See `KVCacheManager.reserve`."""
+        self.gate.enter("reserve")
+        try:
+            self.parts.note("reserve", "")
+            return self._reserve(seqs, num_new_tokens)
+        finally:
+            self.gate.leave_with_result()
+
+    def _reserve(self, seqs: object, num_new_tokens: object) -> StepPlan:
+        sequences = self.sequences
+        given = read_handles(seqs)
+        counts = zeros_i64(0)
+        if num_new_tokens is not None:
+            counts = int64_vector("num_new_tokens", num_new_tokens, len(given))
+        rows = sequences.rows_of(given)
+        if num_new_tokens is None:
+            counts = self._all_known(rows)
+        starts = self._map_ready(rows, counts)
+        if self._num_slow > 0 and self.kv_pool.chooser is not None:
+            self._evict_ahead(rows, starts, counts)
+        # The answer is made before the first change, because making something can fail.
+        transfers = Transfers()
+        statuses = self._all_served(len(rows)) if self._num_slow == 0 else zeros_i64(len(rows))
+        batch = Batch(sequences, rows, starts, counts, statuses)
+        slots = self._slot_room[: self._num_slots] if self._num_slots <= len(self._slot_room) else zeros_i64(0)
+        plan = StepPlan(self.tables, batch, slots, transfers)
+        sequences.version += 1
+        batch.version = sequences.version
+        self._record(rows, counts)
+        if self._num_slow > 0:
+            self._transfers = transfers
+            plan._num_slots = self._serve_slow(rows, starts, counts, statuses, slots)
+        self.store.finish(transfers)
+        return plan
+
+    def _all_known(self, rows: vec[i64]) -> vec[i64]:
+        """All tokens of each sequence that are known and not computed."""
+        counts = rows[:]
+        for index in range(i64(len(rows))):
+            counts[index] = self.sequences.num_tokens[rows[index]] - self.sequences.num_computed[rows[index]]
+        return counts
+
+    def _all_served(self, num_seqs: int) -> vec[i64]:
+        """Statuses of a batch in which every sequence has its slots; they are never written."""
+        if len(self._served) != num_seqs:
+            self._served = zeros_i64(num_seqs)
+        return self._served
+
+    def can_append(self, seqs: object, num_new_tokens: object) -> bool:
+        """See `KVCacheManager.can_append`."""
+        self.gate.enter("can_append")
+        try:
+            given = read_handles(seqs)
+            counts = int64_vector("num_new_tokens", num_new_tokens, len(given))
+            rows = self.sequences.rows_of(given)
+            starts = self._map_ready(rows, counts)
+            for index in range(i64(len(rows))):
+                if counts[index] > 0 and self.sequences.is_waiting(rows[index]):
+                    return False
+            return self._num_missing(rows, starts, counts) <= self.kv_pool.queue.num_free
+        finally:
+            self.gate.leave()
+
+    def _evict_ahead(self, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> None:
+        """Let an eviction policy name all victims before the first change, because it might fail."""
+        self.kv_pool.evict_ahead(min(self._num_missing(rows, starts, counts), self.kv_pool.queue.num_free))
+
+    def _num_missing(self, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> i64:
+        """Blocks that writing these tokens takes from the pool, copies on write included."""
+        missing: i64 = 0
+        for index in range(i64(len(rows))):
+            if counts[index] > 0:
+                missing += self.store.num_missing(rows[index], starts[index], starts[index] + counts[index])
+        return missing
+
+    def _map_ready(self, rows: vec[i64], counts: vec[i64]) -> vec[i64]:
+        """Refuse bad counts before anything changes; returns where each sequence starts.
+
+        On the way the slots of all sequences that are `ready` are written to `_slot_room`, which is not visible yet;
+        the others (`_slow`) are left out, with room for theirs. A step of more tokens than there is room for has
+        prompts in it: all of its slots are made when the plan is asked for them.
+        """
+        self.store.require_swapped_in(rows, "reserve")
+        sequences = self.sequences
+        num_seqs = i64(len(rows))
+        self._make_room(num_seqs)
+        starts = rows[:]
+        slow = self._slow
+        slots = self._slot_room
+        num_computed = sequences.num_computed
+        ready = sequences.ready
+        num_blocks = sequences.num_blocks
+        blocks = sequences.blocks
+        width = sequences.width
+        block_size = self.block_size
+        limit = self.max_model_len
+        num_slow: i64 = 0
+        total: i64 = 0
+        for index in range(num_seqs):
+            row = rows[index]
+            count = counts[index]
+            start = num_computed[row]
+            if count < 0 or count > limit - start:
+                self._refuse(index, row, count, start)
+            starts[index] = start
+            if count == 1 and start < ready[row] and total < len(slots):
+                # A decoded token goes to the last block: no division needed to find it.
+                logical = num_blocks[row] - 1
+                if start < logical * block_size:
+                    logical = start // block_size
+                slots[total] = (i64(blocks[row * width + logical]) - logical) * block_size + start
+            else:
+                slow[2 * num_slow] = index
+                slow[2 * num_slow + 1] = total
+                num_slow += 1
+            total += count
+        self._num_slow = num_slow
+        self._num_slots = total
+        return starts
+
+    def _make_room(self, num_seqs: i64) -> None:
+        """Room for the slots of a step of decodes."""
+        if 2 * num_seqs > len(self._slow):
+            self._slow = zeros_i64(int(4 * num_seqs))
+        if num_seqs > len(self._slot_room):
+            self._slot_room = zeros_i64(int(2 * num_seqs))
+
+    def _refuse(self, index: i64, row: i64, count: i64, start: i64) -> None:
+        limit = self.max_model_len
+        raise InvalidArgument(
+            f"num_new_tokens[{index}] is {count} for {self.sequences.name(row)}; "
+            f"it must be from 0 to {limit - start}: {start} tokens are computed, max_model_len is {limit}"
+        )
+
+    def _record(self, rows: vec[i64], counts: vec[i64]) -> None:
+        num_reserved = self.sequences.num_reserved
+        for index in range(i64(len(rows))):
+            num_reserved[rows[index]] = counts[index]
+
+    def _serve_slow(
+        self, rows: vec[i64], starts: vec[i64], counts: vec[i64], statuses: vec[i64], slots: vec[i64]
+    ) -> i64:
+        """Blocks, and then slots, for each sequence that takes a second look, in order; 0 tokens for those that do not
+        fit. Returns how many slots there are now: all, or none where the plan makes them when asked."""
+        sequences = self.sequences
+        table = self.tables[0]
+        maps = self._num_slots == len(slots)
+        failed = False
+        for position in range(self._num_slow):
+            index = self._slow[2 * position]
+            row = rows[index]
+            end = starts[index] + counts[index]
+            sequences.reserved_at[row] = sequences.version
+            status = SCHEDULED
+            if sequences.ready[row] == 0 or end > sequences.ready[row]:
+                status = self._grow(row, starts[index], end)
+            if status != SCHEDULED:
+                statuses[index] = status
+                counts[index] = 0
+                sequences.num_reserved[row] = 0
+                failed = True
+            elif maps and not failed:
+                table.map_run(row, starts[index], end, slots, self._slow[2 * position + 1])
+        if not maps:
+            return 0
+        return table.map_slots(rows, starts, counts, slots) if failed else self._num_slots
+
+    def _grow(self, row: i64, start: i64, end: i64) -> i64:
+        """Give one sequence what it needs to write tokens `start` to `end`, or say why not."""
+        if end == start:
+            return SCHEDULED
+        if self._lacks_prefix(row):
+            return WAITS_FOR_PREFIX
+        sequences = self.sequences
+        position = start // self.block_size
+        exists = position < sequences.num_blocks[row]
+        copies = exists and self._is_shared(row, position)
+        missing = max(self.store.num_token_blocks(end) - sequences.num_blocks[row], 0)
+        if missing + (1 if copies else 0) > self.token_blocks.queue.num_free:
+            return NO_BLOCKS
+        if not self.store.grow(row, start, end, self._transfers):
+            return NO_BLOCKS
+        if copies:
+            self._copy_on_write(row, position, start)
+        elif exists:
+            self._claim(row, position)
+        for _ in range(missing):
+            sequences.push_block(row, self.token_blocks.acquire_one())
+        self._store_pending(row)
+        if sequences.copy_from[row]:
+            self._copy_beginning(row, position)
+        if sequences.waits_on[row] == NO_ROW and sequences.pending_token[row] == NO_TOKEN:
+            sequences.alert[row] = QUIET
+            self.store.note_ready(row)
+        return SCHEDULED
+
+    def _lacks_prefix(self, row: i64) -> bool:
+        """Whether blocks it joined are neither computed nor being computed in this very step."""
+        sequences = self.sequences
+        owner = sequences.waits_on[row]
+        if owner == NO_ROW:
+            return False
+        if not sequences.is_waiting(row):
+            self.joins.settle(row)
+            return False
+        reached = sequences.num_computed[owner]
+        if sequences.reserved_at[owner] == sequences.version:
+            reached += sequences.num_reserved[owner]
+        return reached < sequences.waits_for[row]
+
+    def _is_shared(self, row: i64, position: i64) -> bool:
+        """Whether writing this block needs a copy. What the sequence published it is about to compute itself."""
+        if position < self.sequences.num_published[row]:
+            return False
+        return self.token_blocks.ref_cnt[self.sequences.block_at(row, position)] > 1
+
+    def _copy_on_write(self, row: i64, position: i64, start: i64) -> None:
+        old = self.sequences.block_at(row, position)
+        new = self.token_blocks.acquire_one()
+        self.token_blocks.index.rows.copy(old, new)
+        self.sequences.set_block(row, position, new)
+        self.token_blocks.release_one(old)
+        if start % self.block_size != 0:
+            self.store.token_block_copied(old, new, self._transfers)
+
+    def _copy_beginning(self, row: i64, position: i64) -> None:
+        """The prompt's hit ended inside a block: its first tokens come from another block that begins alike."""
+        for group, source in enumerate(self.sequences.copy_from[row]):
+            self._transfers.copy(source, int(self.tables[group].block_at(row, position)), group)
+            self._transfers.held_sources.append(source)
+        self.sequences.copy_from[row] = []
+
+    def _claim(self, row: i64, position: i64) -> None:
+        """A block cut by truncate and held by this sequence alone is about to change: it leaves the index."""
+        block = self.sequences.block_at(row, position)
+        if position >= self.sequences.num_published[row] and self.token_blocks.index.is_cached(block):
+            self.token_blocks.drop(block)
+
+    def _store_pending(self, row: i64) -> None:
+        """Put the token that waits in the row into its block, if that is there now."""
+        token = self.sequences.pending_token[row]
+        position = self.sequences.num_tokens[row] - 1
+        logical = position // self.block_size
+        if token != NO_TOKEN and logical < self.sequences.num_blocks[row]:
+            index = self.token_blocks.index
+            start = index.rows.start_of(self.sequences.block_at(row, logical))
+            store_token(index.rows.words, start, position - logical * self.block_size, token)
+            self.sequences.pending_token[row] = NO_TOKEN

@@ -1,0 +1,66 @@
+"""`truncate`: a sequence is cut, for speculation that was rejected or a conversation that goes on from earlier."""
+
+from mypy_extensions import i64
+
+from ...arguments import require_int
+from ...errors import InvalidArgument
+from ...keys import cut_spans
+from ..parts import Parts
+from ..sequences.table import NO_TOKEN, read_handle
+from .settled import require_settled
+
+
+class TruncateCalls:
+    """Releases the blocks behind the cut; a block that is cut in the middle is copied or claimed by the next step."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.gate = parts.gate
+        self.token_blocks = parts.token_blocks
+        self.sequences = parts.sequences
+        self.joins = parts.joins
+        self.store = parts.store
+
+    def truncate(self, seq: object, num_tokens: object) -> None:
+        """See `KVCacheManager.truncate`."""
+        self.gate.enter("truncate")
+        try:
+            self.parts.note("truncate", "")
+            self._truncate(seq, num_tokens)
+        finally:
+            self.gate.leave()
+
+    def _truncate(self, seq: object, num_tokens: object) -> None:
+        sequences = self.sequences
+        handle = read_handle(seq)
+        limit = int(sequences.num_tokens[sequences.live_row(handle)])
+        length = i64(require_int("num_tokens", num_tokens, 1, limit))
+        row = sequences.live_row(handle)
+        require_settled(self.parts, row, "truncate")
+        spans = sequences.spans[row]
+        if spans and length < sequences.num_tokens[row]:
+            spans = cut_spans(spans, int(length), int(self.parts.block_size))
+        self._require_window(row, min(length, sequences.num_computed[row]))
+        self.store.truncate(row, length)
+        sequences.version += 1
+        sequences.spans[row] = spans
+        self.joins.settle_waiters(row)
+        self.joins.settle(row)
+        keep = min(self.store.num_token_blocks(length), sequences.num_blocks[row])
+        self.token_blocks.release(sequences.blocks, row * sequences.width + keep, sequences.num_blocks[row] - keep)
+        sequences.cut_row(row, keep)
+        if length < sequences.num_tokens[row]:
+            sequences.pending_token[row] = NO_TOKEN
+        sequences.num_tokens[row] = length
+        sequences.num_computed[row] = min(sequences.num_computed[row], length)
+        sequences.num_published[row] = min(sequences.num_published[row], length // self.parts.block_size)
+        sequences.raise_alert(row)
+
+    def _require_window(self, row: i64, num_computed: i64) -> None:
+        """The tokens that a cut leaves must still have their windows."""
+        shortest = self.store.shortest_cut(row)
+        if num_computed < shortest:
+            raise InvalidArgument(
+                f"num_tokens leaves {num_computed} computed tokens of {self.sequences.name(row)}; at least {shortest} "
+                f"are needed, because blocks behind its sliding window were released"
+            )

@@ -1,0 +1,1 @@
+"""The exact prefix index: from the tokens of a prompt to blocks."""

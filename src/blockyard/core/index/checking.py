@@ -1,0 +1,59 @@
+"""What must hold of the index alone: every block is found from its own tokens, and from nothing else."""
+
+import numpy as np
+from mypy_extensions import i64
+
+from ...errors import InvariantError
+from ..arrays import view_i32, view_i64
+from .prefix_index import PrefixIndex
+from .room import ID_MASK
+
+
+def check_index(index: PrefixIndex) -> None:
+    """Every indexed block is found from its own tokens, exactly once, and the counts agree. O(num_blocks)."""
+    indexed = [block for block in range(len(index.chain_hash)) if index.is_cached(i64(block))]
+    if len(indexed) != index.num_indexed:
+        raise InvariantError(f"index: {len(indexed)} blocks have a content, the count says {index.num_indexed}")
+    pending = sum(1 for owner in index.owner if owner != 0)
+    if pending != index.num_pending:
+        raise InvariantError(f"I3: {pending} blocks have an owner, the count says {index.num_pending}")
+    in_table = [int(slot) & int(ID_MASK) for slot in view_i64(index._slots).tolist() if slot]
+    if in_table and not 0 < min(in_table) <= max(in_table) < len(index.chain_hash):
+        raise InvariantError(f"index: the table leads to block {max(in_table)}; the pool has {len(index.chain_hash)}")
+    reached = sorted(block for oldest in in_table for block in index.rings.members(oldest))
+    if reached != indexed:
+        raise InvariantError("index: table and rings reach other blocks than those with a content")
+    linked = np.flatnonzero(view_i32(index.rings.next_equal) | view_i32(index.rings.prev_equal)).tolist()
+    for block in sorted(set(linked) - set(indexed)):
+        raise InvariantError(f"index: block {block} has no content, but a link in a ring")
+    blocks = {int(index.content_of(i64(block))): block for block in in_table}
+    for block in in_table:
+        _check_block(index, block)
+        _check_chain(index, block, blocks.get(int(index.parent_of(i64(block))), 0))
+
+
+def _check_block(index: PrefixIndex, oldest: i64) -> None:
+    content = index.content_of(oldest)
+    parent = index.parent_of(oldest)
+    if not parent < content <= index._last_content:
+        raise InvariantError(f"I5: block {oldest} has content {content} under parent {parent}")
+    ring = index.rings.members(oldest)
+    for position, member in enumerate(ring):
+        block = i64(member)
+        row = index.rows.start_of(block)
+        before = index.rings.prev_equal[block]
+        if before != (ring[position - 1] if len(ring) > 1 else 0):
+            raise InvariantError(f"index: block {block} points back to {before} in the ring {ring}")
+        if index.content_of(block) != content or index.parent_of(block) != parent:
+            raise InvariantError(f"I5: block {block} is a duplicate of block {oldest} with another identity")
+        if index.find(index.rows.words, row, index.chain_hash[block], parent) != oldest:
+            raise InvariantError(f"I5: block {block} is not found from its own tokens")
+
+
+def _check_chain(index: PrefixIndex, block: i64, before: i64) -> None:
+    """A block is hashed after its parent, if that is still indexed or a root that is still known."""
+    parent = index.parent_of(block)
+    if before == 0 and not index.roots.holds(parent):
+        return
+    if index.hash_block(block, before, parent) != index.chain_hash[block]:
+        raise InvariantError(f"index: the hash of block {block} does not follow from its parent's")

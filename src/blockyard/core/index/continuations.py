@@ -1,0 +1,89 @@
+"""The blocks that continue a content, found by their first token: for hits that end inside a block."""
+
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ...ids import NULL_BLOCK
+from ..arrays import grown_i32, zeros_i32
+from ..tokens import LOW_HALF
+from .hashing import HASH_MASK
+
+#: This many of the latest blocks that begin alike are compared; more would let one popular token slow every lookup.
+MOST_COMPARED: Final[i64] = 32
+SPREAD: Final[i64] = 40503
+
+
+class Continuations:
+    """Doubly linked lists of indexed blocks, one for each (parent content, first token), latest first.
+
+    All operations are O(1) but `longest`, which compares at most 32 blocks.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._first: dict[int, int] = {}
+        self._after = zeros_i32(num_blocks)
+        self._before = zeros_i32(num_blocks)
+
+    def _key(self, parent: i64, word: i64) -> int:
+        """Lists of different pairs may share a key: candidates are compared whole anyway."""
+        return int((parent * SPREAD * SPREAD + (word & LOW_HALF)) & HASH_MASK)
+
+    def add(self, block: i64, parent: i64, word: i64) -> None:
+        """`block`, whose first packed word is `word`, continues `parent`."""
+        key = self._key(parent, word)
+        following = i64(self._first.get(key, 0))
+        self._first[key] = int(block)
+        self._after[block] = i32(following)
+        self._before[block] = 0
+        if following != NULL_BLOCK:
+            self._before[following] = i32(block)
+
+    def remove(self, block: i64, parent: i64, word: i64) -> None:
+        """`block` leaves the index."""
+        before = i64(self._before[block])
+        after = i64(self._after[block])
+        if before != NULL_BLOCK:
+            self._after[before] = i32(after)
+        elif after != NULL_BLOCK:
+            self._first[self._key(parent, word)] = int(after)
+        else:
+            del self._first[self._key(parent, word)]
+        if after != NULL_BLOCK:
+            self._before[after] = i32(before)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._first.clear()
+
+    def grown(self, num_blocks: int) -> "Continuations":
+        """The same with room for blocks up to `num_blocks - 1`; this one is to be used no more."""
+        larger = Continuations(0)
+        larger._first = self._first
+        larger._after = grown_i32(self._after, num_blocks)
+        larger._before = grown_i32(self._before, num_blocks)
+        return larger
+
+    def candidates(self, parent: i64, word: i64) -> list[int]:
+        """At most 32 blocks that may continue `parent` with this first token, latest first."""
+        blocks: list[int] = []
+        block = i64(self._first.get(self._key(parent, word), 0))
+        while block != NULL_BLOCK and len(blocks) < MOST_COMPARED:
+            blocks.append(int(block))
+            block = i64(self._after[block])
+        return blocks
+
+
+def common_tokens(words: vec[i64], position: i64, other: vec[i64], other_position: i64, limit: i64) -> i64:
+    """How many of the first `limit` tokens of two packed rows are equal. O(limit)."""
+    equal: i64 = 0
+    while equal < limit:
+        difference = words[position + (equal >> 1)] ^ other[other_position + (equal >> 1)]
+        if difference & LOW_HALF != 0:
+            return equal
+        equal += 1
+        if equal < limit and difference != 0:
+            return equal
+        equal += 1
+    return limit

@@ -1,0 +1,453 @@
+"""The exact prefix index: from the tokens of a prompt to the blocks that hold their keys and values."""
+
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ...ids import NO_CONTENT
+from ..arrays import (
+    clear_i32,
+    clear_i64,
+    zeros_i32,
+    zeros_i64,
+)
+from ..tokens import words_per_block
+from .continuations import Continuations
+from .hashing import WORDS_OF_16_TOKENS, hash_keys, hash_rows, root_hash
+from .rings import Rings
+from .room import ID_BITS, ID_MASK, ID_SPAN, TAG_BITS, IndexRoom, bits_for
+from .roots import Roots
+from .rows import TokenRows
+
+#: Blocks looked up together: long enough for memory loads to overlap, short enough to stay in the first cache.
+TILE_BLOCKS: Final[i64] = 64
+#: identity 16, chain hash 8, owner 4, ring 8, two slots of 8; in the ledger ref_cnt 4 and the free queue's links 8.
+BYTES_A_BLOCK: Final = 64
+
+
+class PrefixIndex:
+    """An open-addressing table (linear probing, load at most one half) of full blocks, and what verifies each of them.
+
+    The chained hash of a prompt's blocks finds candidates. Three things verify one: its own tokens (`rows`); that its
+    parent is the very content found for the block before; and that the chain began at the right root (`roots`).
+
+    A content id is a counter's value, given to each distinct content under a distinct prefix and never used twice;
+    equal blocks share it. It is neither a block id (reused) nor a hash (can be made to collide), so no collision, by
+    chance or by an attacker, makes one prompt hit another's blocks. A root stands for extra keys (LoRA, cache salt) and
+    a generation; forgetting the roots, as `clear` does, leaves no way to any old block.
+
+    Only one block of each content stands in the table, the oldest one; its duplicates hang on it in a ring (`rings`).
+
+    Looking up runs in short passes over a tile of blocks (hash, probe, load, verify), whose iterations do
+    not wait for one another: the processor overlaps their cache misses.
+
+    Only this class writes `identity`, `chain_hash`, the rings and the slots; `joins` passes owners on, and the calls
+    write the tokens of blocks that are not indexed.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, hash_seed: int) -> None:
+        self.rows = TokenRows(num_blocks, block_size)
+        self._make_table(2 * num_blocks)
+        #: identity[2b] is block b's content, 0 when it is not indexed; identity[2b + 1] is its parent's content.
+        self.identity = zeros_i64(2 * num_blocks)
+        self.chain_hash = zeros_i64(num_blocks)
+        #: 1 + the row of the sequence that has yet to compute the block; 0 when its keys and values are there.
+        self.owner = zeros_i32(num_blocks)
+        self.rings = Rings(num_blocks)
+        self.num_indexed: i64 = 0
+        #: How many of them are still to be computed by their owner.
+        self.num_pending: i64 = 0
+        self._one_hash = zeros_i64(1)
+        self._keys = hash_keys(hash_seed, words_per_block(block_size))
+        self._last_content: i64 = NO_CONTENT
+        self.num_generations: i64 = 0
+        self.roots = Roots(num_blocks + 1)
+        self.hashes = zeros_i64(int(TILE_BLOCKS))
+        self.found = zeros_i32(int(TILE_BLOCKS))
+        #: What continues each content, for hits that end inside a block; None where partial hits are off.
+        self.continuations: Continuations | None = None
+
+    def _make_table(self, min_slots: int) -> None:
+        bits = bits_for(min_slots)
+        self._slots = zeros_i64(2**bits)
+        self._slot_mask: i64 = 2**bits - 1
+        self._home_shift: i64 = TAG_BITS - bits
+
+    def is_cached(self, block: i64) -> bool:
+        """Whether a prompt can hit the block."""
+        return self.identity[2 * block] != NO_CONTENT
+
+    def content_of(self, block: i64) -> i64:
+        """What the block holds, a number that equal contents under equal prefixes share; 0 when it is not cached."""
+        return self.identity[2 * block]
+
+    def parent_of(self, block: i64) -> i64:
+        """The content before that of a cached block; its root for a first block."""
+        return self.identity[2 * block + 1]
+
+    def known_root(self, extra_keys: tuple[object, ...]) -> i64:
+        """The root of these extra keys, or 0 if nothing was indexed under them. A question: it changes nothing."""
+        return self.roots.find(extra_keys)
+
+    def root(self, extra_keys: tuple[object, ...]) -> i64:
+        """The content id that stands before the first block of prompts with these extra keys. O(1).
+
+        As many roots are remembered as the pool has blocks, the least recently used is forgotten first.
+        """
+        found = self.roots.touch(extra_keys)
+        if found == NO_CONTENT:
+            found = self._new_content()
+            self.roots.remember(extra_keys, found)
+        return found
+
+    def _new_content(self) -> i64:
+        self._last_content += 1
+        return self._last_content
+
+    def find_prefix(self, words: vec[i64], first: i64, max_blocks: i64, root: i64) -> i64:
+        """How far blocks `first` to `max_blocks` of a packed prompt, the first of them after `root`, are indexed.
+
+        Returns where the first one is missing; `found` has the ids of those before, `hashes` their chained hashes.
+        O(blocks found).
+        """
+        self.make_room(max_blocks)
+        chain = root_hash(root)
+        parent = root
+        while first < max_blocks:
+            last = min(first + TILE_BLOCKS, max_blocks)
+            hash_rows(words, 0, self._keys, chain, self.hashes, first, last)
+            reached = self._probe(first, last)
+            self._load(first, reached)
+            verified = self._verify(words, first, reached, parent)
+            if verified > first:
+                parent = self.identity[2 * i64(self.found[verified - 1])]
+            if verified < last:
+                if verified == reached or not self._resolve(words, verified, parent):
+                    return verified
+                parent = self.identity[2 * i64(self.found[verified])]
+                verified += 1
+            first = verified
+            chain = self.hashes[first - 1]
+        return max_blocks
+
+    def make_room(self, num_blocks: i64) -> None:
+        """Let `hashes` and `found` hold a prompt of `num_blocks` blocks; what they hold stays."""
+        if num_blocks > len(self.hashes):
+            hashes = zeros_i64(int(2 * num_blocks))
+            found = zeros_i32(int(2 * num_blocks))
+            for position in range(i64(len(self.hashes))):
+                hashes[position] = self.hashes[position]
+                found[position] = self.found[position]
+            self.hashes = hashes
+            self.found = found
+
+    def _probe(self, first: i64, last: i64) -> i64:
+        """Fill `found` with the first block under each hash's tag; returns where the first hash has none."""
+        hashes = self.hashes
+        found = self.found
+        slots = self._slots
+        mask = self._slot_mask
+        shift = self._home_shift
+        for index in range(first, last):
+            tag = hashes[index] >> ID_BITS
+            position = tag >> shift
+            slot = slots[position]
+            while slot != 0 and slot >> ID_BITS != tag:
+                position = (position + 1) & mask
+                slot = slots[position]
+            if slot == 0:
+                return index
+            found[index] = i32(slot & ID_MASK)
+        return last
+
+    def _load(self, first: i64, last: i64) -> i64:
+        """Read the first word of each found block; the returned sum only keeps the loop from being dropped."""
+        found = self.found
+        words = self.rows.words
+        identity = self.identity
+        start = self.rows.first_word
+        num_words = self.rows.num_words
+        total: i64 = 0
+        for index in range(first, last):
+            block = i64(found[index])
+            total ^= words[start + block * num_words] ^ identity[2 * block]
+        return total
+
+    def _verify(self, prompt: vec[i64], first: i64, last: i64, parent: i64) -> i64:
+        """Where the first found block fails: tokens and parent must be equal."""
+        found = self.found
+        words = self.rows.words
+        identity = self.identity
+        num_words = self.rows.num_words
+        start = self.rows.first_word
+        if num_words == WORDS_OF_16_TOKENS:
+            return self._verify_16(prompt, first, last, parent)
+        position = first * num_words
+        for index in range(first, last):
+            block = i64(found[index])
+            stored = start + block * num_words
+            difference = identity[2 * block + 1] ^ parent
+            for word in range(num_words):
+                difference |= words[stored + word] ^ prompt[position + word]
+            if difference != 0:
+                return index
+            parent = identity[2 * block]
+            position += num_words
+        return last
+
+    def _verify_16(self, prompt: vec[i64], first: i64, last: i64, parent: i64) -> i64:
+        """The same for blocks of 16 tokens, written out."""
+        found = self.found
+        words = self.rows.words
+        identity = self.identity
+        start = self.rows.first_word
+        at = first * WORDS_OF_16_TOKENS
+        for index in range(first, last):
+            block = i64(found[index])
+            row = start + block * WORDS_OF_16_TOKENS
+            difference = identity[2 * block + 1] ^ parent
+            difference |= (words[row] ^ prompt[at]) | (words[row + 1] ^ prompt[at + 1])
+            difference |= (words[row + 2] ^ prompt[at + 2]) | (words[row + 3] ^ prompt[at + 3])
+            difference |= (words[row + 4] ^ prompt[at + 4]) | (words[row + 5] ^ prompt[at + 5])
+            difference |= (words[row + 6] ^ prompt[at + 6]) | (words[row + 7] ^ prompt[at + 7])
+            if difference != 0:
+                return index
+            parent = identity[2 * block]
+            at += WORDS_OF_16_TOKENS
+        return last
+
+    def _resolve(self, prompt: vec[i64], index: i64, parent: i64) -> bool:
+        """Look past a false candidate for block `index`: another content whose hash has the same tag."""
+        block = self.find(prompt, index * self.rows.num_words, self.hashes[index], parent)
+        self.found[index] = i32(block)
+        return block != 0
+
+    def find(self, words: vec[i64], position: i64, chain_hash: i64, parent: i64) -> i64:
+        """The block in the table with these words under this parent content, or 0. O(1) expected."""
+        tag = chain_hash >> ID_BITS
+        slot_position = tag >> self._home_shift
+        slot = self._slots[slot_position]
+        while slot != 0:
+            if slot >> ID_BITS == tag and self._equal(words, position, slot & ID_MASK, parent):
+                return slot & ID_MASK
+            slot_position = (slot_position + 1) & self._slot_mask
+            slot = self._slots[slot_position]
+        return 0
+
+    def _equal(self, words: vec[i64], position: i64, block: i64, parent: i64) -> bool:
+        return self.identity[2 * block + 1] == parent and self.rows.equal(words, position, block)
+
+    def hash_run(self, words: vec[i64], first: i64, last: i64, chain: i64) -> None:
+        """Fill `hashes` for blocks `first` to `last` of a packed prompt, which come after the hash `chain`."""
+        self.make_room(last)
+        hash_rows(words, 0, self._keys, chain, self.hashes, first, last)
+
+    def hash_alone(self, words: vec[i64]) -> i64:
+        """A hash of one block's words, whatever comes before them."""
+        return hash_rows(words, 0, self._keys, 0, zeros_i64(1), 0, 1)
+
+    def hash_words(self, words: vec[i64], root: i64) -> i64:
+        """The chained hash of one block's words right after a root."""
+        return hash_rows(words, 0, self._keys, root_hash(root), self.hashes, 0, 1)
+
+    def hash_block(self, block: i64, before: i64, root: i64) -> i64:
+        """The chained hash of the tokens that `block` holds, after the indexed block `before` (0: after the root)."""
+        chain = root_hash(root) if before == 0 else self.chain_hash[before]
+        return hash_rows(self.rows.words, self.rows.start_of(block), self._keys, chain, self.hashes, 0, 1)
+
+    def insert_run(
+        self, words: vec[i64], first: i64, last: i64, blocks: vec[i32], start: i64, parent: i64, owner: i64
+    ) -> None:
+        """Store blocks `first` to `last` of a packed prompt in `blocks[start + first:]` and index them. O(words).
+
+        `hashes` holds their hashes already (`hash_run`). Three short passes, as in a lookup.
+        """
+        self.rows.store(words, first, last, blocks, start)
+        self._load_slots(first, last)
+        self._link_run(blocks, start, first, last, parent, owner)
+
+    def _load_slots(self, first: i64, last: i64) -> i64:
+        """Read the home slot of each hash; the returned sum only keeps the loop from being dropped."""
+        hashes = self.hashes
+        slots = self._slots
+        shift = self._home_shift
+        total: i64 = 0
+        for position in range(first, last):
+            total ^= slots[(hashes[position] >> ID_BITS) >> shift]
+        return total
+
+    def insert(self, block: i64, chain_hash: i64, parent: i64) -> None:
+        """Index a computed `block`, whose tokens are in its row, under `parent`. O(1) expected."""
+        self._link(block, chain_hash, parent)
+        self.owner[block] = 0
+        self.num_indexed += 1
+        if self.continuations is not None:
+            self.continuations.add(block, parent, self.rows.words[self.rows.start_of(block)])
+
+    def _link(self, block: i64, chain_hash: i64, parent: i64) -> i64:
+        """Put a block into the table, or into the ring of its equals. Returns its content, new if it is the first."""
+        slots = self._slots
+        mask = self._slot_mask
+        tag = chain_hash >> ID_BITS
+        position = tag >> self._home_shift
+        slot = slots[position]
+        while slot != 0 and (slot >> ID_BITS != tag or not self._is_equal(block, slot & ID_MASK, parent)):
+            position = (position + 1) & mask
+            slot = slots[position]
+        if slot == 0:
+            content = self._new_content()
+            slots[position] = tag * ID_SPAN + block
+        else:
+            content = self.identity[2 * (slot & ID_MASK)]
+            self.rings.join(slot & ID_MASK, block)
+        self.identity[2 * block] = content
+        self.identity[2 * block + 1] = parent
+        self.chain_hash[block] = chain_hash
+        return content
+
+    def insert_scattered(self, blocks: vec[i64], parents: vec[i64], count: i64) -> None:
+        """Index `count` computed blocks of different chains, whose tokens are in their rows. O(words) each.
+
+        parents: the indexed block before each; minus its root for a first block. Short passes, as in a lookup.
+        """
+        self.make_room(count)
+        self._hash_scattered(blocks, parents, count)
+        self._load_slots(0, count)
+        for position in range(count):
+            before = parents[position]
+            parent = self.identity[2 * before] if before > 0 else -before
+            self.insert(blocks[position], self.hashes[position], parent)
+
+    def _hash_scattered(self, blocks: vec[i64], parents: vec[i64], count: i64) -> None:
+        hashes = self.hashes
+        chain_hash = self.chain_hash
+        for position in range(count):
+            before = parents[position]
+            chain = chain_hash[before] if before > 0 else root_hash(-before)
+            row = self.rows.start_of(blocks[position])
+            hash_rows(self.rows.words, row, self._keys, chain, self._one_hash, 0, 1)
+            hashes[position] = self._one_hash[0]
+
+    def _link_run(self, blocks: vec[i32], start: i64, first: i64, last: i64, parent: i64, owner: i64) -> None:
+        """Index a chain of blocks whose tokens are in their rows and whose hashes are in `hashes`."""
+        hashes = self.hashes
+        owners = self.owner
+        for position in range(first, last):
+            block = i64(blocks[start + position])
+            parent = self._link(block, hashes[position], parent)
+            owners[block] = i32(owner)
+        self.num_indexed += last - first
+        if self.continuations is not None:
+            self._add_continuations(self.continuations, blocks, start + first, start + last)
+        if owner != 0:
+            self.num_pending += last - first
+
+    def _add_continuations(self, continuations: Continuations, blocks: vec[i32], first: i64, last: i64) -> None:
+        for position in range(first, last):
+            block = i64(blocks[position])
+            continuations.add(block, self.identity[2 * block + 1], self.rows.words[self.rows.start_of(block)])
+
+    def _is_equal(self, block: i64, other: i64, parent: i64) -> bool:
+        return self._equal(self.rows.words, self.rows.start_of(block), other, parent)
+
+    def set_computed(self, block: i64) -> None:
+        """The keys and values of an indexed block are there now."""
+        if self.owner[block] != 0:
+            self.owner[block] = 0
+            self.num_pending -= 1
+
+    def load_run(self, blocks: vec[i32], start: i64, count: i64) -> i64:
+        """Read what `remove` will need of each block; the returned sum only keeps the loop from being dropped."""
+        chain_hash = self.chain_hash
+        slots = self._slots
+        shift = self._home_shift
+        total: i64 = 0
+        for position in range(start, start + count):
+            total ^= slots[(chain_hash[i64(blocks[position])] >> ID_BITS) >> shift]
+        return total
+
+    def remove(self, block: i64) -> None:
+        """Take an indexed block out: its oldest duplicate takes its place, if it has one. O(1) expected."""
+        position = self._slot_of(block)
+        heir = self.rings.leave(block)
+        if position >= 0:
+            if heir != 0:
+                self._slots[position] += heir - block
+            else:
+                self._close_gap(position)
+        if self.continuations is not None:
+            word = self.rows.words[self.rows.start_of(block)]
+            self.continuations.remove(block, self.identity[2 * block + 1], word)
+        self.set_computed(block)
+        self.identity[2 * block] = NO_CONTENT
+        self.num_indexed -= 1
+
+    def _slot_of(self, block: i64) -> i64:
+        """Where `block` stands in the table; -1 when another block stands for its content."""
+        slots = self._slots
+        position = (self.chain_hash[block] >> ID_BITS) >> self._home_shift
+        slot = slots[position]
+        while slot != 0:
+            if slot & ID_MASK == block:
+                return position
+            position = (position + 1) & self._slot_mask
+            slot = slots[position]
+        return -1
+
+    def _close_gap(self, gap: i64) -> None:
+        """Empty slot `gap` and move later slots of the run back, so that no probe ends too early (Knuth, 6.4 R)."""
+        slots = self._slots
+        mask = self._slot_mask
+        position = (gap + 1) & mask
+        slot = slots[position]
+        while slot != 0:
+            home = (slot >> ID_BITS) >> self._home_shift
+            if (position - home) & mask >= (position - gap) & mask:
+                slots[gap] = slot
+                gap = position
+            position = (position + 1) & mask
+            slot = slots[position]
+        slots[gap] = 0
+
+    def clear(self) -> None:
+        """Forget all blocks and roots at once. O(num_blocks); the content counter goes on. It asks for no memory."""
+        self.roots.clear()
+        clear_i64(self.identity)
+        clear_i64(self._slots)
+        clear_i32(self.owner)
+        self.rings.clear()
+        self.num_indexed = 0
+        self.num_pending = 0
+        self.num_generations += 1
+        if self.continuations is not None:
+            self.continuations.clear()
+
+    def make_room_for(self, num_blocks: int) -> IndexRoom:
+        """Arrays for blocks up to `num_blocks - 1` that hold what is indexed, not put in place yet. O(num_blocks)."""
+        room = IndexRoom(num_blocks, int(self.rows.num_words))
+        room.take_words(self.rows.words, self.rows.first_word, i64(len(self.chain_hash)) * self.rows.num_words)
+        room.take_blocks(self.identity, self.chain_hash, self.owner)
+        room.take_rings(self.rings.next_equal, self.rings.prev_equal)
+        room.take_slots(self._slots)
+        if self.continuations is not None:
+            room.continuations = self.continuations.grown(num_blocks)
+        return room
+
+    def move_into(self, room: IndexRoom) -> None:
+        """Put the larger arrays in place."""
+        self.rows.words = room.words
+        self.rows.first_word = room.first_word
+        self.identity = room.identity
+        self.chain_hash = room.chain_hash
+        self.owner = room.owner
+        self.rings.move_into(room.next_equal, room.prev_equal)
+        self.continuations = room.continuations
+        self.roots.limit = room.num_blocks + 1
+        self._slots = room.slots
+        self._slot_mask = i64(len(room.slots)) - 1
+        self._home_shift = room.home_shift
+
+    def bytes_a_block(self) -> int:
+        """Bytes of the index and of the pool's other arrays for one block, without policies."""
+        return 8 * int(self.rows.num_words) + BYTES_A_BLOCK

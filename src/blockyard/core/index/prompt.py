@@ -1,0 +1,54 @@
+"""A prompt as the index sees it: packed tokens, the keys of the whole request, and what stands at spans of tokens."""
+
+from bisect import bisect_right
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ...keys import canonical_keys, plain_keys, require_spans_within, spans_by_block, spans_of
+from ..tokens import pack_tokens
+
+#: Behind every block of a prompt.
+NO_MORE: Final[i64] = 1099511627776
+
+
+class Prompt:
+    """words: the tokens, packed in blocks. keys: extra keys that hold for every block, in one order, as plain tuples.
+
+    spans: for each block that a span overlaps, what stands there, in a form that is compared whole; `span_blocks`
+    are these blocks, ascending.
+    """
+
+    def __init__(
+        self, words: vec[i64], num_tokens: i64, keys: tuple[object, ...], spans: dict[int, tuple[object, ...]]
+    ) -> None:
+        self.words = words
+        self.num_tokens = num_tokens
+        self.keys = keys
+        self.spans = spans
+        self.span_blocks = sorted(spans)
+
+    def next_span_block(self, position: i64) -> i64:
+        """The first block behind `position` that a span overlaps, or one behind all. O(log spans)."""
+        index = bisect_right(self.span_blocks, int(position))
+        return self.span_blocks[index] if index < len(self.span_blocks) else NO_MORE
+
+
+def make_prompt(token_ids: object, extra_keys: object, block_size: int) -> Prompt:
+    """Check and pack what a caller calls a prompt. Raises `InvalidArgument`. O(tokens + blocks under spans)."""
+    packed = pack_tokens(token_ids, block_size)
+    keys = canonical_keys(extra_keys) if has_items(extra_keys) else ()
+    if not keys:
+        return Prompt(packed.words, packed.num_tokens, (), {})
+    num_tokens = int(packed.num_tokens)
+    spans = spans_of(keys)
+    require_spans_within(spans, num_tokens)
+    by_block: dict[int, tuple[object, ...]] = {}
+    by_block.update(spans_by_block(spans, block_size, -(-num_tokens // block_size)))
+    return Prompt(packed.words, packed.num_tokens, plain_keys(keys), by_block)
+
+
+def has_items(extra_keys: object) -> bool:
+    """False for an empty tuple, the most common case, without a call into interpreted code."""
+    return not isinstance(extra_keys, tuple) or len(extra_keys) > 0

@@ -1,0 +1,66 @@
+"""The arrays of a larger index, made before anything is changed, so that growing is all or nothing."""
+
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ..arrays import grown_i32, grown_i64, words_to_cache_line, zeros_i64
+from .continuations import Continuations
+
+#: A slot of the table holds a block id in its low 27 bits and the top 35 bits of the chained hash above them, so
+#: most probes end without a look at the block.
+ID_BITS: Final[i64] = 27
+ID_MASK: Final[i64] = 134217727
+ID_SPAN: Final[i64] = 134217728
+TAG_BITS: Final = 35
+
+
+class IndexRoom:
+    """What `PrefixIndex.move_into` puts in place: everything indexed, with room for `num_blocks` blocks."""
+
+    def __init__(self, num_blocks: int, num_words: int) -> None:
+        self.num_blocks: i64 = num_blocks
+        self.words = zeros_i64(num_blocks * num_words + 8)
+        self.first_word: i64 = words_to_cache_line(self.words)
+        bits = bits_for(2 * num_blocks)
+        self.slots = zeros_i64(2**bits)
+        self.home_shift: i64 = TAG_BITS - bits
+        self.identity = zeros_i64(0)
+        self.chain_hash = zeros_i64(0)
+        self.owner = vec[i32]([])
+        self.next_equal = vec[i32]([])
+        self.prev_equal = vec[i32]([])
+        self.continuations: Continuations | None = None
+
+    def take_words(self, words: vec[i64], first: i64, count: i64) -> None:
+        """Copy `count` words of stored tokens."""
+        for word in range(count):
+            self.words[self.first_word + word] = words[first + word]
+
+    def take_blocks(self, identity: vec[i64], chain_hash: vec[i64], owner: vec[i32]) -> None:
+        """Copy what is known of each block."""
+        self.identity = grown_i64(identity, int(2 * self.num_blocks))
+        self.chain_hash = grown_i64(chain_hash, int(self.num_blocks))
+        self.owner = grown_i32(owner, int(self.num_blocks))
+
+    def take_rings(self, next_equal: vec[i32], prev_equal: vec[i32]) -> None:
+        """Copy the rings of duplicates."""
+        self.next_equal = grown_i32(next_equal, int(self.num_blocks))
+        self.prev_equal = grown_i32(prev_equal, int(self.num_blocks))
+
+    def take_slots(self, slots: vec[i64]) -> None:
+        """Give every block of a smaller table its slot in the larger one."""
+        mask = i64(len(self.slots)) - 1
+        for position in range(i64(len(slots))):
+            slot = slots[position]
+            if slot != 0:
+                home = (slot >> ID_BITS) >> self.home_shift
+                while self.slots[home] != 0:
+                    home = (home + 1) & mask
+                self.slots[home] = slot
+
+
+def bits_for(min_slots: int) -> int:
+    """The bits of the least power of two that is at least `min_slots`."""
+    return max(1, (min_slots - 1).bit_length())

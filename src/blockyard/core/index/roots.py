@@ -1,0 +1,47 @@
+"""What stands before the first block of a prompt: a content of its own for each combination of extra keys."""
+
+from collections import OrderedDict
+
+from mypy_extensions import i64
+
+from ...ids import NO_CONTENT
+
+
+class Roots:
+    """The latest `limit` roots, by extra keys, the least recently used forgotten first. O(1) an operation.
+
+    Keys are tuples of strings and numbers: hashing and comparing them runs no Python code. The dict is an ordered one,
+    because finding the oldest key of a plain one walks over all that were deleted before it.
+    """
+
+    def __init__(self, limit: i64) -> None:
+        self.limit = limit
+        self._contents: OrderedDict[object, i64] = OrderedDict()
+
+    def find(self, keys: object) -> i64:
+        """The root of these keys, or 0. A question: it changes nothing."""
+        return self._contents.get(keys, NO_CONTENT)
+
+    def touch(self, keys: object) -> i64:
+        """The same, and it is the latest one now."""
+        found = self._contents.get(keys, NO_CONTENT)
+        if found != NO_CONTENT:
+            self._contents.move_to_end(keys)
+        return found
+
+    def remember(self, keys: object, content: i64) -> None:
+        """A new root, the latest one."""
+        self._contents[keys] = content
+        if len(self._contents) > self.limit:
+            self._contents.popitem(last=False)
+
+    def holds(self, content: i64) -> bool:
+        """Whether some keys still have this root. O(roots)."""
+        return content in self._contents.values()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._contents.clear()
+
+    def __len__(self) -> int:
+        return len(self._contents)

@@ -1,0 +1,243 @@
+"""What can be asked of a cache, besides its calls: its sequences, its blocks, its counters, and `check`."""
+
+import numpy as np
+import numpy.typing as npt
+from mypy_extensions import i64
+
+from ..answers import AllocationEvent, CacheStats, Holding, MissCauses, Residency
+from ..arguments import require_int
+from ..errors import InvalidArgument
+from .arrays import view_i32, view_i64, zeros_i64
+from .calls.allocate import AllocateCalls
+from .checking import check_groups, check_sequences
+from .parts import Parts
+from .pool.block import KVCacheBlock
+from .pool.lease import BlockLease
+from .sequences.block_table import BlockTable
+from .sequences.table import NO_TOKEN, is_batch, read_handles
+from .watch.misses import MissLog
+
+
+class Inspection:
+    """Questions about a cache. Those that read more than one number enter the gate."""
+
+    def __init__(self, parts: Parts, allocate_calls: AllocateCalls) -> None:
+        self.parts = parts
+        self.gate = parts.gate
+        self.sequences = parts.sequences
+        self.store = parts.store
+        self.allocate_calls = allocate_calls
+
+    # Sequences.
+
+    def num_tokens(self, seqs: object) -> object:
+        """See `KVCacheManager.num_tokens`."""
+        if is_batch(seqs):
+            return self._column("num_tokens", seqs)
+        return int(self.sequences.num_tokens[self.sequences.row_of(seqs)])
+
+    def num_computed_tokens(self, seqs: object) -> object:
+        """See `KVCacheManager.num_computed_tokens`."""
+        if is_batch(seqs):
+            return self._column("num_computed_tokens", seqs)
+        return int(self.sequences.num_computed[self.sequences.row_of(seqs)])
+
+    def _column(self, call: str, seqs: object) -> npt.NDArray[np.int64]:
+        self.gate.enter(call)
+        try:
+            rows = self.sequences.rows_of(read_handles(seqs))
+            column = self.sequences.num_tokens if call == "num_tokens" else self.sequences.num_computed
+            values = zeros_i64(len(rows))
+            for index in range(i64(len(rows))):
+                values[index] = column[rows[index]]
+            return view_i64(values)
+        finally:
+            self.gate.leave()
+
+    def token_ids(self, seq: object) -> npt.NDArray[np.int32]:
+        """See `KVCacheManager.token_ids`."""
+        self.gate.enter("token_ids")
+        try:
+            row = self.sequences.row_of(seq)
+            num_tokens = int(self.sequences.num_tokens[row])
+            pending = self.sequences.pending_token[row]
+            stored = num_tokens if pending == NO_TOKEN else num_tokens - 1
+            tokens = self.parts.token_blocks.block_tokens(self.sequences.row_blocks(row), stored)
+            return tokens if pending == NO_TOKEN else np.append(tokens, np.int32(pending))
+        finally:
+            self.gate.leave()
+
+    def block_ids(self, seq: object, group: object) -> npt.NDArray[np.int32]:
+        """See `KVCacheManager.block_ids`."""
+        self.gate.enter("block_ids")
+        try:
+            table = self.table(group)
+            return view_i32(table.row_blocks(self.sequences.row_of(seq)))
+        finally:
+            self.gate.leave()
+
+    def table(self, group: object) -> BlockTable:
+        """The block table of a layer group. Raises `InvalidArgument` for a number that no group has."""
+        tables = self.store.tables
+        return tables[require_int("group", group, 0, len(tables) - 1)]
+
+    def num_owned_blocks(self, seqs: object) -> npt.NDArray[np.int64]:
+        """See `KVCacheManager.num_owned_blocks`."""
+        self.gate.enter("num_owned_blocks")
+        try:
+            rows = self.sequences.rows_of(read_handles(seqs))
+            owned = zeros_i64(len(rows))
+            ref_cnt = self.parts.kv_pool.ref_cnt
+            for index in range(i64(len(rows))):
+                for source in self.sequences.copy_from[rows[index]]:
+                    if ref_cnt[i64(source)] == 1:
+                        owned[index] += 1
+                for table in self.store.tables:
+                    first = rows[index] * table.width
+                    for position in range(first, first + table.num_blocks[rows[index]]):
+                        if ref_cnt[i64(table.blocks[position])] == 1:
+                            owned[index] += 1
+            return view_i64(owned)
+        finally:
+            self.gate.leave()
+
+    def running(self) -> dict[int, str]:
+        """See `KVCacheManager.running`."""
+        self.gate.enter("running")
+        try:
+            sequences = self.sequences
+            return {int(sequences.handle[i64(row)]): sequences.holders[row] for row in sequences.live_rows()}
+        finally:
+            self.gate.leave()
+
+    # The pool.
+
+    def stats(self) -> CacheStats:
+        """See `KVCacheManager.stats`."""
+        pool = self.parts.pool
+        calls = self.allocate_calls
+        return CacheStats(
+            num_prompt_tokens=int(calls.num_prompt_tokens),
+            num_hit_tokens=int(calls.num_hit_tokens),
+            num_evicted_blocks=pool.num_evicted_blocks,
+            num_copied_blocks=int(self.store.num_copied_blocks),
+            peak_used_blocks=pool.peak_used_blocks,
+            num_free_blocks=pool.num_free_blocks,
+            num_used_blocks=pool.num_used_blocks,
+            num_cached_blocks=pool.num_cached_blocks,
+            num_running_seqs=int(self.sequences.num_live_rows()),
+            num_wasted_slots=self._num_wasted_slots(),
+            num_resumed_tokens=int(calls.num_resumed_tokens),
+            num_resumed_hit_tokens=int(calls.num_resumed_hit_tokens),
+            num_allocated_blocks=pool.num_allocated_blocks,
+            num_freed_blocks=pool.num_freed_blocks,
+        )
+
+    def _num_wasted_slots(self) -> int:
+        wasted: i64 = 0
+        for row in self.sequences.live_rows():
+            if self.sequences.is_swapped[i64(row)] == 0:
+                for table in self.store.tables:
+                    slots = table.num_blocks[i64(row)] * table.block_size
+                    wasted += max(slots - self.sequences.num_tokens[i64(row)], 0)
+        return int(wasted)
+
+    def block(self, block_id: object) -> KVCacheBlock:
+        """See `KVCacheManager.block`."""
+        number = require_int("block_id", block_id, 0, int(self.parts.kv_pool.capacity) - 1)
+        self.gate.enter("block")
+        try:
+            block = self.parts.leases.describe(number)
+            self.store.describe(block)
+            for row in self.sequences.live_rows():
+                for group, table in enumerate(self.store.tables):
+                    places = np.flatnonzero(view_i32(table.row_blocks(i64(row))) == number)
+                    if number and len(places) > 0:
+                        block.holders.append(self.sequences.name(i64(row)))
+                        room = self.sequences.num_tokens[i64(row)] - i64(places[0]) * table.block_size
+                        block.num_tokens = max(block.num_tokens, int(min(max(room, 0), table.block_size)))
+                        block.group = group
+                if block.block_id in self.sequences.copy_from[i64(row)]:
+                    block.holders.append(self.sequences.name(i64(row)))
+            return block
+        finally:
+            self.gate.leave()
+
+    # What happened, and why.
+
+    def miss_causes(self, seq: object) -> MissCauses:
+        """See `KVCacheManager.miss_causes`."""
+        row = self.sequences.row_of(seq)
+        self._require_misses()
+        causes = self.sequences.causes[row]
+        return MissCauses(*causes) if causes else MissCauses(0, 0, 0, 0, 0, 0, -1)
+
+    def miss_totals(self) -> MissCauses:
+        """See `KVCacheManager.miss_totals`."""
+        return MissCauses(*self._require_misses().totals)
+
+    def _require_misses(self) -> MissLog:
+        misses = self.parts.misses
+        if misses is None:
+            raise InvalidArgument("track_misses is False; the causes of misses are known with track_misses=True")
+        return misses
+
+    def history(self) -> list[AllocationEvent]:
+        """See `KVCacheManager.history`."""
+        self.gate.enter("history")
+        try:
+            return [] if self.parts.history is None else self.parts.history.events()
+        finally:
+            self.gate.leave()
+
+    def residency(self) -> Residency:
+        """See `KVCacheManager.residency`."""
+        if self.parts.residency is None:
+            raise InvalidArgument("residency_sample is 0; blocks are followed with residency_sample=1 or more")
+        return self.parts.residency.residency()
+
+    # Leaks and invariants.
+
+    def leak_report(self) -> list[Holding]:
+        """See `KVCacheManager.leak_report`."""
+        self.gate.enter("leak_report")
+        try:
+            sequences = [self._holding(i64(row)) for row in self.sequences.live_rows()]
+            return sequences + [_lease_holding(lease) for lease in self.parts.pool.leases()]
+        finally:
+            self.gate.leave()
+
+    def _holding(self, row: i64) -> Holding:
+        sequences = self.sequences
+        blocks: list[int] = []
+        for table in self.store.tables:
+            blocks += [int(block) for block in table.row_blocks(row) if block != 0]
+        blocks += sequences.copy_from[row]
+        kind = "swapped sequence" if sequences.is_swapped[row] != 0 else "sequence"
+        return Holding(
+            kind,
+            int(sequences.handle[row]),
+            sequences.holders[row],
+            int(sequences.num_tokens[row]),
+            blocks,
+            self.store.cpu_blocks_of(row),
+        )
+
+    def check(self) -> None:
+        """See `KVCacheManager.check`."""
+        self.gate.enter("check")
+        try:
+            parts = self.parts
+            parts.token_blocks.check()
+            leases = parts.pool.leases()
+            if parts.grouped is None:
+                check_sequences(parts.token_blocks, leases, self.sequences, True)
+            else:
+                check_sequences(parts.token_blocks, [], self.sequences, False)
+                check_groups(parts.grouped, leases, parts.cpu_pool.leases() if parts.cpu_pool is not None else [])
+        finally:
+            self.gate.leave()
+
+
+def _lease_holding(lease: BlockLease) -> Holding:
+    return Holding("lease", lease.serial, lease.holder, 0, list(lease), [])

@@ -1,0 +1,83 @@
+"""What a cache is made of: the one object that every call is made with."""
+
+from mypy_extensions import i64
+
+from ..config import CacheConfig
+from ..hash_seeds import hash_seed_or_drawn
+from .block_pool import BlockPool, ManagedPool
+from .gate import Gate
+from .index.continuations import Continuations
+from .pool.lease import LeaseBook
+from .pool.ledger import BlockLedger
+from .pool.observer import Clock
+from .sequences.joins import Joins
+from .sequences.table import SequenceTable
+from .store.base import Store
+from .store.grouped import GroupedStore, num_token_blocks
+from .store.plain import PlainStore
+from .watch.history import AllocationHistory
+from .watch.misses import MissLog
+from .watch.residency import ResidencySampler
+
+
+class Parts:
+    """The pools, the sequences, the store that connects them, and the observers that the config asks for.
+
+    token_blocks: the blocks that the sequences' rows hold and prompts hit. kv_pool: the blocks with keys and values,
+    the same ones in a plain store. pool, cpu_pool: the public faces of the KV pool and the CPU pool.
+    """
+
+    def __init__(self, config: CacheConfig) -> None:
+        self.config = config
+        self.gate = Gate()
+        self.block_size: i64 = config.hash_block_size
+        seed = hash_seed_or_drawn(config.hash_seed)
+        size = config.hash_block_size
+        # The one place that asks which kind of cache this is.
+        blocks = num_token_blocks(config) if config.is_mapped else config.num_blocks
+        self.token_blocks = BlockLedger(blocks, size, size, config.enable_prefix_caching, seed)
+        self.sequences = SequenceTable(config.max_num_seqs, config.max_blocks_per_seq, size)
+        self.joins = Joins(self.sequences, self.token_blocks)
+        self.grouped = GroupedStore(config, self.token_blocks, self.sequences, seed) if config.is_mapped else None
+        self.store: Store = self.grouped or PlainStore(self.token_blocks, self.sequences, self.joins)
+        self.kv_pool: BlockLedger = self.store.kv_pool
+        self.clock = Clock()
+        # Made by calls: a type checker takes what is assigned as None here for None in all that follows.
+        self.history = self._make_history()
+        self.residency = self._make_residency()
+        self.misses = self._make_misses()
+        if config.partial_hits:
+            self.token_blocks.index.continuations = Continuations(self.token_blocks.num_blocks)
+        self.leases = LeaseBook(self.kv_pool)
+        self.pool: BlockPool = ManagedPool(self.leases, self.gate, self.history)
+        self.cpu_pool = self._make_cpu_pool()
+
+    def _make_history(self) -> AllocationHistory | None:
+        if self.config.history_size == 0:
+            return None
+        history = AllocationHistory(self.config.history_size, self.kv_pool.queue, self.clock)
+        self.kv_pool.watch(history)
+        return history
+
+    def _make_residency(self) -> ResidencySampler | None:
+        if self.config.residency_sample == 0:
+            return None
+        residency = ResidencySampler(self.config.residency_sample, self.clock)
+        self.kv_pool.watch(residency)
+        return residency
+
+    def _make_misses(self) -> MissLog | None:
+        if not self.config.track_misses:
+            return None
+        misses = MissLog(self.token_blocks.index, self.config.num_blocks, self.config.hash_block_size)
+        self.store.watch_misses(misses)
+        return misses
+
+    def _make_cpu_pool(self) -> BlockPool | None:
+        pool = self.store.cpu_pool
+        return None if pool is None else ManagedPool(LeaseBook(pool), self.gate, None)
+
+    def note(self, action: str, holder: str) -> None:
+        """Say to the history what is being done, and for which holder."""
+        if self.history is not None:
+            self.history.actor = f"{action} {holder}" if holder else action

@@ -1,0 +1,1 @@
+"""Blocks: who holds them, which are free, who goes next."""

@@ -1,0 +1,127 @@
+"""The queue of free blocks, in eviction order."""
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ...errors import InvariantError
+from ...ids import NULL_BLOCK
+from ..arrays import grown_i32, zeros_i32
+
+
+class FreeQueue:
+    """A doubly linked list of block ids in two arrays; the head is allocated, and so evicted, next.
+
+    The null block is never free, so its two links serve as both ends of the list, and no operation has a special
+    case for an empty queue. Removal from the middle is O(1), which is what makes reviving a cached block cheap
+    (a deque would search for it). The order is least recently used: freed blocks go to the tail,
+    except blocks that hold nothing reusable, which go to the front.
+
+    `next_free` and `prev_free` may be written by this class only. Its methods believe their callers; the checked face
+    for people is `FreeKVCacheBlockQueue`.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_free: i64 = num_blocks - 1
+        self.next_free = zeros_i32(num_blocks)
+        self.prev_free = zeros_i32(num_blocks)
+        next_free = self.next_free
+        prev_free = self.prev_free
+        for block in range(1, i64(num_blocks)):
+            next_free[block - 1] = i32(block)
+            prev_free[block] = i32(block - 1)
+        prev_free[NULL_BLOCK] = i32(num_blocks - 1)
+
+    def append(self, block: i64) -> None:
+        """Make `block` the last to be allocated. O(1)."""
+        self._link(block, i64(self.prev_free[NULL_BLOCK]), NULL_BLOCK)
+
+    def append_run(self, blocks: vec[i64], count: i64) -> None:
+        """Make `blocks[:count]` the last to be allocated, in this order. O(count)."""
+        next_free = self.next_free
+        prev_free = self.prev_free
+        before = i64(prev_free[NULL_BLOCK])
+        for index in range(count):
+            block = blocks[index]
+            next_free[before] = i32(block)
+            prev_free[block] = i32(before)
+            before = block
+        next_free[before] = i32(NULL_BLOCK)
+        prev_free[NULL_BLOCK] = i32(before)
+        self.num_free += count
+
+    def append_left(self, block: i64) -> None:
+        """Make `block` the next to be allocated. O(1)."""
+        self._link(block, NULL_BLOCK, i64(self.next_free[NULL_BLOCK]))
+
+    def remove(self, block: i64) -> None:
+        """Take `block` out, wherever it is. O(1)."""
+        before = self.prev_free[block]
+        after = self.next_free[block]
+        self.next_free[i64(before)] = after
+        self.prev_free[i64(after)] = before
+        self.num_free -= 1
+
+    def put_back(self, block: i64) -> None:
+        """Undo the latest `remove` that is not undone yet: `block` remembers its neighbours (Knuth's dancing links)."""
+        self.next_free[i64(self.prev_free[block])] = i32(block)
+        self.prev_free[i64(self.next_free[block])] = i32(block)
+        self.num_free += 1
+
+    def popleft_n(self, out: vec[i32], start: i64, count: i64) -> None:
+        """Move the first `count` blocks, which must be there, to `out[start:]`. O(count)."""
+        next_free = self.next_free
+        block = i64(next_free[NULL_BLOCK])
+        for index in range(start, start + count):
+            out[index] = i32(block)
+            block = i64(next_free[block])
+        next_free[NULL_BLOCK] = i32(block)
+        self.prev_free[block] = 0
+        self.num_free -= count
+
+    def make_room_for(self, num_blocks: int) -> "QueueRoom":
+        """Links for blocks up to `num_blocks - 1`; none of the new ones is free yet. O(num_blocks)."""
+        return QueueRoom(grown_i32(self.next_free, num_blocks), grown_i32(self.prev_free, num_blocks))
+
+    def move_into(self, room: "QueueRoom") -> None:
+        """Put the larger arrays in place."""
+        self.next_free = room.next_free
+        self.prev_free = room.prev_free
+
+    def block_ids(self) -> list[int]:
+        """All free blocks, in eviction order. O(free)."""
+        ids: list[int] = []
+        block = i64(self.next_free[NULL_BLOCK])
+        while block != NULL_BLOCK and len(ids) <= len(self.next_free):
+            ids.append(int(block))
+            if not 0 < block < len(self.next_free):
+                raise InvariantError(f"free queue: it leads to block {block}; the pool has {len(self.next_free)}")
+            block = i64(self.next_free[block])
+        return ids
+
+    def check(self) -> None:
+        """Both directions of the list agree with each other and with the count. O(free)."""
+        ids = self.block_ids()
+        if len(ids) != self.num_free:
+            raise InvariantError(f"free queue: {len(ids)} blocks are linked, the count says {self.num_free}")
+        before: i64 = NULL_BLOCK
+        for block in ids:
+            if i64(self.prev_free[block]) != before:
+                raise InvariantError(f"free queue: block {block} points back to {self.prev_free[block]}, not {before}")
+            before = block
+        if i64(self.prev_free[NULL_BLOCK]) != before:
+            raise InvariantError(f"free queue: the tail is {self.prev_free[NULL_BLOCK]}, the last block is {before}")
+
+    def _link(self, block: i64, before: i64, after: i64) -> None:
+        self.prev_free[block] = i32(before)
+        self.next_free[block] = i32(after)
+        self.next_free[before] = i32(block)
+        self.prev_free[after] = i32(block)
+        self.num_free += 1
+
+
+class QueueRoom:
+    """The arrays of a larger queue, before they are put in place."""
+
+    def __init__(self, next_free: vec[i32], prev_free: vec[i32]) -> None:
+        self.next_free = next_free
+        self.prev_free = prev_free

@@ -1,0 +1,174 @@
+"""What the pool hands out: blocks that are already counted as held, and the book of all that are not freed yet."""
+
+from collections.abc import Iterator
+from operator import index as index_of
+
+import numpy as np
+import numpy.typing as npt
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ...arguments import shown
+from ...errors import DoubleFree, ForeignBlock, InvalidArgument, OutOfBlocks
+from ..arrays import view_i32
+from ..gate import Deferred
+from ..refusing import refuse_copy, refuse_pickle, refuse_subclass
+from .block import KVCacheBlock
+from .ledger import BlockLedger
+
+
+class BlockLease:
+    """A counted hold on some blocks, in order. Freed once, by the pool that gave it (`free_blocks`).
+
+    A lease is an object and not a list of ids because an id says nothing about who may free it: ids are reused, and
+    a second free of the same id would hand one block to two owners. The pool knows each of its leases by serial,
+    so a double, stale or foreign free is caught in O(1), whatever has happened to the blocks since.
+    """
+
+    def __init__(self, serial: int, holder: str, blocks: vec[i32], book: dict[int, "BlockLease"]) -> None:
+        self._serial = serial
+        self._holder = holder
+        self._blocks = blocks
+        #: The book of its pool, in which a live lease stands under its serial.
+        self._book = book
+
+    @property
+    def serial(self) -> int:
+        """Its number, used once in its pool."""
+        return self._serial
+
+    @property
+    def holder(self) -> str:
+        """The name it was taken under."""
+        return self._holder
+
+    @property
+    def block_ids(self) -> npt.NDArray[np.int32]:
+        """The ids, int32 (n,), read-only, without a copy."""
+        return view_i32(self._blocks)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __getitem__(self, index: object) -> int:
+        """The id at a position; take slices of `block_ids`."""
+        count = len(self._blocks)
+        try:
+            position = index_of(index)  # type: ignore[arg-type]
+        except TypeError:
+            raise TypeError(f"index is {shown(index)}; it must be an integer: take slices of block_ids")
+        if not -count <= position < count:
+            raise IndexError(f"index is {position}; the lease has {count} blocks")
+        return int(self._blocks[i64(position)])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([int(block) for block in self._blocks])
+
+    def __repr__(self) -> str:
+        return f"<BlockLease {self._serial} of {self._holder!r}: blocks {list(self)}>"
+
+    def __init_subclass__(cls) -> None:
+        """Refuse: a subclass of a compiled class could not be made."""
+        raise refuse_subclass("BlockLease")
+
+    def __copy__(self) -> "BlockLease":
+        raise refuse_copy("a BlockLease", "take another hold with `touch`")
+
+    def __deepcopy__(self, memo: object) -> "BlockLease":
+        raise refuse_copy("a BlockLease", "take another hold with `touch`")
+
+    def __reduce__(self) -> str:
+        raise refuse_pickle("a BlockLease", "send its `block_ids`")
+
+
+class LeaseBook(Deferred):
+    """The leases of a pool that are not freed yet, oldest first, and those whose free waits for a call to end."""
+
+    def __init__(self, ledger: BlockLedger) -> None:
+        self.ledger = ledger
+        self.live: dict[int, BlockLease] = {}
+        self._last_serial = 0
+        self._waiting: list[BlockLease] = []
+
+    def make(self, blocks: vec[i32], holder: str) -> BlockLease:
+        """A lease on `blocks`, live from now on: its maker takes the blocks next, which cannot fail."""
+        lease = BlockLease(self._last_serial + 1, holder, blocks, self.live)
+        self.live[self._last_serial + 1] = lease
+        self._last_serial += 1
+        return lease
+
+    def take_back(self, lease: BlockLease) -> None:
+        """Undo the latest `make`."""
+        del self.live[lease._serial]
+        self._last_serial -= 1
+
+    def require_live(self, lease: object) -> BlockLease:
+        """Raise `DoubleFree` for a lease that was freed, `ForeignBlock` for another pool's. O(1)."""
+        if not isinstance(lease, BlockLease):
+            raise InvalidArgument(f"lease is {shown(lease)}; it must be a BlockLease, as get_new_blocks returns it")
+        if self.live.get(lease._serial) is lease:
+            return lease
+        if lease._book is self.live:
+            raise DoubleFree(f"lease {lease._serial} of {lease._holder!r} on blocks {list(lease)} was already freed")
+        raise ForeignBlock(f"lease {lease._serial} of {lease._holder!r} was handed out by another pool")
+
+    def leases(self) -> list[BlockLease]:
+        """All that are live, oldest first."""
+        return list(self.live.values())
+
+    def describe(self, number: int) -> KVCacheBlock:
+        """One block as people see it, with the leases that hold it. O(leases)."""
+        ledger = self.ledger
+        block = i64(number)
+        cached = ledger.index.is_cached(block)
+        known = cached and ledger.knows_tokens
+        return KVCacheBlock(
+            number,
+            int(ledger.ref_cnt[block]),
+            ledger.block_tokens(vec[i32]([i32(block)]), ledger.block_size).tolist() if known else [],
+            int(ledger.index.chain_hash[block]) if cached else None,
+            ledger.index.owner[block] == 0,
+            [lease.holder for lease in self.live.values() if number in list(lease)],
+            ledger.block_size if cached else 0,
+            0 if known else None,
+        )
+
+    def make_own(self, lease: BlockLease, position: i64) -> tuple[int, int] | None:
+        """See `BlockPool.copy_on_write`."""
+        ledger = self.ledger
+        old = i64(lease._blocks[position])
+        if ledger.ref_cnt[old] == 1:
+            if ledger.index.is_cached(old):
+                ledger.drop(old)
+            return None
+        if ledger.queue.num_free == 0:
+            raise OutOfBlocks(f"block {old} is held {ledger.ref_cnt[old]} times, and none is free to copy it to", 1, 0)
+        blocks = lease._blocks[:]
+        ledger.evict_ahead(1)
+        new = ledger.acquire_one()
+        blocks[position] = i32(new)
+        lease._blocks = blocks
+        ledger.release_one(old)
+        return int(old), int(new)
+
+    def close(self, lease: BlockLease) -> None:
+        """Free a live lease, last block first. O(blocks)."""
+        del self.live[lease._serial]
+        self.ledger.act("free_blocks", lease._holder)
+        self.ledger.release(lease._blocks, 0, len(lease._blocks))
+
+    def close_later(self, lease: BlockLease) -> None:
+        """Free a live lease when the call that runs has ended. Raises `DoubleFree` for one that waits already."""
+        if lease in self._waiting:
+            raise DoubleFree(
+                f"lease {lease._serial} of {lease._holder!r} was already freed; it waits for a call to end"
+            )
+        self._waiting.append(lease)
+
+    def carry_out(self) -> None:
+        """Free what waits, in the order in which it came. What the call that ran has freed itself is done."""
+        waiting = self._waiting
+        self._waiting = []
+        for lease in waiting:
+            if self.live.get(lease._serial) is lease:
+                self.close(lease)

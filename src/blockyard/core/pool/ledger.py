@@ -1,0 +1,487 @@
+"""Who holds each block, and what happens when none does: the pool without checks, for callers that count themselves."""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ...answers import Resize
+from ...errors import InvariantError, not_enough_memory
+from ...ids import NO_CONTENT, NULL_BLOCK
+from ..arrays import grown_i32, view_i32, view_i64, zeros_i32, zeros_i64
+from ..index.checking import check_index
+from ..index.hashing import root_hash
+from ..index.prefix_index import PrefixIndex
+from ..index.prompt import Prompt
+from ..index.room import IndexRoom
+from ..policies.base import EvictionPolicy
+from ..policies.caught import CaughtPolicy
+from .free_queue import FreeQueue, QueueRoom
+from .observer import Observers, PoolObserver
+from .victims import Chooser
+
+#: Blocks freed in one run.
+RELEASED_TOGETHER: Final[i64] = 512
+
+
+class BlockLedger:
+    """Reference counts, the free queue and the prefix index of `num_blocks` blocks of `block_size` tokens.
+
+    Block 0 is the null block; the others have ids 1 to num_blocks - 1 that never change. A block is in the free queue
+    exactly when its ref_cnt is 0 (I1). A cached block stays in the index while it waits there, until a hit revives it
+    or an allocation evicts it, each in O(1) (I4).
+
+    What a block is follows from four numbers:
+
+    state         ref_cnt  content  owner  in the queue
+    empty         0        none     0      yes, before the idle ones
+    idle          0        yes      0      yes: a hit revives it, an allocation evicts it
+    private       1        none     0      no: its holder writes into it
+    shared        2 ..     none     0      no: forks hold it, the first to write copies it
+    pending       1 ..     yes      row+1  no: indexed, and still to be computed by the sequence in that row
+    cached        1 ..     yes      0      no: hits share it
+    retiring      1 ..     any      any    no: its id is beyond a pool that has shrunk; it goes when it is freed
+
+    Its methods believe their callers and check nothing: a manager counts by the rows of its block table; a `BlockPool`
+    is the checked face with leases.
+
+    block_size: tokens a block. entry_tokens: tokens that the index compares, another number where blocks are known by
+    their contents (`ContentPool`).
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, entry_tokens: int, enable_prefix_caching: bool, hash_seed: int
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        #: Whether blocks are known by their tokens.
+        self.knows_tokens = True
+        # Largest arrays first: the allocator fits the smaller ones into what their making leaves behind.
+        self.index = PrefixIndex(self.num_blocks, entry_tokens, hash_seed)
+        self.queue = FreeQueue(self.num_blocks)
+        self.ref_cnt = zeros_i32(self.num_blocks)
+        self._one = zeros_i32(1)
+        self._idle_run = zeros_i64(int(RELEASED_TOGETHER))
+        #: Ids from 1 to num_blocks - 1 are given out; after a pool has shrunk, `capacity` is what there was room for.
+        self.capacity: i64 = self.num_blocks
+        #: Blocks beyond num_blocks that are still held; each goes when it is freed.
+        self.num_retiring: i64 = 0
+        self.observer: PoolObserver | None = None
+        #: Who chooses what is evicted; None for the order of the queue, least recently used.
+        self.chooser: Chooser | None = None
+        self.num_evicted_blocks: i64 = 0
+        #: Blocks that left the free queue, new or revived, and that came back to it.
+        self.num_allocated_blocks: i64 = 0
+        self.num_freed_blocks: i64 = 0
+        self.peak_used_blocks: i64 = 0
+
+    # What is there.
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """All blocks but the null block; while a pool shrinks, those that are still to go included."""
+        return self.num_blocks - 1 + int(self.num_retiring)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Free blocks, cached ones included. O(1)."""
+        return int(self.queue.num_free)
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks in use. O(1)."""
+        return self.num_usable_blocks - self.num_free_blocks
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks in the index, held or not. O(1)."""
+        return int(self.index.num_indexed)
+
+    @property
+    def usage(self) -> float:
+        """Share of the usable blocks in use, 0 to 1. O(1)."""
+        return self.num_used_blocks / self.num_usable_blocks
+
+    def ref_counts(self) -> npt.NDArray[np.int32]:
+        """How often each block is held, int32 (num_blocks,), read-only, live until the pool grows.
+
+        Longer than num_blocks after the pool has shrunk: blocks may still be held there.
+        """
+        return view_i32(self.ref_cnt)
+
+    def cached_mask(self) -> npt.NDArray[np.bool_]:
+        """Which blocks are in the index, bool, as long as `ref_counts`, a copy."""
+        cached: npt.NDArray[np.bool_] = view_i64(self.index.identity)[::2] != 0
+        return cached
+
+    def free_block_ids(self) -> npt.NDArray[np.int32]:
+        """The free blocks in the order in which they will be allocated, int32 (num_free_blocks,), a copy."""
+        return np.array(self.queue.block_ids(), dtype=np.int32)
+
+    def block_tokens(self, blocks: vec[i32], num_tokens: int) -> npt.NDArray[np.int32]:
+        """The first `num_tokens` tokens stored for a run of blocks, int32 (num_tokens,), a copy."""
+        return self.index.rows.tokens(blocks, self.block_size, num_tokens)
+
+    # Looking up and indexing.
+
+    def find(self, prompt: Prompt, max_blocks: i64) -> i64:
+        """Look up the first `max_blocks` blocks of a prompt; those found are in `index.found` and not held yet.
+
+        The chain of hashes and identities begins anew at each block that a span overlaps: what stands there, together
+        with all before it, has a root of its own.
+        """
+        root = self.index.known_root(prompt.keys)
+        first: i64 = 0
+        for position in prompt.span_blocks:
+            if root == NO_CONTENT or position >= max_blocks:
+                break
+            reached = self.index.find_prefix(prompt.words, first, position, root)
+            if reached < position:
+                return reached
+            parent = self.index.content_of(i64(self.index.found[position - 1])) if position > 0 else root
+            root = self.index.known_root((int(parent), prompt.spans[position]))
+            first = position
+        if root == NO_CONTENT:
+            return first
+        return self.index.find_prefix(prompt.words, first, max_blocks, root)
+
+    def index_prompt(self, prompt: Prompt, first: i64, last: i64, blocks: vec[i32], start: i64, owner: i64) -> None:
+        """Store and index blocks `first` to `last` of a prompt in `blocks[start + first:]`, after those before."""
+        index = self.index
+        while first < last:
+            before = i64(blocks[start + first - 1]) if first > 0 else NULL_BLOCK
+            parent = index.content_of(before) if first > 0 else index.root(prompt.keys)
+            chain = index.chain_hash[before] if first > 0 else root_hash(parent)
+            if first in prompt.spans:
+                parent = index.root((int(parent), prompt.spans[first]))
+                chain = root_hash(parent)
+            end = min(prompt.next_span_block(first), last)
+            index.hash_run(prompt.words, first, end, chain)
+            index.insert_run(prompt.words, first, end, blocks, start, parent, owner)
+            first = end
+
+    # Holding and releasing.
+
+    def count_idle(self, blocks: vec[i32], count: i64) -> i64:
+        """How many of the first `count` blocks are free."""
+        ref_cnt = self.ref_cnt
+        idle: i64 = 0
+        for index in range(count):
+            if ref_cnt[i64(blocks[index])] == 0:
+                idle += 1
+        return idle
+
+    def evict_ahead(self, count: i64) -> None:
+        """Let the next `count` blocks, which must be free, be taken without asking a policy: those it chooses are
+        evicted now. Raises `PolicyError`, and changes nothing, when the policy breaks its contract."""
+        if self.chooser is not None and count > 0:
+            for victim in self.chooser.choose(self.queue, self.index, count):
+                self.evict(i64(victim))
+                self.queue.remove(i64(victim))
+                self.queue.append_left(i64(victim))
+
+    def choose_by(self, policy: EvictionPolicy | None, caught: CaughtPolicy | None) -> None:
+        """Let `policy` choose what is evicted from now on; None for least recently used. O(num_blocks).
+
+        caught: the policy that it is, or is around. A callback that is interrupted here leaves all as it was.
+        """
+        if policy is None or caught is None:
+            self.chooser = None
+            return
+        chooser = Chooser(policy, caught, int(self.capacity))
+        for block in self.queue.block_ids():
+            if self.index.is_cached(i64(block)):
+                chooser.insert(i64(block), self.index.chain_hash[i64(block)], 0)
+        caught.raise_interruption()
+        self.chooser = chooser
+
+    def acquire(self, out: vec[i32], start: i64, count: i64) -> None:
+        """Take `count` blocks, which must be free, from the head of the queue into `out[start:]`."""
+        self.queue.popleft_n(out, start, count)
+        ref_cnt = self.ref_cnt
+        identity = self.index.identity
+        cached: i64 = 0
+        for position in range(start, start + count):
+            block = i64(out[position])
+            ref_cnt[block] = 1
+            if identity[2 * block] != NO_CONTENT:
+                cached += 1
+        if cached > 0:
+            self._evict(out, start, count)
+        self.num_allocated_blocks += count
+        self._note_peak()
+        if self.observer is not None:
+            self.observer.acquired(out, start, count)
+
+    def _evict(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        self.index.load_run(blocks, start, count)
+        for position in range(start, start + count):
+            block = i64(blocks[position])
+            if self.index.is_cached(block):
+                self.evict(block)
+
+    def evict(self, block: i64) -> None:
+        """Take the content of a cached block out of the index."""
+        if self.observer is not None:
+            self.observer.evicting(block)
+        if self.chooser is not None:
+            self.chooser.forget(block)
+        self.index.remove(block)
+        self.num_evicted_blocks += 1
+
+    def drop(self, block: i64) -> None:
+        """The content of a cached block is gone without an eviction: its holder writes into it."""
+        if self.chooser is not None:
+            self.chooser.forget(block)
+        self.index.remove(block)
+
+    def note_hits(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Tell the policy that a prompt hit these blocks; `share` follows."""
+        if self.chooser is not None:
+            for index in range(start, start + count):
+                self.chooser.hit(i64(blocks[index]), self.index.chain_hash[i64(blocks[index])])
+
+    def note_hit(self, block: i64) -> None:
+        """Tell the policy that a prompt hit one block."""
+        if self.chooser is not None:
+            self.chooser.hit(block, self.index.chain_hash[block])
+
+    def share(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Hold `blocks[start:start + count]` once more; idle ones are revived out of the queue."""
+        ref_cnt = self.ref_cnt
+        for index in range(start, start + count):
+            block = i64(blocks[index])
+            references = ref_cnt[block]
+            if references == 0:
+                self.num_allocated_blocks += 1
+                self.queue.remove(block)
+                if self.chooser is not None:
+                    self.chooser.remove(block)
+            ref_cnt[block] = references + 1
+        self._note_peak()
+        if self.observer is not None:
+            self.observer.shared(blocks, start, count)
+
+    def unshare(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Undo the latest `share`: every block is again where it was in the queue. O(count).
+
+        Nothing may have happened to the queue since but other calls of `share`, and these are undone already.
+        """
+        position = start + count - 1
+        while position >= start:
+            block = i64(blocks[position])
+            self.ref_cnt[block] -= 1
+            if self.ref_cnt[block] == 0:
+                self.num_allocated_blocks -= 1
+                self.queue.put_back(block)
+                if self.chooser is not None:
+                    self.chooser.insert(block, self.index.chain_hash[block], position - start)
+            position -= 1
+        if self.observer is not None:
+            self.observer.released(blocks, start, count)
+
+    def unshare_one(self, block: i64) -> None:
+        """Undo the latest `share_one`."""
+        self._one[0] = i32(block)
+        self.unshare(self._one, 0, 1)
+
+    def release(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Release `blocks[start:start + count]`, last first. O(count)."""
+        last = start + count
+        while last > start:
+            first = max(start, last - RELEASED_TOGETHER)
+            self._release_run(blocks, start, first, last)
+            last = first
+        if self.observer is not None:
+            self.observer.released(blocks, start, count)
+
+    def _release_run(self, blocks: vec[i32], start: i64, first: i64, last: i64) -> None:
+        """Count down first, then link what became idle: short loops, whose memory accesses overlap."""
+        ref_cnt = self.ref_cnt
+        identity = self.index.identity
+        idle = self._idle_run
+        limit = i64(self.num_blocks)
+        num_idle: i64 = 0
+        num_freed: i64 = 0
+        position = last - 1
+        while position >= first:
+            block = i64(blocks[position])
+            references = ref_cnt[block] - 1
+            ref_cnt[block] = references
+            if references == 0:
+                num_freed += 1
+                if block >= limit:
+                    self._retire(block)
+                elif identity[2 * block] == NO_CONTENT:
+                    self.queue.append_left(block)
+                else:
+                    idle[num_idle] = block
+                    num_idle += 1
+                    if self.chooser is not None:
+                        self.chooser.insert(block, self.index.chain_hash[block], position - start)
+            position -= 1
+        self.queue.append_run(idle, num_idle)
+        self.num_freed_blocks += num_freed
+
+    def acquire_one(self) -> i64:
+        """Take one block, which must be free, from the head of the queue."""
+        self.acquire(self._one, 0, 1)
+        return i64(self._one[0])
+
+    def share_one(self, block: i64) -> None:
+        """Hold one block once more."""
+        self._one[0] = i32(block)
+        self.share(self._one, 0, 1)
+
+    def release_one(self, block: i64) -> None:
+        """Release one block."""
+        self._one[0] = i32(block)
+        self.release(self._one, 0, 1)
+
+    def _note_peak(self) -> None:
+        used = i64(self.num_blocks) - 1 + self.num_retiring - self.queue.num_free
+        if used > self.peak_used_blocks:
+            self.peak_used_blocks = used
+
+    # The size.
+
+    def make_room(self, num_blocks: i64, asked: i64 = 0) -> "LedgerRoom | None":
+        """Arrays for a pool of `num_blocks` blocks, made and not put in place; None where there is room already.
+
+        asked: the number that the caller gave, where these blocks are the pages of a pool of that size.
+        O(num_blocks). Raises `NotEnoughMemory`; nothing has changed then.
+        """
+        if num_blocks <= self.capacity:
+            return None
+        try:
+            room = LedgerRoom(
+                num_blocks,
+                self.index.make_room_for(int(num_blocks)),
+                self.queue.make_room_for(int(num_blocks)),
+                grown_i32(self.ref_cnt, int(num_blocks)),
+            )
+            if self.chooser is not None:
+                self.chooser.grow(int(num_blocks))
+            return room
+        except MemoryError as error:
+            size = num_blocks * self.index.bytes_a_block()
+            raise not_enough_memory(
+                f"num_blocks is {asked or num_blocks}; the system has no memory for its arrays of {size} bytes", error
+            )
+
+    def resize(self, num_blocks: i64, room: "LedgerRoom | None") -> Resize:
+        """Grow into `room`, or shrink, to `num_blocks` blocks; see `BlockPool.resize`. It cannot fail."""
+        if room is not None:
+            self.index.move_into(room.index)
+            self.queue.move_into(room.queue)
+            self.ref_cnt = room.ref_cnt
+            self.capacity = room.num_blocks
+        old = i64(self.num_blocks)
+        self.num_blocks = int(num_blocks)
+        if num_blocks > old:
+            self._bring_back(old, num_blocks)
+        else:
+            for block in range(num_blocks, old):
+                self._drop_out(block)
+        return Resize.DEFERRED if self.num_retiring > 0 else Resize.APPLIED
+
+    @property
+    def num_retiring_blocks(self) -> int:
+        """Blocks still held that a shrunken pool will not give out again. O(1)."""
+        return int(self.num_retiring)
+
+    def _bring_back(self, first: i64, last: i64) -> None:
+        """Blocks `first` to `last` are the pool's again: free ones are the next to be taken, lowest first."""
+        block = last - 1
+        while block >= first:
+            if self.ref_cnt[block] == 0:
+                self.queue.append_left(block)
+            else:
+                self.num_retiring -= 1
+            block -= 1
+
+    def _drop_out(self, block: i64) -> None:
+        if self.ref_cnt[block] > 0:
+            self.num_retiring += 1
+            return
+        self.queue.remove(block)
+        if self.index.is_cached(block):
+            if self.chooser is not None:
+                self.chooser.remove(block)
+            self.evict(block)
+
+    def _retire(self, block: i64) -> None:
+        """A block beyond the pool's end was freed: it is gone."""
+        self.num_retiring -= 1
+        if self.index.is_cached(block):
+            self.evict(block)
+
+    def act(self, call: str, holder: str) -> None:
+        """Say to the observers which call this is, and for which holder."""
+        if self.observer is not None:
+            self.observer.acting(f"{call} {holder}" if holder else call)
+
+    def watch(self, member: PoolObserver) -> None:
+        """Let one more observer be told what this pool does."""
+        if self.observer is None:
+            self.observer = member
+            return
+        if not isinstance(self.observer, Observers):
+            first = self.observer
+            observers = Observers()
+            observers.members.append(first)
+            self.observer = observers
+            observers.members.append(member)
+        else:
+            self.observer.members.append(member)
+
+    # Reset and checks.
+
+    def reset(self) -> None:
+        """Forget all cached content at once; blocks stay with their holders. O(num_blocks)."""
+        self.index.clear()
+        if self.chooser is not None:
+            self.chooser.clear()
+
+    def check(self) -> None:
+        """All that the pool alone can know: I1, I4 and the counts. O(num_blocks). Raises `InvariantError`."""
+        self.queue.check()
+        free = set(self.queue.block_ids())
+        retiring = 0
+        for block in range(self.num_blocks, int(self.capacity)):
+            retiring += 1 if self.ref_cnt[i64(block)] > 0 else 0
+            idle = self.ref_cnt[i64(block)] == 0
+            if block in free or (idle and self.index.is_cached(i64(block))):
+                raise InvariantError(f"I1: block {block} is beyond the pool's {self.num_blocks}, but free or cached")
+        if retiring != self.num_retiring:
+            raise InvariantError(f"I6: {retiring} blocks are held beyond the pool, the count says {self.num_retiring}")
+        for block in range(1, self.num_blocks):
+            if (self.ref_cnt[i64(block)] == 0) != (block in free):
+                raise InvariantError(
+                    f"I1: block {block} has ref_cnt {self.ref_cnt[i64(block)]}, in queue: {block in free}"
+                )
+        if self.ref_cnt[NULL_BLOCK] != 0 or self.index.is_cached(0) or NULL_BLOCK in free:
+            raise InvariantError("I1: the null block is held, cached or free")
+        if self.num_free_blocks + self.num_used_blocks != self.num_usable_blocks:
+            raise InvariantError("I6: free and used blocks do not add up to the pool")
+        if self.num_allocated_blocks - self.num_freed_blocks != self.num_used_blocks:
+            raise InvariantError(
+                f"I6: {self.num_allocated_blocks} blocks were allocated and {self.num_freed_blocks} freed, but "
+                f"{self.num_used_blocks} are in use"
+            )
+        check_index(self.index)
+        if self.chooser is not None:
+            self.chooser.check({block for block in free if self.index.is_cached(i64(block))})
+
+
+class LedgerRoom:
+    """The arrays of a larger ledger, before they are put in place."""
+
+    def __init__(self, num_blocks: i64, index: IndexRoom, queue: QueueRoom, ref_cnt: vec[i32]) -> None:
+        self.num_blocks = num_blocks
+        self.index = index
+        self.queue = queue
+        self.ref_cnt = ref_cnt

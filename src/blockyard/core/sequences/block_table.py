@@ -1,0 +1,76 @@
+"""Rows of block ids: which block holds which part of which sequence."""
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ..arrays import zeros_i32, zeros_i64
+
+
+class BlockTable:
+    """`max_num_seqs` rows of `width` block ids; a row's first `num_blocks` are in use, the rest is 0.
+
+    blocks: all rows, one after another, int32 (max_num_seqs * width). num_blocks: int64 (max_num_seqs,).
+    block_size: tokens a block.
+    """
+
+    def __init__(self, max_num_seqs: int, width: int, block_size: int) -> None:
+        self.max_num_seqs: i64 = max_num_seqs
+        self.width: i64 = width
+        self.block_size: i64 = block_size
+        self.blocks = zeros_i32(max_num_seqs * width)
+        self.num_blocks = zeros_i64(max_num_seqs)
+
+    def row_blocks(self, row: i64) -> vec[i32]:
+        """The block ids of a row, in order, a copy."""
+        first = row * self.width
+        return self.blocks[first : first + self.num_blocks[row]]
+
+    def block_at(self, row: i64, position: i64) -> i64:
+        """The block id at a logical position of a row."""
+        return i64(self.blocks[row * self.width + position])
+
+    def set_block(self, row: i64, position: i64, block: i64) -> None:
+        """Write a block id at a logical position of a row."""
+        self.blocks[row * self.width + position] = i32(block)
+
+    def put_blocks(self, row: i64, blocks: vec[i32], count: i64) -> None:
+        """Let the first `count` of `blocks` be what a row holds."""
+        first = row * self.width
+        for position in range(count):
+            self.blocks[first + position] = blocks[position]
+        self.num_blocks[row] = count
+
+    def push_block(self, row: i64, block: i64) -> None:
+        """Append a block id to a row."""
+        self.blocks[row * self.width + self.num_blocks[row]] = i32(block)
+        self.num_blocks[row] += 1
+
+    def cut_row(self, row: i64, keep: i64) -> None:
+        """Forget the block ids behind the first `keep`, so that the padding of the table stays zero."""
+        first = row * self.width
+        for position in range(first + keep, first + self.num_blocks[row]):
+            self.blocks[position] = 0
+        self.num_blocks[row] = keep
+
+    def map_slots(self, rows: vec[i64], starts: vec[i64], counts: vec[i64], slots: vec[i64]) -> i64:
+        """Write block_id * block_size + offset of tokens `starts` to `starts + counts` of each row into `slots`."""
+        filled: i64 = 0
+        for index in range(i64(len(rows))):
+            self.map_run(rows[index], starts[index], starts[index] + counts[index], slots, filled)
+            filled += counts[index]
+        return filled
+
+    def map_run(self, row: i64, position: i64, end: i64, slots: vec[i64], filled: i64) -> None:
+        """Write the slots of tokens `position` to `end` of one row into `slots[filled:]`. O(tokens)."""
+        blocks = self.blocks
+        first = row * self.width
+        block_size = self.block_size
+        while position < end:
+            logical = position // block_size
+            stop = min(end, (logical + 1) * block_size)
+            slot = (i64(blocks[first + logical]) - logical) * block_size + position
+            while position < stop:
+                slots[filled] = slot
+                filled += 1
+                slot += 1
+                position += 1

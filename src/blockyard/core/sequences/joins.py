@@ -1,0 +1,145 @@
+"""Sequences that share blocks which are still being computed.
+
+The full blocks of a prompt are indexed as soon as it is allocated, marked with the row that will compute them
+(their owner). A request with the same prompt that arrives meanwhile joins them instead of computing them twice:
+it waits on the owner, and is given slots once the owner has computed what it joined, or computes it in the
+same step, where each layer writes before it reads (I3).
+
+From the first block that is being computed up to the last one it joins, a joiner's blocks are exactly the owner's,
+so "the owner has computed n tokens" is all there is to ask. A lookup that finds anything else (duplicates of several
+owners, computed blocks behind uncomputed ones) is cut short.
+
+An owner that goes before it is done hands its blocks to the joiner that shares most of them.
+"""
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ...ids import NO_ROW
+from ..index.hit import Hit
+from ..pool.ledger import BlockLedger
+from .table import SequenceTable
+
+
+class Joins:
+    """Who waits on whom. Reads and writes `waits_on`, `waits_for`, `num_waiters` and the owners of blocks."""
+
+    def __init__(self, sequences: SequenceTable, token_blocks: BlockLedger) -> None:
+        self.sequences = sequences
+        self.token_blocks = token_blocks
+        self.index = token_blocks.index
+        self.block_size: i64 = token_blocks.block_size
+
+    def limit(self, hit: Hit, ref_cnt: vec[i32]) -> None:
+        """Cut a hit to what can be taken: the computed blocks, then one owner's.
+
+        Idle blocks are always computed. O(found), and O(found) again for each owner among them.
+        """
+        if self.index.num_pending == 0:
+            return
+        found = hit.num_found
+        blocks = hit.blocks
+        owner = self.index.owner
+        first: i64 = 0
+        while first < found and (ref_cnt[i64(blocks[first])] == 0 or owner[i64(blocks[first])] == 0):
+            first += 1
+        last = first
+        while last < found and owner[i64(blocks[last])] != 0:
+            last += 1
+        while last > first:
+            same = self._count_same(hit, i64(owner[i64(blocks[last - 1])]) - 1, first, last)
+            if same == last:
+                break
+            last = same
+        hit.first_pending = first
+        hit.num_usable = last
+
+    def _count_same(self, hit: Hit, row: i64, first: i64, last: i64) -> i64:
+        """The first position from `first` to `last` where the lookup found another block than `row` holds."""
+        for position in range(first, last):
+            if self.sequences.block_at(row, position) != i64(hit.blocks[position]):
+                return position
+        return last
+
+    def join(self, row: i64, hit: Hit) -> None:
+        """Let `row`, which takes a hit, wait on the owner of its last block, if that has one."""
+        if hit.num_usable == 0:
+            return
+        owner = i64(self.index.owner[i64(hit.blocks[hit.num_usable - 1])]) - 1
+        if owner != NO_ROW:
+            self.sequences.waits_from[row] = hit.first_pending * self.block_size
+            self._wait(row, owner, hit.num_usable * self.block_size)
+
+    def _wait(self, row: i64, owner: i64, num_tokens: i64) -> None:
+        sequences = self.sequences
+        sequences.waits_on[row] = owner
+        sequences.waits_for[row] = num_tokens
+        sequences.num_waiters[owner] += 1
+        sequences.ready[owner] = 0
+        sequences.raise_alert(row)
+
+    def settle(self, row: i64) -> None:
+        """Stop waiting."""
+        owner = self.sequences.waits_on[row]
+        if owner != NO_ROW:
+            self.sequences.num_waiters[owner] -= 1
+            self.sequences.waits_on[row] = NO_ROW
+
+    def leave(self, row: i64) -> None:
+        """Prepare a sequence's end: its uncomputed blocks go to a joiner, or out of the index.
+
+        O(its uncomputed blocks), and O(max_num_seqs) when others wait on it.
+        """
+        heir = self.settle_waiters(row)
+        first: i64 = 0
+        last: i64 = 0
+        if heir != NO_ROW:
+            last = self.sequences.waits_for[heir] // self.block_size
+            self._succeed(row, heir)
+            first = self.sequences.num_computed[heir] // self.block_size
+        self._pass_on_blocks(row, heir, first, last)
+        self.settle(row)
+
+    def settle_waiters(self, row: i64) -> i64:
+        """End the waits on `row` that are over. Of the others, returns the one that joined most blocks, the
+        lowest row among equals, or NO_ROW."""
+        if self.sequences.num_waiters[row] == 0:
+            return NO_ROW
+        sequences = self.sequences
+        heir: i64 = NO_ROW
+        for other in range(sequences.max_num_seqs):
+            if sequences.handle[other] == 0 or sequences.waits_on[other] != row:
+                continue
+            if not sequences.is_waiting(other):
+                self.settle(other)
+            elif heir == NO_ROW or sequences.waits_for[other] > sequences.waits_for[heir]:
+                heir = other
+        return heir
+
+    def _succeed(self, row: i64, heir: i64) -> None:
+        """`heir` computes on from where `row` stopped, and all others wait on it. Their reservations end."""
+        sequences = self.sequences
+        for other in range(sequences.max_num_seqs):
+            if sequences.handle[other] != 0 and sequences.waits_on[other] == row:
+                self.settle(other)
+                sequences.num_reserved[other] = 0
+                if other != heir:
+                    self._wait(other, heir, sequences.waits_for[other])
+        if sequences.is_waiting(row):
+            self._wait(heir, sequences.waits_on[row], sequences.waits_for[row])
+        computed = sequences.num_computed[row] // self.block_size * self.block_size
+        computed = max(computed, sequences.waits_from[heir])
+        sequences.num_computed[heir] = min(sequences.num_computed[heir], computed)
+
+    def _pass_on_blocks(self, row: i64, heir: i64, heir_first: i64, heir_last: i64) -> None:
+        """What `row` had yet to compute: the heir's part changes its owner, the rest leaves the index."""
+        sequences = self.sequences
+        first = sequences.num_computed[row] // self.block_size
+        for position in range(first, sequences.num_published[row]):
+            block = sequences.block_at(row, position)
+            if i64(self.index.owner[block]) != row + 1:
+                continue
+            if heir_first <= position < heir_last:
+                self.index.owner[block] = i32(heir + 1)
+            else:
+                self.token_blocks.drop(block)

@@ -1,0 +1,171 @@
+"""What the calls ask of a store: where the keys and values of token blocks are, and what holding them takes."""
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ..index.hit import Hit
+from ..pool.block import KVCacheBlock
+from ..pool.ledger import BlockLedger, LedgerRoom
+from ..sequences.block_table import BlockTable
+from ..sequences.table import SequenceTable
+from ..watch.misses import MissLog
+from .transfers import Transfers
+
+
+class Store:
+    """Token blocks, which prompts are hashed and compared in, and the blocks that hold their keys and values.
+
+    A `PlainStore` holds keys and values in the token blocks themselves; a `GroupedStore` holds them in other blocks,
+    for each layer group, in the pool or on the CPU. A cache has one of the two, chosen when it is made (`parts`), and
+    the calls drive it through this interface: once a sequence or once a batch, never once a token.
+
+    Most of what a grouped store does for its own blocks a plain one has done already; those bodies are here, and empty.
+
+    token_blocks: the blocks that the rows of `sequences` hold. kv_pool: the blocks that have keys and values.
+    tables: the block table of each layer group.
+    """
+
+    def __init__(
+        self, token_blocks: BlockLedger, kv_pool: BlockLedger, sequences: SequenceTable, tables: list[BlockTable]
+    ) -> None:
+        self.token_blocks = token_blocks
+        self.kv_pool = kv_pool
+        self.cpu_pool: BlockLedger | None = None
+        self.sequences = sequences
+        self.tables = tables
+        self.block_size: i64 = token_blocks.block_size
+        #: A hit ends at a multiple of this many tokens, those inside a block aside.
+        self.alignment: i64 = token_blocks.block_size
+        #: Whether a token block can be shared as soon as it is indexed, even before it is computed (`joins`).
+        self.shares_at_once = False
+        self.num_copied_blocks: i64 = 0
+
+    def num_token_blocks(self, num_tokens: i64) -> i64:
+        """Token blocks that `num_tokens` tokens take."""
+        return (num_tokens + self.block_size - 1) // self.block_size
+
+    # Admission: what a prompt needs.
+
+    def limit(self, hit: Hit) -> None:
+        """Cut a hit to what can be taken: set `num_usable` and what else the store knows of it."""
+        raise NotImplementedError("a store must have limit()")
+
+    def num_needed(self, hit: Hit, num_tokens: i64) -> i64:
+        """Free blocks that admitting a prompt with this hit takes, idle ones that it hits included."""
+        raise NotImplementedError("a store must have num_needed()")
+
+    def num_needed_behind_others(self, hit: Hit, num_tokens: i64) -> i64:
+        """The same for a later prompt of a batch: the prompts before it may evict what it hits."""
+        return self.num_needed(hit, num_tokens)
+
+    def num_least(self, num_tokens: i64) -> i64:
+        """Blocks without which a prompt of `num_tokens` tokens cannot run, even alone."""
+        raise NotImplementedError("a store must have num_least()")
+
+    def num_partial(self, num_tokens: i64) -> i64:
+        """Last blocks that a sequence of `num_tokens` tokens leaves partly filled: what a fork copies on write."""
+        raise NotImplementedError("a store must have num_partial()")
+
+    def num_short(self, num_token_blocks: i64) -> i64:
+        """Token blocks by which the free ones fall short, where they are not the blocks counted already."""
+        return 0
+
+    def taken_by(self, hit: Hit) -> list[int]:
+        """The blocks that taking a hit holds: ids of the KV pool, minus the id for a CPU block."""
+        raise NotImplementedError("a store must have taken_by()")
+
+    # Admission: taking a prompt in.
+
+    def hold_hits(self, row: i64, hit: Hit) -> None:
+        """Hold all that a hit takes besides token blocks, before any new block is taken."""
+
+    def unhold_hits(self, row: i64) -> None:
+        """Undo the latest `hold_hits`, after which nothing was taken."""
+
+    def evict_ahead(self, row: i64, num_tokens: i64) -> None:
+        """Let the eviction policy name the victims for the rest of a prompt. Raises `PolicyError`."""
+        raise NotImplementedError("a store must have evict_ahead()")
+
+    def take_prompt(self, row: i64, num_tokens: i64) -> None:
+        """New blocks for a prompt, besides token blocks."""
+
+    def blocks_of(self, token_block: i64) -> list[int]:
+        """A block of the KV pool for each group that holds what `token_block` says; none if one group has none."""
+        raise NotImplementedError("a store must have blocks_of()")
+
+    def cached_for(self, token_block: i64) -> list[int]:
+        """The same, of those groups that have one."""
+        raise NotImplementedError("a store must have cached_for()")
+
+    # The step.
+
+    def require_swapped_in(self, rows: vec[i64], action: str) -> None:
+        """Raise `SequenceNotReady` for a sequence whose blocks are in the CPU pool."""
+
+    def num_missing(self, row: i64, start: i64, end: i64) -> i64:
+        """Blocks of the KV pool that writing tokens `start` to `end` takes, a copy on write included."""
+        raise NotImplementedError("a store must have num_missing()")
+
+    def grow(self, row: i64, start: i64, end: i64, transfers: Transfers) -> bool:
+        """Blocks for tokens `start` to `end`, besides token blocks. False when too few are free; nothing changed."""
+        return True
+
+    def token_block_copied(self, source: i64, target: i64, transfers: Transfers) -> None:
+        """A token block with tokens in it was copied on write."""
+
+    def note_ready(self, row: i64) -> None:
+        """The sequence has what it asked for: note how far it can write without a second look (`ready`)."""
+
+    def finish(self, transfers: Transfers) -> None:
+        """Complete a plan: release the blocks that it held until now."""
+        for block in transfers.held_sources:
+            self.kv_pool.release_one(block)
+
+    def publish(self, row: i64, first: i64, last: i64) -> None:
+        """Token blocks `first` to `last` of the row are computed and indexed now."""
+
+    def slide(self, rows: vec[i64]) -> None:
+        """Release what lies behind the sliding windows of these sequences."""
+
+    # Forks, cuts, the end.
+
+    def fork(self, row: i64, child: i64) -> None:
+        """Let `child` hold the blocks of `row` too, besides token blocks."""
+
+    def num_loads(self, row: i64) -> i64:
+        """Blocks that the sequence's next step brings back from the CPU."""
+        return 0
+
+    def shortest_cut(self, row: i64) -> i64:
+        """The least number of computed tokens that `truncate` may leave: all windows before it are still held."""
+        return 0
+
+    def truncate(self, row: i64, num_tokens: i64) -> None:
+        """Release the blocks behind the first `num_tokens` tokens, besides token blocks."""
+
+    def close(self, row: i64) -> None:
+        """Release everything a sequence holds, besides token blocks."""
+
+    def reset(self) -> None:
+        """Forget all cached content."""
+        self.token_blocks.reset()
+
+    # The size, and what others see.
+
+    def make_room(self, num_blocks: int) -> LedgerRoom | None:
+        """Arrays for the token blocks of a KV pool of `num_blocks` blocks, where they are other blocks than its own."""
+        return None
+
+    def move_into(self, room: LedgerRoom | None) -> None:
+        """Put these arrays in place."""
+
+    def watch_misses(self, misses: MissLog) -> None:
+        """Let the log of misses be told of every eviction."""
+        self.token_blocks.watch(misses)
+
+    def describe(self, block: KVCacheBlock) -> None:
+        """Add what the store knows of a cached block's content."""
+
+    def cpu_blocks_of(self, row: i64) -> list[int]:
+        """The CPU blocks that a sequence holds."""
+        return []

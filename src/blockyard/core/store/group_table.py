@@ -1,0 +1,310 @@
+"""The block table of one layer group over a shared pool: hits, growth, the sliding window, swap."""
+
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ...config import CacheConfig
+from ...ids import NO_CONTENT, NULL_BLOCK
+from ...windows import first_needed_block
+from ..arrays import zeros_i32, zeros_i64
+from ..index.prefix_index import PrefixIndex
+from ..sequences.block_table import BlockTable
+from .content_pool import ContentPool
+from .transfers import Transfers
+
+#: No place in this table: with no CPU pool nothing is kept there.
+NOWHERE: Final[i64] = 0
+
+
+class GroupTable(BlockTable):
+    """Which block holds what for the layers of one group, a row for each sequence.
+
+    A block of this group spans `span` token blocks and holds the content of the last one. In a group with a sliding
+    window, places behind the window hold the null block, and blocks are taken as tokens come, not for a whole prompt at
+    once.
+
+    While a sequence is swapped out its row is empty here and `cpu_blocks` says where its blocks are.
+    """
+
+    def __init__(self, number: int, config: CacheConfig, pool: ContentPool, cpu: ContentPool | None) -> None:
+        group = config.layer_groups[number]
+        width = -(-config.max_model_len // group.block_size)
+        super().__init__(config.max_num_seqs, width, group.block_size)
+        self.number: i64 = number
+        self.window: i64 = group.sliding_window
+        #: Token blocks that a block of this group spans.
+        self.span: i64 = group.block_size // config.hash_block_size
+        self.pool = pool
+        self.cpu = cpu
+        #: Leading places of a row that hold the null block.
+        self.num_null = zeros_i64(config.max_num_seqs)
+        #: Where a swapped-out sequence's blocks are; while it is not, the CPU blocks that its next step loads.
+        self.cpu_blocks = zeros_i32(config.max_num_seqs * width if cpu is not None else 0)
+        self.num_loads = zeros_i64(config.max_num_seqs)
+
+    def first_needed(self, num_computed: i64) -> i64:
+        """The first place that tokens from `num_computed` on attend to (`LayerGroup.first_needed_block`)."""
+        return first_needed_block(num_computed, self.window, self.block_size)
+
+    def num_places(self, num_tokens: i64) -> i64:
+        """Places of a sequence of `num_tokens` tokens, those behind the window included."""
+        return (num_tokens + self.block_size - 1) // self.block_size
+
+    def num_full(self, num_tokens: i64) -> i64:
+        """Places that the first `num_tokens` tokens fill."""
+        return num_tokens // self.block_size
+
+    # Hits. `token_blocks` are those that the prompt begins with; what is found for them is noted in `places`.
+
+    def _locate(self, index: PrefixIndex, token_blocks: vec[i32], place: i64) -> i64:
+        """A block that holds what belongs at `place`, minus a CPU block, or 0."""
+        content = index.content_of(i64(token_blocks[(place + 1) * self.span - 1]))
+        block = self.pool.find_content(content, self.number)
+        if block == NULL_BLOCK and self.cpu is not None:
+            block = -self.cpu.find_content(content, self.number)
+        return block
+
+    def reach(self, index: PrefixIndex, token_blocks: vec[i32], places: vec[i64], limit: i64) -> i64:
+        """How many of the first `limit` tokens this group can take from the cache. O(places)."""
+        last = limit // self.block_size
+        if self.window > 0:
+            return self._reach_window(index, token_blocks, places, last)
+        for place in range(last):
+            places[place] = self._locate(index, token_blocks, place)
+            if places[place] == NULL_BLOCK:
+                return place * self.block_size
+        return last * self.block_size
+
+    def _reach_window(self, index: PrefixIndex, token_blocks: vec[i32], places: vec[i64], last: i64) -> i64:
+        """`last` places, if those in the window before them are there; else up to the missing one."""
+        place = last - 1
+        first = self.first_needed(last * self.block_size)
+        while place >= first:
+            places[place] = self._locate(index, token_blocks, place)
+            if places[place] == NULL_BLOCK:
+                return place * self.block_size
+            place -= 1
+        return last * self.block_size
+
+    def num_needed(self, places: vec[i64], hit: i64, num_tokens: i64) -> i64:
+        """Free blocks that admission asks for: idle hits, loads, and new blocks; with a window, at most `num_least`.
+
+        The window slides on over what a hit takes, so a hit never asks for more than the same prompt without it:
+        a prompt that fits an empty cache fits one that is full of idle blocks.
+        """
+        last = hit // self.block_size
+        needed = self.num_idle(places, hit)
+        if self.window > 0:
+            ahead = self.num_places(min(num_tokens, hit + self.window - 1 + self.block_size))
+            return min(needed + ahead - last, self.num_least(num_tokens))
+        return needed + self.num_places(num_tokens) - last
+
+    def num_idle(self, places: vec[i64], hit: i64) -> i64:
+        """How many of the places that a hit takes are idle, or have to be loaded. O(places)."""
+        idle: i64 = 0
+        for place in range(self.first_needed(hit), hit // self.block_size):
+            block = places[place]
+            if block < 0 or self.pool.ref_cnt[block] == 0:
+                idle += 1
+        return idle
+
+    def num_least(self, num_tokens: i64) -> i64:
+        """Blocks without which a prompt of `num_tokens` tokens cannot run, even alone."""
+        if self.window > 0:
+            num_tokens = min(num_tokens, self.window - 1 + self.block_size)
+        return self.num_places(num_tokens)
+
+    def hold_hits(self, row: i64, places: vec[i64], hit: i64) -> None:
+        """Put the blocks found for the first `hit` tokens into an empty row; CPU blocks are held to be loaded."""
+        last = hit // self.block_size
+        first = min(self.first_needed(hit), last)
+        self.num_null[row] = first
+        self.num_blocks[row] = last
+        for place in range(first, last):
+            if places[place] > 0:
+                self.pool.note_hit(places[place])
+                self.pool.share_one(places[place])
+                self.set_block(row, place, places[place])
+            elif self.cpu is not None:
+                self.cpu.share_one(-places[place])
+                self._set_cpu_block(row, place, -places[place])
+                self.num_loads[row] += 1
+
+    def unhold_hits(self, row: i64) -> None:
+        """Undo the latest `hold_hits`, after which nothing was taken: the last block first."""
+        place = self.num_blocks[row] - 1
+        while place >= self.num_null[row]:
+            if self.block_at(row, place) != NULL_BLOCK:
+                self.pool.unshare_one(self.block_at(row, place))
+            elif self.cpu is not None and self.cpu_block_at(row, place) != NULL_BLOCK:
+                self.cpu.unshare_one(self.cpu_block_at(row, place))
+                self._set_cpu_block(row, place, NULL_BLOCK)
+            place -= 1
+        self.cut_row(row, 0)
+        self.num_null[row] = 0
+        self.num_loads[row] = 0
+
+    def num_to_take(self, row: i64, num_tokens: i64) -> i64:
+        """Blocks that `take_prompt` takes from the pool."""
+        new = self.num_places(num_tokens) - self.num_blocks[row] if self.window == 0 else 0
+        return self.num_loads[row] + max(new, 0)
+
+    def take_prompt(self, row: i64, num_tokens: i64) -> None:
+        """New blocks for what has to be loaded and, without a window, for the whole prompt."""
+        if self.num_loads[row] > 0:
+            for place in range(self.num_null[row], self.num_blocks[row]):
+                if self.block_at(row, place) == NULL_BLOCK:
+                    self.set_block(row, place, self.pool.acquire_one())
+        if self.window == 0:
+            self._extend(row, self.num_places(num_tokens))
+
+    def _extend(self, row: i64, last: i64) -> None:
+        count = last - self.num_blocks[row]
+        if count > 0:
+            self.pool.acquire(self.blocks, row * self.width + self.num_blocks[row], count)
+            self.num_blocks[row] = last
+
+    def load(self, row: i64, index: PrefixIndex, token_blocks: vec[i32], transfers: Transfers) -> None:
+        """Let the step that runs now bring back what was hit in the CPU pool; it is cached here from now on."""
+        if self.num_loads[row] == 0 or self.cpu is None:
+            return
+        for place in range(self.num_null[row], self.num_blocks[row]):
+            source = self.cpu_block_at(row, place)
+            if source != NULL_BLOCK:
+                target = self.block_at(row, place)
+                transfers.swap_in(int(source), int(target), int(self.number))
+                self.publish_place(index, token_blocks, place, target)
+                self._set_cpu_block(row, place, NULL_BLOCK)
+                transfers.hold(int(source))
+        self.num_loads[row] = 0
+
+    # Growth.
+
+    def num_missing(self, row: i64, num_published: i64, start: i64, end: i64) -> i64:
+        """Blocks that writing tokens `start` to `end` takes from the pool, a copy on write included."""
+        missing = max(self.num_places(end) - self.num_blocks[row], 0)
+        return missing + (1 if self._copies(row, num_published, start) else 0)
+
+    def _copies(self, row: i64, num_published: i64, start: i64) -> bool:
+        place = start // self.block_size
+        if place >= self.num_blocks[row] or place < num_published // self.span:
+            return False
+        return self.pool.ref_cnt[self.block_at(row, place)] > 1
+
+    def grow(self, row: i64, num_published: i64, start: i64, end: i64, transfers: Transfers) -> bool:
+        """Make the place of token `start` the row's own and add what is missing up to `end`; whether a block was
+        copied."""
+        copied = False
+        place = start // self.block_size
+        if self._copies(row, num_published, start):
+            copied = self._copy_on_write(row, place, start, transfers)
+        elif num_published // self.span <= place < self.num_blocks[row]:
+            block = self.block_at(row, place)
+            if self.pool.is_cached(block):
+                self.pool.drop(block)
+        self._extend(row, self.num_places(end))
+        return copied
+
+    def _copy_on_write(self, row: i64, place: i64, start: i64, transfers: Transfers) -> bool:
+        old = self.block_at(row, place)
+        new = self.pool.acquire_one()
+        self.set_block(row, place, new)
+        self.pool.release_one(old)
+        if start % self.block_size == 0:
+            return False
+        transfers.copy(int(old), int(new), int(self.number))
+        return True
+
+    def publish(self, row: i64, index: PrefixIndex, token_blocks: vec[i32], first: i64, last: i64) -> None:
+        """Token blocks `first` to `last` of the row are computed and indexed: so are the blocks that they complete."""
+        for place in range(first // self.span, last // self.span):
+            block = self.block_at(row, place)
+            if block != NULL_BLOCK and not self.pool.is_cached(block):
+                self.publish_place(index, token_blocks, place, block)
+
+    def publish_place(self, index: PrefixIndex, token_blocks: vec[i32], place: i64, block: i64) -> None:
+        """Cache `block` as the content of the last token block of `place`, if that is still indexed."""
+        content = index.content_of(i64(token_blocks[(place + 1) * self.span - 1]))
+        if content != NO_CONTENT:
+            self.pool.cache_content(block, content, self.number)
+
+    def slide(self, row: i64, num_computed: i64) -> None:
+        """Release the blocks behind the window, the oldest first; the null block takes their place.
+
+        What was still to be loaded into one is needed no more: a hit that ends inside a block reaches further than the
+        loads were made for.
+        """
+        first = min(self.first_needed(num_computed), self.num_blocks[row])
+        for place in range(self.num_null[row], first):
+            self.pool.release_one(self.block_at(row, place))
+            self.set_block(row, place, NULL_BLOCK)
+            if self._drop_cpu_block(row, place):
+                self.num_loads[row] -= 1
+        self.num_null[row] = max(first, self.num_null[row])
+
+    # Forks, cuts, the end.
+
+    def fork(self, row: i64, child: i64, num_tokens: i64) -> None:
+        """Let `child`, an empty row, hold the blocks of the first `num_tokens` tokens of `row` too."""
+        shared = min(self.num_blocks[row], self.num_places(num_tokens))
+        self.num_blocks[child] = shared
+        self.num_null[child] = self.num_null[row]
+        for place in range(self.num_null[row], shared):
+            block = self.block_at(row, place)
+            if block != NULL_BLOCK:
+                self.pool.share_one(block)
+                self.set_block(child, place, block)
+            elif self.cpu is not None and self.cpu_block_at(row, place) != NULL_BLOCK:
+                self.cpu.share_one(self.cpu_block_at(row, place))
+                self._set_cpu_block(child, place, self.cpu_block_at(row, place))
+
+    def truncate(self, row: i64, num_tokens: i64) -> None:
+        """Release the blocks behind the first `num_tokens` tokens."""
+        self._drop(row, self.num_places(num_tokens))
+
+    def close(self, row: i64) -> None:
+        """Release all blocks of a row, the last first."""
+        self._drop(row, 0)
+        self.num_null[row] = 0
+        self.num_loads[row] = 0
+
+    def _drop(self, row: i64, keep: i64) -> None:
+        place = self.num_blocks[row] - 1
+        while place >= keep:
+            block = self.block_at(row, place)
+            if block != NULL_BLOCK:
+                self.pool.release_one(block)
+            self._drop_cpu_block(row, place)
+            place -= 1
+        if keep < self.num_blocks[row]:
+            self.cut_row(row, keep)
+
+    def _drop_cpu_block(self, row: i64, place: i64) -> bool:
+        """Release the CPU block at a place, if there is one; says whether there was."""
+        if self.cpu is None or self.cpu_block_at(row, place) == NULL_BLOCK:
+            return False
+        self.cpu.release_one(self.cpu_block_at(row, place))
+        self._set_cpu_block(row, place, NULL_BLOCK)
+        return True
+
+    # The CPU pool.
+
+    def cpu_block_at(self, row: i64, place: i64) -> i64:
+        """The CPU block that holds, or will bring back, what belongs at `place`; 0 for none."""
+        return i64(self.cpu_blocks[row * self.width + place])
+
+    def _set_cpu_block(self, row: i64, place: i64, block: i64) -> None:
+        self.cpu_blocks[row * self.width + place] = i32(block)
+
+    def move_out(self, row: i64, place: i64, cpu_block: i64) -> None:
+        """The block at `place` goes back to the pool; `cpu_block` (0: nothing worth keeping) stands for it."""
+        self.pool.release_one(self.block_at(row, place))
+        self.set_block(row, place, NULL_BLOCK)
+        self._set_cpu_block(row, place, cpu_block)
+
+    def move_in(self, row: i64, place: i64, block: i64) -> None:
+        """`block`, held already, takes the place of the CPU block."""
+        self.set_block(row, place, block)
+        self._set_cpu_block(row, place, NULL_BLOCK)

@@ -1,0 +1,306 @@
+"""Layer groups over one pool: where token blocks are stored, group by group, in the pool or on the CPU.
+
+In a cache with several groups, a sliding window or a CPU pool, sequences hold token blocks as in a plain one, but these
+have no keys and values: here each is mapped to the blocks that do, as a page table maps virtual memory. Prefix hits,
+forks and cuts are decided on token blocks, as in a plain cache.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ...config import MAX_BLOCKS, CacheConfig
+from ...errors import SequenceNotReady
+from ...ids import NULL_BLOCK
+from ..arrays import view_i64, zeros_i64
+from ..index.hit import Hit
+from ..pool.block import KVCacheBlock
+from ..pool.ledger import BlockLedger, LedgerRoom
+from ..sequences.block_table import BlockTable
+from ..sequences.table import SequenceTable
+from ..watch.misses import MissLog
+from .base import Store
+from .content_pool import ContentPool
+from .cpu_tier import CpuTier
+from .group_table import GroupTable
+from .stored_misses import StoredMisses
+from .transfers import Transfers
+
+
+def num_token_blocks(config: CacheConfig) -> int:
+    """Token blocks of a grouped store: for all that running sequences can hold, and to remember what is cached.
+
+    A token block that a sequence holds is backed by a block of a group without a window; with windows alone, by
+    nothing. Duplicates, idle token blocks and copies on write take no more than as much again, twice.
+    """
+    per_block = max(group.block_size for group in config.layer_groups) // config.hash_block_size
+    stored = (config.num_blocks + config.num_cpu_blocks) * per_block
+    held = config.max_num_seqs * config.max_blocks_per_seq
+    if any(group.sliding_window == 0 for group in config.layer_groups):
+        held = min(held, 2 * stored)
+    return min(1 + held + stored, MAX_BLOCKS)
+
+
+class GroupedStore(Store):
+    """The tables of all groups, driven together; each call is all or nothing because `num_...` is asked first."""
+
+    def __init__(
+        self, config: CacheConfig, token_blocks: BlockLedger, sequences: SequenceTable, hash_seed: int
+    ) -> None:
+        first = config.layer_groups[0].block_size
+        self.pool = ContentPool(config.num_blocks, hash_seed, first)
+        self.cpu: ContentPool | None = None
+        self.tier: CpuTier | None = None
+        if config.num_cpu_blocks > 0:
+            cpu = ContentPool(config.num_cpu_blocks, hash_seed, first)
+            self.cpu = cpu
+            if config.keep_evicted:
+                self.tier = CpuTier(self.pool, cpu)
+                self.pool.watch(self.tier)
+        self.groups = [GroupTable(number, config, self.pool, self.cpu) for number in range(len(config.layer_groups))]
+        tables: list[BlockTable] = list(self.groups)
+        super().__init__(token_blocks, self.pool, sequences, tables)
+        self.cpu_pool = self.cpu
+        self.config = config
+        self.alignment = config.hit_alignment
+
+    # Admission.
+
+    def limit(self, hit: Hit) -> None:
+        """Cut a hit to what every group can take from the cache, and note where: the longest common hit.
+
+        O(found * groups): a window that fails lowers the limit to the place that is missing, so each place is looked
+        at once, or once more for each other group with a window.
+        """
+        limit = hit.num_found * self.block_size
+        for group in self.groups:
+            hit.places.append(zeros_i64(int(limit // group.block_size)))
+        reached: i64 = -1
+        while limit > 0 and reached != limit:
+            reached = limit
+            for number, group in enumerate(self.groups):
+                limit = min(limit, group.reach(self.token_blocks.index, hit.blocks, hit.places[number], limit))
+                limit -= limit % self.alignment
+        hit.num_usable = limit // self.block_size
+        hit.num_known = hit.num_found
+
+    def num_needed(self, hit: Hit, num_tokens: i64) -> i64:
+        """Free blocks that admitting a prompt with this hit asks for."""
+        needed: i64 = 0
+        for number, group in enumerate(self.groups):
+            needed += group.num_needed(hit.places[number], hit.num_usable * self.block_size, num_tokens)
+        return needed
+
+    def num_needed_behind_others(self, hit: Hit, num_tokens: i64) -> i64:
+        """Where others may evict a part of the hit, the rest of it is of no use, though others hold it."""
+        for number, group in enumerate(self.groups):
+            if group.num_idle(hit.places[number], hit.num_usable * self.block_size) > 0:
+                return self.num_least(num_tokens)
+        return self.num_needed(hit, num_tokens)
+
+    def num_partial(self, num_tokens: i64) -> i64:
+        """One in each group whose last block is not full."""
+        partial: i64 = 0
+        for group in self.groups:
+            if num_tokens % group.block_size != 0:
+                partial += 1
+        return partial
+
+    def num_least(self, num_tokens: i64) -> i64:
+        """Blocks without which a prompt of `num_tokens` tokens cannot run, even alone."""
+        least: i64 = 0
+        for group in self.groups:
+            least += group.num_least(num_tokens)
+        return least
+
+    def num_short(self, num_token_blocks: i64) -> i64:
+        """Swapping merges equal blocks and not their token blocks, so token blocks can run out first."""
+        return num_token_blocks - self.token_blocks.queue.num_free
+
+    def taken_by(self, hit: Hit) -> list[int]:
+        """What every group takes of it."""
+        blocks: list[int] = []
+        for number, group in enumerate(self.groups):
+            num_tokens = hit.num_usable * self.block_size
+            places = hit.places[number]
+            blocks += [
+                int(places[place]) for place in range(group.first_needed(num_tokens), group.num_full(num_tokens))
+            ]
+        return blocks
+
+    def hold_hits(self, row: i64, hit: Hit) -> None:
+        """Group after group."""
+        for number, group in enumerate(self.groups):
+            group.hold_hits(row, hit.places[number], hit.num_usable * self.block_size)
+
+    def unhold_hits(self, row: i64) -> None:
+        """The last group first."""
+        for group in reversed(self.groups):
+            group.unhold_hits(row)
+
+    def evict_ahead(self, row: i64, num_tokens: i64) -> None:
+        """As many victims as all groups take together."""
+        needed: i64 = 0
+        for group in self.groups:
+            needed += group.num_to_take(row, num_tokens)
+        self.pool.evict_ahead(needed)
+
+    def take_prompt(self, row: i64, num_tokens: i64) -> None:
+        """New blocks for what has to be loaded and for the prompt."""
+        for group in self.groups:
+            group.take_prompt(row, num_tokens)
+
+    def blocks_of(self, token_block: i64) -> list[int]:
+        """Those that hold its content."""
+        blocks = self.cached_for(token_block)
+        return blocks if len(blocks) == len(self.groups) else []
+
+    def cached_for(self, token_block: i64) -> list[int]:
+        """Those that hold its content."""
+        content = self.token_blocks.index.content_of(token_block)
+        blocks = [int(self.pool.find_content(content, group.number)) for group in self.groups]
+        return [block for block in blocks if block != NULL_BLOCK]
+
+    # The step.
+
+    def require_swapped_in(self, rows: vec[i64], action: str) -> None:
+        """By the rows' own mark."""
+        for index in range(i64(len(rows))):
+            if self.sequences.is_swapped[rows[index]] != 0:
+                raise SequenceNotReady(f"{action}: {self.sequences.name(rows[index])} is swapped out; swap it in first")
+
+    def num_missing(self, row: i64, start: i64, end: i64) -> i64:
+        """What every group lacks."""
+        published = self.sequences.num_published[row]
+        missing: i64 = 0
+        for group in self.groups:
+            missing += group.num_missing(row, published, start, end)
+        return missing
+
+    def grow(self, row: i64, start: i64, end: i64, transfers: Transfers) -> bool:
+        """Loads of what was hit in the CPU pool, then copies on write and new blocks, group after group."""
+        if self.num_missing(row, start, end) > self.pool.queue.num_free:
+            return False
+        published = self.sequences.num_published[row]
+        for group in self.groups:
+            if group.num_loads[row] > 0:
+                group.load(row, self.token_blocks.index, self.sequences.row_blocks(row), transfers)
+            if group.grow(row, published, start, end, transfers):
+                self.num_copied_blocks += 1
+        return True
+
+    def finish(self, transfers: Transfers) -> None:
+        """The plan also tells of evicted blocks that are saved; the CPU blocks that it held are released."""
+        if self.tier is not None:
+            self.tier.tell(transfers)
+        if self.cpu is not None:
+            for block in transfers.held:
+                self.cpu.release_one(block)
+        for block in transfers.held_sources:
+            self.pool.release_one(block)
+
+    def publish(self, row: i64, first: i64, last: i64) -> None:
+        """The blocks that these token blocks complete are cached as their content."""
+        token_blocks = self.sequences.row_blocks(row)
+        for group in self.groups:
+            group.publish(row, self.token_blocks.index, token_blocks, first, last)
+
+    def slide(self, rows: vec[i64]) -> None:
+        """In the groups that have a window."""
+        for index in range(i64(len(rows))):
+            for group in self.groups:
+                if group.window > 0:
+                    group.slide(rows[index], self.sequences.num_computed[rows[index]])
+
+    # Forks, cuts, the end.
+
+    def fork(self, row: i64, child: i64) -> None:
+        """Group after group."""
+        for group in self.groups:
+            group.fork(row, child, self.sequences.num_tokens[row])
+
+    def num_loads(self, row: i64) -> i64:
+        """In all groups."""
+        loads: i64 = 0
+        for group in self.groups:
+            loads += group.num_loads[row]
+        return loads
+
+    def shortest_cut(self, row: i64) -> i64:
+        """The null blocks of a group end where its window began."""
+        shortest: i64 = 0
+        for group in self.groups:
+            if group.num_null[row] > 0:
+                shortest = max(shortest, group.num_null[row] * group.block_size + group.window - 1)
+        return shortest
+
+    def truncate(self, row: i64, num_tokens: i64) -> None:
+        """Group after group."""
+        for group in self.groups:
+            group.truncate(row, num_tokens)
+
+    def close(self, row: i64) -> None:
+        """Group after group."""
+        for group in self.groups:
+            group.close(row)
+
+    def reset(self) -> None:
+        """In the pool and on the CPU too."""
+        self.token_blocks.reset()
+        self.pool.reset()
+        if self.cpu is not None:
+            self.cpu.reset()
+
+    # The size, and what others see.
+
+    def make_room(self, num_blocks: int) -> LedgerRoom | None:
+        """As many token blocks as a cache of that size is made with."""
+        return self.token_blocks.make_room(num_token_blocks(replace(self.config, num_blocks=num_blocks)), num_blocks)
+
+    def move_into(self, room: LedgerRoom | None) -> None:
+        """Remember as many token blocks as there is room for."""
+        if room is not None:
+            self.token_blocks.resize(room.num_blocks, room)
+
+    def watch_misses(self, misses: MissLog) -> None:
+        """What the pool evicts is missed too, though its token block stays."""
+        self.token_blocks.watch(misses)
+        self.pool.watch(StoredMisses(misses, self.pool))
+
+    def describe(self, block: KVCacheBlock) -> None:
+        """The group, and the tokens, which the token blocks know as long as they are there. O(token blocks)."""
+        number = i64(block.block_id)
+        if not self.pool.is_cached(number):
+            return
+        group = self.groups[int(self.pool.group_of(number))]
+        index = self.token_blocks.index
+        contents = view_i64(index.identity)[::2]
+        content = self.pool.content_of(number)
+        tokens: list[int] = []
+        for _ in range(group.span):
+            found = np.flatnonzero(contents == int(content))
+            if len(found) == 0:
+                tokens = []
+                break
+            token_block = i64(found[0])
+            tokens = self._tokens_of(token_block) + tokens
+            content = index.parent_of(token_block)
+        block.token_ids = tokens
+        block.num_tokens = int(group.block_size)
+        block.group = int(group.number)
+
+    def _tokens_of(self, token_block: i64) -> list[int]:
+        size = int(self.block_size)
+        tokens: list[int] = self.token_blocks.block_tokens(vec[i32]([i32(token_block)]), size).tolist()
+        return tokens
+
+    def cpu_blocks_of(self, row: i64) -> list[int]:
+        """In all groups: of a swapped-out sequence, and what the next step loads."""
+        blocks: list[int] = []
+        if self.cpu is not None:
+            for group in self.groups:
+                found = [int(group.cpu_block_at(row, place)) for place in range(group.num_blocks[row])]
+                blocks += [block for block in found if block != NULL_BLOCK]
+        return blocks

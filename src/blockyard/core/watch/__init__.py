@@ -1,0 +1,1 @@
+"""What is remembered of what happened: history, residency, causes of misses."""

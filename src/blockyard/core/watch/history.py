@@ -1,0 +1,73 @@
+"""The last things that happened to a pool's blocks, for debugging an engine."""
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ...answers import AllocationEvent
+from ..pool.free_queue import FreeQueue
+from ..pool.observer import Clock, PoolObserver
+
+
+class Entry:
+    """One remembered event."""
+
+    def __init__(self, number: int, time: float, action: str, actor: str, blocks: vec[i32], num_free: int) -> None:
+        self.number = number
+        self.time = time
+        self.action = action
+        self.actor = actor
+        self.blocks = blocks
+        self.num_free = num_free
+
+    def event(self) -> AllocationEvent:
+        """The event as people see it."""
+        blocks = [int(block) for block in self.blocks]
+        return AllocationEvent(self.number, self.time, self.action, self.actor, blocks, self.num_free)
+
+
+class AllocationHistory(PoolObserver):
+    """The latest `size` events of a pool, in a ring. An event costs a copy of its block ids, and nothing when off."""
+
+    def __init__(self, size: int, queue: FreeQueue, clock: Clock) -> None:
+        self.size = size
+        self.queue = queue
+        self.clock = clock
+        #: Which call is running, and for whom.
+        self.actor = ""
+        self.num_events = 0
+        self._entries: list[Entry] = []
+
+    def acting(self, actor: str) -> None:
+        """Whatever comes next, this call does it."""
+        self.actor = actor.strip()
+
+    def acquired(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Note that blocks were taken."""
+        self._note("take", blocks, start, count)
+
+    def shared(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Note that blocks are held once more."""
+        self._note("share", blocks, start, count)
+
+    def released(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Note that blocks are held once less."""
+        self._note("release", blocks, start, count)
+
+    def evicting(self, block: i64) -> None:
+        """Note that a cached block is taken for something else."""
+        self._note("evict", vec[i32]([i32(block)]), 0, 1)
+
+    def _note(self, action: str, blocks: vec[i32], start: i64, count: i64) -> None:
+        if count == 0:
+            return
+        free = int(self.queue.num_free)
+        entry = Entry(self.num_events, self.clock.now, action, self.actor, blocks[start : start + count], free)
+        if len(self._entries) < self.size:
+            self._entries.append(entry)
+        else:
+            self._entries[self.num_events % self.size] = entry
+        self.num_events += 1
+
+    def events(self) -> list[AllocationEvent]:
+        """What is remembered, oldest first. O(size)."""
+        return [entry.event() for entry in sorted(self._entries, key=lambda entry: entry.number)]

@@ -1,0 +1,178 @@
+"""Why a prompt did not hit: every token that has to be computed has a cause."""
+
+from collections import OrderedDict
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ...answers import MissCauses
+from ...ids import NO_CONTENT, NULL_BLOCK
+from ..arrays import zeros_i64
+from ..index.hashing import root_hash
+from ..index.prefix_index import PrefixIndex
+from ..index.prompt import Prompt
+from ..pool.observer import PoolObserver
+
+#: Evictions are remembered in a table of this many slots for each block of the pool, and at least 256.
+SLOTS_A_BLOCK: Final = 4
+FEWEST_SLOTS: Final = 256
+#: Slots that an eviction may stand in; it takes the place of the oldest of them. With one alone, every fifth
+#: eviction of the latest turnover of the pool would be lost to a newer one; with four, about one in a hundred.
+WAYS: Final[i64] = 4
+#: As many first blocks are remembered with the keys they were cached under.
+MAX_FIRST_BLOCKS: Final = 65536
+
+
+class MissLog(PoolObserver):
+    """Remembers what was evicted, by the chained hash of its content, and under which keys prompts began.
+
+    It explains; it decides nothing. A hash that two contents share, or a slot that was overwritten, can make an
+    explanation wrong, never a hit. The table is bounded (set-associative, the oldest of a set is overwritten), so a
+    very old eviction reads "never seen".
+    """
+
+    def __init__(self, index: PrefixIndex, num_blocks: int, block_size: int) -> None:
+        self.index = index
+        self.block_size: i64 = block_size
+        size = FEWEST_SLOTS
+        while size < SLOTS_A_BLOCK * num_blocks:
+            size *= 2
+        self._mask: i64 = size - WAYS
+        self._hash = zeros_i64(size)
+        self._when = zeros_i64(size)
+        #: The content that went: what follows an image is known by the content before it.
+        self._content = zeros_i64(size)
+        self._num_evictions: i64 = 0
+        self._first_blocks: OrderedDict[int, i64] = OrderedDict()
+        self.totals = [0] * len(MissCauses.FIELDS)
+        self.totals[YOUNGEST] = -1
+
+    def evicting(self, block: i64) -> None:
+        """Remember the content of `block`. O(1)."""
+        self.remember(self.index.chain_hash[block], self.index.content_of(block))
+
+    def remember(self, name: i64, content: i64) -> None:
+        """The content of this name, a chained hash, is evicted now."""
+        self._num_evictions += 1
+        slot = self._slot(name)
+        if slot < 0:
+            slot = self._oldest(name)
+        self._hash[slot] = name
+        self._when[slot] = self._num_evictions
+        self._content[slot] = content
+
+    def _slot(self, name: i64) -> i64:
+        """Where an eviction is remembered; -1 for none."""
+        first = (name >> 7) & self._mask
+        for slot in range(first, first + WAYS):
+            if self._hash[slot] == name and self._when[slot] > 0:
+                return slot
+        return -1
+
+    def _oldest(self, name: i64) -> i64:
+        """The slot that a new eviction of this name takes: an empty one, or the oldest of its set."""
+        first = (name >> 7) & self._mask
+        oldest = first
+        for slot in range(first + 1, first + WAYS):
+            if self._when[slot] < self._when[oldest]:
+                oldest = slot
+        return oldest
+
+    def age(self, name: i64) -> i64:
+        """Evictions since the content of this name was evicted, 0 for the latest; -1 if that is not remembered."""
+        slot = self._slot(name)
+        return self._num_evictions - self._when[slot] if slot >= 0 else -1
+
+    def explain(self, prompt: Prompt, hittable: i64, blocks: vec[i32], hit: i64, root: i64, resumed: bool) -> list[int]:
+        """Tokens by cause, in the order of `MissCauses.FIELDS`, of a prompt whose first `hit` tokens were taken.
+
+        hittable: leading blocks that could hit. blocks: those that the index knows; what of them was not taken is
+        evicted from the pool below them.
+        """
+        size = self.block_size
+        causes = [0] * len(MissCauses.FIELDS)
+        causes[HIT] = int(hit)
+        causes[TAIL] = int(prompt.num_tokens - max(hittable * size, hit))
+        missed = max(hittable * size - hit, 0)
+        causes[YOUNGEST] = -1
+        if resumed:
+            causes[RECOMPUTED] = int(missed)
+        elif missed > 0:
+            self._split(prompt, hittable, blocks, hit, root, causes)
+        return causes
+
+    def _split(self, prompt: Prompt, hittable: i64, blocks: vec[i32], hit: i64, root: i64, causes: list[int]) -> None:
+        size = self.block_size
+        found = i64(len(blocks))
+        hashed = self._hash_missing(prompt, blocks, hittable, root)
+        other = found == 0 and self._first_blocks.get(self._first_hash(prompt.words), root) != root
+        for position in range(hit // size, hittable):
+            age: i64 = -1
+            if position < found:
+                age = self.age(stored_name(self.index.content_of(i64(blocks[position]))))
+            elif position < hashed:
+                age = self.age(self.index.hashes[position])
+            if age >= 0 and (causes[YOUNGEST] < 0 or age < causes[YOUNGEST]):
+                causes[YOUNGEST] = int(age)
+            cause = EVICTED if age >= 0 or position < found else OTHER_KEYS if other else NEVER_SEEN
+            causes[cause] += int(min((position + 1) * size - hit, size))
+
+    def _hash_missing(self, prompt: Prompt, blocks: vec[i32], hittable: i64, root: i64) -> i64:
+        """Hash the blocks of a prompt behind those that are known, up to `hittable`, as they were hashed when they were
+        cached; returns how far.
+
+        At a span the chain begins anew after the very content before it, which is known while the index has it or
+        its eviction is remembered.
+        """
+        index = self.index
+        first = i64(len(blocks))
+        before = i64(blocks[first - 1]) if first > 0 else NULL_BLOCK
+        content = index.content_of(before) if first > 0 else root
+        chain = index.chain_hash[before] if first > 0 else root_hash(root)
+        while first < hittable:
+            if first in prompt.spans:
+                content = index.known_root((int(content), prompt.spans[first]))
+                if content == NO_CONTENT:
+                    return first
+                chain = root_hash(content)
+            last = min(prompt.next_span_block(first), hittable)
+            index.hash_run(prompt.words, first, last, chain)
+            chain = index.hashes[last - 1]
+            slot = self._slot(chain)
+            content = self._content[slot] if slot >= 0 else NO_CONTENT
+            first = last
+        return first
+
+    def _first_hash(self, words: vec[i64]) -> int:
+        """A hash of a prompt's first block alone, whatever its keys. It leaves the index's room for hashes alone."""
+        return int(self.index.hash_alone(words))
+
+    def note_first(self, words: vec[i64], num_tokens: i64, root: i64, block_size: i64) -> None:
+        """A prompt that begins with these tokens is cached under `root`."""
+        if num_tokens >= block_size:
+            name = self._first_hash(words)
+            self._first_blocks.pop(name, 0)
+            if len(self._first_blocks) >= MAX_FIRST_BLOCKS:
+                self._first_blocks.popitem(last=False)
+            self._first_blocks[name] = root
+
+    def count(self, causes: list[int], resumed: bool) -> None:
+        """Add a prompt's causes to the totals; a request that only finds what it left behind is no hit."""
+        for position, tokens in enumerate(causes):
+            if position != YOUNGEST and not (resumed and position == HIT):
+                self.totals[position] += tokens
+
+
+def stored_name(content: i64) -> i64:
+    """What a content is remembered by when a block that held it goes and its token block stays."""
+    return root_hash(content)
+
+
+HIT: Final = MissCauses.FIELDS.index("num_hit")
+TAIL: Final = MissCauses.FIELDS.index("num_tail")
+NEVER_SEEN: Final = MissCauses.FIELDS.index("num_never_seen")
+EVICTED: Final = MissCauses.FIELDS.index("num_evicted")
+OTHER_KEYS: Final = MissCauses.FIELDS.index("num_other_keys")
+RECOMPUTED: Final = MissCauses.FIELDS.index("num_recomputed")
+YOUNGEST: Final = MissCauses.FIELDS.index("evicted_ago")
