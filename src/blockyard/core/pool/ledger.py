@@ -290,11 +290,13 @@ class BlockLedger:
 
     def release(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Release `blocks[start:start + count]`, last first. O(count)."""
+        free = self.queue.num_free - self.num_retiring
         last = start + count
         while last > start:
             first = max(start, last - RELEASED_TOGETHER)
             self._release_run(blocks, start, first, last)
             last = first
+        self.num_freed_blocks += self.queue.num_free - self.num_retiring - free
         if self.observer is not None:
             self.observer.released(blocks, start, count)
 
@@ -305,14 +307,12 @@ class BlockLedger:
         idle = self._idle_run
         limit = i64(self.num_blocks)
         num_idle: i64 = 0
-        num_freed: i64 = 0
         position = last - 1
         while position >= first:
             block = i64(blocks[position])
             references = ref_cnt[block] - 1
             ref_cnt[block] = references
             if references == 0:
-                num_freed += 1
                 if block >= limit:
                     self._retire(block)
                 elif identity[2 * block] == NO_CONTENT:
@@ -324,7 +324,6 @@ class BlockLedger:
                         self.chooser.insert(block, self.index.chain_hash[block], position - start)
             position -= 1
         self.queue.append_run(idle, num_idle)
-        self.num_freed_blocks += num_freed
 
     def acquire_one(self) -> i64:
         """Take one block, which must be free, from the head of the queue."""
