@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import InvalidArgument
+from ..keys import ExtraKey, canonical_keys, require_spans_within, spans_of
 from .decoding.speculation import Drafter, PromptLookup
 from .probe import ModelShape
 from .prompts import Prompt, encode_prompt
@@ -27,7 +28,10 @@ class Intake:
         self._num_requests = 0
 
     def requests(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        extra_keys: Sequence[ExtraKey] = (),
     ) -> list[Request]:
         """Requests for all prompts, or an error that names the first that cannot be served, and none."""
         if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Sequence):
@@ -39,17 +43,27 @@ class Intake:
         if len(params) != len(prompts):
             raise InvalidArgument(f"sampling has {len(params)} entries; there are {len(prompts)} prompts")
         return [
-            self.request(f"prompt {number}", prompt, wanted)
+            self.request(f"prompt {number}", prompt, wanted, extra_keys=extra_keys)
             for number, (prompt, wanted) in enumerate(zip(prompts, params, strict=True))
         ]
 
-    def request(self, name: str, prompt: Prompt, sampling: SamplingParams, priority: int = 0) -> Request:
+    def request(
+        self,
+        name: str,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        priority: int = 0,
+        extra_keys: Sequence[ExtraKey] = (),
+    ) -> Request:
         """A request for one prompt, which errors call `name`. Raises `InvalidArgument` or `NeverFits`. O(tokens)."""
         if not isinstance(sampling, SamplingParams):
             raise InvalidArgument(f"sampling of {name} is a {type(sampling).__name__}; it must be SamplingParams")
         if sampling.stop and self._tokenizer is None:
             raise InvalidArgument(f"stop of {name} is {sampling.stop!r}, but the engine has no tokenizer to find it")
+        self._require_known_biases(name, sampling)
         token_ids = encode_prompt(name, prompt, self._tokenizer, self._shape.vocab_size)
+        keys = canonical_keys(extra_keys)
+        require_spans_within(spans_of(keys), len(token_ids))
         self._limits.require_fits(name, len(token_ids), sampling.max_tokens, sampling.n)
         stops = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
@@ -61,9 +75,17 @@ class Intake:
             sampling,
             stops,
             priority=priority,
+            extra_keys=keys,
             tokenizer=self._tokenizer,
             make_drafter=self._make_drafter,
         )
+
+    def _require_known_biases(self, name: str, sampling: SamplingParams) -> None:
+        highest = self._shape.vocab_size - 1
+        if sampling.biases and sampling.biases[-1][0] > highest:
+            raise InvalidArgument(
+                f"logit_bias of {name} holds token {sampling.biases[-1][0]}; the model's last token is {highest}"
+            )
 
     def _make_drafter(self) -> Drafter | None:
         return None if self._speculation is None else Drafter(self._speculation)
