@@ -175,6 +175,24 @@ def test_a_shared_prefix_is_cached(served: Served) -> None:
     assert cached("Where is the last one?") > 100
 
 
+def test_tenants_with_salts_of_their_own_share_nothing(served: Served) -> None:
+    system = {"role": "system", "content": "You answer questions about ferries. " * 20}
+
+    def cached(salt: str | None) -> int:
+        answer = served.client().chat.completions.create(
+            model=MODEL,
+            messages=[system, *QUESTION],
+            max_tokens=2,
+            extra_body={} if salt is None else {"cache_salt": salt},
+        )
+        assert answer.usage.prompt_tokens > 120
+        return int(answer.usage.prompt_tokens_details.cached_tokens)
+
+    salts = ["tenant 1", "tenant 2", None]
+    assert [cached(salt) for salt in salts] == [0, 0, 0]
+    assert min(cached(salt) for salt in salts) > 100
+
+
 def test_errors(served: Served) -> None:
     client = served.client()
     with pytest.raises(openai.NotFoundError, match="another"):

@@ -53,12 +53,13 @@ def _serve(options: argparse.Namespace, limits: ServerLimits, api_key: str | Non
 
 
 def _summary(engine: Engine) -> str:
-    """Where the model runs, who computes its attention, and the pool."""
-    cache = engine.kv_cache
+    """Where the model runs, who computes its attention, the pool, and the longest sequence that it holds."""
+    cache, model_len, longest = engine.kv_cache, engine.shape.max_model_len, engine.max_model_len
+    least = f" (the model's context is {model_len:,})" if longest < model_len else ""
     dtype = str(cache.dtype).removeprefix("torch.")
     return (
         f"{dtype} on {cache.device}, attention by {engine.attention_backend}; {cache.num_blocks:,} blocks of "
-        f"{cache.block_size} tokens, {cache.num_bytes / 2**30:.2f} GiB"
+        f"{cache.block_size} tokens, {cache.num_bytes / 2**30:.2f} GiB; sequences of up to {longest:,} tokens{least}"
     )
 
 

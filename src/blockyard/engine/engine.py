@@ -236,6 +236,11 @@ class Engine:
         """The largest max_tokens that `add_request` takes for such a prompt; 0 if none."""
         return self._scheduler.limits.max_new_tokens(num_prompt_tokens, n)
 
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest sequence that it can carry to its end: the model's limit, or what the pool can hold."""
+        return 1 + self.max_new_tokens(1)
+
     def abort_request(self, request_id: int) -> GenerationResult:
         """Drop a request, wherever it is, and free all its blocks; returns what came of it so far.
 

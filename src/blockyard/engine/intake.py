@@ -60,7 +60,7 @@ class Intake:
             raise InvalidArgument(f"sampling of {name} is a {type(sampling).__name__}; it must be SamplingParams")
         if sampling.stop and self._tokenizer is None:
             raise InvalidArgument(f"stop of {name} is {sampling.stop!r}, but the engine has no tokenizer to find it")
-        self._require_known_biases(name, sampling)
+        sampling.require_tokens_below(self._shape.vocab_size)
         token_ids = encode_prompt(name, prompt, self._tokenizer, self._shape.vocab_size)
         keys = canonical_keys(extra_keys)
         require_spans_within(spans_of(keys), len(token_ids))
@@ -79,13 +79,6 @@ class Intake:
             tokenizer=self._tokenizer,
             make_drafter=self._make_drafter,
         )
-
-    def _require_known_biases(self, name: str, sampling: SamplingParams) -> None:
-        highest = self._shape.vocab_size - 1
-        if sampling.biases and sampling.biases[-1][0] > highest:
-            raise InvalidArgument(
-                f"logit_bias of {name} holds token {sampling.biases[-1][0]}; the model's last token is {highest}"
-            )
 
     def _make_drafter(self) -> Drafter | None:
         return None if self._speculation is None else Drafter(self._speculation)

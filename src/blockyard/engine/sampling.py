@@ -90,6 +90,11 @@ class SamplingParams:
         penalties = self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
         return penalties or bool(self.logit_bias)
 
+    def require_tokens_below(self, vocab_size: int) -> None:
+        """Raise `InvalidArgument` for a bias of a token that a vocabulary of this size does not have. O(1)."""
+        if self.biases and self.biases[-1][0] >= vocab_size:
+            raise InvalidArgument(f"logit_bias holds token {self.biases[-1][0]}; the last token is {vocab_size - 1}")
+
     def _check_numbers(self) -> None:
         _require_range("temperature", self.temperature, 0.0, math.inf)
         _require_range("top_p", self.top_p, 0.0, 1.0)

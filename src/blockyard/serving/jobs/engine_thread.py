@@ -165,7 +165,9 @@ class EngineThread:
             self._end(job, self._last_word)
             return
         try:
-            job.request_id = self._engine.add_request(job.prompt_token_ids, job.sampling, priority=job.priority)
+            job.request_id = self._engine.add_request(
+                job.prompt, job.sampling, priority=job.priority, extra_keys=job.extra_keys
+            )
         except Exception as error:
             self._end(job, as_api_error(error))
         else:

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 
 from ...engine import Engine
-from ...engine.prompts import encode_prompt
+from ...engine.prompts import EncodedPrompt, encode_prompt
 from ...errors import InvalidArgument
 from ..errors import invalid
 
@@ -28,7 +28,7 @@ class PromptEncoder:
         self._vocab_size = engine.shape.vocab_size
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="blockyard-prompts")
 
-    async def encode(self, name: str, prompt: Any) -> list[int]:
+    async def encode(self, name: str, prompt: Any) -> EncodedPrompt:
         """The token ids of text, of messages (through the model's chat template) or of token ids.
 
         name: the field of the request. Raises `ApiError` (400) for a prompt that has no tokens or cannot be read.
@@ -40,9 +40,9 @@ class PromptEncoder:
         """End the thread."""
         self._worker.shutdown(wait=False, cancel_futures=True)
 
-    def _encode(self, name: str, prompt: Any) -> list[int]:
+    def _encode(self, name: str, prompt: Any) -> EncodedPrompt:
         try:
-            return encode_prompt(name, prompt, self._tokenizer, self._vocab_size)
+            return EncodedPrompt(encode_prompt(name, prompt, self._tokenizer, self._vocab_size), self._vocab_size)
         except InvalidArgument as error:
             raise invalid(str(error), name) from None
         except jinja2.TemplateError as error:  # a template raises, for example, for roles in an order it does not know

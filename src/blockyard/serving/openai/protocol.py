@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import pydantic_core
 from pydantic import (
@@ -19,11 +20,11 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from ...engine.sampling import MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, MAX_PENALTY
 from ..errors import invalid
 from .refusals import UNKNOWN_FIELD, refusal_of
-from .unsupported_fields import asked_for
+from .unsupported_fields import REFUSED_IN_CHATS, REFUSED_IN_COMPLETIONS, asked_for
 
-MAX_LOGPROBS = 20
 _MAX_TOKEN_ID = 2**31 - 1
 _Text = StrictStr
 _TokenId = Annotated[StrictInt, Field(ge=0, le=_MAX_TOKEN_ID)]
@@ -33,6 +34,9 @@ MAX_ITEMS = 2048
 #: Every list: a body of half a million bad elements is refused at the first, not after as many errors.
 _FIRST_ERROR = Field(fail_fast=True)
 _TokenIds = Annotated[list[_TokenId], Field(min_length=1), _FIRST_ERROR]
+_Penalty = Annotated[StrictFloat, Field(ge=-MAX_PENALTY, le=MAX_PENALTY, allow_inf_nan=False)]
+#: Longer ones say nothing more: a salt is kept for as long as one of its blocks can be hit.
+MAX_SALT = 1024
 
 
 class _Fields(BaseModel):
@@ -66,8 +70,29 @@ class StreamOptions(_Fields):
     include_obfuscation: StrictBool = False
 
 
+def _token_biases(value: Any) -> Any:
+    """JSON's names are strings; those of `logit_bias` are token ids. One error, whatever the number of bad entries."""
+    if not isinstance(value, dict):
+        raise PydanticCustomError("not_a_dict", "it must be an object from token ids to numbers")
+    if len(value) > MAX_BIASES:
+        counts = {"found": len(value), "limit": MAX_BIASES}
+        raise PydanticCustomError("too_many_biases", "it has {found} tokens; the limit is {limit}", counts)
+    for token, bias in value.items():
+        if not (token.isascii() and token.isdecimal() and len(token) < 10):
+            raise PydanticCustomError("bad_token", "its names must be token ids; one is '{name}'", {"name": token[:40]})
+        if type(bias) not in (int, float) or not -MAX_BIAS <= bias <= MAX_BIAS:
+            limits = {"name": token, "limit": int(MAX_BIAS)}
+            raise PydanticCustomError("bad_bias", "that of token {name} must be from -{limit} to {limit}", limits)
+    return {int(token): float(bias) for token, bias in value.items()}
+
+
 class GenerationFields(_Fields):
-    """What both kinds of request share. The fields behind `seed` are not OpenAI's; other servers have them too."""
+    """What both kinds of request share. The fields behind `seed` are not OpenAI's; other servers have them too.
+
+    refused: the fields that are not supported, with the values that ask for nothing.
+    """
+
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]]
 
     model: StrictStr
     temperature: Annotated[StrictFloat, Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
@@ -76,13 +101,18 @@ class GenerationFields(_Fields):
     stop: _StopString | Annotated[list[_StopString], Field(max_length=16), _FIRST_ERROR] = []
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
+    presence_penalty: _Penalty = 0.0
+    frequency_penalty: _Penalty = 0.0
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_token_biases)] = {}
     seed: Annotated[StrictInt, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     top_k: Annotated[StrictInt, Field(ge=-1, le=_MAX_TOKEN_ID)] = 0
     min_p: Annotated[StrictFloat, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     repetition_penalty: Annotated[StrictFloat, Field(gt=0, le=2, allow_inf_nan=False)] = 1.0
+    min_tokens: Annotated[StrictInt, Field(ge=0)] = 0
     ignore_eos: StrictBool = False
     stop_token_ids: Annotated[list[_TokenId], Field(max_length=64), _FIRST_ERROR] = []
     priority: Annotated[StrictInt, Field(ge=-(2**20), le=2**20)] = 0
+    cache_salt: Annotated[StrictStr, Field(min_length=1, max_length=MAX_SALT)] | None = None
 
     @property
     def wants_usage(self) -> bool:
@@ -120,6 +150,7 @@ def _require_few(prompt: Any) -> Any:
 class CompletionRequest(GenerationFields):
     """POST /v1/completions. prompt: one or several, each as text or token ids."""
 
+    refused = REFUSED_IN_COMPLETIONS
     prompt: Annotated[
         _Text
         | _TokenIds
@@ -181,6 +212,7 @@ class Message(_Fields):
 class ChatRequest(GenerationFields):
     """POST /v1/chat/completions."""
 
+    refused = REFUSED_IN_CHATS
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_ITEMS), _FIRST_ERROR]
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
@@ -211,7 +243,7 @@ def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
     if not isinstance(fields, dict):
         raise invalid("the body must be a JSON object")
     try:
-        request = kind.model_validate(asked_for(fields))
+        request = kind.model_validate(asked_for(fields, kind.refused))
     except ValidationError as error:
         raise refusal_of(error) from None
     _require_consistent(request)
