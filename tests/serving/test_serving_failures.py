@@ -292,10 +292,10 @@ def test_the_prompt_of_a_client_that_has_left_is_not_encoded() -> None:
         encoder, may_go_on, encoded = running.server.app.state.encoder, threading.Event(), []
         encode = encoder._encode
 
-        def noted(name: str, prompt: Any) -> list[int]:
+        def noted(tokenizer: Any, name: str, prompt: Any, *others: Any) -> Any:
             encoded.append(prompt)
             may_go_on.wait(PATIENCE_SECONDS)
-            return list(encode(name, prompt))
+            return encode(tokenizer, name, prompt, *others)
 
         encoder._encode = noted
         first = pool.submit(running.post, "/v1/completions", prompt="first", max_tokens=1)
@@ -402,10 +402,10 @@ def test_the_time_that_a_prompt_waits_to_be_encoded_counts() -> None:
         encoder, may_go_on, encoded = running.server.app.state.encoder, threading.Event(), []
         encode = encoder._encode
 
-        def slow(name: str, prompt: Any) -> list[int]:
+        def slow(tokenizer: Any, name: str, prompt: Any, *others: Any) -> Any:
             encoded.append(prompt)
             may_go_on.wait(PATIENCE_SECONDS)
-            return list(encode(name, prompt))
+            return encode(tokenizer, name, prompt, *others)
 
         encoder._encode = slow
         first = pool.submit(running.post, "/v1/completions", prompt="first", max_tokens=1)

@@ -91,7 +91,11 @@ class Running:
 
 @contextmanager
 def running_server(
-    engine: Engine, limits: ServerLimits | None = None, api_key: str | None = None, access_log: bool = False
+    engine: Engine,
+    limits: ServerLimits | None = None,
+    api_key: str | None = None,
+    access_log: bool = False,
+    cors_origins: tuple[str, ...] = (),
 ) -> Iterator[Running]:
     """Serve an engine in a thread for as long as the block lasts."""
     address: list[str] = []
@@ -108,6 +112,7 @@ def running_server(
         api_key=api_key,
         access_log=access_log,
         has_check=True,
+        cors_origins=cors_origins,
     )
     server = Server(engine, options, note)
     thread = threading.Thread(target=server.run, daemon=True)

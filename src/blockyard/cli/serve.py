@@ -15,12 +15,14 @@ from ..errors import InvalidArgument
 from ..serving import Server, ServerLimits, ServerOptions
 from ..serving.http.api_key import read_key_file, require_key
 from ..serving.http.listening import open_sockets
+from ..serving.http.origins import require_origins
 from .model_loading import engine_of
 
 
 def run_serve(options: argparse.Namespace) -> int:
     """Serve until a signal ends it. Prints the address when clients can connect."""
     api_key = _api_key(options)
+    require_origins(options.cors_origin)
     limits = ServerLimits(
         **{each.name: getattr(options, each.name) for each in fields(ServerLimits) if hasattr(options, each.name)}
     )
@@ -45,6 +47,7 @@ def _serve(options: argparse.Namespace, limits: ServerLimits, api_key: str | Non
             limits=limits,
             access_log=options.access_log,
             has_check=options.check_endpoint,
+            cors_origins=tuple(options.cors_origin),
         ),
         on_listening=lambda address: print(f"blockyard serves {name} at {address}/v1", flush=True),
     )

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from ...engine import NewToken
 from ..errors import ApiError
 from ..openai.responses import Choice, Form
-from .request_log import LATE_STATUS
+from .request_log import entry_of
 from .run import ClientGone, Run, while_connected
 
 _DONE = b"data: [DONE]\n\n"
@@ -60,8 +60,11 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the pieces until the answer ends or the client leaves."""
-        with self._run, contextlib.suppress(ClientGone):  # leaving the run frees its blocks
-            await while_connected(self._send_all(scope, receive, send), receive)
+        try:
+            with self._run, contextlib.suppress(ClientGone):  # leaving the run frees its blocks
+                await while_connected(self._send_all(scope, receive, send), receive)
+        finally:
+            entry_of(scope).note_results(self._run.finished.values())
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -71,7 +74,7 @@ class EventStream(Response):
             if not self._has_begun:
                 await JSONResponse(error.body(), error.status, error.headers())(scope, receive, send)
                 return
-            scope.setdefault("state", {})[LATE_STATUS] = error.status
+            entry_of(scope).note_late_error(error.status)
             await self._send(send, _event(error.body()))
         await self._send(send, _DONE, more_body=False)
 
