@@ -1,4 +1,4 @@
-"""Real servers for tests: on loopback, on a free port, ended by whoever started them."""
+"""Real servers for tests: on loopback, on a free port, ended by the test that started them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Running:
         return status, headers, json.loads(body)
 
     def check(self) -> dict[str, Any]:
-        """What GET /check says; the laws of the cache hold."""
+        """What GET /check says; the invariants of the cache hold."""
         status, _, body = self.call("GET", "/check")
         assert status == 200, body
         answer: dict[str, Any] = json.loads(body)

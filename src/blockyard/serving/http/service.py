@@ -48,7 +48,7 @@ class Service:
         planned = self.planner.jobs(wanted, deadline.arrived_at, entry.request_id)
         run = Run(self.thread, await within(deadline, request, planned), deadline)
         if wanted.stream:
-            return EventStream(run, shape, wanted.wants_usage)
+            return EventStream(run, shape, wanted.wants_usage, wanted.wants_continuous_usage)
         try:
             with run:
                 return JSONResponse(shape.response(await run.results_for(request)))

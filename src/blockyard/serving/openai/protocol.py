@@ -31,9 +31,11 @@ _Penalty = Annotated[StrictFloat, Field(ge=-MAX_PENALTY, le=MAX_PENALTY, allow_i
 
 
 class StreamOptions(Fields):
-    """include_usage: a last chunk says what was used. include_obfuscation: taken, and nothing is padded."""
+    """include_usage: a last chunk says what was used. continuous_usage_stats: each chunk before it does too (vLLM's).
+    include_obfuscation: taken, and nothing is padded."""
 
     include_usage: StrictBool = False
+    continuous_usage_stats: StrictBool = False
     include_obfuscation: StrictBool = False
 
 
@@ -80,6 +82,11 @@ class GenerationFields(RequestFields):
     def wants_usage(self) -> bool:
         """Whether a stream ends with what was used."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def wants_continuous_usage(self) -> bool:
+        """Whether every piece of that stream says what was used so far."""
+        return self.stream_options is not None and self.wants_usage and self.stream_options.continuous_usage_stats
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

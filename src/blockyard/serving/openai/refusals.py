@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from ..errors import ApiError, invalid
 from .unsupported_fields import REFUSED_IN_MESSAGES, unsupported
 
-#: The type of the error for a field that nobody knows; its context has the "name", and those "known" in its place.
+#: The type of the error for an unknown field; its context has the "name", and those "known" in its place.
 UNKNOWN_FIELD = "unknown_field"
 _MAX_NAME = 60
 _KINDS = {
