@@ -75,7 +75,7 @@ def require_form(body: bytes) -> dict[str, Any]:
     ],
 )
 def test_a_body_that_cannot_be_read(served: Running, body: bytes) -> None:
-    for path in ("/v1/completions", "/v1/chat/completions"):
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
         status, _, answer = served.call("POST", path, body)
         assert status == 400
         assert require_form(answer)["type"] == "invalid_request_error"
@@ -272,6 +272,23 @@ def test_unknown_fields_by_the_ten_thousand_cost_one_error(body: bytes, name: st
     assert found.error_count() < 5
 
 
+def test_biases_by_the_ten_thousand_cost_one_error() -> None:
+    biases = b",".join(b'"%d":101' % number for number in range(90_000))
+    with pytest.raises(ApiError, match="'logit_bias': it has 90000 tokens; the limit is 1024") as caught:
+        parse_request(ChatRequest, b'{"model": "tiny", "messages": [], "logit_bias": {' + biases + b"}}")
+    found = caught.value.__context__
+    assert isinstance(found, ValidationError)
+    assert found.error_count() < 5
+
+
+@pytest.mark.parametrize("salt", [b'"' + b"x" * 1_000_000 + b'"', b"[" * 100 + b"]" * 100, b'"\\ud800"', b"1e400"])
+def test_a_hostile_salt_is_refused_in_a_short_sentence(salt: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_request(ChatRequest, b'{"model": "tiny", "messages": [{"role": "user"}], "cache_salt": ' + salt + b"}")
+    assert caught.value.status == 400
+    assert len(str(caught.value)) < 200
+
+
 def test_no_list_has_more_items_than_the_limit() -> None:
     part = {"type": "text", "text": ""}
     for fields, name in (
@@ -299,6 +316,7 @@ def test_no_list_has_more_items_than_the_limit() -> None:
         (b'"messages": [{"role": "user", "content": [', b"1", b"]}]"),
         (b'"messages": [{"role": "user"}], "stop": [', b"1", b"]"),
         (b'"messages": [{"role": "user"}], "stop_token_ids": [', b"-1", b"]"),
+        (b'"messages": [{"role": "user"}], "logit_bias": {"a": [', b"1", b"]}"),
     ],
 )
 def test_bad_elements_by_the_hundred_thousand_cost_one_error(before: bytes, element: bytes, after: bytes) -> None:

@@ -208,7 +208,8 @@ def test_a_broken_engine_refuses_and_its_clients_hear_of_it() -> None:
         status, headers, _ = running.post("/v1/completions", prompt=[1])
         assert status == 503
         assert "retry-after" in headers
-        assert running.call("GET", "/health")[0] == 503
+        assert running.post("/tokenize", prompt="a")[0] == 503
+        assert running.call("GET", "/health")[0] == running.call("GET", "/ping")[0] == 503
         assert running.call("GET", "/check")[0] == 503
         assert running.call("GET", "/metrics")[0] == 200
 

@@ -38,6 +38,7 @@ def tokenizer_routes(service: Service, encoder: PromptEncoder, block_size: int, 
     @router.post("/tokenize", response_model=None)
     async def tokenize(request: Request) -> Response:
         deadline = Deadline(service.limits.request_seconds)
+        service.thread.require_place(0)
         wanted = await service.read(request, parse_tokenize)
         service.require_model(wanted.model)
         return Response(await within(deadline, request, encoded(wanted)), media_type="application/json")
@@ -45,6 +46,7 @@ def tokenizer_routes(service: Service, encoder: PromptEncoder, block_size: int, 
     @router.post("/detokenize", response_model=None)
     async def detokenize(request: Request) -> Response:
         deadline = Deadline(service.limits.request_seconds)
+        service.thread.require_place(0)
         wanted = await service.read(request, parse_detokenize)
         service.require_model(wanted.model)
         return JSONResponse({"prompt": await within(deadline, request, decoded(wanted.tokens))})

@@ -57,7 +57,10 @@ class EngineThread:
         return self._refusal
 
     def require_place(self, num_completions: int = 1) -> None:
-        """Raise `ApiError` (429, 503) if that many would not be taken now: asked before a body is read. O(1)."""
+        """Raise `ApiError` (429, 503) if that many would not be taken now: asked before a body is read. O(1).
+
+        With 0 it asks whether the server serves at all.
+        """
         refusal = self.refusal
         if refusal is not None:
             self.request_figures.count_refusal("not_serving")
