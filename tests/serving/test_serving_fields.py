@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("fastapi")
 pytest.importorskip("openai")
 
+from blockyard.cli.serve import _summary
 from blockyard.engine import SamplingParams
 
 from ..support.servers import MODEL, Running, running_server, tiny_engine
@@ -110,6 +111,8 @@ def test_what_a_field_asks_for_is_what_the_engine_does(served: Running, fields: 
 @pytest.mark.parametrize(("num_blocks", "longest"), [(20, 305), (200, 512), (2, 17)])
 def test_the_longest_sequence_is_what_the_pool_can_hold(num_blocks: int, longest: int) -> None:
     engine = tiny_engine(num_blocks=num_blocks)
+    small = " (the model's context is 512)" if longest < 512 else ""
+    assert _summary(engine).endswith(f"; sequences of up to {longest} tokens{small}")  # the start-up line
     with running_server(engine) as running:
         assert running.client().models.retrieve(MODEL).max_model_len == longest == engine.max_model_len
         prompt = [7] * (longest - 4)

@@ -256,6 +256,7 @@ def run(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
         (["--model", "/no/such/folder"], "/no/such/folder"),
         (["--port", "70000"], "port is 70000"),
         (["--host", "no such host"], "host is 'no such host'"),
+        (["--cors-origin", "http://a", "--cors-origin", "b/"], "cors_origins holds 'b/'"),
         (["--host", "192.0.2.1"], "host is '192.0.2.1' and port is 0"),
     ],
 )

@@ -65,7 +65,7 @@ class StepSampler:
         return Choice(token_id, self._logprob(row, token_id, params.logprobs))
 
     def verify(self, row: int, asked: Asked, token_ids: list[int], draft: list[int]) -> list[Choice]:
-        """The tokens that follow, as long as `draft` foretold them, and one more: rows `row` and on hold the logits.
+        """The tokens that follow, as long as `draft` predicted them, and one more: rows `row` and on hold the logits.
 
         Each is what would have been chosen without the draft: a draw is a function of seed and position, so that
         "accepted" can mean "equal" (after Leviathan et al., ICML 2023). O(vocabulary * accepted).

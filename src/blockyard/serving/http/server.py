@@ -45,7 +45,7 @@ class ServerOptions:
 
 
 class Server(uvicorn.Server):
-    """Serves an engine until a signal ends it. `run()` blocks; the engine belongs to the server from now on.
+    """Serves an engine until a signal ends it. `run()` blocks; the engine is the server's own from now on.
 
     on_listening: called once, with the address, when clients can connect.
     """
@@ -81,7 +81,7 @@ class Server(uvicorn.Server):
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until a signal ends it. sockets: bound to where it shall listen; opened for the options' host and port
+        """Serve until a signal ends it. sockets: bound to where it should listen; opened for the options' host and port
         if None.
 
         Raises `InvalidArgument`, naming both, where it cannot listen.

@@ -35,7 +35,7 @@ class Mailbox:
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One prompt on its way. Only the engine thread writes what stands behind `name`.
+    """One prompt on its way. Only the engine thread writes the fields after `name`.
 
     position: which prompt of the client's request. extra_keys: it shares blocks only under the same ones. name: of
     that request, in the log. arrived_at (when the request did), last_token_at: seconds of `time.perf_counter`.

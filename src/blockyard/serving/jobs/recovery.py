@@ -1,4 +1,4 @@
-"""Which request made a step fail: each of the step is tried alone, and the one that fails alone is out.
+"""Which request made a step fail: each of the step is tried alone, and the one that fails alone is aborted.
 
 A model gives no name with its error. Alone, the guilty request fails again, and the innocent ones compute their next
 token and keep it, so that nothing of them is lost or repeated. If none fails alone (memory was short, say), all go
@@ -23,7 +23,7 @@ class StepOutcome:
 
     @property
     def is_of_use(self) -> bool:
-        """Whether the request is out, or further than before."""
+        """Whether the request is aborted, or further than before."""
         return self.error is not None or any(report.num_tokens for report in self.reports)
 
 
