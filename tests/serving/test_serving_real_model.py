@@ -278,6 +278,19 @@ def test_a_port_in_use_is_said_before_the_model_is_looked_for() -> None:
     assert (done.returncode, done.stderr) == (2, said)
 
 
+def test_a_server_for_every_web_page_warns_without_a_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BLOCKYARD_TEST_KEY", KEY)
+    for options, warns in (
+        (["--cors-origin", "*"], True),
+        (["--cors-origin", "*", "--api-key-env", "BLOCKYARD_TEST_KEY"], False),
+        (["--cors-origin", "http://localhost:3000"], False),
+    ):
+        assert main(["serve", "--port", "0", "--model", "/no/such/folder", *options]) == 2
+        assert ("every web page may use the server" in capsys.readouterr().err) is warns
+
+
 def test_an_empty_key_is_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "key").write_text("\n")
     assert main(["serve", "--api-key-file", str(tmp_path / "key")]) == 2

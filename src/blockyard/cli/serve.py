@@ -30,6 +30,8 @@ def run_serve(options: argparse.Namespace) -> int:
         sockets = [held.enter_context(each) for each in open_sockets(options.host, options.port)]
         if api_key is None and not _is_loopback(options.host):
             print(f"blockyard: {options.host} is open to other machines and there is no API key", file=sys.stderr)
+        if api_key is None and "*" in options.cors_origin:
+            print("blockyard: every web page may use the server and there is no API key", file=sys.stderr)
         return _serve(options, limits, api_key, sockets)
 
 
