@@ -72,6 +72,17 @@ def test_prompts_in_progress_are_shared_under_equal_keys_alone(llama: Any, optio
     assert len({tuple(tokens) for _, tokens in found}) == 1
 
 
+def test_a_prompt_waits_for_no_prompt_under_other_keys(llama: Any) -> None:
+    """Where blocks are shared only when computed, equal prompts wait for one another; under other keys in vain."""
+    engine = Engine(llama, num_blocks=100, block_size=8, num_cpu_blocks=64)
+    for keys in (*KEYS, *KEYS):
+        engine.add_request(PROMPT, SAMPLING, extra_keys=keys)
+    report = engine.step()
+    assert (report.num_seqs, report.num_waiting) == (len(KEYS), len(KEYS))
+    engine.abort_all()
+    assert engine.cache.num_used_blocks == 0
+
+
 def test_a_preempted_request_keeps_its_keys(llama: Any) -> None:
     """What it computed under a salt it finds again under the salt, and nobody else does."""
     engine = Engine(llama, num_blocks=14, block_size=8, max_num_seqs=4)
