@@ -189,6 +189,20 @@ def test_usage_at_the_end_of_a_stream(served: Running) -> None:
     assert chunks[-1].usage.completion_tokens == 5
 
 
+def test_usage_in_every_piece_of_a_stream(served: Running) -> None:
+    """vLLM's option, which load generators send."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(
+        served.client().chat.completions.create(
+            model=MODEL, messages=CHAT, max_tokens=5, n=2, stream=True, stream_options=options
+        )
+    )
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-2:]) == (1, [10, 10])
+    assert len({chunk.usage.prompt_tokens for chunk in chunks}) == 1
+
+
 def test_a_character_of_several_bytes_comes_whole(served: Running) -> None:
     """Random bytes are seldom whole characters; what cannot be read is U+FFFD, and the same in both ways."""
     wanted = {"model": MODEL, "prompt": "éß漢", "max_tokens": 60, "temperature": 2, "seed": 11}
@@ -260,7 +274,7 @@ def test_the_chosen_token_is_among_the_alternatives(served: Running, logprobs: i
 
 
 def test_cached_tokens_are_counted(served: Running) -> None:
-    prompt = "A prompt that nobody else in this file begins with, longer than two blocks of sixteen tokens."
+    prompt = "A prompt that no other test in this file begins with, longer than two blocks of sixteen tokens."
     first, second = (
         served.client().completions.create(model=MODEL, prompt=prompt, max_tokens=2).usage for _ in range(2)
     )

@@ -19,9 +19,10 @@ from pydantic import ValidationError
 
 from blockyard.errors import InvalidArgument
 from blockyard.serving import ApiError, ServerLimits, create_app
-from blockyard.serving.openai.protocol import ChatRequest, CompletionRequest, parse_request
-from blockyard.serving.openai.unsupported_fields import HARMLESS, REFUSED, asked_for
+from blockyard.serving.openai.protocol import ChatRequest, CompletionRequest, GenerationFields, parse_request
+from blockyard.serving.openai.unsupported_fields import HARMLESS, asked_for
 
+from ..support.places import ROOT
 from ..support.servers import MODEL, Running, running_server, tiny_engine
 
 LIMITS = ServerLimits(max_body_bytes=4096, body_seconds=0.5, header_seconds=0.5, max_tokens=100, max_waiting=2)
@@ -74,7 +75,7 @@ def require_form(body: bytes) -> dict[str, Any]:
     ],
 )
 def test_a_body_that_cannot_be_read(served: Running, body: bytes) -> None:
-    for path in ("/v1/completions", "/v1/chat/completions"):
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
         status, _, answer = served.call("POST", path, body)
         assert status == 400
         assert require_form(answer)["type"] == "invalid_request_error"
@@ -119,8 +120,18 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "stream": True, "stream_options": {"other": True}}, "stream_options"),
     ({"prompt": "a", "best_of": 3}, "best_of"),
     ({"prompt": "a", "echo": True}, "echo"),
-    ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty"),
-    ({"prompt": "a", "logit_bias": {"1": 100}}, "logit_bias"),
+    ({"prompt": "a", "presence_penalty": 2.5}, "presence_penalty"),
+    ({"prompt": "a", "frequency_penalty": "1"}, "frequency_penalty"),
+    ({"prompt": "a", "logit_bias": [1]}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"258": 1}}, "logit_bias"),
+    ({"prompt": "a", "min_tokens": 17}, "min_tokens"),
+    ({"prompt": "a", "min_tokens": -1}, "min_tokens"),
+    ({"prompt": "a", "cache_salt": ""}, "cache_salt"),
+    ({"prompt": "a", "cache_salt": 7}, "cache_salt"),
+    ({"prompt": "a", "cache_salt": "a" * 1025}, "cache_salt"),
+    ({"prompt": "a", "lora_path": "a"}, "lora_path"),
+    ({"prompt": "a", "guided_json": {}}, "guided_json"),
+    ({"prompt": "a", "add_special_tokens": False}, "add_special_tokens"),
 ]
 
 
@@ -146,6 +157,9 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": "a" * 600}]}, "messages"),
     ({"messages": HI, "tools": [{"type": "function"}]}, "tools"),
     ({"messages": HI, "response_format": {"type": "json_object"}}, "response_format"),
+    ({"messages": HI, "tools": [], "tool_choice": "required"}, "tool_choice"),
+    ({"messages": HI, "structured_outputs": {"json": {}}}, "structured_outputs"),
+    ({"messages": HI, "add_special_tokens": True}, "add_special_tokens"),
     ({"messages": HI, "top_logprobs": 2}, "top_logprobs"),
     ({"messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"messages": HI, "max_completion_tokens": 0}, "max_completion_tokens"),
@@ -182,6 +196,18 @@ def test_a_bad_chat_is_named(served: Running, fields: dict[str, Any], name: str)
         ({"n": True}, "n", "is true: "),
         ({"seed": 10**3000}, "seed", "less than"),
         ({"max_tokens": 10**3000}, "max_tokens", "room for"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "'logit_bias': its names must be token ids; one is 'x'"),
+        ({"logit_bias": {"1" * 3000: 1}}, "logit_bias", "its names must be token ids"),
+        ({"logit_bias": {"\u0663": 1}}, "logit_bias", "its names must be token ids"),
+        ({"logit_bias": {"7": 10**3000}}, "logit_bias", "'logit_bias': that of token 7 must be from -100 to 100"),
+        ({"logit_bias": {"7": True}}, "logit_bias", "that of token 7 must be"),
+        ({"logit_bias": {"7": [[[[]]]]}}, "logit_bias", "that of token 7 must be"),
+        ({"logit_bias": {"300": 1}}, "logit_bias", "logit_bias holds token 300; the last token is 257"),
+        ({"logit_bias": 5}, "logit_bias", "'logit_bias' is 5: it must be an object from token ids to numbers"),
+        ({"min_tokens": 20}, "min_tokens", "min_tokens is 20; max_tokens is 16"),
+        ({"cache_salt": "a" * 1025}, "cache_salt", "at most 1024"),
+        ({"lora_name": "x"}, "lora_name", "'lora_name' is not supported by this server: it has one model and loads no"),
+        ({"guided_regex": "x"}, "guided_regex", "is not supported by this server: it cannot hold an answer to a"),
         ({"str": 1}, "str", "unknown field"),
         ({"no-name": 1}, "no-name", "unknown field 'no-name'"),
         ({"temprature": 1}, "temprature", "unknown field 'temprature'; did you mean 'temperature'?"),
@@ -246,6 +272,23 @@ def test_unknown_fields_by_the_ten_thousand_cost_one_error(body: bytes, name: st
     assert found.error_count() < 5
 
 
+def test_biases_by_the_ten_thousand_cost_one_error() -> None:
+    biases = b",".join(b'"%d":101' % number for number in range(90_000))
+    with pytest.raises(ApiError, match="'logit_bias': it has 90000 tokens; the limit is 1024") as caught:
+        parse_request(ChatRequest, b'{"model": "tiny", "messages": [], "logit_bias": {' + biases + b"}}")
+    found = caught.value.__context__
+    assert isinstance(found, ValidationError)
+    assert found.error_count() < 5
+
+
+@pytest.mark.parametrize("salt", [b'"' + b"x" * 1_000_000 + b'"', b"[" * 100 + b"]" * 100, b'"\\ud800"', b"1e400"])
+def test_a_hostile_salt_is_refused_in_a_short_sentence(salt: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_request(ChatRequest, b'{"model": "tiny", "messages": [{"role": "user"}], "cache_salt": ' + salt + b"}")
+    assert caught.value.status == 400
+    assert len(str(caught.value)) < 200
+
+
 def test_no_list_has_more_items_than_the_limit() -> None:
     part = {"type": "text", "text": ""}
     for fields, name in (
@@ -273,6 +316,7 @@ def test_no_list_has_more_items_than_the_limit() -> None:
         (b'"messages": [{"role": "user", "content": [', b"1", b"]}]"),
         (b'"messages": [{"role": "user"}], "stop": [', b"1", b"]"),
         (b'"messages": [{"role": "user"}], "stop_token_ids": [', b"-1", b"]"),
+        (b'"messages": [{"role": "user"}], "logit_bias": {"a": [', b"1", b"]}"),
     ],
 )
 def test_bad_elements_by_the_hundred_thousand_cost_one_error(before: bytes, element: bytes, after: bytes) -> None:
@@ -327,20 +371,75 @@ def test_harmless_fields_change_nothing() -> None:
     assert parse_request(ChatRequest, json.dumps(body).encode()) == plain
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_refused_field_may_ask_for_nothing(name: str) -> None:
-    for neutral in (None, *REFUSED[name]):
-        assert asked_for({name: neutral}) == {}
-    for value in (True, 7, "words", [1], {"a": 1}):
-        with pytest.raises(ApiError) as caught:
-            asked_for({name: value})
-        assert (caught.value.status, caught.value.param) == (400, name)
+KINDS: list[type[GenerationFields]] = [ChatRequest, CompletionRequest]
 
 
-def test_no_field_is_understood_and_refused() -> None:
-    understood = set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
-    assert not understood & (set(REFUSED) | HARMLESS)
-    assert not set(REFUSED) & HARMLESS
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in kind.refused])
+def test_a_refused_field_may_ask_for_nothing(kind: type[GenerationFields], name: str) -> None:
+    for neutral in (None, *kind.refused[name]):
+        assert asked_for({name: neutral}, kind.refused) == {}
+    for value in (True, False, 7, "words", [1], {"a": 1}):
+        if not any(value is neutral for neutral in kind.refused[name]):
+            with pytest.raises(ApiError) as caught:
+                asked_for({name: value}, kind.refused)
+            assert (caught.value.status, caught.value.param) == (400, name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_field_is_understood_and_refused(kind: type[GenerationFields]) -> None:
+    assert not set(kind.model_fields) & (set(kind.refused) | HARMLESS)
+    assert not set(kind.refused) & HARMLESS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_guide_names_every_field(kind: type[GenerationFields]) -> None:
+    guide = (ROOT / "docs" / "serving.md").read_text()
+    start, end = guide.index("## Fields"), guide.index("## Errors")
+    named = set(re.findall(r"`([a-z_]+)`", guide[start:end]))
+    assert set(kind.model_fields) - {"stream_options"} <= named
+    assert set(kind.refused) | HARMLESS <= named
+
+
+#: Every field of vLLM 0.32's requests with its default, as clients send it that fill in what they do not set.
+VLLM_DEFAULTS: dict[str, Any] = {
+    "echo": False, "frequency_penalty": None, "logit_bias": None, "n": 1, "presence_penalty": None, "seed": None,
+    "stop": [], "stream": False, "stream_options": None, "temperature": None, "top_p": None, "user": None,
+    "use_beam_search": False, "top_k": None, "min_p": None, "repetition_penalty": None, "watermarking": None,
+    "length_penalty": 1.0, "stop_token_ids": [], "include_stop_str_in_output": False, "ignore_eos": False,
+    "min_tokens": 0, "skip_special_tokens": True, "spaces_between_special_tokens": True,
+    "truncate_prompt_tokens": None, "truncation_side": None, "allowed_token_ids": None, "prompt_logprobs": None,
+    "logprob_token_ids": None, "bad_words": [], "response_format": None, "structured_outputs": None, "priority": 0,
+    "request_id": "5f0c", "session_id": None, "return_tokens_as_token_ids": None, "return_token_ids": None,
+    "routed_experts_prompt_start": 0, "return_token_offsets": False, "mm_payload": "tensors",
+    "return_mm_kwargs": None, "cache_salt": None, "kv_transfer_params": None, "ec_transfer_params": None,
+    "vllm_xargs": None, "repetition_detection": None, "thinking_token_budget": None, "stream_interval": None,
+}  # fmt: skip
+VLLM_COMPLETION_DEFAULTS = {"logprobs": None, "suffix": None, "prompt_embeds": None, "add_special_tokens": True}
+VLLM_CHAT_DEFAULTS: dict[str, Any] = {
+    "logprobs": False, "top_logprobs": 0, "max_completion_tokens": None, "tools": None, "tool_choice": "none",
+    "reasoning_effort": None, "include_reasoning": True, "parallel_tool_calls": True, "add_generation_prompt": True,
+    "continue_final_message": False, "add_special_tokens": False, "documents": None, "chat_template": None,
+    "chat_template_kwargs": None, "media_io_kwargs": None, "mm_processor_kwargs": None, "return_prompt_text": None,
+}  # fmt: skip
+#: What other clients send beside them: empty lists and objects, and OpenAI's own defaults.
+OTHER_DEFAULTS: dict[str, Any] = {
+    "best_of": 1, "tools": [], "tool_choice": "auto", "functions": [], "function_call": "auto", "detokenize": True,
+    "temperature": 1, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "top_k": -1,
+    "min_p": 0, "repetition_penalty": 1, "logits_processors": [], "response_format": {"type": "text"},
+    "modalities": ["text"], "vllm_xargs": {}, "store": False, "service_tier": "auto", "early_stopping": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("others", [{}, OTHER_DEFAULTS], ids=["vllm", "others"])
+def test_defaults_that_clients_send_change_nothing(served: Running, others: dict[str, Any]) -> None:
+    wanted = {"max_tokens": 8, "seed": 3}
+    for path, own, defaults in (
+        ("/v1/completions", {"prompt": "abc"}, VLLM_COMPLETION_DEFAULTS),
+        ("/v1/chat/completions", {"messages": HI}, VLLM_CHAT_DEFAULTS),
+    ):
+        plain = served.post(path, **own, **wanted)[2]
+        status, _, answer = served.post(path, **{**VLLM_DEFAULTS, **defaults, **others, **own, **wanted})
+        assert (status, answer.get("choices")) == (200, plain["choices"]), answer
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_a_stream_that_has_begun_ends_with_an_error() -> None:
 def test_a_step_that_fails_only_together_goes_on_alone() -> None:
     """Memory is short for three sequences and enough for one, say: all come to their ends."""
     prompts = [[number, 7, 7, 7, 7] for number in range(3)]
-    # A step of two or three tokens is one in which so many sequences decode.
+    # A step of two or three tokens is one in which that many sequences decode.
     engine = fragile_engine(lambda tokens: 2 <= tokens.numel() <= 3, enable_prefix_caching=False)
     with running_server(tiny_engine()) as calm:
         wanted = [stream_text(calm, prompt, 12) for prompt in prompts]
@@ -201,14 +201,15 @@ def test_a_tokenizer_that_raises_takes_no_token_from_anybody(
 
 
 def test_a_broken_engine_refuses_and_its_clients_hear_of_it() -> None:
-    """What is no Exception ends the engine's thread: nobody waits for ever, and health says so."""
+    """What is no Exception ends the engine's thread: no client waits forever, and health says so."""
     with running_server(fragile_engine(lambda tokens: True, SystemExit(1))) as running:
         with pytest.raises(openai.InternalServerError):
             running.client().completions.create(model=MODEL, prompt=[1], max_tokens=300)
         status, headers, _ = running.post("/v1/completions", prompt=[1])
         assert status == 503
         assert "retry-after" in headers
-        assert running.call("GET", "/health")[0] == 503
+        assert running.post("/tokenize", prompt="a")[0] == 503
+        assert running.call("GET", "/health")[0] == running.call("GET", "/ping")[0] == 503
         assert running.call("GET", "/check")[0] == 503
         assert running.call("GET", "/metrics")[0] == 200
 
@@ -287,15 +288,15 @@ def test_two_requests_in_one_piece_are_answered_one_after_the_other() -> None:
 
 
 def test_the_prompt_of_a_client_that_has_left_is_not_encoded() -> None:
-    """There is one thread for prompts: what nobody waits for must not hold up the others."""
+    """There is one thread for prompts: a prompt that no client waits for must not hold up the others."""
     with running_server(tiny_engine()) as running, ThreadPoolExecutor(2) as pool:
         encoder, may_go_on, encoded = running.server.app.state.encoder, threading.Event(), []
         encode = encoder._encode
 
-        def noted(name: str, prompt: Any) -> list[int]:
+        def noted(tokenizer: Any, name: str, prompt: Any, *others: Any) -> Any:
             encoded.append(prompt)
             may_go_on.wait(PATIENCE_SECONDS)
-            return list(encode(name, prompt))
+            return encode(tokenizer, name, prompt, *others)
 
         encoder._encode = noted
         first = pool.submit(running.post, "/v1/completions", prompt="first", max_tokens=1)
@@ -348,7 +349,7 @@ def test_a_client_that_reads_nothing_is_cut_off(is_stream: bool) -> None:
         running.require_idle()
 
 
-def test_a_short_answer_that_nobody_reads_holds_no_connection_either() -> None:
+def test_a_short_answer_that_is_not_read_holds_no_connection_either() -> None:
     """Where the system buffers little, as of a network card: what is left over is less than a server buffers itself."""
     fields = {"prompt": [1, 2, 3], "max_tokens": 180, "ignore_eos": True, "logprobs": 20, "temperature": 0}
     with running_server(tiny_engine(), ServerLimits(client_seconds=0.5)) as running, socket.socket() as client:
@@ -402,10 +403,10 @@ def test_the_time_that_a_prompt_waits_to_be_encoded_counts() -> None:
         encoder, may_go_on, encoded = running.server.app.state.encoder, threading.Event(), []
         encode = encoder._encode
 
-        def slow(name: str, prompt: Any) -> list[int]:
+        def slow(tokenizer: Any, name: str, prompt: Any, *others: Any) -> Any:
             encoded.append(prompt)
             may_go_on.wait(PATIENCE_SECONDS)
-            return list(encode(name, prompt))
+            return encode(tokenizer, name, prompt, *others)
 
         encoder._encode = slow
         first = pool.submit(running.post, "/v1/completions", prompt="first", max_tokens=1)
@@ -415,7 +416,7 @@ def test_the_time_that_a_prompt_waits_to_be_encoded_counts() -> None:
             assert (status, answer["error"]["code"]) == (504, "timeout")
         assert first.result(PATIENCE_SECONDS)[0] == 504
         may_go_on.set()
-        assert encoded == ["first"]  # what nobody waits for is not encoded
+        assert encoded == ["first"]  # a prompt that no client waits for is not encoded
         assert running.post("/v1/completions", prompt="last", max_tokens=1)[0] == 200
         running.require_idle()
 

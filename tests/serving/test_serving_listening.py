@@ -25,7 +25,7 @@ def close(sockets: list[socket.socket]) -> None:
 def test_any_free_port() -> None:
     sockets = open_sockets("127.0.0.1", 0)
     assert [one.getsockname()[0] for one in sockets] == ["127.0.0.1"]
-    with pytest.raises(ConnectionRefusedError):  # nobody connects before the server is ready
+    with pytest.raises(ConnectionRefusedError):  # no client connects before the server is ready
         socket.create_connection(sockets[0].getsockname(), timeout=5)
     close(sockets)
 

@@ -175,6 +175,24 @@ def test_a_shared_prefix_is_cached(served: Served) -> None:
     assert cached("Where is the last one?") > 100
 
 
+def test_tenants_with_salts_of_their_own_share_nothing(served: Served) -> None:
+    system = {"role": "system", "content": "You answer questions about ferries. " * 20}
+
+    def cached(salt: str | None) -> int:
+        answer = served.client().chat.completions.create(
+            model=MODEL,
+            messages=[system, *QUESTION],
+            max_tokens=2,
+            extra_body={} if salt is None else {"cache_salt": salt},
+        )
+        assert answer.usage.prompt_tokens > 120
+        return int(answer.usage.prompt_tokens_details.cached_tokens)
+
+    salts = ["tenant 1", "tenant 2", None]
+    assert [cached(salt) for salt in salts] == [0, 0, 0]
+    assert min(cached(salt) for salt in salts) > 100
+
+
 def test_errors(served: Served) -> None:
     client = served.client()
     with pytest.raises(openai.NotFoundError, match="another"):
@@ -238,6 +256,7 @@ def run(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
         (["--model", "/no/such/folder"], "/no/such/folder"),
         (["--port", "70000"], "port is 70000"),
         (["--host", "no such host"], "host is 'no such host'"),
+        (["--cors-origin", "http://a", "--cors-origin", "b/"], "cors_origins holds 'b/'"),
         (["--host", "192.0.2.1"], "host is '192.0.2.1' and port is 0"),
     ],
 )
@@ -257,6 +276,19 @@ def test_a_port_in_use_is_said_before_the_model_is_looked_for() -> None:
         done = run("serve", "--port", str(port), "--model", "/no/such/folder")
     said = f"blockyard: host is '127.0.0.1' and port is {port}; no server can listen there: Address already in use\n"
     assert (done.returncode, done.stderr) == (2, said)
+
+
+def test_a_server_for_every_web_page_warns_without_a_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BLOCKYARD_TEST_KEY", KEY)
+    for options, warns in (
+        (["--cors-origin", "*"], True),
+        (["--cors-origin", "*", "--api-key-env", "BLOCKYARD_TEST_KEY"], False),
+        (["--cors-origin", "http://localhost:3000"], False),
+    ):
+        assert main(["serve", "--port", "0", "--model", "/no/such/folder", *options]) == 2
+        assert ("every web page may use the server" in capsys.readouterr().err) is warns
 
 
 def test_an_empty_key_is_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

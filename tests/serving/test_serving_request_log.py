@@ -179,7 +179,7 @@ def test_health_answers_to_head() -> None:
 
 
 def test_the_bare_application_needs_no_log() -> None:
-    """`create_app` under a server of one's own: nobody has put anything into the scope."""
+    """`create_app` under a server of one's own: nothing has been put into the scope."""
     engine = tiny_engine()
     own = tiny_engine().generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True))[0]
     body = json.dumps({"model": MODEL, "prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0, "ignore_eos": True})

@@ -1,4 +1,4 @@
-"""Real servers for tests: on loopback, on a free port, ended by whoever started them."""
+"""Real servers for tests: on loopback, on a free port, ended by the test that started them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Running:
         return status, headers, json.loads(body)
 
     def check(self) -> dict[str, Any]:
-        """What GET /check says; the laws of the cache hold."""
+        """What GET /check says; the invariants of the cache hold."""
         status, _, body = self.call("GET", "/check")
         assert status == 200, body
         answer: dict[str, Any] = json.loads(body)
@@ -91,7 +91,11 @@ class Running:
 
 @contextmanager
 def running_server(
-    engine: Engine, limits: ServerLimits | None = None, api_key: str | None = None, access_log: bool = False
+    engine: Engine,
+    limits: ServerLimits | None = None,
+    api_key: str | None = None,
+    access_log: bool = False,
+    cors_origins: tuple[str, ...] = (),
 ) -> Iterator[Running]:
     """Serve an engine in a thread for as long as the block lasts."""
     address: list[str] = []
@@ -108,6 +112,7 @@ def running_server(
         api_key=api_key,
         access_log=access_log,
         has_check=True,
+        cors_origins=cors_origins,
     )
     server = Server(engine, options, note)
     thread = threading.Thread(target=server.run, daemon=True)

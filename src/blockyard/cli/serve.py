@@ -15,12 +15,14 @@ from ..errors import InvalidArgument
 from ..serving import Server, ServerLimits, ServerOptions
 from ..serving.http.api_key import read_key_file, require_key
 from ..serving.http.listening import open_sockets
+from ..serving.http.origins import require_origins
 from .model_loading import engine_of
 
 
 def run_serve(options: argparse.Namespace) -> int:
     """Serve until a signal ends it. Prints the address when clients can connect."""
     api_key = _api_key(options)
+    require_origins(options.cors_origin)
     limits = ServerLimits(
         **{each.name: getattr(options, each.name) for each in fields(ServerLimits) if hasattr(options, each.name)}
     )
@@ -28,6 +30,8 @@ def run_serve(options: argparse.Namespace) -> int:
         sockets = [held.enter_context(each) for each in open_sockets(options.host, options.port)]
         if api_key is None and not _is_loopback(options.host):
             print(f"blockyard: {options.host} is open to other machines and there is no API key", file=sys.stderr)
+        if api_key is None and "*" in options.cors_origin:
+            print("blockyard: every web page may use the server and there is no API key", file=sys.stderr)
         return _serve(options, limits, api_key, sockets)
 
 
@@ -45,6 +49,7 @@ def _serve(options: argparse.Namespace, limits: ServerLimits, api_key: str | Non
             limits=limits,
             access_log=options.access_log,
             has_check=options.check_endpoint,
+            cors_origins=tuple(options.cors_origin),
         ),
         on_listening=lambda address: print(f"blockyard serves {name} at {address}/v1", flush=True),
     )
@@ -53,12 +58,13 @@ def _serve(options: argparse.Namespace, limits: ServerLimits, api_key: str | Non
 
 
 def _summary(engine: Engine) -> str:
-    """Where the model runs, who computes its attention, and the pool."""
-    cache = engine.kv_cache
+    """Where the model runs, who computes its attention, the pool, and the longest sequence that it holds."""
+    cache, model_len, longest = engine.kv_cache, engine.shape.max_model_len, engine.max_model_len
+    least = f" (the model's context is {model_len:,})" if longest < model_len else ""
     dtype = str(cache.dtype).removeprefix("torch.")
     return (
         f"{dtype} on {cache.device}, attention by {engine.attention_backend}; {cache.num_blocks:,} blocks of "
-        f"{cache.block_size} tokens, {cache.num_bytes / 2**30:.2f} GiB"
+        f"{cache.block_size} tokens, {cache.num_bytes / 2**30:.2f} GiB; sequences of up to {longest:,} tokens{least}"
     )
 
 

@@ -20,7 +20,7 @@ examples:
   blockyard serve --model ./my-llama --port 0           your own model, on any free port (it is printed)
   blockyard serve --host 0.0.0.0 --api-key-env MY_KEY   for other machines, with a key
 
-paths: /v1/models  /v1/completions  /v1/chat/completions  /health  /metrics
+paths: /v1/models  /v1/completions  /v1/chat/completions  /tokenize  /detokenize  /health  /ping  /version  /metrics
 """
 
 
@@ -48,8 +48,17 @@ def _add_address(group: Any) -> None:
     key = group.add_mutually_exclusive_group()
     key.add_argument("--api-key-env", metavar="VARIABLE", help="environment variable that holds the API key")
     key.add_argument("--api-key-file", metavar="FILE", help="file that holds the API key")
+    group.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let web pages of this origin (http://localhost:3000; '*' for all) use the server; may be repeated",
+    )
     group.add_argument("--access-log", action="store_true", help="log a line for each request, on stderr")
-    group.add_argument("--check-endpoint", action="store_true", help="GET /check proves the cache's laws; for tests")
+    group.add_argument(
+        "--check-endpoint", action="store_true", help="GET /check verifies the cache's invariants; for tests"
+    )
 
 
 def _add_limits(group: Any) -> None:

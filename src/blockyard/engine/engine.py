@@ -11,6 +11,7 @@ import torch
 from ..arguments import require_int
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, InvariantError
+from ..keys import ExtraKey
 from ..progress import WorkBar
 from ..storage import KVCache
 from .beams.batch import BeamBatch
@@ -129,20 +130,22 @@ class Engine:
         prompts: Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        extra_keys: Sequence[ExtraKey] = (),
         progress: bool = False,
         on_step: Callable[[StepReport], None] | None = None,
     ) -> list[GenerationResult]:
         """Run prompts to their ends and return their results, in the order of the prompts.
 
         prompts: each a string, a list of chat messages ({"role": ..., "content": ...}), or a list of token ids.
-        sampling: one for all, or one for each; greedy and 128 tokens if None. progress: draw a bar on stderr, if
-        that is a terminal. on_step: called after each step; it may abort requests.
+        sampling: one for all, or one for each; greedy and 128 tokens if None. extra_keys: of all of them, as for
+        `add_request`. progress: draw a bar on stderr, if that is a terminal. on_step: called after each step; it may
+        abort requests.
 
         Raises `NeverFits` or `InvalidArgument` for a prompt that cannot be served, before any is run. If anything
         else raises, on_step too, every sequence is freed and the cache stays whole.
         """
         self._require_idle("generate")
-        requests = self._intake.requests(prompts, sampling)
+        requests = self._intake.requests(prompts, sampling, extra_keys)
         for request in requests:
             self._scheduler.add(request)
         try:
@@ -210,19 +213,33 @@ class Engine:
 
     # Requests, step by step.
 
-    def add_request(self, prompt: Prompt, sampling: SamplingParams | None = None, *, priority: int = 0) -> int:
+    def add_request(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        extra_keys: Sequence[ExtraKey] = (),
+    ) -> int:
         """Queue one prompt for `step`; returns its request id. Raises as `generate` does.
 
-        priority: lower goes first; a level is worth 256 steps of waiting (`scheduling.scheduler`).
+        priority: lower goes first; a level is worth 256 steps of waiting (`scheduling.scheduler`). extra_keys: a
+        `CacheSalt`, say: it shares blocks only with requests that have the same ones (`blockyard.keys`).
         """
         require_int("priority", priority, -_MAX_PRIORITY, _MAX_PRIORITY)
-        request = self._intake.request("prompt", prompt, SamplingParams() if sampling is None else sampling, priority)
+        wanted = SamplingParams() if sampling is None else sampling
+        request = self._intake.request("prompt", prompt, wanted, priority, extra_keys)
         self._scheduler.add(request)
         return request.request_id
 
     def max_new_tokens(self, num_prompt_tokens: int, n: int = 1) -> int:
         """The largest max_tokens that `add_request` takes for such a prompt; 0 if none."""
         return self._scheduler.limits.max_new_tokens(num_prompt_tokens, n)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest sequence that it can carry to its end: the model's limit, or what the pool can hold."""
+        return 1 + self.max_new_tokens(1)
 
     def abort_request(self, request_id: int) -> GenerationResult:
         """Drop a request, wherever it is, and free all its blocks; returns what came of it so far.
@@ -392,7 +409,8 @@ def _takers(branch: Branch) -> list[Branch]:
 
 def _choices(chooser: StepSampler, row: Row, place: int) -> list[Choice]:
     branch, request = row.branch, row.branch.request
-    asked = [Asked(request.sampling, other.index, len(request.prompt_token_ids)) for other in _takers(branch)]
+    num_prompt, stops = len(request.prompt_token_ids), request.stop_token_ids
+    asked = [Asked(request.sampling, other.index, num_prompt, stops) for other in _takers(branch)]
     if _forks(branch):
         return [chooser.choose(place, one, branch.token_ids) for one in asked]
     return chooser.verify(place, asked[0], branch.token_ids, row.draft)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import InvalidArgument
+from ..keys import ExtraKey, canonical_keys, require_spans_within, spans_of
 from .decoding.speculation import Drafter, PromptLookup
 from .probe import ModelShape
 from .prompts import Prompt, encode_prompt
@@ -27,7 +28,10 @@ class Intake:
         self._num_requests = 0
 
     def requests(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        extra_keys: Sequence[ExtraKey] = (),
     ) -> list[Request]:
         """Requests for all prompts, or an error that names the first that cannot be served, and none."""
         if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Sequence):
@@ -39,17 +43,27 @@ class Intake:
         if len(params) != len(prompts):
             raise InvalidArgument(f"sampling has {len(params)} entries; there are {len(prompts)} prompts")
         return [
-            self.request(f"prompt {number}", prompt, wanted)
+            self.request(f"prompt {number}", prompt, wanted, extra_keys=extra_keys)
             for number, (prompt, wanted) in enumerate(zip(prompts, params, strict=True))
         ]
 
-    def request(self, name: str, prompt: Prompt, sampling: SamplingParams, priority: int = 0) -> Request:
+    def request(
+        self,
+        name: str,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        priority: int = 0,
+        extra_keys: Sequence[ExtraKey] = (),
+    ) -> Request:
         """A request for one prompt, which errors call `name`. Raises `InvalidArgument` or `NeverFits`. O(tokens)."""
         if not isinstance(sampling, SamplingParams):
             raise InvalidArgument(f"sampling of {name} is a {type(sampling).__name__}; it must be SamplingParams")
         if sampling.stop and self._tokenizer is None:
             raise InvalidArgument(f"stop of {name} is {sampling.stop!r}, but the engine has no tokenizer to find it")
+        sampling.require_tokens_below(self._shape.vocab_size)
         token_ids = encode_prompt(name, prompt, self._tokenizer, self._shape.vocab_size)
+        keys = canonical_keys(extra_keys)
+        require_spans_within(spans_of(keys), len(token_ids))
         self._limits.require_fits(name, len(token_ids), sampling.max_tokens, sampling.n)
         stops = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
@@ -61,6 +75,7 @@ class Intake:
             sampling,
             stops,
             priority=priority,
+            extra_keys=keys,
             tokenizer=self._tokenizer,
             make_drafter=self._make_drafter,
         )

@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from ..arguments import require_unicode
 from ..errors import InvalidArgument
 from ..storage.checks import int_array, require_range
 
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """What `encode_prompt` made for a vocabulary of this size: it is not checked a second time."""
+
+    token_ids: list[int]
+    vocab_size: int
+
+
 #: Text; chat messages, each with "role" and "content"; or token ids (list, numpy array, torch tensor).
-Prompt = str | Sequence[Mapping[str, str]] | Sequence[int] | Any
+Prompt = str | Sequence[Mapping[str, str]] | Sequence[int] | EncodedPrompt | Any
 
 
-def encode_prompt(name: str, prompt: Prompt, tokenizer: Any, vocab_size: int) -> list[int]:
+def encode_prompt(
+    name: str, prompt: Prompt, tokenizer: Any, vocab_size: int, add_special_tokens: bool = True
+) -> list[int]:
     """Return the token ids of a prompt; chat messages go through the tokenizer's chat template.
 
-    name: what errors call the prompt. Raises `InvalidArgument` for a prompt that is empty or of another kind, for
-    text without a tokenizer or with what is no character, and for a token id outside the vocabulary.
+    name: what errors call the prompt. add_special_tokens: those that the tokenizer puts around a text. Raises
+    `InvalidArgument` for a prompt that is empty or of another kind, for text without a tokenizer or with what is no
+    character, and for a token id outside the vocabulary.
     """
+    if isinstance(prompt, EncodedPrompt) and prompt.vocab_size == vocab_size:
+        return prompt.token_ids
     if isinstance(prompt, str):
-        token_ids = _require_tokenizer(name, tokenizer)(require_unicode(name, prompt)).input_ids
+        text = require_unicode(name, prompt)
+        token_ids = _require_tokenizer(name, tokenizer)(text, add_special_tokens=add_special_tokens).input_ids
     elif _is_chat(prompt):
         token_ids = _encode_chat(name, prompt, _require_tokenizer(name, tokenizer))
     elif isinstance(prompt, Sequence) or hasattr(prompt, "dtype"):

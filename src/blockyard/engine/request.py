@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..keys import ExtraKey
 from .decoding.sampler import Choice
 from .decoding.speculation import Drafter
 from .decoding.text import GeneratedText, TextMark
@@ -53,13 +54,14 @@ class Branch:
         self.token_ids.append(choice.token_id)
         if self.logprobs is not None and choice.logprob is not None:
             self.logprobs.append(choice.logprob)
-        piece = self.text.push(choice.token_id)
-        if self.text.is_stopped or choice.token_id in self.request.stop_token_ids:
+        may_stop = self.num_generated > self.request.sampling.min_tokens
+        piece = self.text.push(choice.token_id, may_stop)
+        if self.text.is_stopped or (may_stop and choice.token_id in self.request.stop_token_ids):
             self.finish_reason = FinishReason.STOP
         elif self.num_generated == self.request.sampling.max_tokens:
             self.finish_reason = FinishReason.LENGTH
         if self.finish_reason is not None:
-            piece += self.text.finish()
+            piece += self.text.finish(may_stop)
             if self.text.is_stopped:
                 self.finish_reason = FinishReason.STOP
         request_id = self.request.request_id
@@ -87,9 +89,10 @@ class Branch:
 class Request:
     """A prompt, and its branches. Only the scheduler writes `due` and the counters.
 
-    stop_token_ids: tokens that end a branch. due: the step at which it stands in line, its priority counted in.
-    is_forked: whether the branches behind the first exist in the cache. num_cached_tokens: prompt tokens that the cache
-    had when the request first computed something; None before.
+    stop_token_ids: tokens that end a branch. extra_keys: canonical; it shares blocks only under the same ones. due: the
+    step at which it stands in line, its priority counted in. is_forked: whether the branches behind the first exist in
+    the cache. num_cached_tokens: prompt tokens that the cache had when the request first computed something; None
+    before.
     """
 
     request_id: int
@@ -97,6 +100,7 @@ class Request:
     sampling: SamplingParams
     stop_token_ids: frozenset[int]
     priority: int = 0
+    extra_keys: tuple[ExtraKey, ...] = ()
     branches: list[Branch] = field(default_factory=list)
     due: int = 0
     is_forked: bool = False
@@ -126,11 +130,12 @@ def make_request(
     stop_token_ids: frozenset[int] = frozenset(),
     *,
     priority: int = 0,
+    extra_keys: tuple[ExtraKey, ...] = (),
     tokenizer: Any = None,
     make_drafter: Callable[[], Drafter | None] | None = None,
 ) -> Request:
     """A request with its branches. make_drafter: called for each branch; None for no speculation."""
-    request = Request(request_id, prompt_token_ids, sampling, stop_token_ids, priority)
+    request = Request(request_id, prompt_token_ids, sampling, stop_token_ids, priority, extra_keys)
     for index in range(sampling.n):
         drafter = None if make_drafter is None else make_drafter()
         text = GeneratedText(tokenizer, sampling.stop)

@@ -53,7 +53,7 @@ class ApiError(BlockyardError):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """400: the client can mend it."""
+    """400: the client can fix it."""
     return ApiError(400, message, param=param, code=code)
 
 

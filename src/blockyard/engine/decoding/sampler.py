@@ -11,6 +11,7 @@ import torch
 from ...errors import ModelError
 from ..results import TokenLogprob
 from ..sampling import SamplingParams
+from .adjusting import adjusted
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +24,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """For whom a token is chosen: completion `index` of a request, and how long its prompt is."""
+    """For whom a token is chosen: completion `index` of a request, how long its prompt is, and what would end it."""
 
     params: SamplingParams
     index: int
     num_prompt_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+
+    def banned(self, position: int) -> frozenset[int]:
+        """Tokens that may not be the answer's token at `position`, counted from 0."""
+        return self.stop_token_ids if position < self.params.min_tokens else frozenset()
 
 
 class StepSampler:
@@ -47,14 +53,19 @@ class StepSampler:
 
         A drawn row is worked on by itself, so what else is in the batch cannot reach it.
         """
-        params, token_id = asked.params, self._likeliest[row]
-        if params.temperature > 0 or params.repetition_penalty != 1:
-            logits = penalized(self._logits[row], params.repetition_penalty, token_ids)
-            token_id = _pick(logits, params, asked.index, len(token_ids) - asked.num_prompt_tokens)
+        params, token_id, logits = asked.params, self._likeliest[row], self._logits[row]
+        position = len(token_ids) - asked.num_prompt_tokens
+        banned = asked.banned(position)
+        if params.adjusts_logits or banned:
+            prompt, answer = token_ids[: asked.num_prompt_tokens], token_ids[asked.num_prompt_tokens :]
+            logits = adjusted(logits, params, banned, prompt, answer)
+            token_id = int(logits.argmax())
+        if params.temperature > 0:
+            token_id = _draw(logits, params, uniform(params.seed, asked.index, position))
         return Choice(token_id, self._logprob(row, token_id, params.logprobs))
 
     def verify(self, row: int, asked: Asked, token_ids: list[int], draft: list[int]) -> list[Choice]:
-        """The tokens that follow, as long as `draft` foretold them, and one more: rows `row` and on hold the logits.
+        """The tokens that follow, as long as `draft` predicted them, and one more: rows `row` and on hold the logits.
 
         Each is what would have been chosen without the draft: a draw is a function of seed and position, so that
         "accepted" can mean "equal" (after Leviathan et al., ICML 2023). O(vocabulary * accepted).
@@ -75,22 +86,6 @@ class StepSampler:
         best = logprobs.topk(min(count, len(logprobs)))
         top = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return TokenLogprob(token_id, float(logprobs[token_id]), tuple(top))
-
-
-def penalized(logits: torch.Tensor, penalty: float, token_ids: list[int]) -> torch.Tensor:
-    """Logits (vocabulary,) with those of `token_ids` made less likely, each once. O(vocabulary + tokens)."""
-    if penalty == 1:
-        return logits
-    seen = torch.tensor(sorted(set(token_ids)), device=logits.device)
-    own = logits[seen]
-    # A penalty near 0 overflows, and infinities leave nothing to draw from.
-    return logits.index_copy(0, seen, torch.where(own < 0, own * penalty, own / penalty).nan_to_num())
-
-
-def _pick(logits: torch.Tensor, params: SamplingParams, index: int, position: int) -> int:
-    if params.temperature == 0:
-        return int(logits.argmax())
-    return _draw(logits, params, uniform(params.seed, index, position))
 
 
 def _draw(logits: torch.Tensor, params: SamplingParams, number: float) -> int:

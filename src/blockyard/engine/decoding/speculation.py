@@ -13,7 +13,7 @@ MAX_NGRAM = 16
 
 @dataclass(frozen=True, slots=True)
 class PromptLookup:
-    """Prompt-lookup decoding (Saxena, 2023): what followed the latest tokens when they stood there before.
+    """Prompt-lookup decoding (Saxena, 2023): what followed the latest tokens where they occurred before.
 
     num_tokens: tokens guessed at most, 1 to 64. max_ngram: the longest run of latest tokens that is looked for, 1 to
     16; shorter ones follow. Raises `InvalidArgument` for values outside their limits.

@@ -137,18 +137,20 @@ class GeneratedText:
         """Whether a stop string came."""
         return self._stops.is_found
 
-    def push(self, token_id: int) -> str:
-        """Take a token; returns the text that is certain now."""
+    def push(self, token_id: int, may_stop: bool = True) -> str:
+        """Take a token; returns the text that is certain now. may_stop: whether stop strings are looked for in it."""
         if self._detokenizer is None:
             return ""
-        return self._note(self._stops.push(self._detokenizer.push(token_id)))
+        piece = self._detokenizer.push(token_id)
+        return self._note(self._stops.push(piece) if may_stop else piece)
 
-    def finish(self) -> str:
+    def finish(self, may_stop: bool = True) -> str:
         """No more tokens: returns what was held back, up to a stop string if it has one."""
         if self._detokenizer is None or self.is_stopped:
             return ""
-        piece = self._stops.push(self._detokenizer.finish())
-        return self._note(piece + self._stops.finish())
+        piece = self._detokenizer.finish()
+        found = self._stops.push(piece) if may_stop else piece
+        return self._note(found + self._stops.finish())
 
     def mark(self) -> TextMark:
         """Where it is now, for `reset`. O(1)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from ...config import CacheConfig
 from ...errors import InvalidArgument, NeverFits
 from ...groups import LayerGroup
@@ -26,8 +28,7 @@ class CacheLimits:
         num_tokens = num_prompt_tokens + max_tokens
         if num_tokens > config.max_model_len:
             raise NeverFits(f"{asked}: {num_tokens} together; max_model_len is {config.max_model_len}")
-        # The last token's keys and values are never computed.
-        needed = max(self.num_blocks(num_tokens - 1), self._num_at_admission(num_prompt_tokens, num_seqs))
+        needed = self._num_needed(num_prompt_tokens, max_tokens, num_seqs)
         if needed > self.num_usable:
             raise NeverFits(
                 f"{asked}: {needed} blocks of {_sizes(config)}; the cache can give one sequence {self.num_usable} "
@@ -36,14 +37,10 @@ class CacheLimits:
 
     def max_new_tokens(self, num_prompt_tokens: int, num_seqs: int = 1) -> int:
         """The largest max_tokens that `require_fits` lets pass; 0 for none. O(groups * log max_model_len)."""
-        low, high = 0, max(self._config.max_model_len - num_prompt_tokens, 0)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._fits(num_prompt_tokens, middle, num_seqs):
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        if num_seqs > self._config.max_num_seqs:
+            return 0
+        counts = range(1, self._config.max_model_len - num_prompt_tokens + 1)
+        return bisect_right(counts, self.num_usable, key=lambda new: self._num_needed(num_prompt_tokens, new, num_seqs))
 
     @property
     def num_usable(self) -> int:
@@ -61,17 +58,15 @@ class CacheLimits:
         # A step's tokens and the window before them, wherever they lie across blocks.
         return min(whole, (group.sliding_window + self._budget - 2) // group.block_size + 2)
 
+    def _num_needed(self, num_prompt_tokens: int, max_tokens: int, num_seqs: int) -> int:
+        # The last token's keys and values are never computed.
+        num_computed = num_prompt_tokens + max_tokens - 1
+        return max(self.num_blocks(num_computed), self._num_at_admission(num_prompt_tokens, num_seqs))
+
     def _num_at_admission(self, num_prompt_tokens: int, num_seqs: int) -> int:
         """The prompt's blocks, and one for each further sequence's first write into a shared block."""
         copies = sum(num_prompt_tokens % group.block_size != 0 for group in self._config.layer_groups)
         return self.num_blocks(num_prompt_tokens) + (num_seqs - 1) * copies
-
-    def _fits(self, num_prompt_tokens: int, max_tokens: int, num_seqs: int) -> bool:
-        try:
-            self.require_fits("", num_prompt_tokens, max_tokens, num_seqs)
-        except (NeverFits, InvalidArgument):
-            return False
-        return True
 
 
 def _sizes(config: CacheConfig) -> str:

@@ -22,7 +22,7 @@ class PrefixesInProgress:
         self._is_needed = config.is_mapped and config.enable_prefix_caching
         # A hit of several groups ends at a common multiple of their blocks; a shorter one is not worth a wait.
         self._block_size = max(group.block_size for group in config.layer_groups)
-        self._prompts: list[tuple[list[int], int]] = []
+        self._prompts: list[tuple[Branch, int]] = []
         for branch in running:
             self.note(branch)
 
@@ -31,7 +31,7 @@ class PrefixesInProgress:
         if self._is_needed:
             num_computed = self._cache.num_computed_tokens(branch.seq)
             if len(branch.token_ids) - num_computed > 1:
-                self._prompts.append((branch.token_ids, num_computed))
+                self._prompts.append((branch, num_computed))
 
     def should_wait(self, branch: Branch) -> bool:
         """Whether a whole block that a waiting branch could hit is still to be computed by a running one.
@@ -41,7 +41,10 @@ class PrefixesInProgress:
         if branch.is_swapped:
             return False
         size = self._block_size
-        for token_ids, num_computed in self._prompts:
+        for other, num_computed in self._prompts:
+            if other.request.extra_keys != branch.request.extra_keys:
+                continue  # they share no block
+            token_ids = other.token_ids
             # The last token of a prompt is always computed: a hit ends before it.
             most = min(len(branch.token_ids) - 1, len(token_ids)) // size
             least = num_computed // size + 1

@@ -215,14 +215,15 @@ class Scheduler:
                 return False
             self._preemptor.forget(branch)
         num_seqs = 1 if branch.request.is_forked else branch.request.sampling.n
-        while self._cache.can_allocate(branch.token_ids, (), num_seqs) is not Admission.OK:
+        keys = branch.request.extra_keys
+        while self._cache.can_allocate(branch.token_ids, keys, num_seqs) is not Admission.OK:
             # With nobody running, rows and pages may still be with those in the CPU pool.
             swapped = [other for other in self.waiting if other.is_swapped] if is_alone else []
             if not swapped:
                 return False
             self._preemptor.forget(swapped[-1])
         resumed = branch.request.num_cached_tokens is not None
-        branch.seq = self._cache.allocate(branch.token_ids, _holder(branch), (), num_seqs, resumed)
+        branch.seq = self._cache.allocate(branch.token_ids, _holder(branch), keys, num_seqs, resumed)
         return True
 
     def _count_cached(self, step: ScheduledStep) -> None:

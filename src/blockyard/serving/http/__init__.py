@@ -2,12 +2,14 @@
 
 Read it in this order:
 
-    body, api_key          a bounded body; the API key
-    deadline               the time that a request has, from its arrival
-    run                    a client's request from its jobs to its end
-    request_log            an id and a line of the log for each request
-    streaming              server-sent events, and clients that vanish
-    routes, app            the paths
-    listening              the address, taken first
-    connections, server    uvicorn, slow clients, and the way it stops
+    body, api_key, origins    a bounded body; the API key; web pages of other origins
+    deadline                  the time that a request has, from its arrival
+    run                       a client's request from its jobs to its end
+    request_log               an id and a line of the log for each request
+    streaming                 server-sent events, and clients that vanish
+    service                   what the paths share
+    routes, tokenizer_routes, check_route, absent_paths    the paths
+    app                       the application that they make
+    listening                 the address, taken first
+    connections, server       uvicorn, slow clients, and the way it stops
 """

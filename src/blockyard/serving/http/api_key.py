@@ -33,7 +33,7 @@ def require_key(name: str, key: str) -> str:
 
 
 class KeyGuard:
-    """Lets a request through that carries the key. Only a digest of the key is kept; nothing writes it anywhere."""
+    """Lets requests with the key pass. Only a digest of the key is kept, and it is written nowhere."""
 
     def __init__(self, key: str | None) -> None:
         self._digest = None if key is None else _digest(require_key("the API key", key))

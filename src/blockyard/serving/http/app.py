@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,8 +21,14 @@ from ..jobs.planner import Planner
 from ..jobs.prompts import PromptEncoder
 from ..limits import ServerLimits
 from ..openai.logprobs import TokenTexts
+from .absent_paths import why_absent
 from .api_key import KeyGuard
-from .routes import Service, check_routes, now, openai_routes, operator_routes
+from .check_route import check_routes
+from .origins import allow_origins
+from .routes import openai_routes, operator_routes
+from .run import ClientGone
+from .service import Service
+from .tokenizer_routes import tokenizer_routes
 
 
 def create_app(
@@ -30,13 +37,14 @@ def create_app(
     limits: ServerLimits | None = None,
     api_key: str | None = None,
     has_check: bool = False,
+    cors_origins: Sequence[str] = (),
 ) -> FastAPI:
     """The application around an engine, which belongs to it from now on.
 
     model_name: what clients call the model. api_key: what they must send as bearer token; none if None. has_check:
-    whether GET /check is there. `app.state.engine_thread` is the thread; it runs from the application's start to its
-    end (the lifespan of ASGI). Raises `InvalidArgument` for an engine without a tokenizer, and for a name that no
-    answer could carry.
+    whether GET /check is there. cors_origins: of web pages that may use it from a browser. `app.state.engine_thread`
+    is the thread; it runs from the application's start to its end (the lifespan of ASGI). Raises `InvalidArgument` for
+    an engine without a tokenizer, for a name that no answer could carry, and for what is no origin.
     """
     require_unicode("model_name", model_name)
     limits = limits or ServerLimits()
@@ -44,7 +52,7 @@ def create_app(
     thread = EngineThread(engine, capacity, model_name, limits.retry_after_seconds)
     encoder = PromptEncoder(engine)
     planner = Planner(engine, encoder, limits, capacity)
-    service = Service(thread, planner, TokenTexts(engine.tokenizer), limits, model_name, now())
+    service = Service(thread, planner, TokenTexts(engine.tokenizer), limits, model_name, int(time.time()))
     guard = KeyGuard(api_key)
     # The pages that FastAPI would add load scripts from elsewhere, and the bodies are read by hand.
     # It would also send clients from a path with a slash too many to http, and their keys with them.
@@ -54,9 +62,12 @@ def create_app(
     page = MetricsPage(thread.request_figures.registry, lambda: thread.figures, model_name)
     app.include_router(openai_routes(service, guard))
     app.include_router(operator_routes(service, page))
+    app.include_router(tokenizer_routes(service, encoder, engine.cache.config.hash_block_size, guard))
     if has_check:
         app.include_router(check_routes(service, guard))
+    allow_origins(app, cors_origins)
     app.add_exception_handler(ApiError, _show_api_error)
+    app.add_exception_handler(ClientGone, _show_nothing)
     app.add_exception_handler(HTTPException, _show_http_error)
     app.add_exception_handler(Exception, _show_failure)
     return app
@@ -77,10 +88,15 @@ async def _show_api_error(request: Request, error: Exception) -> Response:  # no
     return JSONResponse(error.body(), error.status, error.headers())
 
 
+async def _show_nothing(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    return Response(status_code=499)  # the client has left, and nothing reads it
+
+
 async def _show_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
-    hint = "" if error.status_code != 404 or path.startswith("/v1/") else "; OpenAI's paths begin with /v1/ here"
+    why = why_absent(path) if error.status_code == 404 else None
+    hint = f"; {why}" if why else ""
     shown = ApiError(error.status_code, f"{request.method[:20]} {path[:200]}: {error.detail}{hint}")
     return JSONResponse(shown.body(), shown.status, dict(error.headers or {}))
 

@@ -36,7 +36,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 
 def _require_json(request: Request) -> None:
-    # A page in somebody's browser may send any other type to this machine without asking first.
+    # A web page may send any other type to this machine from a browser without asking first.
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         message = "the header Content-Type must be application/json (curl -H 'Content-Type: application/json')"

@@ -1,4 +1,4 @@
-"""Connections of clients that send nothing, or take nothing: uvicorn waits for both for ever, this does not."""
+"""Connections of clients that send nothing, or read nothing: uvicorn waits for both forever, this does not."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-#: Of a next request, taken while the one before is still answered. To keep more would be to keep what nobody bounds,
-#: and to stop reading would be not to see that the client has gone: who sends more is cut.
+#: Of a next request, taken while the one before is still answered. Keeping more would have no bound, and a server that
+#: stops reading does not see that the client has gone: a client that sends more is disconnected.
 _MAX_EARLY_BYTES = 2**14
 _MAX_READ_BYTES = 2**13
 
@@ -51,10 +51,10 @@ def impatient_protocol(header_seconds: float, client_seconds: float) -> type[asy
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             # `pause_writing` comes as soon as anything waits to be sent: by default only 64 KiB would tell of a reader
-            # that does not read, and what is less would hold its connection for ever.
+            # that does not read, and what is less would hold its connection forever.
             transport.set_write_buffer_limits(0)
-            # asyncio reads so many bytes at once, by default 256 KiB: as chunks of a byte each, seconds of parsing in
-            # which nobody else is served.
+            # asyncio reads this many bytes at once, by default 256 KiB: as chunks of a byte each, seconds of parsing
+            # in which no other client is served.
             transport.max_size = _MAX_READ_BYTES  # type: ignore[attr-defined]
             self._for_headers.start()
 

@@ -16,7 +16,7 @@ _Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 
 def open_sockets(host: str, port: int) -> list[socket.socket]:
-    """Sockets bound to every address of `host`, all with one port; they do not listen yet, so nobody connects.
+    """Sockets bound to every address of `host`, all with one port; they do not listen yet, so no client connects.
 
     host: "" for all addresses of this machine. port: 0 for any free one. Raises `InvalidArgument`, naming both, where
     that cannot be had; then none is left open.

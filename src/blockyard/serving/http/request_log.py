@@ -1,4 +1,7 @@
-"""An id for every request, in its answer's headers and in the log, where a line says what became of it."""
+"""An id for every request, in its answer's headers and in the log, where a line says what became of it.
+
+The paths find the entry of their request with `entry_of`, and tell it what only they know.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,9 +20,7 @@ from ..openai.responses import usage
 _ID_HEADER = b"x-request-id"
 _USABLE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _MAX_PATH = 200
-#: In the scope's "state": the id; and what the paths leave there: the results (position of the prompt to result), and
-#: the status of an error that came when the answer had begun.
-ID, RESULTS, LATE_STATUS = "request_id", "results", "late_status"
+_ENTRY = "log_entry"  # in the scope's "state"
 _log = logging.getLogger(__name__)
 
 
@@ -37,24 +39,33 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        entry = _Entry(scope)
+        entry = LogEntry(scope)
+        scope.setdefault("state", {})[_ENTRY] = entry
         try:
             await self._app(scope, receive, entry.around(send))
         finally:
             _log.log(logging.WARNING if entry.has_failed else logging.INFO, "%s", entry)
 
 
-class _Entry:
-    """One request."""
+class LogEntry:
+    """One request: its id, and what its line will say."""
 
     def __init__(self, scope: Scope) -> None:
-        self._id = _id_of(scope)
+        self.request_id = _id_of(scope)
         self._scope = scope
-        self._results: dict[int, GenerationResult] = {}
-        scope.setdefault("state", {}).update({ID: self._id.decode("ascii"), RESULTS: self._results})
         self._started_at = time.perf_counter()
         self._status = 0
+        self._late_status = 0
         self._is_whole = False
+        self._results: list[GenerationResult] = []
+
+    def note_results(self, results: Iterable[GenerationResult]) -> None:
+        """What came of its prompts, those that ran to their end."""
+        self._results = list(results)
+
+    def note_late_error(self, status: int) -> None:
+        """An error that came when the answer had begun, so that its own status is not the answer's."""
+        self._late_status = status
 
     @property
     def has_failed(self) -> bool:
@@ -67,7 +78,7 @@ class _Entry:
         async def send_noted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), (_ID_HEADER, self._id)]}
+                message = {**message, "headers": [*message.get("headers", ()), (_ID_HEADER, self.request_id.encode())]}
             elif message["type"] == "http.response.body":
                 self._is_whole = not message.get("more_body", False)
             await send(message)
@@ -81,25 +92,27 @@ class _Entry:
         end = f" then {self._late_status}" * (self._late_status > 0) + " cut" * (not self._is_whole)
         seconds = time.perf_counter() - self._started_at
         head = f'{client} "{self._scope["method"][:20]} {path}" {self._status}{end} {seconds:.3f} s'
-        return f"{head}{self._tokens()} {self._id.decode('ascii')}"
-
-    @property
-    def _late_status(self) -> int:
-        return int(self._scope["state"].get(LATE_STATUS, 0))
+        return f"{head}{self._tokens()} {self.request_id}"
 
     def _tokens(self) -> str:
         if not self._results:
             return ""
-        used: dict[str, Any] = usage(list(self._results.values()))
+        used: dict[str, Any] = usage(self._results)
         cached = used["prompt_tokens_details"]["cached_tokens"]
         return f" prompt={used['prompt_tokens']} cached={cached} new={used['completion_tokens']}"
 
 
-def _id_of(scope: Scope) -> bytes:
+def entry_of(scope: Scope) -> LogEntry:
+    """The entry of a request; where nothing keeps a log, one that nothing reads. O(1)."""
+    entry = scope.get("state", {}).get(_ENTRY)
+    return entry if isinstance(entry, LogEntry) else LogEntry(scope)
+
+
+def _id_of(scope: Scope) -> str:
     for name, value in scope["headers"]:
         if name.lower() == _ID_HEADER and _USABLE_ID.fullmatch(value):
-            return bytes(value)
-    return b"req-" + secrets.token_hex(12).encode("ascii")
+            return bytes(value).decode("ascii")
+    return f"req-{secrets.token_hex(12)}"
 
 
 def log_config(has_info: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One client's request from its jobs to its end, within the time limit; whoever leaves early frees its blocks."""
+"""One client's request from its jobs to its end, within the time limit; a client that leaves early frees its blocks."""
 
 from __future__ import annotations
 
@@ -20,21 +20,19 @@ WorkT = TypeVar("WorkT")
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has left, and nothing waits for the answer any more."""
 
 
 class Run:
     """The jobs of one request, submitted; a context manager that cancels what is unfinished when it is left.
 
-    finished: the result of each prompt that came to its end, by position; written here, empty at first.
+    finished: the result of each prompt that came to its end so far, by position.
     """
 
-    def __init__(
-        self, thread: EngineThread, jobs: list[Job], deadline: Deadline, finished: dict[int, GenerationResult]
-    ) -> None:
+    def __init__(self, thread: EngineThread, jobs: list[Job], deadline: Deadline) -> None:
         thread.submit(jobs)
         self.jobs = jobs
-        self.finished = finished
+        self.finished: dict[int, GenerationResult] = {}
         self._thread = thread
         self._deadline = deadline
 

@@ -31,6 +31,7 @@ class ServerOptions:
     """host: loopback unless told otherwise. port: 0 for any free one. api_key: None for none; it is shown nowhere.
 
     access_log: whether each request is a line of the log (on stderr). has_check: whether GET /check is there.
+    cors_origins: of web pages that may use it from a browser, as "http://localhost:3000"; "*" for all.
     """
 
     model_name: str
@@ -40,10 +41,11 @@ class ServerOptions:
     limits: ServerLimits = field(default_factory=ServerLimits)
     access_log: bool = False
     has_check: bool = False
+    cors_origins: tuple[str, ...] = ()
 
 
 class Server(uvicorn.Server):
-    """Serves an engine until a signal ends it. `run()` blocks; the engine belongs to the server from now on.
+    """Serves an engine until a signal ends it. `run()` blocks; the engine is the server's own from now on.
 
     on_listening: called once, with the address, when clients can connect.
     """
@@ -52,7 +54,9 @@ class Server(uvicorn.Server):
         self, engine: Engine, options: ServerOptions, on_listening: Callable[[str], None] | None = None
     ) -> None:
         limits = options.limits
-        self.app = create_app(engine, options.model_name, limits, options.api_key, options.has_check)
+        self.app = create_app(
+            engine, options.model_name, limits, options.api_key, options.has_check, options.cors_origins
+        )
         self._options = options
         self._on_listening = on_listening
         config = uvicorn.Config(
@@ -77,7 +81,7 @@ class Server(uvicorn.Server):
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until a signal ends it. sockets: bound to where it shall listen; opened for the options' host and port
+        """Serve until a signal ends it. sockets: bound to where it should listen; opened for the options' host and port
         if None.
 
         Raises `InvalidArgument`, naming both, where it cannot listen.

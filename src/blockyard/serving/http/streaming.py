@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from ...engine import NewToken
 from ..errors import ApiError
-from ..openai.responses import Choice, Form
-from .request_log import LATE_STATUS
+from ..openai.responses import Choice, Form, token_counts
+from .request_log import entry_of
 from .run import ClientGone, Run, while_connected
 
 _DONE = b"data: [DONE]\n\n"
@@ -50,18 +50,23 @@ class Pieces:
 class EventStream(Response):
     """The stream of one run. An error before its first piece is an answer with a status; later ones are a piece."""
 
-    def __init__(self, run: Run, form: Form, wants_usage: bool) -> None:
+    def __init__(self, run: Run, form: Form, wants_usage: bool, wants_continuous_usage: bool = False) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]  # of the empty body that Response assumes
         self._run = run
         self._form = form
         self._wants_usage = wants_usage
+        self._wants_continuous_usage = wants_continuous_usage
+        self._num_tokens = 0
         self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the pieces until the answer ends or the client leaves."""
-        with self._run, contextlib.suppress(ClientGone):  # leaving the run frees its blocks
-            await while_connected(self._send_all(scope, receive, send), receive)
+        try:
+            with self._run, contextlib.suppress(ClientGone):  # leaving the run frees its blocks
+                await while_connected(self._send_all(scope, receive, send), receive)
+        finally:
+            entry_of(scope).note_results(self._run.finished.values())
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -71,7 +76,7 @@ class EventStream(Response):
             if not self._has_begun:
                 await JSONResponse(error.body(), error.status, error.headers())(scope, receive, send)
                 return
-            scope.setdefault("state", {})[LATE_STATUS] = error.status
+            entry_of(scope).note_late_error(error.status)
             await self._send(send, _event(error.body()))
         await self._send(send, _DONE, more_body=False)
 
@@ -81,6 +86,7 @@ class EventStream(Response):
             events = []
             for position, event in happened:
                 if isinstance(event, NewToken):
+                    self._num_tokens += 1
                     events += [self._encoded(self._form.chunk(choice)) for choice in pieces.of(position, event)]
             if events:
                 yield b"".join(events)
@@ -89,7 +95,13 @@ class EventStream(Response):
 
     def _encoded(self, chunk: dict[str, Any]) -> bytes:
         # Where usage is wanted, OpenAI's API says null in every piece but the last.
-        return _event({**chunk, "usage": None} if self._wants_usage else chunk)
+        return _event({**chunk, "usage": self._usage_so_far()} if self._wants_usage else chunk)
+
+    def _usage_so_far(self) -> dict[str, int] | None:
+        if not self._wants_continuous_usage:
+            return None
+        num_prompt = sum(len(job.prompt.token_ids) for job in self._run.jobs)
+        return token_counts(num_prompt, self._num_tokens)
 
     async def _send(self, send: Send, piece: bytes, more_body: bool = True) -> None:
         if not self._has_begun:

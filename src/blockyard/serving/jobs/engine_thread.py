@@ -24,7 +24,7 @@ _log = logging.getLogger("blockyard.serving")
 class EngineThread:
     """Runs an engine for many clients. Every method may be called from any thread.
 
-    engine: nobody else may use it from now on. capacity: completions that may wait and run together.
+    engine: the thread's own from now on. capacity: completions that may wait and run together.
     model_name: the label of the figures. retry_after_seconds: what refused clients are told.
     """
 
@@ -57,7 +57,10 @@ class EngineThread:
         return self._refusal
 
     def require_place(self, num_completions: int = 1) -> None:
-        """Raise `ApiError` (429, 503) if so many would not be taken now: asked before a body is read. O(1)."""
+        """Raise `ApiError` (429, 503) if that many would not be taken now: asked before a body is read. O(1).
+
+        With 0 it asks whether the server serves at all.
+        """
         refusal = self.refusal
         if refusal is not None:
             self.request_figures.count_refusal("not_serving")
@@ -134,7 +137,7 @@ class EngineThread:
             self._close_down(self._stopped())
 
     def _close_down(self, last_word: ApiError) -> None:
-        """Nothing is computed any more: whoever waits, or comes in this moment, gets the last word."""
+        """Nothing is computed any more: a request that waits, or comes in this moment, gets the last word."""
         with self._lock:
             self._last_word = last_word
         for job in list(self._jobs.values()):
@@ -165,7 +168,9 @@ class EngineThread:
             self._end(job, self._last_word)
             return
         try:
-            job.request_id = self._engine.add_request(job.prompt_token_ids, job.sampling, priority=job.priority)
+            job.request_id = self._engine.add_request(
+                job.prompt, job.sampling, priority=job.priority, extra_keys=job.extra_keys
+            )
         except Exception as error:
             self._end(job, as_api_error(error))
         else:
@@ -193,7 +198,7 @@ class EngineThread:
             self._hand_out(report)
 
     def _recover(self, error: Exception) -> None:
-        """After a failed step: whoever fails alone gets the error, the others go on where they were."""
+        """After a failed step: a request that fails alone gets the error, the others continue where they were."""
         _log.error("a step failed: %s; its requests are tried alone", error, exc_info=error)
         self._num_failed_steps += 1
         helped = False
@@ -201,7 +206,7 @@ class EngineThread:
             self._conclude_trial(outcome)
             helped |= outcome.is_of_use
         if not helped:
-            raise error  # it is not a request's: the same step would fail for ever
+            raise error  # it is not a request's: the same step would fail forever
 
     def _conclude_trial(self, outcome: StepOutcome) -> None:
         for report in outcome.reports:
@@ -248,7 +253,7 @@ class EngineThread:
             return
         try:
             letters[0][0].mailbox.loop.call_soon_threadsafe(_deliver, letters)
-        except RuntimeError:  # the loop is closed: nobody reads any more
+        except RuntimeError:  # the loop is closed: no client reads any more
             _log.warning("%d events had no reader left", len(letters))
 
 

@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import dataclass
 
 from ...engine import GenerationResult, NewToken, SamplingParams
+from ...engine.prompts import EncodedPrompt
+from ...keys import ExtraKey
 from ..errors import ApiError
 
 #: What becomes of a job: a token, its end, or an error that ends it.
@@ -33,18 +35,19 @@ class Mailbox:
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One prompt on its way. Only the engine thread writes what stands behind `name`.
+    """One prompt on its way. Only the engine thread writes the fields after `name`.
 
-    position: which prompt of the client's request. name: of that request, in the log. arrived_at (when the request
-    did), last_token_at: seconds of `time.perf_counter`.
+    position: which prompt of the client's request. extra_keys: it shares blocks only under the same ones. name: of
+    that request, in the log. arrived_at (when the request did), last_token_at: seconds of `time.perf_counter`.
     """
 
-    prompt_token_ids: list[int]
+    prompt: EncodedPrompt
     sampling: SamplingParams
     priority: int
     position: int
     mailbox: Mailbox
     arrived_at: float
+    extra_keys: tuple[ExtraKey, ...] = ()
     name: str = ""
     last_token_at: float | None = None
     request_id: int | None = None

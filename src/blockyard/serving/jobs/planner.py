@@ -6,6 +6,7 @@ import secrets
 
 from ...engine import Engine, SamplingParams
 from ...errors import InvalidArgument
+from ...keys import CacheSalt
 from ..errors import ApiError, invalid, too_long
 from ..limits import ServerLimits
 from ..openai.protocol import ChatRequest, GenerationFields
@@ -18,13 +19,15 @@ _SEED_MASK = 2**63 - 1
 class Planner:
     """Makes jobs of requests, and refuses what the server would not carry to its end before it is queued.
 
-    max_model_len: tokens of the model's context.
+    max_model_len: tokens of the longest sequence, which the model's context or the pool limits.
     """
 
     def __init__(self, engine: Engine, encoder: PromptEncoder, limits: ServerLimits, capacity: int) -> None:
         self._encoder = encoder
         self._limits = limits
-        self.max_model_len = engine.shape.max_model_len
+        self.max_model_len = engine.max_model_len
+        self._context = _context_of(engine)
+        self._vocab_size = engine.shape.vocab_size
         self._max_num_seqs = engine.cache.config.max_num_seqs
         self._max_completions = min(limits.max_completions, capacity)
         self._max_new_tokens = engine.max_new_tokens
@@ -38,12 +41,13 @@ class Planner:
         prompts = request.prompts()
         self._require_completions(request.n, len(prompts))
         mailbox, jobs = Mailbox(), []
+        keys = () if request.cache_salt is None else (CacheSalt(request.cache_salt),)
         for position, prompt in enumerate(prompts):
             place = field if len(prompts) == 1 else f"{field}[{position}]"
-            token_ids = await self._encoder.encode(place, prompt)
-            num_tokens = self._num_new_tokens(request, len(token_ids), place)
-            sampling = _sampling(request, num_tokens, position)
-            jobs.append(Job(token_ids, sampling, request.priority, position, mailbox, arrived_at, name))
+            encoded = await self._encoder.encode(place, prompt)
+            num_tokens = self._num_new_tokens(request, len(encoded.token_ids), place)
+            sampling = self._sampling(request, num_tokens, position)
+            jobs.append(Job(encoded, sampling, request.priority, position, mailbox, arrived_at, keys, name))
         return jobs
 
     def _require_completions(self, n: int, num_prompts: int) -> None:
@@ -56,11 +60,7 @@ class Planner:
     def _num_new_tokens(self, request: GenerationFields, num_prompt_tokens: int, field: str) -> int:
         """How many tokens each completion may have: what was asked for, or all there is room for."""
         if num_prompt_tokens >= self.max_model_len:
-            raise too_long(
-                f"'{field}' has {num_prompt_tokens} tokens; this model's context is {self.max_model_len} tokens, "
-                f"answer included",
-                field,
-            )
+            raise too_long(f"'{field}' has {num_prompt_tokens} tokens; {self._context}, answer included", field)
         room = self._max_new_tokens(num_prompt_tokens, request.n)
         allowed = room if self._limits.max_tokens is None else min(room, self._limits.max_tokens)
         wanted = request.token_limit
@@ -70,35 +70,47 @@ class Planner:
             asked = "" if request.token_limit is None else f" and 'max_tokens' is {str(wanted)[:40]}"
             times = "" if request.n == 1 else f" for each of {request.n} completions"
             raise too_long(
-                f"'{field}' has {num_prompt_tokens} tokens{asked}; there is room for {room} new tokens{times} (the "
-                f"context is {self.max_model_len} tokens)",
+                f"'{field}' has {num_prompt_tokens} tokens{asked}; there is room for {room} new tokens{times} "
+                f"({self._context})",
                 field if wanted < 1 else "max_tokens",
             )
         if wanted > allowed:
             raise invalid(f"'max_tokens' is {wanted}; this server allows {allowed}", "max_tokens")
         return wanted
 
+    def _sampling(self, request: GenerationFields, num_tokens: int, position: int) -> SamplingParams:
+        # Prompts of one request draw differently under one seed, as its completions do.
+        seed = secrets.randbits(63) if request.seed is None else (request.seed + position) & _SEED_MASK
+        try:
+            sampling = SamplingParams(
+                max_tokens=num_tokens,
+                min_tokens=request.min_tokens,
+                temperature=request.temperature,
+                top_k=max(request.top_k, 0),
+                top_p=request.top_p,
+                min_p=request.min_p,
+                repetition_penalty=request.repetition_penalty,
+                presence_penalty=request.presence_penalty,
+                frequency_penalty=request.frequency_penalty,
+                logit_bias=request.logit_bias,
+                seed=seed,
+                n=request.n,
+                stop=request.stop_strings,
+                stop_token_ids=tuple(request.stop_token_ids),
+                ignore_eos=request.ignore_eos,
+                logprobs=request.num_logprobs,
+            )
+            sampling.require_tokens_below(self._vocab_size)
+        except InvalidArgument as error:
+            raise _named(error) from None
+        return sampling
 
-def _sampling(request: GenerationFields, num_tokens: int, position: int) -> SamplingParams:
-    # Prompts of one request draw differently under one seed, as its completions do.
-    seed = secrets.randbits(63) if request.seed is None else (request.seed + position) & _SEED_MASK
-    try:
-        return SamplingParams(
-            max_tokens=num_tokens,
-            temperature=request.temperature,
-            top_k=max(request.top_k, 0),
-            top_p=request.top_p,
-            min_p=request.min_p,
-            repetition_penalty=request.repetition_penalty,
-            seed=seed,
-            n=request.n,
-            stop=request.stop_strings,
-            stop_token_ids=tuple(request.stop_token_ids),
-            ignore_eos=request.ignore_eos,
-            logprobs=request.num_logprobs,
-        )
-    except InvalidArgument as error:
-        raise _named(error) from None
+
+def _context_of(engine: Engine) -> str:
+    context = f"the context is {engine.shape.max_model_len} tokens"
+    if engine.max_model_len == engine.shape.max_model_len:
+        return context
+    return f"{context}, of which the pool of {engine.kv_cache.num_blocks} blocks holds {engine.max_model_len}"
 
 
 def _named(error: InvalidArgument) -> ApiError:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 
 from ...engine import Engine
-from ...engine.prompts import encode_prompt
+from ...engine.prompts import EncodedPrompt, encode_prompt
 from ...errors import InvalidArgument
 from ..errors import invalid
+
+AnswerT = TypeVar("AnswerT")
 
 
 class PromptEncoder:
@@ -28,22 +31,27 @@ class PromptEncoder:
         self._vocab_size = engine.shape.vocab_size
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="blockyard-prompts")
 
-    async def encode(self, name: str, prompt: Any) -> list[int]:
+    async def encode(self, name: str, prompt: Any, add_special_tokens: bool = True) -> EncodedPrompt:
         """The token ids of text, of messages (through the model's chat template) or of token ids.
 
-        name: the field of the request. Raises `ApiError` (400) for a prompt that has no tokens or cannot be read.
+        name: the field of the request. add_special_tokens: those that the tokenizer puts around a text. Raises
+        `ApiError` (400) for a prompt that has no tokens or cannot be read.
         """
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._worker, self._encode, name, prompt)
+        return await self.ask(lambda tokenizer: self._encode(tokenizer, name, prompt, add_special_tokens))
+
+    async def ask(self, question: Callable[[Any], AnswerT]) -> AnswerT:
+        """Call `question` with the tokenizer, in its thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, question, self._tokenizer)
 
     def close(self) -> None:
         """End the thread."""
         self._worker.shutdown(wait=False, cancel_futures=True)
 
-    def _encode(self, name: str, prompt: Any) -> list[int]:
+    def _encode(self, tokenizer: Any, name: str, prompt: Any, add_special_tokens: bool) -> EncodedPrompt:
         try:
-            return encode_prompt(name, prompt, self._tokenizer, self._vocab_size)
+            token_ids = encode_prompt(name, prompt, tokenizer, self._vocab_size, add_special_tokens)
         except InvalidArgument as error:
             raise invalid(str(error), name) from None
         except jinja2.TemplateError as error:  # a template raises, for example, for roles in an order it does not know
             raise invalid(f"the model's chat template refuses these messages: {error}", name) from None
+        return EncodedPrompt(token_ids, self._vocab_size)

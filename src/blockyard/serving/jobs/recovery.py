@@ -1,7 +1,7 @@
-"""Who made a step fail: each request of the step is tried alone, and the one that fails alone is out.
+"""Which request made a step fail: each of the step is tried alone, and the one that fails alone is aborted.
 
 A model gives no name with its error. Alone, the guilty request fails again, and the innocent ones compute their next
-token and keep it, so that nothing of them is lost or repeated. If nobody fails alone (memory was short, say), all go
+token and keep it, so that nothing of them is lost or repeated. If none fails alone (memory was short, say), all go
 on; each trial gives a token, so even a batch that always fails comes to its end.
 """
 
@@ -23,7 +23,7 @@ class StepOutcome:
 
     @property
     def is_of_use(self) -> bool:
-        """Whether the request is out, or further than before."""
+        """Whether the request is aborted, or further than before."""
         return self.error is not None or any(report.num_tokens for report in self.reports)
 
 

@@ -1,93 +1,92 @@
-"""The requests of OpenAI's API, as far as they are understood here. Types are strict: "1" is not a number."""
+"""The requests of OpenAI's API that generate, as far as they are understood here."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
-import pydantic_core
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StrictBool,
-    StrictFloat,
-    StrictInt,
-    StrictStr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 from pydantic_core import PydanticCustomError
 
+from ...engine.sampling import MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, MAX_PENALTY
 from ..errors import invalid
-from .refusals import UNKNOWN_FIELD, refusal_of
-from .unsupported_fields import asked_for
+from .fields import (
+    FIRST_ERROR,
+    MAX_ITEMS,
+    MAX_TOKEN_ID,
+    Fields,
+    RequestFields,
+    TokenId,
+    TokenIds,
+    parse_fields,
+    read_object,
+)
+from .messages import Messages
+from .unsupported_fields import REFUSED_IN_CHATS, REFUSED_IN_COMPLETIONS
 
-MAX_LOGPROBS = 20
-_MAX_TOKEN_ID = 2**31 - 1
+#: Longer ones say nothing more: a salt is kept for as long as one of its blocks can be hit.
+MAX_SALT = 1024
 _Text = StrictStr
-_TokenId = Annotated[StrictInt, Field(ge=0, le=_MAX_TOKEN_ID)]
 _StopString = Annotated[StrictStr, Field(min_length=1, max_length=256)]
-#: Of prompts, of messages, and of the parts of a message. OpenAI takes as many messages.
-MAX_ITEMS = 2048
-#: Every list: a body of half a million bad elements is refused at the first, not after as many errors.
-_FIRST_ERROR = Field(fail_fast=True)
-_TokenIds = Annotated[list[_TokenId], Field(min_length=1), _FIRST_ERROR]
+_Penalty = Annotated[StrictFloat, Field(ge=-MAX_PENALTY, le=MAX_PENALTY, allow_inf_nan=False)]
 
 
-class _Fields(BaseModel):
-    """An object of a request, which may have no field but these."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown(cls, fields: Any) -> Any:
-        """One error for the first of them: pydantic would make one for each, and a body has room for 90,000."""
-        if not isinstance(fields, dict):
-            return fields
-        asked = cls._asked_for(fields)
-        unknown = next((name for name in asked if name not in cls.model_fields), None)
-        if unknown is not None:
-            known = {"name": unknown, "known": list(cls.model_fields)}
-            raise PydanticCustomError(UNKNOWN_FIELD, "is not known", known)
-        return asked
-
-    @classmethod
-    def _asked_for(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields without those that say nothing."""
-        return fields
-
-
-class StreamOptions(_Fields):
-    """include_usage: a last chunk says what was used. include_obfuscation: taken, and nothing is padded."""
+class StreamOptions(Fields):
+    """include_usage: a last chunk says what was used. continuous_usage_stats: each chunk before it does too (vLLM's).
+    include_obfuscation: taken, and nothing is padded."""
 
     include_usage: StrictBool = False
+    continuous_usage_stats: StrictBool = False
     include_obfuscation: StrictBool = False
 
 
-class GenerationFields(_Fields):
+def _token_biases(value: Any) -> Any:
+    """JSON's names are strings; those of `logit_bias` are token ids. One error, whatever the number of bad entries."""
+    if not isinstance(value, dict):
+        raise PydanticCustomError("not_a_dict", "it must be an object from token ids to numbers")
+    if len(value) > MAX_BIASES:
+        counts = {"found": len(value), "limit": MAX_BIASES}
+        raise PydanticCustomError("too_many_biases", "it has {found} tokens; the limit is {limit}", counts)
+    for token, bias in value.items():
+        if not (token.isascii() and token.isdecimal() and len(token) < 10):
+            raise PydanticCustomError("bad_token", "its names must be token ids; one is '{name}'", {"name": token[:40]})
+        if type(bias) not in (int, float) or not -MAX_BIAS <= bias <= MAX_BIAS:
+            limits = {"name": token, "limit": int(MAX_BIAS)}
+            raise PydanticCustomError("bad_bias", "that of token {name} must be from -{limit} to {limit}", limits)
+    return {int(token): float(bias) for token, bias in value.items()}
+
+
+class GenerationFields(RequestFields):
     """What both kinds of request share. The fields behind `seed` are not OpenAI's; other servers have them too."""
 
     model: StrictStr
     temperature: Annotated[StrictFloat, Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
     top_p: Annotated[StrictFloat, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     n: Annotated[StrictInt, Field(ge=1, le=128)] = 1
-    stop: _StopString | Annotated[list[_StopString], Field(max_length=16), _FIRST_ERROR] = []
+    stop: _StopString | Annotated[list[_StopString], Field(max_length=16), FIRST_ERROR] = Field(default_factory=list)
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
+    presence_penalty: _Penalty = 0.0
+    frequency_penalty: _Penalty = 0.0
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_token_biases)] = Field(default_factory=dict)
     seed: Annotated[StrictInt, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    top_k: Annotated[StrictInt, Field(ge=-1, le=_MAX_TOKEN_ID)] = 0
+    top_k: Annotated[StrictInt, Field(ge=-1, le=MAX_TOKEN_ID)] = 0
     min_p: Annotated[StrictFloat, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     repetition_penalty: Annotated[StrictFloat, Field(gt=0, le=2, allow_inf_nan=False)] = 1.0
+    min_tokens: Annotated[StrictInt, Field(ge=0)] = 0
     ignore_eos: StrictBool = False
-    stop_token_ids: Annotated[list[_TokenId], Field(max_length=64), _FIRST_ERROR] = []
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64), FIRST_ERROR] = Field(default_factory=list)
     priority: Annotated[StrictInt, Field(ge=-(2**20), le=2**20)] = 0
+    cache_salt: Annotated[StrictStr, Field(min_length=1, max_length=MAX_SALT)] | None = None
 
     @property
     def wants_usage(self) -> bool:
         """Whether a stream ends with what was used."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def wants_continuous_usage(self) -> bool:
+        """Whether every piece of that stream says what was used so far."""
+        return self.stream_options is not None and self.wants_usage and self.stream_options.continuous_usage_stats
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -120,11 +119,12 @@ def _require_few(prompt: Any) -> Any:
 class CompletionRequest(GenerationFields):
     """POST /v1/completions. prompt: one or several, each as text or token ids."""
 
+    refused = REFUSED_IN_COMPLETIONS
     prompt: Annotated[
         _Text
-        | _TokenIds
-        | Annotated[list[_Text], Field(min_length=1), _FIRST_ERROR]
-        | Annotated[list[_TokenIds], Field(min_length=1), _FIRST_ERROR],
+        | TokenIds
+        | Annotated[list[_Text], Field(min_length=1), FIRST_ERROR]
+        | Annotated[list[TokenIds], Field(min_length=1), FIRST_ERROR],
         BeforeValidator(_require_few),
     ]
     max_tokens: Annotated[StrictInt, Field(ge=1)] = 16
@@ -144,44 +144,11 @@ class CompletionRequest(GenerationFields):
         return list(self.prompt)
 
 
-class TextPart(_Fields):
-    """A part of a message's content; this server reads text alone."""
-
-    type: Literal["text"]
-    text: StrictStr
-
-    @classmethod
-    def _asked_for(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        # Of an image it is the type that is wrong, and not the fields that go with it.
-        return fields if fields.get("type") == "text" else {"type": fields.get("type")}
-
-
-#: What answers carry besides nulls and says nothing.
-_EMPTY: list[tuple[str, list[Any]]] = [("annotations", []), ("tool_calls", [])]
-
-
-class Message(_Fields):
-    """One message of a chat. name: taken; most chat templates do not show it."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: StrictStr | Annotated[list[TextPart], Field(max_length=MAX_ITEMS), _FIRST_ERROR] = ""
-    name: StrictStr | None = None
-
-    @classmethod
-    def _asked_for(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        # Messages that a client got as an answer and sends back have many fields that are null.
-        return {name: value for name, value in fields.items() if value is not None and (name, value) not in _EMPTY}
-
-    def as_template_input(self) -> dict[str, str]:
-        """The message as chat templates read it; "developer" is OpenAI's newer word for "system"."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
-
-
 class ChatRequest(GenerationFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_ITEMS), _FIRST_ERROR]
+    refused = REFUSED_IN_CHATS
+    messages: Messages
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     logprobs: StrictBool = False
@@ -199,21 +166,12 @@ class ChatRequest(GenerationFields):
         return [[message.as_template_input() for message in self.messages]]
 
 
-RequestT = TypeVar("RequestT", bound=GenerationFields)
+GenerationT = TypeVar("GenerationT", bound=GenerationFields)
 
 
-def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
+def parse_request(kind: type[GenerationT], body: bytes) -> GenerationT:
     """Read a body. Raises `ApiError` (400) for what is not JSON, not an object, not understood or not supported."""
-    try:
-        fields = pydantic_core.from_json(body, allow_inf_nan=False, cache_strings=False)
-    except ValueError as error:
-        raise invalid(f"the body is not valid JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise invalid("the body must be a JSON object")
-    try:
-        request = kind.model_validate(asked_for(fields))
-    except ValidationError as error:
-        raise refusal_of(error) from None
+    request = parse_fields(kind, read_object(body))
     _require_consistent(request)
     return request
 

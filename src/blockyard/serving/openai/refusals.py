@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ..errors import ApiError, invalid
-from .unsupported_fields import REFUSED_IN_MESSAGES
+from .unsupported_fields import REFUSED_IN_MESSAGES, unsupported
 
-#: The type of the error for a field that nobody knows; its context has the "name", and those "known" in its place.
+#: The type of the error for an unknown field; its context has the "name", and those "known" in its place.
 UNKNOWN_FIELD = "unknown_field"
 _MAX_NAME = 60
 _KINDS = {
@@ -31,7 +31,7 @@ def refusal_of(error: ValidationError) -> ApiError:
     found = max(errors, key=_how_far)
     name = _name(_path(found))
     if found["type"] == UNKNOWN_FIELD and found["ctx"]["name"] in REFUSED_IN_MESSAGES:
-        return invalid(f"'{name}' is not supported by this server", name, "unsupported_parameter")
+        return unsupported(found["ctx"]["name"], name)
     if found["type"] == UNKNOWN_FIELD:
         return invalid(f"unknown field '{name}'{_perhaps(**found['ctx'])}", name, "unknown_parameter")
     if found["type"] == "missing":

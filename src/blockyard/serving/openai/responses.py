@@ -18,12 +18,13 @@ def usage(results: Sequence[GenerationResult]) -> dict[str, Any]:
     """What the prompts and completions of a request come to, and how much of the prompts the cache had."""
     num_prompt = sum(result.num_prompt_tokens for result in results)
     num_new = sum(len(completion.token_ids) for result in results for completion in result.completions)
-    return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_new,
-        "total_tokens": num_prompt + num_new,
-        "prompt_tokens_details": {"cached_tokens": sum(result.num_cached_tokens for result in results)},
-    }
+    cached = {"cached_tokens": sum(result.num_cached_tokens for result in results)}
+    return {**token_counts(num_prompt, num_new), "prompt_tokens_details": cached}
+
+
+def token_counts(num_prompt: int, num_new: int) -> dict[str, int]:
+    """The three counts that every usage has."""
+    return {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
 
 
 class Form(ABC):

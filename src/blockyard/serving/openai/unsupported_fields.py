@@ -1,6 +1,7 @@
-"""The fields of OpenAI's requests that are not acted on: harmless ones are dropped, the others refused by name.
+"""Fields of OpenAI's and vLLM's requests that are not acted on: harmless ones are dropped, the others refused by name.
 
 A field that would change the answer must not be ignored: the client would take another answer for the one it asked for.
+Its default asks for nothing and passes, because many clients send every default.
 """
 
 from __future__ import annotations
@@ -8,19 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import invalid
+from ..errors import ApiError, invalid
 
 #: They say something about the request, or about how it is served, but nothing about the answer.
 HARMLESS = frozenset(
     {
+        "include_reasoning",
         "metadata",
         "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
+        "request_id",
         "safety_identifier",
         "service_tier",
+        "session_id",
         "store",
         "user",
     }
@@ -28,30 +32,85 @@ HARMLESS = frozenset(
 
 #: Not supported, with the values that ask for nothing (null always does).
 REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "adapter_id": ("",),
+    "allowed_token_ids": (),
     "audio": (),
+    "bad_words": ([],),
     "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "detokenize": (True,),
+    "documents": ([],),
+    "early_stopping": (False,),
+    "ec_transfer_params": ({},),
     "echo": (False,),
-    "frequency_penalty": (0,),
-    "function_call": ("none",),
+    "function_call": ("none", "auto"),
     "functions": ([],),
-    "logit_bias": ({},),
+    "guided_choice": ([],),
+    "guided_grammar": ("",),
+    "guided_json": (),
+    "guided_regex": ("",),
+    "include_stop_str_in_output": (False,),
+    "kv_transfer_params": ({},),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "lora": ("",),
+    "lora_name": ("",),
+    "lora_path": ("",),
+    "lora_request": ({},),
+    "media_io_kwargs": ({},),
+    "mm_payload": ("tensors",),
+    "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": (),
-    "presence_penalty": (0,),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
     "reasoning_effort": ("none",),
+    "repetition_detection": (),
     "response_format": ({"type": "text"},),
+    "return_mm_kwargs": (False,),
+    "return_prompt_text": (False,),
+    "return_token_ids": (False,),
+    "return_token_offsets": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "routed_experts_prompt_start": (0,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stream_interval": (1,),
+    "structured_outputs": (),
     "suffix": ("",),
-    "tool_choice": ("none",),
+    "thinking_token_budget": (),
+    "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "truncation_side": (),
+    "use_beam_search": (False,),
     "verbosity": ("medium",),
+    "vllm_xargs": ({},),
+    "watermarking": (),
     "web_search_options": (),
 }
+#: Where the default depends on the path: a chat template writes the special tokens itself.
+REFUSED_IN_COMPLETIONS = {**REFUSED, "add_special_tokens": (True,), "add_generation_prompt": (True,)}
+REFUSED_IN_CHATS = {**REFUSED, "add_special_tokens": (False,), "add_generation_prompt": (True,)}
 
 #: Fields of messages that OpenAI's clients know, and send with tools above all.
 REFUSED_IN_MESSAGES = frozenset({"audio", "function_call", "refusal", "tool_call_id", "tool_calls"})
 
+_NO_LORA = "it has one model and loads no LoRA adapters"
+_NO_SCHEMA = "it cannot hold an answer to a schema"
+_NO_TOOLS = "it offers the model no tools"
+_REASONS = {
+    **dict.fromkeys(("adapter_id", "lora", "lora_name", "lora_path", "lora_request"), _NO_LORA),
+    **dict.fromkeys(("response_format", "structured_outputs"), _NO_SCHEMA),
+    **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), _NO_SCHEMA),
+    **dict.fromkeys(("tools", "tool_choice", "functions", "function_call"), _NO_TOOLS),
+}
 
-def asked_for(fields: Mapping[str, Any]) -> dict[str, Any]:
+
+def asked_for(fields: Mapping[str, Any], refused: Mapping[str, tuple[Any, ...]] = REFUSED) -> dict[str, Any]:
     """The fields that matter: without nulls, harmless ones and ones that ask for nothing.
 
     Raises `ApiError` (400), naming the field, for one that is not supported. O(fields).
@@ -60,11 +119,18 @@ def asked_for(fields: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in fields.items():
         if value is None or name in HARMLESS:
             continue
-        if name not in REFUSED:
+        if name not in refused:
             kept[name] = value
-        elif not _asks_for_nothing(value, REFUSED[name]):
-            raise invalid(f"'{name}' is not supported by this server", name, "unsupported_parameter")
+        elif not _asks_for_nothing(value, refused[name]):
+            raise unsupported(name)
     return kept
+
+
+def unsupported(name: str, shown: str | None = None) -> ApiError:
+    """400 for a field that this server knows and does not act on. shown: how the client writes it, if not so."""
+    why = f": {_REASONS[name]}" if name in _REASONS else ""
+    path = shown or name
+    return invalid(f"'{path}' is not supported by this server{why}", path, "unsupported_parameter")
 
 
 def _asks_for_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
