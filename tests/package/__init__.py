@@ -1,1 +1,1 @@
-"""What stands beside the floors: configuration, errors, keys, names, the build, the sources."""
+"""What is not one package's: configuration, errors, keys, names, the build, the sources."""

@@ -23,7 +23,7 @@ def room_of(parts: tuple[str, ...]) -> str:
 
 def layers() -> list[set[str]]:
     """The picture: the lines of the first block of code that follows its heading, from the top down."""
-    picture = re.search(r"## The rooms of the core\n.*?```text\n(.*?)```", ARCHITECTURE, re.DOTALL)
+    picture = re.search(r"## The layers of the core\n.*?```text\n(.*?)```", ARCHITECTURE, re.DOTALL)
     assert picture is not None
     return [set(re.findall(r"[a-z_]+", line)) for line in picture[1].splitlines()]
 
@@ -65,7 +65,7 @@ def test_no_layer_of_the_picture_could_be_lower() -> None:
 
 
 def test_every_file_is_described_in_the_docs() -> None:
-    section = ARCHITECTURE.split("## The rooms of the core")[1].split("\n## ")[0]
+    section = ARCHITECTURE.split("## The layers of the core")[1].split("\n## ")[0]
     table = "\n".join(line for line in section.splitlines() if line.startswith("|"))
     named = set(re.findall(r"`([a-z_0-9/]+)`", table))
     described = {path.relative_to(CORE).with_suffix("").as_posix() for path in FILES}

@@ -190,11 +190,11 @@ def test_narrowing_is_seen() -> None:
     assert source_rules.narrowed(tree) == [(1, "block"), (2, "x + 1")]
 
 
-# ---------------------------------------------------------------- the house
+# ---------------------------------------------------------------- the layers
 
 
-#: Floors from the ground up; a module imports only from floors below its own, or from its own room.
-FLOORS = {
+#: Layers from the bottom up; a module imports only from layers below its own, or from its own package.
+LAYERS = {
     "errors": 0,
     "ids": 0,
     "windows": 0,
@@ -223,8 +223,8 @@ FLOORS = {
     "cli": 8,
     "__main__": 9,
 }
-#: Rooms within a room, from the ground up, in the same way. Its files that stand in none of them are below them all.
-INNER_FLOORS = {
+#: Packages within a package, from the bottom up, in the same way. Files that stand in none of them are below all.
+INNER_LAYERS = {
     "lab": {"traces": 1, "simulation": 1, "curve": 2, "replay": 2, "planning": 3},
     "serving": {"openai": 1, "jobs": 2, "http": 3},
 }
@@ -272,10 +272,10 @@ def upward_imports(path: Path, tree: ast.Module) -> list[str]:
         if kind == "outside":
             if parts[0] == "blockyard":
                 broken.append(f"{where}, not by a relative import")
-        elif room != "__init__" and parts[0] not in FLOORS:
+        elif room != "__init__" and parts[0] not in LAYERS:
             if room not in KNOWS_THE_VERSION or not parts[0].startswith("_"):
-                broken.append(f"{where}, which is on no floor")
-        elif room != "__init__" and parts[0] != room and FLOORS[parts[0]] >= FLOORS[room]:
+                broken.append(f"{where}, which is in no layer")
+        elif room != "__init__" and parts[0] != room and LAYERS[parts[0]] >= LAYERS[room]:
             broken.append(f"{where}, which is not below {room}")
     return broken
 
@@ -283,36 +283,36 @@ def upward_imports(path: Path, tree: ast.Module) -> list[str]:
 def upward_imports_within(path: Path, tree: ast.Module) -> list[str]:
     """Imports from one inner room to another that do not go down. The face of the whole room may import any."""
     room, *rest = path.relative_to(PACKAGE_DIR).parts
-    floors = INNER_FLOORS.get(room, {})
-    if not floors or rest == ["__init__.py"]:
+    layers = INNER_LAYERS.get(room, {})
+    if not layers or rest == ["__init__.py"]:
         return []
     own = rest[0] if len(rest) > 1 else ""
     return [
         f"{path.name}:{line} imports {'.'.join(parts)}, which is not below {own or room}"
         for line, kind, parts in imports_of(path, tree)
-        if kind == "inside" and parts[0] == room and parts[1] in floors and parts[1] != own
-        if floors[parts[1]] >= floors.get(own, 0)
+        if kind == "inside" and parts[0] == room and parts[1] in layers and parts[1] != own
+        if layers[parts[1]] >= layers.get(own, 0)
     ]
 
 
 @every_file(PACKAGE_FILES)
-def test_every_file_has_a_floor_and_imports_go_down(path: Path) -> None:
-    assert room_of(path) == "__init__" or room_of(path) in FLOORS
+def test_every_file_has_a_layer_and_imports_go_down(path: Path) -> None:
+    assert room_of(path) == "__init__" or room_of(path) in LAYERS
     assert upward_imports(path, tree_of(path)) == []
     assert upward_imports_within(path, tree_of(path)) == []
 
 
-@pytest.mark.parametrize("room", INNER_FLOORS)
-def test_every_inner_room_has_a_floor(room: str) -> None:
-    assert {path.parent.name for path in (PACKAGE_DIR / room).glob("*/__init__.py")} == set(INNER_FLOORS[room])
+@pytest.mark.parametrize("room", INNER_LAYERS)
+def test_every_inner_package_has_a_layer(room: str) -> None:
+    assert {path.parent.name for path in (PACKAGE_DIR / room).glob("*/__init__.py")} == set(INNER_LAYERS[room])
 
 
 @every_file(PACKAGE_FILES)
-def test_lower_floors_need_little_from_outside(path: Path) -> None:
+def test_lower_layers_need_little_from_outside(path: Path) -> None:
     room = room_of(path)
     allowed = OUTSIDE.get(room, set())
     for line, kind, parts in imports_of(path, tree_of(path)):
-        if kind == "outside" and FLOORS.get(room, 10) <= FLOORS["storage"]:
+        if kind == "outside" and LAYERS.get(room, 10) <= LAYERS["storage"]:
             assert parts[0] in sys.stdlib_module_names | allowed | {"__future__"}, f"{relative(path)}:{line}"
 
 

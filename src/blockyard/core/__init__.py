@@ -1,6 +1,6 @@
 """The control plane: pool, prefix index, sequences, manager. It decides and never touches a tensor.
 
-From the bottom up, a room at a time (docs/architecture.md has a line on every file):
+From the bottom up (docs/architecture.md has a line on every file):
 
     arrays, gate, refusing     integer arrays; one call at a time; what cannot be copied
     tokens                     what a caller gives as tokens or numbers, checked and packed

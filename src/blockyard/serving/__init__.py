@@ -5,7 +5,7 @@
 
     Server(Engine.from_pretrained("path/to/model"), ServerOptions(model_name="my-model", port=8000)).run()
 
-Read it in this order, a room at a time; a room imports only from those before it:
+Read it in this order; a folder imports only from those before it:
 
     errors, limits    what clients are told, and what they may ask for
     openai/           requests and answers in OpenAI's words
