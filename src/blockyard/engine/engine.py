@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,20 @@ from ..arguments import require_int
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, InvariantError
 from ..progress import WorkBar
+from ..sizing.memory import require_utilization
 from ..storage import KVCache
 from .beams.batch import BeamBatch
 from .beams.hypotheses import BeamOptions
 from .beams.search import BeamSearch
 from .borrowing import BorrowedModel
+from .cache_options import checked_options
 from .decoding.sampler import Asked, Choice, StepSampler
 from .decoding.speculation import PromptLookup, require_speculation
 from .intake import Intake
+from .memory.account import EngineMemory, swap_blocks, weights_bytes
+from .memory.finding import MemoryFinder
+from .memory.largest_step import StepSizes
+from .memory.meter import meter_of
 from .model import load_model
 from .probe import probe_model
 from .prompts import Prompt, encode_prompt
@@ -31,8 +39,6 @@ from .scheduling.preemption import Preemption
 from .scheduling.scheduler import Scheduler
 from .scheduling.step import Row, ScheduledStep
 
-#: KV memory taken when num_blocks is not given. Memory that is never used is never touched on CPU.
-_DEFAULT_KV_BYTES = 2**30
 _MAX_PRIORITY = 2**20
 
 
@@ -43,20 +49,27 @@ class Engine:
         all tokens or a sliding window, in every layer: Llama, Qwen2, Qwen3, Mistral, Gemma3 and their like. It is
         borrowed: its attention is switched during a step and put back afterwards.
     tokenizer: the model's; None if all prompts are token ids.
-    num_blocks, block_size: the pool; if num_blocks is None, 1 GiB of keys and values.
+    num_blocks, block_size: the pool. If num_blocks is None, the engine finds out how many blocks fit: on CUDA it runs
+        the largest step and takes what `gpu_memory_utilization` leaves; on a CPU it takes 1 GiB of keys and values.
+    gpu_memory_utilization: share of a CUDA device's memory that may be in use in all, by other processes too.
     max_num_seqs: sequences that run at once. max_num_batched_tokens: tokens computed in one step, at least
         max_num_seqs; a longer prompt is computed in chunks.
     max_model_len: tokens of the longest sequence; the model's own limit if None.
     enable_prefix_caching: whether prompts take the blocks of earlier ones with the same beginning.
     num_cpu_blocks: blocks of a pool in CPU memory, which keeps what the pool evicts; 0 for none.
+    swap_space_bytes: the same pool by its size in bytes; give one of the two.
+    cache_options: further fields of the cache's config (`CACHE_OPTIONS`): eviction_policy, track_misses, ...
+    clock: seconds, told to the cache in every step: for residency, the history and the expiry of `retain`.
     preemption: where a sequence goes that makes room: "recompute" or "swap" (needs num_cpu_blocks).
     speculation: `PromptLookup` to try several tokens a step; the tokens are the same with and without.
     attention_backend: "auto" for the first that is installed and can serve the tensors, or the name of one
         (`attention.backends`): flash_attention_3, flashinfer, flash_attention_2, torch_varlen, sdpa.
 
-    `cache` is the manager and `kv_cache` the tensors, to look at. Keys and values have the model's dtype and device.
-    Not safe for use by several threads at once. Raises `InvalidArgument` for sizes outside their limits, `ModelError`
-    for a model that the engine cannot serve.
+    `cache` is the manager, `kv_cache` the tensors and `memory` the sum of bytes, to look at. Keys and values have the
+    model's dtype and device. Not safe for use by several threads at once.
+
+    Raises `InvalidArgument` for sizes outside their limits or too large for the device, `ModelError` for a model that
+    the engine cannot serve.
     """
 
     def __init__(
@@ -70,10 +83,14 @@ class Engine:
         max_num_batched_tokens: int = 512,
         max_model_len: int | None = None,
         enable_prefix_caching: bool = True,
+        gpu_memory_utilization: float = 0.9,
         num_cpu_blocks: int = 0,
+        swap_space_bytes: int = 0,
         preemption: str = "recompute",
         speculation: PromptLookup | None = None,
         attention_backend: str = "auto",
+        cache_options: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._borrowed = BorrowedModel(model)
         self.shape = probe_model(self._borrowed, max_model_len)
@@ -81,29 +98,43 @@ class Engine:
         require_speculation(speculation)
         spec = self.shape.spec(block_size, self._borrowed.dtype)
         config = spec.cache_config(
-            max(2, _DEFAULT_KV_BYTES // spec.bytes_per_block) if num_blocks is None else num_blocks,
+            2 if num_blocks is None else num_blocks,
             max_num_seqs=max_num_seqs,
             max_model_len=self.shape.max_model_len,
-            num_cpu_blocks=num_cpu_blocks,
+            num_cpu_blocks=swap_blocks(swap_space_bytes, num_cpu_blocks, spec),
             enable_prefix_caching=enable_prefix_caching,
+            **checked_options(cache_options),
         )
+        require_utilization(gpu_memory_utilization)
         _require_budget(max_num_batched_tokens, max_num_seqs)
-        way = Preemption.parse(preemption, num_cpu_blocks)
+        way = Preemption.parse(preemption, config.num_cpu_blocks)
+        tensors = {
+            "num_layers": self.shape.num_layers,
+            "num_kv_heads": self.shape.num_kv_heads,
+            "head_size": self.shape.head_size,
+            "dtype": self._borrowed.dtype,
+            "device": self._borrowed.device,
+            "layer_groups": [group.layers for group in spec.page_groups],
+        }
+
+        def make_runner(kv_cache: KVCache) -> ModelRunner:
+            return ModelRunner(self._borrowed, kv_cache, config.max_model_len, attention_backend)
+
+        weights = weights_bytes(self._borrowed.model)
+        if num_blocks is None:
+            finder = MemoryFinder(spec, config, tensors, make_runner, weights, gpu_memory_utilization)
+            drafts = 0 if speculation is None else speculation.num_tokens
+            sizes = StepSizes(max_num_batched_tokens, max_num_seqs, config.max_model_len, 1 + drafts)
+            found, self.memory = finder.find(meter_of(self._borrowed.device), sizes)
+            config = replace(config, num_blocks=found)
+        else:
+            self.memory = EngineMemory(str(self._borrowed.device), weights, config.num_blocks * spec.bytes_per_block)
         self.cache = KVCacheManager(config)
-        self.kv_cache = KVCache(
-            config.num_blocks,
-            block_size,
-            self.shape.num_layers,
-            self.shape.num_kv_heads,
-            self.shape.head_size,
-            dtype=self._borrowed.dtype,
-            device=self._borrowed.device,
-            layer_groups=[group.layers for group in spec.page_groups],
-            num_cpu_blocks=num_cpu_blocks,
-        )
-        self._runner = ModelRunner(self._borrowed, self.kv_cache, config.max_model_len, attention_backend)
+        self.kv_cache = KVCache(config.num_blocks, block_size, num_cpu_blocks=config.num_cpu_blocks, **tensors)
+        self._runner = make_runner(self.kv_cache)
         self._scheduler = Scheduler(self.cache, max_num_batched_tokens, way)
         self._intake = Intake(self.shape, tokenizer, self._scheduler.limits, speculation)
+        self._clock = clock
         #: Ids of the requests that computed something in the last step, also if it raised.
         self.last_step_ids: tuple[int, ...] = ()
         #: Tokens that speculation proposed, and those that the model confirmed, since the engine was made.
@@ -202,6 +233,7 @@ class Engine:
             searches.append(BeamSearch(token_ids, options, self.shape.eos_token_ids))
             batch.require_fits(name, searches[-1])
         try:
+            self.cache.advance_time(self._clock())
             batch.run(searches)
         except BaseException:
             self._recover(keep=False)
@@ -275,6 +307,7 @@ class Engine:
         before the step. Either way nothing that was not computed can be hit.
         """
         try:
+            self.cache.advance_time(self._clock())
             step = self._scheduler.schedule(only)
             self.last_step_ids = tuple(dict.fromkeys(row.branch.request.request_id for row in step.rows))
             if only is None and self.has_unfinished and not step.rows and not step.preempted:
