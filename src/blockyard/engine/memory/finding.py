@@ -49,7 +49,7 @@ class MemoryFinder:
             0,
             found.total_bytes,
             step_bytes=found.peak_bytes - found.before_bytes - trial,
-            outside_bytes=found.outside_bytes + found.before_bytes - self.weights,
+            outside_bytes=found.outside_bytes + max(found.before_bytes - self.weights, 0),
         )
         number = blocks_beside(memory, self.spec, self.gpu_memory_utilization)
         return number, replace(memory, kv_bytes=number * self.spec.bytes_per_block)
