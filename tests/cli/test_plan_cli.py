@@ -34,7 +34,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str,
 
 
 def folder_of(path: Path, config: dict[str, Any], **files: int) -> Path:
-    """A model's folder with *.safetensors of so many bytes."""
+    """A model's folder with *.safetensors of this many bytes."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     for name, size in files.items():

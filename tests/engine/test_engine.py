@@ -114,7 +114,7 @@ def test_a_tiny_pool_preempts_and_the_tokens_stay_the_same(llama: Any, num_block
     results = engine.generate(prompts, SamplingParams(max_tokens=40), on_step=watch)
     assert tokens_of(results) == reference_tokens(llama, prompts, 40)
     assert sum(result.num_preemptions for result in results) == num_preempted > 0
-    assert results[0].num_preemptions == 0  # the oldest is never set back for a younger one
+    assert results[0].num_preemptions == 0  # the oldest is never preempted for a younger one
     require_empty(engine)
 
 
@@ -243,7 +243,7 @@ def test_a_model_that_raises_leaves_the_cache_whole(llama: Any, call: int) -> No
     finally:
         hook.remove()
     require_empty(engine)
-    # What the broken step had half written is hit by nobody: the same engine gives the right tokens.
+    # What the broken step had half written is never hit: the same engine gives the right tokens.
     assert tokens_of(engine.generate(prompts, SamplingParams(max_tokens=8))) == expected
     require_empty(engine)
 

@@ -24,7 +24,7 @@ MIB = 2**20
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes engines find a device of so many bytes."""
+    """Makes engines find a device of a given size."""
 
     def use(total_bytes: int, model: Any, outside_bytes: int = 0) -> Any:
         meter = CpuMeter(total_bytes, weights_bytes(model), outside_bytes)

@@ -62,15 +62,7 @@ def add_cache_options(group: Any, max_num_seqs: int) -> None:
         help=f"completions that run at once; default: {max_num_seqs}",
     )
     add_step_budget(group)
-    tier = group.add_mutually_exclusive_group()
-    tier.add_argument("--swap-space", metavar="SIZE", help="of CPU memory to swap to, like 4GiB; default: none")
-    tier.add_argument("--num-cpu-blocks", type=int, default=0, metavar="N", help="the same in blocks")
-    group.add_argument(
-        "--preemption",
-        choices=("recompute", "swap"),
-        default="recompute",
-        help="what becomes of a sequence that must make room; swap needs --swap-space; default: recompute",
-    )
+    _add_swapping(group)
     group.add_argument(
         "--speculate", type=int, default=0, metavar="N", help="tokens to guess ahead from the prompt; default: none"
     )
@@ -82,6 +74,19 @@ def add_cache_options(group: Any, max_num_seqs: int) -> None:
     )
     group.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt from its beginning")
     _add_policy(group)
+
+
+def _add_swapping(group: Any) -> None:
+    """CPU memory beside the pool."""
+    tier = group.add_mutually_exclusive_group()
+    tier.add_argument("--swap-space", metavar="SIZE", help="of CPU memory to swap to, like 4GiB; default: none")
+    tier.add_argument("--num-cpu-blocks", type=int, default=0, metavar="N", help="the same in blocks")
+    group.add_argument(
+        "--preemption",
+        choices=("recompute", "swap"),
+        default="recompute",
+        help="what becomes of a sequence that must make room; swap needs --swap-space; default: recompute",
+    )
 
 
 def _add_policy(group: Any) -> None:

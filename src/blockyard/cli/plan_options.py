@@ -12,7 +12,7 @@ Plan the memory of an engine before it runs: from a model, GPUs and perhaps a tr
 requests of given lengths run at once, which hit rate to expect, which block size to take, and what one more GiB or a
 CPU tier would bring. Everything that is assumed is said at the end, with its numbers.
 
-Exit status: 0 if the model fits, 1 if it does not, 2 for what you can mend.
+Exit status: 0 if the model fits, 1 if it does not, 2 for what you can fix.
 """
 
 _EPILOG = """\

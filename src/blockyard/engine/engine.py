@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from ..arguments import require_int
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, InvariantError
 from ..progress import WorkBar
+from ..sizing import KVCacheSpec
 from ..sizing.memory import require_utilization
 from ..storage import KVCache
 from .beams.batch import BeamBatch
@@ -24,12 +24,12 @@ from .cache_options import checked_options
 from .decoding.sampler import Asked, Choice, StepSampler
 from .decoding.speculation import PromptLookup, require_speculation
 from .intake import Intake
-from .memory.account import EngineMemory, swap_blocks, weights_bytes
+from .memory.account import swap_blocks, weights_bytes
 from .memory.finding import MemoryFinder
 from .memory.largest_step import StepSizes
 from .memory.meter import meter_of
 from .model import load_model
-from .probe import probe_model
+from .probe import ModelShape, probe_model
 from .prompts import Prompt, encode_prompt
 from .request import Branch, Request
 from .results import Completion, GenerationResult, NewToken, StepReport
@@ -108,30 +108,18 @@ class Engine:
         require_utilization(gpu_memory_utilization)
         _require_budget(max_num_batched_tokens, max_num_seqs)
         way = Preemption.parse(preemption, config.num_cpu_blocks)
-        tensors = {
-            "num_layers": self.shape.num_layers,
-            "num_kv_heads": self.shape.num_kv_heads,
-            "head_size": self.shape.head_size,
-            "dtype": self._borrowed.dtype,
-            "device": self._borrowed.device,
-            "layer_groups": [group.layers for group in spec.page_groups],
-        }
-
-        def make_runner(kv_cache: KVCache) -> ModelRunner:
-            return ModelRunner(self._borrowed, kv_cache, config.max_model_len, attention_backend)
-
+        self._attention_backend = attention_backend
+        tensors = _tensors(self.shape, spec, self._borrowed)
         weights = weights_bytes(self._borrowed.model)
+        finder = MemoryFinder(spec, config, tensors, self._new_runner, weights, gpu_memory_utilization)
         if num_blocks is None:
-            finder = MemoryFinder(spec, config, tensors, make_runner, weights, gpu_memory_utilization)
-            drafts = 0 if speculation is None else speculation.num_tokens
-            sizes = StepSizes(max_num_batched_tokens, max_num_seqs, config.max_model_len, 1 + drafts)
-            found, self.memory = finder.find(meter_of(self._borrowed.device), sizes)
-            config = replace(config, num_blocks=found)
+            sizes = StepSizes.of(config, max_num_batched_tokens, speculation)
+            config, self.memory = finder.find(meter_of(self._borrowed.device), sizes)
         else:
-            self.memory = EngineMemory(str(self._borrowed.device), weights, config.num_blocks * spec.bytes_per_block)
+            self.memory = finder.given()
         self.cache = KVCacheManager(config)
         self.kv_cache = KVCache(config.num_blocks, block_size, num_cpu_blocks=config.num_cpu_blocks, **tensors)
-        self._runner = make_runner(self.kv_cache)
+        self._runner = self._new_runner(self.kv_cache)
         self._scheduler = Scheduler(self.cache, max_num_batched_tokens, way)
         self._intake = Intake(self.shape, tokenizer, self._scheduler.limits, speculation)
         self._clock = clock
@@ -140,6 +128,9 @@ class Engine:
         #: Tokens that speculation proposed, and those that the model confirmed, since the engine was made.
         self.num_drafted_tokens = 0
         self.num_accepted_tokens = 0
+
+    def _new_runner(self, kv_cache: KVCache) -> ModelRunner:
+        return ModelRunner(self._borrowed, kv_cache, self.shape.max_model_len, self._attention_backend)
 
     @classmethod
     def from_pretrained(
@@ -202,7 +193,7 @@ class Engine:
     ) -> list[Completion]:
         """The likeliest continuations of a prompt, best first: `num_beams` of them; see `BeamOptions` for the rest.
 
-        Raises `NeverFits` if an empty cache could not hold so many beams, `InvalidArgument` for values outside their
+        Raises `NeverFits` if an empty cache could not hold the beams, `InvalidArgument` for values outside their
         limits or while requests are unfinished.
         """
         options = BeamOptions(num_beams, max_tokens, length_penalty, early_stopping)
@@ -296,14 +287,14 @@ class Engine:
 
     @property
     def num_preemptions(self) -> int:
-        """How often a sequence was set back to make room, since the engine was made."""
+        """How often a sequence was preempted to make room, since the engine was made."""
         return self._scheduler.num_preemptions
 
     def step(self, *, only: Collection[int] | None = None, keep_on_error: bool = False) -> StepReport:
         """Run one step: schedule, compute, choose tokens, and end what is finished.
 
         only: ids of the requests that take part; the others sit still. If it raises, every request is dropped and its
-        blocks are freed; with keep_on_error they are set back instead (`set_back`), with the tokens that they had
+        blocks are freed; with keep_on_error they are queued again instead (`set_back`), with the tokens that they had
         before the step. Either way nothing that was not computed can be hit.
         """
         try:
@@ -412,6 +403,18 @@ class Engine:
         if self.has_unfinished:
             number = len(self._scheduler.requests())
             raise InvalidArgument(f"{call}: {number} requests of add_request are unfinished; step them first")
+
+
+def _tensors(shape: ModelShape, spec: KVCacheSpec, borrowed: BorrowedModel) -> dict[str, Any]:
+    """What `KVCache` takes beside numbers of blocks and their size."""
+    return {
+        "num_layers": shape.num_layers,
+        "num_kv_heads": shape.num_kv_heads,
+        "head_size": shape.head_size,
+        "dtype": borrowed.dtype,
+        "device": borrowed.device,
+        "layer_groups": [group.layers for group in spec.page_groups],
+    }
 
 
 def _forks(branch: Branch) -> bool:

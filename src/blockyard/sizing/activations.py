@@ -1,6 +1,6 @@
 """What the largest step of an engine takes on a GPU beside weights and blocks: from a config and the tokens of a step.
 
-An engine measures it, by running that step without a cache; this says it beforehand. Constants are measured, and
+An engine measures it, by running that step without a cache; this says it in advance. Constants are measured, and
 `docs/sizing.md` says on what, beside published figures that had no part in them.
 """
 

@@ -33,26 +33,32 @@ class MemoryFinder:
     weights: int
     gpu_memory_utilization: float
 
-    def find(self, meter: Meter | None, sizes: StepSizes) -> tuple[int, EngineMemory]:
-        """Blocks, and the sum that they come from. meter: of the device; None for a CPU, where no step is run.
+    def given(self) -> EngineMemory:
+        """The sum for the blocks that the config has."""
+        return self._with_blocks(self.config.num_blocks)
 
-        Raises `InvalidArgument` if the step, or two blocks beside it, do not fit.
+    def find(self, meter: Meter | None, sizes: StepSizes) -> tuple[CacheConfig, EngineMemory]:
+        """The config with as many blocks as fit, and the sum that they come from.
+
+        meter: of the device; None for a CPU, where no step is run. Raises `InvalidArgument` if the step, or two blocks
+        beside it, do not fit.
         """
-        name = str(self.tensors["device"])
         if meter is None:
             number = cpu_blocks(self.spec)
-            return number, EngineMemory(name, self.weights, number * self.spec.bytes_per_block)
-        found, trial = self._run(meter, sizes)
-        memory = EngineMemory(
-            name,
-            self.weights,
-            0,
-            found.total_bytes,
-            step_bytes=found.peak_bytes - found.before_bytes - trial,
+            return replace(self.config, num_blocks=number), self._with_blocks(number)
+        found, trial_bytes = self._run(meter, sizes)
+        memory = replace(
+            self._with_blocks(0),
+            total_bytes=found.total_bytes,
+            step_bytes=found.peak_bytes - found.before_bytes - trial_bytes,
             outside_bytes=found.outside_bytes + max(found.before_bytes - self.weights, 0),
         )
         number = blocks_beside(memory, self.spec, self.gpu_memory_utilization)
-        return number, replace(memory, kv_bytes=number * self.spec.bytes_per_block)
+        kv_bytes = number * self.spec.bytes_per_block
+        return replace(self.config, num_blocks=number), replace(memory, kv_bytes=kv_bytes)
+
+    def _with_blocks(self, number: int) -> EngineMemory:
+        return EngineMemory(str(self.tensors["device"]), self.weights, number * self.spec.bytes_per_block)
 
     def _run(self, meter: Meter, sizes: StepSizes) -> tuple[DeviceUse, int]:
         """What the largest step took, and how much of it was the cache that it ran over."""

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...config import CacheConfig
 from ...groups import LayerGroup
 from ...storage import KVCache
 from ..attention.interface import GroupRows, IntArray, StepShape
 from ..decoding.sampler import Asked, StepSampler
+from ..decoding.speculation import PromptLookup
 from ..moves import MoveQueue
 from ..runner import ForwardBatch, ModelRunner
 from ..sampling import SamplingParams
@@ -30,6 +32,12 @@ class StepSizes:
     max_num_seqs: int
     max_model_len: int
     logits_per_seq: int = 1
+
+    @classmethod
+    def of(cls, config: CacheConfig, max_num_batched_tokens: int, speculation: PromptLookup | None) -> StepSizes:
+        """Of an engine with this cache."""
+        logits = 1 if speculation is None else 1 + speculation.num_tokens
+        return cls(max_num_batched_tokens, config.max_num_seqs, config.max_model_len, logits)
 
     def __str__(self) -> str:
         """In words."""

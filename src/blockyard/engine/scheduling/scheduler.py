@@ -18,7 +18,7 @@ from .preemption import Preemption, Preemptor
 from .prefixes import PrefixesInProgress
 from .step import Row, ScheduledStep
 
-#: What one level of priority is worth: so many steps of waiting.
+#: Steps of waiting that one level of priority is worth.
 STEPS_PER_PRIORITY = 256
 
 
@@ -27,14 +27,14 @@ class Scheduler:
 
     A step computes at most `max_num_batched_tokens` tokens. Sequences that decode come first, a token each; what is
     left of the budget goes to prompts in order, cut into chunks where it ends (chunked prefill: Agrawal et al., OSDI
-    2024), then to new requests, as the cache admits them, and what nobody else wants to drafts. A sequence whose
+    2024), then to new requests, as the cache admits them, and what is left to drafts. A sequence whose
     prefix another one is still computing skips the step, or is not admitted yet (`prefixes`).
 
-    When a running sequence gets no block, drafts are given up first; then one that goes after it is set back
+    When a running sequence gets no block, drafts are dropped first; then one that goes after it is preempted
     (`preemption`) and waits in its old place.
 
-    Nothing starves. `CacheLimits` refuses what would not fit an empty cache; nobody is admitted past the one who is
-    next, unless that one waits for a prefix that a running one computes; and nobody is set back for one who goes after
+    Nothing starves. `CacheLimits` refuses what would not fit an empty cache; none is admitted past the one that is
+    next, unless that one waits for a prefix that a running one computes; and none is preempted for one that goes after
     it. A priority counts as `STEPS_PER_PRIORITY` steps of waiting for each level, so that a stream of urgent requests
     holds a patient one up for so long and no longer. The order of two requests never changes.
     """
@@ -76,7 +76,7 @@ class Scheduler:
         return dropped[0].request if dropped else None
 
     def abort_all(self) -> None:
-        """Drop every request. What a broken step had reserved is given back, and none of it can be hit."""
+        """Drop every request. What a broken step had reserved is freed, and none of it can be hit."""
         self.retire(list(self._all()))
 
     def retire(self, branches: list[Branch]) -> None:

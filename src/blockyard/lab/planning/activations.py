@@ -56,7 +56,7 @@ class Activations:
         return found
 
     def bytes_on(self, ranks: int) -> int:
-        """Bytes on each of so many GPUs."""
+        """Bytes on each of the GPUs that share the model."""
         memory = self._memory(ranks)
         if memory is not None:
             return memory.total_bytes

@@ -100,7 +100,7 @@ def _windows(spec: KVCacheSpec) -> list[str]:
         return []
     names = ", ".join(str(window) for window in windows)
     return [
-        f"Layers with a window (of {names} tokens) give back blocks that fall behind it; requests are counted while "
+        f"Layers with a window (of {names} tokens) free blocks that fall behind it; requests are counted while "
         f"they decode, and a chunk of a prompt holds its own blocks in these layers besides, for its step.",
         f"The engine manages the pool by {len(spec.groups)} layer group{'s' * (len(spec.groups) > 1)}; one without "
         f"layer groups keeps every token in every layer.",

@@ -183,7 +183,7 @@ class _Budgets:
     blocks_each: int
 
     def left(self, more_blocks: int = 0) -> CacheBudgetAdvice:
-        """Of the pool without its null block, and so many more."""
+        """Of the pool without its null block, and that number more."""
         return advise_cache_budget(max(self.num_blocks - 1, 0) + more_blocks, self.running, self.blocks_each)
 
     def hits(self, references: References | None, policy: str, cpu_blocks: int) -> HitForecast | None:
@@ -206,7 +206,7 @@ class _Budgets:
 
 
 def _budgets(given: Situation, num_blocks: int) -> _Budgets | None:
-    """None where nobody knows how many requests are at work."""
+    """None where it is not known how many requests are at work."""
     if given.running is None:
         return None
     each = given.spec.peak_sequence_blocks(max(round(given.mean_tokens), 1))

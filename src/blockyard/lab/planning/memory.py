@@ -90,7 +90,7 @@ class GpuAssumptions:
 
 
 def cached_tokens(spec: KVCacheSpec, num_blocks: int) -> int:
-    """Tokens whose keys and values, of every layer, so many blocks can keep. O(groups).
+    """Tokens whose keys and values, of every layer, that many blocks can keep. O(groups).
 
     Windows are not used: each token takes its share of a block in every group, so the answer is never too large.
     """

@@ -126,7 +126,7 @@ GAUGES: Readings = {
 COUNTERS: Readings = {
     "vllm:prefix_cache_queries": ("Prompt tokens looked up.", lambda seen: seen.stats.num_prompt_tokens),
     "vllm:prefix_cache_hits": ("Prompt tokens found.", lambda seen: seen.stats.num_hit_tokens),
-    "vllm:num_preemptions": ("Requests set back to make room.", lambda seen: seen.num_preemptions),
+    "vllm:num_preemptions": ("Sequences preempted to make room.", lambda seen: seen.num_preemptions),
     "blockyard:kv_blocks_evicted": ("Cached blocks taken for others.", lambda seen: seen.stats.num_evicted_blocks),
     "blockyard:kv_blocks_copied": ("Blocks copied on write.", lambda seen: seen.stats.num_copied_blocks),
     "blockyard:failed_steps": ("Steps in which something raised.", lambda seen: seen.num_failed_steps),
