@@ -442,9 +442,9 @@ def test_without_num_blocks_the_pool_takes_a_gibibyte(llama: Any) -> None:
     assert 2**30 - engine.kv_cache.bytes_per_block < engine.kv_cache.num_bytes <= 2**30
 
 
-def test_what_the_docs_show_runs() -> None:
+def test_what_the_docs_show_runs(capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "docs" / "engine.md").read_text()
-    requests, wiring = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    requests, wiring, watched = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {}
     exec(requests, names)
     assert names["engine"].cache.num_used_blocks == 0
@@ -452,3 +452,7 @@ def test_what_the_docs_show_runs() -> None:
     exec(wiring, names)
     assert names["cache"].num_used_blocks == 0
     assert names["keys"].shape == (2, 48, 4, 8)
+    capsys.readouterr()
+    exec(watched, names)
+    said = re.findall(r"print\(.*\)  # (.*)", watched)
+    assert capsys.readouterr().out.splitlines() == said

@@ -15,6 +15,7 @@ from blockyard import InvalidArgument
 from blockyard.engine import Engine, PromptLookup, SamplingParams
 from blockyard.engine import engine as engine_module
 from blockyard.engine.memory.account import CPU_KV_BYTES, EngineMemory, weights_bytes
+from blockyard.engine.memory.meter import DeviceUse, meter_of
 
 from ..support.memory_meter import CpuMeter, peak_of
 from ..support.tiny_models import mixed_prompts, reference_tokens, tiny_model, tokens_of
@@ -135,6 +136,33 @@ def test_a_step_that_the_device_cannot_hold_names_what_makes_it_smaller(monkeypa
 def test_a_share_is_above_0_and_at_most_1(share: Any) -> None:
     with pytest.raises(InvalidArgument, match="gpu_memory_utilization"):
         Engine(tiny_model("llama-gqa"), gpu_memory_utilization=share)
+
+
+def test_the_counters_of_cuda_are_read_around_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its arithmetic, on counters made up; `test_cuda` has the real ones."""
+    calls: list[str] = []
+    counters = {"memory_allocated": 300, "max_memory_allocated": 750, "memory_reserved": 320}
+    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats", *counters):
+
+        def note(*_: Any, name: str = name) -> int:
+            calls.append(name)
+            return counters.get(name, 0)
+
+        monkeypatch.setattr(torch.cuda, name, note)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (calls.append("mem_get_info"), (600, 1000))[1])
+    meter = meter_of(torch.device("cuda"))
+    assert meter is not None
+    assert meter(lambda: calls.append("work")) == DeviceUse(1000, 80, 300, 750)
+    at = calls.index("work")
+    assert calls[:at] == ["synchronize", "empty_cache", "reset_peak_memory_stats", "memory_allocated"]
+    assert calls[at + 1 :] == [
+        "synchronize",
+        "max_memory_allocated",
+        "empty_cache",
+        "mem_get_info",
+        "memory_reserved",
+    ]
+    assert meter_of(torch.device("cpu")) is None
 
 
 # ---------------------------------------------------------------- on a CPU, and where blocks are given
