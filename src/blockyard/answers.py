@@ -27,7 +27,8 @@ class SeqStatus(IntEnum):
 
     #: It has its slots.
     SCHEDULED = 0
-    #: Not enough free blocks; nothing changed for it. Preempt a sequence, or try again later.
+    #: Not enough free blocks; nothing changed for it. Preempt a sequence, or try again later. A sequence with a sliding
+    #: window that runs alone needs a shorter chunk instead.
     NO_BLOCKS = 1
     #: Blocks it hit are still being computed by another sequence that has no slots in this step. Skip a step.
     WAITS_FOR_PREFIX = 2

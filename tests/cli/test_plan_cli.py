@@ -14,6 +14,9 @@ from blockyard.cli.main import main
 from blockyard.sizing.known_models import known_model, known_names
 
 LLAMA = known_model("llama-3.1-8b").config
+#: Round amounts, for plans worked out by hand.
+ROUND = ("--gpu-memory", "80GiB", "--activations", "2GiB")
+ROUND_24 = ("--gpu-memory", "24GiB", "--activations", "2GiB")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -31,7 +34,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str,
 
 
 def folder_of(path: Path, config: dict[str, Any], **files: int) -> Path:
-    """A model's folder with *.safetensors of so many bytes."""
+    """A model's folder with *.safetensors of this many bytes."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     for name, size in files.items():
@@ -79,7 +82,7 @@ def test_lengths_as_people_write_them() -> None:
 
 
 def test_the_numbers_of_a_known_model(capsys: pytest.CaptureFixture[str]) -> None:
-    report = as_json(capsys, "llama-3.1-8b", "--lengths", "8k")
+    report = as_json(capsys, "llama-3.1-8b", "--lengths", "8k", *ROUND)
     # 80 * 0.9 GiB - 8,030,261,248 * 2 - 2 GiB, in blocks of 2 MiB; 28,180 / 500 = 56.
     assert report["memory"]["weight_bytes"] == 16_060_522_496
     assert report["memory"]["usable_bytes"] == 72 * 2**30
@@ -93,7 +96,7 @@ def test_the_numbers_of_a_known_model(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_text_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(
-        capsys, "llama-3.1-8b", "--trace", "small", "--gpu-memory", "24GiB", "--cpu-memory", "4GiB", "--running", 4
+        capsys, "llama-3.1-8b", "--trace", "small", *ROUND_24, "--cpu-memory", "4GiB", "--running", 4
     )
     assert (status, err) == (0, "")
     lines = out.splitlines()
@@ -121,7 +124,7 @@ def test_hits_are_those_of_the_curve(capsys: pytest.CaptureFixture[str]) -> None
     from blockyard.lab.references import read_references
     from blockyard.lab.traces import open_trace
 
-    report = as_json(capsys, "llama-3.1-8b", "--trace", "small", "--gpu-memory", "24GiB", "--running", 4)
+    report = as_json(capsys, "llama-3.1-8b", "--trace", "small", *ROUND_24, "--running", 4)
     hits = lru_hits(read_references(open_trace("small")))
     assert report["hits"]["expected"]["num_blocks"] == report["cache_budget"]["num_blocks"] == 1794
     assert report["hits"]["expected"]["hit_rate"] == hits[1794] / 34_337
@@ -159,7 +162,7 @@ def test_damaged_lines_of_a_trace_are_told(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_replicas(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = run(capsys, "llama-3.1-70b", "--gpus", 8, "--tensor-parallel", 4)
+    status, out, _ = run(capsys, "llama-3.1-70b", "--gpus", 8, "--tensor-parallel", 4, *ROUND)
     assert status == 0
     assert out.startswith("llama-3.1-70b on 8 GPUs: 2 replicas of 4 GPUs\n")
     # 72 - 141,107,412,992 / 4 / 2**30 - 2 = 37.146 GiB of 1.25 MiB: 30,429 blocks, 243 requests of 125.
@@ -167,7 +170,7 @@ def test_replicas(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_does_not_fit_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, err = run(capsys, "llama-3.1-70b")
+    status, out, err = run(capsys, "llama-3.1-70b", *ROUND)
     assert (status, err) == (1, "")
     assert "  missing                    61.42 GiB" in out.splitlines()
     assert "The smallest that does is --tensor-parallel 2." in out.replace("\n", " ")
@@ -183,13 +186,36 @@ def test_a_length_that_does_not_fit_is_marked(capsys: pytest.CaptureFixture[str]
 
 
 def test_windows_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = run(capsys, "gpt-oss-20b", "--gpu-memory", "24GiB", "--lengths", "32k")
-    # 21.6 GiB - 13,761,264,768 - 2 GiB in blocks of 384 KiB: 18,524. 32,000 / 16 and 9 of the window: 9 times 2,009.
+    status, out, _ = run(capsys, "gpt-oss-20b", *ROUND_24, "--lengths", "32k")
+    # 21.6 GiB - 14,438,087,808 - 2 GiB in blocks of 384 KiB: 16,803. 32,000 / 16 and 9 of the window: 8 times 2,009.
     lines = out.splitlines()
     assert status == 0
-    assert "  a length asked for            32,000         2,009         9" in lines
-    assert "  tokens                       148,184  if every layer keeps all of them" in lines  # 18,523 * 8
-    assert "  - The weights are gpt-oss-20b's as published, in more than one type." in lines
+    assert "  a length asked for            32,000         2,009         8" in lines
+    assert "  tokens                       134,416  if every layer keeps all of them" in lines  # 16,802 * 8
+    assert any(
+        line.startswith("  - The weights are gpt-oss-20b's as an engine holds them, in several") for line in lines
+    )
+
+
+def test_what_cuda_gives_and_what_a_step_takes_are_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    report = as_json(capsys, "llama-3.1-8b")
+    assert report["memory"]["total_bytes"] == int(79.19 * 2**30)  # an H100
+    # 8,192 tokens of 4,096 * 2 bytes and 1,024 * 128,256 logits of 2 + 12.9 bytes, and 0.25 GiB.
+    sampling = 8192 * 4096 * 2 + 1024 * 128_256 * 149 // 10
+    assert report["memory"]["activation_bytes"] == sampling + 2**28
+    assert any("a step of 8,192 tokens that samples for 1,024 sequences" in line for line in report["assumptions"])
+    report = as_json(capsys, "llama-3.1-8b", "--gpu", "RTX 4090")
+    # 2,048 tokens of (3 * 14,336 + 4.25 * 4,096) * 2 bytes are less than sampling for 256 sequences.
+    assert report["memory"]["activation_bytes"] == 2048 * 4096 * 2 + 256 * 128_256 * 149 // 10 + 2**28
+    report = as_json(capsys, "llama-3.1-8b", "--gpu", "l4", "--max-num-batched-tokens", 20_000, "--max-num-seqs", 1)
+    assert report["memory"]["activation_bytes"] == 20_000 * 2 * (3 * 14_336 + 17_408) + 2**28
+
+
+def test_every_known_model_has_its_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in known_names():
+        status, out, err = run(capsys, name, "--tensor-parallel", 1, "--json")
+        assert (status in (0, 1), err) == (True, "")
+        assert json.loads(out)["memory"]["weight_bytes"] > 0
 
 
 def test_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,6 +237,17 @@ def test_weights_are_those_of_the_folder(tmp_path: Path, capsys: pytest.CaptureF
     assert as_json(capsys, folder, "--weights", "1GiB")["memory"]["weight_bytes"] == 2**30
 
 
+def test_weights_are_counted_from_a_config_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_of(tmp_path / "mine", LLAMA)
+    report = as_json(capsys, folder)
+    assert report["memory"]["weight_bytes"] == 2 * 8_030_261_248
+    assert report["assumptions"][0] == "The weights are 8,030,261,248 parameters of 2 bytes (bfloat16)."
+    assert as_json(capsys, folder, "--dtype", "fp8")["memory"]["weight_bytes"] == 8_030_261_248
+    narrow = {key: value for key, value in LLAMA.items() if key not in ("vocab_size", "intermediate_size")}
+    report = as_json(capsys, folder_of(tmp_path / "narrow", narrow), "--weights", "1GiB")
+    assert any("a guess, since the model's widths are not known" in line for line in report["assumptions"])
+
+
 def test_types_of_weights_and_cache(capsys: pytest.CaptureFixture[str]) -> None:
     def bytes_of(*options: str) -> tuple[int, int]:
         report = as_json(capsys, *options)
@@ -221,7 +258,7 @@ def test_types_of_weights_and_cache(capsys: pytest.CaptureFixture[str]) -> None:
     assert bytes_of("llama-3.1-8b", "--dtype", "fp8") == (parameters, token)
     assert bytes_of("llama-3.1-8b", "--cache-dtype", "fp8") == (2 * parameters, token // 2)
     assert bytes_of("smollm2-135m", "--dtype", "float32") == (4 * 134_515_008, 2 * 23_040)
-    assert bytes_of("gpt-oss-20b") == (13_761_264_768, 49_152)
+    assert bytes_of("gpt-oss-20b") == (14_438_087_808, 49_152)
     assert as_json(capsys, "deepseek-v3", "--tensor-parallel", 16)["memory"]["weight_bytes"] == 41_939_151_200
 
 
@@ -234,7 +271,8 @@ BAD = [
         "model is 'lama-3.1-8b'; it must be a model's folder, a config.json, or a known name; close are",
     ),
     ((), "MODEL is missing"),
-    (("qwen3-next-80b",), "--weights is missing; the size of qwen3-next-80b's weights is not known here"),
+    (("llama-3.1-8b", "--gpu", "h1000"), "gpu is 'h1000'; known are h100, "),
+    (("llama-3.1-8b", "--max-num-batched-tokens", "0"), "max_num_batched_tokens is 0; it must be from 1"),
     (("llama-3.1-8b", "--gpus", "0"), "--gpus is 0; it must be at least 1"),
     (("llama-3.1-8b", "--tensor-parallel", "0"), "--tensor-parallel is 0; it must be at least 1"),
     (("llama-3.1-8b", "--gpus", "6", "--tensor-parallel", "4"), "--gpus is 6; it must be a multiple"),
@@ -267,12 +305,12 @@ def test_what_is_wrong_is_one_sentence(
 
 
 def test_folders_that_say_too_little(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bare = folder_of(tmp_path / "bare", LLAMA)
+    bare = folder_of(tmp_path / "bare", known_model("jamba-v0.1").config)
     fields = folder_of(tmp_path / "fields", {"torch_dtype": "bfloat16"}, model=1)
     typed = folder_of(tmp_path / "typed", LLAMA, model=1)
     (tmp_path / "empty").mkdir()
     for arguments, message in (
-        ((bare,), "--weights is missing; "),
+        ((bare,), "has no *.safetensors, and model_type is 'jamba'; its parameters cannot be counted here"),
         ((fields,), "num_hidden_layers is missing"),
         ((typed, "--dtype", "fp8"), "--dtype is 'fp8', and the *.safetensors"),
         ((tmp_path / "empty",), "config.json could not be read"),

@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 
 import torch
 
+from blockyard import InvalidArgument
 from blockyard.engine import Engine, SamplingParams
 from blockyard.engine.attention.backends import BACKENDS
 from blockyard.engine.attention.sdpa import SdpaBackend
@@ -110,3 +111,28 @@ def test_greedy_tokens_on_cuda_are_transformers() -> None:
     expected = reference_tokens(model, prompts, 12)
     results = Engine(model.to("cuda"), num_blocks=60).generate(prompts, SamplingParams(max_tokens=12))
     assert tokens_of(results) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_engine_takes_its_share_of_the_device_and_no_more(dtype: torch.dtype) -> None:
+    """What it said it would take, it takes: weights, blocks, and the largest step; then full batches run within it."""
+    model = tiny_model("llama-gqa", head_dim=64, max_position_embeddings=4096).to("cuda", dtype)
+    total = torch.cuda.mem_get_info()[1]
+    before = torch.cuda.memory_allocated()
+    engine = Engine(model, max_num_seqs=8, max_num_batched_tokens=1024, gpu_memory_utilization=0.5)
+    memory = engine.memory
+    assert memory.total_bytes == total
+    assert memory.step_bytes
+    assert memory.left_bytes is not None
+    assert abs(memory.left_bytes - total // 2) < 2 * engine.kv_cache.bytes_per_block
+    torch.cuda.reset_peak_memory_stats()
+    prompts = mixed_prompts((4000, 3900, 1500, 700, 30, 7, 64, 1), shared=64)
+    engine.generate(prompts, SamplingParams(max_tokens=20, logprobs=5, temperature=0.7))
+    taken = torch.cuda.max_memory_allocated() - before - engine.kv_cache.num_bytes
+    assert taken <= memory.step_bytes * 1.1  # the allocator rounds, and reuses pieces in another order
+    engine.cache.check()
+
+
+def test_a_device_that_is_full_is_refused_with_the_sum() -> None:
+    with pytest.raises(InvalidArgument, match="weights take"):
+        Engine(tiny_model("llama-gqa").to("cuda"), gpu_memory_utilization=1e-6)

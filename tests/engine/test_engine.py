@@ -114,7 +114,7 @@ def test_a_tiny_pool_preempts_and_the_tokens_stay_the_same(llama: Any, num_block
     results = engine.generate(prompts, SamplingParams(max_tokens=40), on_step=watch)
     assert tokens_of(results) == reference_tokens(llama, prompts, 40)
     assert sum(result.num_preemptions for result in results) == num_preempted > 0
-    assert results[0].num_preemptions == 0  # the oldest is never set back for a younger one
+    assert results[0].num_preemptions == 0  # the oldest is never preempted for a younger one
     require_empty(engine)
 
 
@@ -243,7 +243,7 @@ def test_a_model_that_raises_leaves_the_cache_whole(llama: Any, call: int) -> No
     finally:
         hook.remove()
     require_empty(engine)
-    # What the broken step had half written is hit by nobody: the same engine gives the right tokens.
+    # What the broken step had half written is never hit: the same engine gives the right tokens.
     assert tokens_of(engine.generate(prompts, SamplingParams(max_tokens=8))) == expected
     require_empty(engine)
 
@@ -442,9 +442,9 @@ def test_without_num_blocks_the_pool_takes_a_gibibyte(llama: Any) -> None:
     assert 2**30 - engine.kv_cache.bytes_per_block < engine.kv_cache.num_bytes <= 2**30
 
 
-def test_what_the_docs_show_runs() -> None:
+def test_what_the_docs_show_runs(capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "docs" / "engine.md").read_text()
-    requests, wiring = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    requests, wiring, watched = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {}
     exec(requests, names)
     assert names["engine"].cache.num_used_blocks == 0
@@ -452,3 +452,7 @@ def test_what_the_docs_show_runs() -> None:
     exec(wiring, names)
     assert names["cache"].num_used_blocks == 0
     assert names["keys"].shape == (2, 48, 4, 8)
+    capsys.readouterr()
+    exec(watched, names)
+    said = re.findall(r"print\(.*\)  # (.*)", watched)
+    assert capsys.readouterr().out.splitlines() == said

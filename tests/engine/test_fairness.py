@@ -1,4 +1,4 @@
-"""Nobody starves: not behind shorter requests, not behind more urgent ones, not for want of blocks."""
+"""No request starves: not behind shorter requests, not behind more urgent ones, not for want of blocks."""
 
 from __future__ import annotations
 
@@ -122,12 +122,12 @@ def test_everybody_ends_when_all_want_more_than_there_is(preemption: str) -> Non
 # ---------------------------------------------------------------- what can never be served
 
 
-def test_what_never_fits_is_known_beforehand() -> None:
+def test_what_never_fits_is_known_in_advance() -> None:
     config = CacheConfig(num_blocks=21, block_size=4, max_num_seqs=4, max_model_len=64, watermark=0.0)
     limits = Scheduler(KVCacheManager(config), 16).limits
     assert limits.max_new_tokens(10) == 54  # max_model_len
     assert limits.max_new_tokens(64) == limits.max_new_tokens(1000) == 0
-    assert limits.max_new_tokens(10, 4) == 54  # branches are set back one by one; each alone fits
+    assert limits.max_new_tokens(10, 4) == 54  # branches are preempted one by one; each alone fits
     assert limits.max_new_tokens(10, 5) == 0
     small = CacheConfig(num_blocks=6, block_size=4, max_num_seqs=4, max_model_len=64, watermark=0.0)
     limits = Scheduler(KVCacheManager(small), 16).limits

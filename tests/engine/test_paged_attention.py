@@ -21,6 +21,7 @@ import torch
 
 from blockyard import InvalidArgument
 from blockyard.engine import Engine, SamplingParams
+from blockyard.engine import engine as engine_module
 from blockyard.engine.attention import backends
 from blockyard.engine.attention.flash_attention import FlashAttention2, FlashAttention3, TorchVarlen
 from blockyard.engine.attention.flashinfer import FlashInfer
@@ -29,6 +30,7 @@ from blockyard.storage import KVCache
 
 from ..support import paged_kernels
 from ..support.attention_steps import own_block_size, random_step, run_step
+from ..support.memory_meter import CpuMeter
 from ..support.seeds import run_seed
 from ..support.tiny_models import mixed_prompts, reference_tokens, tiny_model, tokens_of
 
@@ -108,6 +110,21 @@ def test_an_engine_gives_transformers_tokens(backend: Any, shape: str, monkeypat
         tokens for tokens in tokens_of(results) for _ in range(2)
     ]
     engine.cache.check()
+
+
+@pytest.mark.parametrize("backend", PAGED, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("shape", ["llama-gqa", "gemma3"])
+def test_the_largest_step_runs_through_it(backend: Any, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The profile of an engine that finds its memory: tables of one block, as wide as the longest sequence's."""
+    monkeypatch.setattr(backend, "refusal", classmethod(lambda cls, kv_cache: None))
+    meter = CpuMeter(512 * 2**20)
+    monkeypatch.setattr(engine_module, "meter_of", lambda _: meter)
+    options = {"block_size": own_block_size(backend, 8), "max_num_seqs": 3, "attention_backend": backend.name}
+    engine = Engine(tiny_model(shape), max_num_batched_tokens=40, **options)
+    assert engine.attention_backend == backend.name
+    assert engine.memory.step_bytes
+    workspace = 128 * 2**20 if backend is FlashInfer else 0
+    assert 0 <= engine.memory.step_bytes - workspace < 4 * 2**20
 
 
 # ---------------------------------------------------------------- who is chosen

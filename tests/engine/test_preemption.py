@@ -119,7 +119,7 @@ def test_resumed_requests_find_their_own_blocks(llama: Any) -> None:
     require_empty(engine)
 
 
-# ---------------------------------------------------------------- who is set back
+# ---------------------------------------------------------------- who is preempted
 
 
 def running(cache: KVCacheManager, *sizes: tuple[int, int]) -> list[Branch]:
@@ -227,7 +227,7 @@ def break_at_call(model: Any, call: int) -> Any:
 
 @pytest.mark.parametrize("call", [1, 2, 5, 9, 14, 20])
 @pytest.mark.parametrize("way", ["recompute", "swap"])
-def test_a_broken_step_costs_nobody_a_token_if_the_requests_are_kept(llama: Any, way: str, call: int) -> None:
+def test_a_broken_step_costs_no_request_a_token_if_the_requests_are_kept(llama: Any, way: str, call: int) -> None:
     prompts = mixed_prompts((20, 9, 14, 22), shared=8)
     sampling = SamplingParams(max_tokens=12, n=2, temperature=1.0)
     options = {"num_blocks": 16, "block_size": 4, "max_num_seqs": 6, "max_num_batched_tokens": 16, **WAYS[way]}

@@ -117,7 +117,7 @@ def test_where_blocks_are_shared_only_when_computed_the_others_wait_for_them(cha
 
 
 @pytest.mark.parametrize("changes", WITHOUT_JOINING, ids=["cpu pool", "groups"])
-def test_nobody_waits_for_a_prefix_that_nobody_computes_any_more(changes: dict[str, Any]) -> None:
+def test_none_waits_for_a_prefix_that_none_computes_any_more(changes: dict[str, Any]) -> None:
     scheduler = make(budget=4, num_blocks=60, **changes)
     first = add(scheduler, 0, [*range(14), 50])
     second = add(scheduler, 1, [*range(14), 51])
@@ -182,7 +182,7 @@ def test_the_youngest_is_set_back_and_comes_back_first() -> None:
     finish(scheduler, step)
     while scheduler.requests():
         finish(scheduler, scheduler.schedule())
-    # What was chosen before it was set back is kept.
+    # What was chosen before it was preempted is kept.
     assert requests[2].token_ids == [*prompt_of(300, 8), *range(1308, 1316)]
     assert requests[2].request.num_cached_tokens == 0  # its own blocks, found again, are no prefix hit of the request
 

@@ -97,7 +97,7 @@ def test_drafts_never_pass_the_end_nor_the_budget(looping: Any) -> None:
     assert largest <= 7
 
 
-def test_nobody_is_set_back_for_a_guess(looping: Any) -> None:
+def test_none_is_preempted_for_a_guess(looping: Any) -> None:
     begun = mixed_prompts((9, 9))
     answers = reference_tokens(looping, begun, 30)
     prompts = [prompt + answer for prompt, answer in zip(begun, answers, strict=True)]

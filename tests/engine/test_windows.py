@@ -94,6 +94,26 @@ def test_what_never_fits_counts_the_windows() -> None:
     engine = Engine(tiny_model("mistral-window"), num_blocks=12, block_size=4, max_num_seqs=4, max_num_batched_tokens=4)
     # The window and a step reach into at most 7 blocks, however long the sequence: there are 11.
     assert engine.max_new_tokens(8) == 504
-    small = Engine(tiny_model("mistral-window"), num_blocks=7, block_size=4, max_num_seqs=4, max_num_batched_tokens=16)
-    with pytest.raises(NeverFits, match="10 blocks of 4; the cache can give one sequence 6"):
+    small = Engine(tiny_model("mistral-window"), num_blocks=6, block_size=4, max_num_seqs=4, max_num_batched_tokens=16)
+    message = (
+        r"6 blocks of 4, computed token by token \(max_num_batched_tokens is 16\); the cache can give one sequence 5"
+    )
+    with pytest.raises(NeverFits, match=message):
         small.add_request(mixed_prompts((8,))[0], SamplingParams(max_tokens=100))
+
+
+def test_a_chunk_that_does_not_fit_is_halved() -> None:
+    """A window of 21 and a chunk of 16 lie in at most 10 blocks, a chunk of 8 in 8, of 4 in 7, a single token in 6."""
+    model = tiny_model("mistral-window")
+    (prompt,) = mixed_prompts((60,))
+    num_steps = []
+    for num_blocks in (11, 9, 8, 7):
+        engine = Engine(model, num_blocks=num_blocks, block_size=4, max_num_seqs=4, max_num_batched_tokens=16)
+        reports: list[StepReport] = []
+        (result,) = engine.generate([prompt], SamplingParams(max_tokens=2), on_step=reports.append)
+        assert [result.token_ids] == reference_tokens(model, [prompt], 2)
+        assert sum(report.num_tokens for report in reports) == 61
+        assert engine.num_preemptions == engine.cache.num_used_blocks == 0
+        num_steps.append(len(reports))
+    assert num_steps[0] == 5  # 16, 16, 16, 12, and the answer's first token
+    assert num_steps == sorted(set(num_steps))  # the fewer blocks, the shorter the chunks

@@ -157,7 +157,7 @@ def with_trace(trace: Any, spec: KVCacheSpec = SMALL, **options: Any) -> Capacit
 
 
 def of_blocks(num_blocks: int, **options: Any) -> dict[str, Any]:
-    """A GPU with room for so many blocks."""
+    """A GPU with room for this many blocks."""
     return {
         "gpu_memory_gib": num_blocks / BLOCKS_A_GIB,
         "weights_gib": 0,

@@ -44,7 +44,7 @@ def _add_sampling(group: Any) -> None:
     share: dict[str, Any] = {"type": float, "metavar": "X"}
     group.add_argument("--max-tokens", default=128, help="new tokens at most; default: 128", **number)
     group.add_argument("--temperature", default=0.0, help="0 takes the likeliest token; default: 0", **share)
-    group.add_argument("--top-k", default=0, help="draw among so many tokens; default: all", **number)
+    group.add_argument("--top-k", default=0, help="draw among the N likeliest tokens; default: all", **number)
     group.add_argument("--top-p", default=1.0, help="draw among the likeliest that make this share", **share)
     group.add_argument("--min-p", default=0.0, help="leave out tokens less likely than this share of the best", **share)
     group.add_argument("--repetition-penalty", default=1.0, help="above 1: avoid what was said", **share)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -14,13 +15,23 @@ from ..engine import Engine, PromptLookup
 from ..engine.decoding.speculation import MAX_DRAFT
 from ..engine.model import demo_model_path
 from ..errors import ModelError
+from .amounts import parse_memory
 
 _DEMO_NAME = "SmolLM2-135M-Instruct"
+_CACHE_OPTIONS = (
+    "eviction_policy",
+    "watermark",
+    "retention_blocks",
+    "track_misses",
+    "residency_sample",
+    "history_size",
+)
 
 
 def engine_of(options: argparse.Namespace) -> tuple[Engine, str]:
     """The engine that the options ask for, and the model's name. Raises `ModelError` and `InvalidArgument`."""
     require_int("--speculate", options.speculate, 0, MAX_DRAFT)
+    swap_space = 0 if options.swap_space is None else parse_memory("--swap-space", options.swap_space)
     path = Path(options.model) if options.model else demo_model_path()
     with Console(file=sys.stderr).status("loading the model (a .gguf file is converted once, which takes a while)"):
         engine = Engine.from_pretrained(
@@ -33,11 +44,20 @@ def engine_of(options: argparse.Namespace) -> tuple[Engine, str]:
             max_num_batched_tokens=options.max_num_batched_tokens,
             max_model_len=options.max_model_len,
             enable_prefix_caching=not options.no_prefix_cache,
+            gpu_memory_utilization=options.gpu_memory_utilization,
             num_cpu_blocks=options.num_cpu_blocks,
+            swap_space_bytes=swap_space,
             preemption=options.preemption,
             attention_backend=options.attention_backend,
+            cache_options=_cache_options(options),
             speculation=PromptLookup(num_tokens=options.speculate) if options.speculate else None,
         )
     if engine.tokenizer is None:
         raise ModelError(f"{path} has no tokenizer, and this command works with text")
     return engine, (path.resolve().name if options.model else _DEMO_NAME)
+
+
+def _cache_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Those that were given."""
+    given = {name: getattr(options, name) for name in _CACHE_OPTIONS}
+    return {name: value for name, value in given.items() if value is not None}

@@ -6,17 +6,20 @@ import argparse
 import dataclasses
 
 from ..errors import InvalidArgument
-from ..lab.planning import CapacityPlan, plan_capacity
-from ..lab.planning.memory import GIB
+from ..lab.planning import CapacityPlan, LargestStep, plan_capacity
+from ..lab.planning.limits import GIB
 from ..lab.references import References, UnknownContents, read_references
 from ..lab.survey import TraceSurvey, survey
 from ..lab.trace import Trace
 from ..lab.traces import open_trace
+from ..sizing import known_gpu
 from ..sizing.known_models import known_names
 from .amounts import parse_lengths, parse_memory
 from .plan_model import ChosenModel, chosen_model
 from .plan_report import as_json, as_text
 from .trace_options import report_skips
+
+_DEFAULT_GPU = "h100"
 
 
 def run_plan(options: argparse.Namespace) -> int:
@@ -48,11 +51,12 @@ def _plan(options: argparse.Namespace, model: ChosenModel, trace: Trace | None) 
     traffic, references = (None, None) if trace is None else _read(trace, model.spec.block_size)
     plan = plan_capacity(
         model.spec,
-        gpu_memory_gib=parse_memory("--gpu-memory", options.gpu_memory) / GIB,
+        gpu_memory_gib=_gpu_memory(options),
         weights_gib=model.weight_bytes / GIB,
         num_gpus=options.gpus,
         gpu_memory_utilization=options.utilization,
-        activation_gib=parse_memory("--activations", options.activations) / GIB,
+        activation_gib=_activations(options),
+        step=_step(options, model),
         lengths=parse_lengths("--lengths", options.lengths),
         max_num_seqs=options.max_num_seqs,
         running=options.running,
@@ -63,6 +67,23 @@ def _plan(options: argparse.Namespace, model: ChosenModel, trace: Trace | None) 
         policy=options.policy,
     )
     return dataclasses.replace(plan, assumptions=(model.source, *plan.assumptions))
+
+
+def _gpu_memory(options: argparse.Namespace) -> float:
+    """GiB: as given, or what CUDA gives of the GPU."""
+    if options.gpu_memory is None:
+        return known_gpu(options.gpu or _DEFAULT_GPU).memory_gib
+    return parse_memory("--gpu-memory", options.gpu_memory) / GIB
+
+
+def _step(options: argparse.Namespace, model: ChosenModel) -> LargestStep | None:
+    if model.shape is None:
+        return None
+    return LargestStep(model.shape, options.max_num_batched_tokens, options.sampler)
+
+
+def _activations(options: argparse.Namespace) -> float | None:
+    return None if options.activations is None else parse_memory("--activations", options.activations) / GIB
 
 
 def _read(trace: Trace, block_size: int) -> tuple[TraceSurvey, References | None]:

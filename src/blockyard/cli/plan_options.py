@@ -12,12 +12,12 @@ Plan the memory of an engine before it runs: from a model, GPUs and perhaps a tr
 requests of given lengths run at once, which hit rate to expect, which block size to take, and what one more GiB or a
 CPU tier would bring. Everything that is assumed is said at the end, with its numbers.
 
-Exit status: 0 if the model fits, 1 if it does not, 2 for what you can mend.
+Exit status: 0 if the model fits, 1 if it does not, 2 for what you can fix.
 """
 
 _EPILOG = """\
 examples:
-  blockyard plan llama-3.1-8b                                        one GPU of 80 GiB
+  blockyard plan llama-3.1-8b                                        one H100
   blockyard plan llama-3.1-70b --gpus 8 --tensor-parallel 4          two replicas
   blockyard plan ./my-model --gpu-memory 24GiB --cache-dtype fp8     a folder with config.json and *.safetensors
   blockyard plan qwen3-8b --trace trace.jsonl --cpu-memory 64GiB     hit rates too
@@ -55,14 +55,17 @@ def _add_model(group: Any) -> None:
     group.add_argument(
         "--weights",
         metavar="SIZE",
-        help="of the whole model, like 15GiB; default: the folder's *.safetensors, or parameters times --dtype's bytes",
+        help="of the whole model, like 15GiB; default: the folder's *.safetensors, or the config's parameters times "
+        "--dtype's bytes",
     )
     group.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens in a block; default: 16")
 
 
 def _add_memory(group: Any) -> None:
     group.add_argument("--gpus", type=int, metavar="N", help="GPUs in all; default: one replica's")
-    group.add_argument("--gpu-memory", default="80GiB", metavar="SIZE", help="of each; default: 80GiB")
+    size = group.add_mutually_exclusive_group()
+    size.add_argument("--gpu", metavar="NAME", help="h100, a100-80gb, l4, rtx-4090, ...; default: h100")
+    size.add_argument("--gpu-memory", metavar="SIZE", help="of each GPU, like 24GiB; default: what CUDA gives of --gpu")
     group.add_argument(
         "--tensor-parallel", type=int, default=1, metavar="N", help="GPUs that share a model; default: 1"
     )
@@ -71,9 +74,20 @@ def _add_memory(group: Any) -> None:
     )
     group.add_argument(
         "--activations",
-        default="2GiB",
         metavar="SIZE",
-        help="what a step takes on each GPU beside weights and blocks; default: 2GiB",
+        help="what a step takes on each GPU beside weights and blocks; default: from the model and the step",
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=int,
+        metavar="N",
+        help="tokens of a step; default: vLLM's, 8192 on a GPU of 70 GiB or more, else 2048",
+    )
+    group.add_argument(
+        "--sampler",
+        choices=("fused", "sorting"),
+        default="fused",
+        help="how the engine draws: sorting takes more memory (vLLM before 0.17); default: fused",
     )
     group.add_argument(
         "--cpu-memory", default="0GiB", metavar="SIZE", help="of a CPU tier, for all GPUs together; default: none"
@@ -91,7 +105,8 @@ def _add_work(group: Any) -> None:
         "--max-num-seqs",
         type=int,
         metavar="N",
-        help="requests that run at once at most on a replica; default: no limit",
+        help="requests that run at once at most on a replica, and sequences that a step samples for; default: no "
+        "limit, and vLLM's: 1024 on a GPU of 70 GiB or more, else 256",
     )
     group.add_argument(
         "--trace", metavar="TRACE", help="a trace file, or a generator such as chat:requests=1000,seed=1"

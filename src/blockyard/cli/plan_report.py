@@ -8,7 +8,7 @@ from typing import Any
 
 from ..lab.planning import CapacityPlan, RequestsAt
 from ..lab.planning.hits import HitForecast, HitsAt
-from ..lab.planning.memory import GIB
+from ..lab.planning.limits import GIB
 from . import tables
 
 _WIDTH = 100

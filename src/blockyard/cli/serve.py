@@ -38,7 +38,7 @@ def run_serve(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace, limits: ServerLimits, api_key: str | None, sockets: list[socket.socket]) -> int:
     engine, name = engine_of(options)
     name = options.served_model_name or name
-    print(f"blockyard: {name}, {_summary(engine)}", file=sys.stderr)
+    print(f"blockyard: {name}, {_summary(engine)}\nblockyard: {engine.memory}", file=sys.stderr)
     server = Server(
         engine,
         ServerOptions(

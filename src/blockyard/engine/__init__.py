@@ -16,6 +16,8 @@ Read it in this order, a file at a time:
     borrowing                    a model whose attention is ours while a step runs
     probe                        what a model asks of its cache, learned from one token
     moves, runner                a step's block moves and forward pass, through transformers' attention interface
+    memory/                      how many blocks fit: the largest step, run to see what it takes; the sum
+    cache_options                fields of the cache's config that callers may set
     beams/                       beam search: hypotheses, search, batch
     gguf, model                  weights and tokenizers from folders and files
     prompts, intake              the door: text in, requests checked

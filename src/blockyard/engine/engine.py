@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,23 @@ from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, InvariantError
 from ..keys import ExtraKey
 from ..progress import WorkBar
+from ..sizing import KVCacheSpec
+from ..sizing.memory import require_utilization
 from ..storage import KVCache
 from .beams.batch import BeamBatch
 from .beams.hypotheses import BeamOptions
 from .beams.search import BeamSearch
 from .borrowing import BorrowedModel
+from .cache_options import checked_options
 from .decoding.sampler import Asked, Choice, StepSampler
 from .decoding.speculation import PromptLookup, require_speculation
 from .intake import Intake
+from .memory.account import swap_blocks, weights_bytes
+from .memory.finding import MemoryFinder
+from .memory.largest_step import StepSizes
+from .memory.meter import meter_of
 from .model import load_model
-from .probe import probe_model
+from .probe import ModelShape, probe_model
 from .prompts import Prompt, encode_prompt
 from .request import Branch, Request
 from .results import Completion, GenerationResult, NewToken, StepReport
@@ -32,8 +40,6 @@ from .scheduling.preemption import Preemption
 from .scheduling.scheduler import Scheduler
 from .scheduling.step import Row, ScheduledStep
 
-#: KV memory taken when num_blocks is not given. Memory that is never used is never touched on CPU.
-_DEFAULT_KV_BYTES = 2**30
 _MAX_PRIORITY = 2**20
 
 
@@ -44,20 +50,27 @@ class Engine:
         all tokens or a sliding window, in every layer: Llama, Qwen2, Qwen3, Mistral, Gemma3 and their like. It is
         borrowed: its attention is switched during a step and put back afterwards.
     tokenizer: the model's; None if all prompts are token ids.
-    num_blocks, block_size: the pool; if num_blocks is None, 1 GiB of keys and values.
+    num_blocks, block_size: the pool. If num_blocks is None, the engine finds out how many blocks fit: on CUDA it runs
+        the largest step and takes what `gpu_memory_utilization` leaves; on a CPU it takes 1 GiB of keys and values.
+    gpu_memory_utilization: share of a CUDA device's memory that may be in use in all, by other processes too.
     max_num_seqs: sequences that run at once. max_num_batched_tokens: tokens computed in one step, at least
         max_num_seqs; a longer prompt is computed in chunks.
     max_model_len: tokens of the longest sequence; the model's own limit if None.
     enable_prefix_caching: whether prompts take the blocks of earlier ones with the same beginning.
     num_cpu_blocks: blocks of a pool in CPU memory, which keeps what the pool evicts; 0 for none.
+    swap_space_bytes: the same pool by its size in bytes; give one of the two.
+    cache_options: further fields of the cache's config (`CACHE_OPTIONS`): eviction_policy, track_misses, ...
+    clock: seconds, told to the cache in every step: for residency, the history and the expiry of `retain`.
     preemption: where a sequence goes that makes room: "recompute" or "swap" (needs num_cpu_blocks).
     speculation: `PromptLookup` to try several tokens a step; the tokens are the same with and without.
     attention_backend: "auto" for the first that is installed and can serve the tensors, or the name of one
         (`attention.backends`): flash_attention_3, flashinfer, flash_attention_2, torch_varlen, sdpa.
 
-    `cache` is the manager and `kv_cache` the tensors, to look at. Keys and values have the model's dtype and device.
-    Not safe for use by several threads at once. Raises `InvalidArgument` for sizes outside their limits, `ModelError`
-    for a model that the engine cannot serve.
+    `cache` is the manager, `kv_cache` the tensors and `memory` the sum of bytes, to look at. Keys and values have the
+    model's dtype and device. Not safe for use by several threads at once.
+
+    Raises `InvalidArgument` for sizes outside their limits or too large for the device, `ModelError` for a model that
+    the engine cannot serve.
     """
 
     def __init__(
@@ -71,10 +84,14 @@ class Engine:
         max_num_batched_tokens: int = 512,
         max_model_len: int | None = None,
         enable_prefix_caching: bool = True,
+        gpu_memory_utilization: float = 0.9,
         num_cpu_blocks: int = 0,
+        swap_space_bytes: int = 0,
         preemption: str = "recompute",
         speculation: PromptLookup | None = None,
         attention_backend: str = "auto",
+        cache_options: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._borrowed = BorrowedModel(model)
         self.shape = probe_model(self._borrowed, max_model_len)
@@ -82,34 +99,39 @@ class Engine:
         require_speculation(speculation)
         spec = self.shape.spec(block_size, self._borrowed.dtype)
         config = spec.cache_config(
-            max(2, _DEFAULT_KV_BYTES // spec.bytes_per_block) if num_blocks is None else num_blocks,
+            2 if num_blocks is None else num_blocks,
             max_num_seqs=max_num_seqs,
             max_model_len=self.shape.max_model_len,
-            num_cpu_blocks=num_cpu_blocks,
+            num_cpu_blocks=swap_blocks(swap_space_bytes, num_cpu_blocks, spec),
             enable_prefix_caching=enable_prefix_caching,
+            **checked_options(cache_options),
         )
+        require_utilization(gpu_memory_utilization)
         _require_budget(max_num_batched_tokens, max_num_seqs)
-        way = Preemption.parse(preemption, num_cpu_blocks)
+        way = Preemption.parse(preemption, config.num_cpu_blocks)
+        self._attention_backend = attention_backend
+        tensors = _tensors(self.shape, spec, self._borrowed)
+        weights = weights_bytes(self._borrowed.model)
+        finder = MemoryFinder(spec, config, tensors, self._new_runner, weights, gpu_memory_utilization)
+        if num_blocks is None:
+            sizes = StepSizes.of(config, max_num_batched_tokens, speculation)
+            config, self.memory = finder.find(meter_of(self._borrowed.device), sizes)
+        else:
+            self.memory = finder.given()
         self.cache = KVCacheManager(config)
-        self.kv_cache = KVCache(
-            config.num_blocks,
-            block_size,
-            self.shape.num_layers,
-            self.shape.num_kv_heads,
-            self.shape.head_size,
-            dtype=self._borrowed.dtype,
-            device=self._borrowed.device,
-            layer_groups=[group.layers for group in spec.page_groups],
-            num_cpu_blocks=num_cpu_blocks,
-        )
-        self._runner = ModelRunner(self._borrowed, self.kv_cache, config.max_model_len, attention_backend)
+        self.kv_cache = KVCache(config.num_blocks, block_size, num_cpu_blocks=config.num_cpu_blocks, **tensors)
+        self._runner = self._new_runner(self.kv_cache)
         self._scheduler = Scheduler(self.cache, max_num_batched_tokens, way)
         self._intake = Intake(self.shape, tokenizer, self._scheduler.limits, speculation)
+        self._clock = clock
         #: Ids of the requests that computed something in the last step, also if it raised.
         self.last_step_ids: tuple[int, ...] = ()
         #: Tokens that speculation proposed, and those that the model confirmed, since the engine was made.
         self.num_drafted_tokens = 0
         self.num_accepted_tokens = 0
+
+    def _new_runner(self, kv_cache: KVCache) -> ModelRunner:
+        return ModelRunner(self._borrowed, kv_cache, self.shape.max_model_len, self._attention_backend)
 
     @classmethod
     def from_pretrained(
@@ -174,7 +196,7 @@ class Engine:
     ) -> list[Completion]:
         """The likeliest continuations of a prompt, best first: `num_beams` of them; see `BeamOptions` for the rest.
 
-        Raises `NeverFits` if an empty cache could not hold so many beams, `InvalidArgument` for values outside their
+        Raises `NeverFits` if an empty cache could not hold the beams, `InvalidArgument` for values outside their
         limits or while requests are unfinished.
         """
         options = BeamOptions(num_beams, max_tokens, length_penalty, early_stopping)
@@ -205,6 +227,7 @@ class Engine:
             searches.append(BeamSearch(token_ids, options, self.shape.eos_token_ids))
             batch.require_fits(name, searches[-1])
         try:
+            self.cache.advance_time(self._clock())
             batch.run(searches)
         except BaseException:
             self._recover(keep=False)
@@ -281,17 +304,18 @@ class Engine:
 
     @property
     def num_preemptions(self) -> int:
-        """How often a sequence was set back to make room, since the engine was made."""
+        """How often a sequence was preempted to make room, since the engine was made."""
         return self._scheduler.num_preemptions
 
     def step(self, *, only: Collection[int] | None = None, keep_on_error: bool = False) -> StepReport:
         """Run one step: schedule, compute, choose tokens, and end what is finished.
 
         only: ids of the requests that take part; the others sit still. If it raises, every request is dropped and its
-        blocks are freed; with keep_on_error they are set back instead (`set_back`), with the tokens that they had
+        blocks are freed; with keep_on_error they are queued again instead (`set_back`), with the tokens that they had
         before the step. Either way nothing that was not computed can be hit.
         """
         try:
+            self.cache.advance_time(self._clock())
             step = self._scheduler.schedule(only)
             self.last_step_ids = tuple(dict.fromkeys(row.branch.request.request_id for row in step.rows))
             if only is None and self.has_unfinished and not step.rows and not step.preempted:
@@ -396,6 +420,18 @@ class Engine:
         if self.has_unfinished:
             number = len(self._scheduler.requests())
             raise InvalidArgument(f"{call}: {number} requests of add_request are unfinished; step them first")
+
+
+def _tensors(shape: ModelShape, spec: KVCacheSpec, borrowed: BorrowedModel) -> dict[str, Any]:
+    """What `KVCache` takes beside numbers of blocks and their size."""
+    return {
+        "num_layers": shape.num_layers,
+        "num_kv_heads": shape.num_kv_heads,
+        "head_size": shape.head_size,
+        "dtype": borrowed.dtype,
+        "device": borrowed.device,
+        "layer_groups": [group.layers for group in spec.page_groups],
+    }
 
 
 def _forks(branch: Branch) -> bool:

@@ -15,7 +15,7 @@ class MoveQueue:
         self._is_broken = False
 
     def note(self, plan: SwapPlan) -> None:
-        """Remember what a plan moves. The arrays are the plan's own, made for whoever asks."""
+        """Remember what a plan moves. The arrays are the plan's own, made for its caller."""
         lists = [plan.swap_outs, plan.swap_ins, *([plan.copies] if isinstance(plan, StepPlan) else [])]
         if any(len(pairs) for pairs in lists):
             self._waiting.append(MoveLists(*lists))

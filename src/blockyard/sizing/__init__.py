@@ -6,24 +6,35 @@ It counts blocks with the same `LayerGroup` as the allocator, and needs nothing 
 `docs/sizing.md` has examples and says what is assumed.
 """
 
+from .activations import StepMemory, step_memory
 from .advice import BlockSizeAdvice, CacheBudgetAdvice, advise_block_size, advise_cache_budget
+from .gpus import Gpu, gpu_names, known_gpu
 from .layers import AttentionLayer, StateLayer, StatePart
 from .memory import MemoryProfile, num_cpu_blocks, num_gpu_blocks, profile
 from .pages import PageGroup
+from .shape import ModelShape
 from .spec import KVCacheSpec
+from .weights import count_parameters
 
 __all__ = [
     "AttentionLayer",
     "BlockSizeAdvice",
     "CacheBudgetAdvice",
+    "Gpu",
     "KVCacheSpec",
     "MemoryProfile",
+    "ModelShape",
     "PageGroup",
     "StateLayer",
     "StatePart",
+    "StepMemory",
     "advise_block_size",
     "advise_cache_budget",
+    "count_parameters",
+    "gpu_names",
+    "known_gpu",
     "num_cpu_blocks",
     "num_gpu_blocks",
     "profile",
+    "step_memory",
 ]

@@ -29,7 +29,7 @@ class BlockSizeAdvice:
 
 @dataclass(frozen=True, slots=True)
 class CacheBudgetAdvice:
-    """Blocks left for cached prefixes that nobody uses at the moment, and why.
+    """Blocks left for cached prefixes that no sequence uses at the moment, and why.
 
     reserved_blocks: held back for running requests. missing_blocks: how many of these the pool does not have.
     """

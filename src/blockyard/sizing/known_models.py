@@ -1,9 +1,12 @@
 """Models by name: the fields of their config.json that decide what a layer keeps, and the size of their weights.
 
 Each config holds what the model's config.json on the Hugging Face hub has, and of it only those fields; one that a file
-leaves out because it is the default of its class is left out here too. The numbers of parameters are those of the
-published weights, each checked against the shapes of the model's config.json; 0 where that was not done. The weights of
-gpt-oss have 4.25 bits a parameter of an expert (MXFP4: 4 bits, and a byte of scale for 32) and 16 bits for others.
+leaves out because it is the default of its class is left out here too. The numbers of parameters are those that serve:
+a head that is the embedding counts once, Gemma 3's encoder of images is in, layers that predict further tokens are out.
+Each is what `weights.count_parameters` counts, or what transformers builds from the config where that has no row.
+
+The weights of gpt-oss have 4.25 bits a parameter of an expert (MXFP4: 4 bits, and a byte of scale for 32) and 16 bits
+for others. Engines hold more: the kernels of vLLM on Hopper pad one side of an expert's matrices from 2,880 to 3,072.
 """
 
 from __future__ import annotations
@@ -23,14 +26,16 @@ from ..errors import InvalidArgument
 class KnownModel:
     """A published model.
 
-    config: for `KVCacheSpec.from_config`. num_parameters: of the weights that serve; 0 if not known here.
-    weight_bytes: of the published weights where these have no single type, else 0. weight_dtype: that they have.
+    config: for `KVCacheSpec.from_config` and `ModelShape.from_config`. num_parameters: of the weights that serve.
+    weight_bytes: of the published weights where these have no single type, else 0. served_bytes: as an engine holds
+    them, where that is more. weight_dtype: that they have.
     """
 
     name: str
     config: dict[str, Any]
-    num_parameters: int = 0
+    num_parameters: int
     weight_bytes: int = 0
+    served_bytes: int = 0
     weight_dtype: str = "bfloat16"
 
 
@@ -77,25 +82,49 @@ def _plain(kind: str, layers: int, hidden: int, heads: int, kv_heads: int, **oth
     }
 
 
-def _qwen_2_5(layers: int, hidden: int, heads: int, kv_heads: int, **others: Any) -> dict[str, Any]:
-    window = {"sliding_window": 131072, "use_sliding_window": False}
-    return _plain("qwen2", layers, hidden, heads, kv_heads, **window, **others)
+def _widths(mlp: int, vocabulary: int) -> dict[str, Any]:
+    return {"intermediate_size": mlp, "vocab_size": vocabulary}
 
 
-def _gpt_oss(layers: int) -> dict[str, Any]:
+def _tied(mlp: int, vocabulary: int) -> dict[str, Any]:
+    """Of a model whose head is its embedding, and whose file says so."""
+    return {**_widths(mlp, vocabulary), "tie_word_embeddings": True}
+
+
+def _qwen_2_5(layers: int, hidden: int, heads: int, kv_heads: int, mlp: int) -> dict[str, Any]:
+    window = {"sliding_window": 131072, "use_sliding_window": False, "max_window_layers": layers}
+    return _plain("qwen2", layers, hidden, heads, kv_heads, **window, **_widths(mlp, 152064))
+
+
+def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
     """Without a type: the files name none, because the weights have several. Keys and values are bfloat16."""
-    config = _plain("gpt_oss", layers, 2880, 64, 8, head_dim=64, sliding_window=128)
+    sizes = {"head_dim": 64, "sliding_window": 128, "num_local_experts": experts, "num_experts_per_tok": 4}
+    config = _plain("gpt_oss", layers, 2880, 64, 8, **sizes, **_widths(2880, 201088), attention_bias=True)
     del config["torch_dtype"]
     return {**config, "layer_types": ["sliding_attention", "full_attention"] * (layers // 2)}
 
 
 def _deepseek(kind: str, layers: int, hidden: int, **others: Any) -> dict[str, Any]:
     sizes = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-    return _plain(kind, layers, hidden, 128, 128, **sizes, **others)
+    return _plain(kind, layers, hidden, 128, 128, **sizes, q_lora_rank=1536, **others)
+
+
+def _experts(mlp: int, vocabulary: int, size: int, count: int, per_token: int) -> dict[str, Any]:
+    of_experts = {"moe_intermediate_size": size, "num_experts": count, "num_experts_per_tok": per_token}
+    return {**_widths(mlp, vocabulary), **of_experts}
+
+
+def _routed(
+    mlp: int, vocabulary: int, size: int, count: int, per_token: int, shared: int, dense: int
+) -> dict[str, Any]:
+    """As DeepSeek names them: `shared` experts for every token, and `dense` layers first, without any."""
+    config = _experts(mlp, vocabulary, size, count, per_token)
+    config["n_routed_experts"] = config.pop("num_experts")
+    return {**config, "n_shared_experts": shared, "first_k_dense_replace": dense}
 
 
 def _falcon(layers: int, hidden: int, heads: int, **others: Any) -> dict[str, Any]:
-    config = _plain("falcon", layers, hidden, heads, heads, multi_query=True, **others)
+    config = _plain("falcon", layers, hidden, heads, heads, multi_query=True, vocab_size=65024, **others)
     del config["num_key_value_heads"]
     return config
 
@@ -108,10 +137,14 @@ _GEMMA_3_4B = {
         "hidden_size": 2560,
         "num_hidden_layers": 34,
         "sliding_window": 1024,
+        **_widths(10240, 262208),
     },
     "torch_dtype": "bfloat16",
 }
+_QWEN_3_30B = _experts(6144, 151936, 768, 128, 8)
+_MIXTRAL = {**_widths(14336, 32000), "num_local_experts": 8, "num_experts_per_tok": 2}
 _QWEN_3_NEXT = {
+    **_experts(5120, 151936, 512, 512, 10),
     "full_attention_interval": 4,
     "head_dim": 256,
     "linear_conv_kernel_dim": 4,
@@ -120,8 +153,18 @@ _QWEN_3_NEXT = {
     "linear_num_value_heads": 32,
     "linear_value_head_dim": 128,
 }
-_JAMBA = {"attn_layer_offset": 4, "attn_layer_period": 8, "mamba_d_conv": 4, "mamba_d_state": 16, "mamba_expand": 2}
+_JAMBA = {
+    **_widths(14336, 65536),
+    "num_experts": 16,
+    "num_experts_per_tok": 2,
+    "attn_layer_offset": 4,
+    "attn_layer_period": 8,
+    "mamba_d_conv": 4,
+    "mamba_d_state": 16,
+    "mamba_expand": 2,
+}
 _BAMBA = {
+    **_widths(14336, 128256),
     "attn_layer_indices": [9, 18, 27],
     "mamba_d_conv": 4,
     "mamba_d_head": 64,
@@ -130,49 +173,69 @@ _BAMBA = {
     "mamba_n_groups": 1,
     "mamba_n_heads": 128,
 }
-_LLAMA_2_7B = _plain("llama", 32, 4096, 32, 32, torch_dtype="float16")
+_LLAMA_2_7B = _plain("llama", 32, 4096, 32, 32, **_widths(11008, 32000), torch_dtype="float16")
 
 _MODELS = (
     KnownModel("llama-2-7b", _LLAMA_2_7B, 6_738_415_616, weight_dtype="float16"),
-    KnownModel("llama-3-8b", _plain("llama", 32, 4096, 32, 8), 8_030_261_248),
-    KnownModel("llama-3.1-8b", _plain("llama", 32, 4096, 32, 8), 8_030_261_248),
-    KnownModel("llama-3.1-70b", _plain("llama", 80, 8192, 64, 8), 70_553_706_496),
-    KnownModel("llama-3.1-405b", _plain("llama", 126, 16384, 128, 8), 405_853_388_800),
-    KnownModel("llama-3.2-1b", _plain("llama", 16, 2048, 32, 8, head_dim=64), 1_235_814_400),
-    KnownModel("llama-3.2-3b", _plain("llama", 28, 3072, 24, 8, head_dim=128), 3_212_749_824),
-    KnownModel("llama-3.3-70b", _plain("llama", 80, 8192, 64, 8), 70_553_706_496),
-    KnownModel("smollm2-135m", _plain("llama", 30, 576, 9, 3), 134_515_008),
-    KnownModel("qwen2.5-7b", _qwen_2_5(28, 3584, 28, 4, max_window_layers=28), 7_615_616_512),
-    KnownModel("qwen2.5-32b", _qwen_2_5(64, 5120, 40, 8, max_window_layers=64), 32_763_876_352),
-    KnownModel("qwen2.5-72b", _qwen_2_5(80, 8192, 64, 8, max_window_layers=80), 72_706_203_648),
-    KnownModel("qwen3-0.6b", _plain("qwen3", 28, 1024, 16, 8, head_dim=128), 596_049_920),
-    KnownModel("qwen3-4b", _plain("qwen3", 36, 2560, 32, 8, head_dim=128), 4_022_468_096),
-    KnownModel("qwen3-8b", _plain("qwen3", 36, 4096, 32, 8, head_dim=128), 8_190_735_360),
-    KnownModel("qwen3-14b", _plain("qwen3", 40, 5120, 40, 8, head_dim=128), 14_768_307_200),
-    KnownModel("qwen3-32b", _plain("qwen3", 64, 5120, 64, 8, head_dim=128), 32_762_123_264),
-    KnownModel("qwen3-30b-a3b", _plain("qwen3_moe", 48, 2048, 32, 4, head_dim=128), 30_532_122_624),
-    KnownModel("qwen3-next-80b", _plain("qwen3_next", 48, 2048, 16, 2, **_QWEN_3_NEXT)),
-    KnownModel("mistral-7b-v0.1", _plain("mistral", 32, 4096, 32, 8, sliding_window=4096), 7_241_732_096),
-    KnownModel("mixtral-8x7b", _plain("mixtral", 32, 4096, 32, 8, sliding_window=None), 46_702_792_704),
-    KnownModel("gemma-2-2b", _plain("gemma2", 26, 2304, 8, 4, head_dim=256, sliding_window=4096), 2_614_341_888),
+    KnownModel("llama-3-8b", _plain("llama", 32, 4096, 32, 8, **_widths(14336, 128256)), 8_030_261_248),
+    KnownModel("llama-3.1-8b", _plain("llama", 32, 4096, 32, 8, **_widths(14336, 128256)), 8_030_261_248),
+    KnownModel("llama-3.1-70b", _plain("llama", 80, 8192, 64, 8, **_widths(28672, 128256)), 70_553_706_496),
+    KnownModel("llama-3.1-405b", _plain("llama", 126, 16384, 128, 8, **_widths(53248, 128256)), 405_853_388_800),
+    KnownModel("llama-3.2-1b", _plain("llama", 16, 2048, 32, 8, head_dim=64, **_tied(8192, 128256)), 1_235_814_400),
+    KnownModel("llama-3.2-3b", _plain("llama", 28, 3072, 24, 8, head_dim=128, **_tied(8192, 128256)), 3_212_749_824),
+    KnownModel("llama-3.3-70b", _plain("llama", 80, 8192, 64, 8, **_widths(28672, 128256)), 70_553_706_496),
+    KnownModel("smollm2-135m", _plain("llama", 30, 576, 9, 3, **_tied(1536, 49152)), 134_515_008),
+    KnownModel("qwen2.5-7b", _qwen_2_5(28, 3584, 28, 4, 18944), 7_615_616_512),
+    KnownModel("qwen2.5-32b", _qwen_2_5(64, 5120, 40, 8, 27648), 32_763_876_352),
+    KnownModel("qwen2.5-72b", _qwen_2_5(80, 8192, 64, 8, 29568), 72_706_203_648),
+    KnownModel("qwen3-0.6b", _plain("qwen3", 28, 1024, 16, 8, head_dim=128, **_tied(3072, 151936)), 596_049_920),
+    KnownModel("qwen3-4b", _plain("qwen3", 36, 2560, 32, 8, head_dim=128, **_tied(9728, 151936)), 4_022_468_096),
+    KnownModel("qwen3-8b", _plain("qwen3", 36, 4096, 32, 8, head_dim=128, **_widths(12288, 151936)), 8_190_735_360),
+    KnownModel("qwen3-14b", _plain("qwen3", 40, 5120, 40, 8, head_dim=128, **_widths(17408, 151936)), 14_768_307_200),
+    KnownModel("qwen3-32b", _plain("qwen3", 64, 5120, 64, 8, head_dim=128, **_widths(25600, 151936)), 32_762_123_264),
+    KnownModel("qwen3-30b-a3b", _plain("qwen3_moe", 48, 2048, 32, 4, head_dim=128, **_QWEN_3_30B), 30_532_122_624),
+    KnownModel("qwen3-next-80b", _plain("qwen3_next", 48, 2048, 16, 2, **_QWEN_3_NEXT), 79_674_391_296),
+    KnownModel(
+        "mistral-7b-v0.1",
+        _plain("mistral", 32, 4096, 32, 8, sliding_window=4096, **_widths(14336, 32000)),
+        7_241_732_096,
+    ),
+    KnownModel("mixtral-8x7b", _plain("mixtral", 32, 4096, 32, 8, sliding_window=None, **_MIXTRAL), 46_702_792_704),
+    KnownModel(
+        "gemma-2-2b",
+        _plain("gemma2", 26, 2304, 8, 4, head_dim=256, sliding_window=4096, **_widths(9216, 256000)),
+        2_614_341_888,
+    ),
     KnownModel(
         "gemma-3-1b",
-        _plain("gemma3_text", 26, 1152, 4, 1, head_dim=256, sliding_window=512, sliding_window_pattern=6),
+        _plain(
+            "gemma3_text",
+            26,
+            1152,
+            4,
+            1,
+            head_dim=256,
+            sliding_window=512,
+            sliding_window_pattern=6,
+            **_widths(6912, 262144),
+        ),
         999_885_952,
     ),
-    KnownModel("gemma-3-4b", _GEMMA_3_4B),
-    KnownModel("gpt-oss-20b", _gpt_oss(24), 20_914_757_184, 13_761_264_768),
-    KnownModel("gpt-oss-120b", _gpt_oss(36), 116_829_156_672, 65_248_815_744),
-    KnownModel("deepseek-v2", _deepseek("deepseek_v2", 60, 5120), 235_741_434_880),
+    KnownModel("gemma-3-4b", _GEMMA_3_4B, 4_300_079_472),
+    KnownModel("gpt-oss-20b", _gpt_oss(24, 32), 20_914_757_184, 13_761_264_768, 14_438_087_808),
+    KnownModel("gpt-oss-120b", _gpt_oss(36, 128), 116_829_156_672, 65_248_815_744, 69_309_753_984),
+    KnownModel(
+        "deepseek-v2", _deepseek("deepseek_v2", 60, 5120, **_routed(12288, 102400, 1536, 160, 6, 2, 1)), 235_741_434_880
+    ),
     KnownModel(
         "deepseek-v3",
-        _deepseek("deepseek_v3", 61, 7168, num_nextn_predict_layers=1),
+        _deepseek("deepseek_v3", 61, 7168, num_nextn_predict_layers=1, **_routed(18432, 129280, 2048, 256, 8, 1, 3)),
         671_026_419_200,
         weight_dtype="fp8",
     ),
-    KnownModel("falcon-7b", _falcon(32, 4544, 71, new_decoder_architecture=False)),
-    KnownModel("falcon-40b", _falcon(60, 8192, 128, new_decoder_architecture=True, num_kv_heads=8)),
-    KnownModel("jamba-v0.1", _plain("jamba", 32, 4096, 32, 8, **_JAMBA)),
-    KnownModel("bamba-9b", _plain("bamba", 32, 4096, 32, 8, **_BAMBA)),
+    KnownModel("falcon-7b", _falcon(32, 4544, 71, new_decoder_architecture=False), 6_921_720_704),
+    KnownModel("falcon-40b", _falcon(60, 8192, 128, new_decoder_architecture=True, num_kv_heads=8), 41_303_293_952),
+    KnownModel("jamba-v0.1", _plain("jamba", 32, 4096, 32, 8, **_JAMBA), 51_570_323_328),
+    KnownModel("bamba-9b", _plain("bamba", 32, 4096, 32, 8, **_BAMBA), 9_780_235_392),
 )
 _BY_NAME = {model.name: model for model in _MODELS}

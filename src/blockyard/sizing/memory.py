@@ -31,7 +31,7 @@ def num_gpu_blocks(
     """
     total = require_int("total_bytes", total_bytes, 0, MAX_BYTES)
     peak = require_int("peak_bytes", peak_bytes, 0, MAX_BYTES)
-    usable = int(total * _share(gpu_memory_utilization)) - peak
+    usable = int(total * require_utilization(gpu_memory_utilization)) - peak
     return _blocks(usable, spec, max_num_seqs)
 
 
@@ -75,7 +75,8 @@ def profile(measure: Callable[[], tuple[int, int]]) -> MemoryProfile:
     return MemoryProfile(*measured)
 
 
-def _share(value: object) -> float:
+def require_utilization(value: object) -> float:
+    """`value` if it is a share of a device's memory, above 0 and at most 1."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
         raise InvalidArgument(f"gpu_memory_utilization is {value!r}; it must be a number above 0 and at most 1")
     return value

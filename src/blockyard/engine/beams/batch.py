@@ -20,7 +20,7 @@ class BeamBatch:
     """Runs searches on a cache that serves nothing else meanwhile.
 
     A search begins when the blocks and sequences that it may come to want are left over by those that run, so none is
-    ever set back. max_num_batched_tokens: of a step; a longer prompt is computed in a step of its own.
+    ever preempted. max_num_batched_tokens: of a step; a longer prompt is computed in a step of its own.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class BeamBatch:
             )
 
     def run(self, searches: list[BeamSearch]) -> None:
-        """Take all searches to their ends. All blocks are given back, also if the model raises."""
+        """Take all searches to their ends. All blocks are freed, also if the model raises."""
         waiting = deque(searches)
         running: list[BeamSearch] = []
         try:

@@ -31,9 +31,15 @@ class CacheLimits:
         needed = self._num_needed(num_prompt_tokens, max_tokens, num_seqs)
         if needed > self.num_usable:
             raise NeverFits(
-                f"{asked}: {needed} blocks of {_sizes(config)}; the cache can give one sequence {self.num_usable} "
-                f"(num_blocks is {config.num_blocks}, less the null block and a watermark of {config.watermark_blocks})"
+                f"{asked}: {needed} blocks of {_sizes(config)}{self._chunks()}; the cache can give one sequence "
+                f"{self.num_usable} (num_blocks is {config.num_blocks}, less the null block and a watermark of "
+                f"{config.watermark_blocks})"
             )
+
+    def _chunks(self) -> str:
+        """Windows hold a chunk's blocks too, and even the smallest chunk does not fit."""
+        has_window = any(group.sliding_window for group in self._config.layer_groups)
+        return f", computed token by token (max_num_batched_tokens is {self._budget})" if has_window else ""
 
     def max_new_tokens(self, num_prompt_tokens: int, num_seqs: int = 1) -> int:
         """The largest max_tokens that `require_fits` lets pass; 0 for none. O(groups * log max_model_len)."""
@@ -47,26 +53,32 @@ class CacheLimits:
         """Blocks that admission gives out at most."""
         return self._config.num_blocks - 1 - self._config.watermark_blocks
 
-    def num_blocks(self, num_tokens: int) -> int:
-        """Blocks, of all layer groups, that one sequence holds at its fullest while it grows to `num_tokens`."""
-        return sum(self._num_in_group(group, num_tokens) for group in self._config.layer_groups)
+    def num_blocks(self, num_tokens: int, chunk: int | None = None) -> int:
+        """Blocks, of all layer groups, that one sequence holds at its fullest while it grows to `num_tokens`.
 
-    def _num_in_group(self, group: LayerGroup, num_tokens: int) -> int:
+        chunk: tokens computed in one step; as many as a step may have if None. A scheduler that halves the chunks of a
+        sequence that runs alone needs only those of 1.
+        """
+        size = self._budget if chunk is None else chunk
+        return sum(self._num_in_group(group, num_tokens, size) for group in self._config.layer_groups)
+
+    def _num_in_group(self, group: LayerGroup, num_tokens: int, chunk: int) -> int:
         whole = -(-num_tokens // group.block_size)
         if group.sliding_window == 0:
             return whole
         # A step's tokens and the window before them, wherever they lie across blocks.
-        return min(whole, (group.sliding_window + self._budget - 2) // group.block_size + 2)
+        reach = group.sliding_window + chunk - 1
+        return min(whole, (reach - 2) // group.block_size + 2 if reach > 1 else 1)
 
     def _num_needed(self, num_prompt_tokens: int, max_tokens: int, num_seqs: int) -> int:
         # The last token's keys and values are never computed.
         num_computed = num_prompt_tokens + max_tokens - 1
-        return max(self.num_blocks(num_computed), self._num_at_admission(num_prompt_tokens, num_seqs))
+        return max(self.num_blocks(num_computed, 1), self._num_at_admission(num_prompt_tokens, num_seqs))
 
     def _num_at_admission(self, num_prompt_tokens: int, num_seqs: int) -> int:
         """The prompt's blocks, and one for each further sequence's first write into a shared block."""
         copies = sum(num_prompt_tokens % group.block_size != 0 for group in self._config.layer_groups)
-        return self.num_blocks(num_prompt_tokens) + (num_seqs - 1) * copies
+        return self.num_blocks(num_prompt_tokens, 1) + (num_seqs - 1) * copies
 
 
 def _sizes(config: CacheConfig) -> str:

@@ -1,4 +1,4 @@
-"""Room for those who go first: whom to set back, and where its keys and values go."""
+"""Room for those who go first: which branch to preempt, and where its keys and values go."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Preemptor:
         self._moves = moves
 
     def choose_victim(self, running: list[Branch], needy: Branch) -> Branch:
-        """Who makes room for `needy`: somebody who goes after it, or itself where nobody does. O(blocks).
+        """Which branch makes room for `needy`: one that goes after it, or itself where none does. O(blocks).
 
-        Never one who goes before: so whoever goes first is never set back, ends, and somebody else goes first. Among
+        Never one that goes before: so the first is never preempted, ends, and another is first. Among
         the others it is one of the least urgent, one whose end frees blocks (a fork may own none alone), one that
         loses least: the fewest computed tokens for a block freed; the youngest of equals.
         """

@@ -18,7 +18,7 @@ from .preemption import Preemption, Preemptor
 from .prefixes import PrefixesInProgress
 from .step import Row, ScheduledStep
 
-#: What one level of priority is worth: so many steps of waiting.
+#: Steps of waiting that one level of priority is worth.
 STEPS_PER_PRIORITY = 256
 
 
@@ -27,14 +27,14 @@ class Scheduler:
 
     A step computes at most `max_num_batched_tokens` tokens. Sequences that decode come first, a token each; what is
     left of the budget goes to prompts in order, cut into chunks where it ends (chunked prefill: Agrawal et al., OSDI
-    2024), then to new requests, as the cache admits them, and what nobody else wants to drafts. A sequence whose
+    2024), then to new requests, as the cache admits them, and what is left to drafts. A sequence whose
     prefix another one is still computing skips the step, or is not admitted yet (`prefixes`).
 
-    When a running sequence gets no block, drafts are given up first; then one that goes after it is set back
+    When a running sequence gets no block, drafts are dropped first; then one that goes after it is preempted
     (`preemption`) and waits in its old place.
 
-    Nothing starves. `CacheLimits` refuses what would not fit an empty cache; nobody is admitted past the one who is
-    next, unless that one waits for a prefix that a running one computes; and nobody is set back for one who goes after
+    Nothing starves. `CacheLimits` refuses what would not fit an empty cache; none is admitted past the one that is
+    next, unless that one waits for a prefix that a running one computes; and none is preempted for one that goes after
     it. A priority counts as `STEPS_PER_PRIORITY` steps of waiting for each level, so that a stream of urgent requests
     holds a patient one up for so long and no longer. The order of two requests never changes.
     """
@@ -76,7 +76,7 @@ class Scheduler:
         return dropped[0].request if dropped else None
 
     def abort_all(self) -> None:
-        """Drop every request. What a broken step had reserved is given back, and none of it can be hit."""
+        """Drop every request. What a broken step had reserved is freed, and none of it can be hit."""
         self.retire(list(self._all()))
 
     def retire(self, branches: list[Branch]) -> None:
@@ -134,9 +134,10 @@ class Scheduler:
     def _reserve(self, step: ScheduledStep, only: Collection[int] | None) -> None:
         """Reserve slots for as many running sequences as fit, preempting where blocks are short."""
         stalled: set[Branch] = set()
+        chunks: dict[Branch, int] = {}
         may_draft = True
         while True:
-            rows = self._divide_budget(stalled, only, may_draft)
+            rows = self._divide_budget(stalled, only, may_draft, chunks)
             if not rows:
                 step.clear()
                 return
@@ -148,12 +149,27 @@ class Scheduler:
             stalled.update(_having(rows, plan, SeqStatus.WAITS_FOR_PREFIX))
             needy = _having(rows, plan, SeqStatus.NO_BLOCKS)
             if needy and may_draft and any(row.draft for row in rows):
-                may_draft = False  # nobody is set back for a guess
-            elif needy:
+                may_draft = False  # no sequence is preempted for a guess
+            elif needy and not self._halve_chunk(rows, chunks):
                 self._preempt(step, min(needy, key=_rank))
 
-    def _divide_budget(self, stalled: set[Branch], only: Collection[int] | None, may_draft: bool) -> list[Row]:
-        """Tokens for each running sequence: decodes first, then prompts, each in order; then drafts."""
+    def _halve_chunk(self, rows: list[Row], chunks: dict[Branch, int]) -> bool:
+        """Give a sequence that runs alone and is short of blocks half of its chunk; says whether there was a half.
+
+        A layer group with a window holds its window and the chunk: a long chunk may not fit where a short one does.
+        """
+        if len(self.running) > 1 or rows[0].count == 1:
+            return False
+        chunks[rows[0].branch] = rows[0].count // 2
+        return True
+
+    def _divide_budget(
+        self, stalled: set[Branch], only: Collection[int] | None, may_draft: bool, chunks: dict[Branch, int]
+    ) -> list[Row]:
+        """Tokens for each running sequence: decodes first, then prompts, each in order; then drafts.
+
+        chunks: the most tokens that a branch gets, where that is less than the budget.
+        """
         left = [
             # What is left to compute is the cache's to say: a freed neighbour can set a joined prefix back.
             (branch, len(branch.token_ids) - self._cache.num_computed_tokens(branch.seq))
@@ -164,8 +180,8 @@ class Scheduler:
         # stand behind that neighbour to be served in the same step.
         left.sort(key=lambda pair: pair[1] > 1 or pair[0].request.num_cached_tokens is None)
         counts, budget = [], self.max_num_batched_tokens
-        for _, num_left in left:
-            counts.append(min(num_left, budget))
+        for branch, num_left in left:
+            counts.append(min(num_left, budget, chunks.get(branch, num_left)))
             budget -= counts[-1]
         rows = []
         for (branch, num_left), count in zip(left, counts, strict=True):
@@ -214,17 +230,20 @@ class Scheduler:
             if not is_alone:
                 return False
             self._preemptor.forget(branch)
-        num_seqs = 1 if branch.request.is_forked else branch.request.sampling.n
-        keys = branch.request.extra_keys
-        while self._cache.can_allocate(branch.token_ids, keys, num_seqs) is not Admission.OK:
-            # With nobody running, rows and pages may still be with those in the CPU pool.
+        while isinstance(answer := self._try_allocate(branch), Admission):
+            # With none running, rows and pages may still be with those in the CPU pool.
             swapped = [other for other in self.waiting if other.is_swapped] if is_alone else []
             if not swapped:
                 return False
             self._preemptor.forget(swapped[-1])
-        resumed = branch.request.num_cached_tokens is not None
-        branch.seq = self._cache.allocate(branch.token_ids, _holder(branch), keys, num_seqs, resumed)
+        branch.seq = answer
         return True
+
+    def _try_allocate(self, branch: Branch) -> int | Admission:
+        """The branch's sequence, looked up and admitted in one call, or why it is not admitted."""
+        num_seqs = 1 if branch.request.is_forked else branch.request.sampling.n
+        resumed = branch.request.num_cached_tokens is not None
+        return self._cache.try_allocate(branch.token_ids, _holder(branch), branch.request.extra_keys, num_seqs, resumed)
 
     def _count_cached(self, step: ScheduledStep) -> None:
         """A request's hit is what it need not compute when it first computes something, and not what it hoped for."""

@@ -40,7 +40,7 @@ class Row:
 class ScheduledStep:
     """The batch of one step. `rows` and the plan's belong together, and every row has its slots.
 
-    num_computed, num_scheduled: (B,) tokens before the step, tokens in it. preempted: branches that were set back to
+    num_computed, num_scheduled: (B,) tokens before the step, tokens in it. preempted: branches that were preempted to
     make room.
     """
 

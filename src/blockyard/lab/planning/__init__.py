@@ -4,6 +4,8 @@
 
 Read it in this order:
 
+    limits           amounts of memory, checked
+    activations      what a step takes
     memory           what of a GPU is left for blocks
     hits             hit rates of what running requests leave
     assumptions      all that a plan takes for granted, in sentences
@@ -12,6 +14,7 @@ Read it in this order:
 `docs/planning.md` follows one plan by hand.
 """
 
+from .activations import LargestStep
 from .capacity import CapacityPlan, RequestsAt, plan_capacity
 
-__all__ = ["CapacityPlan", "RequestsAt", "plan_capacity"]
+__all__ = ["CapacityPlan", "LargestStep", "RequestsAt", "plan_capacity"]

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from ...sizing import KVCacheSpec
 from ..references import References
 from ..survey import TraceSurvey
-from .memory import GIB, GpuBudget
+from .activations import Activations
+from .limits import GIB
+from .memory import GpuBudget
 
 _MIB = 2**20
 
@@ -18,6 +20,7 @@ class Situation:
 
     spec: KVCacheSpec
     gpu: GpuBudget
+    activations: Activations
     weights_gib: float
     num_replicas: int
     max_num_seqs: int | None
@@ -51,10 +54,9 @@ def _memory(given: Situation) -> list[str]:
     each = f", divided equally among {ranks} GPUs: {gpu.weight_bytes / GIB:.2f} GiB on each" if ranks > 1 else ""
     sentences = [
         f"A GPU has {gpu.total_bytes / GIB:g} GiB, of which {100 * gpu.utilization:g} % are used: "
-        f"{gpu.usable_bytes / GIB:.2f} GiB. A driver may report less than the data sheet.",
+        f"{gpu.usable_bytes / GIB:.2f} GiB. CUDA reports less than the data sheet.",
         f"The weights take {given.weights_gib:.2f} GiB{each}.",
-        f"Activations, CUDA graphs and the engine's buffers take {gpu.activation_bytes / GIB:g} GiB on each GPU; "
-        f"this is to be measured, by the engine's own profile of its largest step.",
+        given.activations.sentence(ranks),
     ]
     if given.cpu_gib:
         sentences.append(f"The CPU tier has {given.cpu_gib:g} GiB for all GPUs together, in equal parts.")
@@ -98,7 +100,7 @@ def _windows(spec: KVCacheSpec) -> list[str]:
         return []
     names = ", ".join(str(window) for window in windows)
     return [
-        f"Layers with a window (of {names} tokens) give back blocks that fall behind it; requests are counted while "
+        f"Layers with a window (of {names} tokens) free blocks that fall behind it; requests are counted while "
         f"they decode, and a chunk of a prompt holds its own blocks in these layers besides, for its step.",
         f"The engine manages the pool by {len(spec.groups)} layer group{'s' * (len(spec.groups) > 1)}; one without "
         f"layer groups keeps every token in every layer.",

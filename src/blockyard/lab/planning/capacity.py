@@ -19,13 +19,13 @@ from ...sizing import (
 from ..policy_names import OPTIMUM, policy_of
 from ..references import References
 from ..survey import TraceSurvey
+from .activations import Activations, LargestStep
 from .assumptions import Situation, assumptions_of
 from .hits import HitForecast, forecast_hits
-from .memory import GIB, GpuAssumptions, GpuBudget, cached_tokens, require_gib
+from .limits import GIB, require_gib
+from .memory import GpuAssumptions, GpuBudget, cached_tokens
 
 DEFAULT_LENGTHS = (2_000, 8_000, 32_000)
-#: GiB a GPU for activations, CUDA graphs and the engine's own buffers, where nothing was measured.
-DEFAULT_ACTIVATION_GIB = 2.0
 #: Seconds from one token of an output to the next, where nothing was measured.
 DEFAULT_SECONDS_PER_TOKEN = 0.03
 #: Sequences whose states are set aside where nothing was said, for a model that keeps states.
@@ -85,7 +85,8 @@ def plan_capacity(
     weights_gib: float,
     num_gpus: int | None = None,
     gpu_memory_utilization: float = 0.9,
-    activation_gib: float = DEFAULT_ACTIVATION_GIB,
+    activation_gib: float | None = None,
+    step: LargestStep | None = None,
     lengths: Sequence[int] = DEFAULT_LENGTHS,
     max_num_seqs: int | None = None,
     running: int | None = None,
@@ -99,7 +100,9 @@ def plan_capacity(
 
     spec: what one rank keeps; its `tensor_parallel_size` GPUs are a replica. gpu_memory_gib: of one GPU. weights_gib:
     of the whole model. num_gpus: a multiple of the ranks; one replica if None. gpu_memory_utilization: share of a GPU
-    that may be used. activation_gib: all that a step takes beside weights and blocks, on each GPU.
+    that may be used. activation_gib: all that a step takes beside weights and blocks, on each GPU, as measured; if None
+    it follows from step, sampled for max_num_seqs sequences (for 1,024 on a GPU of 70 GiB or more, else 256, if None),
+    and is 2 GiB without one.
     lengths: tokens of a request, prompt and output. max_num_seqs: requests that the engine runs at once at most; no
     limit but memory if None. running: requests expected at work on a replica; None for the traffic's arrivals a second
     times mean output times seconds_per_token, divided by the replicas. cpu_gib: host memory of a tier, for all GPUs.
@@ -117,10 +120,13 @@ def plan_capacity(
     limit = _limit(spec, max_num_seqs)
     wanted = _lengths(lengths)
     at_work = _running(running, traffic, num_replicas, seconds_per_token, limit)
-    memory = GpuAssumptions(gpu_memory_gib, weights_gib, activation_gib, gpu_memory_utilization)
+    require_gib("gpu_memory_gib", gpu_memory_gib, above_zero=True)
+    activations = Activations.of(activation_gib, step, gpu_memory_gib, limit)
+    memory = GpuAssumptions(gpu_memory_gib, weights_gib, activations, gpu_memory_utilization)
     situation = Situation(
         spec=spec,
         gpu=memory.budget(spec, _num_states(spec, limit)),
+        activations=activations,
         weights_gib=weights_gib,
         num_replicas=num_replicas,
         max_num_seqs=limit,
@@ -177,7 +183,7 @@ class _Budgets:
     blocks_each: int
 
     def left(self, more_blocks: int = 0) -> CacheBudgetAdvice:
-        """Of the pool without its null block, and so many more."""
+        """Of the pool without its null block, and that number more."""
         return advise_cache_budget(max(self.num_blocks - 1, 0) + more_blocks, self.running, self.blocks_each)
 
     def hits(self, references: References | None, policy: str, cpu_blocks: int) -> HitForecast | None:
@@ -200,7 +206,7 @@ class _Budgets:
 
 
 def _budgets(given: Situation, num_blocks: int) -> _Budgets | None:
-    """None where nobody knows how many requests are at work."""
+    """None where it is not known how many requests are at work."""
     if given.running is None:
         return None
     each = given.spec.peak_sequence_blocks(max(round(given.mean_tokens), 1))

@@ -9,9 +9,9 @@ from ...arguments import require_number
 from ...config import MAX_BLOCKS, MAX_MODEL_LEN
 from ...errors import InvalidArgument
 from ...sizing import KVCacheSpec, num_gpu_blocks
+from .activations import Activations
+from .limits import GIB, require_gib
 
-GIB = 2**30
-MAX_GIB = 2**20
 _MAX_RANKS = 1024
 
 
@@ -54,13 +54,12 @@ class GpuAssumptions:
 
     gpu_memory_gib: float
     weights_gib: float
-    activation_gib: float
+    activations: Activations
     utilization: float
 
     def __post_init__(self) -> None:
         require_gib("gpu_memory_gib", self.gpu_memory_gib, above_zero=True)
         require_gib("weights_gib", self.weights_gib)
-        require_gib("activation_gib", self.activation_gib)
         share = require_number("gpu_memory_utilization", self.utilization)
         if not 0 < share <= 1:
             raise InvalidArgument(f"gpu_memory_utilization is {share}; it must be above 0 and at most 1")
@@ -71,7 +70,7 @@ class GpuAssumptions:
             total_bytes=int(self.gpu_memory_gib * GIB),
             utilization=self.utilization,
             weight_bytes=-(-int(self.weights_gib * GIB) // spec.tensor_parallel_size),
-            activation_bytes=int(self.activation_gib * GIB),
+            activation_bytes=self.activations.bytes_on(spec.tensor_parallel_size),
             state_bytes=max_num_seqs * spec.state_bytes_per_sequence,
         )
 
@@ -90,17 +89,8 @@ class GpuAssumptions:
         return spec.max_concurrent_sequences(num_tokens, num_blocks=num_blocks) > 0
 
 
-def require_gib(name: str, value: object, above_zero: bool = False) -> float:
-    """`value` if it is a number of GiB from 0 (or above it) to 2**20."""
-    number = require_number(name, value)
-    if number < 0 or number > MAX_GIB or (above_zero and int(number * GIB) == 0):
-        low = "above 0" if above_zero else "at least 0"
-        raise InvalidArgument(f"{name} is {value!r}; it must be {low} and at most {MAX_GIB}, in GiB")
-    return number
-
-
 def cached_tokens(spec: KVCacheSpec, num_blocks: int) -> int:
-    """Tokens whose keys and values, of every layer, so many blocks can keep. O(groups).
+    """Tokens whose keys and values, of every layer, that many blocks can keep. O(groups).
 
     Windows are not used: each token takes its share of a block in every group, so the answer is never too large.
     """

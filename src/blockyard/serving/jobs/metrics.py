@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ...answers import CacheStats
+from ...answers import CacheStats, MissCauses, Residency
+from ...answers import Histogram as Durations
 from ...engine import Engine, GenerationResult
 from .job import Job
 
@@ -27,7 +29,8 @@ _REQUEST_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0
 class EngineFigures:
     """The engine's state between two steps, made in its thread and read in any other.
 
-    usage: share of the pool that is held. num_failed_steps: steps in which something raised.
+    usage: share of the pool that is held. num_failed_steps: steps in which something raised. residency, misses: None
+    where the cache does not follow them (`residency_sample`, `track_misses`).
     """
 
     stats: CacheStats
@@ -36,17 +39,22 @@ class EngineFigures:
     num_waiting: int
     num_preemptions: int
     num_failed_steps: int
+    residency: Residency | None = None
+    misses: MissCauses | None = None
 
     @classmethod
     def of(cls, engine: Engine, num_failed_steps: int) -> EngineFigures:
         """Read the engine. O(running sequences)."""
+        cache = engine.cache
         return cls(
-            stats=engine.cache.stats(),
-            usage=engine.cache.usage,
+            stats=cache.stats(),
+            usage=cache.usage,
             num_running=engine.num_running,
             num_waiting=engine.num_waiting,
             num_preemptions=engine.num_preemptions,
             num_failed_steps=num_failed_steps,
+            residency=cache.residency() if cache.config.residency_sample else None,
+            misses=cache.miss_totals() if cache.config.track_misses else None,
         )
 
 
@@ -118,10 +126,28 @@ GAUGES: Readings = {
 COUNTERS: Readings = {
     "vllm:prefix_cache_queries": ("Prompt tokens looked up.", lambda seen: seen.stats.num_prompt_tokens),
     "vllm:prefix_cache_hits": ("Prompt tokens found.", lambda seen: seen.stats.num_hit_tokens),
-    "vllm:num_preemptions": ("Requests set back to make room.", lambda seen: seen.num_preemptions),
+    "vllm:num_preemptions": ("Sequences preempted to make room.", lambda seen: seen.num_preemptions),
     "blockyard:kv_blocks_evicted": ("Cached blocks taken for others.", lambda seen: seen.stats.num_evicted_blocks),
     "blockyard:kv_blocks_copied": ("Blocks copied on write.", lambda seen: seen.stats.num_copied_blocks),
     "blockyard:failed_steps": ("Steps in which something raised.", lambda seen: seen.num_failed_steps),
+}
+#: Of the blocks that `residency_sample` follows.
+RESIDENCY: dict[str, tuple[str, Callable[[Residency], Durations]]] = {
+    "vllm:kv_block_lifetime_seconds": ("From taking a block to evicting it.", lambda seen: seen.lifetime),
+    "vllm:kv_block_idle_before_evict_seconds": (
+        "From its last use to evicting it.",
+        lambda seen: seen.idle_before_evict,
+    ),
+    "vllm:kv_block_reuse_gap_seconds": ("Between two uses of a block.", lambda seen: seen.reuse_gap),
+}
+MISSED_TOKENS = "blockyard:missed_tokens"
+#: Labels of `MISSED_TOKENS`, and what they count.
+CAUSES: dict[str, Callable[[MissCauses], int]] = {
+    "tail": lambda seen: seen.num_tail,
+    "never_seen": lambda seen: seen.num_never_seen,
+    "evicted": lambda seen: seen.num_evicted,
+    "other_keys": lambda seen: seen.num_other_keys,
+    "recomputed": lambda seen: seen.num_recomputed,
 }
 
 
@@ -133,7 +159,7 @@ class EngineCollector(Collector):
         self._model_name = model_name
 
     def collect(self) -> Iterable[Metric]:
-        """All gauges and counters, of one moment. O(1)."""
+        """All gauges, counters and histograms, of one moment. O(1)."""
         seen = self._read()
         for name, (text, value) in GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=[MODEL_LABEL])
@@ -143,6 +169,27 @@ class EngineCollector(Collector):
             counter = CounterMetricFamily(name, text, labels=[MODEL_LABEL])
             counter.add_metric([self._model_name], value(seen))
             yield counter
+        if seen.residency is not None:
+            yield from self._durations(seen.residency)
+        if seen.misses is not None:
+            yield self._missed(seen.misses)
+
+    def _durations(self, residency: Residency) -> Iterable[Metric]:
+        for name, (text, part) in RESIDENCY.items():
+            durations = part(residency)
+            bounds = [*(str(bound) for bound in durations.bounds), "+Inf"]
+            family = HistogramMetricFamily(name, text, labels=[MODEL_LABEL])
+            buckets = list(zip(bounds, accumulate(durations.counts), strict=True))
+            family.add_metric([self._model_name], buckets, durations.total)
+            yield family
+
+    def _missed(self, misses: MissCauses) -> Metric:
+        counter = CounterMetricFamily(
+            MISSED_TOKENS, "Prompt tokens not found, by cause.", labels=[MODEL_LABEL, "cause"]
+        )
+        for cause, number in CAUSES.items():
+            counter.add_metric([self._model_name, cause], number(misses))
+        return counter
 
 
 class MetricsPage:

@@ -1,0 +1,110 @@
+"""The sum of an engine's memory: how many blocks fit, and what it says of that when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from ... import sizing
+from ...arguments import require_int
+from ...config import MAX_BLOCKS
+from ...errors import InvalidArgument
+from ...sizing import KVCacheSpec, MemoryProfile
+from ...sizing.spec import MAX_BYTES
+
+#: KV memory of a CPU engine that is not told how much to take. What is never used is never touched there.
+CPU_KV_BYTES = 2**30
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """What an engine takes of its device, in bytes.
+
+    weights_bytes: the model's parameters and buffers. kv_bytes: the pool of blocks. total_bytes: all that the device
+    has; None where it was not asked, as on a CPU. step_bytes: most that the largest step takes beside both;
+    outside_bytes: what is in use outside the engine: kernels, libraries, other processes. They are None where the step
+    was not run, because num_blocks was given, or on a CPU.
+    """
+
+    device: str
+    weights_bytes: int
+    kv_bytes: int
+    total_bytes: int | None = None
+    step_bytes: int | None = None
+    outside_bytes: int | None = None
+
+    @property
+    def left_bytes(self) -> int | None:
+        """What nothing takes; None where it is not known."""
+        if self.total_bytes is None:
+            return None
+        taken = self.weights_bytes + self.kv_bytes + (self.step_bytes or 0) + (self.outside_bytes or 0)
+        return self.total_bytes - taken
+
+    def __str__(self) -> str:
+        """One line, in GiB."""
+        parts = [
+            ("weights", self.weights_bytes),
+            ("largest step", self.step_bytes),
+            ("outside the engine", self.outside_bytes),
+            ("keys and values", self.kv_bytes),
+            ("left", self.left_bytes),
+        ]
+        known = ", ".join(f"{name} {_gib(size)}" for name, size in parts if size is not None)
+        total = "" if self.total_bytes is None else f" of {_gib(self.total_bytes)}"
+        return f"memory of {self.device}, GiB{total}: {known}"
+
+
+def weights_bytes(model: Any) -> int:
+    """Bytes of a model's parameters and buffers, each storage once. O(tensors)."""
+    storages = (tensor.untyped_storage() for tensor in chain(model.parameters(), model.buffers()))
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def cpu_blocks(spec: KVCacheSpec) -> int:
+    """Blocks for an engine on a CPU that is not told how many to take."""
+    return min(max(2, CPU_KV_BYTES // spec.bytes_per_block), MAX_BLOCKS)
+
+
+def swap_blocks(swap_space_bytes: object, num_cpu_blocks: int, spec: KVCacheSpec) -> int:
+    """Blocks of the CPU pool: as many as were asked for, or as fit the swap space; 0 for none.
+
+    Raises `InvalidArgument` if both are given, or the space is smaller than two blocks.
+    """
+    size = require_int("swap_space_bytes", swap_space_bytes, 0, MAX_BYTES)
+    if size == 0:
+        return num_cpu_blocks
+    if num_cpu_blocks:
+        raise InvalidArgument(
+            f"swap_space_bytes is {size} and num_cpu_blocks is {num_cpu_blocks}; both size the same pool, so give one"
+        )
+    number = sizing.num_cpu_blocks(size, spec=spec)
+    if number < 2:
+        raise InvalidArgument(
+            f"swap_space_bytes is {size}; it must be at least two blocks of {spec.bytes_per_block} bytes"
+        )
+    return min(number, MAX_BLOCKS)
+
+
+def blocks_beside(memory: EngineMemory, spec: KVCacheSpec, gpu_memory_utilization: float) -> int:
+    """Blocks that fit a share of the device beside the weights, the largest step and what is outside the engine.
+
+    memory: as a profile found it. Raises `InvalidArgument`, with the sum, if fewer than two fit.
+    """
+    total, step, outside = memory.total_bytes or 0, memory.step_bytes or 0, memory.outside_bytes or 0
+    profile = MemoryProfile(total, memory.weights_bytes + step + outside)
+    number = profile.num_gpu_blocks(spec, gpu_memory_utilization)
+    if number >= 2:
+        return min(number, MAX_BLOCKS)
+    raise InvalidArgument(
+        f"gpu_memory_utilization is {gpu_memory_utilization}, {_gib(int(total * gpu_memory_utilization))} of "
+        f"{_gib(total)} GiB; weights take {_gib(memory.weights_bytes)}, the largest step {_gib(step)} and what is "
+        f"outside the engine {_gib(outside)}, which leaves no room for two blocks of {spec.bytes_per_block} bytes "
+        f"(a smaller max_num_batched_tokens, max_num_seqs or max_model_len makes the step smaller)"
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.2f}"

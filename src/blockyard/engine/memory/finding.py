@@ -1,0 +1,76 @@
+"""How many blocks an engine takes that is not told: on a GPU what is left, on a CPU at most 1 GiB."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ...config import CacheConfig
+from ...errors import InvalidArgument
+from ...sizing import KVCacheSpec
+from ...storage import KVCache
+from ..runner import ModelRunner
+from .account import EngineMemory, blocks_beside, cpu_blocks
+from .largest_step import StepSizes, TrialCache, run_largest_step
+from .meter import DeviceUse, Meter
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFinder:
+    """Sizes a pool by what the largest step takes.
+
+    spec: bytes of a block. config: all of the cache but its number of blocks. tensors: what `KVCache` takes beside
+    numbers of blocks and the block size. make_runner: as the engine makes it. weights: bytes of the model.
+    """
+
+    spec: KVCacheSpec
+    config: CacheConfig
+    tensors: dict[str, Any]
+    make_runner: Callable[[KVCache], ModelRunner]
+    weights: int
+    gpu_memory_utilization: float
+
+    def given(self) -> EngineMemory:
+        """The sum for the blocks that the config has."""
+        return self._with_blocks(self.config.num_blocks)
+
+    def find(self, meter: Meter | None, sizes: StepSizes) -> tuple[CacheConfig, EngineMemory]:
+        """The config with as many blocks as fit, and the sum that they come from.
+
+        meter: of the device; None for a CPU, where no step is run. Raises `InvalidArgument` if the step, or two blocks
+        beside it, do not fit.
+        """
+        if meter is None:
+            number = cpu_blocks(self.spec)
+            return replace(self.config, num_blocks=number), self._with_blocks(number)
+        found, trial_bytes = self._run(meter, sizes)
+        memory = replace(
+            self._with_blocks(0),
+            total_bytes=found.total_bytes,
+            step_bytes=found.peak_bytes - found.before_bytes - trial_bytes,
+            outside_bytes=found.outside_bytes + max(found.before_bytes - self.weights, 0),
+        )
+        number = blocks_beside(memory, self.spec, self.gpu_memory_utilization)
+        kv_bytes = number * self.spec.bytes_per_block
+        return replace(self.config, num_blocks=number), replace(memory, kv_bytes=kv_bytes)
+
+    def _with_blocks(self, number: int) -> EngineMemory:
+        return EngineMemory(str(self.tensors["device"]), self.weights, number * self.spec.bytes_per_block)
+
+    def _run(self, meter: Meter, sizes: StepSizes) -> tuple[DeviceUse, int]:
+        """What the largest step took, and how much of it was the cache that it ran over."""
+        trials: list[int] = []
+
+        def work() -> None:
+            cache = TrialCache(sizes.max_model_len, self.spec.block_size, **self.tensors)
+            trials.append(cache.num_bytes)
+            run_largest_step(cache, self.config.layer_groups, sizes, self.make_runner)
+
+        try:
+            found = meter(work)
+        except torch.OutOfMemoryError as error:
+            raise InvalidArgument(f"a step of {sizes} does not fit {self.tensors['device']}: {error}") from error
+        return found, trials[0]

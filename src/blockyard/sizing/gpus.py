@@ -1,0 +1,58 @@
+"""GPUs by name, with the memory that CUDA gives a program: less than the data sheet says, and than `nvidia-smi` lists.
+
+Each number is what a program read on one such GPU (`torch.cuda.mem_get_info`, or the total in an error of PyTorch's
+allocator); drivers differ by some tenths of a GiB. Beside each, where it was published.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from ..arguments import require_str
+from ..errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A kind of GPU: its name, and its memory in GiB, as a program sees it. source: where that was published."""
+
+    name: str
+    memory_gib: float
+    source: str
+
+
+_GITHUB = "https://github.com/"
+_GPUS = (
+    Gpu("a30", 23.53, _GITHUB + "google/RB-Modulation/issues/5"),
+    Gpu("a100-40gb", 39.50, _GITHUB + "TianheWu/CoSeR/issues/10"),
+    Gpu("a100-80gb", 79.25, _GITHUB + "HiDream-ai/VAREdit/issues/6"),
+    Gpu("b200", 178.35, _GITHUB + "pytorch/ao/pull/4002"),
+    Gpu("h100", 79.19, _GITHUB + "llm-d-incubation/llm-d-planner/pull/205"),
+    Gpu("l4", 22.03, _GITHUB + "ArcInstitute/evo2/issues/190"),
+    Gpu("l40", 44.40, _GITHUB + "QwenLM/Qwen3-VL/issues/2097"),
+    Gpu("rtx-3090", 23.58, _GITHUB + "vllm-project/vllm/issues/10517"),
+    Gpu("rtx-4090", 23.52, _GITHUB + "Soul-AILab/SoulX-FlashTalk/issues/5"),
+    Gpu("rtx-5090", 31.40, _GITHUB + "noonghunna/club-3090/issues/1087"),
+    Gpu("rtx-6000-ada", 44.43, _GITHUB + "DINGYANB/MTVCrafter/issues/21"),
+    Gpu("t4", 14.56, _GITHUB + "Zheng-Chong/CatVTON/issues/133"),
+)
+_BY_NAME = {gpu.name: gpu for gpu in _GPUS}
+
+
+def known_gpu(name: str) -> Gpu:
+    """The GPU of this name, upper and lower case, spaces and hyphens alike. O(1).
+
+    Raises `InvalidArgument` for any other name, with the known ones that look like it.
+    """
+    wanted = "-".join(require_str("name", name).lower().split())
+    found = _BY_NAME.get(wanted)
+    if found is None:
+        close = difflib.get_close_matches(wanted, _BY_NAME, n=3, cutoff=0.5) or gpu_names()
+        raise InvalidArgument(f"gpu is {name!r}; known are {', '.join(close)}; for others, give the memory")
+    return found
+
+
+def gpu_names() -> list[str]:
+    """The names that `known_gpu` knows, sorted."""
+    return sorted(_BY_NAME)

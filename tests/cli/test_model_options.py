@@ -1,0 +1,68 @@
+"""From the options of `serve` and `generate` to an engine's."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from blockyard.cli.main import main
+from blockyard.engine import Engine
+
+from ..support.servers import tiny_engine
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the command asks of `from_pretrained`, which gives it a small engine."""
+    options: dict[str, Any] = {}
+
+    def from_pretrained(path: Any, **given: Any) -> Engine:
+        options.update(given)
+        return tiny_engine()
+
+    monkeypatch.setattr(Engine, "from_pretrained", from_pretrained)
+    return options
+
+
+def test_memory_and_policy_reach_the_engine(asked: dict[str, Any]) -> None:
+    arguments = "--gpu-memory-utilization 0.7 --swap-space 1.5GiB --preemption swap --eviction-policy arc --watermark 0"
+    watched = "--retention-blocks 9 --track-misses --residency-sample 10 --history-size 100"
+    assert main(["generate", "Hi", "--max-tokens", "1", "--model", ".", *f"{arguments} {watched}".split()]) == 0
+    assert asked["gpu_memory_utilization"] == 0.7
+    assert asked["swap_space_bytes"] == 3 * 2**29
+    assert asked["num_blocks"] is None
+    assert asked["cache_options"] == {
+        "eviction_policy": "arc",
+        "watermark": 0.0,
+        "retention_blocks": 9,
+        "track_misses": True,
+        "residency_sample": 10,
+        "history_size": 100,
+    }
+
+
+def test_what_is_not_asked_is_the_engines_default(asked: dict[str, Any]) -> None:
+    assert main(["generate", "Hi", "--max-tokens", "1", "--model", "."]) == 0
+    assert (asked["gpu_memory_utilization"], asked["swap_space_bytes"], asked["num_cpu_blocks"]) == (0.9, 0, 0)
+    assert asked["cache_options"] == {"track_misses": False}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--swap-space 4", "--swap-space is '4'; it must be a number and a unit, like 80GiB"),
+        ("--swap-space 4GiB --num-cpu-blocks 9", "not allowed with argument --swap-space"),
+    ],
+)
+def test_a_swap_space_that_is_none(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = main(["generate", "Hi", *arguments.split()])
+    except SystemExit as end:  # argparse's own
+        status = int(end.code or 0)
+    assert status == 2
+    assert re.search(re.escape(message), capsys.readouterr().err)

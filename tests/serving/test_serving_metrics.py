@@ -1,0 +1,67 @@
+"""How long blocks live and why prompts miss, under GET /metrics, from an engine that follows them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("torch")
+
+from blockyard.serving.jobs.metrics import CAUSES, RESIDENCY
+
+from ..support.servers import MODEL, Running, running_server, tiny_engine
+
+PROMPTS = [f"{number} is a number that says nothing of what a block is worth to others. " for number in range(12)]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Running]:
+    engine = tiny_engine(24, max_num_seqs=2, cache_options={"track_misses": True, "residency_sample": 1})
+    with running_server(engine) as running:
+        yield running
+
+
+def page_of(running: Running) -> str:
+    status, _, page = running.call("GET", "/metrics")
+    assert status == 200
+    return page.decode()
+
+
+def test_blocks_lives_and_causes_of_misses(served: Running) -> None:
+    for prompt in [*PROMPTS, *PROMPTS[:3]]:
+        served.client().completions.create(model=MODEL, prompt=prompt, max_tokens=2)
+    served.client().completions.create(model=MODEL, prompt=PROMPTS[2], max_tokens=2)
+    served.require_idle()
+    page, figures = page_of(served), served.figures()
+    evicted = figures["blockyard:kv_blocks_evicted_total"]
+    assert evicted > 0
+    for name in RESIDENCY:
+        assert f"# TYPE {name} histogram" in page
+        buckets = re.findall(rf'^{name}_bucket{{le="([^"]+)",model_name="{MODEL}"}} (\S+)$', page, re.MULTILINE)
+        counts = [float(count) for _, count in buckets]
+        assert counts == sorted(counts)
+        assert buckets[-1][0] == "+Inf"
+        assert counts[-1] == figures[f"{name}_count"]
+    assert figures["vllm:kv_block_lifetime_seconds_count"] == evicted
+    assert figures["vllm:kv_block_idle_before_evict_seconds_count"] == evicted
+    assert 0 < figures["vllm:kv_block_lifetime_seconds_sum"] < 600 * evicted
+    assert figures["vllm:kv_block_reuse_gap_seconds_count"] > 0
+    missed = {
+        cause: float(value)
+        for cause, value in re.findall(r'^blockyard:missed_tokens_total{cause="(\w+)",.*} (\S+)$', page, re.MULTILINE)
+    }
+    assert set(missed) == set(CAUSES)
+    assert missed["evicted"] > 0
+    assert missed["never_seen"] > 0
+    not_hit = figures["vllm:prefix_cache_queries_total"] - figures["vllm:prefix_cache_hits_total"]
+    assert sum(missed.values()) - missed["recomputed"] == not_hit
+
+
+def test_an_engine_that_follows_nothing_says_nothing_of_it() -> None:
+    with running_server(tiny_engine()) as running:
+        page = page_of(running)
+    assert "kv_block_lifetime" not in page
+    assert "missed_tokens" not in page
