@@ -100,8 +100,9 @@ class Engine:
             device=self._borrowed.device,
             layer_groups=[group.layers for group in spec.page_groups],
             num_cpu_blocks=num_cpu_blocks,
+            value_size=self.shape.value_size,
         )
-        self._runner = ModelRunner(self._borrowed, self.kv_cache, config.max_model_len, attention_backend)
+        self._runner = ModelRunner(self._borrowed, self.kv_cache, self.shape, attention_backend)
         self._scheduler = Scheduler(self.cache, max_num_batched_tokens, way)
         self._intake = Intake(self.shape, tokenizer, self._scheduler.limits, speculation)
         #: Ids of the requests that computed something in the last step, also if it raised.

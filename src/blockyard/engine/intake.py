@@ -7,11 +7,11 @@ from typing import Any
 
 from ..errors import InvalidArgument
 from .decoding.speculation import Drafter, PromptLookup
-from .probe import ModelShape
 from .prompts import Prompt, encode_prompt
 from .request import Request, make_request
 from .sampling import SamplingParams
 from .scheduling.limits import CacheLimits
+from .shape import ModelShape
 
 
 class Intake:
