@@ -39,8 +39,8 @@ _MAX_PRIORITY = 2**20
 class Engine:
     """Continuous batching of a causal language model of Hugging Face transformers over Blockyard's blocks.
 
-    model: any model whose attention goes through transformers' attention interface and is plain causal attention, over
-        all tokens or a sliding window, in every layer: Llama, Qwen2, Qwen3, Mistral, Gemma3 and their like. It is
+    model: any model whose attention goes through transformers' attention interface and is causal attention, over all
+        tokens or a sliding window, in every layer (docs/engine.md lists them). A new engine tries it first. It is
         borrowed: its attention is switched during a step and put back afterwards.
     tokenizer: the model's; None if all prompts are token ids.
     num_blocks, block_size: the pool; if num_blocks is None, 1 GiB of keys and values.

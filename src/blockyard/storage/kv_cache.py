@@ -82,7 +82,7 @@ class KVCache:
         self.device = self.data.device
         is_cuda = self.device.type == "cuda"
         #: The CPU pool's blocks, the same shape but for their number; None without one. Pinned beside CUDA tensors:
-        #: the device writes it when it comes to it, and whoever looks from Python calls torch.cuda.synchronize() first.
+        #: the device writes it when it comes to it, so call torch.cuda.synchronize() before you look.
         self.cpu_data = self._new_data("num_cpu_blocks", num_cpu_blocks, "cpu", is_cuda) if num_cpu_blocks else None
         self._move_stream = MoveStream(self.device, self.places.num_places) if is_cuda else None
         if self._move_stream is not None:
@@ -244,8 +244,8 @@ class KVCache:
         """Like `move_blocks`, and returns at once on CUDA: blocks move layer by layer on a stream of their own.
 
         They move when everything asked of the device before is done, and `write` to a layer waits (on the device) for
-        that layer's blocks, so the first layers compute while the last ones' blocks still move. Whoever reads before
-        writing calls `finish_moves` first. On other devices the same as `move_blocks`.
+        that layer's blocks, so the first layers compute while the last ones' blocks still move. Call `finish_moves`
+        before you read what was not written first. On other devices the same as `move_blocks`.
         """
         lists = self._checked_lists(plan)
         if self._move_stream is None:

@@ -26,7 +26,7 @@ class MoveStream:
     def hold(self, blocks: Any) -> None:
         """Say that moves read and write `blocks`, a tensor of the device that was made on the computing stream.
 
-        When it is freed its memory goes to whoever asks next, and that must not be before the last move is done: a
+        When it is freed its memory goes to the next allocation, and that must not be before the last move is done: a
         cache may go while moves that no layer waited for (its step broke) are still under way.
         """
         blocks.record_stream(self._stream)

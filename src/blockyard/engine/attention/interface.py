@@ -59,7 +59,7 @@ class AttentionBackend(Protocol):
     extras: ClassVar[frozenset[str]]
 
     def __init__(self, kv_cache: KVCache, max_model_len: int) -> None:
-        """For these tensors, and sequences of at most so many tokens."""
+        """For these tensors, and sequences of at most max_model_len tokens."""
 
     @classmethod
     def refusal(cls, kv_cache: KVCache) -> str | None:

@@ -137,7 +137,7 @@ class _Steps:
         return seq
 
     def _step(self, counts: dict[int, int]) -> None:
-        """Compute so many more tokens of each sequence."""
+        """Compute that number of further tokens of each sequence."""
         seqs, num_new = list(counts), list(counts.values())
         plan = self._cache.reserve(seqs, num_new)
         new_tokens = [
