@@ -325,8 +325,9 @@ def test_requests_can_be_added_and_aborted_between_steps(llama: Any) -> None:
 
 def test_the_first_backend_that_fits_computes_attention(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Counting(SdpaBackend):
-        """Takes float32 only, and counts steps."""
+        """Takes float32 only, and counts steps. The trial of a new engine's model asks for "sdpa" by name."""
 
+        name = "counting"
         num_steps = 0
 
         @classmethod

@@ -55,27 +55,12 @@ UNFIT = [
         "rotary embedding is of type 'dynamic'",
     ),
     (
-        lambda: transformers.Gemma2Config(**SMALL, head_dim=8, sliding_window=512),
-        "asks for 'softcap'",
-    ),
-    (
-        lambda: transformers.GptOssConfig(
-            **SMALL,
-            head_dim=8,
-            num_local_experts=2,
-            num_experts_per_tok=1,
-            sliding_window=512,
-            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
-        ),
-        "asks for 's_aux'",
-    ),
-    (
         lambda: transformers.Lfm2Config(**SMALL, layer_types=["conv", "full_attention"]),
-        "2 layers, of which 1 use transformers' attention interface",
+        "config has conv_L_cache = 3: its layers keep a state",
     ),
     (
         lambda: transformers.BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4),
-        "no max_position_embeddings; pass max_model_len",
+        "BloomForCausalLM takes no position_ids",
     ),
 ]
 

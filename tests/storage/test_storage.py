@@ -18,6 +18,8 @@ from blockyard.storage import KVCache, KVLayout  # noqa: E402
 from ..support.seeds import run_seed  # noqa: E402
 
 LAYOUTS = ["NHD", "HND"]
+#: Elements of a value, where a key has five.
+VALUE_SIZES = [5, 3, 8]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -28,8 +30,9 @@ def make_cache(**changes: Any) -> KVCache:
 
 def random_tokens(cache: KVCache, num_tokens: int, seed: int = 0) -> tuple[Any, Any]:
     generator = torch.Generator().manual_seed(seed)
-    shape = (num_tokens, cache.num_kv_heads, cache.head_size)
-    return tuple(torch.randn(shape, generator=generator).to(cache.dtype) for _ in range(2))
+    shapes = [(num_tokens, cache.num_kv_heads, size) for size in (cache.head_size, cache.value_size)]
+    key, value = (torch.randn(shape, generator=generator).to(cache.dtype) for shape in shapes)
+    return key, value
 
 
 # ---------------------------------------------------------------- forms
@@ -62,12 +65,26 @@ def test_bytes_are_those_of_the_design() -> None:
     assert KVCache(**sizes, dtype=torch.bfloat16).bytes_per_token == 22.5 * 1024
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_block_of_uneven_keys_and_values_has_no_padding(layout: str) -> None:
+    """DeepSeek-V3's latent vector and rotated key, 576 elements a token and layer, as `sizing` counts them."""
+    cache = KVCache(3, 16, 2, 1, 512, value_size=64, layout=layout)
+    assert cache.data.shape == (2, 3, 16 * 576)
+    assert cache.bytes_per_token == 2 * 576 * 4
+    assert cache.num_bytes == cache.data.nbytes
+    assert cache.key_cache(1)[2].is_contiguous()
+    assert cache.value_cache(1)[2].is_contiguous()
+    with pytest.raises(InvalidArgument, match="value_size is 64; for one tensor it must be head_size, 512"):
+        cache.combined(0)
+
+
 # ---------------------------------------------------------------- write and gather
 
 
+@pytest.mark.parametrize("value_size", VALUE_SIZES)
 @pytest.mark.parametrize(("layout", "dtype"), list(itertools.product(LAYOUTS, DTYPES)))
-def test_what_is_written_by_slot_is_read_by_table(layout: str, dtype: Any) -> None:
-    cache = make_cache(layout=layout, dtype=dtype)
+def test_what_is_written_by_slot_is_read_by_table(layout: str, dtype: Any, value_size: int) -> None:
+    cache = make_cache(layout=layout, dtype=dtype, value_size=value_size)
     table = np.array([[5, 2, 7], [8, 1, 0]], np.int32)
     lengths = [10, 6]
     slots = [
@@ -82,28 +99,30 @@ def test_what_is_written_by_slot_is_read_by_table(layout: str, dtype: Any) -> No
     tables = cache.tables(table, lengths)
     for layer, (key, value) in enumerate(written):
         got_key, got_value = cache.gather(layer, tables)
-        assert got_key.shape == got_value.shape == (2, 12, 2, 5)
+        assert (got_key.shape, got_value.shape) == ((2, 12, 2, 5), (2, 12, 2, value_size))
         for got, sent in ((got_key, key), (got_value, value)):
             assert torch.equal(got[0, :10], sent[:10])
             assert torch.equal(got[1, :6], sent[10:])
             assert got[0, 10:].count_nonzero() == got[1, 6:].count_nonzero() == 0
 
 
+@pytest.mark.parametrize("value_size", VALUE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_slot_lies_where_the_kernels_look_for_it(layout: str) -> None:
-    cache = make_cache(layout=layout)
+def test_a_slot_lies_where_the_kernels_look_for_it(layout: str, value_size: int) -> None:
+    cache = make_cache(layout=layout, value_size=value_size)
     key, value = random_tokens(cache, 1)
     cache.write(2, key, value, [6 * 4 + 3])
     at = (6, 3) if layout == "NHD" else (6, slice(None), 3)
     assert torch.equal(cache.key_cache(2)[at], key[0])
     assert torch.equal(cache.value_cache(2)[at], value[0])
-    assert cache.data.count_nonzero() == 20
+    assert cache.data.count_nonzero() == 2 * (5 + value_size)
 
 
+@pytest.mark.parametrize("value_size", VALUE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_nothing_of_an_earlier_owner_is_read_not_even_nan(layout: str) -> None:
+def test_nothing_of_an_earlier_owner_is_read_not_even_nan(layout: str, value_size: int) -> None:
     """A mask hides finite leftovers, but 0 * NaN is NaN: so leftovers must not be read at all."""
-    cache = make_cache(layout=layout)
+    cache = make_cache(layout=layout, value_size=value_size)
     cache.data[:, 1:] = float("nan")
     key, value = random_tokens(cache, 5)
     cache.write(0, key, value, [8, 9, 10, 11, 12])  # block 2, and the first slot of block 3
@@ -116,9 +135,10 @@ def test_nothing_of_an_earlier_owner_is_read_not_even_nan(layout: str) -> None:
     assert not got_value.isnan().any()
 
 
+@pytest.mark.parametrize("value_size", VALUE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_buffer_used_again_gives_the_same(layout: str) -> None:
-    cache = make_cache(layout=layout)
+def test_a_buffer_used_again_gives_the_same(layout: str, value_size: int) -> None:
+    cache = make_cache(layout=layout, value_size=value_size)
     cache.data.copy_(torch.randn(cache.data.shape))
     cache.data[:, 0] = 0
     buffer = cache.new_buffer(40)
@@ -146,9 +166,10 @@ def test_slots_and_tables_come_as_lists_arrays_or_tensors() -> None:
 # ---------------------------------------------------------------- copies
 
 
+@pytest.mark.parametrize("value_size", VALUE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_copies_take_all_layers_and_read_before_they_write(layout: str) -> None:
-    cache = make_cache(layout=layout)
+def test_copies_take_all_layers_and_read_before_they_write(layout: str, value_size: int) -> None:
+    cache = make_cache(layout=layout, value_size=value_size)
     cache.data.copy_(torch.randn(cache.data.shape))
     before = cache.data.clone()
     cache.copy_blocks(np.array([[1, 2], [2, 3], [3, 1], [4, 8]], np.int32))
@@ -184,9 +205,10 @@ def test_layers_of_several_groups_share_places() -> None:
     assert torch.equal(cache.gather(2, cache.tables([[3]], [1]))[0][0, :1], value)
 
 
+@pytest.mark.parametrize("value_size", VALUE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_blocks_go_to_the_cpu_pool_and_back(layout: str) -> None:
-    cache = make_cache(layout=layout, num_cpu_blocks=6)
+def test_blocks_go_to_the_cpu_pool_and_back(layout: str, value_size: int) -> None:
+    cache = make_cache(layout=layout, num_cpu_blocks=6, value_size=value_size)
     assert cache.cpu_data is not None
     assert cache.cpu_data.shape == (3, 6, *cache.data.shape[2:])
     assert make_cache().cpu_data is None
@@ -247,6 +269,7 @@ def test_a_plan_with_one_bad_list_moves_nothing() -> None:
 BAD_SIZES = [
     ({"num_blocks": 1}, "num_blocks is 1; it must be from 2"),
     ({"num_blocks": True}, "num_blocks is True"),
+    ({"value_size": 0}, "value_size is 0; it must be from 1"),
     ({"block_size": 0}, "block_size is 0; it must be from 1 to 4096"),
     ({"block_size": 4.0}, r"block_size is 4\.0; it must be an integer"),
     ({"num_layers": 0}, "num_layers is 0"),
@@ -381,7 +404,7 @@ class FakeEngine:
         self.commit(scheduled, plan.num_scheduled[rows].copy(), ends.tolist())
 
     def fail(self, plan: Any, scheduled: list[int]) -> None:
-        """A step that breaks half-way leaves rubbish in its slots; nobody may ever read it."""
+        """A step that breaks half-way leaves rubbish in its slots, which must never be read."""
         self.num_seen["failed"] += 1
         rubbish = torch.full((len(plan.slot_mapping), 1, 2), float("nan"))
         self.kv.write(0, rubbish, rubbish, plan.slot_mapping)

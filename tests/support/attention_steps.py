@@ -46,7 +46,7 @@ def random_step(
 ) -> Step:
     """Some sequences of every kind, in any order: decodes, whole prompts, chunks and drafts behind cached tokens.
 
-    Blocks behind a window are the null block, as the manager leaves them; blocks of nobody hold NaN.
+    Blocks behind a window are the null block, as the manager leaves them; blocks without an owner hold NaN.
     """
     kinds = [(0, 1), (0, 17), (5, 1), (block_size, 1), (30, 1), (block_size * 2 - 1, 1), (19, 6), (2 * block_size, 9)]
     chosen = [kinds[kind] for kind in rng.permutation(len(kinds))]

@@ -36,7 +36,7 @@ def paged_attention(
     own that a query sees, -1 for all.
     """
     block_size, num_kv_heads = key_cache.shape[1:3]
-    output = torch.full_like(query, float("nan"))  # what nobody computes must not be zeros by luck
+    output = torch.full_like(query, float("nan"))  # what is not computed must not be zeros by luck
     scale = query.shape[2] ** -0.5 if scale is None else scale
     for row, (start, end) in enumerate(itertools.pairwise(query_starts)):
         places = [pages[row][at // block_size] * block_size + at % block_size for at in range(seq_lens[row])]

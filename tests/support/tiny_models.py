@@ -37,6 +37,24 @@ SHAPES: dict[str, tuple[Any, dict[str, Any]]] = {
     "phi3": (transformers.Phi3Config, {"num_key_value_heads": 2}),
     "smollm2": (transformers.LlamaConfig, {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}),
     "smollm3": (transformers.SmolLM3Config, {"num_key_value_heads": 2, "no_rope_layer_interval": 2}),
+    "deepseek-v3": (
+        transformers.DeepseekV3Config,
+        {
+            "num_key_value_heads": 6,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 20,
+            "qk_nope_head_dim": 12,
+            "qk_rope_head_dim": 8,
+            "head_dim": 8,
+            "v_head_dim": 10,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 1,
+        },
+    ),
 }
 #: Shapes with sliding windows: in all layers, or in all but every third.
 WINDOWED: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -50,6 +68,31 @@ WINDOWED: dict[str, tuple[Any, dict[str, Any]]] = {
             "sliding_window": 13,
             "query_pre_attn_scalar": 16,
             "layer_types": ["sliding_attention"] * 2 + ["full_attention"] + ["sliding_attention", "full_attention"],
+        },
+    ),
+    "gemma2": (
+        transformers.Gemma2Config,
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "sliding_window": 13,
+            "query_pre_attn_scalar": 16,
+            "attn_logit_softcapping": 3.0,
+            # transformers' default attention leaves the cap out.
+            "attn_implementation": "eager",
+        },
+    ),
+    "gpt-oss": (
+        transformers.GptOssConfig,
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "sliding_window": 13,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
         },
     ),
 }

@@ -1,4 +1,4 @@
-"""A reference engine: continuous batching of Llama-shaped Hugging Face models over Blockyard's blocks.
+"""A reference engine: continuous batching of Hugging Face models over Blockyard's blocks.
 
     from blockyard.engine import Engine, SamplingParams
 
@@ -11,10 +11,12 @@ Read it in this order, a file at a time:
     sampling, results, request   what is asked for, and what becomes of it
     scheduling/                  who computes what in the next step: step, limits, preemption, prefixes, scheduler
     decoding/                    from logits to text: sampler, speculation, text (stop strings)
-    attention/                   a step's attention over the KV tensors: interface, reach, sdpa; paged, flash_attention,
-                                 flashinfer (CUDA); backends (who is chosen); hook (how transformers calls it)
+    attention/                   a step's attention over the KV tensors: interface, reach, softmax, sdpa; latent (MLA);
+                                 paged, flash_attention, flashinfer (CUDA); backends (which is chosen); hook (how
+                                 transformers calls it)
+    shape                        what an engine knows of its model
     borrowing                    a model whose attention is ours while a step runs
-    probe                        what a model asks of its cache, learned from one token
+    checks/, probe               whether a model can be served, and what it asks of its cache
     moves, runner                a step's block moves and forward pass, through transformers' attention interface
     memory/                      how many blocks fit: the largest step, run to see what it takes; the sum
     cache_options                fields of the cache's config that callers may set

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -9,17 +12,21 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 from ..errors import InvalidArgument, ModelError
-from .attention.hook import ATTENTION_NAME, paged_attention
+from .attention.hook import ATTENTION_NAME, attending, paged_attention
 from .attention.interface import Attend
+from .attention.latent import compress, expand, latent_layers
+from .checks.masks import PROBE_NAME
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)
+AttentionInterface.register(PROBE_NAME, paged_attention)
 
 
 class BorrowedModel:
     """A causal language model, switched to `paged_attention` between `with` and its end; it nests.
 
     Under a name of its own, transformers builds no attention mask for it. Afterwards the model computes as before,
-    so that `model.generate()` works between the steps of an engine.
+    so that `model.generate()` works between the steps of an engine. Raises `InvalidArgument` for what is no model of
+    transformers, `ModelError` for one without weights or without position_ids.
     """
 
     def __init__(self, model: Any) -> None:
@@ -32,6 +39,15 @@ class BorrowedModel:
         self.dtype: torch.dtype = model.dtype
         if self.device.type == "meta":
             raise ModelError("the model is on device 'meta', which holds no numbers; load its weights first")
+        arguments = inspect.signature(model.forward).parameters
+        if "position_ids" not in arguments:
+            raise ModelError(
+                f"{type(model).__name__} takes no position_ids, so that tokens of several sequences cannot be computed "
+                f"in one row"
+            )
+        self._selects_logits = "logits_to_keep" in arguments
+        self._latent_layers = latent_layers(model)
+        self._attention_name = ATTENTION_NAME
         self._depth = 0
         self._own_attention = ""
 
@@ -39,20 +55,28 @@ class BorrowedModel:
         self, token_ids: torch.Tensor, positions: torch.Tensor, kept: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
         """Logits (len(kept), vocabulary) behind the tokens at `kept`, for tokens and positions of shape (1, T)."""
-        with torch.inference_mode():
-            output = self.model(
-                input_ids=token_ids,
-                position_ids=positions,
-                use_cache=False,
-                logits_to_keep=kept.to(self.device),
-                blockyard_attend=attend,
-            )
-        return output.logits[0]
+        kept = kept.to(self.device)
+        selection = {"logits_to_keep": kept} if self._selects_logits else {}
+        with torch.inference_mode(), attending(attend):
+            output = self.model(input_ids=token_ids, position_ids=positions, use_cache=False, **selection)
+        logits: torch.Tensor = output.logits[0]
+        return logits if self._selects_logits else logits[kept]
+
+    @contextmanager
+    def probing(self) -> Iterator[BorrowedModel]:
+        """Borrow it with masks that describe themselves (`checks.masks`)."""
+        self._attention_name = PROBE_NAME
+        try:
+            with self:
+                yield self
+        finally:
+            self._attention_name = ATTENTION_NAME
 
     def __enter__(self) -> BorrowedModel:
         if self._depth == 0:
             self._own_attention = self.model.config._attn_implementation
-            self.model.set_attn_implementation(ATTENTION_NAME)
+            self.model.set_attn_implementation(self._attention_name)
+            compress(self._latent_layers)
         self._depth += 1
         return self
 
@@ -61,4 +85,5 @@ class BorrowedModel:
     ) -> None:
         self._depth -= 1
         if self._depth == 0:
+            expand(self._latent_layers)
             self.model.set_attn_implementation(self._own_attention)

@@ -30,7 +30,7 @@ from .memory.finding import MemoryFinder
 from .memory.largest_step import StepSizes
 from .memory.meter import meter_of
 from .model import load_model
-from .probe import ModelShape, probe_model
+from .probe import probe_model
 from .prompts import Prompt, encode_prompt
 from .request import Branch, Request
 from .results import Completion, GenerationResult, NewToken, StepReport
@@ -39,6 +39,7 @@ from .sampling import SamplingParams
 from .scheduling.preemption import Preemption
 from .scheduling.scheduler import Scheduler
 from .scheduling.step import Row, ScheduledStep
+from .shape import ModelShape
 
 _MAX_PRIORITY = 2**20
 
@@ -46,8 +47,8 @@ _MAX_PRIORITY = 2**20
 class Engine:
     """Continuous batching of a causal language model of Hugging Face transformers over Blockyard's blocks.
 
-    model: any model whose attention goes through transformers' attention interface and is plain causal attention, over
-        all tokens or a sliding window, in every layer: Llama, Qwen2, Qwen3, Mistral, Gemma3 and their like. It is
+    model: any model whose attention goes through transformers' attention interface and is causal attention, over all
+        tokens or a sliding window, in every layer (docs/engine.md lists them). A new engine tries it first. It is
         borrowed: its attention is switched during a step and put back afterwards.
     tokenizer: the model's; None if all prompts are token ids.
     num_blocks, block_size: the pool. If num_blocks is None, the engine finds out how many blocks fit: on CUDA it runs
@@ -131,7 +132,7 @@ class Engine:
         self.num_accepted_tokens = 0
 
     def _new_runner(self, kv_cache: KVCache) -> ModelRunner:
-        return ModelRunner(self._borrowed, kv_cache, self.shape.max_model_len, self._attention_backend)
+        return ModelRunner(self._borrowed, kv_cache, self.shape, self._attention_backend)
 
     @classmethod
     def from_pretrained(
@@ -428,6 +429,7 @@ def _tensors(shape: ModelShape, spec: KVCacheSpec, borrowed: BorrowedModel) -> d
         "num_layers": shape.num_layers,
         "num_kv_heads": shape.num_kv_heads,
         "head_size": shape.head_size,
+        "value_size": shape.value_size,
         "dtype": borrowed.dtype,
         "device": borrowed.device,
         "layer_groups": [group.layers for group in spec.page_groups],

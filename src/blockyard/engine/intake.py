@@ -8,11 +8,11 @@ from typing import Any
 from ..errors import InvalidArgument
 from ..keys import ExtraKey, canonical_keys, require_spans_within, spans_of
 from .decoding.speculation import Drafter, PromptLookup
-from .probe import ModelShape
 from .prompts import Prompt, encode_prompt
 from .request import Request, make_request
 from .sampling import SamplingParams
 from .scheduling.limits import CacheLimits
+from .shape import ModelShape
 
 
 class Intake:

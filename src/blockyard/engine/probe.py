@@ -1,72 +1,116 @@
-"""What a model asks of its cache, learned by running one token through it, and what it asks that cannot be given."""
+"""What a model asks of its cache, learned by running a few tokens through it, and what it asks that cannot be given."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from ..arguments import require_int
 from ..config import MAX_MODEL_LEN
 from ..errors import ModelError
-from ..sizing import AttentionLayer, KVCacheSpec
 from .attention.hook import ATTENTION_NAME
+from .attention.softmax import Extras
 from .borrowing import BorrowedModel
+from .checks.config import refuse_unknown_fields
+from .checks.masks import NUM_PROBE_TOKENS, require_plain_mask
+from .checks.own_cache import own_windows, require_plain_cache, require_same_window
+from .checks.small import small_config, small_model
+from .checks.trial import OWN_LENGTH, SMALL_LENGTH, can_afford, require_equal_logits
 from .reasons import reason
-
-#: Rotary embeddings whose frequencies follow the longest sequence of a batch: cached keys would go stale.
-_MOVING_ROPE_TYPES = {"dynamic", "longrope"}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """num_layers layers that each keep num_kv_heads keys and values of head_size a token, for max_model_len tokens.
-
-    windows: how many tokens a token attends to in each layer, its own included; 0 for all.
-    """
-
-    num_layers: int
-    num_kv_heads: int
-    head_size: int
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: frozenset[int]
-    windows: tuple[int, ...]
-
-    def spec(self, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
-        """Bytes and layer groups of a cache for it (`blockyard.sizing`)."""
-        layers = tuple(
-            AttentionLayer(index, self.num_kv_heads, self.head_size, self.head_size, window)
-            for index, window in enumerate(self.windows)
-        )
-        return KVCacheSpec(layers=layers, block_size=block_size, dtype=str(dtype).removeprefix("torch."))
+from .shape import ModelShape
 
 
 def probe_model(borrowed: BorrowedModel, max_model_len: int | None = None) -> ModelShape:
-    """Run one token through the model and return what its layers ask of a KV cache.
+    """Return what a model's layers ask of a KV cache, after a trial that the engine computes what the model does.
 
     max_model_len: tokens of the longest sequence; the model's own limit if None. Raises `ModelError`, in a
-    sentence, for a model whose attention is not plain causal attention, over all tokens or a window, in every layer.
+    sentence, for a model whose attention is not causal attention, over all tokens or a window, in every layer.
+    The trial is run on a small copy of the model, and on the model itself where that takes seconds (`checks.trial`).
     """
+    shape = learn_shape(borrowed, max_model_len)
+    model = borrowed.model
+    facts = (shape, borrowed.device, borrowed.dtype, len(list(model.modules())), _text(model.config))
+    if _tried.get(model) != facts:
+        _try(borrowed, shape, _try_copy(type(model), model.config))
+        _tried[model] = facts
+    return shape
+
+
+#: What each model was when it passed its trial: an engine for the same model again does not repeat it.
+_tried: WeakKeyDictionary[Any, tuple[object, ...]] = WeakKeyDictionary()
+#: Classes and configs of which a small copy passed (True), or none could be made (False).
+_tried_copies: dict[tuple[type, str], bool] = {}
+
+
+def _try_copy(model_class: type, config: Any) -> bool:
+    """Try a small copy; returns whether there is one. Raises `ModelError` if it fails."""
+    key = (model_class, _text(config))
+    if key not in _tried_copies:
+        copy = _small_copy(model_class, config)
+        if copy is not None:
+            require_equal_logits(*copy, SMALL_LENGTH)
+        _tried_copies[key] = copy is not None
+    return _tried_copies[key]
+
+
+def _try(borrowed: BorrowedModel, shape: ModelShape, has_copy: bool) -> None:
+    """Try the model itself: beyond its windows if no small copy did that, and if it takes seconds."""
+    length = OWN_LENGTH + (0 if has_copy else max(shape.windows))
+    if can_afford(borrowed, length):
+        require_equal_logits(borrowed, shape, length)
+    elif not has_copy:
+        raise ModelError(
+            f"{type(borrowed.model).__name__} could not be tried: no small copy of it can be made, and {length} tokens "
+            f"of it take too long on {borrowed.device}"
+        )
+
+
+def _text(config: Any) -> str:
+    text: str = config.to_json_string(use_diff=False)
+    return text
+
+
+def learn_shape(borrowed: BorrowedModel, max_model_len: int | None = None) -> ModelShape:
+    """As `probe_model`, from the config and a few tokens alone."""
     model = borrowed.model
     config = model.config.get_text_config(decoder=True)
     limit = _max_model_len(config, max_model_len)
-    _refuse_moving_rope(config)
-    seen = _run_one_token(borrowed)
+    refuse_unknown_fields(config, limit)
+    require_plain_cache(config)
+    seen = _run_tokens(borrowed)
     _require_all_layers(seen, config, type(model).__name__)
     layer = seen.layers[0]
-    for other in seen.layers.values():
-        _require_plain(other, layer)
+    kept = own_windows(config)
+    windows = []
+    for index, other in sorted(seen.layers.items()):
+        _require_alike(index, other, layer)
+        window = _window(other, kept.get(index, 0), limit)
+        require_plain_mask(index, other.others["attention_mask"], window, limit)
+        require_same_window(index, kept.get(index, window), window, limit)
+        windows.append(window)
     return ModelShape(
         num_layers=len(seen.layers),
         num_kv_heads=layer.key_shape[1],
         head_size=layer.key_shape[2],
+        value_size=layer.value_shape[2],
         max_model_len=limit,
         vocab_size=int(config.vocab_size),
         eos_token_ids=_eos_token_ids(model),
-        windows=tuple(_window(seen.layers[index], limit) for index in range(len(seen.layers))),
+        windows=tuple(windows),
+        extras=frozenset().union(*(other.extras.names for other in seen.layers.values())),
     )
+
+
+def _small_copy(model_class: Any, config: Any) -> tuple[BorrowedModel, ModelShape] | None:
+    """A small copy and its shape; None where the class cannot be made small."""
+    try:
+        copy = BorrowedModel(small_model(model_class, small_config(config)))
+        return copy, learn_shape(copy, SMALL_LENGTH)
+    except Exception:  # classes of models raise whatever they like
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +119,14 @@ class _Layer:
     value_shape: tuple[int, ...]
     others: dict[str, Any]
 
+    @property
+    def extras(self) -> Extras:
+        return Extras.of(self.others)
+
 
 @dataclass(slots=True)
 class _Recorder:
-    """Takes attention's place for one token, whose output is its value, and notes what each layer asks for."""
+    """Takes attention's place for some tokens, each attending to itself, and notes what each layer asks for."""
 
     layers: dict[int, _Layer] = field(default_factory=dict)
 
@@ -91,17 +139,21 @@ class _Recorder:
         scaling: float | None,  # noqa: ARG002
         others: dict[str, Any],
     ) -> torch.Tensor:
+        if layer in self.layers:
+            raise ModelError(f"layer {layer} calls attention more than once a token, which the engine does not compute")
         self.layers[layer] = _Layer(tuple(key.shape), tuple(value.shape), others)
-        return value.repeat_interleave(query.shape[0] // value.shape[1], dim=1)
+        attended = Extras.of(others).attended(key, value)[1]
+        return attended.repeat_interleave(query.shape[0] // attended.shape[1], dim=1)
 
 
-def _run_one_token(borrowed: BorrowedModel) -> _Recorder:
+def _run_tokens(borrowed: BorrowedModel) -> _Recorder:
     recorder = _Recorder()
-    token = torch.zeros((1, 1), dtype=torch.int64, device=borrowed.device)
+    tokens = torch.zeros((1, NUM_PROBE_TOKENS), dtype=torch.int64, device=borrowed.device)
+    positions = torch.arange(NUM_PROBE_TOKENS, device=borrowed.device)[None]
     try:
-        with borrowed:
-            borrowed.forward(token, torch.zeros_like(token), torch.zeros(1, dtype=torch.int64), recorder)
-    except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
+        with borrowed.probing():
+            borrowed.forward(tokens, positions, torch.zeros(1, dtype=torch.int64), recorder)
+    except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
         raise ModelError(
             f"{type(borrowed.model).__name__} could not run a token through attention of our own: "
             f"{type(error).__name__}: {reason(error)}"
@@ -118,21 +170,25 @@ def _require_all_layers(seen: _Recorder, config: Any, name: str) -> None:
         )
 
 
-def _window(layer: _Layer, max_model_len: int) -> int:
-    """The layer's sliding window; one that no sequence outgrows is none."""
-    window = layer.others.get("sliding_window")
-    return int(window) if window is not None and window < max_model_len else 0
+def _window(layer: _Layer, own: int, max_model_len: int) -> int:
+    """The layer's sliding window, which some leave to the mask and the cache; one that no sequence outgrows is none."""
+    asked = layer.others.get("sliding_window")
+    window = own if asked is None else int(asked)
+    return window if window < max_model_len else 0
 
 
-def _require_plain(layer: _Layer, first: _Layer) -> None:
-    if layer.key_shape != first.key_shape or layer.value_shape != layer.key_shape:
+def _require_alike(index: int, layer: _Layer, first: _Layer) -> None:
+    if (layer.key_shape, layer.value_shape) != (first.key_shape, first.value_shape):
         raise ModelError(
-            f"a layer keeps keys of shape {layer.key_shape} and values of shape {layer.value_shape}, the first layer "
-            f"keys of {first.key_shape} (tokens, heads, head size); the engine needs them all to be the same"
+            f"layer {index} keeps keys of shape {layer.key_shape} and values of shape {layer.value_shape}, layer 0 "
+            f"{first.key_shape} and {first.value_shape} (tokens, heads, size); the engine needs them all to be the same"
         )
-    for name in ("softcap", "s_aux", "position_bias", "attention_mask"):
-        if layer.others.get(name) is not None:
-            raise ModelError(f"the model's attention asks for '{name}', which the engine does not support")
+    if layer.key_shape[0] != NUM_PROBE_TOKENS:
+        raise ModelError(
+            f"layer {index} keeps {layer.key_shape[0]} keys for {NUM_PROBE_TOKENS} tokens; the engine needs one each"
+        )
+    if layer.others.get("position_bias") is not None:
+        raise ModelError("the model's attention asks for 'position_bias', which the engine does not support")
 
 
 def _max_model_len(config: Any, asked: int | None) -> int:
@@ -143,16 +199,6 @@ def _max_model_len(config: Any, asked: int | None) -> int:
     if own is not None and limit > own:
         raise ModelError(f"max_model_len is {limit}; the model was made for {own} tokens (max_position_embeddings)")
     return limit
-
-
-def _refuse_moving_rope(config: Any) -> None:
-    parameters = getattr(config, "rope_parameters", None) or {}
-    for entry in (parameters, *parameters.values()):
-        if isinstance(entry, dict) and entry.get("rope_type") in _MOVING_ROPE_TYPES:
-            raise ModelError(
-                f"the model's rotary embedding is of type '{entry['rope_type']}', which changes with the longest "
-                f"sequence of a batch, so that cached keys would go stale"
-            )
 
 
 def _eos_token_ids(model: Any) -> frozenset[int]:

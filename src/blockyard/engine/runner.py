@@ -16,6 +16,7 @@ from .attention.backends import select_backend
 from .attention.interface import GroupRows, IntArray, StepShape
 from .borrowing import BorrowedModel
 from .moves import MoveQueue
+from .shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +59,10 @@ class ForwardBatch:
 class ModelRunner:
     """Carries out steps on one model and one KV cache."""
 
-    def __init__(self, borrowed: BorrowedModel, kv_cache: KVCache, max_model_len: int, attention_backend: str) -> None:
+    def __init__(self, borrowed: BorrowedModel, kv_cache: KVCache, shape: ModelShape, attention_backend: str) -> None:
         self._borrowed = borrowed
         self._kv_cache = kv_cache
-        self._backend = select_backend(attention_backend, kv_cache, max_model_len)
+        self._backend = select_backend(attention_backend, kv_cache, shape.max_model_len, shape.extras)
 
     @property
     def attention_backend(self) -> str:

@@ -93,12 +93,23 @@ class KVCacheSpec:
 
     @classmethod
     def uniform(
-        cls, num_layers: int, num_kv_heads: int, head_size: int, *, block_size: int = 16, dtype: object = "bfloat16"
+        cls,
+        num_layers: int,
+        num_kv_heads: int,
+        head_size: int,
+        *,
+        block_size: int = 16,
+        dtype: object = "bfloat16",
+        value_size: int | None = None,
     ) -> KVCacheSpec:
-        """The spec of `num_layers` equal layers of full attention, as `storage.KVCache` allocates them. O(layers)."""
+        """The spec of `num_layers` equal layers of full attention, as `storage.KVCache` allocates them. O(layers).
+
+        value_size: elements of a value in each head; head_size, a key's, if None.
+        """
         require_int("num_layers", num_layers, 1, MAX_DIMENSION)
         require_int("head_size", head_size, 1, MAX_DIMENSION)
-        layers = tuple(AttentionLayer(index, num_kv_heads, head_size, head_size) for index in range(num_layers))
+        values = head_size if value_size is None else value_size
+        layers = tuple(AttentionLayer(index, num_kv_heads, head_size, values) for index in range(num_layers))
         return cls(layers=layers, block_size=block_size, dtype=dtype_name("dtype", dtype))
 
     def without_windows(self) -> KVCacheSpec:

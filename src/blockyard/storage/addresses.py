@@ -12,7 +12,7 @@ from .checks import IntArray, int_array, require_range
 class SlotAddresses:
     """Where the tokens of a step are written: one slot a token (`slot = block_id * block_size + offset`).
 
-    Slots of the null block (below `block_size`) are refused: no sequence owns it, and padding relies on its zeros.
+    Slots of the null block (below `block_size`) are refused: it has no owner, and padding relies on its zeros.
     """
 
     def __init__(self, slot_mapping: object, num_blocks: int, block_size: int, device: torch.device) -> None:

@@ -32,6 +32,9 @@ class KVCache:
         key_cache(layer)  (num_blocks, *block_shape)             FlashAttention's and vLLM's k_cache
         block_shape       NHD: (block_size, num_kv_heads, head_size);  HND: (num_kv_heads, block_size, head_size)
 
+    Where values are narrower or wider than keys (`value_size`), a block is its keys and then its values, without an
+    axis for the two: `data` is (places, num_blocks, elements of a block), and there is no `combined`.
+
     The paging is PagedAttention's (Kwon et al., SOSP 2023). Memory starts as zeros; the null block, id 0, stays
     so: it is what padded table entries read, and a write to it is refused.
 
@@ -41,6 +44,7 @@ class KVCache:
     num_blocks: blocks, the null block included. dtype: float32, bfloat16 or float16. device: anything torch
     takes. layout: `KVLayout` or its name. layer_groups: the layers of each group, all of one block size; one group of
     all layers if None. num_cpu_blocks: blocks of the CPU pool, its null block included, as `cpu_data`; 0 for none.
+    head_size, value_size: elements of a key and of a value in each head; value_size is head_size if None.
     Raises `InvalidArgument` for values outside their limits, and when the device cannot hold the tensor.
     """
 
@@ -57,19 +61,23 @@ class KVCache:
         layout: KVLayout | str = KVLayout.NHD,
         layer_groups: Sequence[Sequence[int]] | None = None,
         num_cpu_blocks: int = 0,
+        value_size: int | None = None,
     ) -> None:
         self.num_blocks = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
         self.block_size = require_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
         self.num_layers = require_int("num_layers", num_layers, 1, _MAX_DIMENSION)
         self.num_kv_heads = require_int("num_kv_heads", num_kv_heads, 1, _MAX_DIMENSION)
         self.head_size = require_int("head_size", head_size, 1, _MAX_DIMENSION)
+        self.value_size = head_size if value_size is None else require_int("value_size", value_size, 1, _MAX_DIMENSION)
         if dtype not in _DTYPES:
             raise InvalidArgument(f"dtype is {dtype}; it must be float32, bfloat16 or float16")
         self.dtype = dtype
         self.num_cpu_blocks = num_cpu_blocks and require_int("num_cpu_blocks", num_cpu_blocks, 2, MAX_BLOCKS)
         self.layout = KVLayout.parse(layout)
         self.places = LayerPlaces(num_layers, layer_groups)
-        self.spec = KVCacheSpec.uniform(num_layers, num_kv_heads, head_size, block_size=block_size, dtype=dtype)
+        self.spec = KVCacheSpec.uniform(
+            num_layers, num_kv_heads, head_size, block_size=block_size, dtype=dtype, value_size=self.value_size
+        )
         self.data = self._new_data("num_blocks", self.num_blocks, device)
         self.device = self.data.device
         is_cuda = self.device.type == "cuda"
@@ -96,16 +104,41 @@ class KVCache:
         return self.bytes_per_block * self.num_blocks
 
     def combined(self, layer: int) -> torch.Tensor:
-        """Keys and values of a layer, (num_blocks, 2, *block_shape), contiguous: FlashInfer's form. No copy."""
+        """Keys and values of a layer, (num_blocks, 2, *block_shape), contiguous: FlashInfer's form. No copy.
+
+        Raises `InvalidArgument` if values do not have the size of keys.
+        """
+        if not self._is_even:
+            raise InvalidArgument(
+                f"value_size is {self.value_size}; for one tensor it must be head_size, {self.head_size}"
+            )
         return self.data[self.places.place(layer)]
 
     def key_cache(self, layer: int) -> torch.Tensor:
         """Keys of a layer, (num_blocks, *block_shape): a view without a copy, each block contiguous."""
-        return self.data[self.places.place(layer), :, 0]
+        if self._is_even:
+            return self.data[self.places.place(layer), :, 0]
+        return self._part(layer, slice(None, self._key_elements), self.head_size)
 
     def value_cache(self, layer: int) -> torch.Tensor:
         """Values of a layer, (num_blocks, *block_shape): a view without a copy, each block contiguous."""
-        return self.data[self.places.place(layer), :, 1]
+        if self._is_even:
+            return self.data[self.places.place(layer), :, 1]
+        return self._part(layer, slice(self._key_elements, None), self.value_size)
+
+    @property
+    def _is_even(self) -> bool:
+        """Whether values have the size of keys."""
+        return self.value_size == self.head_size
+
+    @property
+    def _key_elements(self) -> int:
+        """Elements of a block's keys in a layer."""
+        return self.block_size * self.num_kv_heads * self.head_size
+
+    def _part(self, layer: int, elements: slice, size: int) -> torch.Tensor:
+        shape = self.layout.block_shape(self.block_size, self.num_kv_heads, size)
+        return self.data[self.places.place(layer), :, elements].unflatten(1, shape)
 
     def slots(self, slot_mapping: object) -> SlotAddresses:
         """Check a plan's slot mapping once, for `write` in every layer of the step. O(tokens)."""
@@ -116,7 +149,7 @@ class KVCache:
         return TableAddresses(block_tables, seq_lens, self.num_blocks, self.block_size, self.device)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: object) -> None:
-        """Write tokens' keys and values, each (tokens, num_kv_heads, head_size), to their slots. O(tokens).
+        """Write tokens' keys and values, (tokens, num_kv_heads, their size), to their slots. O(tokens).
 
         slots: a plan's `slot_mapping` (int array, one slot a token), or what `slots()` made of it. If a slot
         occurs twice, either token may win. Raises `InvalidArgument` for a slot outside the blocks, a shape or
@@ -124,15 +157,17 @@ class KVCache:
         """
         where = slots if isinstance(slots, SlotAddresses) else self.slots(slots)
         self._require_own(where)
-        shape = (where.num_tokens, self.num_kv_heads, self.head_size)
-        self._require_tensor("key", key, shape)
-        self._require_tensor("value", value, shape)
+        self._require_tensor("key", key, (where.num_tokens, self.num_kv_heads, self.head_size))
+        self._require_tensor("value", value, (where.num_tokens, self.num_kv_heads, self.value_size))
         if self._move_stream is not None:
             self._move_stream.wait(self.places.place(layer))
-        if self.layout is KVLayout.NHD:
+        if self.layout is KVLayout.NHD and self._is_even:
             rows = self.combined(layer).view(-1, self.num_kv_heads, self.head_size)
             rows.index_copy_(0, where.key_rows, key)
             rows.index_copy_(0, where.value_rows, value)
+        elif self.layout is KVLayout.NHD:
+            self.key_cache(layer)[where.block_ids, where.offsets] = key
+            self.value_cache(layer)[where.block_ids, where.offsets] = value
         else:
             self.key_cache(layer).transpose(1, 2)[where.block_ids, where.offsets] = key
             self.value_cache(layer).transpose(1, 2)[where.block_ids, where.offsets] = value
@@ -140,31 +175,59 @@ class KVCache:
     def gather(
         self, layer: int, tables: TableAddresses, out: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read sequences through their block tables: keys and values, each (seqs, width, num_kv_heads, head_size).
+        """Read sequences through their block tables: (seqs, width, num_kv_heads, their size) of keys and of values.
 
         width is `tables.width_tokens`; behind a sequence's length there are zeros. out: a buffer from
         `new_buffer` that holds at least seqs * width tokens; the result then lies in it (for NHD without a
         further copy), and a large buffer used again is up to four times faster than a fresh one. O(tokens).
         """
         self._require_own(tables)
+        if not self._is_even:
+            return self._gather_uneven(layer, tables, out)
         num_halves = len(tables.halves)
         buffer = self._gather_buffer(num_halves, out)
         halves = self.combined(layer).view(2 * self.num_blocks, -1)
         torch.index_select(halves, 0, tables.halves, out=buffer)
-        shape = self.layout.block_shape(self.block_size, self.num_kv_heads, self.head_size)
-        blocks = buffer.view(2, tables.num_seqs, tables.width_blocks, *shape)
+        blocks = buffer.view(2 * tables.num_seqs, tables.width_blocks, -1)
+        tokens = self._tokens(blocks, self.head_size)
+        tokens.flatten(0, 1).index_fill_(0, tables.stale_rows, 0)
+        return tokens[: tables.num_seqs], tokens[tables.num_seqs :]
+
+    def _gather_uneven(
+        self, layer: int, tables: TableAddresses, out: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `gather`, where keys and values differ in size: first all keys in the buffer, then all values."""
+        num_blocks = tables.num_seqs * tables.width_blocks
+        buffer = self._gather_buffer(2 * num_blocks, out).flatten()
+        ids, stale = tables.halves[:num_blocks] // 2, tables.stale_rows[: len(tables.stale_rows) // 2]
+        found, start = [], 0
+        for part, size in ((self.key_cache(layer), self.head_size), (self.value_cache(layer), self.value_size)):
+            end = start + num_blocks * part[0].numel()
+            blocks = buffer[start:end].view(num_blocks, *part.shape[1:])
+            torch.index_select(part, 0, ids, out=blocks)
+            tokens = self._tokens(blocks.view(tables.num_seqs, tables.width_blocks, -1), size)
+            tokens.flatten(0, 1).index_fill_(0, stale, 0)
+            found.append(tokens)
+            start = end
+        return found[0], found[1]
+
+    def _tokens(self, blocks: torch.Tensor, size: int) -> torch.Tensor:
+        """Gathered blocks of rows, (rows, blocks, elements), as (rows, tokens, num_kv_heads, size)."""
+        blocks = blocks.unflatten(2, self.layout.block_shape(self.block_size, self.num_kv_heads, size))
         if self.layout is KVLayout.HND:
-            blocks = blocks.transpose(3, 4).contiguous()
-        tokens = blocks.view(2 * tables.num_seqs * tables.width_tokens, self.num_kv_heads, self.head_size)
-        tokens.index_fill_(0, tables.stale_rows, 0)
-        both = tokens.view(2, tables.num_seqs, tables.width_tokens, self.num_kv_heads, self.head_size)
-        return both[0], both[1]
+            blocks = blocks.transpose(2, 3).contiguous()
+        return blocks.flatten(1, 2)
 
     def new_buffer(self, num_tokens: int) -> torch.Tensor:
         """A buffer into which `gather` can read up to `num_tokens` tokens, padding included."""
         num_blocks = -(-require_int("num_tokens", num_tokens, 1, 2**40) // self.block_size)
-        size = self.block_size * self.num_kv_heads * self.head_size
-        return torch.empty((2 * num_blocks, size), dtype=self.dtype, device=self.device)
+        return torch.empty((2 * num_blocks, self._half_elements), dtype=self.dtype, device=self.device)
+
+    @property
+    def _half_elements(self) -> int:
+        """Elements of a row of a buffer, two of which hold a block: of keys or values, or of half of both."""
+        both = self.block_size * self.num_kv_heads * (self.head_size + self.value_size)
+        return -(-both // 2)
 
     def move_blocks(self, plan: BlockMoves) -> None:
         """Carry out what a plan moves, in its order: swap_outs, swap_ins, copies. O(blocks).
@@ -224,7 +287,9 @@ class KVCache:
         self, name: str, num_blocks: int, device: torch.device | str, pin_memory: bool = False
     ) -> torch.Tensor:
         block_shape = self.layout.block_shape(self.block_size, self.num_kv_heads, self.head_size)
-        shape = (self.places.num_places, num_blocks, 2, *block_shape)
+        value_elements = self.block_size * self.num_kv_heads * self.value_size
+        block = (2, *block_shape) if self._is_even else (self._key_elements + value_elements,)
+        shape = (self.places.num_places, num_blocks, *block)
         try:
             return torch.zeros(shape, dtype=self.dtype, device=device, pin_memory=pin_memory)
         except (RuntimeError, AssertionError, ValueError) as error:  # torch has no narrower type for these
@@ -235,7 +300,7 @@ class KVCache:
             ) from error
 
     def _gather_buffer(self, num_halves: int, out: torch.Tensor | None) -> torch.Tensor:
-        size = self.block_size * self.num_kv_heads * self.head_size
+        size = self._half_elements
         if out is None:
             return torch.empty((num_halves, size), dtype=self.dtype, device=self.device)
         if out.dtype != self.dtype or out.ndim != 2 or out.shape[0] < num_halves or out.shape[1] != size:
@@ -259,7 +324,7 @@ class KVCache:
     def _require_tensor(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
         if tuple(tensor.shape) != shape:
             raise InvalidArgument(
-                f"{name} has shape {tuple(tensor.shape)}; it must be (tokens, num_kv_heads, head_size) = {shape}"
+                f"{name} has shape {tuple(tensor.shape)}; it must be (tokens, num_kv_heads, its size) = {shape}"
             )
         if tensor.dtype != self.dtype:
             raise InvalidArgument(f"{name} has dtype {tensor.dtype}; the cache has {self.dtype}")

@@ -18,7 +18,7 @@ from .reach import Reach
 #: Of FlashAttention 2 and 3; and of 4, which takes single sizes above it for some shapes alone.
 _MAX_HEAD_SIZE = 256
 _MAX_HEAD_SIZE_4 = 128
-#: FlashAttention 2 reads pages of a multiple of so many tokens; 3 of any number.
+#: FlashAttention 2 reads pages of a multiple of this many tokens; 3 of any number.
 _PAGE_TOKENS = 256
 
 

@@ -55,9 +55,11 @@ class AttentionBackend(Protocol):
 
     #: By which an engine asks for it.
     name: ClassVar[str]
+    #: What it computes beside scaled dot products (`softmax.Extras.names`).
+    extras: ClassVar[frozenset[str]]
 
     def __init__(self, kv_cache: KVCache, max_model_len: int) -> None:
-        """For these tensors, and sequences of at most so many tokens."""
+        """For these tensors, and sequences of at most max_model_len tokens."""
 
     @classmethod
     def refusal(cls, kv_cache: KVCache) -> str | None:
@@ -79,4 +81,4 @@ class Attend(Protocol):
         scaling: float | None,
         others: dict[str, Any],
     ) -> torch.Tensor:
-        """query (heads, T, head_size), key and value (T, kv_heads, head_size) to output (T, heads, head_size)."""
+        """query (heads, T, size), key and value (T, kv_heads, their size) to output (T, heads, value's size)."""

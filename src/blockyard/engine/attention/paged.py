@@ -38,6 +38,7 @@ class PagedBackend(ABC):
     module: ClassVar[str]
     package: ClassVar[str]
     layouts: ClassVar[tuple[KVLayout, ...]] = (KVLayout.NHD,)
+    extras: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, kv_cache: KVCache, max_model_len: int) -> None:  # noqa: ARG002  # the interface's
         self.kv_cache = kv_cache
@@ -52,6 +53,8 @@ class PagedBackend(ABC):
             return f"it needs float16 or bfloat16; these are {kv_cache.dtype}"
         if kv_cache.layout not in cls.layouts:
             return f"it needs the layout {cls.layouts[0].value}; these have {kv_cache.layout.value}"
+        if kv_cache.value_size != kv_cache.head_size:
+            return f"it needs values of the size of keys, {kv_cache.head_size}; these have {kv_cache.value_size}"
         if find_spec(cls.module) is None:
             return f"it needs {cls.package}, which is not installed"
         return cls.unsuited(kv_cache, *torch.cuda.get_device_capability(kv_cache.device)) or cls._broken()
@@ -94,7 +97,7 @@ class PagedStep:
         key: torch.Tensor,
         value: torch.Tensor,
         scaling: float | None,
-        others: dict[str, Any],  # noqa: ARG002  # the probe has refused models for which these would matter
+        others: dict[str, Any],  # noqa: ARG002  # `extras` says that it serves no model for which these matter
     ) -> torch.Tensor:
         """As `Attend` says. O(new tokens * tokens read), a sequence each."""
         group = self._groups[self._kv_cache.places.group(layer)]

@@ -1,9 +1,9 @@
 """Attention by PyTorch's scaled_dot_product_attention, on whatever device the KV tensors are.
 
 New keys and values go to their slots, then each sequence reads its own blocks. On CPU the fastest of the ways measured
-(docs/engine.md): decodes are gathered together, padded, into a buffer made once, and attended in one call with the
-query heads of a group folded into the query axis, so that keys and values are never repeated; a prompt, or a chunk of
-one, is one call a sequence. In a group with a sliding window, only the blocks that the window reaches are read.
+(docs/engine.md): decodes are gathered together, padded, into a buffer made once, and attended in one call (`softmax`),
+in which keys and values are never repeated; a prompt, or a chunk of one, is one call a sequence. In a group with a
+sliding window, only the blocks that the window reaches are read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from ...storage import KVCache, TableAddresses
 from .interface import GroupRows, IntArray, StepShape
+from .latent import LATENT
 from .reach import Reach
+from .softmax import Extras, softmax_attention
 
 #: Tokens that a padded gather of decodes may hold, unless one sequence alone is longer.
 _GATHER_TOKENS = 16384
@@ -26,6 +28,7 @@ class SdpaBackend:
     """See the module. The buffer that sequences are gathered into is made once; what is never used is never touched."""
 
     name: ClassVar[str] = "sdpa"
+    extras: ClassVar[frozenset[str]] = frozenset({"softcap", "s_aux", LATENT})
 
     def __init__(self, kv_cache: KVCache, max_model_len: int) -> None:
         self._kv_cache = kv_cache
@@ -60,17 +63,19 @@ class SdpaStep:
         key: torch.Tensor,
         value: torch.Tensor,
         scaling: float | None,
-        others: dict[str, Any],  # noqa: ARG002  # the probe has refused models for which these would matter
+        others: dict[str, Any],
     ) -> torch.Tensor:
         """As `Attend` says. O(tokens read) for decodes, times the new tokens for chunks."""
         group = self._groups[self._kv_cache.places.group(layer)]
         # All tokens are written before any are read: a sequence may join a prefix computed in this very step.
         self._kv_cache.write(layer, key, value, group.slots)
-        output = query.new_empty((query.shape[1], query.shape[0], query.shape[2]))
+        extras = Extras.of(others)
+        size = key.shape[2] if extras.is_latent else value.shape[2]
+        output = query.new_empty((query.shape[1], query.shape[0], size))
         for decodes in group.decodes:
-            decodes.attend(layer, query, output, scaling)
+            decodes.attend(layer, query, output, scaling, extras)
         for chunk in group.chunks:
-            chunk.attend(layer, query, key, value, output, scaling)
+            chunk.attend(layer, query, key, value, output, scaling, extras)
         return output
 
 
@@ -115,19 +120,16 @@ class _DecodeBatch:
         self._tables = kv_cache.tables(reach.tables(rows), lengths)
         self._tokens = torch.from_numpy(reach.shape.starts[rows]).to(kv_cache.device)
         hidden = reach.hidden(lengths - 1, self._tables.width_tokens)
-        self._mask = _additive(hidden, kv_cache)[:, None, None] if hidden.any() else None
+        self._mask = _additive(hidden, kv_cache)[:, None, None, None] if hidden.any() else None
 
-    def attend(self, layer: int, query: torch.Tensor, output: torch.Tensor, scaling: float | None) -> None:
-        key, value = self._kv_cache.gather(layer, self._tables, self._buffer)
-        num_kv_heads, head_size = key.shape[2:]
-        # Grouped-query attention (Ainslie et al., EMNLP 2023): the heads of a group read the same keys, as if they
-        # were several queries of one head.
+    def attend(
+        self, layer: int, query: torch.Tensor, output: torch.Tensor, scaling: float | None, extras: Extras
+    ) -> None:
+        key, value = extras.attended(*self._kv_cache.gather(layer, self._tables, self._buffer))
         own = query.index_select(1, self._tokens).transpose(0, 1)
-        folded = own.reshape(len(self._tokens), num_kv_heads, -1, head_size)
-        result = torch.nn.functional.scaled_dot_product_attention(
-            folded, key.transpose(1, 2), value.transpose(1, 2), attn_mask=self._mask, scale=scaling
-        )
-        output.index_copy_(0, self._tokens, result.reshape(len(self._tokens), -1, head_size))
+        single = own.reshape(len(self._tokens), key.shape[2], -1, 1, query.shape[2])
+        result = softmax_attention(single, key, value, self._mask, scaling, extras)
+        output.index_copy_(0, self._tokens, result.reshape(len(self._tokens), -1, output.shape[2]))
 
 
 class _Chunk:
@@ -156,21 +158,16 @@ class _Chunk:
         value: torch.Tensor,
         output: torch.Tensor,
         scaling: float | None,
+        extras: Extras,
     ) -> None:
         if self._tables is None:
-            past_key, past_value = key[None, self._new], value[None, self._new]
+            past = key[None, self._new], value[None, self._new]
         else:
-            past_key, past_value = self._kv_cache.gather(layer, self._tables, self._buffer)
-        result = torch.nn.functional.scaled_dot_product_attention(
-            query[None, :, self._new],
-            past_key[:, : self._num_keys].transpose(1, 2),
-            past_value[:, : self._num_keys].transpose(1, 2),
-            attn_mask=self._mask,
-            is_causal=self._mask is None,
-            scale=scaling,
-            enable_gqa=query.shape[0] != key.shape[1],
-        )
-        output[self._new] = result[0].transpose(0, 1)
+            past = self._kv_cache.gather(layer, self._tables, self._buffer)
+        past_key, past_value = extras.attended(*(part[:, : self._num_keys] for part in past))
+        new = query[None, :, self._new].unflatten(1, (key.shape[1], -1))
+        result = softmax_attention(new, past_key, past_value, self._mask, scaling, extras)
+        output[self._new] = result[0].flatten(0, 1).transpose(0, 1)
 
 
 def _additive(hidden: NDArray[np.bool_], kv_cache: KVCache) -> torch.Tensor:

@@ -1,0 +1,71 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) over what it compresses, as `sizing` counts it.
+
+A layer keeps one latent vector and one rotated key for a token, which serve all heads. A model of transformers expands
+them to keys and values of every head (`expand_kv`). Here the expansion of keys goes into the queries instead, and that
+of values is applied to the output, both of which are linear: then all heads attend to the same vectors, and nothing
+that was cached is expanded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .interface import Attend
+
+#: Among what a layer asks for: whether key and value are the latent vector and the rotated key.
+LATENT = "latent"
+
+
+def latent_layers(model: Any) -> list[Any]:
+    """The attention modules of a model whose keys and values can stay compressed."""
+    return [module for module in model.modules() if hasattr(module, "expand_kv") and _is_plain(module)]
+
+
+def compress(layers: Sequence[Any]) -> None:
+    """Have them hand out the latent vector as key and the rotated key as value. Undone by `expand`."""
+    for module in layers:
+        module.expand_kv = _compressed
+
+
+def expand(layers: Sequence[Any]) -> None:
+    """Have them expand keys and values again."""
+    for module in layers:
+        module.__dict__.pop("expand_kv", None)
+
+
+def is_compressed(module: Any) -> bool:
+    """Whether a module was told to `compress`."""
+    return getattr(module, "expand_kv", None) is _compressed
+
+
+def attend_latent(
+    module: Any,
+    attend: Attend,
+    query: torch.Tensor,
+    latent: torch.Tensor,
+    rotated: torch.Tensor,
+    scaling: float | None,
+    others: dict[str, Any],
+) -> torch.Tensor:
+    """Attention of a compressed layer: query (heads, T, nope + rope), latent (T, 1, rank), rotated (T, 1, rope)."""
+    split = query.shape[2] - rotated.shape[2]
+    weight = module.kv_b_proj.weight.view(query.shape[0], -1, latent.shape[2])
+    absorbed = torch.matmul(query[:, :, :split], weight[:, :split])
+    output = attend(
+        module.layer_idx, torch.cat((absorbed, query[:, :, split:]), dim=2), latent, rotated, scaling, others
+    )
+    return torch.einsum("thr,hvr->thv", output, weight[:, split:])
+
+
+def _compressed(kv_nope: torch.Tensor, k_rot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """In place of a module's expand_kv: both (1, 1, T, size)."""
+    return kv_nope, k_rot
+
+
+def _is_plain(module: Any) -> bool:
+    """Whether the expansion is a matrix that can be read: not quantized, and without an adapter or a bias."""
+    expansion: Any = getattr(module, "kv_b_proj", None)
+    return type(expansion) is torch.nn.Linear and expansion.bias is None

@@ -1,0 +1,113 @@
+"""Softmax attention over keys at hand: by PyTorch's kernel, or written out where a model asks for more.
+
+A soft cap (Gemma 2, arXiv 2408.00118) bends logits before the softmax; a sink (gpt-oss, after arXiv 2309.17453) is a
+logit of each head that takes part in the softmax and has no value. Neither fits `scaled_dot_product_attention`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .latent import LATENT
+
+#: Logits that are held at once where attention is written out; longer prompts are computed a slice at a time.
+_MAX_LOGITS = 2**24
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a layer asks for beside scaled dot products: a cap of its logits, sinks (heads,), latent keys."""
+
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+    is_latent: bool = False
+
+    @classmethod
+    def of(cls, others: dict[str, Any]) -> Extras:
+        """From the arguments that transformers hands to attention."""
+        return cls(others.get("softcap"), others.get("s_aux"), bool(others.get(LATENT)))
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Those that are asked for, as transformers calls them."""
+        asked = {"softcap": self.softcap is not None, "s_aux": self.sinks is not None, LATENT: self.is_latent}
+        return frozenset(name for name, is_asked in asked.items() if is_asked)
+
+    def attended(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What queries attend to: of latent vectors and rotated keys, both as keys, and the former as values."""
+        return (torch.cat((key, value), dim=-1), key) if self.is_latent else (key, value)
+
+
+def softmax_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+    extras: Extras,
+) -> torch.Tensor:
+    """query (B, kv_heads, group, T, size), key and value (B, keys, kv_heads, size) to (B, kv_heads, group, T, size).
+
+    mask: added to the logits, (T, keys) for one row or (B, 1, 1, 1, keys) for single tokens; if None, the T tokens are
+    the last of the keys, and each sees those up to its own.
+    """
+    keys, values = key.transpose(1, 2), value.transpose(1, 2)
+    if extras.softcap is None and extras.sinks is None:
+        return _kernel(query, keys, values, mask, scaling)
+    mask = _causal(query, keys) if mask is None else mask
+    step = max(1, _MAX_LOGITS * query.shape[3] // (query[..., 0].numel() * keys.shape[2]))
+    rows = [slice(start, start + step) for start in range(0, query.shape[3], step)]
+    parts = [_written_out(query[..., row, :], keys, values, _rows(mask, row), scaling, extras) for row in rows]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)
+
+
+def _kernel(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float | None
+) -> torch.Tensor:
+    # Grouped-query attention (Ainslie et al., EMNLP 2023). Of single tokens, the heads of a group read the same keys as
+    # if they were several queries of one head.
+    is_single = query.shape[3] == 1
+    flat = query.squeeze(3) if is_single else query.flatten(1, 2)
+    output: torch.Tensor = torch.nn.functional.scaled_dot_product_attention(
+        flat,
+        keys,
+        values,
+        attn_mask=mask.squeeze(3) if mask is not None and is_single else mask,
+        is_causal=mask is None and not is_single,
+        scale=scaling,
+        enable_gqa=not is_single and query.shape[2] > 1,
+    )
+    return output.reshape(*query.shape[:-1], values.shape[3])
+
+
+def _written_out(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    scaling: float | None,
+    extras: Extras,
+) -> torch.Tensor:
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    logits = torch.matmul(query, keys.transpose(2, 3)[:, :, None]).float() * scale
+    if extras.softcap is not None:
+        logits = torch.tanh(logits / extras.softcap) * extras.softcap
+    logits = logits + mask
+    if extras.sinks is not None:
+        sinks = extras.sinks.float().reshape(1, *query.shape[1:3], 1, 1).expand(*logits.shape[:-1], 1)
+        logits = torch.cat((logits, sinks), dim=-1)
+    weights = torch.softmax(logits, dim=-1)[..., : keys.shape[2]]
+    return torch.matmul(weights.to(values.dtype), values[:, :, None])
+
+
+def _causal(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    num_new, num_keys = query.shape[3], keys.shape[2]
+    hidden = torch.ones((num_new, num_keys), dtype=torch.bool, device=query.device).triu(1 + num_keys - num_new)
+    return torch.zeros(hidden.shape, dtype=query.dtype, device=query.device).masked_fill_(hidden, float("-inf"))
+
+
+def _rows(mask: torch.Tensor, rows: slice) -> torch.Tensor:
+    return mask if mask.shape[-2] == 1 else mask[..., rows, :]

@@ -1,0 +1,77 @@
+"""What a layer's mask hides, against what the engine computes: causal attention over all tokens or the layer's window.
+
+A model of transformers describes its mask by a function of two positions, from which its attention makes a tensor. The
+probe takes the function instead and evaluates it at the ends of the window and of the longest sequence, so that a mask
+is checked at its real size whatever the model costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import AttentionMaskInterface
+
+from ...errors import ModelError
+
+#: The name under which a model describes its masks; attention is the engine's, as under its own name.
+PROBE_NAME = "blockyard_probe"
+
+#: Tokens that the probe runs.
+NUM_PROBE_TOKENS = 3
+_FUNCTION = "blockyard_mask_function"
+
+
+def _described(mask_function: Callable[..., Any], **_: Any) -> torch.Tensor:
+    """In place of a mask: a tensor of its rank that carries the function."""
+    mask = torch.ones((1, 1, 1, 1), dtype=torch.bool)
+    setattr(mask, _FUNCTION, mask_function)
+    return mask
+
+
+AttentionMaskInterface.register(PROBE_NAME, _described)
+
+
+def require_plain_mask(layer: int, mask: torch.Tensor | None, window: int, max_model_len: int) -> None:
+    """Raise `ModelError` if a layer's mask is not that of causal attention over `window` tokens (0: all).
+
+    mask: what the layer got during the probe; None is causal, by the rule of transformers. O(1).
+    """
+    if mask is None:
+        return
+    function = getattr(mask, _FUNCTION, None)
+    if function is None:
+        raise ModelError(
+            f"layer {layer} asks for 'attention_mask', a mask of its own, which the engine does not compute"
+        )
+    at = torch.tensor(_positions(window, max_model_len))
+    try:
+        seen = _seen(function, at)
+    except IndexError:  # it holds something for each token of the probe, and knows no others
+        at = at[at < NUM_PROBE_TOKENS]
+        seen = _seen(function, at)
+    query, key = at[:, None], at[None, :]
+    expected = (key <= query) & (key > query - (window or max_model_len))
+    different = (seen != expected).nonzero()
+    if len(different):
+        row, column = different[0].tolist()
+        does = "does not attend" if expected[row, column] else "attends"
+        tokens = f"the last {window}" if window else "all"
+        raise ModelError(
+            f"in layer {layer} token {int(at[row])} {does} to token {int(at[column])}, which is not causal attention "
+            f"over {tokens} tokens; the engine computes no other"
+        )
+
+
+def _seen(function: Callable[..., Any], at: torch.Tensor) -> torch.Tensor:
+    zero = torch.zeros((), dtype=torch.int64)
+    seen: torch.Tensor = function(zero, zero, at[:, None], at[None, :])
+    return seen
+
+
+def _positions(window: int, max_model_len: int) -> list[int]:
+    """Where a mask is evaluated: around every power of two, and a window before each of them."""
+    near = [2**power + offset for power in range(21) for offset in (-1, 0, 1)]
+    near += [max_model_len - 1, *(at - window + offset for at in near for offset in (0, 1))]
+    return sorted({at for at in near if 0 <= at < max_model_len})

@@ -1,0 +1,40 @@
+"""What an engine knows of its model: the sizes of its cache, its windows, and what its attention asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..sizing import AttentionLayer, KVCacheSpec
+from .attention.latent import LATENT
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """num_layers layers that each keep num_kv_heads keys and values a token, for max_model_len tokens.
+
+    head_size, value_size: elements of a key and of a value. windows: how many tokens a token attends to in each layer,
+    its own included; 0 for all. extras: what its attention asks for beside scaled dot products (`Extras.names`); with
+    "latent", keys are latent vectors and values rotated keys, one head that serves all.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    value_size: int
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    windows: tuple[int, ...]
+    extras: frozenset[str] = frozenset()
+
+    def spec(self, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
+        """Bytes and layer groups of a cache for it (`blockyard.sizing`)."""
+        is_latent = LATENT in self.extras
+        sizes = (self.head_size + self.value_size, 0) if is_latent else (self.head_size, self.value_size)
+        layers = tuple(
+            AttentionLayer(index, self.num_kv_heads, *sizes, window, is_latent)
+            for index, window in enumerate(self.windows)
+        )
+        return KVCacheSpec(layers=layers, block_size=block_size, dtype=str(dtype).removeprefix("torch."))
