@@ -40,7 +40,25 @@ def test_replay_of_the_shipped_trace(capsys: pytest.CaptureFixture[str]) -> None
     lines = out.splitlines()
     assert lines[0].startswith("small.jsonl.gz: 320 requests one after another")
     assert lines[2].split()[:3] == ["policy", "blocks", "tokens"]
-    assert len(lines) == 7
+    assert len(lines) == 7 + 4 + 3 * 4
+
+
+def test_replay_says_what_paging_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "replay", "--blocks", "8192")
+    assert status == 0
+    rows = [line.split() for line in out.splitlines()[-3:]]
+    assert [row[-3:-1] + row[-1:] for row in rows] == [["%", "16.0", "1.0"], ["%", "50.5", "3.2"], ["%", "82.2", "5.1"]]
+    assert [row[-4] for row in rows] == ["76.41", "30.83", "0.41"]
+    assert out.splitlines()[-3].startswith("the model's 8,192 tokens")
+    found = run_json(capsys, "replay", "--blocks", "8192,8193", "--max-model-len", "4000")
+    assert [entry["scheme"] for entry in found["reservations"]] == ["longest", "power of two", "paged"] * 2
+    assert {entry["max_model_len"] for entry in found["reservations"]} == {4000}
+    assert found["reservations"][2]["num_refused"] == found["runs"][0]["num_refused"] == 34
+    _, out, _ = run(capsys, "replay", "--blocks", "8192", "--max-model-len", "4000")
+    assert "left out" in out.splitlines()[-4]
+    status, _, err = run(capsys, "replay", "--max-model-len", "0")
+    assert status == 2
+    assert "--max-model-len is 0" in err
 
 
 def test_replay_policies_and_sizes_for_programs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,12 +13,13 @@ from ..config import MAX_MODEL_LEN
 from ..errors import InvalidArgument
 from ..lab.policy_names import OPTIMUM, parse_policies
 from ..lab.references import UnknownContents, read_references
-from ..lab.replay import ReplayOptions, ReplayResult, ServiceModel, replay
+from ..lab.replay import ReplayOptions, ReplayResult, Reservation, ServiceModel, replay
 from ..lab.sizes import parse_sizes
 from ..lab.survey import TraceSurvey, survey
 from ..lab.sweep import run_all
 from ..lab.trace import Trace
 from ..progress import WorkBar
+from .reservation_report import model_length, reservation_as_dict, reservation_text, reserve_pools
 from .tables import as_csv, as_json, as_text, percent, short_number
 from .trace_options import chosen_jobs, open_chosen_trace, report_skips, short_name, skips_as_dict
 
@@ -39,7 +40,9 @@ def run_replay(options: argparse.Namespace) -> int:
     else:
         with WorkBar("runs", len(cells), not options.quiet) as bar:
             results = run_all(replay_by_the_clock, cells, jobs=jobs, backend=options.backend, on_done=bar.update)
-    _print(options, trace, found, results)
+    pools = sorted({cell[1].num_blocks for cell in cells})
+    reservations = [] if options.csv else reserve_pools(options, trace, pools, model_length(options, found))
+    _print(options, trace, found, results, reservations)
     return 0
 
 
@@ -53,6 +56,7 @@ def _cells(
 ) -> list[tuple[Trace, ReplayOptions]]:
     sizes = parse_sizes(options.blocks, working_set)
     service = _service(options) if options.timed else None
+    longest = min(found.longest_sequence, model_length(options, found))
     return [
         (
             trace,
@@ -61,7 +65,7 @@ def _cells(
                 block_size=options.block_size,
                 policy=policy,
                 # What no pool of this size could hold is a request left out, not a reason to refuse the trace.
-                max_model_len=min(found.longest_sequence, max(size, 2) * options.block_size, MAX_MODEL_LEN),
+                max_model_len=min(longest, max(size, 2) * options.block_size, MAX_MODEL_LEN),
                 max_num_seqs=options.max_num_seqs,
                 watermark=options.watermark,
                 find_causes=not options.no_causes,
@@ -99,15 +103,24 @@ def _service(options: argparse.Namespace) -> ServiceModel:
     )
 
 
-def _print(options: argparse.Namespace, trace: Trace, found: TraceSurvey, results: list[ReplayResult]) -> None:
+def _print(
+    options: argparse.Namespace,
+    trace: Trace,
+    found: TraceSurvey,
+    results: list[ReplayResult],
+    reservations: list[Reservation],
+) -> None:
     if options.json:
+        about = {**_trace_as_dict(found), "skips": skips_as_dict(trace)}
         runs = [_as_dict(result) for result in results]
-        print(as_json({"trace": {**_trace_as_dict(found), "skips": skips_as_dict(trace)}, "runs": runs}))
+        reserved = [reservation_as_dict(reservation) for reservation in reservations]
+        print(as_json({"trace": about, "runs": runs, "reservations": reserved}))
     elif options.csv:
         print(as_csv([_flat(_as_dict(result)) for result in results]))
     else:
         print(_headline(options, trace, found))
         print(as_text(_same_columns([_as_row(result) for result in results])))
+        print(reservation_text(reservations, options.block_size))
         _say_overload(results)
         _say_refused(results)
 

@@ -9,7 +9,8 @@ from .trace_options import add_output_options, add_running_options, add_trace_op
 
 _DESCRIPTION = """\
 Send a trace through the real block manager, for every policy and pool size, and say what hit, why the rest did not,
-what was evicted, and how full the pool was.
+what was evicted, and how full the pool was. A second table says what the same memory would hold if every request's
+were reserved in one piece: how much of it is never filled, and how many requests run at once.
 
 Requests run one after another, each to its end, as fast as they go; with --timed they arrive by their timestamps,
 run together, hold their blocks, wait for admission and are preempted where blocks are short.
@@ -21,6 +22,7 @@ examples:
   blockyard replay trace.jsonl --blocks 10k,100k,25%            sizes as numbers, or shares of the working set
   blockyard replay trace.jsonl --policies lru,arc,mine.py:Mine  your own policy against the others
   blockyard replay trace.jsonl --timed --blocks 30k             by the trace's timestamps
+  blockyard replay trace.jsonl --max-model-len 32768            paging against 32,768 tokens reserved a request
   blockyard replay trace.jsonl --csv > runs.csv                 for a spreadsheet
 """
 
@@ -53,6 +55,13 @@ def _add_cache(group: Any) -> None:
         "default: 10%%,25%%,50%%,100%%",
     )
     group.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens in a block; default: 16")
+    group.add_argument(
+        "--max-model-len",
+        type=int,
+        metavar="N",
+        help="tokens of the longest request that the model serves, reserved for every request by an engine that does "
+        "not page; default: the trace's longest request, rounded up to a power of two",
+    )
     group.add_argument(
         "--watermark", type=float, default=0.0, metavar="X", help="share kept free at admission; default: 0"
     )

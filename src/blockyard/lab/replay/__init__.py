@@ -7,10 +7,12 @@ Read it in this order:
     result           what a replay found
     timed            requests by their timestamps, in batches, under a model of an engine's speed
     run              one request after another, or timed
+    reservation      the same requests with memory reserved in one piece, and paged
 """
 
+from .reservation import Reservation, compare_reservations
 from .result import ReplayResult
 from .run import ReplayOptions, replay
 from .timed import ServiceModel
 
-__all__ = ["ReplayOptions", "ReplayResult", "ServiceModel", "replay"]
+__all__ = ["ReplayOptions", "ReplayResult", "Reservation", "ServiceModel", "compare_reservations", "replay"]
