@@ -153,6 +153,21 @@ def test_curve_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert [float(row["lru"]) for row in rows] == [row["lru"] for row in found["sizes"]]
 
 
+def test_the_knee_does_not_depend_on_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    knees = [
+        run_json(capsys, "curve", "--policies", policies, "--blocks", sizes, "--jobs", "1")["knee"]
+        for policies, sizes in (("lru", "1k,15k"), ("lru", "1k,3k,15k"), ("fifo", "2k,16k"))
+    ]
+    assert knees[0] == knees[1] == knees[2]
+    assert (knees[0]["policy"], knees[0]["blocks"]) == ("lru", 4576)
+
+
+def test_curves_begin_where_something_hits(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "curve", "--policies", "lru", "--jobs", "1")
+    assert [found["sizes"][0]["blocks"], found["sizes"][-1]["blocks"]] == [17, found["working_set"]]
+    assert len(found["sizes"]) == 40
+
+
 def test_a_sampled_curve_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "curve", TRACE, "--policies", "lru", "--sizes", "3", "--max-references", "1024")
     assert "a sample of one content in" in out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from .tables import as_csv, as_json, as_text, percent, short_number
 from .trace_options import chosen_jobs, open_chosen_trace, report_skips, short_name, skips_as_dict
 
 _GIB = 2**30
+#: Curves begin at a thousandth of the working set: in smaller caches hardly anything hits, whatever the policy.
+SMALLEST_SHARE = 1000
 _WRITERS = {".png": draw_curves, ".svg": draw_curves, ".html": write_page}
 
 
@@ -68,7 +71,7 @@ def _read(options: argparse.Namespace, trace: Trace) -> References:
 def _sizes(options: argparse.Namespace, references: References) -> list[int]:
     if options.blocks is not None:
         return parse_sizes(options.blocks, references.working_set)
-    return spread_sizes(options.sizes, references.working_set)
+    return spread_sizes(options.sizes, references.working_set, max(references.working_set // SMALLEST_SHARE, 1))
 
 
 def _bytes_per_block(options: argparse.Namespace, references: References) -> int:
@@ -121,10 +124,10 @@ def _headline(curves: HitCurves) -> str:
 
 
 def _conclusion(curves: HitCurves, bytes_per_block: int) -> str:
-    size, rate = int(curves.sizes[curves.knee]), float(curves.hit_rates[curves.knee_policy][curves.knee])
-    memory = f" ({size * bytes_per_block / _GIB:,.1f} GiB)" if bytes_per_block else ""
+    knee = curves.knee
+    memory = f" ({knee.blocks * bytes_per_block / _GIB:,.1f} GiB)" if bytes_per_block else ""
     return (
-        f"\nknee of {curves.knee_policy}: {size:,} blocks{memory} hit {percent(rate)}; with no limit "
+        f"\nknee of {knee.policy}: {knee.blocks:,} blocks{memory} hit {percent(knee.hit_rate)}; with no limit "
         f"{percent(curves.infinite)}"
     )
 
@@ -139,7 +142,7 @@ def _as_dict(curves: HitCurves, bytes_per_block: int) -> dict[str, Any]:
         "bytes_per_block": bytes_per_block,
         "sample_rate": curves.sample_rate,
         "infinite": curves.infinite,
-        "knee": {"policy": curves.knee_policy, "blocks": int(curves.sizes[curves.knee])},
+        "knee": dataclasses.asdict(curves.knee),
         "num_hits": {policy: hits.tolist() for policy, hits in curves.num_hits.items()},
         "sizes": _rows(curves, bytes_per_block),
     }

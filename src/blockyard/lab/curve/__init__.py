@@ -10,5 +10,6 @@ Read it in this order:
 """
 
 from .hit_rates import HitCurves, count_hits, hit_curves, lru_hits
+from .knee import Knee
 
-__all__ = ["HitCurves", "count_hits", "hit_curves", "lru_hits"]
+__all__ = ["HitCurves", "Knee", "count_hits", "hit_curves", "lru_hits"]

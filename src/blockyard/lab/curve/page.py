@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import json
 import os
@@ -13,7 +14,7 @@ from ...arguments import require_int, require_str
 from ..policy_names import OPTIMUM
 from .drawing import MAX_BYTES_PER_BLOCK
 from .hit_rates import HitCurves
-from .line_styles import line_styles
+from .line_styles import COLORS, line_styles
 from .output_file import require_output, write_whole
 from .words import (
     capacity_axis,
@@ -21,8 +22,10 @@ from .words import (
     foot_of,
     gap_of,
     infinite_of,
+    knee_is_drawn,
     knee_of,
     printable,
+    sentence,
     subtitle_of,
     title_of,
 )
@@ -49,8 +52,8 @@ def page_of(curves: HitCurves, bytes_per_block: int, model: str) -> str:
     said = {
         "title": title_of(curves),
         "subtitle": subtitle_of(curves),
-        "knee": _sentence(knee_of(curves)),
-        "infinite": _sentence(infinite_of(curves)),
+        "knee": sentence(knee_of(curves)),
+        "infinite": sentence(infinite_of(curves)),
         "gap": gap_of(curves),
         "foot": foot_of(curves),
     }
@@ -69,10 +72,6 @@ def _read(name: str) -> str:
     return (_PAGES / name).read_text(encoding="utf-8")
 
 
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:] + "."
-
-
 def _script_safe(data: dict[str, Any]) -> str:
     """JSON that no name in it can end: "<" would open a tag even in a string."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
@@ -88,8 +87,9 @@ def _data_of(curves: HitCurves, bytes_per_block: int, model: str) -> dict[str, A
         "policies": _policies_of(curves),
         "infinite": curves.infinite,
         "infinite_words": infinite_of(curves),
-        "knee": curves.knee,
-        "knee_policy": list(curves.hit_rates).index(curves.knee_policy),
+        "knee": dataclasses.asdict(curves.knee),
+        "knee_is_drawn": knee_is_drawn(curves),
+        "colors": len(COLORS),
         "knee_words": knee_of(curves),
         "second_axis": capacity_axis(bytes_per_block, model),
         "second_factor": capacity_factor(curves, bytes_per_block),
@@ -121,11 +121,10 @@ def _table_rows(curves: HitCurves, bytes_per_block: int) -> str:
 
 
 def _table_row(curves: HitCurves, number: int, bytes_per_block: int) -> str:
-    """Numbers as spreadsheets read them, without separators."""
     size = int(curves.sizes[number])
-    cells = [str(size * curves.tokens_a_block)]
+    cells = [f"{size * curves.tokens_a_block:,}"]
     if bytes_per_block:
-        cells.append(f"{size * capacity_factor(curves, bytes_per_block):.6g}")
+        cells.append(f"{size * capacity_factor(curves, bytes_per_block):,.6g}")
     cells += [f"{100 * float(rates[number]):.3f}" for rates in curves.hit_rates.values()]
     row = "".join(f"<td>{cell}</td>" for cell in cells)
-    return f'<tr><th scope="row">{size}</th>{row}</tr>'
+    return f'<tr><th scope="row">{size:,}</th>{row}</tr>'

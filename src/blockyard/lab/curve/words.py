@@ -26,6 +26,11 @@ def cut_off(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def sentence(text: str) -> str:
+    """`text` with a capital and a full stop."""
+    return text[0].upper() + text[1:] + "."
+
+
 def title_of(curves: HitCurves) -> str:
     """What is shown, and of which trace."""
     return f"Block hit rate of {printable(curves.trace) or 'a trace'}"
@@ -42,9 +47,19 @@ def subtitle_of(curves: HitCurves) -> str:
 
 def knee_of(curves: HitCurves) -> str:
     """Where more blocks stop paying: "knee of lru: 38,667 blocks, 35.0 %"."""
-    rate = float(curves.hit_rates[curves.knee_policy][curves.knee])
-    blocks = counted(int(curves.sizes[curves.knee]), "block")
-    return f"knee of {shortened(printable(curves.knee_policy), 28)}: {blocks}, {percent(rate)}"
+    knee = curves.knee
+    return f"knee of {knee.policy}: {counted(knee.blocks, 'block')}, {percent(knee.hit_rate)}"
+
+
+def knee_is_drawn(curves: HitCurves) -> bool:
+    """Whether the knee's policy is drawn, and the knee is between the capacities at both ends."""
+    is_between = int(curves.sizes[0]) <= curves.knee.blocks <= int(curves.sizes[-1])
+    return curves.knee.policy in curves.hit_rates and is_between
+
+
+def unmarked_knee_of(curves: HitCurves) -> str:
+    """The knee in a sentence, "" where it is drawn."""
+    return "" if knee_is_drawn(curves) else sentence(knee_of(curves))
 
 
 def infinite_of(curves: HitCurves) -> str:
@@ -81,6 +96,15 @@ def best_rates(curves: HitCurves) -> NDArray[np.float64] | None:
     return np.max(rates, axis=0) if rates else None
 
 
+def above_lru(curves: HitCurves) -> dict[str, NDArray[np.float64]]:
+    """Policy to (S,) points of hit rate above LRU's; for policies that can be run, empty where LRU is not there."""
+    if "lru" not in curves.hit_rates:
+        return {}
+    lru = curves.hit_rates["lru"]
+    others = {policy: rates for policy, rates in curves.hit_rates.items() if policy not in {"lru", OPTIMUM}}
+    return {policy: 100 * (rates - lru) for policy, rates in others.items()}
+
+
 def capacity_axis(bytes_per_block: int, model: str) -> str:
     """What stands at the second axis of capacities."""
     if not bytes_per_block:
@@ -91,6 +115,11 @@ def capacity_axis(bytes_per_block: int, model: str) -> str:
 def capacity_factor(curves: HitCurves, bytes_per_block: int) -> float:
     """How much of the second axis one block is: GiB, or tokens where no model is named."""
     return bytes_per_block / GIB if bytes_per_block else float(max(curves.tokens_a_block, 1))
+
+
+def points(difference: float) -> str:
+    """A difference of percentages at an axis: +2.5, 0, -1 with a minus sign."""
+    return f"{difference:+.4g}".replace("-", "\N{MINUS SIGN}") if abs(difference) > 1e-9 else "0"
 
 
 def percent(rate: float) -> str:

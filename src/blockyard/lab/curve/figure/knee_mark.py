@@ -7,25 +7,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..words import knee_of
-from .sheet import INK, Sheet
+from ..words import knee_is_drawn, knee_of
+from .sheet import DPI, INK, Sheet
 
 #: Points from the knee to the sentence, and the corner of the sentence that is there; the first of equals is taken.
 _Place = tuple[float, float, str, str]
-_NEAR = 10
-_PLACES: list[_Place] = [
-    (across * away, up * away, "left" if across > 0 else "right", "bottom" if up > 0 else "top")
-    for away in (_NEAR, 24, 42, 64, 90)
-    for across, up in ((1, -1), (-1, 1), (1, 1), (-1, -1))
-]
+_BESIDE = 7
 _STEPS = 12  # between two points of a line, to see what lies on it
 
 
 def mark_knee(sheet: Sheet, other_text: Any) -> None:
     """Draw the knee of the curves. other_text: what its sentence must not lie on. O(points)."""
     curves = sheet.curves
-    point = (float(curves.sizes[curves.knee]), 100 * float(curves.hit_rates[curves.knee_policy][curves.knee]))
-    color, _ = sheet.style_of(curves.knee_policy)
+    if not knee_is_drawn(curves):
+        return
+    point = (float(curves.knee.blocks), 100 * curves.knee.hit_rate)
+    color, _ = sheet.style_of(curves.knee.policy)
+    sheet.axes.plot([point[0]] * 2, [0, point[1]], color=color, linewidth=0.9, linestyle=(0, (1, 2)), gid="knee-stem")
     (dot,) = sheet.axes.plot(*[[value] for value in point], marker="o", markersize=8.5, color=color, clip_on=False)
     dot.set(markeredgecolor="white", markeredgewidth=1.6, zorder=7, gid="knee")
     sentence = sheet.axes.annotate(
@@ -34,16 +32,16 @@ def mark_knee(sheet: Sheet, other_text: Any) -> None:
         bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "alpha": 0.8, "linewidth": 0},
     )  # fmt: skip
     traced = _traced(sheet)
-    place = min(_PLACES, key=lambda place: _cost(sheet, sentence, place, traced, other_text))
-    _move(sentence, place)
-    if abs(place[0]) > _NEAR:
-        _connect(sheet, point, place)
+    _move(sentence, min(_places(sheet, point), key=lambda place: _cost(sheet, sentence, place, traced, other_text)))
 
 
-def _connect(sheet: Sheet, point: tuple[float, float], place: _Place) -> None:
-    """A thin line from the point to a sentence that is not beside it."""
-    line = {"arrowstyle": "-", "color": INK, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 5}
-    sheet.axes.annotate("", point, place[:2], textcoords="offset points", arrowprops=line, zorder=6)
+def _places(sheet: Sheet, point: tuple[float, float]) -> list[_Place]:
+    """Beside the line from the knee down to the axis, nearest to the knee first; then above the knee."""
+    below = sheet.axes.transData.transform(point)[1] - sheet.extent(sheet.axes).y0
+    drops = [-float(drop) for drop in range(10, int(below * 72 / DPI) - 8, 8)]
+    heights = [(drop, "top") for drop in drops] + [(10.0, "bottom"), (24.0, "bottom"), (42.0, "bottom")]
+    sides = ((_BESIDE, "left"), (-_BESIDE, "right"))
+    return [(across, up, horizontal, vertical) for up, vertical in heights for across, horizontal in sides]
 
 
 def _move(sentence: Any, place: _Place) -> None:
@@ -66,7 +64,7 @@ def _traced(sheet: Sheet) -> NDArray[np.float64]:
     """(P, 2) pixels that lie on the lines, close enough to one another that none passes a word unseen."""
     found = []
     for line in sheet.axes.get_lines():
-        if line.get_gid() != "infinite":
+        if line.get_gid() not in {"infinite", "knee-stem"}:
             pixels = line.get_transform().transform(np.asarray(line.get_xydata(), np.float64))
             steps = np.arange((len(pixels) - 1) * _STEPS + 1) / _STEPS
             found.append(np.stack([np.interp(steps, np.arange(len(pixels)), pixels[:, axis]) for axis in (0, 1)], 1))

@@ -11,6 +11,7 @@ import matplotlib.style
 from ..hit_rates import HitCurves
 from ..words import title_of
 from .curves import draw_lines
+from .differences import draw_differences
 from .end_labels import label_lines
 from .frame import draw_frame
 from .knee_mark import mark_knee
@@ -37,6 +38,7 @@ def figure_of(curves: HitCurves, bytes_per_block: int, model: str, *, keep_all_l
     sheet = Sheet(curves, keep_all_letters=keep_all_letters)
     draw_frame(sheet, bytes_per_block, model)
     infinite = draw_lines(sheet)
+    draw_differences(sheet)
     label_lines(sheet)
     mark_knee(sheet, infinite)
     return sheet.figure
