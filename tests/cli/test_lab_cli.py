@@ -101,6 +101,28 @@ def test_replay_by_timestamps(capsys: pytest.CaptureFixture[str]) -> None:
     assert "simulated_first_token_p99" in out.splitlines()[0]
 
 
+def test_replay_writes_a_page_of_what_happened_when(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "run.html"
+    options = ("--timed", "--policies", "lru,arc", "--blocks", "3000,4000", "--jobs", "2", "-o", str(path))
+    found = run_json(capsys, "replay", TRACE, *options)
+    assert [entry["policy"] for entry in found["runs"]] == ["lru", "lru", "arc", "arc"]
+    assert "timeline" not in found["runs"][0]
+    assert path.read_text(encoding="utf-8").count('<section class="run">') == 4
+    status, _, err = run(capsys, "replay", TRACE, "-o", str(path))
+    assert status == 2
+    assert "without --timed" in err
+
+
+def test_replay_with_a_cpu_pool(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--blocks", "1000", "--num-cpu-blocks", "20000")
+    (entry,) = run_json(capsys, "replay", *options)["runs"]
+    assert entry["num_saved_blocks"] > 100
+    assert entry["num_fetched_blocks"] > 5000
+    _, out, _ = run(capsys, "replay", *options)
+    assert {"saved", "fetched"} <= set(out.splitlines()[2].split())
+    assert "saved" not in run(capsys, "replay", TRACE, "--blocks", "4000")[1]
+
+
 def test_replay_without_contents_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "azure.csv"
     path.write_text(
@@ -194,6 +216,9 @@ def test_bars_are_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None
         (("replay", "--watermark", "2"), "watermark"),
         (("replay", "--timed", "--speedup", "0"), "speedup"),
         (("replay", "--timed", "--seconds-per-step", "nan"), "seconds_per_step"),
+        (("replay", "--timed", "--seconds-per-moved-block", "-1"), "seconds_per_moved_block"),
+        (("replay", "--num-cpu-blocks", "1"), "num_cpu_blocks is 1"),
+        (("replay", "--timed", "-o", "run.png"), "run.png"),
         (("replay", "--jobs", "0"), "jobs is 0"),
         (("replay", "--backend", "spark"), "backend is 'spark'"),
         (("replay", "--max-requests", "0"), "max_requests"),

@@ -23,7 +23,8 @@ from blockyard.lab.curve import HitCurves
 from blockyard.lab.curve.drawing import draw_curves
 from blockyard.lab.curve.figure.label_places import spread_labels
 from blockyard.lab.curve.line_styles import COLORS, line_styles
-from blockyard.lab.curve.words import compact, gap_of, knee_of, printable, sentence, shortened, subtitle_of
+from blockyard.lab.curve.words import gap_of, knee_of, subtitle_of
+from blockyard.lab.printing import compact, printable, sentence, shortened
 
 from ..support.made_curves import HOSTILE, awkward_curves, made_curves, plain_curves, sampled_curves
 from ..support.places import ROOT, child_environment

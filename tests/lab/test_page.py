@@ -15,7 +15,8 @@ import pytest
 from blockyard.errors import InvalidArgument
 from blockyard.lab.curve import HitCurves
 from blockyard.lab.curve.page import write_page
-from blockyard.lab.curve.words import knee_of, printable
+from blockyard.lab.curve.words import knee_of
+from blockyard.lab.printing import printable
 
 from ..support.made_curves import HOSTILE, awkward_curves, made_curves, plain_curves, sampled_curves
 

@@ -11,8 +11,8 @@ from ..core.policies import POLICIES
 from ..errors import InvalidArgument
 from ..lab.curve import HitCurves, hit_curves
 from ..lab.curve.drawing import draw_curves
-from ..lab.curve.output_file import require_output
 from ..lab.curve.page import write_page
+from ..lab.output_file import require_output
 from ..lab.policy_names import OPTIMUM, parse_policies
 from ..lab.references import MAX_REFERENCES, References, read_references
 from ..lab.sizes import parse_sizes, spread_sizes

@@ -11,9 +11,11 @@ from typing import Any
 
 from ..config import MAX_MODEL_LEN
 from ..errors import InvalidArgument
+from ..lab.output_file import require_output
 from ..lab.policy_names import OPTIMUM, parse_policies
 from ..lab.references import UnknownContents, read_references
 from ..lab.replay import ReplayOptions, ReplayResult, Reservation, ServiceModel, replay
+from ..lab.replay.page import write_run_page
 from ..lab.sizes import parse_sizes
 from ..lab.survey import TraceSurvey, survey
 from ..lab.sweep import run_all
@@ -26,6 +28,7 @@ from .trace_options import chosen_jobs, open_chosen_trace, report_skips, short_n
 
 def run_replay(options: argparse.Namespace) -> int:
     """Run every policy at every size and print what came of it."""
+    _require_output(options)
     policies = parse_policies(options.policies)
     if OPTIMUM in policies:
         raise InvalidArgument("policies has 'optimum', which knows the future; `blockyard curve` has it")
@@ -40,10 +43,22 @@ def run_replay(options: argparse.Namespace) -> int:
     else:
         with WorkBar("runs", len(cells), not options.quiet) as bar:
             results = run_all(replay_by_the_clock, cells, jobs=jobs, backend=options.backend, on_done=bar.update)
+    for path in options.output:
+        write_run_page(short_name(trace), results, path)
     pools = sorted({cell[1].num_blocks for cell in cells})
     reservations = [] if options.csv else reserve_pools(options, trace, pools, model_length(options, found))
     _print(options, trace, found, results, reservations)
     return 0
+
+
+def _require_output(options: argparse.Namespace) -> None:
+    """Before hours of work, and before the first of several is written."""
+    for path in options.output:
+        require_output(path, (".html",))
+    if options.output and not options.timed:
+        raise InvalidArgument(
+            f"output is {options.output[0]!r} without --timed; only a replay by timestamps has a page"
+        )
 
 
 def replay_by_the_clock(trace: Trace, options: ReplayOptions) -> ReplayResult:
@@ -71,6 +86,8 @@ def _cells(
                 find_causes=not options.no_causes,
                 strict=options.strict,
                 service=service,
+                num_cpu_blocks=options.num_cpu_blocks,
+                keep_timeline=bool(options.output),
             ),
         )
         for policy, size in itertools.product(policies, sizes)
@@ -98,6 +115,7 @@ def _service(options: argparse.Namespace) -> ServiceModel:
         seconds_per_prompt_token=options.seconds_per_prompt_token,
         seconds_per_decode=options.seconds_per_decode,
         seconds_per_context_token=options.seconds_per_context_token,
+        seconds_per_moved_block=options.seconds_per_moved_block,
         max_num_batched_tokens=options.max_num_batched_tokens,
         speedup=options.speedup,
     )
@@ -119,7 +137,7 @@ def _print(
         print(as_csv([_flat(_as_dict(result)) for result in results]))
     else:
         print(_headline(options, trace, found))
-        print(as_text(_same_columns([_as_row(result) for result in results])))
+        print(as_text(_same_columns([_as_row(options, result) for result in results])))
         print(reservation_text(reservations, options.block_size))
         _say_overload(results)
         _say_refused(results)
@@ -134,7 +152,7 @@ def _headline(options: argparse.Namespace, trace: Trace, found: TraceSurvey) -> 
     )
 
 
-def _as_row(result: ReplayResult) -> dict[str, str]:
+def _as_row(options: argparse.Namespace, result: ReplayResult) -> dict[str, str]:
     """What a person wants to see; shares are of prompt tokens."""
     misses, tokens = result.misses, max(result.num_prompt_tokens, 1)
     row = {
@@ -157,6 +175,8 @@ def _as_row(result: ReplayResult) -> dict[str, str]:
         "peak blocks": f"{result.peak_used_blocks:,}",
         "waste": percent(result.wasted_share),
     }
+    if options.num_cpu_blocks:
+        row |= {"saved": f"{result.num_saved_blocks:,}", "fetched": f"{result.num_fetched_blocks:,}"}
     if result.simulated is not None:
         median, _, slowest = result.simulated.first_token
         row |= {
@@ -212,7 +232,8 @@ def _trace_as_dict(found: TraceSurvey) -> dict[str, Any]:
 
 
 def _as_dict(result: ReplayResult) -> dict[str, Any]:
-    content = dataclasses.asdict(result)
+    content = dataclasses.asdict(dataclasses.replace(result, timeline=None))
+    del content["timeline"]  # the page has it
     if content["simulated"] is not None:
         for name in ("first_token", "queueing"):
             content["simulated"][name] = dict(zip(("p50", "p90", "p99"), content["simulated"][name], strict=True))

@@ -23,6 +23,8 @@ examples:
   blockyard replay trace.jsonl --policies lru,arc,mine.py:Mine  your own policy against the others
   blockyard replay trace.jsonl --timed --blocks 30k             by the trace's timestamps
   blockyard replay trace.jsonl --max-model-len 32768            paging against 32,768 tokens reserved a request
+  blockyard replay trace.jsonl --timed -o run.html --blocks 30k what happened when, as a page
+  blockyard replay trace.jsonl --blocks 30k --num-cpu-blocks 90k  evicted blocks kept in the CPU's memory
   blockyard replay trace.jsonl --csv > runs.csv                 for a spreadsheet
 """
 
@@ -40,6 +42,14 @@ def add_replay_options(commands: Any) -> None:
     _add_cache(parser.add_argument_group("cache"))
     _add_time(parser.add_argument_group("time"))
     add_running_options(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        action="append",
+        default=[],
+        metavar="FILE.html",
+        help="with --timed: a page of what happened when; may be given often",
+    )
     add_output_options(parser, "run")
 
 
@@ -63,6 +73,13 @@ def _add_cache(group: Any) -> None:
         "not page; default: the trace's longest request, rounded up to a power of two",
     )
     group.add_argument(
+        "--num-cpu-blocks",
+        type=int,
+        default=0,
+        metavar="N",
+        help="blocks of a CPU pool that keeps what the pool evicts, for later hits; default: 0, none",
+    )
+    group.add_argument(
         "--watermark", type=float, default=0.0, metavar="X", help="share kept free at admission; default: 0"
     )
     group.add_argument("--no-causes", action="store_true", help="do not look for the causes of misses; a little faster")
@@ -82,6 +99,7 @@ def _add_time(group: Any) -> None:
         ("prompt-token", 5e-5, "a prompt token computed"),
         ("decode", 2e-5, "a sequence that decodes"),
         ("context-token", 2e-8, "a token that a decode attends to"),
+        ("moved-block", 8e-5, "a block moved between the pool and the CPU pool"),
     ):
         group.add_argument(
             f"--seconds-per-{name}", type=float, default=default, metavar="S", help=f"{what}; default: {default:g}"

@@ -4,9 +4,8 @@ Read it in this order:
 
     hit_rates, knee        every policy at every size, and where the curve bends
     words, line_styles     what is said of curves; colours and dashes of policies
-    output_file            files that appear whole or not at all
     drawing, figure/       the picture: PNG or SVG
-    page, pages/           the page with hover
+    page                   the page with hover
 """
 
 from .hit_rates import HitCurves, count_hits, hit_curves, lru_hits

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import json
 import os
-import re
-from pathlib import Path
 from typing import Any
 
 from ...arguments import require_int, require_str
+from ..output_file import require_output, write_whole
 from ..policy_names import OPTIMUM
+from ..printing import printable, sentence
+from ..web_page import filled_page
 from .drawing import MAX_BYTES_PER_BLOCK
 from .hit_rates import HitCurves
 from .line_styles import COLORS, line_styles
-from .output_file import require_output, write_whole
 from .words import (
     capacity_axis,
     capacity_factor,
@@ -24,14 +23,9 @@ from .words import (
     infinite_of,
     knee_is_drawn,
     knee_of,
-    printable,
-    sentence,
     subtitle_of,
     title_of,
 )
-
-_PAGES = Path(__file__).parent / "pages"
-_PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
 def write_page(curves: HitCurves, path: str | os.PathLike[str], *, bytes_per_block: int = 0, model: str = "") -> None:
@@ -48,7 +42,7 @@ def write_page(curves: HitCurves, path: str | os.PathLike[str], *, bytes_per_blo
 
 
 def page_of(curves: HitCurves, bytes_per_block: int, model: str) -> str:
-    """The page as text: the three files of `pages/` in one, every name escaped for the place where it stands."""
+    """The page as text."""
     said = {
         "title": title_of(curves),
         "subtitle": subtitle_of(curves),
@@ -57,24 +51,8 @@ def page_of(curves: HitCurves, bytes_per_block: int, model: str) -> str:
         "gap": gap_of(curves),
         "foot": foot_of(curves),
     }
-    parts = {name: html.escape(text) for name, text in said.items()}
-    parts |= {
-        "head": _table_head(curves, bytes_per_block, model),
-        "rows": _table_rows(curves, bytes_per_block),
-        "data": _script_safe(_data_of(curves, bytes_per_block, model)),
-        "style": _read("curve.css"),
-        "script": _read("curve.js"),
-    }
-    return _PLACE.sub(lambda place: parts[place[1]], _read("curve.html"))
-
-
-def _read(name: str) -> str:
-    return (_PAGES / name).read_text(encoding="utf-8")
-
-
-def _script_safe(data: dict[str, Any]) -> str:
-    """JSON that no name in it can end: "<" would open a tag even in a string."""
-    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
+    parts = {"head": _table_head(curves, bytes_per_block, model), "rows": _table_rows(curves, bytes_per_block)}
+    return filled_page("curve", said, parts, _data_of(curves, bytes_per_block, model))
 
 
 def _data_of(curves: HitCurves, bytes_per_block: int, model: str) -> dict[str, Any]:

@@ -6,29 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..policy_names import OPTIMUM
+from ..printing import counted, percent, printable, sentence, shortened
 from .hit_rates import HitCurves
 
 GIB = 2**30
-
-
-def printable(text: str) -> str:
-    """`text` on one line, with "?" for what no page and no picture can show: controls, halves of characters."""
-    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
-
-
-def shortened(text: str, limit: int) -> str:
-    """The end of `text`, which tells own policies and files in one folder apart. At most `limit` characters."""
-    return text if len(text) <= limit else "…" + text[len(text) - limit + 1 :]
-
-
-def cut_off(text: str, limit: int) -> str:
-    """The beginning of `text`. At most `limit` characters."""
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def sentence(text: str) -> str:
-    """`text` with a capital and a full stop."""
-    return text[0].upper() + text[1:] + "."
 
 
 def title_of(curves: HitCurves) -> str:
@@ -115,26 +96,3 @@ def capacity_axis(bytes_per_block: int, model: str) -> str:
 def capacity_factor(curves: HitCurves, bytes_per_block: int) -> float:
     """How much of the second axis one block is: GiB, or tokens where no model is named."""
     return bytes_per_block / GIB if bytes_per_block else float(max(curves.tokens_a_block, 1))
-
-
-def points(difference: float) -> str:
-    """A difference of percentages at an axis: +2.5, 0, -1 with a minus sign."""
-    return f"{difference:+.4g}".replace("-", "\N{MINUS SIGN}") if abs(difference) > 1e-9 else "0"
-
-
-def percent(rate: float) -> str:
-    """A share as "35.0 %"."""
-    return f"{100 * rate:.1f} %"
-
-
-def counted(number: int, word: str) -> str:
-    """ "1 block", "38,667 blocks"."""
-    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
-
-
-def compact(number: float) -> str:
-    """A number at an axis: 0.01, 200, 50k, 1M, 2G."""
-    for unit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= unit * 0.9999:
-            return f"{number / unit:,.12g}{letter}"
-    return f"{number:.12g}"

@@ -6,7 +6,8 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from ..words import above_lru, points
+from ...printing import points
+from ..words import above_lru
 from .curves import FEW_SIZES
 from .sheet import FAINT, INK, QUIET, Sheet
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.lines import Line2D
 
-from ..words import printable, shortened
+from ...printing import printable, shortened
 from .label_places import spread_labels
 from .sheet import DPI, INK, QUIET, WIDTH, Sheet
 

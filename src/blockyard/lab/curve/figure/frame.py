@@ -7,11 +7,10 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from ...printing import compact, cut_off
 from ..words import (
     capacity_axis,
     capacity_factor,
-    compact,
-    cut_off,
     foot_of,
     gap_of,
     subtitle_of,

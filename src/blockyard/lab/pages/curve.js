@@ -1,6 +1,4 @@
-"use strict";
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
   const { sizes, policies } = data;
   const last = sizes.length - 1;
   const dashes = ["", "9 4", "2.5 3", "10 4 2.5 4"];
@@ -14,21 +12,13 @@
   let scale = null;
   let moving = null;
 
-  const whole = (number) => number.toLocaleString("en-US", { maximumFractionDigits: 0 });
   const percent = (rate) => `${(100 * rate).toFixed(1)} %`;
-  const short = (number) => {
-    for (const [unit, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
-      if (number >= unit * 0.9999) return Number((number / unit).toPrecision(4)) + letter;
-    return String(Number(number.toPrecision(4)));
-  };
   const gib = (blocks) => {
     const amount = (blocks * data.bytes_per_block) / 2 ** 30;
     return `${amount.toLocaleString("en-US", { maximumSignificantDigits: amount < 1000 ? 3 : 6 })} GiB`;
   };
   const color = (policy) => (policy.style < 0 ? "var(--ink)" : `var(--c${policy.style % data.colors})`);
   const dash = (policy) => (policy.style < 0 ? "7 4" : dashes[Math.floor(policy.style / data.colors) % dashes.length]);
-  const minus = (text) => text.replace("-", "\u2212");
-
   /** The number of the last size up to so many blocks. */
   function indexAt(blocks) {
     return Math.max(sizes.filter((size) => size <= blocks).length - 1, 0);
@@ -37,21 +27,6 @@
   /** What is drawn of a policy: its hit rates, or how far they are above those of lru. */
   const drawn = (policy) => (state.above ? policy.rates.map((rate, number) => rate - lru.rates[number]) : policy.rates);
   const shown = () => policies.filter((policy) => !hidden.has(policy) && !(state.above && policy.is_optimum));
-
-  function draw(parent, tag, attributes, text) {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    if (text !== undefined) made.textContent = text;
-    parent.append(made);
-    return made;
-  }
-
-  function make(parent, tag, text) {
-    const made = document.createElement(tag);
-    if (text !== undefined) made.textContent = text;
-    parent.append(made);
-    return made;
-  }
 
   // ---- scales
 
@@ -81,15 +56,6 @@
       x: (size) => box.left + part(size) * (box.right - box.left),
       y: (rate) => box.bottom - ((rate - bottom) / (top - bottom)) * (box.bottom - box.top),
     };
-  }
-
-  function roundTicks(low, high, wanted) {
-    const rough = (high - low) / wanted;
-    const power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 2.5, 5, 10].find((factor) => factor * power >= rough * 0.999) * power;
-    const first = Math.ceil(low / step - 1e-9);
-    const count = Math.floor(high / step + 1e-9) - first + 1;
-    return Array.from({ length: count }, (_, number) => (first + number) * step);
   }
 
   /** 1, 2, 5, 10 and so on; 1, 3, 10, or 1, 10, 100 or fewer of these, where those are too many. */
@@ -328,17 +294,8 @@
     }
   }
 
-  /** Two buttons of which one is pressed. */
-  function switchOf(names, choose) {
-    for (const name of names)
-      document.getElementById(name).addEventListener("click", () => {
-        choose(name);
-        for (const other of names) document.getElementById(other).setAttribute("aria-pressed", String(other === name));
-        redraw();
-      });
-  }
-  switchOf(["log", "linear"], (name) => { state.logarithmic = name === "log"; });
-  switchOf(["rates", "points"], (name) => { state.above = name === "points"; });
+  switchOf(["log", "linear"], (name) => { state.logarithmic = name === "log"; redraw(); });
+  switchOf(["rates", "points"], (name) => { state.above = name === "points"; redraw(); });
   document.getElementById("views").hidden = !lru || !policies.some((policy) => policy !== lru && !policy.is_optimum);
 
   document.getElementById("picture").hidden = false;
