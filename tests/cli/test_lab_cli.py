@@ -184,6 +184,26 @@ def test_the_knee_does_not_depend_on_the_sizes(capsys: pytest.CaptureFixture[str
     assert (knees[0]["policy"], knees[0]["blocks"]) == ("lru", 4576)
 
 
+def test_two_traces_in_one_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    options = ("curve", TRACE, "--beside", "agents:requests=10,seed=3", "--sizes", "3", "--jobs", "1")
+    status, out, err = run(capsys, *options, "-o", str(tmp_path / "two.svg"), "-o", str(tmp_path / "two.html"))
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("A: chat:requests=60")
+    assert lines[1].startswith("B: agents:requests=10")
+    for name in ("lru A", "optimum A", "lru B", "optimum B"):
+        assert name in lines[3]
+    assert [line[:15] for line in lines[-2:]] == ["knee of lru A: ", "knee of lru B: "]
+    found = run_json(capsys, *options)
+    assert [trace["num_requests"] for trace in found["traces"]] == [60, 10]
+    assert found["traces"][0]["sizes"][2]["blocks"] == found["traces"][1]["sizes"][2]["blocks"]
+    _, out, _ = run(capsys, *options, "--csv")
+    assert out.splitlines()[0] == "blocks,tokens,lru A,optimum A,lru B,optimum B"
+    status, _, err = run(capsys, "curve", TRACE, "--beside", "chat:requests=9,hash_block_size=32")
+    assert status == 2
+    assert "blocks of one size" in err
+
+
 def test_curves_begin_where_something_hits(capsys: pytest.CaptureFixture[str]) -> None:
     found = run_json(capsys, "curve", "--policies", "lru", "--jobs", "1")
     assert [found["sizes"][0]["blocks"], found["sizes"][-1]["blocks"]] == [17, found["working_set"]]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,14 @@ from numpy.typing import NDArray
 
 from blockyard.core.policies import POLICIES
 from blockyard.errors import InvalidArgument
-from blockyard.lab.curve import HitCurves
+from blockyard.lab.curve import HitCurves, put_together
 from blockyard.lab.curve.drawing import draw_curves
 from blockyard.lab.curve.figure.label_places import spread_labels
-from blockyard.lab.curve.line_styles import COLORS, line_styles
+from blockyard.lab.curve.line_styles import COLORS, line_styles, styles_of
 from blockyard.lab.curve.words import gap_of, knee_of, subtitle_of
 from blockyard.lab.printing import compact, printable, sentence, shortened
 
-from ..support.made_curves import HOSTILE, awkward_curves, made_curves, plain_curves, sampled_curves
+from ..support.made_curves import HOSTILE, awkward_curves, made_curves, plain_curves, sampled_curves, two_traces
 from ..support.places import ROOT, child_environment
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -220,6 +221,34 @@ def test_points_above_lru_are_drawn_below(tmp_path: Path) -> None:
     assert not [element for element in svg.iter() if element.get("id") in {"above-0", "above-3"}], "lru, the optimum"
     for what in ("one policy", "only the optimum", "forty policies", "one size"):
         assert "points above lru" not in texts_of(svg_of(AWKWARD[what], tmp_path))
+
+
+def test_two_traces_in_one_picture(tmp_path: Path) -> None:
+    both = put_together(two_traces())
+    svg = svg_of(both, tmp_path)
+    policies_are_drawn(svg, both)
+    texts = texts_of(svg)
+    assert {"lru A", "optimum A", "lru B", "optimum B"} <= set(texts)
+    assert {"knee of lru A: 20 blocks, 12.5 %", "knee of lru B: 20 blocks, 25.0 %"} <= set(texts)
+    assert {"infinite cache A: 45.0 %", "infinite cache B: 90.0 %"} <= set(texts)
+    assert "A: monday.jsonl, 7 requests, 50 blocks; B: tuesday.jsonl, 7 requests, 50 blocks" in texts
+    assert "points above lru" not in texts
+
+
+def test_two_traces_have_one_colour_a_policy_and_dashes_of_their_own() -> None:
+    styles = styles_of(put_together(two_traces()))
+    assert styles == {"lru A": 0, "optimum A": -1, "lru B": len(COLORS), "optimum B": -2}
+
+
+def test_what_cannot_stand_in_one_picture_is_refused() -> None:
+    monday, tuesday = two_traces()
+    with pytest.raises(InvalidArgument, match=r"monday\.jsonl has blocks of 16 tokens and tuesday\.jsonl of 512"):
+        put_together([monday, replace(tuesday, tokens_a_block=512)])
+    with pytest.raises(InvalidArgument, match="different sizes"):
+        put_together([monday, replace(tuesday, sizes=tuesday.sizes + 1)])
+    with pytest.raises(InvalidArgument, match="5 traces"):
+        put_together([monday] * 5)
+    assert put_together([monday]) is monday
 
 
 def test_more_names_than_fit_at_the_ends_stand_in_a_box(tmp_path: Path) -> None:

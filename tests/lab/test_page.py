@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from blockyard.errors import InvalidArgument
-from blockyard.lab.curve import HitCurves
+from blockyard.lab.curve import HitCurves, put_together
 from blockyard.lab.curve.page import write_page
 from blockyard.lab.curve.words import knee_of
 from blockyard.lab.printing import printable
 
-from ..support.made_curves import HOSTILE, awkward_curves, made_curves, plain_curves, sampled_curves
+from ..support.made_curves import HOSTILE, awkward_curves, made_curves, plain_curves, sampled_curves, two_traces
 
 AWKWARD = awkward_curves()
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -93,10 +93,32 @@ def test_the_words(tmp_path: Path) -> None:
         "Shaded:",
     ):
         assert wanted in said
-    assert page.data["knee"] == {"policy": "lru", "blocks": 300, "hit_rate": 0.35}
-    assert page.data["knee_is_drawn"]
-    assert page.data["knee_words"] == knee_of(plain_curves())
-    assert page.data["infinite"] == 0.4375
+    (knee,) = page.data["knees"]
+    assert knee == {
+        "policy": "lru", "blocks": 300, "hit_rate": 0.35, "line": 0, "is_drawn": True, "words": knee_of(plain_curves()),
+    }  # fmt: skip
+    assert page.data["infinite"] == [{"rate": 0.4375, "words": "infinite cache: 43.8 %"}]
+
+
+def test_two_traces_on_one_page(tmp_path: Path) -> None:
+    page = written(put_together(two_traces()), tmp_path)
+    assert page.texts["title"] == ["Block hit rate of 2 traces"]
+    assert [policy["name"] for policy in page.data["policies"]] == ["lru A", "optimum A", "lru B", "optimum B"]
+    assert [policy["is_optimum"] for policy in page.data["policies"]] == [False, True, False, True]
+    assert [knee["line"] for knee in page.data["knees"]] == [0, 2]
+    assert page.table()[1] == ["20", "320", "12.500", "30.000", "25.000", "60.000"]
+    said = " ".join(page.texts["p"] + page.texts["strong"])
+    assert "Knee of lru B: 20 blocks, 25.0 %." in said
+    assert "B: tuesday.jsonl, 7 requests, 50 blocks" in said
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+def test_two_traces_in_a_browser(tmp_path: Path) -> None:
+    start = seen_in_browser(put_together(two_traces()), tmp_path)["start"]
+    assert len(start["lines"]) == 4
+    assert {"knee of lru A: 20 blocks, 12.5 %", "knee of lru B: 20 blocks, 25.0 %"} <= set(start["words"])
+    assert {"infinite cache A: 45.0 %", "infinite cache B: 90.0 %"} <= set(start["words"])
+    assert not start["views"]
 
 
 def test_a_model_adds_gib(tmp_path: Path) -> None:

@@ -44,6 +44,16 @@ def plain_curves() -> HitCurves:
     return made_curves(rates, [1, 20, 300, 4_000], knee=Knee("lru", 300, 0.35), infinite=0.4375)
 
 
+def two_traces() -> list[HitCurves]:
+    """Of two days, the second with twice the hits."""
+    rates = {"lru": [0.01, 0.125, 0.35, 0.4], "optimum": [0.1, 0.3, 0.4, 0.45]}
+    twice = {policy: [2 * rate for rate in found] for policy, found in rates.items()}
+    return [
+        made_curves(found, [1, 20, 300, 4_000], knee=Knee("lru", 20, found["lru"][1]), trace=f"{day}.jsonl")
+        for day, found in (("monday", rates), ("tuesday", twice))
+    ]
+
+
 def sampled_curves() -> HitCurves:
     """Of one block in 16, with an error of lru."""
     error = {"lru": np.array([0.005, 0.01])}

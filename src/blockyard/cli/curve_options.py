@@ -21,6 +21,7 @@ examples:
   blockyard curve                                           the small trace
   blockyard curve trace.jsonl -o curve.html -o curve.png    a page with hover, and a picture
   blockyard curve trace.jsonl --model llama-3.1-8b          sizes in GiB too
+  blockyard curve mon.jsonl --beside tue.jsonl --policies lru,optimum -o days.html   two traces in one picture
   blockyard curve trace.jsonl --policies lru,mine.py:Mine,optimum --blocks 1k,3k,10k,30k
 """
 
@@ -35,6 +36,13 @@ def add_curve_options(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_trace_options(parser)
+    parser.add_argument(
+        "--beside",
+        action="append",
+        default=[],
+        metavar="TRACE",
+        help="another trace in the same table and pictures, with blocks of the same size; may be given often",
+    )
     _add_cache(parser.add_argument_group("cache"))
     add_running_options(parser)
     parser.add_argument(
@@ -48,7 +56,7 @@ def _add_cache(group: Any) -> None:
         "--policies",
         "--policy",
         metavar="LIST",
-        help="names, file.py:ClassName, and optimum; default: all names and the optimum",
+        help="names, file.py:ClassName, and optimum; default: all names and the optimum, or with --beside lru,optimum",
     )
     group.add_argument("--blocks", metavar="LIST", help="capacities, like 1k,10k,25%%; default: --sizes of them")
     group.add_argument(

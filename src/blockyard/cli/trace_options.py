@@ -56,12 +56,12 @@ def add_output_options(parser: argparse.ArgumentParser, line: str) -> None:
     output.add_argument("--csv", action="store_true", help=f"print a line for each {line}")
 
 
-def open_chosen_trace(options: argparse.Namespace) -> Trace:
-    """The trace that the options name."""
+def open_chosen_trace(options: argparse.Namespace, name: str | None = None) -> Trace:
+    """The trace that the options name, or another one, read in the same way."""
     from ..lab.traces import open_trace
 
     return open_trace(
-        options.trace,
+        options.trace if name is None else name,
         format=options.format,
         strict=options.strict,
         tokenizer=options.tokenizer,

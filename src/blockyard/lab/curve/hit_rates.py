@@ -26,7 +26,8 @@ class HitCurves:
     trace's block references that hit, 0 to 1; "optimum" is an upper bound for all others. infinite: with no limit.
     error: policy to (S,) standard errors of a sampled curve, empty if the whole trace was used. num_hits: policy to
     (S,) exact counts, of the sample if sampled. knee: of LRU's curve at every capacity, not only at `sizes`, whichever
-    policies were asked for.
+    policies were asked for. parts: of curves of several traces put together, the curves of each; else
+    empty. letter: of such a part.
     """
 
     trace: str
@@ -41,6 +42,8 @@ class HitCurves:
     infinite: float
     error: dict[str, NDArray[np.float64]]
     knee: Knee
+    parts: tuple[HitCurves, ...] = ()
+    letter: str = ""
 
 
 def hit_curves(

@@ -14,7 +14,8 @@ from ..printing import printable, sentence
 from ..web_page import filled_page
 from .drawing import MAX_BYTES_PER_BLOCK
 from .hit_rates import HitCurves
-from .line_styles import COLORS, line_styles
+from .line_styles import COLORS, styles_of
+from .side_by_side import label_in
 from .words import (
     capacity_axis,
     capacity_factor,
@@ -23,6 +24,7 @@ from .words import (
     infinite_of,
     knee_is_drawn,
     knee_of,
+    parts_of,
     subtitle_of,
     title_of,
 )
@@ -46,8 +48,8 @@ def page_of(curves: HitCurves, bytes_per_block: int, model: str) -> str:
     said = {
         "title": title_of(curves),
         "subtitle": subtitle_of(curves),
-        "knee": sentence(knee_of(curves)),
-        "infinite": sentence(infinite_of(curves)),
+        "knee": " ".join(sentence(knee_of(part)) for part in parts_of(curves)),
+        "infinite": " ".join(sentence(infinite_of(part)) for part in parts_of(curves)),
         "gap": gap_of(curves),
         "foot": foot_of(curves),
     }
@@ -63,24 +65,28 @@ def _data_of(curves: HitCurves, bytes_per_block: int, model: str) -> dict[str, A
         "bytes_per_block": int(bytes_per_block),
         "sizes": curves.sizes.tolist(),
         "policies": _policies_of(curves),
-        "infinite": curves.infinite,
-        "infinite_words": infinite_of(curves),
-        "knee": dataclasses.asdict(curves.knee),
-        "knee_is_drawn": knee_is_drawn(curves),
+        "infinite": [{"rate": part.infinite, "words": infinite_of(part)} for part in parts_of(curves)],
+        "knees": [_knee_data(curves, part) for part in parts_of(curves)],
         "colors": len(COLORS),
-        "knee_words": knee_of(curves),
         "second_axis": capacity_axis(bytes_per_block, model),
         "second_factor": capacity_factor(curves, bytes_per_block),
     }
 
 
+def _knee_data(curves: HitCurves, part: HitCurves) -> dict[str, Any]:
+    name = label_in(part, part.knee.policy)
+    line = list(curves.hit_rates).index(name) if name in curves.hit_rates else -1
+    about = {"line": line, "is_drawn": knee_is_drawn(part), "words": knee_of(part)}
+    return {**dataclasses.asdict(part.knee), **about}
+
+
 def _policies_of(curves: HitCurves) -> list[dict[str, Any]]:
-    styles = line_styles(list(curves.hit_rates))
+    styles, optima = styles_of(curves), {label_in(part, OPTIMUM) for part in parts_of(curves)}
     return [
         {
             "name": printable(policy),
             "style": styles[policy],
-            "is_optimum": policy == OPTIMUM,
+            "is_optimum": policy in optima,
             "rates": rates.tolist(),
             "error": curves.error[policy].tolist() if policy in curves.error else None,
         }

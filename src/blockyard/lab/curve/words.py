@@ -6,19 +6,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..policy_names import OPTIMUM
-from ..printing import counted, percent, printable, sentence, shortened
+from ..printing import counted, cut_off, percent, printable, sentence, shortened
 from .hit_rates import HitCurves
+from .side_by_side import label_in
 
 GIB = 2**30
 
 
 def title_of(curves: HitCurves) -> str:
     """What is shown, and of which trace."""
+    if curves.parts:
+        return f"Block hit rate of {len(curves.parts)} traces"
     return f"Block hit rate of {printable(curves.trace) or 'a trace'}"
 
 
 def subtitle_of(curves: HitCurves) -> str:
-    """How much there is in the trace."""
+    """How much there is in the trace, or in each."""
+    if curves.parts:
+        return "; ".join(
+            f"{part.letter}: {cut_off(printable(part.trace), 32)}, {counted(part.num_requests, 'request')}, "
+            f"{counted(part.working_set, 'block')}"
+            for part in curves.parts
+        )
     tokens = f" of {counted(curves.tokens_a_block, 'token')}" if curves.tokens_a_block else ""
     return (
         f"{counted(curves.num_requests, 'request')}, {counted(curves.num_references, 'block reference')}; "
@@ -26,10 +35,15 @@ def subtitle_of(curves: HitCurves) -> str:
     )
 
 
+def parts_of(curves: HitCurves) -> tuple[HitCurves, ...]:
+    """The curves of each trace."""
+    return curves.parts or (curves,)
+
+
 def knee_of(curves: HitCurves) -> str:
     """Where more blocks stop paying: "knee of lru: 38,667 blocks, 35.0 %"."""
     knee = curves.knee
-    return f"knee of {knee.policy}: {counted(knee.blocks, 'block')}, {percent(knee.hit_rate)}"
+    return f"knee of {label_in(curves, knee.policy)}: {counted(knee.blocks, 'block')}, {percent(knee.hit_rate)}"
 
 
 def knee_is_drawn(curves: HitCurves) -> bool:
@@ -39,13 +53,14 @@ def knee_is_drawn(curves: HitCurves) -> bool:
 
 
 def unmarked_knee_of(curves: HitCurves) -> str:
-    """The knee in a sentence, "" where it is drawn."""
-    return "" if knee_is_drawn(curves) else sentence(knee_of(curves))
+    """The knees that are not drawn, in sentences."""
+    hidden = [part for part in parts_of(curves) if not knee_is_drawn(part)]
+    return " ".join(sentence(knee_of(part)) for part in hidden)
 
 
 def infinite_of(curves: HitCurves) -> str:
     """What a cache without a limit would hit."""
-    return f"infinite cache: {percent(curves.infinite)}"
+    return f"{label_in(curves, 'infinite cache')}: {percent(curves.infinite)}"
 
 
 def gap_of(curves: HitCurves) -> str:

@@ -2,13 +2,14 @@
   const { sizes, policies } = data;
   const last = sizes.length - 1;
   const dashes = ["", "9 4", "2.5 3", "10 4 2.5 4"];
-  const optimum = policies.find((policy) => policy.is_optimum);
+  const isOne = data.infinite.length === 1;
+  const optimum = isOne ? policies.find((policy) => policy.is_optimum) : undefined;
   const lru = policies.find((policy) => policy.name === "lru");
   const hidden = new Set();
   const chart = document.getElementById("chart");
   const place = document.getElementById("place");
   const numbers = document.querySelectorAll("#numbers tbody tr");
-  const state = { logarithmic: true, above: false, index: indexAt(data.knee.blocks) };
+  const state = { logarithmic: true, above: false, index: indexAt(data.knees[0].blocks) };
   let scale = null;
   let moving = null;
 
@@ -18,7 +19,7 @@
     return `${amount.toLocaleString("en-US", { maximumSignificantDigits: amount < 1000 ? 3 : 6 })} GiB`;
   };
   const color = (policy) => (policy.style < 0 ? "var(--ink)" : `var(--c${policy.style % data.colors})`);
-  const dash = (policy) => (policy.style < 0 ? "7 4" : dashes[Math.floor(policy.style / data.colors) % dashes.length]);
+  const dash = (policy) => (policy.style < 0 ? ["7 4", "2.5 4", "10 3 2 3", "2.5 8"][-1 - policy.style] : dashes[Math.floor(policy.style / data.colors) % dashes.length]);
   /** The number of the last size up to so many blocks. */
   function indexAt(blocks) {
     return Math.max(sizes.filter((size) => size <= blocks).length - 1, 0);
@@ -37,7 +38,7 @@
       const room = Math.max(0.08 * (high - low), 0.0005);
       return [low - room, high + room];
     }
-    const top = Math.max(data.infinite, ...policies.flatMap((policy) => policy.rates));
+    const top = Math.max(...data.infinite.map((one) => one.rate), ...policies.flatMap((policy) => policy.rates));
     return [0, top < 1e-5 ? 0.01 : Math.min(top * 1.16, 1.1)];
   }
 
@@ -91,7 +92,7 @@
       drawInfinite(svg);
     }
     for (const policy of shown()) drawPolicy(svg, policy);
-    if (!state.above) drawKnee(svg);
+    if (!state.above) for (const knee of data.knees) drawKnee(svg, knee);
     moving = draw(svg, "g", { "pointer-events": "none" });
     listen(svg);
     show();
@@ -133,11 +134,13 @@
   }
 
   function drawInfinite(svg) {
-    const y = scale.y(data.infinite);
-    draw(svg, "line", {
-      x1: scale.box.left, x2: scale.box.right, y1: y, y2: y, stroke: "var(--quiet)", "stroke-dasharray": "1.5 4",
-    });
-    draw(svg, "text", { x: scale.box.left + 4, y: y - 6 }, data.infinite_words);
+    for (const { rate, words } of data.infinite) {
+      const y = scale.y(rate);
+      draw(svg, "line", {
+        x1: scale.box.left, x2: scale.box.right, y1: y, y2: y, stroke: "var(--quiet)", "stroke-dasharray": "1.5 4",
+      });
+      draw(svg, "text", { x: scale.box.left + 4, y: y - 6 }, words);
+    }
   }
 
   function drawPolicy(svg, policy) {
@@ -164,15 +167,17 @@
   }
 
   /** A dot, a line down to the axis, and beside this line the sentence, where it covers no curve. */
-  function drawKnee(svg) {
-    if (!data.knee_is_drawn || hidden.has(lru)) return;
-    const [x, y] = [scale.x(data.knee.blocks), scale.y(data.knee.hit_rate)];
-    draw(svg, "line", { x1: x, x2: x, y1: y, y2: scale.box.bottom, stroke: color(lru), "stroke-dasharray": "1.5 3" });
-    dotAt(svg, lru, x, y, 6);
+  function drawKnee(svg, knee) {
+    const policy = policies[knee.line];
+    if (!knee.is_drawn || hidden.has(policy)) return;
+    const others = [...svg.querySelectorAll("text.strong")].map((text) => text.getBBox());
+    const [x, y] = [scale.x(knee.blocks), scale.y(knee.hit_rate)];
+    draw(svg, "line", { x1: x, x2: x, y1: y, y2: scale.box.bottom, stroke: color(policy), "stroke-dasharray": "1.5 3" });
+    dotAt(svg, policy, x, y, 6);
     const text = draw(svg, "text", { class: "strong" });
-    for (const words of [data.knee_words, `knee: ${short(data.knee.blocks)}`, "knee"]) {
+    for (const words of [knee.words, `knee: ${short(knee.blocks)}`, "knee"]) {
       text.textContent = words;
-      const found = placesBeside(x, y, text.getComputedTextLength());
+      const found = placesBeside(x, y, text.getComputedTextLength(), others);
       if (found.length === 0) continue;
       const best = found.reduce((one, other) => (other.cost < one.cost ? other : one));
       text.setAttribute("x", best.x);
@@ -183,18 +188,22 @@
   }
 
   /** Where words of this width may stand: from the knee down, on either side; then above it. */
-  function placesBeside(x, y, width) {
+  function placesBeside(x, y, width, others) {
     const lows = [];
     for (let low = y + 20; low <= scale.box.bottom - 6; low += 10) lows.push(low);
     const places = [...lows, y - 10, y - 26].flatMap((low) => [x + 8, x - 8 - width].map((left) => ({ x: left, y: low })));
     const fitting = places.filter((place) => place.x >= scale.box.left && place.x + width <= scale.box.right);
-    return fitting.map((place) => ({ ...place, cost: covered(place.x, place.y - 12, place.x + width, place.y + 4) }));
+    const clear = (place) => others.every((box) =>
+      place.x + width < box.x || place.x > box.x + box.width || place.y + 4 < box.y || place.y - 14 > box.y + box.height);
+    return fitting.filter(clear).map((place) => ({
+      ...place, cost: covered(place.x, place.y - 12, place.x + width, place.y + 4),
+    }));
   }
 
   /** How much of the curves lies in a rectangle: points of them that are close together. */
   function covered(left, top, right, bottom) {
     let count = 0;
-    for (const rates of [...shown().map(drawn), sizes.map(() => data.infinite)])
+    for (const rates of [...shown().map(drawn), ...data.infinite.map(({ rate }) => sizes.map(() => rate))])
       for (let number = 0; number < last; number += 1)
         for (let part = 0; part <= 1; part += 0.1) {
           const x = scale.x(sizes[number]) * (1 - part) + scale.x(sizes[number + 1]) * part;
@@ -287,7 +296,7 @@
       const off = hidden.has(policy);
       button.setAttribute("aria-pressed", String(!off));
       row.classList.toggle("off", off);
-      row.classList.toggle("best", !off && !policy.is_optimum && rivals.length > 1 && value === best);
+      row.classList.toggle("best", !off && !policy.is_optimum && isOne && rivals.length > 1 && value === best);
       rate.textContent = percent(value) + (policy.error ? ` ± ${(200 * policy.error[state.index]).toFixed(1)}` : "");
       gap.hidden = !optimum;
       gap.textContent = optimum && !policy.is_optimum ? (100 * (optimum.rates[state.index] - value)).toFixed(1) : "";

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 
 from ..hit_rates import HitCurves
-from ..line_styles import COLORS, DASHES, line_styles
+from ..line_styles import COLORS, DASHES, OPTIMUM_DASHES, styles_of
 
 INK, QUIET, FAINT, SHADE = "#1a1f26", "#5a6472", "#e3e6ea", "#e9edf2"
 WIDTH, HEIGHT, DPI = 9.6, 5.6, 160
@@ -28,7 +28,7 @@ class Sheet:
 
     def __init__(self, curves: HitCurves, *, keep_all_letters: bool) -> None:
         self.curves = curves
-        self.styles = line_styles(list(curves.hit_rates))
+        self.styles = styles_of(curves)
         self.figure: Any = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, facecolor="white")
         self.renderer: Any = FigureCanvasAgg(self.figure).get_renderer()
         self.axes: Any = self.figure.add_axes((LEFT, BOTTOM, 1 - LEFT - RIGHT, 1 - BOTTOM - TOP))
@@ -72,7 +72,7 @@ class Sheet:
         """The colour and the dashes of a policy's line."""
         style = self.styles[policy]
         if style < 0:
-            return INK, (4.0, 2.0)
+            return INK, OPTIMUM_DASHES[(-1 - style) % len(OPTIMUM_DASHES)]
         return COLORS[style % len(COLORS)], DASHES[style // len(COLORS) % len(DASHES)]
 
     def extent(self, artist: Any) -> Any:
