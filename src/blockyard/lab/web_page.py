@@ -14,18 +14,17 @@ _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
 def filled_page(name: str, texts: Mapping[str, str], parts: Mapping[str, str], data: Mapping[str, Any]) -> str:
-    """The files of `pages/` for `name` in one: its HTML, the style and the scripts.
+    """The files of `pages/` for `name` in one: its HTML, the style, and the scripts if it has any.
 
     texts: put in with every character escaped. parts: put in as they are: their names must have been escaped for the
     place where they stand. data: what the script reads.
     """
     found = {place: html.escape(text) for place, text in texts.items()} | dict(parts)
-    found |= {
-        "data": _script_safe(data),
-        "style": _read("page.css"),
-        "script": _read("common.js") + _read(f"{name}.js"),
-    }
-    return _PLACE.sub(lambda place: found[place[1]], _read(f"{name}.html"))
+    page = _read(f"{name}.html")
+    found |= {"data": _script_safe(data), "style": _read("page.css")}
+    if "{{script}}" in page:
+        found["script"] = _read("common.js") + _read(f"{name}.js")
+    return _PLACE.sub(lambda place: found[place[1]], page)
 
 
 def _read(name: str) -> str:

@@ -20,7 +20,7 @@
   };
   const color = (policy) => (policy.style < 0 ? "var(--ink)" : `var(--c${policy.style % data.colors})`);
   const dash = (policy) => (policy.style < 0 ? ["7 4", "2.5 4", "10 3 2 3", "2.5 8"][-1 - policy.style] : dashes[Math.floor(policy.style / data.colors) % dashes.length]);
-  /** The number of the last size up to so many blocks. */
+  /** The number of the last size that is not above `blocks`. */
   function indexAt(blocks) {
     return Math.max(sizes.filter((size) => size <= blocks).length - 1, 0);
   }
