@@ -36,7 +36,7 @@ def drawn(program: str) -> str:
         try:
             while piece := terminal.read(4096):
                 received += piece
-        except OSError:  # how a terminal says that nobody writes any more
+        except OSError:  # how a terminal says that its other end is closed
             pass
         out, _ = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "done\n")

@@ -176,7 +176,7 @@ def _azure(folder: Path, more: str = "") -> str:
 
 
 @pytest.mark.parametrize("arguments", [("replay", "--blocks", "900"), ("plan", "--list-models")])
-def test_output_that_nobody_reads_or_nothing_holds(arguments: tuple[str, ...]) -> None:
+def test_output_without_a_reader_or_without_room(arguments: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "blockyard.cli.main", *arguments]
     reading, writing = os.pipe()
     os.close(reading)

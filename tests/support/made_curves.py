@@ -15,7 +15,7 @@ HOSTILE = "</script><script>alert(1)</script>&amp;\"' $x_1$ {{rows}} ü 对话 \
 
 
 def made_curves(rates: dict[str, Sequence[float]], sizes: Sequence[int], **changed: Any) -> HitCurves:
-    """Curves of a trace of 100 references, exact, the knee of lru at the first size unless told otherwise."""
+    """Curves of a trace of 100 references, exact, the knee of lru at the first size unless changed."""
     fields: dict[str, Any] = {
         "trace": "made",
         "tokens_a_block": 16,

@@ -56,7 +56,7 @@ def run_curve(options: argparse.Namespace) -> int:
 
 
 def _default_policies(options: argparse.Namespace) -> list[str]:
-    """All of them; of several traces, only what tells most of each."""
+    """All of them; of several traces, only the default and the upper bound."""
     return ["lru", OPTIMUM] if options.beside else [*POLICIES, OPTIMUM]
 
 

@@ -92,7 +92,7 @@ def _add_time(group: Any) -> None:
         "--max-num-batched-tokens", type=int, default=8192, metavar="N", help="tokens of a step; default: 8192"
     )
     group.add_argument(
-        "--speedup", type=float, default=1.0, metavar="X", help="arrivals come so many times faster; default: 1"
+        "--speedup", type=float, default=1.0, metavar="X", help="arrivals come X times faster; default: 1"
     )
     for name, default, what in (
         ("step", 0.006, "every step"),

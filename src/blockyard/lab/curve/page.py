@@ -31,7 +31,7 @@ from .words import (
 
 
 def write_page(curves: HitCurves, path: str | os.PathLike[str], *, bytes_per_block: int = 0, model: str = "") -> None:
-    """Write hit rate against capacity into an .html file, with a crosshair that tells every policy's numbers.
+    """Write hit rate against capacity into an .html file, with a crosshair that shows every policy's numbers.
 
     bytes_per_block: of a block of `curves.tokens_a_block` tokens of `model`; without it the page counts no GiB. The
     file appears whole or not at all, and the same curves give the same bytes. Without JavaScript the page is a table of

@@ -31,7 +31,7 @@ class MissedTokens:
 class Causes:
     """Compares every prompt with all earlier ones: what a cache without limit would have hit.
 
-    A prompt counts as seen once it was served, so requests that were refused are not to be told. Memory is bounded;
+    A prompt counts as seen once it was served, so refused requests must not be added. Memory is bounded;
     beyond it the shares are estimates from a sample of the contents.
     """
 

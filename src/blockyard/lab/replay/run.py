@@ -85,11 +85,11 @@ def replay(
     on_request: Callable[[int], None] | None = None,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> ReplayResult:
-    """Send every request of a trace through a manager of its own; `check()` proves it whole at the end.
+    """Send every request of a trace through a manager of its own; `check()` verifies it at the end.
 
-    on_request: told the number of requests done, now and then. clock: seconds, such as time.perf_counter; the library
-    reads none of itself. O(tokens of the trace). Raises `TraceError` with
-    `strict` for a request that never fits, and what the trace's reader raises.
+    on_request: called with the number of requests done, now and then. clock: seconds, such as time.perf_counter; the
+    library reads none of itself. O(tokens of the trace). Raises `TraceError` with `strict` for a request that never
+    fits, and what the trace's reader raises.
     """
     with no_exit(label_of(options.policy)):
         return _replayed(trace, options, on_request, clock)

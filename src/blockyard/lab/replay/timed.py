@@ -33,7 +33,7 @@ class ServiceModel:
     seconds_per_moved_block * blocks moved between the pool and the CPU pool.
 
     max_num_batched_tokens: tokens computed in a step at most; decodes come first, prompts are cut into chunks.
-    speedup: arrivals come so many times faster than the trace says.
+    speedup: arrivals come this many times faster than the trace says.
 
     The defaults are of the size of a model of 8 billion parameters on one large GPU, with blocks of 2 MiB (16 tokens)
     moved at 25 GB a second while nothing is computed. Measure your own engine: two

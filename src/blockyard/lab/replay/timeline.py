@@ -55,7 +55,7 @@ class TimelineRecorder:
         self._sums[name][self._place(time)] += amount
 
     def hold(self, time: float, num_blocks: int) -> None:
-        """So many blocks are held; in the order of time."""
+        """`num_blocks` are held; call it in the order of time."""
         place = self._place(time)
         self._most[place] = max(int(self._most[place]), num_blocks)
         self._last[place] = num_blocks
