@@ -71,7 +71,7 @@ def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 def test_a_policy_file_may_have_dataclasses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = _run(capsys, "replay", "--policies", f"lru,{_own(tmp_path, _SOUND)}", "--blocks", "900")
     assert (status, err) == (0, "")
-    lru, mine = (line.split()[1:10] for line in out.splitlines()[-2:])
+    lru, mine = (line.split()[1:10] for line in out.splitlines()[3:5])
     assert lru == mine
 
 
