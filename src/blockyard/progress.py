@@ -8,7 +8,9 @@ from typing import Any
 
 
 class WorkBar:
-    """How much of the work is done. Draws nothing if not `shown`, off a terminal, or where rich is not installed.
+    """How much of the work is done, and about how long the rest takes.
+
+    Draws nothing if not `shown`, off a terminal, or where rich is not installed.
 
     what: in one word. total: units of work; 0 where it is not known.
     """
@@ -19,11 +21,19 @@ class WorkBar:
             return
         try:
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
         except ImportError:
             return
         texts = TextColumn("{task.description}"), TextColumn("{task.fields[state]}")
-        columns = (texts[0], BarColumn(), MofNCompleteColumn(), texts[1], TimeElapsedColumn())
+        times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+        columns = (texts[0], BarColumn(), MofNCompleteColumn(), texts[1], *(times if total else times[:1]))
         self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
         self._task = self._progress.add_task(what, total=total or None, state="")
 

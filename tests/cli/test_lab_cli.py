@@ -40,7 +40,25 @@ def test_replay_of_the_shipped_trace(capsys: pytest.CaptureFixture[str]) -> None
     lines = out.splitlines()
     assert lines[0].startswith("small.jsonl.gz: 320 requests one after another")
     assert lines[2].split()[:3] == ["policy", "blocks", "tokens"]
-    assert len(lines) == 7
+    assert len(lines) == 7 + 4 + 3 * 4
+
+
+def test_replay_says_what_paging_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "replay", "--blocks", "8192")
+    assert status == 0
+    rows = [line.split() for line in out.splitlines()[-3:]]
+    assert [row[-3:-1] + row[-1:] for row in rows] == [["%", "16.0", "1.0"], ["%", "50.5", "3.2"], ["%", "82.2", "5.1"]]
+    assert [row[-4] for row in rows] == ["76.41", "30.83", "0.41"]
+    assert out.splitlines()[-3].startswith("the model's 8,192 tokens")
+    found = run_json(capsys, "replay", "--blocks", "8192,8193", "--max-model-len", "4000")
+    assert [entry["scheme"] for entry in found["reservations"]] == ["longest", "power of two", "paged"] * 2
+    assert {entry["max_model_len"] for entry in found["reservations"]} == {4000}
+    assert found["reservations"][2]["num_refused"] == found["runs"][0]["num_refused"] == 34
+    _, out, _ = run(capsys, "replay", "--blocks", "8192", "--max-model-len", "4000")
+    assert "left out" in out.splitlines()[-4]
+    status, _, err = run(capsys, "replay", "--max-model-len", "0")
+    assert status == 2
+    assert "--max-model-len is 0" in err
 
 
 def test_replay_policies_and_sizes_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,6 +99,28 @@ def test_replay_by_timestamps(capsys: pytest.CaptureFixture[str]) -> None:
     assert "overloaded" in err
     _, out, _ = run(capsys, "replay", TRACE, "--timed", "--blocks", "4000", "--csv")
     assert "simulated_first_token_p99" in out.splitlines()[0]
+
+
+def test_replay_writes_a_page_of_what_happened_when(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "run.html"
+    options = ("--timed", "--policies", "lru,arc", "--blocks", "3000,4000", "--jobs", "2", "-o", str(path))
+    found = run_json(capsys, "replay", TRACE, *options)
+    assert [entry["policy"] for entry in found["runs"]] == ["lru", "lru", "arc", "arc"]
+    assert "timeline" not in found["runs"][0]
+    assert path.read_text(encoding="utf-8").count('<section class="run">') == 4
+    status, _, err = run(capsys, "replay", TRACE, "-o", str(path))
+    assert status == 2
+    assert "without --timed" in err
+
+
+def test_replay_with_a_cpu_pool(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--blocks", "1000", "--num-cpu-blocks", "20000")
+    (entry,) = run_json(capsys, "replay", *options)["runs"]
+    assert entry["num_saved_blocks"] > 100
+    assert entry["num_fetched_blocks"] > 5000
+    _, out, _ = run(capsys, "replay", *options)
+    assert {"saved", "fetched"} <= set(out.splitlines()[2].split())
+    assert "saved" not in run(capsys, "replay", TRACE, "--blocks", "4000")[1]
 
 
 def test_replay_without_contents_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -135,6 +175,41 @@ def test_curve_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert [float(row["lru"]) for row in rows] == [row["lru"] for row in found["sizes"]]
 
 
+def test_the_knee_does_not_depend_on_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    knees = [
+        run_json(capsys, "curve", "--policies", policies, "--blocks", sizes, "--jobs", "1")["knee"]
+        for policies, sizes in (("lru", "1k,15k"), ("lru", "1k,3k,15k"), ("fifo", "2k,16k"))
+    ]
+    assert knees[0] == knees[1] == knees[2]
+    assert (knees[0]["policy"], knees[0]["blocks"]) == ("lru", 4576)
+
+
+def test_two_traces_in_one_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    options = ("curve", TRACE, "--beside", "agents:requests=10,seed=3", "--sizes", "3", "--jobs", "1")
+    status, out, err = run(capsys, *options, "-o", str(tmp_path / "two.svg"), "-o", str(tmp_path / "two.html"))
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("A: chat:requests=60")
+    assert lines[1].startswith("B: agents:requests=10")
+    for name in ("lru A", "optimum A", "lru B", "optimum B"):
+        assert name in lines[3]
+    assert [line[:15] for line in lines[-2:]] == ["knee of lru A: ", "knee of lru B: "]
+    found = run_json(capsys, *options)
+    assert [trace["num_requests"] for trace in found["traces"]] == [60, 10]
+    assert found["traces"][0]["sizes"][2]["blocks"] == found["traces"][1]["sizes"][2]["blocks"]
+    _, out, _ = run(capsys, *options, "--csv")
+    assert out.splitlines()[0] == "blocks,tokens,lru A,optimum A,lru B,optimum B"
+    status, _, err = run(capsys, "curve", TRACE, "--beside", "chat:requests=9,hash_block_size=32")
+    assert status == 2
+    assert "blocks of one size" in err
+
+
+def test_curves_begin_where_something_hits(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "curve", "--policies", "lru", "--jobs", "1")
+    assert [found["sizes"][0]["blocks"], found["sizes"][-1]["blocks"]] == [17, found["working_set"]]
+    assert len(found["sizes"]) == 40
+
+
 def test_a_sampled_curve_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "curve", TRACE, "--policies", "lru", "--sizes", "3", "--max-references", "1024")
     assert "a sample of one content in" in out
@@ -161,6 +236,9 @@ def test_bars_are_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None
         (("replay", "--watermark", "2"), "watermark"),
         (("replay", "--timed", "--speedup", "0"), "speedup"),
         (("replay", "--timed", "--seconds-per-step", "nan"), "seconds_per_step"),
+        (("replay", "--timed", "--seconds-per-moved-block", "-1"), "seconds_per_moved_block"),
+        (("replay", "--num-cpu-blocks", "1"), "num_cpu_blocks is 1"),
+        (("replay", "--timed", "-o", "run.png"), "run.png"),
         (("replay", "--jobs", "0"), "jobs is 0"),
         (("replay", "--backend", "spark"), "backend is 'spark'"),
         (("replay", "--max-requests", "0"), "max_requests"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -35,7 +36,7 @@ def drawn(program: str) -> str:
         try:
             while piece := terminal.read(4096):
                 received += piece
-        except OSError:  # how a terminal says that nobody writes any more
+        except OSError:  # how a terminal says that its other end is closed
             pass
         out, _ = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "done\n")
@@ -44,8 +45,24 @@ def drawn(program: str) -> str:
 
 def test_a_terminal_shows_how_far_the_work_is() -> None:
     shown = drawn(WORK.format(shown=True))
-    for piece in ("sawing", "20/20", "20 planks"):
+    for piece in ("sawing", "20/20", "20 planks", "left"):
         assert piece in shown
+
+
+def test_a_bar_says_how_long_the_rest_takes() -> None:
+    slow = (
+        WORK.format(shown=True).replace("bar.update(", "time.sleep(0.1); bar.update(").replace("range(21)", "range(15)")
+    )
+    assert re.search(r"left 0:00:0[1-9]", strip(drawn("import time\n" + slow)))
+
+
+def test_a_bar_without_a_total_does_not_guess() -> None:
+    assert "left" not in drawn(WORK.format(shown=True).replace("20,", "0,"))
+
+
+def strip(shown: str) -> str:
+    """Without what a terminal takes as orders."""
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
 
 
 @pytest.mark.parametrize("program", [WORK.format(shown=False), WITHOUT_RICH + WORK.format(shown=True)])

@@ -13,7 +13,7 @@ from blockyard import InvalidArgument, MissingExtra, PolicyError, TraceError
 from blockyard.core.policies import POLICIES
 from blockyard.core.policies.lru import LRU
 from blockyard.lab import sweep
-from blockyard.lab.curve import count_hits, hit_curves, lru_hits
+from blockyard.lab.curve import Knee, count_hits, hit_curves, lru_hits
 from blockyard.lab.curve.knee import find_knee
 from blockyard.lab.policy_names import OPTIMUM, parse_policies, policy_of
 from blockyard.lab.references import name_blocks, read_references
@@ -37,6 +37,8 @@ def test_sizes_as_people_write_them() -> None:
     assert spread_sizes(40, 100_000)[-1] == 100_000
     assert spread_sizes(5, 1) == [1]
     assert spread_sizes(3, 10_000) == [1, 100, 10_000]
+    assert spread_sizes(3, 10_000, 100) == [100, 1000, 10_000]
+    assert spread_sizes(3, 5, 100) == [100]
 
 
 @pytest.mark.parametrize("text", ["", "ten", "-5", "1,,2", "10kk", "1e5", "0", "1.5", "200M", "nan", "10%%", "0x10"])
@@ -219,14 +221,36 @@ def test_a_sampled_curve_is_near_the_exact_one() -> None:
     assert found.sample_rate == 0.125
 
 
-def test_the_knee_is_where_the_curve_bends_whatever_sizes_are_asked_for() -> None:
+def test_the_knee_is_the_point_farthest_above_the_line() -> None:
     sizes = np.array([1.0, 2, 3, 4, 10])
     rates = np.array([0.2, 0.4, 0.41, 0.42, 0.43])
     assert find_knee(sizes, rates, 10.0, 0.43) == 1
-    assert find_knee(sizes[1:], rates[1:], 10.0, 0.43) == 0
-    assert find_knee(sizes[[0, 4]], rates[[0, 4]], 10.0, 0.43) == 0
     assert find_knee(sizes, np.zeros(5), 10.0, 0.0) == 0
     assert find_knee(np.array([0.001, 0.2]), np.array([0.02, 0.8]), 1.0, 1.0) == 1
+
+
+def test_the_knee_is_the_same_whatever_is_asked_for() -> None:
+    references = read_references(open_trace("small"))
+    every = range(1, references.working_set + 1)
+    wanted = hit_curves(references, ["lru"], every)
+    gains = wanted.hit_rates["lru"] / wanted.infinite - wanted.sizes / references.working_set
+    assert wanted.knee.blocks == every[int(np.argmax(gains))] == 4576
+    assert wanted.knee.hit_rate == wanted.hit_rates["lru"][4575]
+    for sizes in ([1000, 3000], [1000, 10_000, 3_000_000], [17], [4576]):
+        for policies in (["lru"], ["s3fifo", "lru"], ["optimum"]):
+            assert hit_curves(references, policies, sizes).knee == wanted.knee
+
+
+def test_the_knee_of_a_sample_is_near() -> None:
+    trace = make_trace("mix", requests=3000, seed=5)
+    exact, sample = read_references(trace), read_references(trace, halvings=3)
+    found, wanted = (hit_curves(references, ["lru"], [100]).knee for references in (sample, exact))
+    assert found.blocks == pytest.approx(wanted.blocks, rel=0.2)
+    assert found.hit_rate == pytest.approx(wanted.hit_rate, abs=0.03)
+
+
+def test_the_knee_of_a_trace_without_hits() -> None:
+    assert hit_curves(read_references(named([[1], [2], [3]])), ["lru"], [2]).knee == Knee("lru", 1, 0.0)
 
 
 def test_a_policy_may_be_given_as_a_class() -> None:

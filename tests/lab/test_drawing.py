@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from blockyard.core.policies import POLICIES
 from blockyard.errors import InvalidArgument
-from blockyard.lab.curve import HitCurves
+from blockyard.lab.curve import HitCurves, put_together
 from blockyard.lab.curve.drawing import draw_curves
 from blockyard.lab.curve.figure.label_places import spread_labels
-from blockyard.lab.curve.line_styles import line_styles
-from blockyard.lab.curve.words import compact, gap_of, knee_of, printable, shortened, subtitle_of
+from blockyard.lab.curve.line_styles import COLORS, line_styles, styles_of
+from blockyard.lab.curve.words import gap_of, knee_of, subtitle_of
+from blockyard.lab.printing import compact, printable, sentence, shortened
 
-from ..support.made_curves import HOSTILE, awkward_curves, made_curves, plain_curves, sampled_curves
+from ..support.made_curves import HOSTILE, awkward_curves, made_curves, plain_curves, sampled_curves, two_traces
 from ..support.places import ROOT, child_environment
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -48,7 +51,7 @@ def points_of(svg: ElementTree.Element, group: str) -> NDArray[np.float64]:
     (found,) = [element for element in svg.iter(f"{SVG}g") if element.get("id") == group]
     path = next(found.iter(f"{SVG}path")).get("d") or ""
     # An area is defined once and then used at a place; the points of a line stand where they are.
-    used = None if group.startswith("policy") else next(found.iter(f"{SVG}use"))
+    used = None if group.startswith(("policy", "above")) else next(found.iter(f"{SVG}use"))
     moved = (0, 0) if used is None else (used.get("x"), used.get("y"))
     points = [[float(x), float(y)] for x, y in re.findall(r"[ML] (\S+) (\S+)", path)]
     return np.array(points) + np.array(moved, np.float64)
@@ -105,7 +108,7 @@ def test_the_words_of_the_svg(tmp_path: Path) -> None:
 def test_a_model_makes_the_second_axis_gib(tmp_path: Path) -> None:
     texts = texts_of(svg_of(plain_curves(), tmp_path, bytes_per_block=2**30, model="Some <Model>"))
     assert "capacity (GiB of Some <Model>)" in texts
-    assert texts.count("1k") == 2, "1000 blocks are 1000 GiB"
+    assert texts.count("1k") == 3, "1000 blocks are 1000 GiB; both pairs of axes count blocks"
     texts = texts_of(svg_of(plain_curves(), tmp_path, bytes_per_block=2**20))
     assert "capacity (GiB)" in texts
     assert "0.01" in texts
@@ -163,7 +166,8 @@ def test_awkward_curves_are_drawn(what: str, tmp_path: Path) -> None:
         svg = svg_of(curves, tmp_path, bytes_per_block=2**50, model=HOSTILE)
         draw_curves(curves, tmp_path / "curves.png")
     policies_are_drawn(svg, curves)
-    assert knee_of(curves) in texts_of(svg)
+    said = " ".join(texts_of(svg))
+    assert knee_of(curves) in said or sentence(knee_of(curves)) in said
     assert sum(text.startswith("Block hit rate of ") for text in texts_of(svg)) == 1
 
 
@@ -184,6 +188,67 @@ def test_no_word_lies_on_another_or_outside(what: str) -> None:
         assert box.x1 <= figure.bbox.x1 + 1, name
         assert box.y1 <= figure.bbox.y1, name
         assert [other for other, around in boxes[:number] if box.overlaps(around)] == [], name
+
+
+def test_the_knee_is_marked_where_it_is_between_sizes_too(tmp_path: Path) -> None:
+    ids = {what: {element.get("id") for element in svg_of(AWKWARD[what], tmp_path).iter()} for what in AWKWARD}
+    assert "knee" in ids["a knee between two sizes"]
+    assert "knee" not in ids["a knee beyond the sizes"] | ids["forty policies"]
+    assert "Knee of lru: 17 blocks, 30.0 %." in " ".join(texts_of(svg_of(AWKWARD["a knee beyond the sizes"], tmp_path)))
+
+
+def test_no_line_runs_through_the_words_of_the_knee() -> None:
+    from blockyard.lab.curve.figure.picture import figure_of
+
+    figure = figure_of(AWKWARD["every policy"], 0, "", keep_all_letters=False)
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    (words,) = [text for text in axes.texts if text.get_text().startswith("knee")]
+    box = matplotlib.text.Text.get_window_extent(words)
+    for line in axes.get_lines():
+        path = line.get_transform().transform_path(line.get_path())
+        assert not path.intersects_bbox(box, filled=False) or line.get_gid() == "knee", line.get_gid()
+
+
+def test_points_above_lru_are_drawn_below(tmp_path: Path) -> None:
+    svg = svg_of(plain_curves(), tmp_path)
+    assert "points above lru" in texts_of(svg)
+    arc, mine = points_of(svg, "above-1"), points_of(svg, "above-2")
+    assert np.allclose(arc[:, 0], points_of(svg, "policy-1")[:, 0])
+    heights = np.concatenate([arc[:, 1], mine[:, 1]])
+    wanted = np.array([1.0, 7.5, -2.0, 0.0, -1.0, -2.5, -1.0, 0.0])
+    assert np.allclose(np.polyval(np.polyfit(wanted, heights, 1), wanted), heights, atol=0.01)
+    assert not [element for element in svg.iter() if element.get("id") in {"above-0", "above-3"}], "lru, the optimum"
+    for what in ("one policy", "only the optimum", "forty policies", "one size"):
+        assert "points above lru" not in texts_of(svg_of(AWKWARD[what], tmp_path))
+
+
+def test_two_traces_in_one_picture(tmp_path: Path) -> None:
+    both = put_together(two_traces())
+    svg = svg_of(both, tmp_path)
+    policies_are_drawn(svg, both)
+    texts = texts_of(svg)
+    assert {"lru A", "optimum A", "lru B", "optimum B"} <= set(texts)
+    assert {"knee of lru A: 20 blocks, 12.5 %", "knee of lru B: 20 blocks, 25.0 %"} <= set(texts)
+    assert {"infinite cache A: 45.0 %", "infinite cache B: 90.0 %"} <= set(texts)
+    assert "A: monday.jsonl, 7 requests, 50 blocks; B: tuesday.jsonl, 7 requests, 50 blocks" in texts
+    assert "points above lru" not in texts
+
+
+def test_two_traces_have_one_colour_a_policy_and_dashes_of_their_own() -> None:
+    styles = styles_of(put_together(two_traces()))
+    assert styles == {"lru A": 0, "optimum A": -1, "lru B": len(COLORS), "optimum B": -2}
+
+
+def test_what_cannot_stand_in_one_picture_is_refused() -> None:
+    monday, tuesday = two_traces()
+    with pytest.raises(InvalidArgument, match=r"monday\.jsonl has blocks of 16 tokens and tuesday\.jsonl of 512"):
+        put_together([monday, replace(tuesday, tokens_a_block=512)])
+    with pytest.raises(InvalidArgument, match="different sizes"):
+        put_together([monday, replace(tuesday, sizes=tuesday.sizes + 1)])
+    with pytest.raises(InvalidArgument, match="5 traces"):
+        put_together([monday] * 5)
+    assert put_together([monday]) is monday
 
 
 def test_more_names_than_fit_at_the_ends_stand_in_a_box(tmp_path: Path) -> None:
@@ -281,6 +346,12 @@ def test_a_policy_looks_the_same_in_every_picture() -> None:
     assert styles["optimum"] == -1
     assert len(set(styles.values())) == len(names)
     assert {name: line_styles([name])[name] for name in ("arc", "lru")} == {"arc": styles["arc"], "lru": styles["lru"]}
+
+
+def test_the_policies_that_ship_have_colours_of_their_own() -> None:
+    styles = line_styles([*POLICIES, "optimum", "mine.py:A"])
+    assert sorted(styles[policy] for policy in POLICIES) == list(range(len(COLORS)))
+    assert styles["mine.py:A"] == len(COLORS), "the first one with dashes"
 
 
 def test_words() -> None:

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from blockyard.errors import InvalidArgument
-from blockyard.lab.curve import HitCurves
+from blockyard.lab.curve import HitCurves, put_together
 from blockyard.lab.curve.page import write_page
-from blockyard.lab.curve.words import knee_of, printable
+from blockyard.lab.curve.words import knee_of
+from blockyard.lab.printing import printable
 
-from ..support.made_curves import HOSTILE, awkward_curves, made_curves, plain_curves, sampled_curves
+from ..support.made_curves import HOSTILE, awkward_curves, made_curves, plain_curves, sampled_curves, two_traces
 
 AWKWARD = awkward_curves()
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -78,7 +79,7 @@ def test_every_number_is_in_the_data_and_in_the_table(what: str, tmp_path: Path)
     for number, row in enumerate(page.table()):
         size = int(curves.sizes[number])
         rates = [f"{100 * rates[number]:.3f}" for rates in curves.hit_rates.values()]
-        assert row == [str(size), str(size * 16), *rates]
+        assert row == [f"{size:,}", f"{size * 16:,}", *rates]
 
 
 def test_the_words(tmp_path: Path) -> None:
@@ -92,15 +93,37 @@ def test_the_words(tmp_path: Path) -> None:
         "Shaded:",
     ):
         assert wanted in said
-    assert page.data["knee"] == 2
-    assert page.data["knee_policy"] == 0
-    assert page.data["knee_words"] == knee_of(plain_curves())
-    assert page.data["infinite"] == 0.4375
+    (knee,) = page.data["knees"]
+    assert knee == {
+        "policy": "lru", "blocks": 300, "hit_rate": 0.35, "line": 0, "is_drawn": True, "words": knee_of(plain_curves()),
+    }  # fmt: skip
+    assert page.data["infinite"] == [{"rate": 0.4375, "words": "infinite cache: 43.8 %"}]
+
+
+def test_two_traces_on_one_page(tmp_path: Path) -> None:
+    page = written(put_together(two_traces()), tmp_path)
+    assert page.texts["title"] == ["Block hit rate of 2 traces"]
+    assert [policy["name"] for policy in page.data["policies"]] == ["lru A", "optimum A", "lru B", "optimum B"]
+    assert [policy["is_optimum"] for policy in page.data["policies"]] == [False, True, False, True]
+    assert [knee["line"] for knee in page.data["knees"]] == [0, 2]
+    assert page.table()[1] == ["20", "320", "12.500", "30.000", "25.000", "60.000"]
+    said = " ".join(page.texts["p"] + page.texts["strong"])
+    assert "Knee of lru B: 20 blocks, 25.0 %." in said
+    assert "B: tuesday.jsonl, 7 requests, 50 blocks" in said
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+def test_two_traces_in_a_browser(tmp_path: Path) -> None:
+    start = seen_in_browser(put_together(two_traces()), tmp_path)["start"]
+    assert len(start["lines"]) == 4
+    assert {"knee of lru A: 20 blocks, 12.5 %", "knee of lru B: 20 blocks, 25.0 %"} <= set(start["words"])
+    assert {"infinite cache A: 45.0 %", "infinite cache B: 90.0 %"} <= set(start["words"])
+    assert not start["views"]
 
 
 def test_a_model_adds_gib(tmp_path: Path) -> None:
     page = written(plain_curves(), tmp_path, bytes_per_block=3 * 2**29, model="A <b>Model</b>")
-    assert [row[2] for row in page.table()] == ["1.5", "30", "450", "6000"]
+    assert [row[2] for row in page.table()] == ["1.5", "30", "450", "6,000"]
     assert "GiB of A <b>Model</b>" in page.texts["th"]
     assert page.data["second_factor"] == 1.5
     assert page.data["bytes_per_block"] == 3 * 2**29
@@ -190,6 +213,8 @@ ACTIONS = {
     "linear": "document.getElementById('linear').click()",
     "pointed in the middle": "point(0.5)",
     "optimum on": "buttons[3].click()",
+    "above lru": "document.getElementById('points').click()",
+    "hit rates": "document.getElementById('rates').click()",
 }
 DRIVER = """
 <script>(async () => {
@@ -208,6 +233,10 @@ DRIVER = """
     lines: [...document.querySelectorAll("#chart polyline")].map((line) => line.getAttribute("points")),
     names: text(buttons), words: text(document.querySelectorAll("#chart text")),
     wide: document.documentElement.scrollWidth > innerWidth,
+    boxes: [...document.querySelectorAll("#chart text")].map((one) => [one.textContent, one.getBBox()]).map(
+      ([words, box]) => [words, box.x, box.y, box.x + box.width, box.y + box.height]),
+    chart: document.querySelector("#chart svg").clientWidth,
+    views: !document.getElementById("views").hidden,
   };
   ACTIONS
   document.body.textContent = JSON.stringify(seen);
@@ -215,14 +244,16 @@ DRIVER = """
 """
 
 
-def seen_in_browser(curves: HitCurves, folder: Path, **options: Any) -> dict[str, dict[str, Any]]:
+def seen_in_browser(
+    curves: HitCurves, folder: Path, window: str = "1000,800", **options: Any
+) -> dict[str, dict[str, Any]]:
     path = folder / "curves.html"
     write_page(curves, path, **options)
     steps = "\n".join(f"{action}; look({json.dumps(name)});" for name, action in ACTIONS.items())
     path.write_text(path.read_text(encoding="utf-8") + DRIVER.replace("ACTIONS", steps), encoding="utf-8")
     done = subprocess.run(
         [
-            str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1000,800",
+            str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={window}",
             f"--user-data-dir={folder / 'profile'}", "--dump-dom", path.as_uri(),
         ],
         capture_output=True, text=True, timeout=120,
@@ -252,6 +283,33 @@ def test_the_crosshair_the_axis_and_the_names(tmp_path: Path) -> None:
     assert seen["optimum off"]["lines"] == start["lines"][:3]
     assert seen["pointed in the middle"]["spoken"].startswith("300 blocks"), "on a linear axis nearer than 4,000"
     assert not start["wide"]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+def test_the_view_of_points_above_lru(tmp_path: Path) -> None:
+    seen = seen_in_browser(plain_curves(), tmp_path)
+    lines = [[float(point.split(",")[1]) for point in line.split()] for line in seen["above lru"]["lines"]]
+    assert len(lines) == 3, "without the optimum"
+    assert len(set(lines[0])) == 1, "lru is flat"
+    points = [1.0, 7.5, -2.0, 0.0]
+    assert [(lines[0][0] - y) / (lines[0][0] - lines[1][1]) * 7.5 for y in lines[1]] == pytest.approx(points, abs=0.05)
+    assert any(words.startswith("+") for words in seen["above lru"]["words"])
+    assert seen["hit rates"]["lines"] == seen["optimum on"]["lines"]
+    assert seen["start"]["views"]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+@pytest.mark.parametrize("window", ["1900,1000", "500,800"])
+def test_words_in_the_chart_lie_on_no_others(window: str, tmp_path: Path) -> None:
+    start = seen_in_browser(AWKWARD["every policy"], tmp_path, window, bytes_per_block=2**20)["start"]
+    for number, (words, left, top, right, bottom) in enumerate(start["boxes"]):
+        assert left >= 0, words
+        assert right <= start["chart"], words
+        for other, x0, y0, x1, y1 in start["boxes"][:number]:
+            assert right <= x0 or x1 <= left or bottom <= y0 or y1 <= top, (words, other)
+    assert any(words.startswith("knee") for words in start["words"])
+    assert sum(words.endswith(("k", "M", "G", "1", "2", "3", "5", "0")) for words in start["words"]) >= 6
+    assert start["chart"] > (1300 if window.startswith("1900") else 400)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")

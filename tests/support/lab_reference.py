@@ -27,7 +27,7 @@ def prefix_trace(seed: int, num_requests: int, *, branches: int = 3, longest: in
 def run(requests: Requests, capacity: int, victim: Callable[[list[int], int], int]) -> int:
     """Hits of a cache that asks `victim(idle, number of the request)` for the content to give up.
 
-    idle: contents, those given back first at the front; a request gives its ids back from the last to the first.
+    idle: contents, those released first at the front; a request releases its ids from the last to the first.
     """
     cached: list[int] = []
     hits = 0
@@ -43,12 +43,12 @@ def run(requests: Requests, capacity: int, victim: Callable[[list[int], int], in
 
 
 def lru(requests: Requests, capacity: int) -> int:
-    """The content given back first goes first."""
+    """The content released first goes first."""
     return run(requests, capacity, lambda cached, number: cached[0])
 
 
 def lfu(requests: Requests, capacity: int) -> int:
-    """The content of the fewest requests goes first, among equals the one given back first."""
+    """The content of the fewest requests goes first, among equals the one released first."""
 
     def victim(cached: list[int], number: int) -> int:
         counts = {content: sum(content in request for request in requests[: number + 1]) for content in cached}

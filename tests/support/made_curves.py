@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from blockyard.lab.curve import HitCurves
+from blockyard.core.policies import POLICIES
+from blockyard.lab.curve import HitCurves, Knee
 
 #: What a name may hold that HTML, SVG, JSON, templates and mathematical text each take for something else.
 HOSTILE = "</script><script>alert(1)</script>&amp;\"' $x_1$ {{rows}} ü 对话 \x00\x1b\udcff\n<!--.py:Mine"
 
 
 def made_curves(rates: dict[str, Sequence[float]], sizes: Sequence[int], **changed: Any) -> HitCurves:
-    """Curves of a trace of 100 references, exact and with the knee at the first size unless told otherwise."""
+    """Curves of a trace of 100 references, exact, the knee of lru at the first size unless changed."""
     fields: dict[str, Any] = {
         "trace": "made",
         "tokens_a_block": 16,
@@ -27,8 +28,7 @@ def made_curves(rates: dict[str, Sequence[float]], sizes: Sequence[int], **chang
         "num_hits": {policy: np.array(values) for policy, values in rates.items()},
         "infinite": max(max(values) for values in rates.values()),
         "error": {},
-        "knee": 0,
-        "knee_policy": next(iter(rates)),
+        "knee": Knee("lru", sizes[0], float(rates.get("lru", [0.25])[0])),
     }
     return HitCurves(**{**fields, **changed})
 
@@ -41,7 +41,17 @@ def plain_curves() -> HitCurves:
         "examples/own_policy.py:Mine": [0.0, 0.1, 0.34, 0.4],
         "optimum": [0.1, 0.3, 0.4, 0.4],
     }
-    return made_curves(rates, [1, 20, 300, 4_000], knee=2, infinite=0.4375)
+    return made_curves(rates, [1, 20, 300, 4_000], knee=Knee("lru", 300, 0.35), infinite=0.4375)
+
+
+def two_traces() -> list[HitCurves]:
+    """Of two days, the second with twice the hits."""
+    rates = {"lru": [0.01, 0.125, 0.35, 0.4], "optimum": [0.1, 0.3, 0.4, 0.45]}
+    twice = {policy: [2 * rate for rate in found] for policy, found in rates.items()}
+    return [
+        made_curves(found, [1, 20, 300, 4_000], knee=Knee("lru", 20, found["lru"][1]), trace=f"{day}.jsonl")
+        for day, found in (("monday", rates), ("tuesday", twice))
+    ]
 
 
 def sampled_curves() -> HitCurves:
@@ -63,10 +73,19 @@ def awkward_curves() -> dict[str, HitCurves]:
         "two sizes close together": made_curves({"lru": [0.3, 0.5]}, [100_000, 100_001]),
         "nothing hits": made_curves({"lru": [0.0] * 9, "optimum": [0.0] * 9}, huge),
         "everything hits": made_curves({"lru": [1.0] * 9, "optimum": [1.0] * 9}, huge),
-        "huge sizes": made_curves({"lru": steps.tolist()}, huge, knee=8),
-        "twelve policies": made_curves(dict(list(many.items())[:11]) | {"optimum": steps}, huge, knee=4),
+        "huge sizes": made_curves({"lru": steps.tolist()}, huge, knee=Knee("lru", 10**8, 1.0)),
+        "twelve policies": made_curves(dict(list(many.items())[:11]) | {"optimum": steps}, huge),
         "forty policies": made_curves(many, huge),
         "hostile names": made_curves({HOSTILE: [0.1, 0.2], "optimum": [0.3, 0.4]}, [1, 9], trace=HOSTILE * 5),
         "no name": made_curves({"lru": [0.1]}, [1], trace=""),
         "sampled": sampled_curves(),
+        "a knee between two sizes": made_curves(
+            {"lru": [0.1, 0.4], "arc": [0.1, 0.4]}, [10, 50], knee=Knee("lru", 17, 0.3)
+        ),
+        "a knee beyond the sizes": made_curves(
+            {"lru": [0.1, 0.2], "arc": [0.1, 0.2]}, [1, 9], knee=Knee("lru", 17, 0.3)
+        ),
+        "every policy": made_curves(
+            {p: steps * (1 - n / 50) for n, p in enumerate((*POLICIES, "optimum"))}, huge, knee=Knee("lru", 10**4, 0.5)
+        ),
     }

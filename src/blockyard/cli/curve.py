@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from ..core.policies import POLICIES
 from ..errors import InvalidArgument
-from ..lab.curve import HitCurves, hit_curves
+from ..lab.curve import HitCurves, hit_curves, put_together
 from ..lab.curve.drawing import draw_curves
-from ..lab.curve.output_file import require_output
 from ..lab.curve.page import write_page
+from ..lab.curve.side_by_side import label_in, require_one_block_size
+from ..lab.curve.words import parts_of
+from ..lab.output_file import require_output
 from ..lab.policy_names import OPTIMUM, parse_policies
 from ..lab.references import MAX_REFERENCES, References, read_references
 from ..lab.sizes import parse_sizes, spread_sizes
@@ -23,6 +26,8 @@ from .tables import as_csv, as_json, as_text, percent, short_number
 from .trace_options import chosen_jobs, open_chosen_trace, report_skips, short_name, skips_as_dict
 
 _GIB = 2**30
+#: Curves begin at a thousandth of the working set: in smaller caches hardly anything hits, whatever the policy.
+SMALLEST_SHARE = 1000
 _WRITERS = {".png": draw_curves, ".svg": draw_curves, ".html": write_page}
 
 
@@ -32,15 +37,35 @@ def run_curve(options: argparse.Namespace) -> int:
         if Path(path).suffix not in _WRITERS:
             raise InvalidArgument(f"output is {path!r}; it must end in {', '.join(_WRITERS)}")
         require_output(path, tuple(_WRITERS))  # before hours of work, and before the first of several is written
-    policies = parse_policies(options.policies) if options.policies else [*POLICIES, OPTIMUM]
-    trace = open_chosen_trace(options)
-    references = _read(options, trace)
-    report_skips(trace)
-    sizes = _sizes(options, references)
-    bytes_per_block = _bytes_per_block(options, references)
+    policies = parse_policies(options.policies) if options.policies else _default_policies(options)
+    traces = [open_chosen_trace(options, name) for name in [options.trace, *options.beside]]
+    references = [_read(options, trace) for trace in traces]
+    for trace in traces:
+        report_skips(trace)
+    require_one_block_size(
+        [(short_name(trace), found.tokens_a_block) for trace, found in zip(traces, references, strict=True)]
+    )
+    sizes = _sizes(options, max(found.working_set for found in references))
+    several = [_run(options, trace, found, policies, sizes) for trace, found in zip(traces, references, strict=True)]
+    curves = put_together(several)
+    bytes_per_block = _bytes_per_block(options, references[0])
+    for path in options.output:
+        _WRITERS[Path(path).suffix](curves, path, bytes_per_block=bytes_per_block, model=options.model or "")
+    _print(options, traces, curves, bytes_per_block)
+    return 0
+
+
+def _default_policies(options: argparse.Namespace) -> list[str]:
+    """All of them; of several traces, only the default and the upper bound."""
+    return ["lru", OPTIMUM] if options.beside else [*POLICIES, OPTIMUM]
+
+
+def _run(
+    options: argparse.Namespace, trace: Trace, references: References, policies: list[str], sizes: list[int]
+) -> HitCurves:
     num_runs = len(sizes) * len([policy for policy in policies if policy != "lru"])
     with WorkBar("runs", num_runs, not options.quiet) as bar:
-        curves = hit_curves(
+        return hit_curves(
             references,
             policies,
             sizes,
@@ -49,10 +74,6 @@ def run_curve(options: argparse.Namespace) -> int:
             backend=options.backend,
             on_done=bar.update,
         )
-    for path in options.output:
-        _WRITERS[Path(path).suffix](curves, path, bytes_per_block=bytes_per_block, model=options.model or "")
-    _print(options, trace, curves, bytes_per_block)
-    return 0
 
 
 def _read(options: argparse.Namespace, trace: Trace) -> References:
@@ -65,10 +86,11 @@ def _read(options: argparse.Namespace, trace: Trace) -> References:
         )
 
 
-def _sizes(options: argparse.Namespace, references: References) -> list[int]:
+def _sizes(options: argparse.Namespace, working_set: int) -> list[int]:
+    """The same for all traces; shares are of the largest working set."""
     if options.blocks is not None:
-        return parse_sizes(options.blocks, references.working_set)
-    return spread_sizes(options.sizes, references.working_set)
+        return parse_sizes(options.blocks, working_set)
+    return spread_sizes(options.sizes, working_set, max(working_set // SMALLEST_SHARE, 1))
 
 
 def _bytes_per_block(options: argparse.Namespace, references: References) -> int:
@@ -79,15 +101,19 @@ def _bytes_per_block(options: argparse.Namespace, references: References) -> int
     return spec.bytes_per_token * references.tokens_a_block
 
 
-def _print(options: argparse.Namespace, trace: Trace, curves: HitCurves, bytes_per_block: int) -> None:
+def _print(options: argparse.Namespace, traces: list[Trace], curves: HitCurves, bytes_per_block: int) -> None:
     if options.json:
-        print(as_json({**_as_dict(curves, bytes_per_block), "skips": skips_as_dict(trace)}))
+        found = [
+            {**_as_dict(part, bytes_per_block), "skips": skips_as_dict(trace)}
+            for part, trace in zip(parts_of(curves), traces, strict=True)
+        ]
+        print(as_json({"traces": found} if curves.parts else found[0]))
     elif options.csv:
         print(as_csv(_rows(curves, bytes_per_block)))
     else:
-        print(_headline(curves))
+        print("\n".join(_headline(part) for part in parts_of(curves)) + "\n")
         print(as_text([_as_text_row(row) for row in _rows(curves, bytes_per_block)], num_names=0))
-        print(_conclusion(curves, bytes_per_block))
+        print("\n" + "\n".join(_conclusion(part, bytes_per_block) for part in parts_of(curves)))
 
 
 def _rows(curves: HitCurves, bytes_per_block: int) -> list[dict[str, Any]]:
@@ -114,18 +140,19 @@ def _headline(curves: HitCurves) -> str:
     sampled = ""
     if curves.sample_rate < 1:
         sampled = f"; a sample of one content in {round(1 / curves.sample_rate)}"
+    letter = f"{curves.letter}: " if curves.letter else ""
     return (
-        f"{curves.trace}: {curves.num_requests:,} requests, {curves.num_references:,} references to "
-        f"{curves.working_set:,} blocks of {curves.tokens_a_block} tokens{sampled}\n"
+        f"{letter}{curves.trace}: {curves.num_requests:,} requests, {curves.num_references:,} references to "
+        f"{curves.working_set:,} blocks of {curves.tokens_a_block} tokens{sampled}"
     )
 
 
-def _conclusion(curves: HitCurves, bytes_per_block: int) -> str:
-    size, rate = int(curves.sizes[curves.knee]), float(curves.hit_rates[curves.knee_policy][curves.knee])
-    memory = f" ({size * bytes_per_block / _GIB:,.1f} GiB)" if bytes_per_block else ""
+def _conclusion(part: HitCurves, bytes_per_block: int) -> str:
+    knee = part.knee
+    memory = f" ({knee.blocks * bytes_per_block / _GIB:,.1f} GiB)" if bytes_per_block else ""
     return (
-        f"\nknee of {curves.knee_policy}: {size:,} blocks{memory} hit {percent(rate)}; with no limit "
-        f"{percent(curves.infinite)}"
+        f"knee of {label_in(part, knee.policy)}: {knee.blocks:,} blocks{memory} hit {percent(knee.hit_rate)}; "
+        f"with no limit {percent(part.infinite)}"
     )
 
 
@@ -139,7 +166,7 @@ def _as_dict(curves: HitCurves, bytes_per_block: int) -> dict[str, Any]:
         "bytes_per_block": bytes_per_block,
         "sample_rate": curves.sample_rate,
         "infinite": curves.infinite,
-        "knee": {"policy": curves.knee_policy, "blocks": int(curves.sizes[curves.knee])},
+        "knee": dataclasses.asdict(curves.knee),
         "num_hits": {policy: hits.tolist() for policy, hits in curves.num_hits.items()},
         "sizes": _rows(curves, bytes_per_block),
     }

@@ -9,7 +9,7 @@ from .trace_options import add_output_options, add_running_options, add_trace_op
 
 _DESCRIPTION = """\
 Draw the hit rate of a trace against the capacity of the cache, for many policies and for the offline optimum, which no
-policy can pass, from one block to the whole working set; and mark where more blocks stop paying.
+policy can pass, from a thousandth of the working set to all of it; and mark where more blocks stop paying.
 
 Requests run one after another through a cache of the trace's own blocks (512 tokens in a Mooncake trace), driven by
 the manager's own policies. The hit rate is a share of the block references. A trace of more than 8 million references
@@ -21,6 +21,7 @@ examples:
   blockyard curve                                           the small trace
   blockyard curve trace.jsonl -o curve.html -o curve.png    a page with hover, and a picture
   blockyard curve trace.jsonl --model llama-3.1-8b          sizes in GiB too
+  blockyard curve mon.jsonl --beside tue.jsonl --policies lru,optimum -o days.html   two traces in one picture
   blockyard curve trace.jsonl --policies lru,mine.py:Mine,optimum --blocks 1k,3k,10k,30k
 """
 
@@ -35,6 +36,13 @@ def add_curve_options(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_trace_options(parser)
+    parser.add_argument(
+        "--beside",
+        action="append",
+        default=[],
+        metavar="TRACE",
+        help="another trace in the same table and pictures, with blocks of the same size; may be given often",
+    )
     _add_cache(parser.add_argument_group("cache"))
     add_running_options(parser)
     parser.add_argument(
@@ -48,12 +56,16 @@ def _add_cache(group: Any) -> None:
         "--policies",
         "--policy",
         metavar="LIST",
-        help="names, file.py:ClassName, and optimum; default: all names and the optimum",
+        help="names, file.py:ClassName, and optimum; default: all names and the optimum, or with --beside lru,optimum",
     )
+    group.add_argument("--blocks", metavar="LIST", help="capacities, like 1k,10k,25%%; default: --sizes of them")
     group.add_argument(
-        "--blocks", metavar="LIST", help="capacities, like 1k,10k,25%%; default: --sizes of them up to the working set"
+        "--sizes",
+        type=int,
+        default=40,
+        metavar="N",
+        help="how many capacities, from a thousandth of the working set to all of it; default: 40",
     )
-    group.add_argument("--sizes", type=int, default=40, metavar="N", help="how many capacities; default: 40")
     group.add_argument(
         "--block-size", type=int, default=16, metavar="N", help="tokens a block, of a trace of tokens; default: 16"
     )

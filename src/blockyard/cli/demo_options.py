@@ -19,7 +19,7 @@ _EPILOG = """\
 examples:
   blockyard demo                                SmolLM2-135M-Instruct, 32 requests, on the CPU
   blockyard demo --verify                       and the same tokens without the prefix cache
-  blockyard demo --num-blocks 60                a pool so small that requests are set back
+  blockyard demo --num-blocks 60                a pool so small that requests are preempted
   blockyard demo --model ./my-llama --json      your own model, and figures for a program to read
 """
 

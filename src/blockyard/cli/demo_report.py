@@ -70,16 +70,16 @@ class DemoReport:
 
     @property
     def num_preemptions(self) -> int:
-        """How often requests were set back to make room."""
+        """How often requests were preempted to make room."""
         return sum(result.num_preemptions for result in self.results)
 
     @property
     def contiguous_blocks(self) -> int:
-        """Blocks that as many requests at once take if each reserves the model's whole context beforehand."""
+        """Blocks that as many requests at once take if each reserves the model's whole context in advance."""
         return self.max_running * -(-self.max_model_len // self.block_size)
 
     def mib(self, num_blocks: int) -> float:
-        """MiB of keys and values in so many blocks."""
+        """MiB of keys and values in `num_blocks` blocks."""
         return num_blocks * self.bytes_per_block / 2**20
 
 
@@ -182,9 +182,9 @@ def _block_rows(report: DemoReport) -> list[tuple[str, str, str]]:
             f"{report.mib(contiguous):,.1f} MiB, {contiguous / peak:,.0f} times as much: what {report.max_running} "
             f"requests at once take",
         ),
-        ("", "", f"if each reserves the model's {report.max_model_len:,} tokens beforehand"),
+        ("", "", f"if each reserves the model's {report.max_model_len:,} tokens in advance"),
         ("internal waste", f"{report.wasted_share:.1%}", "of the slots in held blocks had no token, over all steps"),
-        ("preemptions", f"{report.num_preemptions:,}", "requests set back to make room for others"),
+        ("preemptions", f"{report.num_preemptions:,}", "requests preempted to make room for others"),
     ]
 
 
@@ -216,5 +216,5 @@ def _indented(picture: str) -> str:
 def _leaks(report: DemoReport) -> str:
     if report.num_leaked_blocks == 0:
         return f"0 blocks leaked: all {report.num_blocks - 1} are free again, and check() found every law kept."
-    holders = ", ".join(report.leaking.values()) or "nobody"
+    holders = ", ".join(report.leaking.values()) or "none"
     return f"{report.num_leaked_blocks} BLOCKS LEAKED, held by {holders}."

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 
 from ..errors import InvalidArgument
+from ..lab.output_file import require_output
 from ..lab.planning import CapacityPlan, LargestStep, plan_capacity
 from ..lab.planning.limits import GIB
 from ..lab.references import References, UnknownContents, read_references
@@ -16,6 +17,7 @@ from ..sizing import known_gpu
 from ..sizing.known_models import known_names
 from .amounts import parse_lengths, parse_memory
 from .plan_model import ChosenModel, chosen_model
+from .plan_page import write_plan_page
 from .plan_report import as_json, as_text
 from .trace_options import report_skips
 
@@ -28,10 +30,14 @@ def run_plan(options: argparse.Namespace) -> int:
         print("\n".join(known_names()))
         return 0
     _check_ranks(options)
+    for path in options.output:
+        require_output(path, (".html",))
     model = chosen_model(options)
     trace = open_trace(options.trace, format=options.format, tokenizer=options.tokenizer) if options.trace else None
     plan = _plan(options, model, trace)
     name = "" if trace is None else trace.name
+    for path in options.output:
+        write_plan_page(plan, model.name, name, path)
     print(as_json(plan, model.name, name) if options.json else as_text(plan, model.name, name))
     return 0 if plan.fits else 1
 

@@ -40,6 +40,14 @@ def add_plan_options(commands: Any) -> None:
     _add_model(parser.add_argument_group("model"))
     _add_memory(parser.add_argument_group("memory"))
     _add_work(parser.add_argument_group("work"))
+    parser.add_argument(
+        "-o",
+        "--output",
+        action="append",
+        default=[],
+        metavar="FILE.html",
+        help="the plan as a page; may be given often",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
 
 

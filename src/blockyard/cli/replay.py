@@ -11,20 +11,24 @@ from typing import Any
 
 from ..config import MAX_MODEL_LEN
 from ..errors import InvalidArgument
+from ..lab.output_file import require_output
 from ..lab.policy_names import OPTIMUM, parse_policies
 from ..lab.references import UnknownContents, read_references
-from ..lab.replay import ReplayOptions, ReplayResult, ServiceModel, replay
+from ..lab.replay import ReplayOptions, ReplayResult, Reservation, ServiceModel, replay
+from ..lab.replay.page import write_run_page
 from ..lab.sizes import parse_sizes
 from ..lab.survey import TraceSurvey, survey
 from ..lab.sweep import run_all
 from ..lab.trace import Trace
 from ..progress import WorkBar
+from .reservation_report import model_length, reservation_as_dict, reservation_text, reserve_pools
 from .tables import as_csv, as_json, as_text, percent, short_number
 from .trace_options import chosen_jobs, open_chosen_trace, report_skips, short_name, skips_as_dict
 
 
 def run_replay(options: argparse.Namespace) -> int:
     """Run every policy at every size and print what came of it."""
+    _require_output(options)
     policies = parse_policies(options.policies)
     if OPTIMUM in policies:
         raise InvalidArgument("policies has 'optimum', which knows the future; `blockyard curve` has it")
@@ -39,8 +43,22 @@ def run_replay(options: argparse.Namespace) -> int:
     else:
         with WorkBar("runs", len(cells), not options.quiet) as bar:
             results = run_all(replay_by_the_clock, cells, jobs=jobs, backend=options.backend, on_done=bar.update)
-    _print(options, trace, found, results)
+    for path in options.output:
+        write_run_page(short_name(trace), results, path)
+    pools = sorted({cell[1].num_blocks for cell in cells})
+    reservations = [] if options.csv else reserve_pools(options, trace, pools, model_length(options, found))
+    _print(options, trace, found, results, reservations)
     return 0
+
+
+def _require_output(options: argparse.Namespace) -> None:
+    """Before hours of work, and before the first of several is written."""
+    for path in options.output:
+        require_output(path, (".html",))
+    if options.output and not options.timed:
+        raise InvalidArgument(
+            f"output is {options.output[0]!r} without --timed; only a replay by timestamps has a page"
+        )
 
 
 def replay_by_the_clock(trace: Trace, options: ReplayOptions) -> ReplayResult:
@@ -53,6 +71,7 @@ def _cells(
 ) -> list[tuple[Trace, ReplayOptions]]:
     sizes = parse_sizes(options.blocks, working_set)
     service = _service(options) if options.timed else None
+    longest = min(found.longest_sequence, model_length(options, found))
     return [
         (
             trace,
@@ -61,12 +80,14 @@ def _cells(
                 block_size=options.block_size,
                 policy=policy,
                 # What no pool of this size could hold is a request left out, not a reason to refuse the trace.
-                max_model_len=min(found.longest_sequence, max(size, 2) * options.block_size, MAX_MODEL_LEN),
+                max_model_len=min(longest, max(size, 2) * options.block_size, MAX_MODEL_LEN),
                 max_num_seqs=options.max_num_seqs,
                 watermark=options.watermark,
                 find_causes=not options.no_causes,
                 strict=options.strict,
                 service=service,
+                num_cpu_blocks=options.num_cpu_blocks,
+                keep_timeline=bool(options.output),
             ),
         )
         for policy, size in itertools.product(policies, sizes)
@@ -94,20 +115,30 @@ def _service(options: argparse.Namespace) -> ServiceModel:
         seconds_per_prompt_token=options.seconds_per_prompt_token,
         seconds_per_decode=options.seconds_per_decode,
         seconds_per_context_token=options.seconds_per_context_token,
+        seconds_per_moved_block=options.seconds_per_moved_block,
         max_num_batched_tokens=options.max_num_batched_tokens,
         speedup=options.speedup,
     )
 
 
-def _print(options: argparse.Namespace, trace: Trace, found: TraceSurvey, results: list[ReplayResult]) -> None:
+def _print(
+    options: argparse.Namespace,
+    trace: Trace,
+    found: TraceSurvey,
+    results: list[ReplayResult],
+    reservations: list[Reservation],
+) -> None:
     if options.json:
+        about = {**_trace_as_dict(found), "skips": skips_as_dict(trace)}
         runs = [_as_dict(result) for result in results]
-        print(as_json({"trace": {**_trace_as_dict(found), "skips": skips_as_dict(trace)}, "runs": runs}))
+        reserved = [reservation_as_dict(reservation) for reservation in reservations]
+        print(as_json({"trace": about, "runs": runs, "reservations": reserved}))
     elif options.csv:
         print(as_csv([_flat(_as_dict(result)) for result in results]))
     else:
         print(_headline(options, trace, found))
-        print(as_text(_same_columns([_as_row(result) for result in results])))
+        print(as_text(_same_columns([_as_row(options, result) for result in results])))
+        print(reservation_text(reservations, options.block_size))
         _say_overload(results)
         _say_refused(results)
 
@@ -121,7 +152,7 @@ def _headline(options: argparse.Namespace, trace: Trace, found: TraceSurvey) -> 
     )
 
 
-def _as_row(result: ReplayResult) -> dict[str, str]:
+def _as_row(options: argparse.Namespace, result: ReplayResult) -> dict[str, str]:
     """What a person wants to see; shares are of prompt tokens."""
     misses, tokens = result.misses, max(result.num_prompt_tokens, 1)
     row = {
@@ -144,6 +175,8 @@ def _as_row(result: ReplayResult) -> dict[str, str]:
         "peak blocks": f"{result.peak_used_blocks:,}",
         "waste": percent(result.wasted_share),
     }
+    if options.num_cpu_blocks:
+        row |= {"saved": f"{result.num_saved_blocks:,}", "fetched": f"{result.num_fetched_blocks:,}"}
     if result.simulated is not None:
         median, _, slowest = result.simulated.first_token
         row |= {
@@ -199,7 +232,8 @@ def _trace_as_dict(found: TraceSurvey) -> dict[str, Any]:
 
 
 def _as_dict(result: ReplayResult) -> dict[str, Any]:
-    content = dataclasses.asdict(result)
+    content = dataclasses.asdict(dataclasses.replace(result, timeline=None))
+    del content["timeline"]  # the page has it
     if content["simulated"] is not None:
         for name in ("first_token", "queueing"):
             content["simulated"][name] = dict(zip(("p50", "p90", "p99"), content["simulated"][name], strict=True))

@@ -9,7 +9,8 @@ from .trace_options import add_output_options, add_running_options, add_trace_op
 
 _DESCRIPTION = """\
 Send a trace through the real block manager, for every policy and pool size, and say what hit, why the rest did not,
-what was evicted, and how full the pool was.
+what was evicted, and how full the pool was. A second table says what the same memory would hold if every request's
+were reserved in one piece: how much of it is never filled, and how many requests run at once.
 
 Requests run one after another, each to its end, as fast as they go; with --timed they arrive by their timestamps,
 run together, hold their blocks, wait for admission and are preempted where blocks are short.
@@ -21,6 +22,9 @@ examples:
   blockyard replay trace.jsonl --blocks 10k,100k,25%            sizes as numbers, or shares of the working set
   blockyard replay trace.jsonl --policies lru,arc,mine.py:Mine  your own policy against the others
   blockyard replay trace.jsonl --timed --blocks 30k             by the trace's timestamps
+  blockyard replay trace.jsonl --max-model-len 32768            paging against 32,768 tokens reserved a request
+  blockyard replay trace.jsonl --timed -o run.html --blocks 30k what happened when, as a page
+  blockyard replay trace.jsonl --blocks 30k --num-cpu-blocks 90k  evicted blocks kept in the CPU's memory
   blockyard replay trace.jsonl --csv > runs.csv                 for a spreadsheet
 """
 
@@ -38,6 +42,14 @@ def add_replay_options(commands: Any) -> None:
     _add_cache(parser.add_argument_group("cache"))
     _add_time(parser.add_argument_group("time"))
     add_running_options(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        action="append",
+        default=[],
+        metavar="FILE.html",
+        help="with --timed: a page of what happened when; may be given often",
+    )
     add_output_options(parser, "run")
 
 
@@ -54,6 +66,20 @@ def _add_cache(group: Any) -> None:
     )
     group.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens in a block; default: 16")
     group.add_argument(
+        "--max-model-len",
+        type=int,
+        metavar="N",
+        help="tokens of the longest request that the model serves, reserved for every request by an engine that does "
+        "not page; default: the trace's longest request, rounded up to a power of two",
+    )
+    group.add_argument(
+        "--num-cpu-blocks",
+        type=int,
+        default=0,
+        metavar="N",
+        help="blocks of a CPU pool that keeps what the pool evicts, for later hits; default: 0, none",
+    )
+    group.add_argument(
         "--watermark", type=float, default=0.0, metavar="X", help="share kept free at admission; default: 0"
     )
     group.add_argument("--no-causes", action="store_true", help="do not look for the causes of misses; a little faster")
@@ -66,13 +92,14 @@ def _add_time(group: Any) -> None:
         "--max-num-batched-tokens", type=int, default=8192, metavar="N", help="tokens of a step; default: 8192"
     )
     group.add_argument(
-        "--speedup", type=float, default=1.0, metavar="X", help="arrivals come so many times faster; default: 1"
+        "--speedup", type=float, default=1.0, metavar="X", help="arrivals come X times faster; default: 1"
     )
     for name, default, what in (
         ("step", 0.006, "every step"),
         ("prompt-token", 5e-5, "a prompt token computed"),
         ("decode", 2e-5, "a sequence that decodes"),
         ("context-token", 2e-8, "a token that a decode attends to"),
+        ("moved-block", 8e-5, "a block moved between the pool and the CPU pool"),
     ):
         group.add_argument(
             f"--seconds-per-{name}", type=float, default=default, metavar="S", help=f"{what}; default: {default:g}"

@@ -23,7 +23,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", nargs="?", default="small", metavar="TRACE", help=_TRACE_HELP)
     group = parser.add_argument_group("reading")
     add_format_options(group)
-    group.add_argument("--max-requests", type=int, metavar="N", help="read so many requests at most")
+    group.add_argument("--max-requests", type=int, metavar="N", help="read N requests at most")
     group.add_argument(
         "--strict",
         action="store_true",
@@ -56,12 +56,12 @@ def add_output_options(parser: argparse.ArgumentParser, line: str) -> None:
     output.add_argument("--csv", action="store_true", help=f"print a line for each {line}")
 
 
-def open_chosen_trace(options: argparse.Namespace) -> Trace:
-    """The trace that the options name."""
+def open_chosen_trace(options: argparse.Namespace, name: str | None = None) -> Trace:
+    """The trace that the options name, or another one, read in the same way."""
     from ..lab.traces import open_trace
 
     return open_trace(
-        options.trace,
+        options.trace if name is None else name,
         format=options.format,
         strict=options.strict,
         tokenizer=options.tokenizer,
@@ -82,7 +82,7 @@ def short_name(trace: Trace) -> str:
 
 
 def report_skips(trace: Trace) -> None:
-    """Say on stderr what the latest walk left out or mended."""
+    """Say on stderr what the latest walk left out or corrected."""
     for cause, (count, first) in trace.skips.causes.items():
         print(f"blockyard: {count} x {cause} (first: {first})", file=sys.stderr)
 

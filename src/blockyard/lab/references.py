@@ -96,7 +96,7 @@ def read_references(
 
     block_size: tokens a block of traces that have tokens; one with hash ids has its own. max_references: where the
     sample grows above it, half of the contents are dropped, and so on (fixed-size SHARDS: Waldspurger et al.,
-    FAST 2015), so memory is bounded whatever the trace. halvings: where to begin. on_request: told the number of
+    FAST 2015), so memory is bounded whatever the trace. halvings: where to begin. on_request: called with the number of
     requests read, now and then.
 
     Raises `UnknownContents` for a trace that does not say what its prompts contain, `TraceError` for one without
@@ -238,5 +238,5 @@ def _starts_of(kept: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np
 
 
 def _starts_from(lengths: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Where each of so many runs starts, and where the last ends."""
+    """Where each of the runs of these lengths starts, and where the last ends."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

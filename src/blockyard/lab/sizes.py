@@ -1,4 +1,4 @@
-"""Pool sizes as people write them: 10k, 1.5M, 25% of the working set, or so many from one block to all."""
+"""Pool sizes as people write them: 10k, 1.5M, 25% of the working set, or n of them up to all."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _parse_size(text: str, working_set: int) -> int:
     return require_int("blocks", round(blocks), 1, MAX_BLOCKS)
 
 
-def spread_sizes(count: int, largest: int) -> list[int]:
-    """At most `count` sizes from one block to `largest`, each about as many times the one before. Ascending."""
+def spread_sizes(count: int, largest: int, smallest: int = 1) -> list[int]:
+    """At most `count` sizes from `smallest` to `largest`, each about as many times the one before. Ascending."""
     require_int("count", count, 2, MAX_SIZES)
-    return sorted({round(size) for size in np.geomspace(1, max(largest, 1), count)})
+    return sorted({round(size) for size in np.geomspace(smallest, max(largest, smallest), count)})

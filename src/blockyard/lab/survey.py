@@ -40,7 +40,7 @@ class TraceSurvey:
         return self.num_generated_tokens / self.num_requests
 
     def mean_running(self, seconds_per_token: float) -> float | None:
-        """Requests at work at once, on average, where each takes so many seconds for each token of its output.
+        """Requests at work at once, on average, where each token of an output takes `seconds_per_token`.
 
         Arrivals a second times seconds a request (Little, Operations Research 9, 1961). None where all arrive at once.
         """
@@ -59,7 +59,7 @@ def survey(trace: Trace) -> TraceSurvey:
 
 
 class Surveyor:
-    """Takes part in a walk through a trace, so that whoever walks anyway need not walk again for the totals."""
+    """Takes part in a walk through a trace, so that the totals need no walk of their own."""
 
     def __init__(self, name: str) -> None:
         self._name = name

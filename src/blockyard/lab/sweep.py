@@ -32,7 +32,8 @@ def run_all(
 
     jobs: processes at once; with 1 everything runs in this one, without joblib. Large arrays in a cell are shared
     between processes through the file system. backend: "processes", or the cluster that joblib is to use: "ray" starts
-    a local Ray where none is, "dask" needs a running distributed client. on_done: told the number of results so far.
+    a local Ray where none is, "dask" needs a running distributed client. on_done: called with the number of results so
+    far.
 
     Raises `MissingExtra` where joblib, ray or dask is not installed, `WorkerDied` where a process ends before its run
     does, and what the function raises.

@@ -32,7 +32,7 @@ class TraceRequest:
 
 @dataclass(slots=True)
 class Skips:
-    """What a reader left out or mended, by cause: (how often, the first place and what was wrong there)."""
+    """What a reader left out or corrected, by cause: (how often, the first place and what was wrong there)."""
 
     causes: dict[str, tuple[int, str]] = field(default_factory=dict)
 
@@ -48,7 +48,7 @@ class Skips:
 
 
 class Trace(Protocol):
-    """Requests that can be walked through as often as one likes, each walk from the beginning, without holding them.
+    """Requests that can be walked through any number of times, each walk from the beginning, without holding them.
 
     name: for people. hash_block_size: tokens that one hash id stands for; 0 where requests have no hash_ids.
     skips: what the latest walk left out.

@@ -3,12 +3,14 @@
 Read it in this order:
 
     hit_rates, knee        every policy at every size, and where the curve bends
+    side_by_side           several traces in one picture
     words, line_styles     what is said of curves; colours and dashes of policies
-    output_file            files that appear whole or not at all
     drawing, figure/       the picture: PNG or SVG
-    page, pages/           the page with hover
+    page                   the page with hover
 """
 
 from .hit_rates import HitCurves, count_hits, hit_curves, lru_hits
+from .knee import Knee
+from .side_by_side import put_together
 
-__all__ = ["HitCurves", "count_hits", "hit_curves", "lru_hits"]
+__all__ = ["HitCurves", "Knee", "count_hits", "hit_curves", "lru_hits", "put_together"]

@@ -6,8 +6,8 @@ import os
 
 from ...arguments import require_int, require_str
 from ...errors import MissingExtra
+from ..output_file import require_output, write_whole
 from .hit_rates import HitCurves
-from .output_file import require_output, write_whole
 
 MAX_BYTES_PER_BLOCK = 2**50
 

@@ -15,7 +15,7 @@ from ..simulation.belady import Belady
 from ..simulation.policy_run import PolicyRun
 from ..simulation.stack_distance import LRUStack
 from ..sweep import run_all
-from .knee import find_knee
+from .knee import Knee, find_knee
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,10 @@ class HitCurves:
 
     sizes: (S,) capacities in blocks of `tokens_a_block` tokens, ascending. hit_rates: policy to (S,) shares of the
     trace's block references that hit, 0 to 1; "optimum" is an upper bound for all others. infinite: with no limit.
-    error: policy to (S,) standard errors of a sampled curve, empty if the whole trace was used. knee: index into
-    sizes. num_hits: policy to (S,) exact counts, of the sample if sampled. knee_policy: whose curve the knee is of.
+    error: policy to (S,) standard errors of a sampled curve, empty if the whole trace was used. num_hits: policy to
+    (S,) exact counts, of the sample if sampled. knee: of LRU's curve at every capacity, not only at `sizes`, whichever
+    policies were asked for. parts: of curves of several traces put together, the curves of each; else
+    empty. letter: of such a part.
     """
 
     trace: str
@@ -39,8 +41,9 @@ class HitCurves:
     num_hits: dict[str, NDArray[np.int64]]
     infinite: float
     error: dict[str, NDArray[np.float64]]
-    knee: int
-    knee_policy: str
+    knee: Knee
+    parts: tuple[HitCurves, ...] = ()
+    letter: str = ""
 
 
 def hit_curves(
@@ -78,7 +81,6 @@ def hit_curves(
     } | num_hits
     num_hits = {policy: num_hits[policy] for policy in wanted}
     hit_rates = {policy: _within_bound(references, sizes, hits) for policy, hits in num_hits.items()}
-    best = next((policy for policy in wanted if policy != OPTIMUM), wanted[0])
     infinite = float(_rates(references, stack[-1:])[0])
     return HitCurves(
         trace=name,
@@ -92,8 +94,7 @@ def hit_curves(
         num_hits=num_hits,
         infinite=infinite,
         error=_sampling_errors(references, capacities) if references.halvings and "lru" in wanted else {},
-        knee=find_knee(np.array(sizes, np.float64), hit_rates[best], references.working_set, infinite),
-        knee_policy=best,
+        knee=_knee_of_lru(references, stack, infinite),
     )
 
 
@@ -125,6 +126,14 @@ def lru_hits(references: References) -> NDArray[np.int64]:
     return np.cumsum(np.array(stack.num_hits_at))
 
 
+def _knee_of_lru(references: References, stack: NDArray[np.int64], infinite: float) -> Knee:
+    """Of the whole curve, which one pass has counted: the same whatever sizes are asked for. O(contents)."""
+    sizes = np.arange(1, len(stack)) / references.rate
+    rates = _within_bound(references, sizes, stack[1:])
+    place = find_knee(sizes, rates, references.working_set, infinite)
+    return Knee("lru", round(float(sizes[place])), float(rates[place]))
+
+
 def _rates(references: References, hits: NDArray[np.int64]) -> NDArray[np.float64]:
     """Hits as a share of all references. A sample has its expected number of them, whatever it drew: what it has too
     many or too few are references to the most popular contents, which hit in any cache."""
@@ -133,7 +142,9 @@ def _rates(references: References, hits: NDArray[np.int64]) -> NDArray[np.float6
     return np.clip(rates, 0.0, 1.0)
 
 
-def _within_bound(references: References, sizes: Sequence[int], hits: NDArray[np.int64]) -> NDArray[np.float64]:
+def _within_bound(
+    references: References, sizes: Sequence[int] | NDArray[np.float64], hits: NDArray[np.int64]
+) -> NDArray[np.float64]:
     """No request hits more blocks than the cache has. A sample's smallest cache, of one block, stands for many, and
     says too much of those with fewer."""
     rates = _rates(references, hits)

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
-import json
 import os
-import re
-from pathlib import Path
 from typing import Any
 
 from ...arguments import require_int, require_str
+from ..output_file import require_output, write_whole
 from ..policy_names import OPTIMUM
+from ..printing import printable, sentence
+from ..web_page import filled_page
 from .drawing import MAX_BYTES_PER_BLOCK
 from .hit_rates import HitCurves
-from .line_styles import line_styles
-from .output_file import require_output, write_whole
+from .line_styles import COLORS, styles_of
+from .side_by_side import label_in
 from .words import (
     capacity_axis,
     capacity_factor,
     foot_of,
     gap_of,
     infinite_of,
+    knee_is_drawn,
     knee_of,
-    printable,
+    parts_of,
     subtitle_of,
     title_of,
 )
 
-_PAGES = Path(__file__).parent / "pages"
-_PLACE = re.compile(r"\{\{(\w+)\}\}")
-
 
 def write_page(curves: HitCurves, path: str | os.PathLike[str], *, bytes_per_block: int = 0, model: str = "") -> None:
-    """Write hit rate against capacity into an .html file, with a crosshair that tells every policy's numbers.
+    """Write hit rate against capacity into an .html file, with a crosshair that shows every policy's numbers.
 
     bytes_per_block: of a block of `curves.tokens_a_block` tokens of `model`; without it the page counts no GiB. The
     file appears whole or not at all, and the same curves give the same bytes. Without JavaScript the page is a table of
@@ -45,37 +44,17 @@ def write_page(curves: HitCurves, path: str | os.PathLike[str], *, bytes_per_blo
 
 
 def page_of(curves: HitCurves, bytes_per_block: int, model: str) -> str:
-    """The page as text: the three files of `pages/` in one, every name escaped for the place where it stands."""
+    """The page as text."""
     said = {
         "title": title_of(curves),
         "subtitle": subtitle_of(curves),
-        "knee": _sentence(knee_of(curves)),
-        "infinite": _sentence(infinite_of(curves)),
+        "knee": " ".join(sentence(knee_of(part)) for part in parts_of(curves)),
+        "infinite": " ".join(sentence(infinite_of(part)) for part in parts_of(curves)),
         "gap": gap_of(curves),
         "foot": foot_of(curves),
     }
-    parts = {name: html.escape(text) for name, text in said.items()}
-    parts |= {
-        "head": _table_head(curves, bytes_per_block, model),
-        "rows": _table_rows(curves, bytes_per_block),
-        "data": _script_safe(_data_of(curves, bytes_per_block, model)),
-        "style": _read("curve.css"),
-        "script": _read("curve.js"),
-    }
-    return _PLACE.sub(lambda place: parts[place[1]], _read("curve.html"))
-
-
-def _read(name: str) -> str:
-    return (_PAGES / name).read_text(encoding="utf-8")
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:] + "."
-
-
-def _script_safe(data: dict[str, Any]) -> str:
-    """JSON that no name in it can end: "<" would open a tag even in a string."""
-    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
+    parts = {"head": _table_head(curves, bytes_per_block, model), "rows": _table_rows(curves, bytes_per_block)}
+    return filled_page("curve", said, parts, _data_of(curves, bytes_per_block, model))
 
 
 def _data_of(curves: HitCurves, bytes_per_block: int, model: str) -> dict[str, Any]:
@@ -86,23 +65,28 @@ def _data_of(curves: HitCurves, bytes_per_block: int, model: str) -> dict[str, A
         "bytes_per_block": int(bytes_per_block),
         "sizes": curves.sizes.tolist(),
         "policies": _policies_of(curves),
-        "infinite": curves.infinite,
-        "infinite_words": infinite_of(curves),
-        "knee": curves.knee,
-        "knee_policy": list(curves.hit_rates).index(curves.knee_policy),
-        "knee_words": knee_of(curves),
+        "infinite": [{"rate": part.infinite, "words": infinite_of(part)} for part in parts_of(curves)],
+        "knees": [_knee_data(curves, part) for part in parts_of(curves)],
+        "colors": len(COLORS),
         "second_axis": capacity_axis(bytes_per_block, model),
         "second_factor": capacity_factor(curves, bytes_per_block),
     }
 
 
+def _knee_data(curves: HitCurves, part: HitCurves) -> dict[str, Any]:
+    name = label_in(part, part.knee.policy)
+    line = list(curves.hit_rates).index(name) if name in curves.hit_rates else -1
+    about = {"line": line, "is_drawn": knee_is_drawn(part), "words": knee_of(part)}
+    return {**dataclasses.asdict(part.knee), **about}
+
+
 def _policies_of(curves: HitCurves) -> list[dict[str, Any]]:
-    styles = line_styles(list(curves.hit_rates))
+    styles, optima = styles_of(curves), {label_in(part, OPTIMUM) for part in parts_of(curves)}
     return [
         {
             "name": printable(policy),
             "style": styles[policy],
-            "is_optimum": policy == OPTIMUM,
+            "is_optimum": policy in optima,
             "rates": rates.tolist(),
             "error": curves.error[policy].tolist() if policy in curves.error else None,
         }
@@ -121,11 +105,10 @@ def _table_rows(curves: HitCurves, bytes_per_block: int) -> str:
 
 
 def _table_row(curves: HitCurves, number: int, bytes_per_block: int) -> str:
-    """Numbers as spreadsheets read them, without separators."""
     size = int(curves.sizes[number])
-    cells = [str(size * curves.tokens_a_block)]
+    cells = [f"{size * curves.tokens_a_block:,}"]
     if bytes_per_block:
-        cells.append(f"{size * capacity_factor(curves, bytes_per_block):.6g}")
+        cells.append(f"{size * capacity_factor(curves, bytes_per_block):,.6g}")
     cells += [f"{100 * float(rates[number]):.3f}" for rates in curves.hit_rates.values()]
     row = "".join(f"<td>{cell}</td>" for cell in cells)
-    return f'<tr><th scope="row">{size}</th>{row}</tr>'
+    return f'<tr><th scope="row">{size:,}</th>{row}</tr>'

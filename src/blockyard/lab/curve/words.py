@@ -6,33 +6,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..policy_names import OPTIMUM
+from ..printing import counted, cut_off, percent, printable, sentence, shortened
 from .hit_rates import HitCurves
+from .side_by_side import label_in
 
 GIB = 2**30
 
 
-def printable(text: str) -> str:
-    """`text` on one line, with "?" for what no page and no picture can show: controls, halves of characters."""
-    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
-
-
-def shortened(text: str, limit: int) -> str:
-    """The end of `text`, which tells own policies and files in one folder apart. At most `limit` characters."""
-    return text if len(text) <= limit else "…" + text[len(text) - limit + 1 :]
-
-
-def cut_off(text: str, limit: int) -> str:
-    """The beginning of `text`. At most `limit` characters."""
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
 def title_of(curves: HitCurves) -> str:
     """What is shown, and of which trace."""
+    if curves.parts:
+        return f"Block hit rate of {len(curves.parts)} traces"
     return f"Block hit rate of {printable(curves.trace) or 'a trace'}"
 
 
 def subtitle_of(curves: HitCurves) -> str:
-    """How much there is in the trace."""
+    """How much there is in the trace, or in each."""
+    if curves.parts:
+        return "; ".join(
+            f"{part.letter}: {cut_off(printable(part.trace), 32)}, {counted(part.num_requests, 'request')}, "
+            f"{counted(part.working_set, 'block')}"
+            for part in curves.parts
+        )
     tokens = f" of {counted(curves.tokens_a_block, 'token')}" if curves.tokens_a_block else ""
     return (
         f"{counted(curves.num_requests, 'request')}, {counted(curves.num_references, 'block reference')}; "
@@ -40,16 +35,32 @@ def subtitle_of(curves: HitCurves) -> str:
     )
 
 
+def parts_of(curves: HitCurves) -> tuple[HitCurves, ...]:
+    """The curves of each trace."""
+    return curves.parts or (curves,)
+
+
 def knee_of(curves: HitCurves) -> str:
     """Where more blocks stop paying: "knee of lru: 38,667 blocks, 35.0 %"."""
-    rate = float(curves.hit_rates[curves.knee_policy][curves.knee])
-    blocks = counted(int(curves.sizes[curves.knee]), "block")
-    return f"knee of {shortened(printable(curves.knee_policy), 28)}: {blocks}, {percent(rate)}"
+    knee = curves.knee
+    return f"knee of {label_in(curves, knee.policy)}: {counted(knee.blocks, 'block')}, {percent(knee.hit_rate)}"
+
+
+def knee_is_drawn(curves: HitCurves) -> bool:
+    """Whether the knee's policy is drawn, and the knee is between the capacities at both ends."""
+    is_between = int(curves.sizes[0]) <= curves.knee.blocks <= int(curves.sizes[-1])
+    return curves.knee.policy in curves.hit_rates and is_between
+
+
+def unmarked_knee_of(curves: HitCurves) -> str:
+    """The knees that are not drawn, in sentences."""
+    hidden = [part for part in parts_of(curves) if not knee_is_drawn(part)]
+    return " ".join(sentence(knee_of(part)) for part in hidden)
 
 
 def infinite_of(curves: HitCurves) -> str:
     """What a cache without a limit would hit."""
-    return f"infinite cache: {percent(curves.infinite)}"
+    return f"{label_in(curves, 'infinite cache')}: {percent(curves.infinite)}"
 
 
 def gap_of(curves: HitCurves) -> str:
@@ -81,6 +92,15 @@ def best_rates(curves: HitCurves) -> NDArray[np.float64] | None:
     return np.max(rates, axis=0) if rates else None
 
 
+def above_lru(curves: HitCurves) -> dict[str, NDArray[np.float64]]:
+    """Policy to (S,) points of hit rate above LRU's; for policies that can be run, empty where LRU is not there."""
+    if "lru" not in curves.hit_rates:
+        return {}
+    lru = curves.hit_rates["lru"]
+    others = {policy: rates for policy, rates in curves.hit_rates.items() if policy not in {"lru", OPTIMUM}}
+    return {policy: 100 * (rates - lru) for policy, rates in others.items()}
+
+
 def capacity_axis(bytes_per_block: int, model: str) -> str:
     """What stands at the second axis of capacities."""
     if not bytes_per_block:
@@ -91,21 +111,3 @@ def capacity_axis(bytes_per_block: int, model: str) -> str:
 def capacity_factor(curves: HitCurves, bytes_per_block: int) -> float:
     """How much of the second axis one block is: GiB, or tokens where no model is named."""
     return bytes_per_block / GIB if bytes_per_block else float(max(curves.tokens_a_block, 1))
-
-
-def percent(rate: float) -> str:
-    """A share as "35.0 %"."""
-    return f"{100 * rate:.1f} %"
-
-
-def counted(number: int, word: str) -> str:
-    """ "1 block", "38,667 blocks"."""
-    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
-
-
-def compact(number: float) -> str:
-    """A number at an axis: 0.01, 200, 50k, 1M, 2G."""
-    for unit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= unit * 0.9999:
-            return f"{number / unit:,.12g}{letter}"
-    return f"{number:.12g}"

@@ -5,12 +5,16 @@ Read it in this order:
     expansion        from a request to tokens that the manager can hash
     causes           why prompt tokens did not hit
     result           what a replay found
+    timeline         what happened when
     timed            requests by their timestamps, in batches, under a model of an engine's speed
     run              one request after another, or timed
+    reservation      the same requests with memory reserved in one piece, and paged
 """
 
+from .reservation import Reservation, compare_reservations
 from .result import ReplayResult
 from .run import ReplayOptions, replay
 from .timed import ServiceModel
+from .timeline import Timeline
 
-__all__ = ["ReplayOptions", "ReplayResult", "ServiceModel", "replay"]
+__all__ = ["ReplayOptions", "ReplayResult", "Reservation", "ServiceModel", "Timeline", "compare_reservations", "replay"]

@@ -31,7 +31,7 @@ class MissedTokens:
 class Causes:
     """Compares every prompt with all earlier ones: what a cache without limit would have hit.
 
-    A prompt counts as seen once it was served, so requests that were refused are not to be told. Memory is bounded;
+    A prompt counts as seen once it was served, so refused requests must not be added. Memory is bounded;
     beyond it the shares are estimates from a sample of the contents.
     """
 
@@ -42,16 +42,19 @@ class Causes:
         self._num_reachable = 0
         self._num_hittable = 0
 
-    def add(self, request: TraceRequest) -> None:
-        """Note a prompt that is served. O(its blocks)."""
+    def add(self, request: TraceRequest) -> tuple[int, int]:
+        """Note a prompt that is served. O(its blocks). Returns its tokens in blocks that can hit at all, and those of
+        them that a cache without limit would hit; the latter is 0 once contents are sampled."""
         reachable = _whole(request.num_prompt_tokens - 1, self._block_size)
         self._num_reachable += reachable
         size = self._tokens_a_block or self._block_size
         ids = blocks_of(request, size)
         if ids is None:
-            return
+            return reachable, 0
         leading = self._seen.add(np.ascontiguousarray(ids))
-        self._num_hittable += _whole(min(leading * size, reachable), self._block_size)
+        hittable = _whole(min(max(leading, 0) * size, reachable), self._block_size)
+        self._num_hittable += hittable
+        return reachable, hittable
 
     def totals(self, num_hit: int, num_prompt_tokens: int) -> MissedTokens:
         """All prompts, of which `num_hit` tokens hit."""

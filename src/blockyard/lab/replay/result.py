@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...core.manager import KVCacheManager
+from ...core.plan import StepPlan
 from ...errors import TraceError
 from ..trace import TraceRequest
 from .causes import Causes, MissedTokens
+from .timeline import Timeline
 
 #: Requests between two reports of progress.
 REPORT_EVERY = 256
@@ -49,7 +51,9 @@ class ReplayResult:
     num_recomputed_tokens. misses: the tokens that did not hit, by cause; None if not asked for.
     peak_used_blocks: most blocks held at once. peak_running: most requests at once. wasted_share: slots held and not
     filled, of all slots held, when each request ended, 0 to 1. num_blocks_handled: blocks of all prompts and outputs.
-    seconds: that the replay took, 0 without a clock. simulated: of a replay by timestamps, else None.
+    num_saved_blocks, num_fetched_blocks: moved from the pool to the CPU pool, and back.
+    seconds: that the replay took, 0 without a clock. simulated: of a replay by timestamps, else None. timeline: of one
+    for which it was asked, else None.
     """
 
     policy: str
@@ -69,8 +73,11 @@ class ReplayResult:
     peak_running: int
     wasted_share: float
     num_blocks_handled: int
+    num_saved_blocks: int
+    num_fetched_blocks: int
     seconds: float
     simulated: SimulatedTime | None = None
+    timeline: Timeline | None = None
 
     @property
     def hit_rate(self) -> float:
@@ -96,6 +103,15 @@ class Tally:
     num_blocks_handled: int = 0
     num_slots: int = 0
     num_filled: int = 0
+    num_saved_blocks: int = 0
+    num_fetched_blocks: int = 0
+
+    def move(self, plan: StepPlan) -> int:
+        """Count the blocks that a plan moves between the pool and the CPU pool; returns how many there are."""
+        num_saved, num_fetched = len(plan.swap_outs), len(plan.swap_ins)
+        self.num_saved_blocks += num_saved
+        self.num_fetched_blocks += num_fetched
+        return num_saved + num_fetched
 
     def refuse(self, number: int, why: str, strict: bool) -> None:
         """Count request `number`, from 1, that can never fit; with `strict`, raise `TraceError`."""
@@ -120,6 +136,7 @@ class Tally:
         causes: Causes | None,
         seconds: float,
         simulated: SimulatedTime | None,
+        timeline: Timeline | None,
     ) -> ReplayResult:
         """All of it, with the manager's own counters."""
         stats = cache.stats()
@@ -141,6 +158,9 @@ class Tally:
             peak_running=self.peak_running,
             wasted_share=1 - self.num_filled / self.num_slots if self.num_slots else 0.0,
             num_blocks_handled=self.num_blocks_handled,
+            num_saved_blocks=self.num_saved_blocks,
+            num_fetched_blocks=self.num_fetched_blocks,
             seconds=seconds,
             simulated=simulated,
+            timeline=timeline,
         )

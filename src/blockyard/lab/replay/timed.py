@@ -17,6 +17,7 @@ from ..trace import Trace, TraceRequest
 from .causes import Causes
 from .expansion import Expansion
 from .result import REPORT_EVERY, SimulatedTime, Tally, never_fits
+from .timeline import TimelineRecorder
 
 #: Beyond these the simulated clock would lose its seconds, or run to infinity.
 MAX_SECONDS = 3600
@@ -28,12 +29,14 @@ MAX_ARRIVAL = 2**33
 @dataclass(frozen=True, slots=True)
 class ServiceModel:
     """How long an engine's step takes: seconds_per_step + seconds_per_prompt_token * prompt tokens in it +
-    seconds_per_decode * sequences that decode + seconds_per_context_token * tokens that these attend to.
+    seconds_per_decode * sequences that decode + seconds_per_context_token * tokens that these attend to +
+    seconds_per_moved_block * blocks moved between the pool and the CPU pool.
 
     max_num_batched_tokens: tokens computed in a step at most; decodes come first, prompts are cut into chunks.
-    speedup: arrivals come so many times faster than the trace says.
+    speedup: arrivals come this many times faster than the trace says.
 
-    The defaults are of the size of a model of 8 billion parameters on one large GPU. Measure your own engine: two
+    The defaults are of the size of a model of 8 billion parameters on one large GPU, with blocks of 2 MiB (16 tokens)
+    moved at 25 GB a second while nothing is computed. Measure your own engine: two
     batch sizes and two prompt lengths give all four.
     """
 
@@ -41,11 +44,12 @@ class ServiceModel:
     seconds_per_prompt_token: float = 5e-5
     seconds_per_decode: float = 2e-5
     seconds_per_context_token: float = 2e-8
+    seconds_per_moved_block: float = 8e-5
     max_num_batched_tokens: int = 8192
     speedup: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("per_step", "per_prompt_token", "per_decode", "per_context_token"):
+        for name in ("per_step", "per_prompt_token", "per_decode", "per_context_token", "per_moved_block"):
             value = require_number(f"seconds_{name}", getattr(self, f"seconds_{name}"))
             if not 0 <= value <= MAX_SECONDS:
                 raise InvalidArgument(f"seconds_{name} is {value}; it must be from 0 to {MAX_SECONDS}")
@@ -55,13 +59,16 @@ class ServiceModel:
                 f"speedup is {self.speedup}; it must be above 0, from {1 / MAX_SPEEDUP:g} to {MAX_SPEEDUP:g}"
             )
 
-    def step_seconds(self, num_prompt_tokens: int, num_decodes: int, num_context_tokens: int) -> float:
+    def step_seconds(
+        self, num_prompt_tokens: int, num_decodes: int, num_context_tokens: int, num_moved_blocks: int = 0
+    ) -> float:
         """Seconds of one step."""
         return (
             self.seconds_per_step
             + self.seconds_per_prompt_token * num_prompt_tokens
             + self.seconds_per_decode * num_decodes
             + self.seconds_per_context_token * num_context_tokens
+            + self.seconds_per_moved_block * num_moved_blocks
         )
 
 
@@ -91,6 +98,7 @@ class _Batch:
 
     jobs: list[_Job] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
+    num_moved_blocks: int = 0
 
 
 class TimedRun:
@@ -108,6 +116,7 @@ class TimedRun:
         causes: Causes | None,
         service: ServiceModel,
         strict: bool,
+        recorder: TimelineRecorder | None = None,
     ) -> None:
         self._trace = trace
         self._cache = cache
@@ -115,10 +124,11 @@ class TimedRun:
         self._causes = causes
         self._service = service
         self._strict = strict
+        self._recorder = recorder
         self._now = 0.0
         self._last_arrival = 0.0
         self._num_steps = 0
-        #: Set back, or next to be admitted. The others that have arrived stay in the trace, so that memory is bounded
+        #: Preempted, or next to be admitted. The others that have arrived stay in the trace, so that memory is bounded
         #: where they arrive faster than they are served.
         self._waiting: deque[_Job] = deque()
         self._arriving: Iterator[_Job] = iter(())
@@ -154,6 +164,7 @@ class TimedRun:
             else:
                 prompt, output = expansion.prompt(request), expansion.output(request)
                 self._last_arrival = arrival = _countable(request.arrival / self._service.speedup, number)
+                self._note("arrived", arrival)
                 yield _Job(request, arrival, prompt, int(output[0]), len(output))
             if on_request is not None and number % REPORT_EVERY == 0:
                 on_request(number)
@@ -162,19 +173,39 @@ class TimedRun:
         """Start waiting requests while the manager takes them and a step has room for their prompts."""
         left = self._service.max_num_batched_tokens - len(self._running)
         while left > 0 and (job := self._next_waiting()) is not None:
+            before = self._cache.stats().num_hit_tokens if self._recorder is not None else 0
             try:
                 job.seq = self._cache.allocate(job.tokens(), resumed=job.admitted)
             except (OutOfBlocks, OutOfRows):
                 break
             self._running.append(self._waiting.popleft())
-            if self._causes is not None and not job.admitted:
-                self._causes.add(job.request)
+            self._note("resumed" if job.admitted else "started", self._now)
+            if not job.admitted:
+                self._find_causes(job, before)
             job.admitted = True
             left -= self._num_left(job)
         self._tally.peak_running = max(self._tally.peak_running, len(self._running))
 
+    def _find_causes(self, job: _Job, num_hit_before: int) -> None:
+        """Of a prompt that is served for the first time: what hit of it, and why the rest did not."""
+        reachable, hittable = (0, 0) if self._causes is None else self._causes.add(job.request)
+        if self._recorder is None:
+            return
+        num_hit = self._cache.stats().num_hit_tokens - num_hit_before
+        self._note("prompt_tokens", self._now, len(job.prompt))
+        self._note("hit_tokens", self._now, num_hit)
+        if self._causes is not None:
+            hittable = max(hittable, num_hit)
+            self._note("evicted_tokens", self._now, hittable - num_hit)
+            self._note("never_seen_tokens", self._now, reachable - hittable)
+            self._note("tail_tokens", self._now, len(job.prompt) - reachable)
+
+    def _note(self, name: str, time: float, amount: int = 1) -> None:
+        if self._recorder is not None:
+            self._recorder.note(name, time, amount)
+
     def _next_waiting(self) -> _Job | None:
-        """The first in the queue, or None where nobody waits now."""
+        """The first in the queue, or None where none waits now."""
         if not self._waiting and self._following is not None and self._following.arrival <= self._now:
             self._waiting.append(self._following)
             self._following = next(self._arriving, None)
@@ -192,19 +223,29 @@ class TimedRun:
             if not job.started:
                 job.started = True
                 self._queueing.append(self._now - job.arrival)
-        self._now += self._service.step_seconds(sum(batch.counts) - num_decodes, num_decodes, context)
+        num_prompt_tokens = sum(batch.counts) - num_decodes
+        moved = batch.num_moved_blocks
+        if self._recorder is not None:
+            self._recorder.note("moved_blocks", self._now, moved)
+            self._recorder.hold(self._now, self._cache.num_used_blocks)
+        self._now += self._service.step_seconds(num_prompt_tokens, num_decodes, context, moved)
         self._num_steps += 1
         if batch.jobs:
             self._commit(batch)
+        if self._recorder is not None:
+            self._recorder.hold(self._now, self._cache.num_used_blocks)
 
     def _reserve(self) -> _Batch:
         """Slots for as many running requests as fit, preempting the youngest where blocks are short."""
         stalled: set[int] = set()
+        num_moved = 0
         while True:
             batch = self._divide_budget(stalled)
+            batch.num_moved_blocks = num_moved
             if not batch.jobs:
                 return batch
             plan = self._cache.reserve([job.seq for job in batch.jobs], batch.counts)
+            num_moved = batch.num_moved_blocks = num_moved + self._tally.move(plan)
             if plan.all_fit:
                 return batch
             status = plan.status.tolist()
@@ -234,6 +275,7 @@ class TimedRun:
         victim.is_decoding = False
         self._waiting.appendleft(victim)
         self._tally.num_preemptions += 1
+        self._note("preempted", self._now)
 
     def _commit(self, batch: _Batch) -> None:
         next_tokens: list[int] = []
@@ -257,6 +299,7 @@ class TimedRun:
         if job.num_chosen < job.num_output:
             return job.output_token
         ended.append(job)
+        self._note("finished", self._now)
         num_computed = len(job.prompt) + job.num_chosen - 1
         self._tally.finish(num_computed, job.request.num_output_tokens, self._cache.config.block_size)
         return -1

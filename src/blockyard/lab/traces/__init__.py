@@ -5,7 +5,7 @@ Read it in this order:
     limits, problems           the largest of everything; what is wrong with a line
     decompression, lines       bytes of a file, and numbered lines of bounded length
     fields                     values out of a line, checked
-    reading                    a walk over a file: what is left out, what is mended, what is counted
+    reading                    a walk over a file: what is left out, what is corrected, what is counted
     mooncake, bailian          formats with ids of blocks
     lengths                    formats with lengths and arrivals alone: Azure, BurstGPT
     prompts                    formats with whole prompts: token ids, text

@@ -47,7 +47,7 @@ def pieces(path: Path) -> Iterator[bytes]:
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Open a file, and nothing that only looks like one: reading a pipe would wait for ever, and only once."""
+    """Open a file, and nothing that only looks like one: reading a pipe would wait forever, and only once."""
     if not path.exists():
         raise TraceError(f"there is no file {path}")
     if not path.is_file():

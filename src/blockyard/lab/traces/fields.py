@@ -123,6 +123,6 @@ def decimal(name: str, text: str) -> float:
 
 
 def read_only(array: Ids) -> Ids:
-    """The array, which nobody can write to from now on."""
+    """The array, read-only from now on."""
     array.flags.writeable = False
     return array

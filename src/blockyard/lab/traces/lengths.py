@@ -1,7 +1,7 @@
 """Traces of lengths and arrivals alone, in CSV: Azure's and BurstGPT's.
 
-They say nothing of what prompts hold, so their requests have no hash_ids: no prefix can be found in them, and whoever
-replays them learns about capacity and queues, not about hits.
+They say nothing of what prompts hold, so their requests have no hash_ids: no prefix can be found in them, and a
+replay shows capacity and queues, not hits.
 
 Azure: Patel et al., "Splitwise", ISCA 2024. BurstGPT: Wang et al., "BurstGPT", 2024 (arXiv 2401.17644).
 """

@@ -35,9 +35,9 @@ def open_trace(
     as in "chat:requests=1000,seed=3,turns=8". A file of such a name is reached as "./chat". Files may be plain, gzip
     or zstd (their first bytes say which, not their names) and are streamed: memory is that of the longest line.
     format: one of `FORMATS`; "auto" takes what the first usable line says.
-    strict: raise at the first line that has to be left out or mended, instead of counting it in `skips`.
+    strict: raise at the first line that has to be left out or corrected, instead of counting it in `skips`.
     tokenizer: a folder with transformers' tokenizer, for traces of text.
-    max_requests: stop after so many.
+    max_requests: stop after this many.
 
     Raises `TraceError` if there is no such file, it is empty or of no known format; a walk raises it for a damaged
     file, for a strict trace's first problem, and at the end if no request could be read at all. Raises

@@ -1,7 +1,7 @@
 """JSONL of whole prompts: token ids, or text that a tokenizer turns into them.
 
 timestamp (ms, as in Mooncake's traces; 0 where no line has one), output_length (0 where it is unknown) and session may
-be missing. There are no hash_ids: whoever replays such a trace hashes the tokens.
+be missing. There are no hash_ids: a replay hashes the tokens.
 """
 
 from __future__ import annotations

@@ -7,19 +7,20 @@ from typing import Any
 import numpy as np
 
 from ...policy_names import OPTIMUM
-from ..words import best_rates, infinite_of
+from ..hit_rates import HitCurves
+from ..words import best_rates, infinite_of, parts_of
 from .sheet import QUIET, SHADE, Sheet
 
 #: So few sizes are shown as points too: lines between them alone would say more than was measured.
 FEW_SIZES = 12
 
 
-def draw_lines(sheet: Sheet) -> Any:
-    """Everything that runs along the capacities. Returns the text at the line of the infinite cache. O(points)."""
+def draw_lines(sheet: Sheet) -> list[Any]:
+    """Everything that runs along the capacities. Returns the texts at the lines of infinite caches. O(points)."""
     _shade_gap(sheet)
     for number, policy in enumerate(sheet.curves.hit_rates):
         _draw_policy(sheet, number, policy)
-    return _draw_infinite(sheet)
+    return [_draw_infinite(sheet, part) for part in parts_of(sheet.curves)]
 
 
 def _shade_gap(sheet: Sheet) -> None:
@@ -42,10 +43,10 @@ def _draw_policy(sheet: Sheet, number: int, policy: str) -> None:
         sheet.axes.fill_between(sizes, low, high, color=color, alpha=0.2, linewidth=0, gid=f"band-{number}")
 
 
-def _draw_infinite(sheet: Sheet) -> Any:
-    axes, rate = sheet.axes, 100 * sheet.curves.infinite
+def _draw_infinite(sheet: Sheet, curves: HitCurves) -> Any:
+    axes, rate = sheet.axes, 100 * curves.infinite
     axes.axhline(rate, color=QUIET, linewidth=1.1, linestyle=(0, (1, 2)), zorder=2, gid="infinite")
     return axes.annotate(
-        sheet.shown(infinite_of(sheet.curves)), (0, rate), (4, 3), xycoords=axes.get_yaxis_transform(),
+        sheet.shown(infinite_of(curves)), (0, rate), (4, 3), xycoords=axes.get_yaxis_transform(),
         textcoords="offset points", fontsize=9, color=QUIET, va="bottom", parse_math=False,
     )  # fmt: skip

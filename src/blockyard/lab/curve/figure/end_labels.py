@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from matplotlib.lines import Line2D
 
-from ..words import printable, shortened
+from ...printing import printable, shortened
 from .label_places import spread_labels
-from .sheet import DPI, HEIGHT, INK, QUIET, WIDTH, Sheet
+from .sheet import DPI, INK, QUIET, WIDTH, Sheet
 
 LABEL_SIZE, MAX_CHARACTERS = 9.5, 26
 #: Shares of the figure: labels from one another, the lead to a label, the label's own piece of line, the space after.
@@ -53,6 +53,8 @@ def _make_room(sheet: Sheet, pixels: float) -> None:
     left, bottom, _, height = sheet.axes.get_position().bounds
     taken = pixels / (WIDTH * DPI) + LEAD + PIECE + SPACE + 0.012
     sheet.axes.set_position((left, bottom, 1 - left - taken, height))
+    left, bottom, _, height = sheet.lowest.get_position().bounds
+    sheet.lowest.set_position((left, bottom, 1 - left - taken, height))
 
 
 def _lead(sheet: Sheet, policy: str, place: float, text: Any) -> None:
@@ -69,22 +71,11 @@ def _lead(sheet: Sheet, policy: str, place: float, text: Any) -> None:
 def _draw_box(sheet: Sheet) -> None:
     lines = [line for line in sheet.axes.get_lines() if str(line.get_gid()).startswith("policy-")]
     names = [sheet.shown(_name(policy)) for policy in sheet.curves.hit_rates]
-    _grow(sheet, ROW * -(-len(names) // COLUMNS) + 0.15)
-    place = (0.02, sheet.axes.get_position().y0 - 0.45 / float(sheet.figure.get_size_inches()[1]))
+    sheet.grow(ROW * -(-len(names) // COLUMNS) + 0.15)
+    place = (0.02, sheet.lowest.get_position().y0 - 0.45 / float(sheet.figure.get_size_inches()[1]))
     box = sheet.figure.legend(
         lines, names, loc="upper left", bbox_to_anchor=place, ncols=COLUMNS, fontsize=8.5, frameon=False,
         labelcolor=QUIET, borderpad=0, borderaxespad=0,
     )  # fmt: skip
     for text in box.get_texts():
         text.set_parse_math(False)
-
-
-def _grow(sheet: Sheet, inches: float) -> None:
-    """Room between the axes and the foot: what is above keeps its distance from the top."""
-    taller = HEIGHT + inches
-    left, bottom, width, height = sheet.axes.get_position().bounds
-    sheet.figure.set_size_inches(WIDTH, taller)
-    sheet.axes.set_position((left, (bottom * HEIGHT + inches) / taller, width, height * HEIGHT / taller))
-    for text in sheet.figure.texts:
-        y = text.get_position()[1] * HEIGHT
-        text.set_y((y + inches if y > HEIGHT / 2 else y) / taller)

@@ -7,15 +7,15 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from ...printing import compact, cut_off
 from ..words import (
     capacity_axis,
     capacity_factor,
-    compact,
-    cut_off,
     foot_of,
     gap_of,
     subtitle_of,
     title_of,
+    unmarked_knee_of,
 )
 from .sheet import FAINT, INK, QUIET, Sheet
 
@@ -57,7 +57,7 @@ def _draw_capacity_axes(sheet: Sheet, factor: float) -> None:
 
 
 def _set_ticks(axis: Any, span: float) -> None:
-    axis.set_major_locator(LogLocator(subs=(1.0,) if span > 100 else (1.0, 2.0, 5.0), numticks=12))
+    axis.set_major_locator(LogLocator(subs=(1.0,) if span > 5000 else (1.0, 2.0, 5.0), numticks=12))
     axis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
     axis.set_minor_locator(NullLocator())
 
@@ -67,5 +67,9 @@ def _write_words(sheet: Sheet, second_axis: str) -> None:
     sheet.write(left, 0.945, cut_off(title_of(curves), TITLE_CHARACTERS), fontsize=14, weight="bold", color=INK)
     sheet.write(left, 0.905, subtitle_of(curves), fontsize=9.5, color=QUIET)
     sheet.write(0.07, 0.852, second_axis, fontsize=8.5, color=QUIET)
-    lines = [line for said in (gap_of(curves), foot_of(curves)) for line in textwrap.wrap(said, FOOT_CHARACTERS)]
+    lines = [
+        line
+        for said in (gap_of(curves), unmarked_knee_of(curves), foot_of(curves))
+        for line in textwrap.wrap(said, FOOT_CHARACTERS)
+    ]
     sheet.write(left, 0.025, "\n".join(lines), fontsize=8.5, color=QUIET, linespacing=1.45)

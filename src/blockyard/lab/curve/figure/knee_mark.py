@@ -7,43 +7,45 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..words import knee_of
-from .sheet import INK, Sheet
+from ..hit_rates import HitCurves
+from ..side_by_side import label_in
+from ..words import knee_is_drawn, knee_of, parts_of
+from .sheet import DPI, INK, Sheet
 
 #: Points from the knee to the sentence, and the corner of the sentence that is there; the first of equals is taken.
 _Place = tuple[float, float, str, str]
-_NEAR = 10
-_PLACES: list[_Place] = [
-    (across * away, up * away, "left" if across > 0 else "right", "bottom" if up > 0 else "top")
-    for away in (_NEAR, 24, 42, 64, 90)
-    for across, up in ((1, -1), (-1, 1), (1, 1), (-1, -1))
-]
+_BESIDE = 7
 _STEPS = 12  # between two points of a line, to see what lies on it
 
 
-def mark_knee(sheet: Sheet, other_text: Any) -> None:
-    """Draw the knee of the curves. other_text: what its sentence must not lie on. O(points)."""
-    curves = sheet.curves
-    point = (float(curves.sizes[curves.knee]), 100 * float(curves.hit_rates[curves.knee_policy][curves.knee]))
-    color, _ = sheet.style_of(curves.knee_policy)
+def mark_knee(sheet: Sheet, curves: HitCurves, other_texts: list[Any]) -> list[Any]:
+    """Draw the knee of one trace's curves. other_texts: what its sentence must not lie on. Returns the sentence, if
+    there is one. O(points)."""
+    if not knee_is_drawn(curves):
+        return []
+    point = (float(curves.knee.blocks), 100 * curves.knee.hit_rate)
+    color, _ = sheet.style_of(label_in(curves, curves.knee.policy))
+    sheet.axes.plot([point[0]] * 2, [0, point[1]], color=color, linewidth=0.9, linestyle=(0, (1, 2)), gid="knee-stem")
     (dot,) = sheet.axes.plot(*[[value] for value in point], marker="o", markersize=8.5, color=color, clip_on=False)
     dot.set(markeredgecolor="white", markeredgewidth=1.6, zorder=7, gid="knee")
+    words = sheet.shown(knee_of(curves))
     sentence = sheet.axes.annotate(
-        sheet.shown(knee_of(curves)), point, (0, 0), textcoords="offset points", fontsize=9.5, weight="bold",
+        words, point, (0, 0), textcoords="offset points", fontsize=9.5, weight="bold",
         color=INK, zorder=6, parse_math=False,
         bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "alpha": 0.8, "linewidth": 0},
     )  # fmt: skip
     traced = _traced(sheet)
-    place = min(_PLACES, key=lambda place: _cost(sheet, sentence, place, traced, other_text))
-    _move(sentence, place)
-    if abs(place[0]) > _NEAR:
-        _connect(sheet, point, place)
+    _move(sentence, min(_places(sheet, point), key=lambda place: _cost(sheet, sentence, place, traced, other_texts)))
+    return [sentence]
 
 
-def _connect(sheet: Sheet, point: tuple[float, float], place: _Place) -> None:
-    """A thin line from the point to a sentence that is not beside it."""
-    line = {"arrowstyle": "-", "color": INK, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 5}
-    sheet.axes.annotate("", point, place[:2], textcoords="offset points", arrowprops=line, zorder=6)
+def _places(sheet: Sheet, point: tuple[float, float]) -> list[_Place]:
+    """Beside the line from the knee down to the axis, nearest to the knee first; then above the knee."""
+    below = sheet.axes.transData.transform(point)[1] - sheet.extent(sheet.axes).y0
+    drops = [-float(drop) for drop in range(10, int(below * 72 / DPI) - 8, 8)]
+    heights = [(drop, "top") for drop in drops] + [(10.0, "bottom"), (24.0, "bottom"), (42.0, "bottom")]
+    sides = ((_BESIDE, "left"), (-_BESIDE, "right"))
+    return [(across, up, horizontal, vertical) for up, vertical in heights for across, horizontal in sides]
 
 
 def _move(sentence: Any, place: _Place) -> None:
@@ -51,14 +53,16 @@ def _move(sentence: Any, place: _Place) -> None:
     sentence.set(position=(across, up), ha=horizontal, va=vertical)
 
 
-def _cost(sheet: Sheet, sentence: Any, place: _Place, traced: NDArray[np.float64], other_text: Any) -> int:
+def _cost(sheet: Sheet, sentence: Any, place: _Place, traced: NDArray[np.float64], other_texts: list[Any]) -> int:
     """How bad it is there: outside of the axes, on the other text, on lines."""
     _move(sentence, place)
     box, frame = sheet.extent(sentence).padded(3), sheet.extent(sheet.axes)
     outside = bool(box.x0 < frame.x0 or box.x1 > frame.x1 or box.y0 < frame.y0 or box.y1 > frame.y1)
     on_lines = np.all((traced > box.min) & (traced < box.max), axis=1)
     return (
-        1_000_000 * outside + 100_000 * bool(box.overlaps(sheet.extent(other_text))) + int(np.count_nonzero(on_lines))
+        1_000_000 * outside
+        + 100_000 * sum(bool(box.overlaps(sheet.extent(text))) for text in other_texts)
+        + int(np.count_nonzero(on_lines))
     )
 
 
@@ -66,11 +70,13 @@ def _traced(sheet: Sheet) -> NDArray[np.float64]:
     """(P, 2) pixels that lie on the lines, close enough to one another that none passes a word unseen."""
     found = []
     for line in sheet.axes.get_lines():
-        if line.get_gid() != "infinite":
+        if line.get_gid() not in {"infinite", "knee-stem", "knee"}:
             pixels = line.get_transform().transform(np.asarray(line.get_xydata(), np.float64))
             steps = np.arange((len(pixels) - 1) * _STEPS + 1) / _STEPS
             found.append(np.stack([np.interp(steps, np.arange(len(pixels)), pixels[:, axis]) for axis in (0, 1)], 1))
     frame = sheet.extent(sheet.axes)
     across = np.linspace(frame.x0, frame.x1, 200)
-    height = sheet.axes.transData.transform((1.0, 100 * sheet.curves.infinite))[1]
-    return np.concatenate([*found, np.stack([across, np.full(200, height)], 1)])
+    for part in parts_of(sheet.curves):
+        height = sheet.axes.transData.transform((1.0, 100 * part.infinite))[1]
+        found.append(np.stack([across, np.full(200, height)], 1))
+    return np.concatenate(found)

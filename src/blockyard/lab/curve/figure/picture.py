@@ -9,8 +9,9 @@ from typing import Any
 import matplotlib.style
 
 from ..hit_rates import HitCurves
-from ..words import title_of
+from ..words import parts_of, title_of
 from .curves import draw_lines
+from .differences import draw_differences
 from .end_labels import label_lines
 from .frame import draw_frame
 from .knee_mark import mark_knee
@@ -36,7 +37,9 @@ def figure_of(curves: HitCurves, bytes_per_block: int, model: str, *, keep_all_l
     """The figure itself, from the outside in: each part takes its place in what those before it have left."""
     sheet = Sheet(curves, keep_all_letters=keep_all_letters)
     draw_frame(sheet, bytes_per_block, model)
-    infinite = draw_lines(sheet)
+    words = draw_lines(sheet)
+    draw_differences(sheet)
     label_lines(sheet)
-    mark_knee(sheet, infinite)
+    for part in parts_of(curves):
+        words += mark_knee(sheet, part, words)
     return sheet.figure

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 
 from ..hit_rates import HitCurves
-from ..line_styles import COLORS, DASHES, line_styles
+from ..line_styles import COLORS, DASHES, OPTIMUM_DASHES, styles_of
 
 INK, QUIET, FAINT, SHADE = "#1a1f26", "#5a6472", "#e3e6ea", "#e9edf2"
 WIDTH, HEIGHT, DPI = 9.6, 5.6, 160
@@ -28,10 +28,12 @@ class Sheet:
 
     def __init__(self, curves: HitCurves, *, keep_all_letters: bool) -> None:
         self.curves = curves
-        self.styles = line_styles(list(curves.hit_rates))
+        self.styles = styles_of(curves)
         self.figure: Any = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, facecolor="white")
         self.renderer: Any = FigureCanvasAgg(self.figure).get_renderer()
         self.axes: Any = self.figure.add_axes((LEFT, BOTTOM, 1 - LEFT - RIGHT, 1 - BOTTOM - TOP))
+        #: What stands lowest of the axes: these, or a second pair below them.
+        self.lowest: Any = self.axes
         self._letters = None if keep_all_letters else _letters()
 
     def shown(self, text: str) -> str:
@@ -44,11 +46,33 @@ class Sheet:
         """Put text onto the figure, in shares of it from the lower left. Never as mathematics: names have dollars."""
         return self.figure.text(x, y, self.shown(text), parse_math=False, **options)
 
+    def grow(self, inches: float) -> None:
+        """Make room between the axes and the foot: what is above keeps its distance from the top."""
+        before = float(self.figure.get_size_inches()[1])
+        taller = before + inches
+        self.figure.set_size_inches(WIDTH, taller)
+        for axes in self.figure.axes:
+            left, bottom, width, height = axes.get_position().bounds
+            axes.set_position((left, (bottom * before + inches) / taller, width, height * before / taller))
+        for text in self.figure.texts:
+            y = text.get_position()[1] * before
+            text.set_y((y + inches if y > before / 2 else y) / taller)
+
+    def add_below(self, inches: float, height: float) -> Any:
+        """A second pair of axes, `height` inches high, in `inches` more of the figure; they name the capacities now."""
+        self.grow(inches)
+        total = float(self.figure.get_size_inches()[1])
+        box = self.axes.get_position()
+        self.lowest = self.figure.add_axes((box.x0, box.y0 - inches / total, box.width, height / total))
+        self.lowest.set_xlabel(self.axes.get_xlabel(), color=QUIET, fontsize=9, labelpad=3)
+        self.axes.set_xlabel("")
+        return self.lowest
+
     def style_of(self, policy: str) -> tuple[str, tuple[float, ...]]:
         """The colour and the dashes of a policy's line."""
         style = self.styles[policy]
         if style < 0:
-            return INK, (4.0, 2.0)
+            return INK, OPTIMUM_DASHES[(-1 - style) % len(OPTIMUM_DASHES)]
         return COLORS[style % len(COLORS)], DASHES[style // len(COLORS) % len(DASHES)]
 
     def extent(self, artist: Any) -> Any:

@@ -2,7 +2,7 @@
 
 Read it in this order:
 
-    options        what a generator is told, with limits and units
+    options        a generator's options, with limits and units
     draws          random lengths, popularities and arrivals, a batch at a time
     shared         texts that many prompts begin with, and the ids of their blocks
     talks          conversations whose prompts grow by what was said

@@ -15,7 +15,7 @@ from .system import System
 class Bursts(System):
     """Bursts: shared system prompts as in `System`, in phases, with one favourite a phase.
 
-    focus: share of a burst's requests that take its favourite. off_seconds is 40 unless told otherwise.
+    focus: share of a burst's requests that take its favourite. off_seconds is 40 unless it is given.
     """
 
     off_seconds: float = option(40.0, 0.0, 1e6)

@@ -1,4 +1,4 @@
-"""What a generator is told: a dataclass of options, each with its limits, and a walk over the requests."""
+"""A generator's options: a dataclass, each with its limits, and a walk over the requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..limits import MAX_HASH_BLOCK_SIZE, MAX_REQUESTS
 
 #: Ids of one generator stay below; `mix` puts the number of the part above.
 ID_BITS = 56
-#: The longest prompt that a generator can be told to make. A request's ids take 8 bytes a block.
+#: The longest prompt that a generator can make. A request's ids take 8 bytes a block.
 LONGEST_PROMPT = 2**22
 
 

@@ -1,6 +1,6 @@
 """Texts that many prompts begin with, and the ids of the blocks that such a text fills.
 
-A block that a shared text fills alone has one id for ever. The block in which it ends also holds what follows, so that
+A block that a shared text fills alone has one id forever. The block in which it ends also holds what follows, so that
 one is new in each prompt. This is what makes equal ids mean equal prefixes.
 """
 

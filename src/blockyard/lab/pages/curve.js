@@ -1,93 +1,80 @@
-"use strict";
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
   const { sizes, policies } = data;
   const last = sizes.length - 1;
   const dashes = ["", "9 4", "2.5 3", "10 4 2.5 4"];
-  const optimum = policies.find((policy) => policy.is_optimum);
+  const isOne = data.infinite.length === 1;
+  const optimum = isOne ? policies.find((policy) => policy.is_optimum) : undefined;
+  const lru = policies.find((policy) => policy.name === "lru");
   const hidden = new Set();
   const chart = document.getElementById("chart");
   const place = document.getElementById("place");
   const numbers = document.querySelectorAll("#numbers tbody tr");
-  const state = { logarithmic: true, index: data.knee };
+  const state = { logarithmic: true, above: false, index: indexAt(data.knees[0].blocks) };
   let scale = null;
   let moving = null;
 
-  const whole = (number) => number.toLocaleString("en-US", { maximumFractionDigits: 0 });
   const percent = (rate) => `${(100 * rate).toFixed(1)} %`;
-  const short = (number) => {
-    for (const [unit, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
-      if (number >= unit * 0.9999) return Number((number / unit).toPrecision(4)) + letter;
-    return String(Number(number.toPrecision(4)));
-  };
   const gib = (blocks) => {
     const amount = (blocks * data.bytes_per_block) / 2 ** 30;
     return `${amount.toLocaleString("en-US", { maximumSignificantDigits: amount < 1000 ? 3 : 6 })} GiB`;
   };
-  const color = (policy) => (policy.style < 0 ? "var(--ink)" : `var(--c${policy.style % 6})`);
-  const dash = (policy) => (policy.style < 0 ? "7 4" : dashes[Math.floor(policy.style / 6) % dashes.length]);
-
-  function draw(parent, tag, attributes, text) {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    if (text !== undefined) made.textContent = text;
-    parent.append(made);
-    return made;
+  const color = (policy) => (policy.style < 0 ? "var(--ink)" : `var(--c${policy.style % data.colors})`);
+  const dash = (policy) => (policy.style < 0 ? ["7 4", "2.5 4", "10 3 2 3", "2.5 8"][-1 - policy.style] : dashes[Math.floor(policy.style / data.colors) % dashes.length]);
+  /** The number of the last size that is not above `blocks`. */
+  function indexAt(blocks) {
+    return Math.max(sizes.filter((size) => size <= blocks).length - 1, 0);
   }
 
-  function make(parent, tag, text) {
-    const made = document.createElement(tag);
-    if (text !== undefined) made.textContent = text;
-    parent.append(made);
-    return made;
-  }
+  /** What is drawn of a policy: its hit rates, or how far they are above those of lru. */
+  const drawn = (policy) => (state.above ? policy.rates.map((rate, number) => rate - lru.rates[number]) : policy.rates);
+  const shown = () => policies.filter((policy) => !hidden.has(policy) && !(state.above && policy.is_optimum));
 
   // ---- scales
 
-  function highest() {
-    const rates = policies.flatMap((policy) => policy.rates);
-    const top = Math.max(data.infinite, ...rates);
-    return top < 1e-5 ? 0.01 : Math.min(top * 1.16, 1.1);
+  function heights() {
+    if (state.above) {
+      const values = [0, ...shown().flatMap(drawn)];
+      const [low, high] = [Math.min(...values), Math.max(...values)];
+      const room = Math.max(0.08 * (high - low), 0.0005);
+      return [low - room, high + room];
+    }
+    const top = Math.max(...data.infinite.map((one) => one.rate), ...policies.flatMap((policy) => policy.rates));
+    return [0, top < 1e-5 ? 0.01 : Math.min(top * 1.16, 1.1)];
   }
 
   function measure(width) {
-    const height = Math.round(Math.min(Math.max(width * 0.58, 280), 480));
-    const box = { left: 46, right: width - 12, top: 52, bottom: height - 42 };
+    const height = Math.round(Math.min(Math.max(width * 0.52, 290), Math.max(480, innerHeight * 0.66)));
+    const box = { left: 50, right: width - 12, top: 52, bottom: height - 42 };
     const high = sizes[last];
     const spread = high >= 1.5 * sizes[0];
     const low = state.logarithmic ? (spread ? sizes[0] : high / 10) : 0;
     const part = state.logarithmic
       ? (size) => Math.log(size / low) / Math.log(high / low)
       : (size) => size / high;
-    const top = highest();
+    const [bottom, top] = heights();
     return {
-      width, height, box, low, high, top,
+      width, height, box, low, high, bottom, top,
       x: (size) => box.left + part(size) * (box.right - box.left),
-      y: (rate) => box.bottom - (rate / top) * (box.bottom - box.top),
+      y: (rate) => box.bottom - ((rate - bottom) / (top - bottom)) * (box.bottom - box.top),
     };
   }
 
-  function roundTicks(high, wanted) {
-    const rough = high / wanted;
-    const power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 2.5, 5, 10].find((factor) => factor * power >= rough * 0.999) * power;
-    return Array.from({ length: Math.floor(high / step + 1e-9) + 1 }, (_, number) => number * step);
-  }
-
+  /** 1, 2, 5, 10 and so on; 1, 3, 10, or 1, 10, 100 or fewer of these, where those are too many. */
   function logTicks(low, high, wanted) {
-    const decades = Math.log10(high / low);
-    const factors = decades < 2.2 ? [1, 2, 5] : [1];
-    const every = Math.max(1, Math.ceil(decades / wanted));
-    const found = [];
-    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high) + 1e-9; power += 1)
-      if (factors.length > 1 || power % every === 0) found.push(...factors.map((factor) => factor * 10 ** power));
-    return found.filter((tick) => tick >= low * 0.9999 && tick <= high * 1.0001);
+    const powers = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high) + 1e-9; power += 1) powers.push(power);
+    const within = (tick) => tick >= low * 0.9999 && tick <= high * 1.0001;
+    const choices = [[[1, 2, 5], 1], [[1, 3], 1], ...powers.map((_, number) => [[1], number + 1])];
+    const found = choices.map(([factors, every]) =>
+      powers.filter((power) => power % every === 0).flatMap((power) => factors.map((factor) => factor * 10 ** power)).filter(within),
+    );
+    return found.find((ticks) => ticks.length <= wanted) ?? [];
   }
 
   function ticks(factor) {
-    const wanted = Math.max(3, Math.floor((scale.box.right - scale.box.left) / 74));
     const [low, high] = [scale.low * factor, scale.high * factor];
-    return state.logarithmic ? logTicks(low, high, wanted) : roundTicks(high, wanted);
+    const wanted = Math.max(3, Math.floor((scale.box.right - scale.box.left) / (state.logarithmic ? 48 : 74)));
+    return state.logarithmic ? logTicks(low, high, wanted) : roundTicks(low, high, wanted);
   }
 
   // ---- the chart
@@ -100,10 +87,12 @@
       "aria-valuemin": sizes[0], "aria-valuemax": sizes[last],
     });
     drawAxes(svg);
-    drawGap(svg);
-    drawInfinite(svg);
-    for (const policy of policies) if (!hidden.has(policy)) drawPolicy(svg, policy);
-    drawKnee(svg);
+    if (!state.above) {
+      drawGap(svg);
+      drawInfinite(svg);
+    }
+    for (const policy of shown()) drawPolicy(svg, policy);
+    if (!state.above) for (const knee of data.knees) drawKnee(svg, knee);
     moving = draw(svg, "g", { "pointer-events": "none" });
     listen(svg);
     show();
@@ -111,9 +100,10 @@
 
   function drawAxes(svg) {
     const { box, x, y } = scale;
-    for (const rate of roundTicks(scale.top * 100, 6)) {
+    for (const rate of roundTicks(100 * scale.bottom, 100 * scale.top, 6)) {
       draw(svg, "line", { x1: box.left, x2: box.right, y1: y(rate / 100), y2: y(rate / 100), stroke: "var(--faint)" });
-      const label = `${Number(rate.toPrecision(6))} %`;
+      const number = Number(rate.toPrecision(6));
+      const label = state.above ? minus(`${number > 0 ? "+" : ""}${number}`) : `${number} %`;
       draw(svg, "text", { x: box.left - 8, y: y(rate / 100) + 4, "text-anchor": "end" }, label);
     }
     draw(svg, "line", { x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom, stroke: "var(--quiet)" });
@@ -144,52 +134,83 @@
   }
 
   function drawInfinite(svg) {
-    const y = scale.y(data.infinite);
-    draw(svg, "line", {
-      x1: scale.box.left, x2: scale.box.right, y1: y, y2: y, stroke: "var(--quiet)", "stroke-dasharray": "1.5 4",
-    });
-    const text = draw(svg, "text", { x: scale.box.left + 4, y: y - 6 }, data.infinite_words);
-    scale.free = scale.box.left + text.getComputedTextLength() + 16;
+    for (const { rate, words } of data.infinite) {
+      const y = scale.y(rate);
+      draw(svg, "line", {
+        x1: scale.box.left, x2: scale.box.right, y1: y, y2: y, stroke: "var(--quiet)", "stroke-dasharray": "1.5 4",
+      });
+      draw(svg, "text", { x: scale.box.left + 4, y: y - 6 }, words);
+    }
   }
 
   function drawPolicy(svg, policy) {
     if (policy.error) {
-      const low = policy.rates.map((rate, number) => Math.max(rate - 2 * policy.error[number], 0));
-      const high = policy.rates.map((rate, number) => Math.min(rate + 2 * policy.error[number], 1));
+      const low = drawn(policy).map((rate, number) => Math.max(rate - 2 * policy.error[number], scale.bottom));
+      const high = drawn(policy).map((rate, number) => Math.min(rate + 2 * policy.error[number], scale.top));
       draw(svg, "polygon", { points: between(low, high), fill: color(policy), opacity: 0.2 });
     }
     draw(svg, "polyline", {
-      points: line(policy.rates).join(" "), fill: "none", stroke: color(policy), "stroke-width": 2.2,
+      points: line(drawn(policy)).join(" "), fill: "none", stroke: color(policy), "stroke-width": 2.2,
       "stroke-dasharray": dash(policy), "stroke-linejoin": "round",
     });
     if (sizes.length > 12) return;
-    policy.rates.forEach((rate, number) => dot(svg, policy, number, 3));
+    sizes.forEach((_, number) => dot(svg, policy, number, 3));
   }
 
   function dot(parent, policy, number, radius) {
-    const [cx, cy] = [scale.x(sizes[number]), scale.y(policy.rates[number])];
+    dotAt(parent, policy, scale.x(sizes[number]), scale.y(drawn(policy)[number]), radius);
+  }
+
+  function dotAt(parent, policy, cx, cy, radius) {
     const stroke = { stroke: "var(--paper)", "stroke-width": radius > 3 ? 2 : 0 };
     draw(parent, "circle", { cx, cy, r: radius, fill: color(policy), ...stroke });
   }
 
-  /** The sentence stands below to the right, or above to the left; where neither has room, one word must do. */
-  function drawKnee(svg) {
-    const policy = policies[data.knee_policy];
-    if (hidden.has(policy)) return;
-    dot(svg, policy, data.knee, 6);
-    const [x, y] = [scale.x(sizes[data.knee]), scale.y(policy.rates[data.knee])];
-    const text = draw(svg, "text", { class: "strong" }, data.knee_words);
-    const fits = (width) => (x + 8 + width <= scale.box.right ? 1 : x - 8 - width >= scale.box.left ? -1 : 0);
-    let side = fits(text.getComputedTextLength());
-    if (side === 0) {
-      text.textContent = "knee";
-      side = fits(text.getComputedTextLength());
+  /** A dot, a line down to the axis, and beside this line the sentence, where it covers no curve. */
+  function drawKnee(svg, knee) {
+    const policy = policies[knee.line];
+    if (!knee.is_drawn || hidden.has(policy)) return;
+    const others = [...svg.querySelectorAll("text.strong")].map((text) => text.getBBox());
+    const [x, y] = [scale.x(knee.blocks), scale.y(knee.hit_rate)];
+    draw(svg, "line", { x1: x, x2: x, y1: y, y2: scale.box.bottom, stroke: color(policy), "stroke-dasharray": "1.5 3" });
+    dotAt(svg, policy, x, y, 6);
+    const text = draw(svg, "text", { class: "strong" });
+    for (const words of [knee.words, `knee: ${short(knee.blocks)}`, "knee"]) {
+      text.textContent = words;
+      const found = placesBeside(x, y, text.getComputedTextLength(), others);
+      if (found.length === 0) continue;
+      const best = found.reduce((one, other) => (other.cost < one.cost ? other : one));
+      text.setAttribute("x", best.x);
+      text.setAttribute("y", best.y);
+      return;
     }
-    const low = y > scale.box.bottom - 30;
-    const lift = x - 8 - text.getComputedTextLength() < scale.free ? 26 : 10; // over the words at the infinite cache
-    text.setAttribute("x", x + 8 * side);
-    text.setAttribute("text-anchor", side < 0 ? "end" : "start");
-    text.setAttribute("y", side < 0 ? Math.min(y, scale.y(data.infinite)) - lift : low ? y - 26 : y + 26);
+    text.remove();
+  }
+
+  /** Where words of this width may stand: from the knee down, on either side; then above it. */
+  function placesBeside(x, y, width, others) {
+    const lows = [];
+    for (let low = y + 20; low <= scale.box.bottom - 6; low += 10) lows.push(low);
+    const places = [...lows, y - 10, y - 26].flatMap((low) => [x + 8, x - 8 - width].map((left) => ({ x: left, y: low })));
+    const fitting = places.filter((place) => place.x >= scale.box.left && place.x + width <= scale.box.right);
+    const clear = (place) => others.every((box) =>
+      place.x + width < box.x || place.x > box.x + box.width || place.y + 4 < box.y || place.y - 14 > box.y + box.height);
+    return fitting.filter(clear).map((place) => ({
+      ...place, cost: covered(place.x, place.y - 12, place.x + width, place.y + 4),
+    }));
+  }
+
+  /** How much of the curves lies in a rectangle: points of them that are close together. */
+  function covered(left, top, right, bottom) {
+    let count = 0;
+    for (const rates of [...shown().map(drawn), ...data.infinite.map(({ rate }) => sizes.map(() => rate))])
+      for (let number = 0; number < last; number += 1)
+        for (let part = 0; part <= 1; part += 0.1) {
+          const x = scale.x(sizes[number]) * (1 - part) + scale.x(sizes[number + 1]) * part;
+          const y = scale.y(rates[number]) * (1 - part) + scale.y(rates[number + 1]) * part;
+          if (x > left && x < right && y > top && y < bottom) count += 1;
+        }
+    return count;
   }
 
   // ---- the crosshair
@@ -199,7 +220,7 @@
     const x = scale.x(size);
     moving.replaceChildren();
     draw(moving, "line", { x1: x, x2: x, y1: scale.box.top - 10, y2: scale.box.bottom, stroke: "var(--quiet)" });
-    for (const policy of policies) if (!hidden.has(policy)) dot(moving, policy, state.index, 4.5);
+    for (const policy of shown()) dot(moving, policy, state.index, 4.5);
     place.replaceChildren();
     make(place, "strong", `${whole(size)} block${size === 1 ? "" : "s"}`);
     const amounts = [`${whole(size * data.tokens_a_block)} tokens`];
@@ -213,8 +234,8 @@
   }
 
   function spoken(size) {
-    const shown = policies.filter((policy) => !hidden.has(policy));
-    return `${whole(size)} blocks: ${shown.map((policy) => `${policy.name} ${percent(policy.rates[state.index])}`).join(", ")}`;
+    const named = policies.filter((policy) => !hidden.has(policy));
+    return `${whole(size)} blocks: ${named.map((policy) => `${policy.name} ${percent(policy.rates[state.index])}`).join(", ")}`;
   }
 
   function moveTo(index) {
@@ -275,20 +296,16 @@
       const off = hidden.has(policy);
       button.setAttribute("aria-pressed", String(!off));
       row.classList.toggle("off", off);
-      row.classList.toggle("best", !off && !policy.is_optimum && rivals.length > 1 && value === best);
+      row.classList.toggle("best", !off && !policy.is_optimum && isOne && rivals.length > 1 && value === best);
       rate.textContent = percent(value) + (policy.error ? ` ± ${(200 * policy.error[state.index]).toFixed(1)}` : "");
       gap.hidden = !optimum;
       gap.textContent = optimum && !policy.is_optimum ? (100 * (optimum.rates[state.index] - value)).toFixed(1) : "";
     }
   }
 
-  for (const name of ["log", "linear"])
-    document.getElementById(name).addEventListener("click", () => {
-      state.logarithmic = name === "log";
-      for (const other of ["log", "linear"])
-        document.getElementById(other).setAttribute("aria-pressed", String(other === name));
-      redraw();
-    });
+  switchOf(["log", "linear"], (name) => { state.logarithmic = name === "log"; redraw(); });
+  switchOf(["rates", "points"], (name) => { state.above = name === "points"; redraw(); });
+  document.getElementById("views").hidden = !lru || !policies.some((policy) => policy !== lru && !policy.is_optimum);
 
   document.getElementById("picture").hidden = false;
   let width = 0;

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ...errors import InvalidArgument
+from ..errors import InvalidArgument
 
 
 def require_output(path: str | os.PathLike[str], suffixes: Sequence[str]) -> Path:
