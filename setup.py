@@ -26,7 +26,7 @@ def remove_old_extensions() -> None:
 
 
 def require_compiler() -> None:
-    """One sentence instead of a page of build output, where what is missing can be known beforehand."""
+    """One sentence instead of a page of build output, where what is missing can be known in advance."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
     header = Path(sysconfig.get_path("include")) / "Python.h"
     for missing, what in ((not shutil.which(compiler), f"C compiler ({compiler})"), (not header.exists(), f"{header}")):

@@ -1,4 +1,4 @@
-"""Two continuations of one prompt: blocks are shared, and copied by whoever writes first. The bytes move, too.
+"""Two continuations of one prompt: blocks are shared, and copied by the first to write. The bytes move, too.
 
 A numpy array stands for the keys and values: each slot holds the token whose keys and values would be there.
 Run it with: python examples/copy_on_write.py

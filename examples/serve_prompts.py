@@ -43,7 +43,7 @@ def main() -> None:
                 print(f"  ({len(answer.token_ids)} new tokens, ended by {answer.finish_reason.value})")
             print(f"  ({result.num_prompt_tokens} prompt tokens, {result.num_cached_tokens} of them from the cache)\n")
 
-    # Nothing leaks: whoever still held a block would be named here.
+    # Nothing leaks: a sequence that still held a block would be named here.
     engine.cache.check()
     print(f"{engine.cache.num_used_blocks} blocks in use, {engine.cache.num_cached_blocks} cached for later prompts")
 

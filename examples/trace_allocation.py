@@ -19,7 +19,7 @@ def main() -> None:
     show(cache, "an empty pool")
 
     seq = cache.allocate(prompt, holder="the request")
-    show(cache, "allocate 50 tokens")  # full blocks are indexed at once; nobody hits them before they are computed
+    show(cache, "allocate 50 tokens")  # full blocks are indexed at once; no prompt hits them before they are computed
     table = cache.block_ids(seq).tolist()
     for position, block in enumerate(table):
         first = position * BLOCK_SIZE

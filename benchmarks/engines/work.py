@@ -1,4 +1,4 @@
-"""What every engine is asked for: prompts of token ids, and so many greedy tokens behind each."""
+"""What every engine is asked for: prompts of token ids, and n greedy tokens behind each."""
 
 from __future__ import annotations
 

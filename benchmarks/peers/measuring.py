@@ -89,7 +89,7 @@ def look_up_row(peer: Peer, size: int) -> Measured:
 
 
 def hold_row(peer: Peer, size: int) -> Measured:
-    """The same, and every hit block is held and given back."""
+    """The same, and every hit block is held and released."""
     return _hit_row(LEASE, peer, size, peer.hold_and_give_back)
 
 

@@ -41,7 +41,7 @@ class Work:
 
 
 async def run_clients(address: str, work: Work, num_clients: int, seconds: float) -> Seen:
-    """Let the clients work for so long; whoever is in the middle of an answer then reads it to its end."""
+    """Let the clients work for that long; a client in the middle of an answer then reads it to its end."""
     seen, until = Seen(), time.perf_counter() + seconds
     await asyncio.gather(*(_client(address, work, number, until, seen) for number in range(num_clients)))
     return seen
@@ -68,7 +68,7 @@ async def _client(address: str, work: Work, number: int, until: float, seen: See
 
 
 async def _ask(address: str, fields: dict[str, Any], patience: int | None, seen: Seen) -> None:
-    """One request; a client with patience closes its connection after so many pieces."""
+    """One request; a client with patience closes its connection after that many pieces."""
     parts = urlsplit(address)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     try:

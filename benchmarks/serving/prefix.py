@@ -17,7 +17,7 @@ from .process import server_process
 
 
 def one_round(arguments: argparse.Namespace, number: int, *more: str) -> dict[str, Any]:
-    """One server, one load. Nobody vanishes: both serve the same requests."""
+    """One server, one load. No client vanishes: both serve the same requests."""
     with server_process(server_options(arguments, "--max-waiting", str(4 * arguments.clients), *more)) as server:
         work = Work(server.model, chats(), (16, 32), leaving=0.0, seed=arguments.seed + number)
         return measure(server, work, arguments.clients, arguments.seconds)

@@ -15,7 +15,7 @@ from .parsing import parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status: 0, 2 for what the user can mend, 130 when interrupted."""
+    """Run the command and return its exit status: 0, 2 for what the user can fix, 130 when interrupted."""
     options = parse(arguments)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

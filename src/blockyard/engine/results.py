@@ -66,7 +66,7 @@ class GenerationResult:
     """What came of one request: its completions, and what the cache did for it.
 
     num_cached_tokens: prompt tokens whose keys and values the cache had, so that they were not computed again.
-    num_preemptions: how often a sequence of it was set back to make room for others. No token depends on it.
+    num_preemptions: how often a sequence of it was preempted to make room for others. No token depends on it.
     """
 
     request_id: int
@@ -95,7 +95,7 @@ class GenerationResult:
 class StepReport:
     """What one step did.
 
-    num_tokens: tokens computed; num_seqs: sequences they belong to. num_preempted: sequences set back to make room.
+    num_tokens: tokens computed; num_seqs: sequences they belong to. num_preempted: sequences preempted to make room.
     num_running, num_waiting: requests after the step. new_tokens: each token chosen. finished: the requests that
     ended. num_drafted, num_accepted: tokens that speculation proposed, and those of them that the model confirmed.
     """

@@ -75,7 +75,7 @@ class PolicyRun:
         self._content[slot] = content
 
     def _give_back(self, ids: vec[i64], start: i64, stop: i64) -> None:
-        """Idle again, from the last to the first. An id named twice is given back once, at its first place."""
+        """Idle again, from the last to the first. An id named twice is released once, at its first place."""
         place = stop
         while place > start:
             place -= 1

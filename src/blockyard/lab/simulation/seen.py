@@ -36,7 +36,7 @@ class SeenContents:
     def add(self, ids_array: npt.NDArray[np.int64]) -> i64:
         """Note the ids of one request, each from 0 to 2**60; returns how many at its start appeared before.
 
-        ids_array: a contiguous int64 array. Once the ids are sampled nobody can say, and it returns -1.
+        ids_array: a contiguous int64 array. Once the ids are sampled this is not known, and it returns -1.
         """
         ids = vec[i64](ids_array)
         num_leading: i64 = 0
@@ -53,7 +53,7 @@ class SeenContents:
         """Count a reference to the id; says whether it was there. It is now."""
         self.num_references += 1
         if not self._put(number, name):
-            # Few ids, or ill-chosen ones, may all survive a halving: a full table would be searched for ever.
+            # Few ids, or ill-chosen ones, may all survive a halving: a full table would be searched forever.
             while 2 * self._num_ids > len(self._slots):
                 self._make_room()
             return False
