@@ -3,8 +3,7 @@
 Run it with: python examples/own_policy.py
 """
 
-from blockyard import CacheConfig, KVCacheManager
-from blockyard.core.policies.base import EvictionPolicy
+from blockyard import CacheConfig, EvictionPolicy, KVCacheManager
 
 
 class YoungestFirst(EvictionPolicy):

@@ -154,3 +154,10 @@ def test_what_a_promise_names_exists(row: list[str]) -> None:
     assert tests or row[3].startswith("open")
     for name in re.findall(r"`([\w./]+)`", row[4]):
         assert (ROOT / name).is_file() or (ROOT / "examples" / name).is_file()
+
+
+@pytest.mark.parametrize("path", [*PAGES, *sorted((ROOT / "examples").glob("*.py"))], ids=lambda path: path.name)
+def test_what_people_read_imports_public_places_alone(path: Path) -> None:
+    """`blockyard` and its packages but `core`; a name that starts with an underscore is nowhere public."""
+    imported = re.findall(r"(?:from|import) (blockyard(?:\.\w+)*)", path.read_text())
+    assert [name for name in imported if ".core" in name or "._" in name] == []

@@ -214,6 +214,7 @@ LAYERS = {
     "hints": 3,
     "sizing": 4,
     "core": 4,
+    "policies": 5,
     "storage": 5,
     "observe": 5,
     "engine": 6,

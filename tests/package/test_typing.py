@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -52,12 +53,26 @@ def test_stubs_have_all_that_there_is_at_run_time(tmp_path: Path) -> None:
     assert "Success" in (output := run_mypy("mypy.stubtest", *modules, *options)), output
 
 
+def run_pyright(path: Path, folder: Path) -> str:
+    pytest.importorskip("basedpyright")
+    config = folder / "pyrightconfig.json"
+    told = {"include": [str(path)], "extraPaths": [str(PACKAGE_DIR.parent)], "typeCheckingMode": "standard"}
+    config.write_text(json.dumps(told))
+    command = [sys.executable, "-m", "basedpyright", "-p", str(config), "--pythonpath", sys.executable]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout
+
+
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
 @pytest.mark.parametrize("name", ["right.py", "wrong.py"])
-def test_wrong_uses_are_reported_and_right_ones_are_not(name: str) -> None:
+def test_wrong_uses_are_reported_and_right_ones_are_not(name: str, checker: str, tmp_path: Path) -> None:
     lines = (USES / name).read_text().splitlines()
     marked = {number for number, line in enumerate(lines, 1) if line.endswith("# error")}
-    output = run_mypy("mypy", "--strict", str(USES / name))
-    reported = {int(number) for number in re.findall(rf"{name}:(\d+): error", output)}
-    assert "checked 1 source file" in output or "in 1 source file" in output
+    if checker == "mypy":
+        output = run_mypy("mypy", "--strict", str(USES / name))
+        assert "checked 1 source file" in output or "in 1 source file" in output
+    else:
+        output = run_pyright(USES / name, tmp_path)
+        assert re.search(r"^\d+ errors?, ", output, re.MULTILINE), output
+    reported = {int(number) for number in re.findall(rf"{name}:(\d+):(?:\d+ -)? error", output)}
     assert sorted(reported) == sorted(marked), output
     assert (len(marked) >= 40) == (name == "wrong.py")

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 
 from blockyard import BlockLease, BlockPool, CacheConfig, CacheSalt, KVCacheManager, LoRA, Resize, StepPlan
-from blockyard.core.policies.score import Score
+from blockyard.policies import Score
 
 cache = KVCacheManager(CacheConfig(num_blocks=100, block_size=4, eviction_policy="lru"))
 tokens: npt.NDArray[np.int32] = np.arange(9, dtype=np.int32)
