@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blockyard import Admission, NeverFits, OutOfBlocks, OutOfRows, SeqStatus
+from blockyard import Admission, NeverFits, OutOfBlocks, OutOfRows, Resize, SeqStatus
 
 from ..support.checked import Checked, prompt
 from ..support.snapshot import snapshot
@@ -112,3 +112,10 @@ def test_a_preempted_sequence_hits_its_own_blocks() -> None:
     again = cache.allocate(tokens)
     assert cache.state(again) == (9, 8)
     assert cache.row(again)[:2] == [3, 4]
+
+
+def test_an_answer_in_an_if_is_true_for_ok_alone() -> None:
+    assert [bool(answer) for answer in Admission] == [True, False, False]
+    assert [bool(answer) for answer in Resize] == [True, False]
+    cache = Checked(num_blocks=4)
+    assert [bool(cache.try_allocate(prompt(number, 8))) for number in range(2)] == [True, False]

@@ -27,6 +27,7 @@ from blockyard import (
     NeverFits,
     OutOfBlocks,
     OutOfRows,
+    SeqStatus,
     SequenceNotReady,
     StalePlan,
     UnknownSequence,
@@ -402,3 +403,22 @@ def test_a_stale_lease_after_its_block_was_reused() -> None:
     assert list(first) == list(second)
     refused_by_pool(pool, DoubleFree, lambda: pool.free_blocks(first), r"'first' on blocks \[1\] was already freed")
     assert pool.ref_counts().tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("value", [1.5, np.float64(2), np.array(3.0)])
+def test_one_number_that_is_no_integer_is_shown(scene: Scene, value: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"^num_new_tokens is .*; integers are needed$"):
+        scene.cache.reserve([scene.decoding], value)
+
+
+def test_a_token_for_a_sequence_that_was_not_scheduled_says_what_to_give_it() -> None:
+    cache = KVCacheManager(CacheConfig(num_blocks=3, block_size=4, max_num_seqs=4, max_model_len=32, watermark=0.0))
+    first, second = cache.allocate([1, 2, 3, 4]), cache.allocate([5, 6, 7, 8])
+    cache.commit([first, second], cache.reserve([first, second]).num_scheduled, [7, 7])
+    plan = cache.reserve([first, second], 1)
+    assert plan.status.tolist() == [SeqStatus.NO_BLOCKS, SeqStatus.NO_BLOCKS]
+    for counts, tokens in (([1, 0], [-1, -1]), ([0, 0], [9, -1])):
+        with pytest.raises(InvalidArgument, match=r"has NO_BLOCKS in plan\.status gets 0, and -1 as its next token"):
+            cache.commit([first, second], counts, tokens)
+    cache.commit([first, second], plan.num_scheduled, -1)
+    cache.check()

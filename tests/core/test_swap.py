@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from blockyard import (
@@ -381,3 +382,49 @@ def test_blocks_to_load_stay_on_the_cpu() -> None:
     assert sorted(source for source, _ in ins(cache.swap_in(again))) == [1, 2]
     cache.compute(again)
     assert cache.cpu_pool.num_used_blocks == 0
+
+
+def test_the_questions_say_what_the_calls_do() -> None:
+    """At random: `can_swap_out` and `can_swap_in` are true exactly where the calls go through, and change nothing."""
+    rng = np.random.default_rng(3)
+    cache = swapping(num_blocks=14, num_cpu_blocks=6)
+    seqs: list[int] = []
+    answers: set[tuple[str, bool]] = set()
+    for step in range(600):
+        action = rng.integers(5)
+        if action == 0 and len(seqs) < 6:
+            handle = cache.try_allocate(prompt(int(rng.integers(4)), int(rng.integers(1, 13))))
+            if handle:
+                seqs.append(handle)
+                cache.try_compute(handle)
+        elif seqs and action == 1:
+            cache.free(seqs.pop(int(rng.integers(len(seqs)))))
+        elif seqs and action == 2 and not cache.is_swapped_out(seqs[0]):
+            cache.reserve(seqs[0], 1)
+        elif seqs:
+            chosen = [seq for seq in seqs if rng.integers(2)] or seqs[:1]
+            for call in ("swap_out", "swap_in"):
+                before = snapshot(cache.cache)
+                told = getattr(cache, f"can_{call}")(chosen)
+                assert snapshot(cache.cache) == before
+                try:
+                    getattr(cache, call)(chosen)
+                    went = True
+                except (OutOfBlocks, SequenceNotReady):
+                    went = False
+                assert told == went, (step, call)
+                answers.add((call, went))
+    assert len(answers) == 4
+
+
+def test_the_questions_need_a_cpu_pool_and_live_handles() -> None:
+    plain, cache = Checked(), swapping()
+    seq = plain.prefilled(prompt(1, 5))
+    for ask in (plain.can_swap_out, plain.can_swap_in):
+        with pytest.raises(InvalidArgument, match="num_cpu_blocks is 0; a CPU pool is needed"):
+            ask(seq)
+    gone = cache.allocate(prompt(1, 5))
+    cache.free(gone)
+    for ask in (cache.can_swap_out, cache.can_swap_in):
+        with pytest.raises(UnknownSequence):
+            ask([gone])

@@ -7,7 +7,7 @@ import doctest
 import pytest
 
 from blockyard import InvalidArgument, LayerGroup
-from blockyard.observe import describe_history, describe_leaks, report
+from blockyard.observe import describe_blocks, describe_history, describe_leaks, report
 
 from ..support.checked import Checked, prompt
 from ..support.snapshot import snapshot
@@ -140,3 +140,28 @@ def test_a_limit_outside_its_range_is_refused(limit: object) -> None:
 
 def test_the_examples_in_its_docstrings_hold() -> None:
     assert doctest.testmod(report).failed == 0
+
+
+def test_blocks_line_by_line_with_groups_and_a_cpu_pool() -> None:
+    """Tokens are known while a sequence holds them, while they are cached, and of a partly filled block."""
+    groups = (LayerGroup(4), LayerGroup(8, sliding_window=9))
+    cache = Checked(num_blocks=20, groups=groups, num_cpu_blocks=4)
+    seq = cache.prefilled(list(range(18)))
+    blocks = {block.block_id: block for block in (cache.block(number) for number in range(20))}
+    held = [cache.block_ids(seq, group).tolist() for group in (0, 1)]
+    assert [(blocks[b].num_tokens, blocks[b].group) for b in held[0]] == [(4, 0)] * 4 + [(2, 0)]
+    assert [(blocks[b].num_tokens, blocks[b].group) for b in held[1] if b] == [(8, 1), (2, 1)]
+    assert [blocks[b].token_ids for b in held[0]] == [list(range(start, start + 4)) for start in (0, 4, 8, 12)] + [[]]
+    assert blocks[held[1][1]].token_ids == list(range(8, 16))
+    cache.free(seq)
+    assert cache.block(held[1][1]).token_ids == list(range(8, 16))
+    assert cache.block(held[0][0]).num_tokens == 4
+    assert cache.block(held[0][4]).num_tokens == 0
+    assert cache.block(held[0][4]).group is None
+    lines = describe_blocks(cache.cache, [held[0][0], held[1][1], held[0][4], 0]).splitlines()
+    assert [line.split(": ", 1)[1] for line in lines] == [
+        "idle, cached, 4 tokens",
+        "idle, cached, 8 tokens, group 1",
+        "free",
+        "null",
+    ]

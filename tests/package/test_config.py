@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import CacheConfig, InvalidArgument, KVCacheManager
-from blockyard.config import MAX_TABLE_ENTRIES
+from blockyard import Admission, CacheConfig, InvalidArgument, KVCacheManager, LayerGroup
+from blockyard.config import MAX_TABLE_ENTRIES, POLICY_NAMES
+from blockyard.policies import POLICIES
 
 LIMITS = {
     "num_blocks": (2, 2**27),
@@ -107,3 +108,35 @@ def test_a_config_is_frozen_compared_and_pickled() -> None:
     assert config == CacheConfig(8) != CacheConfig(9)
     assert pickle.loads(pickle.dumps(config)) == config
     assert hash(config) == hash(CacheConfig(8))
+
+
+@pytest.mark.parametrize("name", ["lruu", "", "LRU", "lru "])
+def test_an_unknown_policy_is_refused_where_it_is_written_down(name: str) -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"^eviction_policy is .*; it must be one of arc, density, fifo, lfu, lru"
+    ):
+        CacheConfig(num_blocks=10, eviction_policy=name)
+
+
+def test_the_policies_that_a_config_knows_are_those_that_ship() -> None:
+    assert sorted(POLICIES) == list(POLICY_NAMES)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_blocks": 10, "block_size": 4, "max_model_len": 64},
+        {"num_blocks": 10, "block_size": 4, "max_model_len": 16},
+        {"num_blocks": 101, "block_size": 4, "max_model_len": 1000, "watermark": 0.1},
+        {"num_blocks": 12, "max_model_len": 300, "groups": (LayerGroup(4), LayerGroup(8, sliding_window=20))},
+        {"num_blocks": 9, "max_model_len": 300, "groups": (LayerGroup(4, sliding_window=10),)},
+        {"num_blocks": 2, "block_size": 4, "max_model_len": 64, "groups": (LayerGroup(4), LayerGroup(4))},
+    ],
+)
+def test_the_longest_sequence_that_the_pool_holds(options: dict[str, Any]) -> None:
+    """Beside the manager's own answers: OK up to there, NEVER beyond."""
+    config = CacheConfig(**options)
+    cache = KVCacheManager(config)
+    fits = [n for n in range(1, config.max_model_len + 1) if cache.can_allocate([1] * n) is Admission.OK]
+    assert config.max_servable_tokens == len(fits)
+    assert fits == list(range(1, len(fits) + 1))
