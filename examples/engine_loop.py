@@ -21,14 +21,11 @@ def main() -> None:
     kv = np.full((20, BLOCK_SIZE), -1)
     shared = [chooser.randrange(1000) for _ in range(10)]
     prompts = [shared + [chooser.randrange(1000) for _ in range(5)] for _ in range(12)]
-    waiting = [(prompt, len(prompt) + NEW_TOKENS) for prompt in prompts]
+    waiting = [(prompt, len(prompt) + NEW_TOKENS, False) for prompt in prompts]  # tokens, length at the end, ran before
     running: dict[int, int] = {}  # handle: the length at which it ends
     num_steps = num_preempted = num_forked = 0
     while waiting or running:
         num_steps += 1
-        while waiting and cache.can_allocate(waiting[0][0]) is Admission.OK:
-            tokens, end = waiting.pop(0)
-            running[cache.allocate(tokens)] = end
         seqs = list(running)
         left = cache.num_tokens(seqs) - cache.num_computed_tokens(seqs)
         plan = cache.reserve(seqs, np.minimum(left, CHUNK))
@@ -38,7 +35,7 @@ def main() -> None:
         tokens_of = [cache.token_ids(seq) for seq in seqs]
         computed, scheduled = plan.num_computed.tolist(), plan.num_scheduled.tolist()
         new_tokens = [t[c : c + n] for t, c, n in zip(tokens_of, computed, scheduled, strict=True)]
-        kv.reshape(-1)[plan.slot_mapping] = np.concatenate(new_tokens)
+        kv.reshape(-1)[plan.slot_mapping] = np.concatenate(new_tokens) if new_tokens else 0
         for row, table in enumerate(plan.block_tables):  # "attention": every sequence reads its own tokens back
             if plan.fits[row]:
                 length = plan.seq_lens[row]
@@ -49,7 +46,9 @@ def main() -> None:
         short_of_blocks = bool((plan.status == SeqStatus.NO_BLOCKS).any())
         cache.commit(seqs, plan.num_scheduled, sampled)
 
-        if num_forked == 0 and at_end[0]:  # a second answer to the first request: blocks are shared until written
+        if (
+            num_forked == 0 and seqs and at_end[0]
+        ):  # a second answer to the first request: blocks are shared until written
             running[cache.fork(seqs[0])[0]] = running[seqs[0]]
             num_forked += 1
         for seq in [seq for seq in running if cache.num_tokens(seq) >= running[seq]]:
@@ -57,9 +56,18 @@ def main() -> None:
             del running[seq]
         if short_of_blocks and running:
             victim = list(running)[-1]
-            waiting.insert(0, (cache.token_ids(victim), running.pop(victim)))
+            waiting.insert(0, (cache.token_ids(victim), running.pop(victim), True))
             cache.free(victim)
             num_preempted += 1
+        while waiting and not short_of_blocks:
+            tokens, end, ran = waiting[0]
+            answer = cache.try_allocate(tokens, resumed=ran)
+            if answer is Admission.LATER:
+                break
+            if answer is Admission.NEVER:
+                raise SystemExit(f"{len(tokens)} tokens are too many for the pool")
+            running[answer] = end
+            waiting.pop(0)
         cache.check()
     stats = cache.stats()
     print(f"{num_steps} steps, {num_preempted} preempted, {stats.num_hit_tokens} tokens from the cache,")

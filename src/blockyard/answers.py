@@ -8,7 +8,11 @@ from typing import ClassVar
 
 
 class Admission(Enum):
-    """Whether a prompt can be allocated (vLLM's AllocStatus)."""
+    """Whether a prompt can be allocated (vLLM's AllocStatus). True in an `if` for OK alone.
+
+    OK: now. LATER: once running sequences have freed blocks or a row. NEVER: not even by an empty cache, because it is
+    longer than max_model_len or takes more than the pool less its watermark.
+    """
 
     #: Now.
     OK = "ok"
@@ -23,7 +27,12 @@ class Admission(Enum):
 
 
 class SeqStatus(IntEnum):
-    """What became of one sequence's reservation."""
+    """What became of one sequence's reservation.
+
+    SCHEDULED: it has its slots. NO_BLOCKS: not enough free blocks; nothing changed for it: preempt a sequence, or try
+    again later. WAITS_FOR_PREFIX: blocks that it hit are still being computed by another sequence without slots in this
+    step: skip a step.
+    """
 
     #: It has its slots.
     SCHEDULED = 0
@@ -42,7 +51,7 @@ class CacheStats:
     num_hit_tokens: those of them taken from the cache.
     num_resumed_tokens, num_resumed_hit_tokens: the same for requests that ran before (`allocate(resumed=True)`), which
         would make the hit rate look better than it is.
-    num_evicted_blocks: cached blocks that an allocation took.
+    num_evicted_blocks: cached blocks that an allocation took, or a shrinking pool gave up.
     num_allocated_blocks, num_freed_blocks: blocks that left the free queue, new or revived, and that came back to it;
         their difference is what is in use.
     num_copied_blocks: blocks copied on write.
@@ -74,11 +83,14 @@ class CacheStats:
 
 
 class Resize(Enum):
-    """What became of a change of the pool's size."""
+    """What became of a change of the pool's size. True in an `if` for APPLIED alone.
+
+    APPLIED: done. DEFERRED: some blocks beyond the new end are still held; each goes when it is freed.
+    """
 
     #: Done.
     APPLIED = "applied"
-    #: Blocks that are to go are still in use; each goes when it is freed.
+    #: Some blocks beyond the new end are still held; each goes when it is freed.
     DEFERRED = "deferred"
 
     def __bool__(self) -> bool:

@@ -142,7 +142,7 @@ def test_a_new_reservation_replaces_the_old_one() -> None:
     cache.commit([seq], 2)
     with pytest.raises(
         InvalidArgument,
-        match=r"from 0 to the 0 tokens reserved; a sequence that has NO_BLOCKS in plan.status gets 0, and -1 as",
+        match=r"from 0 to the 0 tokens reserved; nothing of it is reserved: a sequence that is not SCHEDULED",
     ):
         cache.commit([seq], 1)
 

@@ -93,7 +93,7 @@ def test_leases_are_told_under_their_own_names() -> None:
         ("share", "touch yours", [3], 6),
         ("share", "get_cached_blocks", [1, 2], 4),
         ("share", "get_cached_block one", [2], 4),
-        ("take", "get_new_blocks mine", [4], 3),
+        ("take", "extend mine", [4], 3),
         ("release", "free_blocks mine", [3, 4], 4),
         ("release", "free_blocks yours", [3], 5),
         ("release", "free_blocks", [1, 2], 6),

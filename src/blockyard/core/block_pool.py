@@ -219,7 +219,7 @@ class BlockPool:
             count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
             held = self._book.require_live(lease)
             self._require_free(count)
-            self._ledger.act("get_new_blocks", held.holder)
+            self._ledger.act("extend", held.holder)
             old = held._blocks
             both = zeros_i32(len(old) + count)
             for position in range(i64(len(old))):
@@ -262,9 +262,9 @@ class BlockPool:
         """
         self._gate.enter("copy_on_write")
         try:
-            place = require_int("position", position, 0, MAX_BLOCKS)
+            place = require_int("position", position, -MAX_BLOCKS, MAX_BLOCKS)
             held = self._book.require_live(lease)
-            if place >= len(held._blocks):
+            if not 0 <= place < len(held._blocks):
                 raise InvalidArgument(f"position is {place}; the lease has {len(held._blocks)} blocks")
             self._ledger.act("copy_on_write", held._holder)
             return self._book.make_own(held, place)

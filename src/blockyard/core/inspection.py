@@ -203,7 +203,10 @@ class Inspection:
         self.gate.enter("leak_report")
         try:
             sequences = [self._holding(i64(row)) for row in self.sequences.live_rows()]
-            return sequences + [_lease_holding(lease) for lease in self.parts.pool.leases()]
+            leases = [_lease_holding(lease, list(lease), []) for lease in self.parts.pool.leases()]
+            if self.parts.cpu_pool is not None:
+                leases += [_lease_holding(lease, [], list(lease)) for lease in self.parts.cpu_pool.leases()]
+            return sequences + leases
         finally:
             self.gate.leave()
 
@@ -239,5 +242,5 @@ class Inspection:
             self.gate.leave()
 
 
-def _lease_holding(lease: BlockLease) -> Holding:
-    return Holding("lease", lease.serial, lease.holder, 0, list(lease), [])
+def _lease_holding(lease: BlockLease, block_ids: list[int], cpu_block_ids: list[int]) -> Holding:
+    return Holding("lease", lease.serial, lease.holder, 0, block_ids, cpu_block_ids)

@@ -102,8 +102,9 @@ class KVCacheManager:
         num_seqs: sequences that will come of this prompt (parallel sampling): their rows are set aside, so that
         `fork(seq, num_seqs - 1)` finds them, and admission counts the blocks they copy first.
         resumed: the request ran before and was preempted: its tokens are counted apart, as neither prompt nor hit.
-        Returns the sequence's handle. `num_computed_tokens` then tells the hit: whole blocks, never the last token.
-        Raises `NeverFits`, `OutOfBlocks` (or see `try_allocate`), `OutOfRows` or `InvalidArgument`.
+        Returns the sequence's handle. `num_computed_tokens` then tells the hit: whole blocks (unless `partial_hits`),
+        never the last token. Raises `NeverFits`, `OutOfBlocks`, `OutOfRows` (or see `try_allocate`), `InvalidArgument`,
+        and `PolicyError` when an eviction policy fails.
         """
         return self._allocate.allocate(token_ids, holder, extra_keys, num_seqs, resumed)
 
@@ -135,7 +136,7 @@ class KVCacheManager:
         return self._allocate.allocate_batch(prompts, holders, extra_keys)
 
     def num_cached_tokens(self, token_ids: object, extra_keys: object = ()) -> int:
-        """How many leading tokens of a prompt `allocate` would hit now: whole blocks, never the last token. O(tokens).
+        """How many leading tokens of a prompt `allocate` would hit now, never the last one. O(tokens).
 
         A lookup that holds nothing and changes nothing, for routers and schedulers; with layer groups and a CPU pool
         it counts what every group can take.
@@ -147,12 +148,13 @@ class KVCacheManager:
     def reserve(self, seqs: object, num_new_tokens: object = None) -> StepPlan:
         """Slots for the next `num_new_tokens` tokens of each sequence, the whole batch at once. O(batch + new tokens).
 
-        seqs: handles (B,); num_new_tokens: integers (B,), or one for all. It may go past the known tokens
-        (speculation); `commit` then names them. A new reservation of a sequence replaces an open one.
-        Sequences are served in order; put the owner of joined blocks before its joiners (`blockyard.core.joining`).
+        seqs: handles (B,). num_new_tokens: integers (B,), or one for all; None for all that are known and not computed.
+        0 is served with no slots. It may go past the known tokens (speculation); `commit` then names them. A new
+        reservation of a sequence replaces an open one.
+        Sequences are served in order; put the owner of joined blocks before its joiners (`core/sequences/joins.py`).
         One that cannot be served is reported in `plan.status`: it gets nothing and keeps what it has, and an open
-        reservation of it ends.
-        Raises `UnknownSequence` or `InvalidArgument`.
+        reservation of it ends. Returns the plan (`StepPlan`), whose status is SCHEDULED, NO_BLOCKS or WAITS_FOR_PREFIX.
+        Raises `UnknownSequence`, `InvalidArgument`, `SequenceNotReady` for one that is swapped out, `PolicyError`.
         """
         return self._reserve.reserve(seqs, num_new_tokens)
 
@@ -184,7 +186,7 @@ class KVCacheManager:
     def fork(self, seq: object, num_forks: object = 1) -> list[int]:
         """New sequences that share all blocks of `seq`; the first to write gets a copy (CoW). O(blocks * forks).
 
-        Returns their handles. Raises `SequenceNotReady` unless all tokens of `seq` are computed, but perhaps the last,
+        Returns their handles. Raises `SequenceNotReady` unless all tokens of `seq` but possibly the last are computed
         and nothing is reserved; `OutOfRows`; `InvalidArgument` for a count below 1.
         """
         return self._fork.fork(seq, num_forks)
@@ -346,7 +348,7 @@ class KVCacheManager:
 
     @property
     def config(self) -> CacheConfig:
-        """What the cache was made of."""
+        """The config that the cache was built from."""
         return self._parts.config
 
     @property
@@ -390,7 +392,7 @@ class KVCacheManager:
         return self._parts.pool.usage
 
     def block(self, block_id: object) -> KVCacheBlock:
-        """One block as people see it, with the sequences that hold it. O(all held blocks)."""
+        """One block as shown to callers, with the sequences that hold it. O(all held blocks)."""
         return self._inspection.block(block_id)
 
     def stats(self) -> CacheStats:

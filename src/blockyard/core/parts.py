@@ -33,12 +33,13 @@ class Parts:
         self.block_size: i64 = config.hash_block_size
         seed = hash_seed_or_drawn(config.hash_seed)
         size = config.hash_block_size
-        # The one place that asks which kind of cache this is.
-        blocks = num_token_blocks(config) if config.is_mapped else config.num_blocks
+        # Which kind of cache this is, asked here once; the calls ask the store.
+        is_grouped = config.is_mapped
+        blocks = num_token_blocks(config) if is_grouped else config.num_blocks
         self.token_blocks = BlockLedger(blocks, size, size, config.enable_prefix_caching, seed)
         self.sequences = SequenceTable(config.max_num_seqs, config.max_blocks_per_seq, size)
         self.joins = Joins(self.sequences, self.token_blocks)
-        self.grouped = GroupedStore(config, self.token_blocks, self.sequences, seed) if config.is_mapped else None
+        self.grouped = GroupedStore(config, self.token_blocks, self.sequences, seed) if is_grouped else None
         self.store: Store = self.grouped or PlainStore(self.token_blocks, self.sequences, self.joins)
         self.kv_pool: BlockLedger = self.store.kv_pool
         self.clock = Clock()

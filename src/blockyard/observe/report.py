@@ -102,7 +102,7 @@ def _block_line(block: KVCacheBlock) -> str:
         parts.append(f"group {block.group}")
     if not block.is_computed:
         parts.append("to be computed")
-    return f"block {block.block_id}: {', '.join([*parts, *block.holders])}"
+    return f"block {block.block_id}: {', '.join([*parts, *(holder or 'a lease' for holder in block.holders)])}"
 
 
 def _pool_of(cache: KVCacheManager | BlockPool) -> BlockPool:

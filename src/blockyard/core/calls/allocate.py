@@ -69,7 +69,9 @@ class AllocateCalls:
         self.gate.enter("num_cached_tokens")
         try:
             prompt = make_prompt(token_ids, extra_keys, int(self.block_size))
-            return int(self.admission.look_up(prompt).num_usable * self.block_size)
+            hit = self.admission.look_up(prompt)
+            self.partial_hits.find(prompt, hit, True)
+            return int(hit.num_usable * self.block_size + hit.num_alike)
         finally:
             self.gate.leave()
 

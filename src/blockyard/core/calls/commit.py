@@ -13,7 +13,7 @@ from ..sequences.table import NO_TOKEN, QUIET, read_handles
 from ..tokens import HIGH_HALF, LAST_TOKEN, LOW_HALF, int64_vector, store_token, token_table
 
 #: Added to an error about a sequence without reserved tokens.
-NOT_SCHEDULED: Final = "; a sequence that has NO_BLOCKS in plan.status gets 0, and -1 as its next token"
+NOT_SCHEDULED: Final = "; nothing of it is reserved: a sequence that is not SCHEDULED in plan.status gets 0 and -1"
 
 
 class CommitCalls:

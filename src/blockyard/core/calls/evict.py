@@ -16,7 +16,7 @@ MAX_PRIORITY: Final = 2**20
 
 
 class EvictCalls:
-    """Chooses who chooses: the order of the free queue, a policy, and around it the wishes of `retain`."""
+    """Installs what chooses victims: the order of the free queue, or a policy, with retention around it."""
 
     def __init__(self, parts: Parts) -> None:
         self.gate = parts.gate

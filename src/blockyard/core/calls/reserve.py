@@ -104,8 +104,26 @@ class ReserveCalls:
             self.gate.leave()
 
     def _evict_ahead(self, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> None:
-        """Let an eviction policy name all victims before the first change, because it might fail."""
-        self.kv_pool.evict_ahead(min(self._num_missing(rows, starts, counts), self.kv_pool.queue.num_free))
+        """Let an eviction policy name all victims before the first change, because it might fail.
+
+        Those are for the sequences that can be served, in order; one that will get nothing evicts nothing. A copy on
+        write may not be needed any more when its turn comes, so without it a sequence counts as served.
+        """
+        left = self.kv_pool.queue.num_free
+        needed: i64 = 0
+        for index in range(i64(len(rows))):
+            row = rows[index]
+            if counts[index] > 0 and not self._is_left_out(row):
+                missing = self.store.num_missing(row, starts[index], starts[index] + counts[index])
+                least = missing - self.store.num_copies(row, starts[index])
+                if least <= left:
+                    needed += missing
+                    left -= least
+        self.kv_pool.evict_ahead(min(needed, self.kv_pool.queue.num_free))
+
+    def _is_left_out(self, row: i64) -> bool:
+        """Whether it waits for blocks of a sequence that is not in this step."""
+        return self.sequences.is_waiting(row) and not self.sequences.in_batch(self.sequences.waits_on[row])
 
     def _num_missing(self, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> i64:
         """Blocks that writing these tokens takes from the pool, copies on write included."""

@@ -1,4 +1,4 @@
-"""A block as people see it."""
+"""A block as shown to callers."""
 
 
 class KVCacheBlock:

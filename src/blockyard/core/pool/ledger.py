@@ -36,15 +36,14 @@ class BlockLedger:
     What a block is follows from four numbers:
 
     state         ref_cnt  content  owner  in the queue
-    empty         0        none     0      yes, before the idle ones
-    idle          0        yes      0      yes: a hit revives it, an allocation evicts it
-    private       1        none     0      no: its holder writes into it
-    shared        2 ..     none     0      no: forks hold it, the first to write copies it
+    free          0        none     0      yes, before the idle ones
+    idle          0        yes      0      yes: a hit revives it, an allocation evicts it (`num_free_blocks` counts it)
+    private       1 ..     none     0      no: its holder writes into it; where forks hold it too, the first copies it
     pending       1 ..     yes      row+1  no: indexed, and still to be computed by the sequence in that row
-    cached        1 ..     yes      0      no: hits share it
+    shared        1 ..     yes      0      no: any prompt can hit it
     retiring      1 ..     any      any    no: its id is beyond a pool that has shrunk; it goes when it is freed
 
-    Its methods believe their callers and check nothing: a manager counts by the rows of its block table; a `BlockPool`
+    Its methods trust their callers and check nothing: a manager counts by the rows of its block table; a `BlockPool`
     is the checked face with leases.
 
     block_size: tokens a block. entry_tokens: tokens that the index compares, another number where blocks are known by

@@ -1,4 +1,4 @@
-"""Between the pool and an eviction policy: a policy chooses, the pool believes nothing it says without a look."""
+"""Between the pool and an eviction policy: a policy chooses, and the pool checks every answer."""
 
 from operator import index as index_of
 

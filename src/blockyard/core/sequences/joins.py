@@ -22,7 +22,10 @@ from .table import SequenceTable
 
 
 class Joins:
-    """Who waits on whom. Reads and writes `waits_on`, `waits_for`, `num_waiters` and the owners of blocks."""
+    """Who waits on whom: `waits_on`, `waits_for`, `waits_from`, `num_waiters` and the owners of blocks.
+
+    An heir also computes from an earlier token on, and reservations of those who waited end.
+    """
 
     def __init__(self, sequences: SequenceTable, token_blocks: BlockLedger) -> None:
         self.sequences = sequences

@@ -34,18 +34,19 @@ class SequenceTable(BlockTable):
 
     The life of a row. While it waits, is swapped out, or has a source to copy, it can be freed as ever:
 
-        free row ── allocate, fork ──▶ idle ── reserve ──▶ reserved (num_reserved > 0)
-            ▲                         │ ▲ │                    │
-            │                         │ │ └ swap_out ▶ swapped │
-            │                         │ └── swap_in ──┘        │
-            │                         │ ▲                      │
-            └───────── free ──────────┘ └────── commit ────────┘
+        free row ── allocate, fork ──▶ settled ── reserve ──▶ reserved (num_reserved > 0)
+            ▲                          │ ▲ │                     │
+            │                          │ │ └ swap_out ▶ swapped  │
+            │                          │ └── swap_in ──┘         │
+            │                          │ ▲                       │
+            └────────── free ──────────┘ └─────── commit ────────┘
 
         waiting        waits_on has a row: blocks that it hit are still to be computed by another sequence
         pending token  pending_token is a token: the next reserve gives it its block
         copy_from      the hit ended inside a block: the next reserve copies its beginning
 
-    This class gives rows out and takes them back; each column is written by these files alone (a test reads this):
+    This class gives rows out and takes them back (and `raise_alert`, for other files); each column is assigned in these
+    files alone (a test reads this):
 
     alert          open and close, reserve
     causes         allocate, open and close
@@ -218,7 +219,7 @@ class SequenceTable(BlockTable):
             if handle <= 0 or row >= limit or live[row] != handle:
                 self._refuse(handle)
             if marks[row] == mark:
-                raise InvalidArgument(f"seqs[{index}] is {handle}, which stands in seqs twice; once is the limit")
+                raise InvalidArgument(f"seqs[{index}] is {handle}, which appears twice in seqs")
             marks[row] = mark
             rows[index] = row
         return rows

@@ -106,6 +106,10 @@ class Store:
         """Blocks of the KV pool that writing tokens `start` to `end` takes, a copy on write included."""
         raise NotImplementedError("a store must have num_missing()")
 
+    def num_copies(self, row: i64, start: i64) -> i64:
+        """How many of them are copies on write."""
+        raise NotImplementedError("a store must have num_copies()")
+
     def grow(self, row: i64, start: i64, end: i64, transfers: Transfers) -> bool:
         """Blocks for tokens `start` to `end`, besides token blocks. False when too few are free; nothing changed."""
         return True

@@ -185,9 +185,10 @@ class GroupTable(BlockTable):
     def num_missing(self, row: i64, num_published: i64, start: i64, end: i64) -> i64:
         """Blocks that writing tokens `start` to `end` takes from the pool, a copy on write included."""
         missing = max(self.num_places(end) - self.num_blocks[row], 0)
-        return missing + (1 if self._copies(row, num_published, start) else 0)
+        return missing + (1 if self.copies(row, num_published, start) else 0)
 
-    def _copies(self, row: i64, num_published: i64, start: i64) -> bool:
+    def copies(self, row: i64, num_published: i64, start: i64) -> bool:
+        """Whether writing token `start` needs a copy of the block that it falls into."""
         place = start // self.block_size
         if place >= self.num_blocks[row] or place < num_published // self.span:
             return False
@@ -198,7 +199,7 @@ class GroupTable(BlockTable):
         copied."""
         copied = False
         place = start // self.block_size
-        if self._copies(row, num_published, start):
+        if self.copies(row, num_published, start):
             copied = self._copy_on_write(row, place, start, transfers)
         elif num_published // self.span <= place < self.num_blocks[row]:
             block = self.block_at(row, place)

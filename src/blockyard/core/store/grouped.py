@@ -179,6 +179,13 @@ class GroupedStore(Store):
             missing += group.num_missing(row, published, start, end)
         return missing
 
+    def num_copies(self, row: i64, start: i64) -> i64:
+        """At most one in every group."""
+        copies: i64 = 0
+        for group in self.groups:
+            copies += 1 if group.copies(row, self.sequences.num_published[row], start) else 0
+        return copies
+
     def grow(self, row: i64, start: i64, end: i64, transfers: Transfers) -> bool:
         """Loads of what was hit in the CPU pool, then copies on write and new blocks, group after group."""
         if self.num_missing(row, start, end) > self.pool.queue.num_free:

@@ -54,12 +54,16 @@ class PlainStore(Store):
 
     def num_missing(self, row: i64, start: i64, end: i64) -> i64:
         """Blocks behind the last one, and a copy of a shared one."""
+        missing = max(self.num_token_blocks(end) - self.sequences.num_blocks[row], 0)
+        return missing + self.num_copies(row, start)
+
+    def num_copies(self, row: i64, start: i64) -> i64:
+        """1 if the block at token `start` is held by others too and this sequence has not published it."""
         sequences = self.sequences
-        missing = max(self.num_token_blocks(end) - sequences.num_blocks[row], 0)
         position = start // self.block_size
         if sequences.num_published[row] <= position < sequences.num_blocks[row]:
-            missing += 1 if self.kv_pool.ref_cnt[sequences.block_at(row, position)] > 1 else 0
-        return missing
+            return 1 if self.kv_pool.ref_cnt[sequences.block_at(row, position)] > 1 else 0
+        return 0
 
     def token_block_copied(self, source: i64, target: i64, transfers: Transfers) -> None:
         """Its keys and values are copied with it."""
