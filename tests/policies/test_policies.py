@@ -301,7 +301,7 @@ def test_ghosts_against_a_list(seed: int, capacity: int) -> None:
         number = dict(listed).get(key, -1)
         assert ghosts.number(key) == number
         assert ghosts.holds(key) == (number >= 0)
-        action = choose.choices(["remember", "take", "forget", "grow", "clear"], [10, 3, 1, 0.1, 0.1])[0]
+        action = choose.choices(["remember", "take", "grow", "clear"], [10, 4, 0.1, 0.1])[0]
         if action == "remember":
             value = choose.randrange(100)
             ghosts.remember(key, value)
@@ -310,9 +310,6 @@ def test_ghosts_against_a_list(seed: int, capacity: int) -> None:
         elif action == "take":
             assert ghosts.take(key) == number
             listed = [item for item in listed if item[0] != key]
-        elif action == "forget":
-            ghosts.forget_oldest()
-            listed = listed[1:]
         elif action == "grow" and capacity < 8:
             capacity += 1
             ghosts.capacity = capacity

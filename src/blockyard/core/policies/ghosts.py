@@ -36,11 +36,6 @@ class Ghosts:
         """The number of a key; -1 if it is not remembered."""
         return self._keys.get(int(key), -1)
 
-    def forget_oldest(self) -> None:
-        """Forget the oldest key, if there is one."""
-        if self._keys:
-            self._keys.popitem(last=False)
-
     def clear(self) -> None:
         """Forget all."""
         self._keys = OrderedDict()
