@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import BlockPool, ConcurrentCall, DoubleFree, ForeignBlock, KVCacheManager, UnknownSequence
+from blockyard import (
+    BlockPool,
+    CacheConfig,
+    ConcurrentCall,
+    DoubleFree,
+    ForeignBlock,
+    InvalidArgument,
+    KVCacheManager,
+    StalePlan,
+    UnknownSequence,
+)
 
 from ..support.own_calls import (
     ALL_CALLS,
@@ -315,3 +326,41 @@ def test_two_managers_do_not_stand_in_each_others_way() -> None:
     assert found[0] in other.cache.running()
     one.check()
     other.check()
+
+
+# ---------------------------------------------------------------- plans and frees that waited
+
+
+@pytest.mark.parametrize("call", ["num_tokens", "num_computed_tokens", "num_owned_blocks", "can_append", "refused"])
+def test_a_free_inside_a_question_makes_an_earlier_plan_stale(call: str) -> None:
+    """Whatever the question looked up: the plan of a step names blocks that the free gave to others."""
+    cache = KVCacheManager(CacheConfig(num_blocks=40, block_size=4, max_num_seqs=4, max_model_len=32))
+    planned, other = cache.allocate([1, 2, 3, 4, 5]), cache.allocate([9] * 5)
+    cache.commit([planned, other], cache.reserve([planned, other]).num_scheduled, [6, 7])
+    plan = cache.reserve([planned], 1)
+    cache.num_tokens([other])
+    with contextlib.suppress(InvalidArgument):
+        if call == "refused":
+            cache.reserve([other], Array(lambda: cache.free(planned), [99]))
+        elif call == "can_append":
+            cache.can_append([other], Array(lambda: cache.free(planned), [1]))
+        else:
+            getattr(cache, call)(Batch(lambda: cache.free(planned), [other]))
+    assert cache.num_seqs == 1
+    with pytest.raises(StalePlan):
+        _ = plan.slot_mapping
+    with pytest.raises(StalePlan):
+        _ = plan.block_tables
+
+
+def test_a_plan_stays_true_when_the_call_that_made_it_ends_another_sequence() -> None:
+    cache = KVCacheManager(CacheConfig(num_blocks=40, block_size=4, max_num_seqs=4, max_model_len=32))
+    planned, other = cache.allocate([1, 2, 3, 4, 5]), cache.allocate([9] * 5)
+    plan = cache.reserve([planned], Array(lambda: cache.free(other), [5]))
+    assert cache.num_seqs == 1
+    assert plan.slot_mapping.tolist() == [4, 5, 6, 7, 8]
+
+
+class Batch(Array):
+    def __len__(self) -> int:
+        return 1

@@ -153,6 +153,11 @@ class BlockPool:
         cached: npt.NDArray[np.bool_] = view_i64(self._ledger.index.identity)[::2] != 0
         return cached
 
+    @property
+    def is_managed(self) -> bool:
+        """Whether it is the pool of a `KVCacheManager`, whose sequences hold blocks besides leases."""
+        return self._manager != ""
+
     def free_block_ids(self) -> npt.NDArray[np.int32]:
         """The free blocks in the order in which they will be allocated, int32 (num_free_blocks,), a copy."""
         self._gate.enter("free_block_ids")
@@ -180,6 +185,8 @@ class BlockPool:
         """Hold `num_blocks` blocks from the head of the free queue, evicting what they cached. O(num_blocks).
 
         holder: a name for errors and leak reports.
+        Of a manager with a CPU tier: what this evicts is saved by the next plan, so carry one out (`reserve([])`)
+        before you write into the blocks.
         Raises `OutOfBlocks` when fewer are free, `InvalidArgument` for a count below 0.
         """
         self._gate.enter("get_new_blocks")
@@ -213,7 +220,7 @@ class BlockPool:
         self._ledger.acquire(blocks, start, count)
 
     def extend(self, lease: object, num_blocks: object) -> None:
-        """Add `num_blocks` new blocks to a live lease, as after a hit. O(blocks). Raises as `get_new_blocks` does."""
+        """Add `num_blocks` new blocks to a live lease, as after a hit. O(blocks). See `get_new_blocks`."""
         self._gate.enter("extend")
         try:
             count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
@@ -253,12 +260,12 @@ class BlockPool:
             self._gate.leave_with_result()
 
     def copy_on_write(self, lease: object, position: object) -> tuple[int, int] | None:
-        """Make the block at `position` of a live lease its own, before it is written. O(1); O(policy) to evict one.
+        """Make the block at `position` of a live lease its own, before it is written. O(blocks).
 
         A block that others hold too is replaced by a new one: returns (old, new), and its keys and values are the
         caller's to copy. None where the lease holds it alone; if it is cached, it leaves the index, because what it
-        holds is about to change. Raises `OutOfBlocks` when no block is free for the copy, `InvalidArgument` for a
-        position outside the lease, and as `free_blocks` does.
+        holds is about to change. With a CPU tier see `get_new_blocks`. Raises `OutOfBlocks` when no block is free for
+        the copy, `InvalidArgument` for a position outside the lease, and as `free_blocks` does.
         """
         self._gate.enter("copy_on_write")
         try:

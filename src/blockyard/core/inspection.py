@@ -154,14 +154,19 @@ class Inspection:
                     places = np.flatnonzero(view_i32(table.row_blocks(i64(row))) == number)
                     if number and len(places) > 0:
                         block.holders.append(self.sequences.name(i64(row)))
-                        room = self.sequences.num_tokens[i64(row)] - i64(places[0]) * table.block_size
-                        block.num_tokens = max(block.num_tokens, int(min(max(room, 0), table.block_size)))
-                        block.group = group
+                        tokens = self._num_tokens_at(table, i64(row), i64(places[0]))
+                        block.num_tokens = max(block.num_tokens, int(tokens))
+                        block.group = group if tokens > 0 else block.group
                 if block.block_id in self.sequences.copy_from[i64(row)]:
                     block.holders.append(self.sequences.name(i64(row)))
             return block
         finally:
             self.gate.leave()
+
+    def _num_tokens_at(self, table: BlockTable, row: i64, place: i64) -> i64:
+        """Known tokens of a sequence that are in the block at `place`; one may wait for a block of its own."""
+        stored = self.sequences.num_tokens[row] - (1 if self.sequences.pending_token[row] != NO_TOKEN else 0)
+        return min(max(stored - place * table.block_size, 0), table.block_size)
 
     # What happened, and why.
 

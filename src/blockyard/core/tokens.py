@@ -120,6 +120,7 @@ def _pack_items(tokens: vec[i64], block_size: i64) -> vec[i64]:
 
 def _pack_as_it_lies(tokens: npt.NDArray[np.int32], block_size: int) -> PackedTokens:
     """A long int32 array, whose memory is that of the words where blocks are even."""
+    given = tokens
     num_tokens = len(tokens)
     num_blocks = -(-num_tokens // block_size)
     if num_tokens < num_blocks * block_size or not tokens.flags.c_contiguous:
@@ -131,7 +132,7 @@ def _pack_as_it_lies(tokens: npt.NDArray[np.int32], block_size: int) -> PackedTo
         even[:, :block_size] = tokens.reshape(num_blocks, block_size)
         tokens = even.reshape(-1)
     if np.bitwise_or.reduce(tokens) < 0:
-        _refuse_token(tokens)
+        _refuse_token(given)
     return PackedTokens(vec[i64](tokens.view(np.int64)), num_tokens)
 
 

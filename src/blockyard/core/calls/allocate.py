@@ -175,7 +175,6 @@ class AllocateCalls:
         """
         if self.kv_pool.chooser is None or len(prompts) == 1:
             return
-        allocated, freed = self.kv_pool.num_allocated_blocks, self.kv_pool.num_freed_blocks
         held = HeldHits(self.store)
         needed: i64 = 0
         for index, prompt in enumerate(prompts):
@@ -189,7 +188,6 @@ class AllocateCalls:
             held.undo()
             raise
         held.release()
-        self.kv_pool.num_allocated_blocks, self.kv_pool.num_freed_blocks = allocated, freed
         self.interruption.raise_now()
 
     def _admit_one(self, prompt: Prompt, hit: Hit, holder: str, num_seqs: i64, resumed: bool, alone: bool) -> i64:

@@ -64,10 +64,14 @@ class FreeCalls(Deferred):
         for handle in waiting:
             if self.sequences.is_live(handle):
                 row = self.sequences.live_row(handle)
-                if self.sequences.in_batch(row) or self.sequences.num_waiters[row] > 0:
-                    # Else the plan that the call has made says what is true, and can be read.
+                if not self._is_apart(row):
                     self.sequences.version += 1
                 self._free_row(row)
+
+    def _is_apart(self, row: i64) -> bool:
+        """Whether the call that runs has made a plan which stays true without this row, and so can be read."""
+        sequences = self.sequences
+        return sequences.has_new_plan and not sequences.in_batch(row) and sequences.num_waiters[row] == 0
 
     def end(self, row: i64) -> None:
         """Free a row and all it holds. O(blocks)."""

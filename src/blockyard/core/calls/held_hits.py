@@ -13,6 +13,10 @@ class HeldHits:
         self.pool = store.kv_pool
         self.cpu_pool = store.cpu_pool
         self.store = store
+        self.allocated: i64 = store.kv_pool.num_allocated_blocks
+        self.freed: i64 = store.kv_pool.num_freed_blocks
+        self.allocated_on_cpu: i64 = store.cpu_pool.num_allocated_blocks if store.cpu_pool is not None else 0
+        self.freed_on_cpu: i64 = store.cpu_pool.num_freed_blocks if store.cpu_pool is not None else 0
         self._held: list[int] = []
         self._held_on_cpu: list[int] = []
 
@@ -34,12 +38,16 @@ class HeldHits:
         return len(set(self._held))
 
     def release(self) -> None:
-        """Free all, the last first."""
+        """Free all, the last first; the counters are as if nothing had been held."""
         for block in reversed(self._held):
             self.pool.release_one(block)
         if self.cpu_pool is not None:
             for block in reversed(self._held_on_cpu):
                 self.cpu_pool.release_one(block)
+            self.cpu_pool.num_allocated_blocks = self.allocated_on_cpu
+            self.cpu_pool.num_freed_blocks = self.freed_on_cpu
+        self.pool.num_allocated_blocks = self.allocated
+        self.pool.num_freed_blocks = self.freed
 
     def undo(self) -> None:
         """Put every block back where it was in the queue, if no other was taken since."""

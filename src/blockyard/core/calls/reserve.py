@@ -47,6 +47,7 @@ class ReserveCalls:
             return self._reserve(seqs, num_new_tokens)
         finally:
             self.gate.leave_with_result()
+            self.sequences.has_new_plan = False
 
     def _reserve(self, seqs: object, num_new_tokens: object) -> StepPlan:
         sequences = self.sequences
@@ -73,6 +74,7 @@ class ReserveCalls:
             self._transfers = transfers
             plan._num_slots = self._serve_slow(rows, starts, counts, statuses, slots)
         self.store.finish(transfers)
+        sequences.has_new_plan = True
         return plan
 
     def _all_known(self, rows: vec[i64]) -> vec[i64]:

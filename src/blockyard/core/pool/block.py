@@ -6,7 +6,8 @@ class KVCacheBlock:
 
     block_id: the block's address in the KV tensors.
     ref_cnt: how many sequences and leases hold it.
-    token_ids: the tokens whose keys and values it is cached for; empty if it is not, or where they are forgotten.
+    token_ids: the tokens whose keys and values it is cached for; empty if it is not, where they are forgotten,
+        and of a block of several token blocks that a span begins in.
     num_tokens: known tokens that it holds, of a partly filled one too; 0 where that is not known (a bare lease).
     group: the layer group that it holds them for; None if it holds none.
     block_hash: the index's internal hash of its tokens and all before them, None if not cached.

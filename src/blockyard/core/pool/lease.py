@@ -129,7 +129,7 @@ class LeaseBook(Deferred):
             int(ledger.index.chain_hash[block]) if cached else None,
             ledger.index.owner[block] == 0,
             [lease.holder for lease in self.live.values() if number in list(lease)],
-            ledger.block_size if cached else 0,
+            ledger.block_size if known else 0,
             0 if known else None,
         )
 

@@ -121,6 +121,8 @@ class SequenceTable(BlockTable):
         self._batch_rows = zeros_i64(0)
         #: Counts the changes of the cache, so that a plan knows when it is stale.
         self.version: i64 = 0
+        #: Whether the call that runs has made a plan.
+        self.has_new_plan = False
 
     def open(self, holder: str) -> i64:
         """Give out a free row, which must be there."""
@@ -285,9 +287,15 @@ def read_handles(handles: object) -> vec[i64]:
 
 def is_batch(seqs: object) -> bool:
     """Whether a caller gives handles in a list, an array or the like, and not one handle."""
+    if isinstance(seqs, (list, tuple)):
+        return True
     if isinstance(seqs, (int, np.integer, str, bytes)):
         return False
-    return seqs.ndim > 0 if isinstance(seqs, np.ndarray) else hasattr(seqs, "__len__")
+    try:
+        # An array or a tensor without dimensions is one number, and has a length all the same.
+        return hasattr(seqs, "__len__") and getattr(seqs, "ndim", 1) != 0
+    except Exception:
+        return True
 
 
 def _refuse_bool(handle: object) -> None:
