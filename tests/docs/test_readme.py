@@ -71,25 +71,6 @@ def test_the_engine_loop_without_a_model_preempts_and_leaks_nothing(capsys: pyte
     assert "0 blocks leaked" in printed
 
 
-def test_the_trace_shows_four_blocks(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(ROOT / "examples" / "trace_allocation.py"), run_name="__main__")
-    printed = capsys.readouterr().out
-    assert re.findall(r"logical block (\d) -> block \d: tokens (\d+) to (\d+)", printed) == [
-        ("0", "0", "15"),
-        ("1", "16", "31"),
-        ("2", "32", "47"),
-        ("3", "48", "49"),
-    ]
-
-
-def test_a_written_block_has_one_holder_again(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(ROOT / "examples" / "copy_on_write.py"), run_name="__main__")
-    forked, parent, child = re.findall(r"(?:fork|parent|child) +(block .*)", capsys.readouterr().out)
-    assert forked == "block 1: ref_cnt 2, block 2: ref_cnt 2"
-    assert parent == "block 1: ref_cnt 2, block 3: ref_cnt 1"
-    assert child == "block 1: ref_cnt 2, block 2: ref_cnt 1"
-
-
 # ---------------------------------------------------------------- names in the tables of "coming from"
 
 
