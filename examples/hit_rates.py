@@ -8,20 +8,35 @@ import random
 from blockyard import CacheConfig, CacheSalt, KVCacheManager, LoRA
 
 BLOCK_SIZE = 16
+PREFIX = "Translate the following to French: "
 Requests = list[tuple[list[int], tuple[object, ...]]]
 
 
-def hit_rate(requests: Requests, num_blocks: int = 1000) -> float:
-    """Share of all prompt tokens that were cached, when the requests run one after another."""
+def run(requests: Requests, num_blocks: int = 1000, block_size: int = BLOCK_SIZE) -> KVCacheManager:
+    """A cache in which the requests have run, one after another."""
     cache = KVCacheManager(
-        CacheConfig(num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=1, max_model_len=1024)
+        CacheConfig(num_blocks=num_blocks, block_size=block_size, max_num_seqs=1, max_model_len=1024)
     )
     for tokens, keys in requests:
         seq = cache.allocate(tokens, extra_keys=keys)
         cache.commit([seq], cache.reserve([seq]).num_scheduled)
         cache.free(seq)
     cache.check()
-    return cache.stats().hit_rate
+    return cache
+
+
+def hit_rate(requests: Requests, num_blocks: int = 1000) -> float:
+    """Share of all prompt tokens that were cached."""
+    return run(requests, num_blocks).stats().hit_rate
+
+
+def print_sentences(unit: str, prompts: list[list[int]], block_size: int = BLOCK_SIZE) -> None:
+    """The rate of a few short prompts, by blocks (a partly filled one counts) and by tokens."""
+    stats = run([(tokens, ()) for tokens in prompts], block_size=block_size).stats()
+    hits = stats.num_hit_tokens // block_size
+    blocks = sum(-(-len(tokens) // block_size) for tokens in prompts)
+    rates = f"{hits} of {blocks} blocks ({hits / blocks:.1%}), {stats.hit_rate:.1%} of {stats.num_prompt_tokens} tokens"
+    print(f"{unit}, in blocks of {block_size}: {rates}")
 
 
 def prompts(shared: int, own: int, count: int = 50) -> Requests:
@@ -36,7 +51,19 @@ def keyed(requests: Requests, keys: list[tuple[object, ...]]) -> Requests:
     return [(tokens, keys[number % len(keys)]) for number, (tokens, _) in enumerate(requests)]
 
 
+def sentences() -> None:
+    """Four requests to translate: what is a prefix of several blocks in bytes is shorter than one block in words."""
+    texts = [PREFIX + text for text in ("Hello", "Goodbye", "Good morning", "Thank you")]
+    print_sentences("a token a byte", [list(text.encode()) for text in texts])
+    vocabulary: dict[str, int] = {}
+    words = [[vocabulary.setdefault(word, len(vocabulary)) for word in text.split()] for text in texts]
+    print_sentences("a token a word", words)  # a common prefix of 5 tokens fills no block of 16, so nothing can hit
+    print_sentences("a token a word", words, block_size=4)
+
+
 def main() -> None:
+    sentences()
+    print()
     same = prompts(shared=160, own=40)
     sets = {
         "nothing in common": hit_rate(prompts(shared=0, own=200)),

@@ -1,5 +1,6 @@
 """What one request does to the pool, step by step: 50 prompt tokens in blocks of 16, four generated tokens, the end.
 
+The pool has 11 blocks, of which 10 can be used: block 0 is the null block.
 Run it with: python examples/trace_allocation.py
 """
 
@@ -14,8 +15,8 @@ def show(cache: KVCacheManager, what: str) -> None:
 
 
 def main() -> None:
-    cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=BLOCK_SIZE, max_num_seqs=2, max_model_len=128))
-    prompt = list(range(1000, 1050))
+    cache = KVCacheManager(CacheConfig(num_blocks=11, block_size=BLOCK_SIZE, max_num_seqs=2, max_model_len=128))
+    prompt = list(range(50))
     show(cache, "an empty pool")
 
     seq = cache.allocate(prompt, holder="the request")
@@ -24,7 +25,8 @@ def main() -> None:
     for position, block in enumerate(table):
         first = position * BLOCK_SIZE
         num_tokens = min(BLOCK_SIZE, len(prompt) - first)
-        print(f"    logical block {position} -> block {block}: tokens {first} to {first + num_tokens - 1}")
+        holders = f"ref_cnt {cache.block(block).ref_cnt}"
+        print(f"    logical block {position} -> block {block}, {holders}: tokens {first} to {first + num_tokens - 1}")
 
     plan = cache.reserve([seq], [len(prompt)])  # the whole prompt in one step
     slots = plan.slot_mapping.tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import runpy
 from pathlib import Path
@@ -14,7 +15,7 @@ from blockyard import BlockPool, CacheConfig, FreeKVCacheBlockQueue, KVCacheMana
 from ..support.places import ROOT
 from ..support.twin import count_handles_from_the_start
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCED = re.compile(r"^```python\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 SNIPPETS = [(page, number, text) for page in PAGES for number, text in enumerate(FENCED.findall(page.read_text()))]
 
@@ -49,6 +50,15 @@ def test_a_snippet_runs(page: Path, text: str, capsys: pytest.CaptureFixture[str
         assert shown in printed
 
 
+def test_the_chinese_readme_begins_with_the_same_snippet_and_output() -> None:
+    english, chinese = ((ROOT / name).read_text() for name in ("README.md", "README.zh-CN.md"))
+    assert FENCED.findall(english)[0] == FENCED.findall(chinese)[0]
+    printed = re.findall(r"^```text\n(.*?)^```$", chinese, flags=re.DOTALL | re.MULTILINE)
+    assert printed
+    assert all(text in english for text in printed)
+    assert all((ROOT / link).is_file() for link in re.findall(r"\]\(([\w./-]+)\)", chinese))
+
+
 def test_every_example_without_a_model_is_run() -> None:
     # "blockyard serve" names a server, and test_serving.py runs what talks to one.
     needs = ("blockyard.engine", "blockyard serve")
@@ -71,26 +81,52 @@ def test_the_engine_loop_without_a_model_preempts_and_leaks_nothing(capsys: pyte
     assert "0 blocks leaked" in printed
 
 
-def test_the_trace_shows_four_blocks(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(ROOT / "examples" / "trace_allocation.py"), run_name="__main__")
-    printed = capsys.readouterr().out
-    assert re.findall(r"logical block (\d) -> block \d: tokens (\d+) to (\d+)", printed) == [
-        ("0", "0", "15"),
-        ("1", "16", "31"),
-        ("2", "32", "47"),
-        ("3", "48", "49"),
-    ]
-
-
-def test_a_written_block_has_one_holder_again(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(ROOT / "examples" / "copy_on_write.py"), run_name="__main__")
-    forked, parent, child = re.findall(r"(?:fork|parent|child) +(block .*)", capsys.readouterr().out)
-    assert forked == "block 1: ref_cnt 2, block 2: ref_cnt 2"
-    assert parent == "block 1: ref_cnt 2, block 3: ref_cnt 1"
-    assert child == "block 1: ref_cnt 2, block 2: ref_cnt 1"
-
-
 # ---------------------------------------------------------------- names in the tables of "coming from"
+
+
+#: Packages of `blockyard` whose names stand in the tables with the package before them.
+PACKAGES = ("engine", "naming", "observe", "policies", "sizing")
+OWNERS = "|".join(("cache", "pool", "queue", "plan", "block", *PACKAGES))
+#: What tutorials and courses call the parts of such a system.
+COURSE_NAMES = [
+    "BlockAllocator",
+    "BlockHashToBlockMap",
+    "BlockPool",
+    "DebugBlockPool",
+    "KVCacheBlock",
+    "LeakDetector",
+    "LogicalTokenBlock",
+    "MultiGPUBlockPool",
+    "PhysicalTokenBlock",
+    "_maybe_evict",
+    "allocate_batch",
+    "allocate_with_prefix_cache",
+    "calculate_cache_budget",
+    "can_allocate",
+    "enable_kv_cache_events",
+    "find_optimal_block_size",
+    "fork_block",
+    "get_all_free_blocks",
+    "get_block_hash",
+    "get_cache_block_size",
+    "get_num_blocks",
+    "get_one_block",
+    "is_null",
+    "last_accessed",
+    "make_block_hash_with_group_id",
+    "metrics_collector",
+    "num_tokens_total",
+    "print_allocation_summary",
+    "profile_num_available_blocks",
+    "resize_block_pool",
+    "robust_block_hash",
+    "share_block",
+    "smart_eviction_score",
+    "swap_space",
+    "used_block_ids",
+    "visualize_block_pool",
+    "watermark_blocks",
+]
 
 
 def table_names(page: str) -> list[str]:
@@ -103,7 +139,7 @@ def table_names(page: str) -> list[str]:
             column = cells.index("ours")
         elif line.startswith("| "):
             found += re.findall(r"`([\w.]+)`", cells[column])
-            found += re.findall(r"`((?:cache|pool|queue|plan|block)\.\w+)`", " ".join(cells[column + 1 :]))
+            found += re.findall(rf"`((?:{OWNERS})\.\w+)`", " ".join(cells[column + 1 :]))
     return found
 
 
@@ -115,6 +151,8 @@ def exists(name: str) -> bool:
     plan = cache.reserve([cache.allocate([1])], 1)
     things = {"cache": cache, "pool": BlockPool(4), "plan": plan, "block": cache.block(1)}
     owner, _, attribute = name.rpartition(".")
+    if owner in PACKAGES:
+        return hasattr(importlib.import_module(f"blockyard.{owner}"), attribute)
     return hasattr({**things, "queue": FreeKVCacheBlockQueue(4), "": blockyard}[owner], attribute)
 
 
@@ -129,6 +167,27 @@ def test_the_tables_are_read() -> None:
     page += "\n| ours |\n|---|\n| `pool.e` |\n"
     assert table_names(page) == ["cache.b", "C", "plan.f", "pool.e"]
     assert not exists("cache.nothing")
+    assert exists("observe.draw_pool")
+    assert not exists("observe.nothing")
+
+
+def course() -> dict[str, tuple[str, str]]:
+    """Of the table "A first course": what stands in its first column, and the two cells behind it."""
+    page = (ROOT / "docs" / "coming-from.md").read_text()
+    section = page.split("\n## A first course\n")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    assert rows[0][:2] == ["theirs", "ours"]
+    assert all(len(row) == 3 for row in rows)
+    return {row[0]: (row[1], row[2]) for row in rows[2:]}
+
+
+@pytest.mark.parametrize("name", COURSE_NAMES)
+def test_a_name_of_a_course_leads_to_ours(name: str) -> None:
+    """One row each, with a name of ours; or, while it is open, with a link to the promise."""
+    [(ours, differs)] = [cells for theirs, cells in course().items() if re.search(rf"`{name}\b", theirs)]
+    names = table_names(f"| ours |\n|---|\n| {ours} |\n")
+    assert all(exists(each) for each in names)
+    assert names or "promises.md" in differs
 
 
 # ---------------------------------------------------------------- the promises
