@@ -1,7 +1,7 @@
 """Compile the core with mypyc, or leave it interpreted when BLOCKYARD_COMPILE=0.
 
-An in-place build (`build_ext --inplace`, `pip install -e .`) keeps what it made in the checkout, so that the next one is
-short. A wheel is built in a temporary directory and leaves the checkout as it was.
+An in-place build (`build_ext --inplace`, `pip install -e .`) keeps what it made in the checkout, so that the next one
+is short. A wheel is built in a temporary directory and leaves the checkout as it was.
 """
 
 import os
@@ -21,12 +21,16 @@ SOURCE = ROOT / "src"
 IN_PLACE = "--inplace" in sys.argv
 KEEPS = IN_PLACE or not {"develop", "editable_wheel", "sdist"}.isdisjoint(sys.argv)
 # Asked for the metadata, which pip does twice before it builds, there is nothing to compile.
-BUILDS = IN_PLACE or not {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"}.isdisjoint(sys.argv)
+BUILDERS = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"}
+BUILDS = not BUILDERS.isdisjoint(sys.argv)
+
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(SOURCE / "blockyard"))
 from _docstrings import documented_c  # noqa: E402
 from _sources import compiled_sources, source_digest, write_build_record  # noqa: E402
 from _weakrefs import with_weak_references  # noqa: E402
+
+sys.dont_write_bytecode = False
 
 
 def remove_old_extensions() -> None:
