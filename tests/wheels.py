@@ -3,9 +3,9 @@
     python -m tests.wheels [--output dist] [PYTHON ...]
 
 The sdist is made first and every wheel is built from it, so a file that it lacks is noticed, and so is one that a build
-leaves behind. `auditwheel` gives a wheel its manylinux tag. Then each is installed in an environment of its own with only
-that environment on PATH: an import, a sequence's life, and the tests named by --tests, from the sdist (by default the
-twin test).
+leaves behind. `auditwheel` gives a wheel its manylinux tag. Then each is installed in an environment of its own, with
+nothing else on PATH: an import, a sequence's life, and the tests named by --tests, from the sdist (by default the twin
+test).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 INTERPRETERS = ("python3.11", "python3.12", "python3.13", "python3.14")
-TEST_NEEDS = ("pytest>=8", "hypothesis>=6.100")
+TEST_NEEDS = ("pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "cbor2>=5.6", "xxhash>=3.4")
 HAS_HEADERS = "import pathlib, sysconfig; assert (pathlib.Path(sysconfig.get_path('include')) / 'Python.h').exists()"
 LIFE = """
 import shutil
