@@ -86,7 +86,7 @@ def extensions(scratch: Path) -> list:
     if os.name == "posix":
         # Lets the C compiler inline across functions of the one shared library: 3 to 5 % on the hot loops.
         for module in modules:
-            module.extra_compile_args.append("-fno-semantic-interposition")
+            module.extra_compile_args = [*module.extra_compile_args, "-fno-semantic-interposition"]
     return modules
 
 
