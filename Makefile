@@ -1,5 +1,6 @@
 # make demo · make test · make lint · make bench   (each makes its own .venv and rebuilds what is stale)
 # make peers TRACE=FILE   (other block managers, in environments of their own: 8 GB) · make engines   (whole engines, vLLM too)
+# make wheels   (what a package index takes, in dist/)
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +13,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint bench peers engines stress clean missing-extension
+.PHONY: demo test lint bench peers engines wheels stress clean missing-extension
 missing-extension:
 
 demo: $(VENV)/built
@@ -45,6 +46,15 @@ engines: $(VENV)/built .venv-peers/installed
 	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-deps -r $<
 	touch $@
 
+# A wheel for each of Python 3.11 to 3.14 that is here, and the sdist, in dist/; each wheel is tested without a compiler.
+wheels: .venv-wheels/installed
+	.venv-wheels/bin/python -m tests.wheels $(WHEELS_ARGS)
+
+.venv-wheels/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-wheels
+	.venv-wheels/bin/python -m pip install -q --disable-pip-version-check $$(.venv-wheels/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["wheels"])')
+	touch $@
+
 stress: $(VENV)/built
 	$(BIN)/python -m tests.stress $(STRESS_ARGS)
 
@@ -71,5 +81,5 @@ $(BUILD): $(VENV)/installed $(SOURCES) $(if $(filter 0,$(BLOCKYARD_COMPILE))$(EX
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-peers .venv-sglang build dist src/*.egg-info
+	rm -rf $(VENV) .venv-peers .venv-sglang .venv-wheels build dist src/*.egg-info
 	find src -name '*.so' -delete

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -10,5 +11,11 @@ PACKAGE_DIR = ROOT / "src" / "blockyard"
 
 
 def child_environment(**more: str) -> dict[str, str]:
-    """This process's environment, with the package that is tested on the path, and `more`."""
-    return {**os.environ, "PYTHONPATH": str(PACKAGE_DIR.parent), **more}
+    """This process's environment, with the package that is tested on the path, and `more`.
+
+    That is the checkout's, or an installed one where the tests of an sdist run on a wheel.
+    """
+    spec = importlib.util.find_spec("blockyard")
+    assert spec is not None
+    assert spec.origin is not None
+    return {**os.environ, "PYTHONPATH": str(Path(spec.origin).parents[1]), **more}
