@@ -20,7 +20,7 @@ def main() -> None:
     show(cache, "an empty pool")
 
     seq = cache.allocate(prompt, holder="the request")
-    show(cache, "allocate 50 tokens")  # full blocks are indexed at once; no prompt hits them before they are computed
+    show(cache, "allocate 50 tokens")  # full blocks are indexed at once: an equal prompt joins them and waits
     table = cache.block_ids(seq).tolist()
     for position, block in enumerate(table):
         first = position * BLOCK_SIZE
