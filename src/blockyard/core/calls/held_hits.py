@@ -13,10 +13,9 @@ class HeldHits:
         self.pool = store.kv_pool
         self.cpu_pool = store.cpu_pool
         self.store = store
-        self.allocated: i64 = store.kv_pool.num_allocated_blocks
-        self.freed: i64 = store.kv_pool.num_freed_blocks
-        self.allocated_on_cpu: i64 = store.cpu_pool.num_allocated_blocks if store.cpu_pool is not None else 0
-        self.freed_on_cpu: i64 = store.cpu_pool.num_freed_blocks if store.cpu_pool is not None else 0
+        #: Of the held blocks, those that were idle: they are not counted as allocated and freed.
+        self.num_revived: i64 = 0
+        self.num_revived_on_cpu: i64 = 0
         self._held: list[int] = []
         self._held_on_cpu: list[int] = []
 
@@ -25,10 +24,14 @@ class HeldHits:
         idle: i64 = 0
         for block in self.store.taken_by(hit):
             if block > 0:
-                idle += 1 if self.pool.ref_cnt[i64(block)] == 0 else 0
+                if self.pool.ref_cnt[i64(block)] == 0:
+                    idle += 1
+                    self.num_revived += 1
                 self.pool.share_one(block)
                 self._held.append(block)
             elif self.cpu_pool is not None:
+                if self.cpu_pool.ref_cnt[i64(-block)] == 0:
+                    self.num_revived_on_cpu += 1
                 self.cpu_pool.share_one(-block)
                 self._held_on_cpu.append(-block)
         return idle
@@ -44,10 +47,10 @@ class HeldHits:
         if self.cpu_pool is not None:
             for block in reversed(self._held_on_cpu):
                 self.cpu_pool.release_one(block)
-            self.cpu_pool.num_allocated_blocks = self.allocated_on_cpu
-            self.cpu_pool.num_freed_blocks = self.freed_on_cpu
-        self.pool.num_allocated_blocks = self.allocated
-        self.pool.num_freed_blocks = self.freed
+            self.cpu_pool.num_allocated_blocks -= self.num_revived_on_cpu
+            self.cpu_pool.num_freed_blocks -= self.num_revived_on_cpu
+        self.pool.num_allocated_blocks -= self.num_revived
+        self.pool.num_freed_blocks -= self.num_revived
 
     def undo(self) -> None:
         """Put every block back where it was in the queue, if no other was taken since."""
