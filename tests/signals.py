@@ -27,10 +27,12 @@ from .support.own_policies import MRU
 
 #: Interruptions of one manager.
 NUM_A_MANAGER = 250
+#: Seconds after which it rings again: Python drops what is raised in a callback of its garbage collector.
+AGAIN = 2.0
 
 
 class Alarm:
-    """Raises KeyboardInterrupt once, soon, while it is armed."""
+    """Raises KeyboardInterrupt soon, and again until it is disarmed."""
 
     def __init__(self, draw: random.Random) -> None:
         self.draw = draw
@@ -39,12 +41,14 @@ class Alarm:
     def ring(self, number: int, frame: FrameType | None) -> None:
         del number, frame
         if self.is_armed:
-            self.is_armed = False
             raise KeyboardInterrupt("by a timer")
 
     def arm(self) -> None:
         self.is_armed = True
-        signal.setitimer(signal.ITIMER_REAL, self.draw.uniform(20e-6, 500e-6))
+        signal.setitimer(signal.ITIMER_REAL, self.draw.uniform(20e-6, 500e-6), AGAIN)
+
+    def disarm(self) -> None:
+        self.is_armed = False
 
 
 @contextmanager
@@ -55,7 +59,7 @@ def alarm(draw: random.Random) -> Iterator[Alarm]:
     try:
         yield made
     finally:
-        made.is_armed = False
+        made.disarm()
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
@@ -202,7 +206,7 @@ def interrupt_many(count: int, seed: int) -> tuple[Counter[str], list[str]]:
             try:
                 interrupt_one(Program(kind, draw.randrange(2**32), counts), timer, times, counts)
             except Exception:
-                timer.is_armed = False
+                timer.disarm()
                 broken.append(f"{kind}: {traceback.format_exc()}")
     return counts, broken
 
@@ -213,6 +217,7 @@ def interrupt_one(program: Program, timer: Alarm, times: int, counts: Counter[st
             timer.arm()
             program.run()
         except KeyboardInterrupt as error:
+            timer.disarm()
             counts["interruptions"] += 1
             counts["in the middle of a call"] += is_inside(error)
         program.reconcile()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import numbers
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from .arguments import require_bool, require_int, shown
 from .errors import InvalidArgument
 from .groups import LayerGroup
 from .hash_seeds import MAX_HASH_SEED
+from .windows import num_least_blocks
 
 MAX_BLOCKS = 2**27
 MAX_BLOCK_SIZE = 4096
@@ -150,14 +152,12 @@ class CacheConfig:
     def max_servable_tokens(self) -> int:
         """Tokens of the longest sequence that the pool holds when it runs alone, at most `max_model_len`. O(log)."""
         usable = self.num_blocks - 1 - self.watermark_blocks
-        low, high = 0, self.max_model_len
-        while low < high:
-            middle = (low + high + 1) // 2
-            if sum(_least_blocks(group, middle) for group in self.layer_groups) <= usable:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return bisect_right(range(1, self.max_model_len + 1), usable, key=self._num_least_blocks)
+
+    def _num_least_blocks(self, num_tokens: int) -> int:
+        """Blocks of all groups without which a sequence of `num_tokens` tokens cannot run, even alone."""
+        groups = self.layer_groups
+        return sum(num_least_blocks(num_tokens, group.sliding_window, group.block_size) for group in groups)
 
     @property
     def max_blocks_per_seq(self) -> int:
@@ -168,10 +168,3 @@ class CacheConfig:
     def watermark_blocks(self) -> int:
         """Blocks that admission leaves free."""
         return int(self.watermark * self.num_blocks)
-
-
-def _least_blocks(group: LayerGroup, num_tokens: int) -> int:
-    """Blocks without which a sequence of `num_tokens` tokens cannot run, even alone."""
-    if group.sliding_window > 0:
-        num_tokens = min(num_tokens, group.sliding_window - 1 + group.block_size)
-    return -(-num_tokens // group.block_size)

@@ -32,7 +32,7 @@ def write_plan_page(plan: CapacityPlan, model: str, trace: str, path: str | os.P
         "text": as_text(plan, printable(model), printable(trace)),
     }
     parts = {"memory": _stack(_memory(plan)), "requests": _bars(_requests(plan)), "hits": _hits_section(plan)}
-    write_whole(found, filled_page("plan", texts, parts, {}).encode())
+    write_whole(found, filled_page("plan", texts, parts, None).encode())
 
 
 def _memory(plan: CapacityPlan) -> list[_Bar]:

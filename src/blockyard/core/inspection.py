@@ -2,6 +2,7 @@
 
 import numpy as np
 import numpy.typing as npt
+from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..answers import AllocationEvent, CacheStats, Holding, MissCauses, Residency
@@ -33,20 +34,19 @@ class Inspection:
     def num_tokens(self, seqs: object) -> object:
         """See `KVCacheManager.num_tokens`."""
         if is_batch(seqs):
-            return self._column("num_tokens", seqs)
+            return self._column("num_tokens", self.sequences.num_tokens, seqs)
         return int(self.sequences.num_tokens[self.sequences.row_of(seqs)])
 
     def num_computed_tokens(self, seqs: object) -> object:
         """See `KVCacheManager.num_computed_tokens`."""
         if is_batch(seqs):
-            return self._column("num_computed_tokens", seqs)
+            return self._column("num_computed_tokens", self.sequences.num_computed, seqs)
         return int(self.sequences.num_computed[self.sequences.row_of(seqs)])
 
-    def _column(self, call: str, seqs: object) -> npt.NDArray[np.int64]:
+    def _column(self, call: str, column: vec[i64], seqs: object) -> npt.NDArray[np.int64]:
         self.gate.enter(call)
         try:
             rows = self.sequences.rows_of(read_handles(seqs))
-            column = self.sequences.num_tokens if call == "num_tokens" else self.sequences.num_computed
             values = zeros_i64(len(rows))
             for index in range(i64(len(rows))):
                 values[index] = column[rows[index]]

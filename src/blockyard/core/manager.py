@@ -244,11 +244,11 @@ class KVCacheManager:
 
         Raises `UnknownSequence`, and `InvalidArgument` without a CPU pool.
         """
-        return self._swap.can_swap(seqs, "can_swap_out")
+        return self._swap.can_swap_out(seqs)
 
     def can_swap_in(self, seqs: object) -> bool:
         """Whether `swap_in` would bring all of `seqs` back now; as `can_swap_out`."""
-        return self._swap.can_swap(seqs, "can_swap_in")
+        return self._swap.can_swap_in(seqs)
 
     # The pool at run time.
 

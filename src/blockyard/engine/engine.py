@@ -14,7 +14,6 @@ from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, InvariantError
 from ..keys import ExtraKey
 from ..progress import WorkBar
-from ..sizing import KVCacheSpec
 from ..sizing.memory import require_utilization
 from ..storage import KVCache
 from .beams.batch import BeamBatch
@@ -39,7 +38,6 @@ from .sampling import SamplingParams
 from .scheduling.preemption import Preemption
 from .scheduling.scheduler import Scheduler
 from .scheduling.step import Row, ScheduledStep
-from .shape import ModelShape
 
 _MAX_PRIORITY = 2**20
 
@@ -111,7 +109,7 @@ class Engine:
         _require_budget(max_num_batched_tokens, max_num_seqs)
         way = Preemption.parse(preemption, config.num_cpu_blocks)
         self._attention_backend = attention_backend
-        tensors = _tensors(self.shape, spec, self._borrowed)
+        tensors = self.shape.tensors(spec, self._borrowed.dtype, self._borrowed.device)
         weights = weights_bytes(self._borrowed.model)
         finder = MemoryFinder(spec, config, tensors, self._new_runner, weights, gpu_memory_utilization)
         if num_blocks is None:
@@ -421,19 +419,6 @@ class Engine:
         if self.has_unfinished:
             number = len(self._scheduler.requests())
             raise InvalidArgument(f"{call}: {number} requests of add_request are unfinished; step them first")
-
-
-def _tensors(shape: ModelShape, spec: KVCacheSpec, borrowed: BorrowedModel) -> dict[str, Any]:
-    """What `KVCache` takes beside numbers of blocks and their size."""
-    return {
-        "num_layers": shape.num_layers,
-        "num_kv_heads": shape.num_kv_heads,
-        "head_size": shape.head_size,
-        "value_size": shape.value_size,
-        "dtype": borrowed.dtype,
-        "device": borrowed.device,
-        "layer_groups": [group.layers for group in spec.page_groups],
-    }
 
 
 def _forks(branch: Branch) -> bool:

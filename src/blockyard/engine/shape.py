@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -38,3 +39,15 @@ class ModelShape:
             for index, window in enumerate(self.windows)
         )
         return KVCacheSpec(layers=layers, block_size=block_size, dtype=str(dtype).removeprefix("torch."))
+
+    def tensors(self, spec: KVCacheSpec, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+        """What `KVCache` takes beside numbers of blocks and their size; spec: the same cache as `spec` describes it."""
+        return {
+            "num_layers": self.num_layers,
+            "num_kv_heads": self.num_kv_heads,
+            "head_size": self.head_size,
+            "value_size": self.value_size,
+            "dtype": dtype,
+            "device": device,
+            "layer_groups": [group.layers for group in spec.page_groups],
+        }

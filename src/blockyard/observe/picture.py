@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from ..arguments import shown
 from ..core.block_pool import BlockPool
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument
+from .subject import pool_of
 
 SHARED, HELD, IDLE, FREE, RETIRING, GONE = "█", "▒", "░", "·", "▼", " "
 _MEANINGS = {
@@ -58,18 +58,13 @@ class PoolSnapshot:
 
 def snapshot_pool(cache: KVCacheManager | BlockPool) -> PoolSnapshot:
     """What each block is doing now, to be drawn later. O(num_blocks + held blocks). Of a pool alone, its states."""
+    pool = pool_of(cache)
+    states, most_holders = _states(pool), int(pool.ref_counts().max())
     if isinstance(cache, BlockPool):
-        return PoolSnapshot(_states(cache), most_holders=int(cache.ref_counts().max()))
-    if not isinstance(cache, KVCacheManager):
-        raise InvalidArgument(f"cache is {shown(cache)}; it must be a KVCacheManager or a BlockPool")
+        return PoolSnapshot(states, most_holders=most_holders)
     cpu = cache.cpu_pool
-    groups = range(len(cache.config.layer_groups))
-    return PoolSnapshot(
-        _states(cache.pool),
-        "" if cpu is None else _states(cpu),
-        int(cache.pool.ref_counts().max()),
-        tuple(_tokens_held(cache, group) for group in groups),
-    )
+    groups = tuple(_tokens_held(cache, group) for group in range(len(cache.config.layer_groups)))
+    return PoolSnapshot(states, "" if cpu is None else _states(cpu), most_holders, groups)
 
 
 def draw_pool(pool: KVCacheManager | BlockPool | PoolSnapshot, width: int = 64) -> str:

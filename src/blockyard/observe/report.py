@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ..answers import AllocationEvent, Holding
-from ..arguments import require_int, shown
+from ..arguments import require_int
 from ..core.block_pool import BlockPool
 from ..core.manager import KVCacheManager
 from ..core.pool.block import KVCacheBlock
-from ..errors import InvalidArgument
+from .subject import pool_of
 
 _MAX_LINES = 2**20
 #: Block ids named on a line.
@@ -35,7 +35,7 @@ def describe_history(cache: KVCacheManager | BlockPool, limit: int = 20) -> str:
     event 1 at 0: free chat: release 1, 2; 8 free
     """
     require_int("limit", limit, 0, _MAX_LINES)
-    pool = _pool_of(cache)
+    pool = pool_of(cache)
     events = cache.history()
     if not events:
         is_off = pool.num_allocated_blocks > 0 if isinstance(cache, BlockPool) else cache.config.history_size == 0
@@ -60,7 +60,7 @@ def describe_leaks(cache: KVCacheManager | BlockPool, limit: int = 20) -> str:
     sequence ... 'chat': 3 tokens, 2 blocks: 1, 2
     """
     require_int("limit", limit, 0, _MAX_LINES)
-    pool = _pool_of(cache)
+    pool = pool_of(cache)
     holdings = _lease_holdings(cache) if isinstance(cache, BlockPool) else cache.leak_report()
     lines = [_balance(pool, len(holdings)), *(_holding_line(holding) for holding in holdings[:limit])]
     if len(holdings) > limit:
@@ -84,7 +84,7 @@ def describe_blocks(cache: KVCacheManager | BlockPool, block_ids: Iterable[int] 
     block 1: in use, ref_cnt 1, 2 tokens, to be computed, sequence ... 'chat'
     block 2: in use, ref_cnt 1, 1 tokens, sequence ... 'chat'
     """
-    pool = _pool_of(cache)
+    pool = pool_of(cache)
     if block_ids is None:
         known = (pool.ref_counts() > 0) | pool.cached_mask()
         block_ids = np.flatnonzero(known).tolist()
@@ -103,12 +103,6 @@ def _block_line(block: KVCacheBlock) -> str:
     if not block.is_computed:
         parts.append("to be computed")
     return f"block {block.block_id}: {', '.join([*parts, *(holder or 'a lease' for holder in block.holders)])}"
-
-
-def _pool_of(cache: KVCacheManager | BlockPool) -> BlockPool:
-    if not isinstance(cache, (KVCacheManager, BlockPool)):
-        raise InvalidArgument(f"cache is {shown(cache)}; it must be a KVCacheManager or a BlockPool")
-    return cache if isinstance(cache, BlockPool) else cache.pool
 
 
 def _lease_holdings(pool: BlockPool) -> list[Holding]:

@@ -110,11 +110,11 @@ class AdmissionControl:
         for index, prompt in enumerate(prompts):
             needed += self._num_needed(prompt, hits[index], index > 0) + self._num_copies(prompt, num_seqs)
             token_blocks += self.store.num_token_blocks(prompt.num_tokens)
-        if needed > free and len(prompts) > 1 and self.shares_at_once():
+        if needed > free and len(prompts) > 1 and self.share_surely():
             needed = self._num_needed_together(prompts, hits, num_seqs)
         return max(needed - free, self.store.num_short(token_blocks))
 
-    def shares_at_once(self) -> bool:
+    def share_surely(self) -> bool:
         """Whether prompts admitted one after another are sure to share what they begin with in common."""
         return self.store.shares_at_once and self.token_blocks.index.num_pending == 0
 

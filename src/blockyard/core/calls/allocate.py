@@ -179,7 +179,7 @@ class AllocateCalls:
         needed: i64 = 0
         for index, prompt in enumerate(prompts):
             needed += self.store.num_needed(hits[index], prompt.num_tokens) - held.hold(hits[index])
-        if self.admission.shares_at_once():
+        if self.admission.share_surely():
             needed = min(needed, self.admission.num_distinct(prompts, 1) - held.num_distinct())
         try:
             self.interruption.raise_now()

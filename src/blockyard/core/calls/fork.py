@@ -62,11 +62,8 @@ class ForkCalls:
         sequences = self.sequences
         child = sequences.open(sequences.holders[row])
         shared = min(sequences.num_blocks[row], self.store.num_token_blocks(sequences.num_tokens[row]))
-        first = row * sequences.width
-        for position in range(shared):
-            sequences.blocks[child * sequences.width + position] = sequences.blocks[first + position]
-        self.token_blocks.share(sequences.blocks, first, shared)
-        sequences.num_blocks[child] = shared
+        sequences.copy_blocks(row, child, shared)
+        self.token_blocks.share(sequences.blocks, row * sequences.width, shared)
         sequences.num_tokens[child] = sequences.num_tokens[row]
         sequences.num_computed[child] = sequences.num_computed[row]
         sequences.num_published[child] = sequences.num_published[row]

@@ -23,6 +23,11 @@ def require_nothing_to_copy(sequences: SequenceTable, row: i64, action: str) -> 
         )
 
 
+def is_idle(sequences: SequenceTable, row: i64) -> bool:
+    """Whether neither of these two would raise."""
+    return sequences.num_reserved[row] == 0 and not sequences.copy_from[row]
+
+
 def require_settled(parts: Parts, row: i64, action: str) -> None:
     """Both, and the same for blocks to load, published blocks that are not computed, and a prefix to wait for."""
     sequences = parts.sequences

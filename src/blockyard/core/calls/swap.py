@@ -12,7 +12,7 @@ from ..store.content_pool import ContentPool
 from ..store.group_table import GroupTable
 from ..store.grouped import GroupedStore
 from ..store.transfers import Transfers
-from .settled import require_nothing_reserved, require_nothing_to_copy
+from .settled import is_idle, require_nothing_reserved, require_nothing_to_copy
 
 
 class SwapCalls:
@@ -41,16 +41,27 @@ class SwapCalls:
         finally:
             self.gate.leave_with_result()
 
-    def can_swap(self, seqs: object, call: str) -> bool:
-        """See `KVCacheManager.can_swap_out` and `can_swap_in`."""
-        self.gate.enter(call)
+    def can_swap_out(self, seqs: object) -> bool:
+        """See `KVCacheManager.can_swap_out`."""
+        self.gate.enter("can_swap_out")
         try:
-            return self._can_swap(seqs, call)
+            return self._can_swap_out(seqs)
         finally:
             self.gate.leave()
 
-    def _can_swap(self, _seqs: object, call: str) -> bool:
-        raise InvalidArgument(f"{call}: num_cpu_blocks is 0; a CPU pool is needed")
+    def can_swap_in(self, seqs: object) -> bool:
+        """See `KVCacheManager.can_swap_in`."""
+        self.gate.enter("can_swap_in")
+        try:
+            return self._can_swap_in(seqs)
+        finally:
+            self.gate.leave()
+
+    def _can_swap_out(self, _seqs: object) -> bool:
+        raise InvalidArgument("can_swap_out: num_cpu_blocks is 0; a CPU pool is needed")
+
+    def _can_swap_in(self, _seqs: object) -> bool:
+        raise InvalidArgument("can_swap_in: num_cpu_blocks is 0; a CPU pool is needed")
 
     def _swap_out(self, _seqs: object) -> SwapPlan:
         raise InvalidArgument("swap_out: num_cpu_blocks is 0; a CPU pool is needed")
@@ -75,18 +86,22 @@ class CpuSwapCalls(SwapCalls):
         #: Where each block of the running call goes: one decision for all that share it.
         self._target: dict[int, int] = {}
 
-    def _can_swap(self, seqs: object, call: str) -> bool:
+    def _can_swap_out(self, seqs: object) -> bool:
         rows = self.sequences.rows_of(read_handles(seqs))
-        out = call == "can_swap_out"
+        return self._are_ready(rows, False) and self._plan_out(rows) <= self.cpu.queue.num_free
+
+    def _can_swap_in(self, seqs: object) -> bool:
+        rows = self.sequences.rows_of(read_handles(seqs))
+        return self._are_ready(rows, True) and self._plan_in(rows) <= self.pool.queue.num_free
+
+    def _are_ready(self, rows: vec[i64], swapped: bool) -> bool:
+        """Whether nothing of `_require_at` would be raised."""
+        sequences = self.sequences
         for index in range(i64(len(rows))):
             row = rows[index]
-            if (self.sequences.is_swapped[row] != 0) == out or self.sequences.num_reserved[row] > 0:
+            if (sequences.is_swapped[row] != 0) != swapped or not is_idle(sequences, row):
                 return False
-            if self.sequences.copy_from[row]:
-                return False
-        if out:
-            return self._plan_out(rows) <= self.cpu.queue.num_free
-        return self._plan_in(rows) <= self.pool.queue.num_free
+        return True
 
     def _swap_out(self, seqs: object) -> SwapPlan:
         rows = self.sequences.rows_of(read_handles(seqs))

@@ -10,7 +10,7 @@ from mypy_extensions import i32, i64
 from ...answers import Resize
 from ...errors import InvariantError, not_enough_memory
 from ...ids import NO_CONTENT, NULL_BLOCK
-from ..arrays import grown_i32, view_i32, view_i64, zeros_i32, zeros_i64
+from ..arrays import grown_i32, zeros_i32, zeros_i64
 from ..index.checking import check_index
 from ..index.hashing import root_hash
 from ..index.prefix_index import PrefixIndex
@@ -103,22 +103,6 @@ class BlockLedger:
     def usage(self) -> float:
         """Share of the usable blocks in use, 0 to 1. O(1)."""
         return self.num_used_blocks / self.num_usable_blocks
-
-    def ref_counts(self) -> npt.NDArray[np.int32]:
-        """How often each block is held, int32 (num_blocks,), read-only, live until the pool grows.
-
-        Longer than num_blocks after the pool has shrunk: blocks may still be held there.
-        """
-        return view_i32(self.ref_cnt)
-
-    def cached_mask(self) -> npt.NDArray[np.bool_]:
-        """Which blocks are in the index, bool, as long as `ref_counts`, a copy."""
-        cached: npt.NDArray[np.bool_] = view_i64(self.index.identity)[::2] != 0
-        return cached
-
-    def free_block_ids(self) -> npt.NDArray[np.int32]:
-        """The free blocks in the order in which they will be allocated, int32 (num_free_blocks,), a copy."""
-        return np.array(self.queue.block_ids(), dtype=np.int32)
 
     def block_tokens(self, blocks: vec[i32], num_tokens: int) -> npt.NDArray[np.int32]:
         """The first `num_tokens` tokens stored for a run of blocks, int32 (num_tokens,), a copy."""

@@ -40,6 +40,13 @@ class BlockTable:
             self.blocks[first + position] = blocks[position]
         self.num_blocks[row] = count
 
+    def copy_blocks(self, row: i64, other: i64, count: i64) -> None:
+        """Let the first `count` blocks of a row be what another row holds."""
+        first = row * self.width
+        for position in range(count):
+            self.blocks[other * self.width + position] = self.blocks[first + position]
+        self.num_blocks[other] = count
+
     def push_block(self, row: i64, block: i64) -> None:
         """Append a block id to a row."""
         self.blocks[row * self.width + self.num_blocks[row]] = i32(block)

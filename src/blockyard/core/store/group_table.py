@@ -7,7 +7,7 @@ from mypy_extensions import i32, i64
 
 from ...config import CacheConfig
 from ...ids import NO_CONTENT, NULL_BLOCK
-from ...windows import first_needed_block
+from ...windows import first_needed_block, num_least_blocks
 from ..arrays import zeros_i32, zeros_i64
 from ..index.prefix_index import PrefixIndex
 from ..sequences.block_table import BlockTable
@@ -112,9 +112,7 @@ class GroupTable(BlockTable):
 
     def num_least(self, num_tokens: i64) -> i64:
         """Blocks without which a prompt of `num_tokens` tokens cannot run, even alone."""
-        if self.window > 0:
-            num_tokens = min(num_tokens, self.window - 1 + self.block_size)
-        return self.num_places(num_tokens)
+        return num_least_blocks(num_tokens, self.window, self.block_size)
 
     def hold_hits(self, row: i64, places: vec[i64], hit: i64) -> None:
         """Put the blocks found for the first `hit` tokens into an empty row; CPU blocks are held to be loaded."""

@@ -16,7 +16,7 @@ def require_plain_cache(config: Any) -> None:
     for layer, kept in enumerate(_kept(config)):
         if type(kept) not in (DynamicLayer, DynamicSlidingWindowLayer):
             raise ModelError(
-                f"generate() keeps a {type(kept).__name__} for layer {layer} ; the engine keeps keys and values only"
+                f"generate() keeps a {type(kept).__name__} for layer {layer}; the engine keeps keys and values only"
             )
 
 

@@ -104,17 +104,7 @@ class _Steps:
         num_blocks = 4 * (self._length // _BLOCK_SIZE + 2) * len(spec.groups)
         config = spec.cache_config(num_blocks, max_num_seqs=3, max_model_len=self._length)
         self._cache = KVCacheManager(config)
-        self._kv_cache = KVCache(
-            num_blocks,
-            _BLOCK_SIZE,
-            shape.num_layers,
-            shape.num_kv_heads,
-            shape.head_size,
-            dtype=borrowed.dtype,
-            device=borrowed.device,
-            layer_groups=[group.layers for group in spec.page_groups],
-            value_size=shape.value_size,
-        )
+        self._kv_cache = KVCache(num_blocks, _BLOCK_SIZE, **shape.tensors(spec, borrowed.dtype, borrowed.device))
         self._runner = ModelRunner(borrowed, self._kv_cache, shape, "sdpa")
         self._rows: dict[int, int] = {}
         self._logits: list[list[torch.Tensor]] = [[], [], []]
