@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,10 +54,14 @@ def test_compiled_sources_keep(rule: str, path: Path) -> None:
     assert TREE_RULES[rule](tree_of(path)) == []
 
 
+@cache
+def slow_classes() -> set[str]:
+    return set().union(*(source_rules.slow_classes(tree_of(file)) for file in PACKAGE_FILES))
+
+
 @every_file(COMPILED)
 def test_no_slow_object_is_made_in_a_compiled_loop(path: Path) -> None:
-    slow = set().union(*(source_rules.slow_classes(tree_of(file)) for file in PACKAGE_FILES))
-    assert source_rules.slow_objects_in_loops(tree_of(path), slow) == []
+    assert source_rules.slow_objects_in_loops(tree_of(path), slow_classes()) == []
 
 
 #: What compiled code may narrow to 32 or 8 bits: `i32(...)` wraps silently, so each argument is listed with the
