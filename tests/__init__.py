@@ -8,6 +8,7 @@
     policies   the contract of eviction policies, their exact orders, broken ones, retention
     observe    history, residency, causes of misses, leaks, the picture and the report
     sizing     bytes of a block, how many fit
+    events     KV events: what is on the wire, the publisher, and a mirror behind a network that loses messages
     storage    KV tensors, layouts, copies, moves beside the computing
     engine     tokens against transformers, scheduling, preemption, sampling, beams, attention backends, CUDA
     serving    the HTTP server: answers, fields, paths, bad requests, failures, its log, load

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from .support.told import Told
 from .support.twin import count_handles_from_the_start
 
 NOTHING = -1
@@ -75,6 +76,7 @@ class World:
         self.counts: Counter[str] = Counter()
         self.story: list[Any] = []
         self.now = 0.0
+        self.told = Told()
 
     def choose_config(self) -> Any:
         choose = self.random
@@ -113,6 +115,7 @@ class World:
             "track_misses": choose.random() < 0.5,
             "history_size": choose.choice((0, 0, 5)),
             "residency_sample": choose.choice((0, 0, 1, 3)),
+            "enable_kv_cache_events": self.seed % 3 != 0,
         }
 
     # ------------------------------------------------------------------ names of keys and values
@@ -169,8 +172,17 @@ class World:
             name = f"{name}: {type(error).__name__}"
         self.counts[name] += 1
         self.cache.check()
+        self.take_events()
         self.count_slid()
         self.story.append((name, result, self.state()))
+
+    def take_events(self) -> None:
+        """After some calls, so that others are told of together; then what was told is what the cache holds."""
+        if self.config.enable_kv_cache_events and len(self.story) % (1 + self.seed % 4) == 0:
+            events = self.cache.take_events()
+            self.told.apply(events)
+            assert self.told.differences(self.cache) == []
+            self.counts["contents told of"] += len(events.contents)
 
     def count_slid(self) -> None:
         """How often a running sequence stood with blocks behind its window given back."""

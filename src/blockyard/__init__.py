@@ -42,6 +42,7 @@ from .errors import (
     OutOfRows,
     OverBudget,
     PolicyError,
+    PublisherError,
     SequenceNotReady,
     StalePlan,
     TraceError,
@@ -49,12 +50,14 @@ from .errors import (
 )
 from .groups import LayerGroup
 from .keys import CacheSalt, ExtraKey, LoRA, Span
+from .kv_events import BlockChanges, KVCacheEvents
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Admission",
     "AllocationEvent",
+    "BlockChanges",
     "BlockLease",
     "BlockPool",
     "BlockyardError",
@@ -74,6 +77,7 @@ __all__ = [
     "InvalidArgument",
     "InvariantError",
     "KVCacheBlock",
+    "KVCacheEvents",
     "KVCacheManager",
     "LayerGroup",
     "LoRA",
@@ -87,6 +91,7 @@ __all__ = [
     "OutOfRows",
     "OverBudget",
     "PolicyError",
+    "PublisherError",
     "Residency",
     "Resize",
     "SeqStatus",

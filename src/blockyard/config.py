@@ -46,6 +46,7 @@ _INTEGERS = (
     ("residency_sample", 0, MAX_BLOCKS),
     ("num_cpu_blocks", 0, MAX_BLOCKS),
 )
+_SWITCHES = ("enable_prefix_caching", "keep_evicted", "partial_hits", "track_misses", "enable_kv_cache_events")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class CacheConfig:
     track_misses: whether every token that was not hit gets a cause (`miss_causes`).
     history_size: events that the allocation history remembers; 0 for none.
     residency_sample: follow every n-th block id from allocation to eviction; 0 for none.
+    enable_kv_cache_events: whether the manager notes what can be hit and what no more, for `take_events`.
 
     Raises `InvalidArgument` for a value outside its limits.
     """
@@ -92,6 +94,7 @@ class CacheConfig:
     track_misses: bool = False
     history_size: int = 0
     residency_sample: int = 0
+    enable_kv_cache_events: bool = False
 
     def __post_init__(self) -> None:
         for name, low, high in _INTEGERS:
@@ -99,7 +102,7 @@ class CacheConfig:
             object.__setattr__(self, name, require_int(name, getattr(self, name), low, high))
         if self.hash_seed is not None:
             object.__setattr__(self, "hash_seed", require_int("hash_seed", self.hash_seed, 0, MAX_HASH_SEED))
-        for name in ("enable_prefix_caching", "keep_evicted", "partial_hits", "track_misses"):
+        for name in _SWITCHES:
             require_bool(name, getattr(self, name))
         if isinstance(self.eviction_policy, str) and self.eviction_policy not in POLICY_NAMES:
             raise InvalidArgument(

@@ -19,6 +19,7 @@
     ├── InvariantError         check() found a broken invariant
     ├── MissingExtra           an optional dependency is absent (also an ImportError)
     ├── ModelError             a model that cannot be loaded or served, or whose step broke
+    ├── PublisherError         KV events cannot be published
     └── TraceError             a trace that cannot be read, or asks what cannot be done
 
 A call that raises has changed nothing.
@@ -117,3 +118,7 @@ class ModelError(BlockyardError):
 
 class TraceError(BlockyardError):
     """A trace that cannot be read, or asks what cannot be done; the message names the line."""
+
+
+class PublisherError(BlockyardError):
+    """KV events cannot be published: an endpoint that cannot be bound, or a thread that has ended."""

@@ -15,7 +15,7 @@ from ..support.seeds import run_seed
 
 SHARE = 0.07 if blockyard.compiled() else 0.025
 #: Calls without arguments.
-BARE = {"reset_prefix_cache", "running", "history", "leak_report", "check", "free_block_ids"}
+BARE = {"reset_prefix_cache", "running", "history", "leak_report", "check", "free_block_ids", "take_events"}
 
 
 def test_hostile_arguments_do_no_harm() -> None:

@@ -25,6 +25,7 @@ EXERCISED = (
     "mapped blocks copied",
     "mapped blocks evicted",
     "contexts read",
+    "contents told of",
     "blocks saved",
     "blocks loaded",
     "blocks swapped out",

@@ -84,6 +84,7 @@ def test_defaults() -> None:
         "track_misses": False,
         "history_size": 0,
         "residency_sample": 0,
+        "enable_kv_cache_events": False,
     }
 
 

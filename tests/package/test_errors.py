@@ -25,6 +25,7 @@ TREE = {
     "StalePlan": "LogicError",
     "ConcurrentCall": "LogicError",
     "PolicyError": "LogicError",
+    "PublisherError": "BlockyardError",
     "InvalidArgument": "BlockyardError",
     "InvariantError": "BlockyardError",
     "MissingExtra": "BlockyardError",

@@ -45,6 +45,7 @@ class Site:
         count_handles_from_the_start(blockyard)
         self.kind = kind
         settings = {"num_blocks": NUM_BLOCKS, "max_num_seqs": 10, "max_model_len": 48, "hash_seed": 5, **KINDS[kind]}
+        settings["enable_kv_cache_events"] = True
         self.cache = KVCacheManager(CacheConfig(block_size=BLOCK_SIZE, watermark=0.0, **settings))
         self.pool = self.cache.pool
         self.keys: tuple[Any, ...] = KEYS if kind == "keys" else ()
@@ -138,6 +139,7 @@ def _manager_calls() -> list[Call]:
         Call("running", lambda s: lambda: s.cache.running()),
         Call("block", lambda s: lambda: s.cache.block(3)),
         Call("history", lambda s: lambda: s.cache.history()),
+        Call("take_events", lambda s: lambda: s.cache.take_events()),
         Call("leak_report", lambda s: lambda: s.cache.leak_report()),
         Call("check", lambda s: lambda: s.cache.check()),
     ]

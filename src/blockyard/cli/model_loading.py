@@ -50,11 +50,19 @@ def engine_of(options: argparse.Namespace) -> tuple[Engine, str]:
             preemption=options.preemption,
             attention_backend=options.attention_backend,
             cache_options=_cache_options(options),
+            kv_events=_kv_events(options),
             speculation=PromptLookup(num_tokens=options.speculate) if options.speculate else None,
         )
     if engine.tokenizer is None:
         raise ModelError(f"{path} has no tokenizer, and this command works with text")
     return engine, (path.resolve().name if options.model else _DEMO_NAME)
+
+
+def _kv_events(options: argparse.Namespace) -> dict[str, Any] | None:
+    """Where they go, for the commands that publish them."""
+    if getattr(options, "kv_events", None) is None:
+        return None
+    return {"endpoint": options.kv_events, "topic": options.kv_events_topic}
 
 
 def _cache_options(options: argparse.Namespace) -> dict[str, Any]:

@@ -53,7 +53,10 @@ def _serve(options: argparse.Namespace, limits: ServerLimits, api_key: str | Non
         ),
         on_listening=lambda address: print(f"blockyard serves {name} at {address}/v1", flush=True),
     )
-    server.run(sockets)
+    try:
+        server.run(sockets)
+    finally:
+        engine.close()
     return 0 if server.started else 1
 
 

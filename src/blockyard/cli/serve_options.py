@@ -36,6 +36,7 @@ def add_serve_options(commands: Any) -> None:
     add_model_options(parser.add_argument_group("model"))
     add_cache_options(parser.add_argument_group("cache"), max_num_seqs=32)
     _add_address(parser.add_argument_group("server"))
+    _add_events(parser.add_argument_group("KV events"))
     _add_limits(parser.add_argument_group("limits"))
 
 
@@ -59,6 +60,15 @@ def _add_address(group: Any) -> None:
     group.add_argument(
         "--check-endpoint", action="store_true", help="GET /check verifies the cache's invariants; for tests"
     )
+
+
+def _add_events(group: Any) -> None:
+    group.add_argument(
+        "--kv-events",
+        metavar="ENDPOINT",
+        help="publish what the cache holds, as vLLM does: tcp://127.0.0.1:5557 (replays one port higher)",
+    )
+    group.add_argument("--kv-events-topic", default="", metavar="TOPIC", help="first frame of the messages")
 
 
 def _add_limits(group: Any) -> None:

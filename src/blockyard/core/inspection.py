@@ -8,6 +8,7 @@ from mypy_extensions import i64
 from ..answers import AllocationEvent, CacheStats, Holding, MissCauses, Residency
 from ..arguments import require_int
 from ..errors import InvalidArgument
+from ..kv_events import KVCacheEvents
 from .arrays import view_i32, view_i64, zeros_i64
 from .calls.allocate import AllocateCalls
 from .checking import check_groups, check_sequences
@@ -200,6 +201,18 @@ class Inspection:
         if self.parts.residency is None:
             raise InvalidArgument("residency_sample is 0; blocks are followed with residency_sample=1 or more")
         return self.parts.residency.residency()
+
+    def take_events(self) -> KVCacheEvents:
+        """See `KVCacheManager.take_events`."""
+        self.gate.enter("take_events")
+        try:
+            if self.parts.events is None:
+                raise InvalidArgument(
+                    "enable_kv_cache_events is False; events are noted with enable_kv_cache_events=True"
+                )
+            return self.parts.events.take()
+        finally:
+            self.gate.leave_with_result()
 
     # Leaks and invariants.
 

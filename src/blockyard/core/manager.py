@@ -9,6 +9,7 @@ from ..answers import Admission, AllocationEvent, CacheStats, Holding, MissCause
 from ..arguments import shown
 from ..config import CacheConfig
 from ..errors import InvalidArgument, not_enough_memory
+from ..kv_events import KVCacheEvents
 from .block_pool import BlockPool
 from .calls.allocate import AllocateCalls
 from .calls.commit import CommitCalls
@@ -422,6 +423,15 @@ class KVCacheManager:
         Raises `InvalidArgument` unless the config has a `residency_sample`.
         """
         return self._inspection.residency()
+
+    def take_events(self) -> KVCacheEvents:
+        """What prompts can hit, and can hit no more, since the last call (vLLM's `take_events`). O(what happened).
+
+        Called after each step, it costs nothing that grows with the pool. Nothing is lost if it is called less often: a
+        content that came and went in between is left out, and the log never holds more than four entries a block.
+        Raises `InvalidArgument` unless the config says `enable_kv_cache_events=True`.
+        """
+        return self._inspection.take_events()
 
     def leak_report(self) -> list[Holding]:
         """Who holds which blocks now: sequences, swapped ones included, and leases. O(held blocks).

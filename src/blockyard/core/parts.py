@@ -13,6 +13,7 @@ from .pool.observer import Clock
 from .sequences.joins import Joins
 from .sequences.table import SequenceTable
 from .store.base import Store
+from .store.event_reader import EventReader
 from .store.grouped import GroupedStore, num_token_blocks
 from .store.plain import PlainStore
 from .watch.history import AllocationHistory
@@ -49,6 +50,7 @@ class Parts:
         self.misses = self._make_misses()
         if config.partial_hits:
             self.token_blocks.index.continuations = Continuations(self.token_blocks.num_blocks)
+        self.events = self._make_events()
         self.leases = LeaseBook(self.kv_pool)
         self.pool: BlockPool = ManagedPool(self.leases, self.gate, self.history)
         self.cpu_pool = self._make_cpu_pool()
@@ -73,6 +75,11 @@ class Parts:
         misses = MissLog(self.token_blocks.index, self.config.num_blocks, self.config.hash_block_size)
         self.store.watch_misses(misses)
         return misses
+
+    def _make_events(self) -> EventReader | None:
+        if not self.config.enable_kv_cache_events:
+            return None
+        return EventReader(self.token_blocks, self.store.content_pools())
 
     def _make_cpu_pool(self) -> BlockPool | None:
         pool = self.store.cpu_pool

@@ -24,6 +24,7 @@ from .cache_options import checked_options
 from .decoding.sampler import Asked, Choice, StepSampler
 from .decoding.speculation import PromptLookup, require_speculation
 from .intake import Intake
+from .kv_events import publisher_of
 from .memory.account import swap_blocks, weights_bytes
 from .memory.finding import MemoryFinder
 from .memory.largest_step import StepSizes
@@ -59,6 +60,8 @@ class Engine:
     num_cpu_blocks: blocks of a pool in CPU memory, which keeps what the pool evicts; 0 for none.
     swap_space_bytes: the same pool by its size in bytes; give one of the two.
     cache_options: further fields of the cache's config (`CACHE_OPTIONS`): eviction_policy, track_misses, ...
+    kv_events: where the cache's KV events are published (docs/events.md): an endpoint such as "tcp://127.0.0.1:5557",
+        or a dict of `KVEventPublisher`'s arguments; None for nowhere. `close` ends the publisher.
     clock: seconds, told to the cache in every step: for residency, the history and the expiry of `retain`.
     preemption: where a sequence goes that makes room: "recompute" or "swap" (needs num_cpu_blocks).
     speculation: `PromptLookup` to try several tokens a step; the tokens are the same with and without.
@@ -90,6 +93,7 @@ class Engine:
         speculation: PromptLookup | None = None,
         attention_backend: str = "auto",
         cache_options: Mapping[str, Any] | None = None,
+        kv_events: str | Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._borrowed = BorrowedModel(model)
@@ -103,6 +107,7 @@ class Engine:
             max_model_len=self.shape.max_model_len,
             num_cpu_blocks=swap_blocks(swap_space_bytes, num_cpu_blocks, spec),
             enable_prefix_caching=enable_prefix_caching,
+            enable_kv_cache_events=kv_events is not None,
             **checked_options(cache_options),
         )
         require_utilization(gpu_memory_utilization)
@@ -119,6 +124,7 @@ class Engine:
             self.memory = finder.given()
         self.cache = KVCacheManager(config)
         self.kv_cache = KVCache(config.num_blocks, block_size, num_cpu_blocks=config.num_cpu_blocks, **tensors)
+        self.kv_events = publisher_of(self.cache, kv_events)
         self._runner = self._new_runner(self.kv_cache)
         self._scheduler = Scheduler(self.cache, max_num_batched_tokens, way)
         self._intake = Intake(self.shape, tokenizer, self._scheduler.limits, speculation)
@@ -324,6 +330,14 @@ class Engine:
         except BaseException:
             self._recover(keep_on_error)
             raise
+        finally:
+            if self.kv_events is not None:
+                self.kv_events.publish()
+
+    def close(self) -> None:
+        """End the publisher of KV events, if there is one. A second call does nothing."""
+        if self.kv_events is not None:
+            self.kv_events.close()
 
     def _recover(self, keep: bool) -> None:
         """A step or a search broke: leave a whole cache, and blocks that hold what they are said to hold."""

@@ -5,6 +5,7 @@ from mypy_extensions import i64
 
 from ...errors import InvariantError
 from ..arrays import view_i32, view_i64
+from .content_log import ContentLog
 from .prefix_index import PrefixIndex
 from .room import ID_MASK
 
@@ -26,10 +27,30 @@ def check_index(index: PrefixIndex) -> None:
     linked = np.flatnonzero(view_i32(index.rings.next_equal) | view_i32(index.rings.prev_equal)).tolist()
     for block in sorted(set(linked) - set(indexed)):
         raise InvariantError(f"index: block {block} has no content, but a link in a ring")
+    if index.log is not None:
+        _check_log(index, index.log, in_table)
     blocks = {int(index.content_of(i64(block))): block for block in in_table}
     for block in in_table:
         _check_block(index, block)
         _check_chain(index, block, blocks.get(int(index.parent_of(i64(block))), 0))
+
+
+def _check_log(index: PrefixIndex, log: ContentLog, in_table: list[int]) -> None:
+    """Each content with a computed block is told of by one of them; entries of blocks are those of the marks."""
+    told = {block for block in range(len(log.told)) if log.told[i64(block)] != 0}
+    for oldest in in_table:
+        computed = {block for block in index.rings.members(oldest) if index.owner[i64(block)] == 0}
+        if len(computed & told) != min(len(computed), 1):
+            raise InvariantError(
+                f"index: of the equal blocks {sorted(computed)}, {sorted(computed & told)} are told of"
+            )
+        told -= computed
+    if told:
+        raise InvariantError(f"index: blocks {sorted(told)} are told of, but have no content that is computed")
+    for place in range(int(log.num_entries)):
+        entry = log.entries[i64(place)]
+        if entry > 0 and log.told[entry] != place + 1:
+            raise InvariantError(f"index: entry {place} is of block {entry}, whose mark is {log.told[entry]}")
 
 
 def _check_block(index: PrefixIndex, oldest: i64) -> None:

@@ -13,6 +13,7 @@ from ..arrays import (
     zeros_i64,
 )
 from ..tokens import words_per_block
+from .content_log import ContentLog
 from .continuations import Continuations
 from .hashing import WORDS_OF_16_TOKENS, hash_keys, hash_rows, root_hash
 from .rings import Rings
@@ -67,6 +68,8 @@ class PrefixIndex:
         self.found = zeros_i32(int(TILE_BLOCKS))
         #: What continues each content, for hits that end inside a block; None where partial hits are off.
         self.continuations: Continuations | None = None
+        #: What came and went, for KV events; None where they are off.
+        self.log: ContentLog | None = None
 
     def _make_table(self, min_slots: int) -> None:
         bits = bits_for(min_slots)
@@ -98,7 +101,11 @@ class PrefixIndex:
         found = self.roots.touch(extra_keys)
         if found == NO_CONTENT:
             found = self._new_content()
-            self.roots.remember(extra_keys, found)
+            forgotten = self.roots.remember(extra_keys, found)
+            if self.log is not None:
+                self.log.root_made(found, extra_keys)
+                if forgotten != NO_CONTENT:
+                    self.log.root_lost(forgotten)
         return found
 
     def _new_content(self) -> i64:
@@ -298,6 +305,8 @@ class PrefixIndex:
         self.num_indexed += 1
         if self.continuations is not None:
             self.continuations.add(block, parent, self.rows.words[self.rows.start_of(block)])
+        if self.log is not None:
+            self.log.came(block, self.rings)
 
     def insert_scattered(self, blocks: vec[i64], parents: vec[i64], count: i64) -> None:
         """Index `count` computed blocks of different chains, whose tokens are in their rows. O(words) each.
@@ -358,6 +367,9 @@ class PrefixIndex:
             self._add_continuations(self.continuations, blocks, start + first, start + last)
         if owner != 0:
             self.num_pending += last - first
+        elif self.log is not None:
+            for position in range(start + first, start + last):
+                self.log.came(i64(blocks[position]), self.rings)
 
     def _add_continuations(self, continuations: Continuations, blocks: vec[i32], first: i64, last: i64) -> None:
         for position in range(first, last):
@@ -370,8 +382,13 @@ class PrefixIndex:
     def set_computed(self, block: i64) -> None:
         """The keys and values of an indexed block are there now."""
         if self.owner[block] != 0:
-            self.owner[block] = 0
-            self.num_pending -= 1
+            self._disown(block)
+            if self.log is not None:
+                self.log.came(block, self.rings)
+
+    def _disown(self, block: i64) -> None:
+        self.owner[block] = 0
+        self.num_pending -= 1
 
     def load_run(self, blocks: vec[i32], start: i64, count: i64) -> i64:
         """Read what `remove` will need of each block; the returned sum only keeps the loop from being dropped."""
@@ -395,7 +412,10 @@ class PrefixIndex:
         if self.continuations is not None:
             word = self.rows.words[self.rows.start_of(block)]
             self.continuations.remove(block, self.identity[2 * block + 1], word)
-        self.set_computed(block)
+        if self.owner[block] != 0:
+            self._disown(block)
+        elif self.log is not None:
+            self.log.went(block, self.content_of(block), heir, self.rings, self.owner)
         self.identity[2 * block] = NO_CONTENT
         self.num_indexed -= 1
 
@@ -438,6 +458,8 @@ class PrefixIndex:
         self.num_generations += 1
         if self.continuations is not None:
             self.continuations.clear()
+        if self.log is not None:
+            self.log.clear()
 
     def make_room_for(self, num_blocks: int) -> IndexRoom:
         """Arrays for blocks up to `num_blocks - 1` that hold what is indexed, not put in place yet. O(num_blocks)."""
@@ -448,6 +470,8 @@ class PrefixIndex:
         room.take_slots(self._slots)
         if self.continuations is not None:
             room.continuations = self.continuations.grown(num_blocks)
+        if self.log is not None:
+            room.log = self.log.grown(num_blocks)
         return room
 
     def move_into(self, room: IndexRoom) -> None:
@@ -459,6 +483,7 @@ class PrefixIndex:
         self.owner = room.owner
         self.rings.move_into(room.next_equal, room.prev_equal)
         self.continuations = room.continuations
+        self.log = room.log
         self.roots.limit = room.num_blocks + 1
         self._slots = room.slots
         self._slot_mask = i64(len(room.slots)) - 1

@@ -6,6 +6,7 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ..arrays import grown_i32, grown_i64, words_to_cache_line, zeros_i64
+from .content_log import ContentLog
 from .continuations import Continuations
 
 #: A slot of the table holds a block id in its low 27 bits and the top 35 bits of the chained hash above them, so
@@ -32,6 +33,7 @@ class IndexRoom:
         self.next_equal = vec[i32]([])
         self.prev_equal = vec[i32]([])
         self.continuations: Continuations | None = None
+        self.log: ContentLog | None = None
 
     def take_words(self, words: vec[i64], first: i64, count: i64) -> None:
         """Copy `count` words of stored tokens."""

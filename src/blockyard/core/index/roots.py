@@ -1,6 +1,7 @@
 """What stands before the first block of a prompt: a content of its own for each combination of extra keys."""
 
 from collections import OrderedDict
+from typing import cast
 
 from mypy_extensions import i64
 
@@ -29,11 +30,17 @@ class Roots:
             self._contents.move_to_end(keys)
         return found
 
-    def remember(self, keys: object, content: i64) -> None:
-        """A new root, the latest one."""
+    def remember(self, keys: object, content: i64) -> i64:
+        """A new root, the latest one. Returns the one that is forgotten for it, or 0."""
         self._contents[keys] = content
-        if len(self._contents) > self.limit:
-            self._contents.popitem(last=False)
+        if len(self._contents) <= self.limit:
+            return NO_CONTENT
+        _, forgotten = self._contents.popitem(last=False)
+        return forgotten
+
+    def keys_by_root(self) -> dict[int, tuple[object, ...]]:
+        """The extra keys of each root. O(roots)."""
+        return {int(content): cast(tuple[object, ...], keys) for keys, content in self._contents.items()}
 
     def holds(self, content: i64) -> bool:
         """Whether some keys still have this root. O(roots)."""

@@ -9,6 +9,7 @@ from ..pool.ledger import BlockLedger, LedgerRoom
 from ..sequences.block_table import BlockTable
 from ..sequences.table import SequenceTable
 from ..watch.misses import MissLog
+from .content_pool import ContentPool
 from .transfers import Transfers
 
 
@@ -73,6 +74,10 @@ class Store:
     def taken_by(self, hit: Hit) -> list[int]:
         """The blocks that taking a hit holds: ids of the KV pool, minus the id for a CPU block."""
         raise NotImplementedError("a store must have taken_by()")
+
+    def content_pools(self) -> list[ContentPool]:
+        """The pools below token blocks: of the GPU, then of the CPU if there is one."""
+        return []
 
     # Admission: taking a prompt in.
 

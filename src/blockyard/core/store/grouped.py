@@ -130,6 +130,10 @@ class GroupedStore(Store):
             ]
         return blocks
 
+    def content_pools(self) -> list[ContentPool]:
+        """The pool, and the CPU pool if there is one."""
+        return [self.pool] if self.cpu is None else [self.pool, self.cpu]
+
     def hold_hits(self, row: i64, hit: Hit) -> None:
         """Group after group."""
         for number, group in enumerate(self.groups):

@@ -1,0 +1,147 @@
+"""`python -m benchmarks.events [--blocks N]`: what KV events cost, on each thread."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from blockyard import CacheConfig, KVCacheManager
+from blockyard.events.following.mirror import Mirror
+from blockyard.events.publishing.feed import Feed
+
+BLOCK_SIZE = 16
+#: Blocks that one step publishes: a long prompt.
+A_STEP = 2000
+ROUNDS = 15
+
+
+def make_cache(num_blocks: int, on: bool) -> KVCacheManager:
+    return KVCacheManager(
+        CacheConfig(
+            num_blocks, BLOCK_SIZE, max_num_seqs=4, max_model_len=40_000, watermark=0.0, enable_kv_cache_events=on
+        )
+    )
+
+
+def run_prompt(cache: KVCacheManager, draw: np.random.Generator) -> float:
+    """Seconds of a prompt's life but for its end, where it evicts as many blocks as it publishes."""
+    tokens = draw.integers(0, 100_000, BLOCK_SIZE * A_STEP, dtype=np.int32)
+    begin = time.perf_counter()
+    seq = cache.allocate(tokens)
+    cache.reserve([seq], len(tokens))
+    cache.commit([seq], len(tokens), [1])
+    seconds = time.perf_counter() - begin
+    cache.free(seq)
+    return seconds
+
+
+def nanoseconds(seconds: list[float], num_blocks: int) -> str:
+    """Median and least, a block."""
+    each = [1e9 * one / num_blocks for one in seconds]
+    return f"{statistics.median(each):8.1f} {min(each):8.1f} ns a block"
+
+
+def timed(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def engine_thread() -> None:
+    """Publishing and evicting with the log off and on, in turns, and the hand-over."""
+    off, on, take = [], [], []
+    caches = {state: make_cache(10_000, state) for state in (False, True)}
+    draw = np.random.default_rng(1)
+    for number in range(8 + 4 * ROUNDS):
+        plain = run_prompt(caches[False], draw)
+        logged = run_prompt(caches[True], draw)
+        handed = timed(caches[True].take_events)
+        if number >= 8:
+            off.append(plain)
+            on.append(logged)
+            take.append(handed)
+    print("engine's thread, publish and evict, events off", nanoseconds(off, A_STEP))
+    print("engine's thread, publish and evict, events on ", nanoseconds(on, A_STEP))
+    print("engine's thread, take_events                  ", nanoseconds(take, A_STEP))
+
+
+def other_threads(num_blocks: int) -> None:
+    """The publisher's work, the mirror's, a snapshot, a match over 64 workers."""
+    cache = make_cache(10_000, True)
+    feed = Feed(cache.config, True, 100, None, time.time)
+    draw = np.random.default_rng(2)
+    publish, ingest = [], []
+    mirror = Mirror(hash_seed=1)
+    mirror.replayed("worker", *feed.beat())
+    for message in feed.replay(0):
+        mirror.replayed("worker", *message)
+    mirror.end_of_replay("worker")
+    for _ in range(ROUNDS):
+        run_prompt(cache, draw)
+        changes = cache.take_events()
+        begin = time.perf_counter()
+        message = feed.changed(changes)
+        publish.append(time.perf_counter() - begin)
+        if message is not None:
+            ingest.append(timed(lambda message=message: mirror.live("worker", *message)))
+    print("publisher's thread, a block stored (and evicted)", nanoseconds(publish, A_STEP))
+    print("mirror, a block stored (and removed)            ", nanoseconds(ingest, A_STEP))
+    snapshot(num_blocks)
+    match()
+
+
+def snapshot(num_blocks: int) -> None:
+    """All of a pool in one message."""
+    cache = make_cache(num_blocks, True)
+    feed = Feed(cache.config, True, 100, None, time.time)
+    draw = np.random.default_rng(3)
+    for _ in range(num_blocks // A_STEP):
+        run_prompt(cache, draw)
+        feed.changed(cache.take_events())
+    begin = time.perf_counter()
+    ((_, payload),) = feed.replay(0)
+    seconds = time.perf_counter() - begin
+    print(f"snapshot of {num_blocks:,} blocks: {1000 * seconds:.0f} ms, {len(payload) / 1e6:.1f} MB")
+
+
+def match() -> None:
+    """A prompt of 750 blocks that 64 workers have, each a little more of it."""
+    cache = make_cache(10_000, True)
+    mirror = Mirror(hash_seed=1)
+    tokens = np.random.default_rng(4).integers(0, 100_000, BLOCK_SIZE * 750, dtype=np.int32)
+    for number in range(64):
+        cache.reset_prefix_cache()
+        feed = Feed(cache.config, True, 100, None, time.time)
+        length = BLOCK_SIZE * (750 - number)
+        seq = cache.allocate(tokens[:length])
+        cache.reserve([seq], length)
+        cache.commit([seq], length)
+        feed.changed(cache.take_events())
+        cache.free(seq)
+        for message in feed.replay(0):
+            mirror.replayed(f"worker-{number}", *message)
+        mirror.end_of_replay(f"worker-{number}")
+    seconds = [timed(lambda: mirror.match(tokens)) for _ in range(200)]
+    found = mirror.match(tokens)
+    assert sorted(one.num_tokens for one in found.values()) == [BLOCK_SIZE * (750 - n) for n in range(63, -1, -1)]
+    least = 1e6 * min(seconds)
+    print(f"match of 750 blocks over 64 workers: {1e6 * statistics.median(seconds):.0f} us, least {least:.0f}")
+    holdings = mirror.num_holdings()
+    print(f"memory: {mirror.num_bytes() / holdings:.0f} bytes a holding ({holdings:,} holdings)")
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(prog="benchmarks.events", description=main.__doc__)
+    parser.add_argument("--blocks", type=int, default=200_000, help="of the snapshot; default: 200,000")
+    options = parser.parse_args()
+    engine_thread()
+    other_threads(options.blocks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,349 @@
+"""What consumers hold: the prefix caches of many engines, rebuilt from their KV events, exact."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arguments import require_str
+from ...errors import InvalidArgument
+from ...hash_seeds import hash_seed_or_drawn
+from ...keys import canonical_keys, plain_keys, require_spans_within, spans_by_block, spans_of
+from ..tagged_keys import lora_name, untagged
+from ..trie.block_trie import BlockTrie
+from ..wire import GPU, AllBlocksCleared, BlockRemoved, BlockStored, Event
+from .stream import Message, MessageOrder, Trust
+
+MAX_BLOCK_SIZE = 4096
+MAX_WORKERS = 2**16
+#: Layer groups of one worker, and window lengths, as a publisher may name them.
+MAX_GROUPS = 64
+
+
+class Match(NamedTuple):
+    """What one worker has of a prompt. num_tokens: leading tokens that it has anywhere; num_gpu_tokens: on its GPU.
+
+    trust: whether the worker's messages are all there.
+    """
+
+    num_tokens: int
+    num_gpu_tokens: int
+    trust: Trust
+
+
+@dataclass(slots=True)
+class _Group:
+    """One layer group of a worker: a holder in the trie of its block size."""
+
+    block_size: int
+    window: int
+    holder: int
+
+
+@dataclass(slots=True)
+class _Worker:
+    order: MessageOrder = field(default_factory=MessageOrder)
+    groups: dict[int, _Group] = field(default_factory=dict)
+    num_groups: int = 1
+    num_unreadable: int = 0
+
+
+class Mirror:
+    """An index over the caches of many workers: which leading tokens of a prompt each one has.
+
+        mirror = Mirror()
+        mirror.live("worker-0", sequence, payload)        each message of its PUB socket
+        while (start := mirror.replay_from("worker-0")) is not None:
+            ...ask its replay socket from `start`, give each answer to mirror.replayed(...), then
+            mirror.end_of_replay("worker-0")
+        mirror.match(token_ids)["worker-0"].num_tokens
+
+    It reads the messages of vLLM, SGLang and Blockyard, in maps or arrays, and passes over what it does not know.
+    Blocks are compared by their tokens and extra keys: hashes are names, and a collision gives nobody another's blocks.
+    After a gap, a restart or a late start a worker is not `Trust.LIVE` until a replay has brought it up to date.
+    `Subscriber` does the reading and asking. It is not thread-safe.
+
+    hash_seed: of the trie's hash function; None draws a secret one.
+    """
+
+    def __init__(self, hash_seed: int | None = None) -> None:
+        self._hash_seed = hash_seed_or_drawn(hash_seed)
+        self._workers: dict[str, _Worker] = {}
+        self._tries: dict[int, BlockTrie] = {}
+        #: For each block size, numbers of holders that nobody uses.
+        self._spare_holders: dict[int, list[int]] = {}
+
+    # Messages.
+
+    def live(self, worker: str, sequence: int, payload: bytes) -> None:
+        """A message of a worker's PUB socket. O(blocks). One that cannot be read makes the worker untrusted."""
+        message = self._read(worker, sequence, payload)
+        if message is not None:
+            following = self._worker(worker).order.live(message)
+            if following is not None:
+                self._apply(worker, following)
+
+    def replayed(self, worker: str, sequence: int, payload: bytes) -> None:
+        """A message of a worker's replay socket."""
+        message = self._read(worker, sequence, payload)
+        if message is not None and self._worker(worker).order.replayed(message):
+            self._apply(worker, message)
+
+    def end_of_replay(self, worker: str) -> None:
+        """The replay's end mark: what came live meanwhile counts from now on."""
+        for message in self._worker(worker).order.end_of_replay():
+            self._apply(worker, message)
+
+    def replay_from(self, worker: str) -> int | None:
+        """The sequence number to ask the replay socket for; None while nothing is missing."""
+        return self._worker(worker).order.replay_from
+
+    def trust(self, worker: str) -> Trust:
+        """Whether what is known of a worker is all that its messages said."""
+        return self._worker(worker).order.trust
+
+    def forget(self, worker: str) -> None:
+        """A worker is gone: nothing of it is known any more. O(slots of the tables)."""
+        self._drop_groups(self._worker(worker))
+        del self._workers[worker]
+
+    def _read(self, worker: str, sequence: int, payload: bytes) -> Message | None:
+        state = self._worker(worker)
+        try:
+            if not 0 <= sequence < 2**63:
+                raise InvalidArgument(f"sequence is {sequence}; it must be from 0 to 2**63 - 1")
+            return Message.of(sequence, payload)
+        except InvalidArgument:
+            state.num_unreadable += 1
+            state.order.distrust()
+            return None
+
+    def _worker(self, name: str) -> _Worker:
+        found = self._workers.get(name)
+        if found is None:
+            if len(self._workers) >= MAX_WORKERS:
+                raise InvalidArgument(f"worker is {name!r}; there are {MAX_WORKERS} already, the limit")
+            found = self._workers[require_str("worker", name)] = _Worker()
+        return found
+
+    # Events.
+
+    def _apply(self, worker: str, message: Message) -> None:
+        state = self._workers[worker]
+        try:
+            for event in message.batch.events:
+                self._apply_one(state, event)
+        except InvalidArgument:
+            state.num_unreadable += 1
+            state.order.distrust()
+
+    def _apply_one(self, state: _Worker, event: Event) -> None:
+        if isinstance(event, BlockStored):
+            self._store(state, event)
+        elif isinstance(event, BlockRemoved):
+            self._remove(state, event)
+        elif isinstance(event, AllBlocksCleared):
+            self._drop_groups(state)
+
+    def _store(self, state: _Worker, event: BlockStored) -> None:
+        if not event.token_ids:  # of other media, where vLLM names blocks alone
+            return
+        names = _names(event.block_hashes)
+        if len(event.token_ids) != len(names) * event.block_size:
+            raise InvalidArgument(
+                f"token_ids has {len(event.token_ids)} items for {len(names)} blocks of {event.block_size}"
+            )
+        group = self._group(state, event)
+        state.num_groups = event.num_groups or state.num_groups
+        parent = None if event.parent_block_hash is None else int(_names([event.parent_block_hash])[0])
+        request, keys = _keys_of(event, len(names))
+        trie = self._tries[group.block_size]
+        tokens = _tokens(event.token_ids)
+        trie.store(group.holder, _medium(event.medium), names, parent, tokens, request, keys)
+
+    def _remove(self, state: _Worker, event: BlockRemoved) -> None:
+        names = _names(event.block_hashes)
+        numbers = list(state.groups) if event.group_idx is None else [event.group_idx]
+        for number in numbers:
+            group = state.groups.get(number)
+            if group is not None:
+                self._tries[group.block_size].remove(group.holder, _medium(event.medium), names)
+
+    def _group(self, state: _Worker, event: BlockStored) -> _Group:
+        number = event.group_idx or 0
+        group = state.groups.get(number)
+        if group is not None and group.block_size == event.block_size:
+            return group
+        if not 1 <= event.block_size <= MAX_BLOCK_SIZE or not 0 <= number < MAX_GROUPS:
+            raise InvalidArgument(
+                f"block_size is {event.block_size} and group_idx {number}; the limits are {MAX_BLOCK_SIZE} and "
+                f"{MAX_GROUPS - 1}"
+            )
+        if group is not None:
+            self._drop_group(group)
+        window = event.kv_cache_spec_sliding_window or 0
+        group = _Group(event.block_size, window, self._holder(event.block_size))
+        state.groups[number] = group
+        return group
+
+    def _holder(self, block_size: int) -> int:
+        if block_size not in self._tries:
+            self._tries[block_size] = BlockTrie(block_size, self._hash_seed)
+            self._spare_holders[block_size] = []
+        spare = self._spare_holders[block_size]
+        return spare.pop() if spare else self._tries[block_size].add_holder()
+
+    def _drop_groups(self, state: _Worker) -> None:
+        """The worker has nothing, and perhaps other groups from now on."""
+        for group in state.groups.values():
+            self._drop_group(group)
+        state.groups.clear()
+        state.num_groups = 1
+
+    def _drop_group(self, group: _Group) -> None:
+        self._tries[group.block_size].clear(group.holder)
+        self._spare_holders[group.block_size].append(group.holder)
+
+    # What is asked.
+
+    def match(self, token_ids: Any, extra_keys: Any = ()) -> dict[str, Match]:
+        """For each worker that has any, the leading tokens of a prompt that it has. O(blocks found + workers).
+
+        With layer groups: as many tokens as all of them have, and of a sliding window its last tokens.
+        Raises `InvalidArgument` for bad tokens or keys.
+        """
+        keys = canonical_keys(extra_keys)
+        best: dict[str, Match] = {}
+        found = {size: self._lengths(size, trie, token_ids, keys) for size, trie in self._tries.items()}
+        for name, state in self._workers.items():
+            match = self._match_worker(state, found)
+            if match.num_tokens:
+                best[name] = match
+        return best
+
+    def _lengths(self, size: int, trie: BlockTrie, token_ids: Any, keys: Any) -> list[tuple[Any, Any]]:
+        """For each form of the keys, the path and how many of its blocks each holder has, anywhere and on the GPU."""
+        num_blocks = len(token_ids) // size
+        require_spans_within(spans_of(keys), len(token_ids))
+        spans = spans_by_block(spans_of(keys), size, num_blocks)
+        forms: list[tuple[tuple[Any, ...], dict[int, Any]]] = [(plain_keys(keys), spans)]
+        if keys:
+            forms.append(_untagged_form(plain_keys(keys), spans, num_blocks))
+        paths = [trie.path(token_ids, request, by_block) for request, by_block in forms]
+        return [(path, trie.match(path)) for path in paths]
+
+    def _match_worker(self, state: _Worker, found: dict[int, list[tuple[Any, Any]]]) -> Match:
+        best = Match(0, 0, state.order.trust)
+        if not state.groups or len(state.groups) < state.num_groups:
+            return best  # a layer group that has nothing
+        for form in range(max(len(paths) for paths in found.values())):
+            lengths = [
+                tuple((found[group.block_size][form][1][group.holder] * group.block_size).tolist())
+                for group in state.groups.values()
+                if not group.window
+            ]
+            everywhere = min((length[0] for length in lengths), default=-1)
+            on_gpu = min((length[1] for length in lengths), default=-1)
+            everywhere = self._within_windows(state, found, form, everywhere)
+            if everywhere > best.num_tokens:
+                best = Match(everywhere, max(min(on_gpu, everywhere), 0), best.trust)
+        return best
+
+    def _within_windows(self, state: _Worker, found: dict[int, list[tuple[Any, Any]]], form: int, length: int) -> int:
+        """The longest hit of at most `length` tokens (-1: any) whose last tokens every window has, in whole blocks."""
+        windows = [group for group in state.groups.values() if group.window]
+        step = math.lcm(*(group.block_size for group in state.groups.values()))
+        if length < 0:
+            length = max(len(found[group.block_size][form][0]) * group.block_size for group in windows)
+        length -= length % step
+        paths = [found[group.block_size][form][0] for group in windows]
+        while length > 0 and not all(map(self._has_window, windows, paths, [length] * len(windows))):
+            length -= step
+        return length
+
+    def _has_window(self, group: _Group, path: npt.NDArray[np.int64], length: int) -> bool:
+        first = max(length - group.window + 1, 0) // group.block_size
+        last = length // group.block_size
+        trie = self._tries[group.block_size]
+        return last <= len(path) and all(trie.holds(int(node), group.holder) for node in path[first:last])
+
+    def num_holdings(self) -> int:
+        """Blocks that workers have, each counted for each of them. O(block sizes)."""
+        return sum(int(trie.holdings.num_holdings) for trie in self._tries.values())
+
+    def num_bytes(self) -> int:
+        """Bytes of the tries' arrays. O(block sizes)."""
+        return sum(trie.num_bytes() for trie in self._tries.values())
+
+
+def _names(hashes: list[int | bytes]) -> npt.NDArray[np.int64]:
+    """Any 64 bits of each name; of bytes the last eight, as vLLM cuts them."""
+    try:
+        numbers = [int.from_bytes(name[-8:], "big") if isinstance(name, bytes) else name for name in hashes]
+        return np.array([number & (2**64 - 1) for number in numbers], dtype=np.uint64).view(np.int64)
+    except (OverflowError, ValueError) as error:
+        raise InvalidArgument(f"block_hashes holds what is no 64-bit number: {error}") from error
+
+
+def _tokens(token_ids: list[int]) -> npt.NDArray[np.int64]:
+    try:
+        return np.array(token_ids, dtype=np.int64)
+    except OverflowError as error:
+        raise InvalidArgument(f"token_ids holds what is no token: {error}") from error
+
+
+def _medium(name: str | None) -> int:
+    """0 for the GPU, which is what senders mean who name none; 1 for all that is slower."""
+    return 0 if name is None or name == GPU else 1
+
+
+def _keys_of(event: BlockStored, num_blocks: int) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
+    """The keys of a request and those of each block, as the trie compares them."""
+    request: tuple[Any, ...]
+    if event.keys is not None:
+        rows = [[tuple(key) for key in row] for row in event.keys]
+        request = tuple(key for key in (rows[0] if rows else ()) if key and key[0] != "span")
+        blocks = [tuple(key[1:] for key in row if key and key[0] == "span") for row in rows]
+    elif event.extra_keys is not None or event.lora_name is not None:
+        request = _untagged_request(event.lora_name)
+        blocks = [_frozen(row) for row in event.extra_keys or [None] * num_blocks]
+    else:
+        return (), []
+    if len(blocks) != num_blocks:
+        raise InvalidArgument(f"extra_keys has {len(blocks)} items for {num_blocks} blocks")
+    _require_plain((request, blocks))
+    return request, blocks if any(blocks) else []
+
+
+def _untagged_form(
+    request: tuple[Any, ...], spans: dict[int, tuple[Any, ...]], num_blocks: int
+) -> tuple[tuple[Any, ...], dict[int, tuple[Any, ...]]]:
+    """How a sender that does not tag its keys says the same."""
+    rows = {block: _frozen(untagged(request, spans.get(block, ()), block == 0)) for block in range(num_blocks)}
+    return _untagged_request(lora_name(request)), {block: row for block, row in rows.items() if row}
+
+
+def _untagged_request(adapter: str | None) -> tuple[Any, ...]:
+    """Of an adapter alone: salt and images stand in the blocks' own keys."""
+    return () if adapter is None else (("untagged", adapter),)
+
+
+def _frozen(row: Any) -> tuple[Any, ...]:
+    if row is None:
+        return ()
+    if not isinstance(row, (list, tuple)):
+        raise InvalidArgument(f"extra_keys holds {type(row).__name__}; a list for each block is needed")
+    return tuple(_frozen(item) if isinstance(item, (list, tuple)) else item for item in row)
+
+
+def _require_plain(keys: Any) -> None:
+    """Text, numbers and tuples of them: hashing and comparing them runs no code of others."""
+    if isinstance(keys, (list, tuple)):
+        for key in keys:
+            _require_plain(key)
+    elif not isinstance(keys, (str, int, float, bytes, bool, type(None))):
+        raise InvalidArgument(f"extra_keys holds {type(keys).__name__}; text and numbers are needed")

@@ -1,0 +1,163 @@
+"""One publisher's messages in the right order, whatever the network did to them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from enum import Enum
+from typing import NamedTuple
+from zlib import crc32
+
+from ..wire import AllBlocksCleared, Batch, decode_batch
+
+#: Live messages that are kept while a replay is awaited; with more, another replay is needed.
+MOST_AHEAD = 4096
+MOST_AHEAD_BYTES = 2**26
+#: Of so many latest messages a checksum is kept, to tell one that came twice from one of a publisher that began anew.
+REMEMBERED = 1024
+
+
+class Trust(Enum):
+    """Whether what is known of a publisher's cache can be relied on."""
+
+    #: All messages so far are there.
+    LIVE = "live"
+    #: Some are missing, and a replay is awaited: what is known was right at some moment.
+    CATCHING_UP = "catching up"
+    #: Nothing is known yet, or the publisher began anew.
+    UNTRUSTED = "untrusted"
+
+
+class Message(NamedTuple):
+    """A numbered message, decoded."""
+
+    number: int
+    batch: Batch
+    checksum: int
+    size: int
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether it needs none before it."""
+        return bool(self.batch.events) and isinstance(self.batch.events[0], AllBlocksCleared)
+
+    @staticmethod
+    def of(number: int, payload: bytes) -> Message:
+        """Raises `InvalidArgument` for a payload that cannot be read."""
+        return Message(number, decode_batch(payload), crc32(payload), len(payload))
+
+
+class MessageOrder:
+    """Decides for each message whether it is next, came before, or shows that some are missing.
+
+    Numbers go up by one. A message that was seen is passed over; one with the number of another, or with another epoch,
+    is of a publisher that began anew. After a gap `replay_from` says from where a replay is needed (0: from the
+    beginning), and what comes meanwhile is kept. A replay answers from there, or with a snapshot under any number.
+    """
+
+    def __init__(self) -> None:
+        self.trust = Trust.UNTRUSTED
+        self.last = -1
+        self.num_gaps = 0
+        self.num_restarts = 0
+        self._epoch: int | None = None
+        self._seen: OrderedDict[int, int] = OrderedDict()
+        self._ahead: dict[int, Message] = {}
+        self._ahead_bytes = 0
+        #: When the latest snapshot was made; kept messages from before it are of no use.
+        self._snapshot_ts = 0.0
+        self._num_replayed = 0
+        #: Whether a snapshot was read, and not yet the end of its replay: messages behind it may stand for it too.
+        self._is_in_snapshot = False
+
+    @property
+    def replay_from(self) -> int | None:
+        """The first number that is missing, 0 for all; None while nothing is."""
+        if self.trust is Trust.LIVE:
+            return None
+        return 0 if self.trust is Trust.UNTRUSTED or self._is_in_snapshot else self.last + 1
+
+    def live(self, message: Message) -> Message | None:
+        """A live message; returned if it is the next one."""
+        number = message.number
+        if self.trust is Trust.UNTRUSTED:
+            self._keep(message)
+        elif message.batch.epoch != self._epoch or self._is_another(message):
+            self.num_restarts += 1
+            self.distrust()
+            self._keep(message)
+        elif self.trust is Trust.LIVE and number == self.last + 1:
+            self._accept(message)
+            return message
+        elif number > self.last:
+            if self.trust is Trust.LIVE:
+                self.num_gaps += 1
+                self._begin_catching_up()
+            self._keep(message)
+        return None
+
+    def _is_another(self, message: Message) -> bool:
+        """Whether its number was another message's, or is too old to say."""
+        return message.number <= self.last and self._seen.get(message.number) != message.checksum
+
+    def replayed(self, message: Message) -> bool:
+        """A message of a replay: whether it is to be applied. A snapshot stands for all up to its number."""
+        if message.is_snapshot:
+            self._begin_catching_up()
+            self._is_in_snapshot = True
+            self._seen.clear()
+            self._epoch = message.batch.epoch
+            self._snapshot_ts = message.batch.ts
+        elif self.trust is not Trust.CATCHING_UP or message.number != self.last + 1:
+            return False
+        elif message.batch.epoch != self._epoch:
+            self.num_restarts += 1
+            self.distrust()
+            return False
+        self._accept(message)
+        self._num_replayed += 1
+        return True
+
+    def end_of_replay(self) -> Iterator[Message]:
+        """The replay is whole: what came meanwhile and is next now. Where more is missing, `replay_from` says so."""
+        if self.trust is not Trust.CATCHING_UP:
+            return
+        self._is_in_snapshot = False
+        while (message := self._ahead.pop(self.last + 1, None)) is not None:
+            if message.batch.ts >= self._snapshot_ts and message.batch.epoch == self._epoch:
+                self._accept(message)
+                self._num_replayed += 1
+                yield message
+        later = any(number > self.last for number in self._ahead)
+        if not later or not self._num_replayed:  # the publisher has nothing more: what is kept is of an earlier life
+            self.trust = Trust.LIVE
+            self._drop_ahead()
+        self._num_replayed = 0
+
+    def distrust(self) -> None:
+        """What is known cannot be relied on: the publisher began anew, or a message could not be read."""
+        self.trust = Trust.UNTRUSTED
+        self.last = -1
+        self._is_in_snapshot = False
+        self._seen.clear()
+        self._drop_ahead()
+
+    def _begin_catching_up(self) -> None:
+        self.trust = Trust.CATCHING_UP
+        self._num_replayed = 0
+
+    def _accept(self, message: Message) -> None:
+        self.last = message.number
+        self._seen[message.number] = message.checksum
+        if len(self._seen) > REMEMBERED:
+            self._seen.popitem(last=False)
+
+    def _keep(self, message: Message) -> None:
+        if len(self._ahead) >= MOST_AHEAD or self._ahead_bytes + message.size > MOST_AHEAD_BYTES:
+            self._drop_ahead()
+        self._ahead[message.number] = message
+        self._ahead_bytes += message.size
+
+    def _drop_ahead(self) -> None:
+        self._ahead.clear()
+        self._ahead_bytes = 0

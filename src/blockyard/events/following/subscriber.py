@@ -1,0 +1,174 @@
+"""Keeps a mirror up to date over ZeroMQ: reads what publishers send, and asks for what is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from types import TracebackType
+from typing import Any
+
+from ...arguments import require_str
+from ...errors import InvalidArgument, MissingExtra, PublisherError
+from ..wire import END_SEQUENCE
+from .mirror import Mirror
+from .stream import Trust
+
+try:
+    import zmq
+except ImportError as error:
+    raise MissingExtra(f"KV events need {error.name}: pip install 'blockyard[events]'") from error
+
+#: Seconds without a message of a replay after which it is asked for again.
+REPLAY_PATIENCE = 2.0
+#: Seconds from the end of a replay to the next request.
+PAUSE_BETWEEN_REPLAYS = 0.05
+#: Largest message that is read, in bytes: a snapshot of two million blocks; a sender of more is cut off.
+MAX_MESSAGE_BYTES = 2**28
+#: Messages read from one socket before it is another's turn.
+MESSAGES_A_TURN = 256
+
+
+class _Source:
+    """The two sockets of one publisher."""
+
+    def __init__(self, context: Any, name: str, endpoint: str, replay_endpoint: str, topic: bytes) -> None:
+        self.name = name
+        self.asked_at = 0.0
+        self.is_asking = False
+        self._context = context
+        self._replay_endpoint = replay_endpoint
+        self.live = _connected(context, zmq.SUB, "endpoint", endpoint)
+        self.live.setsockopt(zmq.SUBSCRIBE, topic)
+        self.replay = _connected(context, zmq.DEALER, "replay_endpoint", replay_endpoint)
+
+    def ask(self, start: int) -> None:
+        """Ask for a replay, on a connection of its own: nothing that is left of another one arrives there."""
+        self.replay.close()
+        self.replay = _connected(self._context, zmq.DEALER, "replay_endpoint", self._replay_endpoint)
+        with contextlib.suppress(zmq.Again):
+            self.replay.send_multipart((b"", start.to_bytes(8, "big")), zmq.DONTWAIT)
+        self.is_asking = True
+        self.asked_at = time.monotonic()
+
+    def close(self) -> None:
+        self.live.close()
+        self.replay.close()
+
+
+class Subscriber:
+    """Feeds `mirror` from publishers: vLLM's, SGLang's or ours.
+
+        mirror = Mirror()
+        with Subscriber(mirror) as subscriber:
+            subscriber.follow("worker-0", "tcp://10.0.0.7:5557", "tcp://10.0.0.7:5558")
+            while True:
+                subscriber.poll(1.0)
+                mirror.match(token_ids)
+
+    Everything happens in `poll`, on the caller's thread.
+    """
+
+    def __init__(self, mirror: Mirror) -> None:
+        if not isinstance(mirror, Mirror):
+            raise InvalidArgument(f"mirror is {type(mirror).__name__}; it must be a Mirror")
+        self.mirror = mirror
+        self._context = zmq.Context(io_threads=1)
+        self._sources: dict[str, _Source] = {}
+
+    def follow(self, worker: str, endpoint: str, replay_endpoint: str, topic: str = "") -> None:
+        """Listen to a publisher from now on; what it holds already is asked for. topic: the beginning of its topic.
+
+        Raises `InvalidArgument` for a worker that is followed already, `PublisherError` for an endpoint of bad form.
+        """
+        name = require_str("worker", worker)
+        if name in self._sources:
+            raise InvalidArgument(f"worker is {name!r}; it is followed already")
+        chosen = require_str("topic", topic).encode()
+        self._sources[name] = _Source(self._context, name, endpoint, replay_endpoint, chosen)
+
+    def unfollow(self, worker: str) -> None:
+        """Listen no more, and forget what the worker had."""
+        source = self._sources.pop(require_str("worker", worker), None)
+        if source is None:
+            raise InvalidArgument(f"worker is {worker!r}; it is not followed")
+        source.close()
+        self.mirror.forget(worker)
+
+    def poll(self, timeout: float = 0.0) -> int:
+        """Read what has arrived, waiting at most `timeout` seconds for the first; returns how many messages."""
+        poller = zmq.Poller()
+        for source in self._sources.values():
+            poller.register(source.live, zmq.POLLIN)
+            poller.register(source.replay, zmq.POLLIN)
+        poller.poll(int(1000 * timeout))
+        return sum(self._serve(source) for source in self._sources.values())
+
+    def wait_until_live(self, timeout: float) -> bool:
+        """Poll until nothing is missing of any worker; False if that takes longer than `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while any(self.mirror.trust(name) is not Trust.LIVE for name in self._sources):
+            if time.monotonic() > deadline:
+                return False
+            self.poll(0.05)
+        return True
+
+    def _serve(self, source: _Source) -> int:
+        read = self._read_live(source) + self._read_replay(source)
+        start = self.mirror.replay_from(source.name)
+        waited = time.monotonic() - source.asked_at
+        if start is not None and waited > (REPLAY_PATIENCE if source.is_asking else PAUSE_BETWEEN_REPLAYS):
+            source.ask(start)
+        return read
+
+    def _read_live(self, source: _Source) -> int:
+        for count in range(MESSAGES_A_TURN):
+            try:
+                frames = source.live.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return count
+            if len(frames) == 3 and len(frames[1]) == 8:
+                self.mirror.live(source.name, int.from_bytes(frames[1], "big"), frames[2])
+        return MESSAGES_A_TURN
+
+    def _read_replay(self, source: _Source) -> int:
+        for count in range(MESSAGES_A_TURN):
+            try:
+                frames = source.replay.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return count
+            source.asked_at = time.monotonic()
+            if len(frames) < 3 or len(frames[-2]) != 8:
+                continue
+            if frames[-2] == END_SEQUENCE:
+                source.is_asking = False
+                self.mirror.end_of_replay(source.name)
+            else:
+                self.mirror.replayed(source.name, int.from_bytes(frames[-2], "big"), frames[-1])
+        return MESSAGES_A_TURN
+
+    def close(self) -> None:
+        """End the sockets. A second call does nothing."""
+        for source in self._sources.values():
+            source.close()
+        self._sources.clear()
+        self._context.term()
+
+    def __enter__(self) -> Subscriber:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _connected(context: Any, kind: int, name: str, endpoint: str) -> Any:
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    try:
+        socket.connect(require_str(name, endpoint))
+    except zmq.ZMQError as error:
+        socket.close()
+        raise PublisherError(f"{name} is {endpoint!r}; it cannot be connected to: {error}") from error
+    return socket

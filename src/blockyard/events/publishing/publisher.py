@@ -1,0 +1,213 @@
+"""Tells others what a cache holds: vLLM's KV events over ZeroMQ, from a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ...arguments import require_int, require_str, shown
+from ...core.manager import KVCacheManager
+from ...errors import InvalidArgument, MissingExtra, PublisherError
+from ...kv_events import KVCacheEvents
+from .feed import Feed, Numbered
+from .replays import Replays
+
+try:
+    import zmq
+except ImportError as error:
+    raise MissingExtra(f"KV events need {error.name}: pip install 'blockyard[events]'") from error
+
+#: Hand-overs that may wait for the thread; after that they stay in the cache's log, which is bounded and loses nothing.
+MOST_WAITING = 64
+MAX_REPLAYED = 2**24
+_FIRST_NUMBERS = ("clock", "zero")
+
+
+class KVEventPublisher:
+    """Publishes what `cache` holds, as vLLM does, to consumers such as routers.
+
+        publisher = KVEventPublisher(cache, "tcp://127.0.0.1:5557")
+        ...after each step:
+        publisher.publish()
+        ...at the end:
+        publisher.close()
+
+    `publish` hands arrays to a thread and returns; it never waits for a consumer. Messages are numbered. A consumer
+    that missed some, began late or saw a restart asks the replay socket, and gets the messages, or a snapshot where
+    they are gone. While nothing happens, an empty message goes out every `heartbeat` seconds, so that a lost last
+    message is noticed.
+
+    cache: made with `enable_kv_cache_events=True`. endpoint: of the PUB socket. replay_endpoint: of the ROUTER socket;
+    None for the next port. topic: the first frame. first_sequence: "clock" begins with the microseconds since 1970, so
+    that a restart is a gap forwards (right for Dynamo's indexer); "zero" begins with 0 and pads snapshots (right for
+    llm-d's router, and SGLang's). replayed: messages that are kept for replays. heartbeat: seconds.
+    data_parallel_rank: the rank that messages name. clock: gives seconds since 1970.
+
+    Raises `InvalidArgument`, and `PublisherError` when an endpoint cannot be bound.
+    """
+
+    def __init__(
+        self,
+        cache: KVCacheManager,
+        endpoint: str = "tcp://127.0.0.1:5557",
+        replay_endpoint: str | None = None,
+        *,
+        topic: str = "",
+        first_sequence: str = "clock",
+        replayed: int = 10_000,
+        heartbeat: float = 1.0,
+        data_parallel_rank: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if not isinstance(cache, KVCacheManager):
+            raise InvalidArgument(f"cache is {shown(cache)}; it must be a KVCacheManager")
+        if not cache.config.enable_kv_cache_events:
+            raise InvalidArgument("cache has enable_kv_cache_events=False; events need True")
+        if first_sequence not in _FIRST_NUMBERS:
+            raise InvalidArgument(f"first_sequence is {shown(first_sequence)}; it must be 'clock' or 'zero'")
+        if not 0 < heartbeat <= 3600:
+            raise InvalidArgument(f"heartbeat is {heartbeat!r}; it must be above 0 and at most 3600 seconds")
+        rank = data_parallel_rank
+        if rank is not None:
+            rank = require_int("data_parallel_rank", rank, 0, 65535)
+        size = require_int("replayed", replayed, 1, MAX_REPLAYED)
+        self._cache = cache
+        self._topic = require_str("topic", topic).encode()
+        self._heartbeat = heartbeat
+        self._feed = Feed(cache.config, first_sequence == "clock", size, rank, clock)
+        self._waiting: deque[KVCacheEvents] = deque()
+        self._context = zmq.Context(io_threads=1)
+        self._sockets: list[Any] = []
+        try:
+            self._pub = self._bound(zmq.PUB, "endpoint", endpoint)
+            #: Where the sockets are bound, with the port that a "*" or 0 stood for.
+            self.endpoint: str = self._pub.get_string(zmq.LAST_ENDPOINT)
+            self._router = self._bound(zmq.ROUTER, "replay_endpoint", replay_endpoint or _next_port(self.endpoint))
+            self.replay_endpoint: str = self._router.get_string(zmq.LAST_ENDPOINT)
+        except BaseException:
+            self._close_sockets()
+            raise
+        self._replays = Replays(self._router, self._topic, self._feed.replay)
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(self._woken, False)
+        self._is_closing = False
+        #: What ended the thread, if something did.
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="blockyard-kv-events", daemon=True)
+        self._thread.start()
+
+    def _bound(self, kind: int, name: str, endpoint: str) -> Any:
+        socket = self._context.socket(kind)
+        self._sockets.append(socket)
+        socket.setsockopt(zmq.LINGER, 0)
+        try:
+            socket.bind(require_str(name, endpoint))
+        except zmq.ZMQError as error:
+            raise PublisherError(f"{name} is {endpoint!r}; it cannot be bound: {error}") from error
+        return socket
+
+    # The engine's thread.
+
+    def publish(self) -> None:
+        """Hand over what the cache has to tell. O(what happened); it neither waits nor formats.
+
+        While the thread is far behind, events stay in the cache's own log: bounded, and nothing is lost.
+        Raises what ended the thread, once.
+        """
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise PublisherError("the thread that publishes KV events has ended") from error
+        if len(self._waiting) < MOST_WAITING:
+            events = self._cache.take_events()
+            if not events.is_empty:
+                self._waiting.append(events)
+                self._wake_up()
+
+    def close(self) -> None:
+        """Send what is left, and end the thread and the sockets. A second call does nothing."""
+        if self._thread.is_alive():
+            self._is_closing = True
+            self._wake_up()
+            self._thread.join()
+        if self._wake >= 0:
+            os.close(self._wake)
+            os.close(self._woken)
+            self._wake = self._woken = -1
+
+    def __enter__(self) -> KVEventPublisher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _wake_up(self) -> None:
+        with contextlib.suppress(OSError):  # it is awake already, or at its end
+            os.write(self._wake, b"\0")
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._close_sockets()
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._woken, zmq.POLLIN)
+        poller.register(self._router, zmq.POLLIN)
+        beat = time.monotonic() + self._heartbeat
+        while True:
+            pause = 0.0 if self._replays.are_waiting else max(0.0, beat - time.monotonic())
+            ready = dict(poller.poll(math.ceil(1000 * min(pause, self._heartbeat))))
+            is_closing = self._is_closing
+            if self._woken in ready:
+                self._drain_wakes()
+            if self._send_waiting():
+                beat = time.monotonic() + self._heartbeat
+            elif time.monotonic() >= beat:
+                self._send(self._feed.beat())
+                beat = time.monotonic() + self._heartbeat
+            self._replays.go_on(self._router in ready)
+            if is_closing:
+                return
+
+    def _drain_wakes(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, 65536)
+
+    def _send_waiting(self) -> bool:
+        sent = False
+        while self._waiting:
+            message = self._feed.changed(self._waiting.popleft())
+            if message is not None:
+                self._send(message)
+                sent = True
+        return sent
+
+    def _send(self, message: Numbered) -> None:
+        sequence, payload = message
+        # A PUB socket drops what a slow consumer does not read; that one sees a gap and asks for a replay.
+        self._pub.send_multipart((self._topic, sequence.to_bytes(8, "big"), payload), zmq.DONTWAIT)
+
+    def _close_sockets(self) -> None:
+        for socket in self._sockets:
+            socket.close()
+        self._context.term()
+
+
+def _next_port(endpoint: str) -> str:
+    """The port behind a TCP endpoint's, or another name for a path."""
+    base, colon, port = endpoint.rpartition(":")
+    if endpoint.startswith("tcp://") and port.isdigit():
+        return f"{base}{colon}{int(port) + 1}"
+    return f"{endpoint}-replay"

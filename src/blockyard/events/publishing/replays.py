@@ -1,0 +1,99 @@
+"""Answers to consumers that ask for a replay: a few at a time, each as fast as it reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import zmq
+
+from ..wire import END_SEQUENCE
+from .feed import Numbered
+
+#: Consumers that are answered at a time. Others wait in the socket, which holds a bounded number of requests.
+MOST_AT_A_TIME = 4
+#: Messages sent to one consumer before it is another's turn, and before live messages go out.
+MESSAGES_A_TURN = 256
+#: Seconds after which a consumer that does not read is given up. It asks again.
+PATIENCE = 10.0
+#: Seconds to wait when no consumer reads.
+PAUSE = 0.005
+
+
+class Replays:
+    """The replays that are under way on a ROUTER socket.
+
+    A request is [identity, "", start] with the start as 8 bytes, big-endian; some consumers leave the empty frame out.
+    Anything else is counted and not answered. The answer is [identity, "", topic, number, payload] for each message,
+    and last [identity, "", "", -1, ""].
+    """
+
+    def __init__(self, router: Any, topic: bytes, replay: Callable[[int], Iterator[Numbered]]) -> None:
+        self._router = router
+        self._topic = topic
+        self._replay = replay
+        self._running: dict[bytes, tuple[list[bytes], Iterator[tuple[bytes, ...]], float]] = {}
+        #: A message that a consumer had no room for.
+        self._unsent: dict[bytes, tuple[bytes, ...]] = {}
+        self.num_refused = 0
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether some consumer has not got all that it asked for."""
+        return bool(self._running)
+
+    def go_on(self, has_requests: bool) -> None:
+        """Take new requests, and send to each consumer what it has room for."""
+        while has_requests and len(self._running) < MOST_AT_A_TIME and self._take_request():
+            pass
+        sent = [self._send_some(identity) for identity in list(self._running)]
+        if sent and not any(sent):
+            time.sleep(PAUSE)
+
+    def _take_request(self) -> bool:
+        try:
+            frames = self._router.recv_multipart(zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        if len(frames) not in (2, 3) or len(frames[-1]) != 8 or (len(frames) == 3 and frames[1]):
+            self.num_refused += 1
+            return True
+        identity, start = frames[0], int.from_bytes(frames[-1], "big")
+        self._unsent.pop(identity, None)
+        self._running[identity] = ([identity, b""], self._messages(start), time.monotonic() + PATIENCE)
+        return True
+
+    def _messages(self, start: int) -> Iterator[tuple[bytes, ...]]:
+        for sequence, payload in self._replay(start):
+            yield self._topic, sequence.to_bytes(8, "big"), payload
+        yield b"", END_SEQUENCE, b""
+
+    def _send_some(self, identity: bytes) -> bool:
+        """Whether the consumer took anything."""
+        head, messages, deadline = self._running[identity]
+        for number in range(MESSAGES_A_TURN):
+            message = self._unsent.pop(identity, None) or next(messages, None)
+            if message is None:
+                del self._running[identity]
+                return True
+            try:
+                self._router.send_multipart((*head, *message), zmq.DONTWAIT)
+            except zmq.Again:
+                self._unsent[identity] = message
+                return self._keep_or_give_up(identity, number > 0, deadline)
+            except zmq.ZMQError:  # it is gone
+                del self._running[identity]
+                return True
+        self._running[identity] = (head, messages, time.monotonic() + PATIENCE)
+        return True
+
+    def _keep_or_give_up(self, identity: bytes, took_some: bool, deadline: float) -> bool:
+        head, messages, _ = self._running[identity]
+        if took_some:
+            self._running[identity] = (head, messages, time.monotonic() + PATIENCE)
+        elif time.monotonic() > deadline:
+            del self._running[identity]
+            del self._unsent[identity]
+        return took_some

@@ -1,0 +1,1 @@
+"""What many caches hold, as one trie of blocks: compiled, arrays alone."""

@@ -1,0 +1,350 @@
+"""The blocks that some holder has, each once, with who has it: exact, because tokens are compared."""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ...core.arrays import grown_i32, grown_i64, view_i64, zeros_i32, zeros_i64
+from ...core.index.hashing import root_hash
+from ...core.index.prefix_index import PrefixIndex
+from ...core.tokens import pack_tokens
+from ...ids import NO_CONTENT
+from .holdings import HoldingTable
+
+#: Holders whose bits share a word.
+HOLDERS_A_WORD: Final[i64] = 62
+#: Media: a block is on the GPU, or on something slower.
+MEDIA: Final[i64] = 2
+FEWEST_NODES: Final = 64
+#: Roots are forgotten by making the trie anew, and by nothing else.
+NO_LIMIT: Final[i64] = 1152921504606846976
+
+
+class BlockTrie:
+    """A trie over the manager's own prefix index: a node is a block of `block_size` tokens after all before it.
+
+    A holder is one cache's one layer group; it names blocks as it likes. A node stays while somebody holds it or a node
+    behind it. Arrays double when they are full, and are made anew when a quarter is used.
+    """
+
+    def __init__(self, block_size: int, hash_seed: int) -> None:
+        self.block_size = block_size
+        self._hash_seed = hash_seed
+        self.holdings = HoldingTable()
+        self.num_holders: i64 = 0
+        self._words: i64 = 1
+        self.num_nodes: i64 = 0
+        #: Blocks whose parent their holder did not have.
+        self.num_orphans = 0
+        self._bits = _powers_of_two(int(HOLDERS_A_WORD) + 1)
+        self._make(FEWEST_NODES)
+
+    def _make(self, capacity: int) -> None:
+        self.capacity: i64 = capacity
+        self.index = PrefixIndex(capacity, self.block_size, self._hash_seed)
+        self.index.roots.limit = NO_LIMIT
+        self._parent = zeros_i32(capacity)
+        #: Nodes behind it, and holdings of it.
+        self._uses = zeros_i32(capacity)
+        self._free = zeros_i32(capacity)
+        self._num_free: i64 = 0
+        self._next_node: i64 = 1
+        #: held[(node * 2 + medium) * words + holder // 62] has a bit for each holder.
+        self._held = zeros_i64(capacity * int(MEDIA * self._words))
+
+    def add_holder(self) -> int:
+        """A new holder's number."""
+        holder = self.num_holders
+        if holder // HOLDERS_A_WORD >= self._words:
+            self._widen()
+        self.num_holders += 1
+        return int(holder)
+
+    def _widen(self) -> None:
+        words = self._words
+        wider = zeros_i64(int(self.capacity * MEDIA * (words + 1)))
+        for row in range(self.capacity * MEDIA):
+            for word in range(words):
+                wider[row * (words + 1) + word] = self._held[row * words + word]
+        self._held = wider
+        self._words = words + 1
+
+    # What holders say.
+
+    def store(
+        self,
+        holder: i64,
+        medium: i64,
+        names: npt.NDArray[np.int64],
+        parent_name: int | None,
+        token_ids: object,
+        request: tuple[object, ...],
+        block_keys: list[tuple[object, ...]],
+    ) -> int:
+        """A holder has a chain of blocks; returns how many were taken in: none behind a block that it does not have.
+
+        names: int64 (n,). parent_name: of the block before the first, None at the beginning of a prompt.
+        token_ids: n * block_size of them. request: keys of the whole request. block_keys: () or one tuple for each
+        block, () where nothing stands there besides text.
+        """
+        chain = vec[i64](names)
+        words = pack_tokens(token_ids, self.block_size).words
+        before: i64 = 0
+        if parent_name is not None:
+            before = self.holdings.node_of(holder, i64(parent_name))
+            if before == 0:
+                self.num_orphans += len(chain)
+                return 0
+        for position in range(i64(len(chain))):
+            keys = block_keys[position] if block_keys else ()
+            before = self._node(words, position, before, request, keys)
+            self._hold(holder, medium, chain[position], before)
+        return len(chain)
+
+    def _node(
+        self, words: vec[i64], position: i64, before: i64, request: tuple[object, ...], keys: tuple[object, ...]
+    ) -> i64:
+        """The node of a block behind `before`, made where there is none. O(1) expected."""
+        index = self.index
+        parent = index.content_of(before) if before > 0 else index.root(request)
+        chain = index.chain_hash[before] if before > 0 else root_hash(parent)
+        if keys:
+            parent = index.root((int(parent), keys))
+            chain = root_hash(parent)
+        index.hash_run(words, position, position + 1, chain)
+        chain = index.hashes[position]
+        found = index.find(words, position * index.rows.num_words, chain, parent)
+        return found if found != 0 else self._new_node(words, position, before, parent, chain)
+
+    def _new_node(self, words: vec[i64], position: i64, before: i64, parent: i64, chain: i64) -> i64:
+        if self._num_free == 0 and self._next_node == self.capacity:
+            self._grow()
+        if self._num_free > 0:
+            self._num_free -= 1
+            node = i64(self._free[self._num_free])
+        else:
+            node = self._next_node
+            self._next_node += 1
+        index = self.index
+        first = index.rows.start_of(node)
+        for word in range(index.rows.num_words):
+            index.rows.words[first + word] = words[position * index.rows.num_words + word]
+        index.insert(node, chain, parent)
+        self._parent[node] = i32(before)
+        self._uses[node] = 0
+        if before > 0:
+            self._uses[before] += 1
+        self.num_nodes += 1
+        return node
+
+    def _hold(self, holder: i64, medium: i64, name: i64, node: i64) -> None:
+        known = self.holdings.node_of(holder, name)
+        if known != node:
+            if known != 0:  # the holder gave the name to another block without a word
+                self._let_go(holder, name, known)
+            self.holdings.put(holder, name, node)
+            self._uses[node] += 1
+        self._held[self._word(node, medium, holder)] |= self._bit(holder)
+
+    def _word(self, node: i64, medium: i64, holder: i64) -> i64:
+        return (node * MEDIA + medium) * self._words + holder // HOLDERS_A_WORD
+
+    def _bit(self, holder: i64) -> i64:
+        return self._bits[holder % HOLDERS_A_WORD]
+
+    def remove(self, holder: i64, medium: i64, names: npt.NDArray[np.int64]) -> None:
+        """A holder has these blocks no more on this medium; names that it does not have are passed over. O(n)."""
+        gone = vec[i64](names)
+        for name in gone:
+            node = self.holdings.node_of(holder, name)
+            if node == 0:
+                continue
+            self._held[self._word(node, medium, holder)] &= ~self._bit(holder)
+            if not self._is_held(node, holder):
+                self._let_go(holder, name, node)
+        self._shrink()
+
+    def _is_held(self, node: i64, holder: i64) -> bool:
+        both = self._held[self._word(node, 0, holder)] | self._held[self._word(node, 1, holder)]
+        return both & self._bit(holder) != 0
+
+    def _let_go(self, holder: i64, name: i64, node: i64) -> None:
+        self.holdings.take(holder, name)
+        for medium in range(MEDIA):
+            self._held[self._word(node, medium, holder)] &= ~self._bit(holder)
+        self._unuse(node)
+
+    def _unuse(self, node: i64) -> None:
+        """One use less; a node without any goes, and so perhaps those before it. O(nodes that go)."""
+        while node != 0:
+            self._uses[node] -= 1
+            if self._uses[node] > 0:
+                return
+            self.index.remove(node)
+            self._free[self._num_free] = i32(node)
+            self._num_free += 1
+            self.num_nodes -= 1
+            node = i64(self._parent[node])
+
+    def clear(self, holder: i64) -> None:
+        """A holder has nothing. O(slots of the table)."""
+        for name in self.holdings.names_of(holder):
+            self._let_go(holder, name, self.holdings.node_of(holder, name))
+        self._shrink()
+
+    # What is asked.
+
+    def match(self, path: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """For each holder, leading blocks of a path that it has: anywhere, and on the GPU; int64 (holders, 2)."""
+        return self._match(vec[i64](path))
+
+    def _match(self, path: vec[i64]) -> npt.NDArray[np.int64]:
+        lengths = zeros_i64(int(self.num_holders * MEDIA))
+        for word in range(self._words):
+            self._match_word(path, word, False, lengths)
+            self._match_word(path, word, True, lengths)
+        return view_i64(lengths).reshape(int(self.num_holders), int(MEDIA))
+
+    def path(
+        self, token_ids: object, request: tuple[object, ...], keys: dict[int, tuple[object, ...]]
+    ) -> npt.NDArray[np.int64]:
+        """The nodes of a prompt's full blocks, as far as somebody has them, int64 (found,). O(blocks found).
+
+        keys: what stands in a block besides text, by its position. Raises `InvalidArgument` for bad tokens.
+        """
+        packed = pack_tokens(token_ids, self.block_size)
+        found = self._find(packed.words, packed.num_tokens // self.block_size, request, keys)
+        nodes = zeros_i64(int(found))
+        for position in range(found):
+            nodes[position] = i64(self.index.found[position])
+        return view_i64(nodes)
+
+    def _find(
+        self, words: vec[i64], num_blocks: i64, request: tuple[object, ...], spans: dict[int, tuple[object, ...]]
+    ) -> i64:
+        index = self.index
+        root = index.known_root(request)
+        first: i64 = 0
+        for position in sorted(spans):
+            if root == NO_CONTENT or position >= num_blocks:
+                break
+            reached = index.find_prefix(words, first, position, root)
+            if reached < position:
+                return reached
+            parent = index.content_of(i64(index.found[position - 1])) if position > 0 else root
+            root = index.known_root((int(parent), spans[position]))
+            first = position
+        return first if root == NO_CONTENT else index.find_prefix(words, first, num_blocks, root)
+
+    def _match_word(self, path: vec[i64], word: i64, on_gpu: bool, lengths: vec[i64]) -> None:
+        """Follow the path with the set of holders that have had all so far; those that leave it get their length."""
+        words = self._words
+        first = word * HOLDERS_A_WORD
+        holders = min(self.num_holders - first, HOLDERS_A_WORD)
+        alive = self._bits[holders] - 1
+        column: i64 = 1 if on_gpu else 0
+        for position in range(i64(len(path))):
+            row = path[position] * MEDIA * words + word
+            have = self._held[row]
+            if not on_gpu:
+                have |= self._held[row + words]
+            if alive & ~have != 0:
+                self._leave(alive & ~have, first, position, lengths, column)
+                alive &= have
+                if alive == 0:
+                    return
+        self._leave(alive, first, i64(len(path)), lengths, column)
+
+    def _leave(self, left: i64, first: i64, position: i64, lengths: vec[i64], column: i64) -> None:
+        holder = first
+        while left != 0:
+            if left & 1 != 0:
+                lengths[holder * MEDIA + column] = position
+            left >>= 1
+            holder += 1
+
+    def holds(self, node: i64, holder: i64) -> bool:
+        """Whether a holder has a node anywhere."""
+        return self._is_held(node, holder)
+
+    # The size.
+
+    def _grow(self) -> None:
+        capacity = 2 * int(self.capacity)
+        self.index.move_into(self.index.make_room_for(capacity))
+        self.index.roots.limit = NO_LIMIT
+        self._parent = grown_i32(self._parent, capacity)
+        self._uses = grown_i32(self._uses, capacity)
+        self._free = grown_i32(self._free, capacity)
+        self._held = grown_i64(self._held, capacity * int(MEDIA * self._words))
+        self.capacity = capacity
+
+    def _shrink(self) -> None:
+        """Where a quarter of the nodes is used, new arrays of half the size, with new numbers. O(nodes), amortized."""
+        if 4 * self.num_nodes < self.capacity > FEWEST_NODES:
+            self._rebuild(int(self.capacity) // 2)
+        elif len(self.index.roots) > 2 * self.capacity:
+            self._rebuild(int(self.capacity))
+
+    def _rebuild(self, capacity: int) -> None:
+        """Each node once more, those before it first, and of the roots those that something comes after."""
+        old, held, parents, uses = self.index, self._held, self._parent, self._uses
+        width = MEDIA * self._words
+        keys_of = old.roots.keys_by_root()
+        contents = view_i64(old.identity)[::2][: int(self._next_node)]
+        order = np.argsort(contents, kind="stable")[int((contents == 0).sum()) :].tolist()
+        moved = zeros_i64(int(self._next_node))
+        self._make(capacity)
+        self.num_nodes = 0
+        for number in order:
+            node = i64(number)
+            before = i64(parents[node])
+            new = self._copy(old, node, before, moved[before], keys_of)
+            moved[node] = new
+            for word in range(width):
+                self._held[new * width + word] = held[node * width + word]
+        for node in range(i64(len(moved))):
+            if moved[node] > 0:
+                self._uses[moved[node]] = uses[node]
+        self.holdings.renumber(moved)
+
+    def _copy(
+        self, old: PrefixIndex, node: i64, before: i64, new_before: i64, keys_of: dict[int, tuple[object, ...]]
+    ) -> i64:
+        index = self.index
+        parent = old.parent_of(node)
+        if before > 0 and parent == old.content_of(before):
+            parent = index.content_of(new_before)
+            chain = index.chain_hash[new_before]
+        else:
+            parent = self._copy_root(keys_of[int(parent)], new_before, keys_of)
+            chain = root_hash(parent)
+        first = old.rows.start_of(node)
+        words = old.rows.words[first : first + old.rows.num_words]
+        index.hash_run(words, 0, 1, chain)
+        return self._new_node(words, 0, new_before, parent, index.hashes[0])
+
+    def _copy_root(self, keys: tuple[object, ...], before: i64, keys_of: dict[int, tuple[object, ...]]) -> i64:
+        """The new root of what had these keys: of a request, or (what it follows, what stands there)."""
+        if not keys or not isinstance(keys[0], int):
+            return self.index.root(keys)
+        follows = self.index.content_of(before) if before > 0 else self.index.root(keys_of[keys[0]])
+        return self.index.root((int(follows), keys[1]))
+
+    def num_bytes(self) -> int:
+        """Bytes of all arrays."""
+        arrays = 8 * len(self._held) + 12 * int(self.capacity)
+        return arrays + self.holdings.num_bytes() + int(self.capacity) * self.index.bytes_a_block()
+
+
+def _powers_of_two(count: int) -> vec[i64]:
+    powers = zeros_i64(count)
+    power: i64 = 1
+    for index in range(i64(count)):
+        powers[index] = power
+        if index + 1 < count:
+            power *= 2
+    return powers

@@ -1,0 +1,112 @@
+"""Who holds which block under which name: an open-addressing table from (holder, name) to a node of the trie."""
+
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ...core.arrays import zeros_i64
+
+FEWEST_SLOTS: Final = 64
+HOLDER_SPAN: Final[i64] = 4294967296
+NODE_MASK: Final[i64] = 4294967295
+LOW_31: Final[i64] = 2147483647
+#: Odd factors below 2**29, so that nothing wraps.
+SPREAD_LOW: Final[i64] = 461845907
+SPREAD_HIGH: Final[i64] = 387276917
+SPREAD_HOLDER: Final[i64] = 224682251
+
+
+class HoldingTable:
+    """Linear probing at a load from one eighth to two thirds; 16 bytes a slot. Names are any 64 bits."""
+
+    def __init__(self) -> None:
+        self.num_holdings: i64 = 0
+        self._make(FEWEST_SLOTS)
+
+    def _make(self, num_slots: int) -> None:
+        self._mask: i64 = num_slots - 1
+        #: (name, holder * 2**32 + node), the second 0 where a slot is empty.
+        self._slots = zeros_i64(2 * num_slots)
+
+    def _home(self, holder: i64, name: i64) -> i64:
+        mixed = (name & LOW_31) * SPREAD_LOW + ((name >> 31) & LOW_31) * SPREAD_HIGH + holder * SPREAD_HOLDER
+        return ((mixed >> 29) ^ mixed) & self._mask
+
+    def _find(self, holder: i64, name: i64) -> i64:
+        """The slot of a holding, or the empty one where it would be."""
+        position = self._home(holder, name)
+        slots = self._slots
+        while slots[2 * position + 1] != 0:
+            if slots[2 * position] == name and slots[2 * position + 1] >> 32 == holder:
+                return position
+            position = (position + 1) & self._mask
+        return position
+
+    def node_of(self, holder: i64, name: i64) -> i64:
+        """The node of a holding, 0 for none. O(1) expected."""
+        return self._slots[2 * self._find(holder, name) + 1] & NODE_MASK
+
+    def put(self, holder: i64, name: i64, node: i64) -> None:
+        """Add a holding that is not there. O(1) expected, amortized."""
+        if 3 * (self.num_holdings + 1) > 2 * (self._mask + 1):
+            self._resize(2 * int(self._mask + 1))
+        position = self._find(holder, name)
+        self._slots[2 * position] = name
+        self._slots[2 * position + 1] = holder * HOLDER_SPAN + node
+        self.num_holdings += 1
+
+    def take(self, holder: i64, name: i64) -> None:
+        """Remove a holding that is there. O(1) expected, amortized."""
+        self._close_gap(self._find(holder, name))
+        self.num_holdings -= 1
+        if 8 * self.num_holdings < self._mask + 1 > FEWEST_SLOTS:
+            self._resize(int(self._mask + 1) // 2)
+
+    def _close_gap(self, gap: i64) -> None:
+        """Move later holdings of the run back, so that no probe ends too early (Knuth, 6.4 R)."""
+        slots = self._slots
+        position = (gap + 1) & self._mask
+        while slots[2 * position + 1] != 0:
+            home = self._home(slots[2 * position + 1] >> 32, slots[2 * position])
+            if (position - home) & self._mask >= (position - gap) & self._mask:
+                slots[2 * gap] = slots[2 * position]
+                slots[2 * gap + 1] = slots[2 * position + 1]
+                gap = position
+            position = (position + 1) & self._mask
+        slots[2 * gap] = 0
+        slots[2 * gap + 1] = 0
+
+    def _resize(self, num_slots: int) -> None:
+        old = self._slots
+        self._make(num_slots)
+        for slot in range(i64(len(old)) // 2):
+            if old[2 * slot + 1] != 0:
+                position = self._find(old[2 * slot + 1] >> 32, old[2 * slot])
+                self._slots[2 * position] = old[2 * slot]
+                self._slots[2 * position + 1] = old[2 * slot + 1]
+
+    def renumber(self, moved: vec[i64]) -> None:
+        """Every node has another number: `moved[node]`. O(slots)."""
+        for slot in range(self._mask + 1):
+            value = self._slots[2 * slot + 1]
+            if value != 0:
+                self._slots[2 * slot + 1] = value - (value & NODE_MASK) + moved[value & NODE_MASK]
+
+    def names_of(self, holder: i64) -> vec[i64]:
+        """All that one holder holds. O(slots)."""
+        count: i64 = 0
+        for slot in range(self._mask + 1):
+            if self._slots[2 * slot + 1] >> 32 == holder and self._slots[2 * slot + 1] != 0:
+                count += 1
+        names = zeros_i64(int(count))
+        count = 0
+        for slot in range(self._mask + 1):
+            if self._slots[2 * slot + 1] >> 32 == holder and self._slots[2 * slot + 1] != 0:
+                names[count] = self._slots[2 * slot]
+                count += 1
+        return names
+
+    def num_bytes(self) -> int:
+        """Bytes of the table."""
+        return 8 * len(self._slots)

@@ -1,0 +1,143 @@
+"""The wire of KV events: vLLM's messages, written in its newest form and read in all of them.
+
+A message is `[ts, events, data_parallel_rank]` in msgpack. An event is a map with "type" since vLLM 0.26 and an array
+that begins with its type before; both are read, and fields and types that are not known here are passed over. A block
+hash is an unsigned 64-bit number or bytes; consumers take it for a name and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import InvalidArgument, MissingExtra
+
+try:
+    import msgspec
+except ImportError as error:
+    raise MissingExtra(f"KV events need {error.name}: pip install 'blockyard[events]'") from error
+
+#: Media as vLLM names them.
+GPU, CPU = "GPU", "CPU"
+#: The numbers and payloads of an end mark of a replay.
+END_SEQUENCE = (-1).to_bytes(8, "big", signed=True)
+MAX_SEQUENCE = 2**63 - 1
+
+
+class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
+    """Blocks of one chain, each after the one before, the first after `parent_block_hash` (None: at the beginning).
+
+    Two fields of our own, which other consumers pass over. keys: for each block what besides tokens decides it, tagged,
+    as `blockyard.keys` has it; extra_keys has the same without tags, as vLLM sends it. num_groups: layer groups of the
+    cache, where there are several: a prompt hits what all of them have.
+    """
+
+    block_hashes: list[int | bytes]
+    parent_block_hash: int | bytes | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[list[Any] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    keys: list[list[Any]] | None = None
+    num_groups: int | None = None
+
+
+class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True):
+    """Blocks that are gone from a medium."""
+
+    block_hashes: list[int | bytes]
+    medium: str | None
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, tag=True):
+    """Nothing is cached any more."""
+
+
+Event = BlockStored | BlockRemoved | AllBlocksCleared
+
+_KNOWN = {kind.__name__: kind for kind in (BlockStored, BlockRemoved, AllBlocksCleared)}
+#: The order of fields in arrays (vLLM 0.20).
+_ARRAY_FIELDS = {
+    "BlockStored": ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"),
+    "BlockRemoved": ("block_hashes", "medium"),
+    "AllBlocksCleared": (),
+}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "BlockStored": {"parent_block_hash": None, "lora_id": None, "medium": None, "lora_name": None},
+    "BlockRemoved": {"medium": None},
+    "AllBlocksCleared": {},
+}
+
+
+class Batch(msgspec.Struct, array_like=True):
+    """The events of one message. ts: seconds since 1970.
+
+    epoch: which life of the publisher it is of, where numbers alone do not tell; a field of our own at the end, which
+    decoders of arrays pass over (but for Dynamo's, which wants numbers from the clock anyway).
+    """
+
+    ts: float
+    events: list[Event]
+    data_parallel_rank: int | None = None
+    epoch: int | None = None
+
+
+class _RawBatch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[msgspec.Raw]
+    data_parallel_rank: int | None = None
+    epoch: int | None = None
+
+
+#: What a decoder raises for bytes of others: what msgspec refuses, text that is no UTF-8, keys that cannot be hashed.
+_UNREADABLE = (msgspec.DecodeError, ValueError, TypeError, RecursionError, OverflowError)
+
+_encoder = msgspec.msgpack.Encoder()
+_batch_decoder = msgspec.msgpack.Decoder(Batch)
+_raw_decoder = msgspec.msgpack.Decoder(_RawBatch)
+_event_decoder: Any = msgspec.msgpack.Decoder(Event)
+
+
+def encode_batch(batch: Batch) -> bytes:
+    """The payload of one message, without what it does not say at its end."""
+    fields: list[Any] = [batch.ts, batch.events]
+    if batch.data_parallel_rank is not None or batch.epoch is not None:
+        fields.append(batch.data_parallel_rank)
+    if batch.epoch is not None:
+        fields.append(batch.epoch)
+    return _encoder.encode(fields)
+
+
+def decode_batch(payload: bytes) -> Batch:
+    """A message of vLLM, SGLang or ours; events of unknown types are left out. O(bytes).
+
+    Raises `InvalidArgument` for what is no such message: wrong types, numbers beyond 64 bits, nesting without end.
+    """
+    try:
+        return _batch_decoder.decode(payload)
+    except _UNREADABLE:
+        pass  # an unknown type, an array, or no message at all
+    try:
+        raw = _raw_decoder.decode(payload)
+        events = [event for event in map(_decode_event, raw.events) if event is not None]
+    except _UNREADABLE as error:
+        raise InvalidArgument(f"payload is no batch of KV events: {error}") from error
+    return Batch(raw.ts, events, raw.data_parallel_rank, raw.epoch)
+
+
+def _decode_event(raw: msgspec.Raw) -> Event | None:
+    """One event in any form; None for a type that is not known."""
+    item = msgspec.msgpack.decode(raw)
+    if isinstance(item, list) and item and isinstance(item[0], str):
+        item = {"type": item[0]} | dict(zip(_ARRAY_FIELDS.get(item[0], ()), item[1:], strict=False))
+    if not isinstance(item, dict) or not isinstance(item.get("type"), str):
+        raise msgspec.ValidationError("an event is neither a map with a type nor an array that begins with one")
+    if item["type"] not in _KNOWN:
+        return None
+    event: Event = msgspec.convert(_DEFAULTS[item["type"]] | item, Event)
+    return event

@@ -1,0 +1,51 @@
+"""What a manager tells of its prefix cache, as arrays: `KVCacheManager.take_events`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class BlockChanges:
+    """Blocks of a pool below token blocks (layer groups, a CPU pool) that came and went, in order.
+
+    ids: int64 (n,), the id of a holding that came, or minus that of one that went; never used twice. contents, groups:
+    int64 (m,), of those that came: the content id of the last token block that it holds, and its layer group.
+    """
+
+    ids: npt.NDArray[np.int64]
+    contents: npt.NDArray[np.int64]
+    groups: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheEvents:
+    """What prompts can hit, and can hit no more, since the events were last taken (`take_events`).
+
+    A content is a block's tokens after all before them, under its extra keys. It has an id that is never used twice and
+    is greater than that of its parent; blocks that are equal share it, and it goes with the last of them.
+
+    cleared: all contents and roots were forgotten before anything that follows (`reset_prefix_cache`).
+    new_roots: (id, extra keys) of roots, which stand before first blocks; a span's are (content before it, the span).
+    lost_roots: roots that no prompt reaches any more; all contents behind them are gone.
+    contents: int64 (n,), the id of a content that came, or minus that of one that went, in order.
+    parents: int64 (m,), of those that came, the content or root before. token_ids: int32 (m, block size), their tokens.
+    pools: with layer groups or a CPU pool, what the pool and the CPU pool hold of these contents; else ().
+    """
+
+    cleared: bool
+    new_roots: tuple[tuple[int, tuple[object, ...]], ...]
+    lost_roots: tuple[int, ...]
+    contents: npt.NDArray[np.int64]
+    parents: npt.NDArray[np.int64]
+    token_ids: npt.NDArray[np.int32]
+    pools: tuple[BlockChanges, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing happened."""
+        changed = len(self.contents) + sum(len(pool.ids) for pool in self.pools)
+        return not (self.cleared or self.new_roots or self.lost_roots or changed)

@@ -1,0 +1,55 @@
+"""An engine that publishes what its cache holds, and a consumer that follows it over real sockets."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("zmq")
+
+from blockyard import InvalidArgument, PublisherError
+from blockyard.engine import Engine, SamplingParams
+from blockyard.events import Mirror, Subscriber, Trust
+
+from ..support.tiny_models import mixed_prompts, tiny_model
+
+ENDPOINTS = {"endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*", "heartbeat": 0.05}
+
+
+@pytest.mark.parametrize("num_cpu_blocks", [0, 40])
+def test_a_consumer_has_what_the_cache_has(num_cpu_blocks: int) -> None:
+    prompts = mixed_prompts((30, 45, 61, 17), shared=16)
+    model = tiny_model("llama-gqa")
+    engine = Engine(model, num_blocks=30, block_size=4, num_cpu_blocks=num_cpu_blocks, kv_events=ENDPOINTS)
+    assert engine.kv_events is not None
+    mirror = Mirror()
+    try:
+        with Subscriber(mirror) as subscriber:
+            subscriber.follow("engine", engine.kv_events.endpoint, engine.kv_events.replay_endpoint)
+            engine.generate(prompts, SamplingParams(max_tokens=5))
+            expected = [engine.cache.num_cached_tokens([*prompt, 0]) // 4 * 4 for prompt in prompts]
+            assert min(expected) > 0
+
+            def found() -> list[int]:
+                matches = [mirror.match(prompt).get("engine") for prompt in prompts]
+                return [match.num_tokens if match else 0 for match in matches]
+
+            deadline = time.monotonic() + 20
+            while found() != expected and time.monotonic() < deadline:
+                subscriber.poll(0.05)
+            assert found() == expected
+            assert mirror.trust("engine") is Trust.LIVE
+    finally:
+        engine.close()
+
+
+def test_bad_options_are_named() -> None:
+    model = tiny_model("llama-gqa")
+    with pytest.raises(InvalidArgument, match="kv_events is 7; it must be an endpoint or a dict"):
+        Engine(model, num_blocks=30, kv_events=7)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="unexpected keyword argument 'port'"):
+        Engine(model, num_blocks=30, kv_events={"port": 1})
+    with pytest.raises(PublisherError, match="endpoint is 'nowhere'"):
+        Engine(model, num_blocks=30, kv_events="nowhere")

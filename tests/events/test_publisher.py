@@ -1,0 +1,200 @@
+"""A publisher and subscribers over real sockets, on loopback."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from blockyard import CacheConfig, InvalidArgument, KVCacheManager, PublisherError
+from blockyard.events import KVEventPublisher, Mirror, Subscriber, Trust
+
+PROMPT = list(range(1, 13))
+#: Requests of which some are right, from one who never reads an answer.
+HOSTILE = ([b"", bytes(8)], [b"x"], [b"", b"", b"", bytes(8)], [bytes(8)], [b"", b"a" * 900])
+
+
+def make_cache(**settings: Any) -> KVCacheManager:
+    given = {"num_blocks": 20, "block_size": 4, "enable_kv_cache_events": True} | settings
+    return KVCacheManager(CacheConfig(**given))
+
+
+def compute(cache: KVCacheManager, tokens: list[int]) -> int:
+    seq = cache.allocate(tokens)
+    missing = len(tokens) - cache.num_computed_tokens(seq)
+    cache.reserve([seq], missing)
+    cache.commit([seq], missing)
+    return seq
+
+
+@pytest.fixture
+def publishing() -> Iterator[Callable[..., KVEventPublisher]]:
+    made = []
+
+    def publish(cache: KVCacheManager, **options: Any) -> KVEventPublisher:
+        options = {"heartbeat": 0.05, "endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*"} | options
+        made.append(KVEventPublisher(cache, **options))
+        return made[-1]
+
+    yield publish
+    for publisher in made:
+        publisher.close()
+
+
+def follow(subscriber: Subscriber, publisher: KVEventPublisher) -> None:
+    subscriber.follow("worker", publisher.endpoint, publisher.replay_endpoint)
+
+
+def until(subscriber: Subscriber, condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        subscriber.poll(0.02)
+    return True
+
+
+def tokens_of(mirror: Mirror) -> int:
+    found = mirror.match(PROMPT).get("worker")
+    return found.num_tokens if found is not None else 0
+
+
+@pytest.mark.parametrize("first_sequence", ["clock", "zero"])
+def test_a_late_consumer_gets_all_and_then_what_follows(
+    publishing: Callable[..., KVEventPublisher], first_sequence: str
+) -> None:
+    cache = make_cache()
+    publisher = publishing(cache, first_sequence=first_sequence)
+    seq = compute(cache, PROMPT[:8])
+    publisher.publish()
+    mirror = Mirror()
+    with Subscriber(mirror) as subscriber:
+        follow(subscriber, publisher)
+        assert subscriber.wait_until_live(10.0)
+        assert tokens_of(mirror) == 8
+        cache.free(seq)
+        compute(cache, PROMPT)
+        publisher.publish()
+        assert until(subscriber, lambda: tokens_of(mirror) == 12)
+        cache.reset_prefix_cache()
+        publisher.publish()
+        assert until(subscriber, lambda: tokens_of(mirror) == 0)
+
+
+def test_a_restart_is_noticed(publishing: Callable[..., KVEventPublisher]) -> None:
+    cache = make_cache()
+    publisher = publishing(cache)
+    compute(cache, PROMPT)
+    publisher.publish()
+    mirror = Mirror()
+    with Subscriber(mirror) as subscriber:
+        follow(subscriber, publisher)
+        assert until(subscriber, lambda: tokens_of(mirror) == 12)
+        publisher.close()
+        second = make_cache()
+        publisher = publishing(second, endpoint=publisher.endpoint, replay_endpoint=publisher.replay_endpoint)
+        compute(second, PROMPT[:4])
+        publisher.publish()
+        assert until(subscriber, lambda: tokens_of(mirror) == 4 and mirror.trust("worker") is Trust.LIVE)
+
+
+def test_a_port_in_use_is_one_sentence(publishing: Callable[..., KVEventPublisher]) -> None:
+    publisher = publishing(make_cache())
+    with pytest.raises(PublisherError, match=r"endpoint is 'tcp://.*'; it cannot be bound: Address already in use"):
+        publishing(make_cache(), endpoint=publisher.endpoint)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"cache": "x"}, "cache is 'x'; it must be a KVCacheManager"),
+        ({"cache": make_cache(enable_kv_cache_events=False)}, "events need True"),
+        ({"first_sequence": "one"}, "first_sequence is 'one'; it must be 'clock' or 'zero'"),
+        ({"heartbeat": 0}, "heartbeat is 0"),
+        ({"replayed": 0}, "replayed is 0"),
+        ({"data_parallel_rank": -1}, "data_parallel_rank is -1"),
+    ],
+)
+def test_bad_arguments_are_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        KVEventPublisher(**({"cache": make_cache(), "endpoint": "tcp://127.0.0.1:*"} | options))
+
+
+def test_hostile_requests_and_a_consumer_that_does_not_read_keep_nobody_waiting(
+    publishing: Callable[..., KVEventPublisher],
+) -> None:
+    cache = make_cache(num_blocks=2000, max_model_len=8000)
+    publisher = publishing(cache)
+    compute(cache, list(range(7000)))
+    publisher.publish()
+    context = zmq.Context()
+    hostile = context.socket(zmq.DEALER)
+    hostile.setsockopt(zmq.LINGER, 0)
+    hostile.setsockopt(zmq.RCVHWM, 1)
+    hostile.connect(publisher.replay_endpoint)
+    for number in range(300):
+        hostile.send_multipart(HOSTILE[number % len(HOSTILE)])
+    mirror = Mirror()
+    with Subscriber(mirror) as subscriber:
+        follow(subscriber, publisher)
+        assert until(subscriber, lambda: mirror.trust("worker") is Trust.LIVE, 20.0)
+        assert mirror.match(range(7000))["worker"].num_tokens == 7000
+    hostile.close()
+    context.term()
+
+
+def test_publishing_waits_for_nobody_and_loses_nothing(publishing: Callable[..., KVEventPublisher]) -> None:
+    """The thread is held up; meanwhile hundreds of steps go by, and afterwards a consumer has all."""
+    cache = make_cache(num_blocks=600, max_model_len=40)
+    publisher = publishing(cache)
+    gate = threading.Event()
+    changed = publisher._feed.changed
+    publisher._feed.changed = lambda changes: gate.wait(20) and changed(changes)  # type: ignore[method-assign]
+    for number in range(300):
+        cache.free(compute(cache, [number] * 4))
+        publisher.publish()
+    assert len(publisher._waiting) <= 64
+    gate.set()
+    mirror = Mirror()
+    with Subscriber(mirror) as subscriber:
+        follow(subscriber, publisher)
+
+        def has_all() -> bool:
+            publisher.publish()
+            return all(mirror.match([number] * 4) for number in range(300))
+
+        assert until(subscriber, has_all, 20.0)
+
+
+def test_closing_twice_is_nothing_and_what_was_published_is_out(publishing: Callable[..., KVEventPublisher]) -> None:
+    cache = make_cache()
+    publisher = publishing(cache)
+    mirror = Mirror()
+    with Subscriber(mirror) as subscriber:
+        follow(subscriber, publisher)
+        assert subscriber.wait_until_live(10.0)
+        compute(cache, PROMPT)
+        publisher.publish()
+        publisher.close()
+        publisher.close()
+        assert until(subscriber, lambda: tokens_of(mirror) == 12)
+    publisher.publish()
+
+
+def test_a_thread_that_ended_is_told(publishing: Callable[..., KVEventPublisher]) -> None:
+    cache = make_cache()
+    publisher = publishing(cache)
+
+    def broken(changes: Any) -> None:
+        raise ZeroDivisionError("by a test")
+
+    publisher._feed.changed = broken  # type: ignore[method-assign]
+    compute(cache, PROMPT)
+    publisher.publish()
+    publisher._thread.join(10)
+    with pytest.raises(PublisherError, match="the thread that publishes KV events has ended"):
+        publisher.publish()
