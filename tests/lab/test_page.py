@@ -237,6 +237,7 @@ DRIVER = """
       ([words, box]) => [words, box.x, box.y, box.x + box.width, box.y + box.height]),
     chart: document.querySelector("#chart svg").clientWidth,
     views: !document.getElementById("views").hidden,
+    sticks: getComputedStyle(document.querySelector(".numbers tbody th")).position,
   };
   ACTIONS
   document.body.textContent = JSON.stringify(seen);
@@ -283,6 +284,7 @@ def test_the_crosshair_the_axis_and_the_names(tmp_path: Path) -> None:
     assert seen["optimum off"]["lines"] == start["lines"][:3]
     assert seen["pointed in the middle"]["spoken"].startswith("300 blocks"), "on a linear axis nearer than 4,000"
     assert not start["wide"]
+    assert start["sticks"] == "sticky", "the capacities of the table, while its columns are scrolled"
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")

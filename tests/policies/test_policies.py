@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from blockyard import InvariantError
+from blockyard import InvalidArgument, InvariantError
 from blockyard.core.policies import POLICIES
 from blockyard.core.policies.base import EvictionPolicy
 from blockyard.core.policies.block_heap import BlockHeap
@@ -125,6 +125,7 @@ PAIRS: dict[str, Callable[[int], tuple[EvictionPolicy, Any]]] = {
     "density that learns often": lambda n: (Density(n, 16), DensityModel(n, 16)),
     "score that favours beginnings": lambda n: (Score(n, 7, 3), ScoreModel(n, 7, 3)),
     "score that favours ends": lambda n: (Score(n, 2, -5), ScoreModel(n, 2, -5)),
+    "score without weights": lambda n: (Score(n, 0, 0), Model(n)),
     "retention of lru": lambda n: (Retention(LRU(n), n), RetentionModel(n, Model(n))),
     "retention of lfu": lambda n: (Retention(LFU(n), n), RetentionModel(n, LFUModel(n))),
 }
@@ -146,6 +147,12 @@ def test_the_order_is_the_models(make: Callable[[int], tuple[EvictionPolicy, Any
 
 def test_every_policy_has_a_model() -> None:
     assert set(ALL_MODELS) == set(POLICIES)
+
+
+@pytest.mark.parametrize("bad", [{"hit_credit": -1}, {"hit_credit": 2**31}, {"depth_cost": 2**31}, {"depth_cost": 0.1}])
+def test_weights_of_a_score_outside_their_limits_are_named(bad: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{next(iter(bad))} is {next(iter(bad.values()))}"):
+        Score(10, **bad)
 
 
 def told(policy: EvictionPolicy, *contents: str) -> EvictionPolicy:
