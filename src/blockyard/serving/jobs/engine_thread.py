@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
@@ -25,11 +26,20 @@ class EngineThread:
     """Runs an engine for many clients. Every method may be called from any thread.
 
     engine: the thread's own from now on. capacity: completions that may wait and run together.
-    model_name: the label of the figures. retry_after_seconds: what refused clients are told.
+    model_name: the label of the figures. retry_after_seconds: what refused clients are told. clock: seconds, the same
+    that jobs arrive by.
     """
 
-    def __init__(self, engine: Engine, capacity: int, model_name: str, retry_after_seconds: int = 1) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        capacity: int,
+        model_name: str,
+        retry_after_seconds: int = 1,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.capacity = capacity
+        self._clock = clock
         self.request_figures = RequestFigures(model_name)
         self.figures = EngineFigures.of(engine, 0)
         self._engine = engine
@@ -217,16 +227,13 @@ class EngineThread:
             self._end(job, failed())
 
     def _hand_out(self, report: StepReport) -> None:
-        now = time.perf_counter()
-        for token in report.new_tokens:
-            self._hand_out_token(token, now)
+        now = self._clock()
+        # Speculation gives a completion several tokens in one step.
+        for (request_id, index), number in Counter(map(_completion_of, report.new_tokens)).items():
+            self.request_figures.count_tokens(self._jobs[request_id], index, number, now)
+        self._letters += [(self._jobs[token.request_id], token) for token in report.new_tokens]
         for result in report.finished:
             self._finish(result, now)
-
-    def _hand_out_token(self, token: NewToken, now: float) -> None:
-        job = self._jobs[token.request_id]
-        self.request_figures.count_token(job, now)
-        self._letters.append((job, token))
 
     def _finish(self, result: GenerationResult, now: float) -> None:
         job = self._jobs[result.request_id]
@@ -255,6 +262,10 @@ class EngineThread:
             letters[0][0].mailbox.loop.call_soon_threadsafe(_deliver, letters)
         except RuntimeError:  # the loop is closed: no client reads any more
             _log.warning("%d events had no reader left", len(letters))
+
+
+def _completion_of(token: NewToken) -> tuple[int, int]:
+    return token.request_id, token.index
 
 
 def _deliver(letters: list[tuple[Job, Event]]) -> None:

@@ -74,20 +74,27 @@ class RequestFigures:
             "vllm:time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN_SECONDS
         )
         self.next_token = histogram(
-            "vllm:inter_token_latency_seconds", "Between a request's tokens.", _NEXT_TOKEN_SECONDS
+            "vllm:inter_token_latency_seconds", "Between a completion's tokens.", _NEXT_TOKEN_SECONDS
         )
         self.whole = histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", _REQUEST_SECONDS)
         self.cancelled = counter("blockyard:requests_cancelled", "Requests whose client went away or took too long.")
         self.failed = counter("blockyard:requests_failed", "Requests that ended with an error behind the queue.")
 
-    def count_token(self, job: Job, now: float) -> None:
-        """A token of a job. O(1)."""
-        self.generated_tokens.inc()
-        if job.last_token_at is None:
+    def count_tokens(self, job: Job, index: int, number: int, now: float) -> None:
+        """What a step gave completion `index` of a job: `number` tokens. O(number).
+
+        Tokens that come together share the time since the one before, so the intervals of a completion are one fewer
+        than its tokens and add up to the time from its first to its last.
+        """
+        self.generated_tokens.inc(number)
+        if job.first_token_at is None:
+            job.first_token_at = now
             self.first_token.observe(now - job.arrived_at)
-        else:
-            self.next_token.observe(now - job.last_token_at)
-        job.last_token_at = now
+        before = job.last_token_at.get(index)
+        num_intervals = number if before is not None else number - 1
+        for _ in range(num_intervals):
+            self.next_token.observe((now - (now if before is None else before)) / num_intervals)
+        job.last_token_at[index] = now
 
     def count_end(self, job: Job, result: GenerationResult, now: float) -> None:
         """A job that came to its end. O(completions)."""
