@@ -222,6 +222,7 @@ LAYERS = {
     "policies": 5,
     "storage": 5,
     "observe": 5,
+    "metrics": 5,
     "engine": 6,
     "lab": 6,
     "serving": 7,
@@ -243,6 +244,7 @@ OUTSIDE = {
     "hints": {"numpy"},
     "progress": {"rich"},  # where it is installed
     "observe": {"numpy"},
+    "metrics": {"numpy", "prometheus_client"},
     "storage": {"numpy", "torch"},
 }
 #: Rooms that may name `__version__` and its like.
