@@ -15,6 +15,7 @@ from blockyard.engine import PromptLookup, SamplingParams
 from blockyard.engine.prompts import EncodedPrompt
 from blockyard.serving import EngineThread
 from blockyard.serving.jobs.job import Job, Mailbox
+from blockyard.serving.jobs.request_figures import token_bounds
 
 from ..support.byte_tokenizer import NUM_TOKENS
 from ..support.servers import MODEL, tiny_engine
@@ -45,7 +46,7 @@ def samples_after(prompts: Iterable[list[int]], seconds_a_step: float = 1.0, **o
         assert thread.stop(60)
     return {
         sample.name + sample.labels.get("le", ""): sample.value
-        for family in thread.request_figures.registry.collect()
+        for family in thread.request_figures.collect()
         for sample in family.samples
     }
 
@@ -72,3 +73,40 @@ def test_tokens_that_speculation_gives_at_once_share_the_step() -> None:
     whole = found["vllm:e2e_request_latency_seconds_sum"]
     first = found["vllm:time_to_first_token_seconds_sum"]
     assert found["vllm:inter_token_latency_seconds_sum"] == pytest.approx(whole - first)
+
+
+def test_queue_prefill_and_decode_follow_one_another() -> None:
+    """Two prompts, one at a time, four steps each: the second waits for the first to end."""
+    found = samples_after([[1, 2, 3], [4, 5, 6]], sampling={"max_tokens": 4}, max_num_seqs=1, max_num_batched_tokens=8)
+    sums = {name: found[f"vllm:request_{name}_seconds_sum"] for name in ("queue_time", "prefill_time", "decode_time")}
+    assert sums == {"queue_time": 0 + 4, "prefill_time": 1 + 1, "decode_time": 3 + 3}
+    assert found["vllm:request_inference_time_seconds_sum"] == 4 + 4
+    assert found["vllm:e2e_request_latency_seconds_sum"] == 4 + 8 == sum(sums.values())
+    assert found["vllm:request_time_per_output_token_seconds_sum"] == 1 + 1
+    assert found["vllm:request_time_per_output_token_seconds_count"] == 2
+    assert found["vllm:iteration_tokens_total_count"] == 8
+    assert found["vllm:iteration_tokens_total_sum"] == 2 * (3 + 1 + 1 + 1)
+
+
+def test_a_prompt_that_takes_several_steps_is_in_prefill_all_the_time() -> None:
+    found = samples_after([list(range(40))], sampling={"max_tokens": 2}, max_num_seqs=4, max_num_batched_tokens=10)
+    assert found["vllm:request_queue_time_seconds_sum"] == 0
+    assert found["vllm:request_prefill_time_seconds_sum"] == 4
+    assert found["vllm:request_decode_time_seconds_sum"] == 1
+
+
+def test_sizes_of_requests() -> None:
+    found = samples_after([[1, 2, 3] * 20, [1, 2, 3] * 20], sampling={"n": 2, "max_tokens": 5}, max_num_seqs=2)
+    assert found["vllm:request_prompt_tokens_sum"] == found["vllm:prompt_tokens_total"] == 120
+    assert found["vllm:request_prefill_kv_computed_tokens_sum"] == 60 + 60 - 48
+    assert found["vllm:request_generation_tokens_count"] == 4
+    assert found["vllm:request_generation_tokens_sum"] == found["vllm:generation_tokens_total"] == 20
+    assert found["vllm:request_max_num_generation_tokens_sum"] == 5 + 5
+    assert found["vllm:request_params_n_sum"] == 4
+    assert found["vllm:request_params_max_tokens_sum"] == 10
+
+
+def test_buckets_of_tokens_reach_the_longest_sequence() -> None:
+    assert token_bounds(1) == (1,)
+    assert token_bounds(700) == (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+    assert token_bounds(500)[-1] == 500

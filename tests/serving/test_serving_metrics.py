@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("torch")
 
-from blockyard.serving.jobs.metrics import CAUSES, RESIDENCY
+from blockyard.metrics.families import CAUSES, RESIDENCY
 
 from ..support.servers import MODEL, Running, running_server, tiny_engine
 
@@ -38,9 +38,11 @@ def test_blocks_lives_and_causes_of_misses(served: Running) -> None:
     page, figures = page_of(served), served.figures()
     evicted = figures["blockyard:kv_blocks_evicted_total"]
     assert evicted > 0
-    for name in RESIDENCY:
+    for name in (each.name for each in RESIDENCY):
         assert f"# TYPE {name} histogram" in page
-        buckets = re.findall(rf'^{name}_bucket{{le="([^"]+)",model_name="{MODEL}"}} (\S+)$', page, re.MULTILINE)
+        buckets = re.findall(
+            rf'^{name}_bucket{{engine="0",le="([^"]+)",model_name="{MODEL}"}} (\S+)$', page, re.MULTILINE
+        )
         counts = [float(count) for _, count in buckets]
         assert counts == sorted(counts)
         assert buckets[-1][0] == "+Inf"

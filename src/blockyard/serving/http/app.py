@@ -16,7 +16,7 @@ from ...arguments import require_unicode
 from ...engine import Engine
 from ..errors import ApiError, failed
 from ..jobs.engine_thread import EngineThread
-from ..jobs.metrics import MetricsPage
+from ..jobs.metrics_page import MetricsPage
 from ..jobs.planner import Planner
 from ..jobs.prompts import PromptEncoder
 from ..limits import ServerLimits
@@ -59,9 +59,8 @@ def create_app(
     off: dict[str, Any] = {"openapi_url": None, "docs_url": None, "redoc_url": None, "redirect_slashes": False}
     app = FastAPI(title="Blockyard", lifespan=_lifespan, **off)
     app.state.engine_thread, app.state.encoder, app.state.limits = thread, encoder, limits
-    page = MetricsPage(thread.request_figures.registry, lambda: thread.figures, model_name)
     app.include_router(openai_routes(service, guard))
-    app.include_router(operator_routes(service, page))
+    app.include_router(operator_routes(service, MetricsPage(thread, engine)))
     app.include_router(tokenizer_routes(service, encoder, engine.cache.config.hash_block_size, guard))
     if has_check:
         app.include_router(check_routes(service, guard))

@@ -14,9 +14,10 @@ from typing import TypeVar
 
 from ...engine import Engine, GenerationResult, NewToken, StepReport
 from ..errors import ApiError, as_api_error, failed, overloaded, unavailable
+from .engine_reading import EngineReading
 from .job import Event, Job
-from .metrics import EngineFigures, RequestFigures
 from .recovery import StepOutcome, try_alone
+from .request_figures import RequestFigures
 
 AnswerT = TypeVar("AnswerT")
 _log = logging.getLogger("blockyard.serving")
@@ -26,8 +27,10 @@ class EngineThread:
     """Runs an engine for many clients. Every method may be called from any thread.
 
     engine: the thread's own from now on. capacity: completions that may wait and run together.
-    model_name: the label of the figures. retry_after_seconds: what refused clients are told. clock: seconds, the same
+    model_name: a label of the metrics. retry_after_seconds: what refused clients are told. clock: seconds, the same
     that jobs arrive by.
+
+    reading: the engine between two steps, when it was last asked for.
     """
 
     def __init__(
@@ -40,8 +43,10 @@ class EngineThread:
     ) -> None:
         self.capacity = capacity
         self._clock = clock
-        self.request_figures = RequestFigures(model_name)
-        self.figures = EngineFigures.of(engine, 0)
+        #: Of every metric, by name.
+        self.labels = {"engine": "0", "model_name": model_name}
+        self.request_figures = RequestFigures(self.labels, engine.max_model_len)
+        self.reading = EngineReading.of(engine, 0)
         self._engine = engine
         self._retry_after = retry_after_seconds
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -112,6 +117,10 @@ class EngineThread:
                 answer.set_exception(self._stopped())
         return answer
 
+    def read(self) -> Future[EngineReading]:
+        """Read the engine between two steps; `reading` has it then too. O(num_blocks + requests)."""
+        return self.ask(self._read)
+
     def refuse(self, why: str) -> None:
         """Take no more jobs; those that wait or run go on."""
         self._refusal = why
@@ -137,7 +146,6 @@ class EngineThread:
                 self._take_orders()
                 if self._engine.has_unfinished and not self._is_stopping:
                     self._step()
-                self.figures = EngineFigures.of(self._engine, self._num_failed_steps)
                 self._post_letters()
         except BaseException:
             _log.exception("the engine thread ended")
@@ -155,6 +163,7 @@ class EngineThread:
         while not self._orders.empty():
             self._orders.get()()
         self._post_letters()
+        self._read(self._engine)
 
     def _stopped(self) -> ApiError:
         return unavailable(self._refusal or "the server has stopped", self._retry_after)
@@ -169,6 +178,10 @@ class EngineThread:
             except queue.Empty:
                 return
             order()
+
+    def _read(self, engine: Engine) -> EngineReading:
+        self.reading = EngineReading.of(engine, self._num_failed_steps)
+        return self.reading
 
     def _stop(self) -> None:
         self._is_stopping = True
@@ -200,12 +213,22 @@ class EngineThread:
             self._end(job, error)
 
     def _step(self) -> None:
+        began = self._clock()
         try:
             report = self._engine.step(keep_on_error=True)
         except Exception as error:
+            self._note_started(began)
             self._recover(error)
         else:
+            self._note_started(began)
             self._hand_out(report)
+
+    def _note_started(self, began: float) -> None:
+        """The requests of the step that has just been made wait no longer."""
+        for request_id in self._engine.last_step_ids:
+            job = self._jobs.get(request_id)
+            if job is not None and job.started_at is None:
+                job.started_at = began
 
     def _recover(self, error: Exception) -> None:
         """After a failed step: a request that fails alone gets the error, the others continue where they were."""
@@ -228,6 +251,7 @@ class EngineThread:
 
     def _hand_out(self, report: StepReport) -> None:
         now = self._clock()
+        self.request_figures.count_step(report.num_tokens)
         # Speculation gives a completion several tokens in one step.
         for (request_id, index), number in Counter(map(_completion_of, report.new_tokens)).items():
             self.request_figures.count_tokens(self._jobs[request_id], index, number, now)
