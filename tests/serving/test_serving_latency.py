@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -12,38 +10,15 @@ pytest.importorskip("fastapi")
 pytest.importorskip("torch")
 
 from blockyard.engine import PromptLookup, SamplingParams
-from blockyard.engine.prompts import EncodedPrompt
-from blockyard.serving import EngineThread
-from blockyard.serving.jobs.job import Job, Mailbox
 from blockyard.serving.jobs.request_figures import token_bounds
 
-from ..support.byte_tokenizer import NUM_TOKENS
-from ..support.servers import MODEL, tiny_engine
-from ..support.stepped_clock import SteppedClock
+from ..support.engine_jobs import run_jobs
+from ..support.servers import tiny_engine
 
 
-def samples_after(prompts: Iterable[list[int]], seconds_a_step: float = 1.0, **options: Any) -> dict[str, float]:
-    """The samples that requests leave, by name and `le`, where every step takes the same time and nothing else does."""
-    sampling = SamplingParams(ignore_eos=True, **options.pop("sampling"))
-    engine, clock = tiny_engine(**options), SteppedClock()
-    clock.tick_each_step(engine, seconds_a_step)
-    thread = EngineThread(engine, 100, MODEL, clock=clock)
-
-    async def run_all() -> None:
-        mailbox = Mailbox()
-        jobs = [
-            Job(EncodedPrompt(prompt, NUM_TOKENS), sampling, 0, number, mailbox, clock())
-            for number, prompt in enumerate(prompts)
-        ]
-        thread.submit(jobs)
-        while not all(job.is_over for job in jobs):
-            await mailbox.take()
-
-    thread.start()
-    try:
-        asyncio.run(asyncio.wait_for(run_all(), 60))
-    finally:
-        assert thread.stop(60)
+def samples_after(prompts: list[list[int]], sampling: dict[str, Any], **options: Any) -> dict[str, float]:
+    """The samples that requests leave, by name and `le`. A step takes a second. options: of the engine."""
+    thread = run_jobs(tiny_engine(**options), prompts, SamplingParams(ignore_eos=True, **sampling))
     return {
         sample.name + sample.labels.get("le", ""): sample.value
         for family in thread.request_figures.collect()

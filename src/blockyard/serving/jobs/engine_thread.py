@@ -18,6 +18,7 @@ from .engine_reading import EngineReading
 from .job import Event, Job
 from .recovery import StepOutcome, try_alone
 from .request_figures import RequestFigures
+from .status_line import StatusLine
 
 AnswerT = TypeVar("AnswerT")
 _log = logging.getLogger("blockyard.serving")
@@ -28,7 +29,7 @@ class EngineThread:
 
     engine: the thread's own from now on. capacity: completions that may wait and run together.
     model_name: a label of the metrics. retry_after_seconds: what refused clients are told. clock: seconds, the same
-    that jobs arrive by.
+    that jobs arrive by. status_seconds: of work between two lines of the log that say how it goes; 0 for none.
 
     reading: the engine between two steps, when it was last asked for.
     """
@@ -40,6 +41,7 @@ class EngineThread:
         model_name: str,
         retry_after_seconds: int = 1,
         clock: Callable[[], float] = time.perf_counter,
+        status_seconds: float = 10.0,
     ) -> None:
         self.capacity = capacity
         self._clock = clock
@@ -48,6 +50,7 @@ class EngineThread:
         self.request_figures = RequestFigures(self.labels, engine.max_model_len)
         self.reading = EngineReading.of(engine, 0)
         self._engine = engine
+        self._status = StatusLine(engine, status_seconds, clock())
         self._retry_after = retry_after_seconds
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._jobs: dict[int, Job] = {}
@@ -171,7 +174,10 @@ class EngineThread:
     def _take_orders(self) -> None:
         """Carry out what was ordered; waits for an order where there is no request to go on with."""
         if not self._engine.has_unfinished:
-            self._orders.get()()
+            since = self._clock()
+            order = self._orders.get()
+            self._status.skip(self._clock() - since)
+            order()
         while not self._is_stopping:
             try:
                 order = self._orders.get_nowait()
@@ -251,6 +257,7 @@ class EngineThread:
 
     def _hand_out(self, report: StepReport) -> None:
         now = self._clock()
+        self._status.note(report, now)
         self.request_figures.count_step(report.num_tokens)
         # Speculation gives a completion several tokens in one step.
         for (request_id, index), number in Counter(map(_completion_of, report.new_tokens)).items():
