@@ -9,6 +9,7 @@ Read it in this order:
     reading      the numbers of one cache at one moment
     families     what each is called, and what it means
     collector    what a registry asks
+    shipped      a dashboard for Grafana and alerts for Prometheus
 
 Needs prometheus_client: `pip install 'blockyard[metrics]'`.
 """
@@ -22,5 +23,6 @@ except ImportError as error:
 
 from .collector import CacheCollector
 from .reading import BlockStates, CacheReading
+from .shipped import alert_rules_path, dashboard_path
 
-__all__ = ["BlockStates", "CacheCollector", "CacheReading"]
+__all__ = ["BlockStates", "CacheCollector", "CacheReading", "alert_rules_path", "dashboard_path"]
