@@ -7,6 +7,7 @@
                test_manager_model, test_stress); calls inside of calls, finalisers, interrupts, hostile arguments
     policies   the contract of eviction policies, their exact orders, broken ones, retention
     observe    history, residency, causes of misses, leaks, the picture and the report
+    metrics    what Prometheus is told of a cache, the dashboard and the alerts that ship
     sizing     bytes of a block, how many fit
     events     KV events: what is on the wire, the publisher, and a mirror behind a network that loses messages
     storage    KV tensors, layouts, copies, moves beside the computing

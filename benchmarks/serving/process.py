@@ -33,7 +33,7 @@ class ServerProcess:
         """The samples of GET /metrics without buckets, by name."""
         samples = {}
         for line in self._get("/metrics").decode().splitlines():
-            found = re.match(r'([\w:]+)\{model_name="[^"]*"\} (\S+)$', line)
+            found = re.match(r'([\w:]+)\{engine="0",model_name="[^"]*"\} (\S+)$', line)
             if found:
                 samples[found[1]] = float(found[2])
         return samples

@@ -230,6 +230,7 @@ LAYERS = {
     "storage": 5,
     "events": 5,
     "observe": 5,
+    "metrics": 5,
     "engine": 6,
     "lab": 6,
     "serving": 7,
@@ -253,6 +254,7 @@ OUTSIDE = {
     "kv_events": {"numpy"},
     "progress": {"rich"},  # where it is installed
     "observe": {"numpy"},
+    "metrics": {"numpy", "prometheus_client"},
     "storage": {"numpy", "torch"},
     "events": {"numpy", "librt", "mypy_extensions", "msgspec", "zmq"},
 }

@@ -51,6 +51,7 @@ def test_a_wheel_leaves_the_checkout_as_it_was(checkout: Path, tmp_path: Path) -
         assert b'SOURCE_DIGEST = ""' in archive.read("blockyard/_build_record.py")
     sources = {path.relative_to(checkout / "src").as_posix() for path in (checkout / "src").rglob("*.py*")}
     assert sources <= names
+    assert {"blockyard/metrics/data/alerts.yml", "blockyard/metrics/data/dashboard.json"} <= names
 
 
 def test_an_sdist_holds_the_repository(checkout: Path, tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ import openai
 
 from blockyard.engine import SamplingParams
 from blockyard.errors import InvalidArgument
+from blockyard.metrics.families import FAMILIES
 from blockyard.serving.http.api_key import KeyGuard, read_key_file
-from blockyard.serving.jobs.metrics import COUNTERS, GAUGES
+from blockyard.serving.jobs.engine_reading import COUNTERS, GAUGES
 
 from ..support.places import ROOT
 from ..support.servers import MODEL, Running, running_server, tiny_engine
@@ -294,8 +295,9 @@ def test_the_figures_that_dashboards_graph(served: Running) -> None:
     served.client().completions.create(model=MODEL, prompt=PROMPT, max_tokens=3)
     served.client().completions.create(model=MODEL, prompt=PROMPT, max_tokens=3)
     after = served.figures()
-    assert set(GAUGES) <= set(after)
-    assert {f"{name}_total" for name in COUNTERS} <= set(after)
+    whole = [family for family in FAMILIES if not family.label]
+    assert {*GAUGES, *(family.name for family in whole if not family.is_counter)} <= set(after)
+    assert {f"{name}_total" for name in [*COUNTERS, *(each.name for each in whole if each.is_counter)]} <= set(after)
     grown = {name: after[name] - before[name] for name in before}
     assert grown["vllm:prefix_cache_queries_total"] == grown["vllm:prompt_tokens_total"] == 2 * len(PROMPT)
     assert grown["vllm:prefix_cache_hits_total"] == grown["vllm:prompt_tokens_cached_total"] > 0

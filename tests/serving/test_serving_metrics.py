@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 pytest.importorskip("fastapi")
 pytest.importorskip("torch")
 
-from blockyard.serving.jobs.metrics import CAUSES, RESIDENCY
+import torch
+
+from blockyard.metrics.families import CAUSES, RESIDENCY
 
 from ..support.servers import MODEL, Running, running_server, tiny_engine
+from .test_serving_failures import fragile_engine
 
 PROMPTS = [f"{number} is a number that says nothing of what a block is worth to others. " for number in range(12)]
 
@@ -38,9 +43,11 @@ def test_blocks_lives_and_causes_of_misses(served: Running) -> None:
     page, figures = page_of(served), served.figures()
     evicted = figures["blockyard:kv_blocks_evicted_total"]
     assert evicted > 0
-    for name in RESIDENCY:
+    for name in (each.name for each in RESIDENCY):
         assert f"# TYPE {name} histogram" in page
-        buckets = re.findall(rf'^{name}_bucket{{le="([^"]+)",model_name="{MODEL}"}} (\S+)$', page, re.MULTILINE)
+        buckets = re.findall(
+            rf'^{name}_bucket{{engine="0",le="([^"]+)",model_name="{MODEL}"}} (\S+)$', page, re.MULTILINE
+        )
         counts = [float(count) for _, count in buckets]
         assert counts == sorted(counts)
         assert buckets[-1][0] == "+Inf"
@@ -65,3 +72,28 @@ def test_an_engine_that_follows_nothing_says_nothing_of_it() -> None:
         page = page_of(running)
     assert "kv_block_lifetime" not in page
     assert "missed_tokens" not in page
+
+
+def test_a_scrape_during_a_long_step_shows_the_reading_before() -> None:
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    def waits(tokens: torch.Tensor) -> bool:
+        has_begun.set()
+        may_go_on.wait(60)
+        return False
+
+    with running_server(fragile_engine(waits)) as running, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(running.post, "/v1/completions", prompt="slow", max_tokens=1)
+        assert has_begun.wait(60)
+        assert running.figures()["vllm:prefix_cache_queries_total"] == 0
+        assert not answer.done()
+        may_go_on.set()
+        assert answer.result(60)[0] == 200
+        assert running.figures()["vllm:prefix_cache_queries_total"] == 4
+
+
+def test_a_server_whose_engine_has_ended_still_shows_its_metrics() -> None:
+    with running_server(tiny_engine()) as running:
+        running.client().completions.create(model=MODEL, prompt=PROMPTS[0], max_tokens=2)
+        assert running.server.app.state.engine_thread.stop(60)
+        assert running.figures()["vllm:prefix_cache_queries_total"] == len(PROMPTS[0])

@@ -79,12 +79,12 @@ class Running:
         assert answer["num_running_seqs"] == 0
 
     def figures(self) -> dict[str, float]:
-        """The samples of GET /metrics, by name; those with labels besides the model's are left out."""
+        """The samples of GET /metrics, by name; those with labels of their own are left out."""
         _, _, page = self.call("GET", "/metrics")
         samples = {}
         for line in page.decode().splitlines():
             name, _, value = line.rpartition(" ")
-            if name.endswith(f'{{model_name="{MODEL}"}}'):
+            if name.endswith(f'{{engine="0",model_name="{MODEL}"}}'):
                 samples[name.partition("{")[0]] = float(value)
         return samples
 

@@ -16,6 +16,7 @@ from ..serving import Server, ServerLimits, ServerOptions
 from ..serving.http.api_key import read_key_file, require_key
 from ..serving.http.listening import open_sockets
 from ..serving.http.origins import require_origins
+from ..serving.jobs.status_line import require_status_seconds
 from .model_loading import engine_of
 
 
@@ -23,6 +24,7 @@ def run_serve(options: argparse.Namespace) -> int:
     """Serve until a signal ends it. Prints the address when clients can connect."""
     api_key = _api_key(options)
     require_origins(options.cors_origin)
+    require_status_seconds(options.status_seconds)
     limits = ServerLimits(
         **{each.name: getattr(options, each.name) for each in fields(ServerLimits) if hasattr(options, each.name)}
     )
@@ -50,6 +52,7 @@ def _serve(options: argparse.Namespace, limits: ServerLimits, api_key: str | Non
             access_log=options.access_log,
             has_check=options.check_endpoint,
             cors_origins=tuple(options.cors_origin),
+            status_seconds=options.status_seconds,
         ),
         on_listening=lambda address: print(f"blockyard serves {name} at {address}/v1", flush=True),
     )

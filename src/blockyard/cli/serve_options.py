@@ -58,6 +58,13 @@ def _add_address(group: Any) -> None:
     )
     group.add_argument("--access-log", action="store_true", help="log a line for each request, on stderr")
     group.add_argument(
+        "--status-seconds",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="of work between two lines on stderr that say how it goes; 0 for none; default: 10",
+    )
+    group.add_argument(
         "--check-endpoint", action="store_true", help="GET /check verifies the cache's invariants; for tests"
     )
 

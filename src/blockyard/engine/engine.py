@@ -133,6 +133,8 @@ class Engine:
         self.last_step_ids: tuple[int, ...] = ()
         #: Tokens that speculation proposed, and those that the model confirmed, since the engine was made.
         self.num_drafted_tokens = 0
+        #: Steps of a sequence in which it proposed any.
+        self.num_drafts = 0
         self.num_accepted_tokens = 0
 
     def _new_runner(self, kv_cache: KVCache) -> ModelRunner:
@@ -308,9 +310,19 @@ class Engine:
         return len(self._scheduler.requests()) - self.num_running
 
     @property
+    def num_deferred(self) -> int:
+        """Those of the waiting requests that waited, at the last step, for another to compute their beginning."""
+        return len(self._scheduler.deferred_ids())
+
+    @property
     def num_preemptions(self) -> int:
         """How often a sequence was preempted to make room, since the engine was made."""
         return self._scheduler.num_preemptions
+
+    @property
+    def num_cpu_hit_tokens(self) -> int:
+        """Prompt tokens, of those that the cache had, whose keys and values lay in the CPU pool."""
+        return self._scheduler.cpu_hits.num_tokens
 
     def step(self, *, only: Collection[int] | None = None, keep_on_error: bool = False) -> StepReport:
         """Run one step: schedule, compute, choose tokens, and end what is finished.
@@ -404,6 +416,7 @@ class Engine:
             for branch, choice in zip(request.branches, choices, strict=True):
                 new_tokens += _take(branch, [choice])
         self.num_drafted_tokens += step.num_drafted
+        self.num_drafts += sum(1 for row in step.rows if row.draft)
         self.num_accepted_tokens += num_accepted
         return self._report(step, new_tokens, self._retire(step), num_accepted)
 

@@ -13,6 +13,7 @@ from ...core.manager import KVCacheManager
 from ...core.plan import StepPlan
 from ..moves import MoveQueue
 from ..request import Branch, Request
+from .cpu_hits import CpuHits
 from .limits import CacheLimits
 from .preemption import Preemption, Preemptor
 from .prefixes import PrefixesInProgress
@@ -46,11 +47,13 @@ class Scheduler:
         self.running: list[Branch] = []
         self.num_preemptions = 0
         self.moves = MoveQueue()
+        self.cpu_hits = CpuHits(cache)
         self.limits = CacheLimits(cache.config, max_num_batched_tokens)
         self._cache = cache
         self.max_num_batched_tokens = max_num_batched_tokens
         self._preemptor = Preemptor(cache, preemption, self.moves)
         self._num_steps = 0
+        self._deferred: set[int] = set()
 
     # Requests.
 
@@ -68,6 +71,10 @@ class Scheduler:
     def running_ids(self) -> set[int]:
         """The requests of which something runs."""
         return {branch.request.request_id for branch in self.running}
+
+    def deferred_ids(self) -> set[int]:
+        """The requests that the last step left waiting for a prefix in progress, and that still wait. O(branches)."""
+        return self._deferred & {branch.request.request_id for branch in self.waiting} - self.running_ids()
 
     def abort(self, request_id: int) -> Request | None:
         """Drop a request, wherever its branches are; None if there is no such request. O(branches and blocks)."""
@@ -106,6 +113,7 @@ class Scheduler:
         """
         step = ScheduledStep()
         self._num_steps += 1
+        self._deferred.clear()
         self._reserve(step, only)
         # Who was preempted a moment ago would come straight back and take the blocks that were made free.
         if not step.preempted and self._admit(step.num_known, only):
@@ -143,6 +151,7 @@ class Scheduler:
                 return
             plan = self._cache.reserve([row.branch.seq for row in rows], [row.num_tokens for row in rows])
             self.moves.note(plan)
+            self.cpu_hits.note(plan, [row.branch for row in rows])
             if plan.all_fit:
                 step.fill(rows, plan)
                 return
@@ -212,6 +221,7 @@ class Scheduler:
         prefixes = PrefixesInProgress(self._cache, [branch for branch in self.running if _takes_part(branch, only)])
         for branch in [branch for branch in self.waiting if _takes_part(branch, only)]:
             if budget > 0 and prefixes.should_wait(branch):
+                self._deferred.add(branch.request.request_id)
                 continue
             if budget <= 0 or not self._start(branch):
                 break

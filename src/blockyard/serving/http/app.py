@@ -16,7 +16,7 @@ from ...arguments import require_unicode
 from ...engine import Engine
 from ..errors import ApiError, failed
 from ..jobs.engine_thread import EngineThread
-from ..jobs.metrics import MetricsPage
+from ..jobs.metrics_page import MetricsPage
 from ..jobs.planner import Planner
 from ..jobs.prompts import PromptEncoder
 from ..limits import ServerLimits
@@ -38,18 +38,23 @@ def create_app(
     api_key: str | None = None,
     has_check: bool = False,
     cors_origins: Sequence[str] = (),
+    status_seconds: float = 10.0,
 ) -> FastAPI:
     """The application around an engine, which belongs to it from now on.
 
     model_name: what clients call the model. api_key: what they must send as bearer token; none if None. has_check:
-    whether GET /check is there. cors_origins: of web pages that may use it from a browser. `app.state.engine_thread`
-    is the thread; it runs from the application's start to its end (the lifespan of ASGI). Raises `InvalidArgument` for
-    an engine without a tokenizer, for a name that no answer could carry, and for what is no origin.
+    whether GET /check is there. cors_origins: of web pages that may use it from a browser. status_seconds: of work
+    between two lines of the log (INFO, `blockyard.serving.status`) that say how it goes; 0 for none.
+
+    `app.state.engine_thread` is the thread; it runs from the application's start to its end (the lifespan of ASGI).
+    Raises `InvalidArgument` for an engine without a tokenizer, for a name that no answer could carry, for what is no
+    origin, and for seconds below 0.
     """
     require_unicode("model_name", model_name)
     limits = limits or ServerLimits()
     capacity = engine.cache.config.max_num_seqs + limits.max_waiting
-    thread = EngineThread(engine, capacity, model_name, limits.retry_after_seconds)
+    retry_after = limits.retry_after_seconds
+    thread = EngineThread(engine, capacity, model_name, retry_after, status_seconds=status_seconds)
     encoder = PromptEncoder(engine)
     planner = Planner(engine, encoder, limits, capacity)
     service = Service(thread, planner, TokenTexts(engine.tokenizer), limits, model_name, int(time.time()))
@@ -59,9 +64,8 @@ def create_app(
     off: dict[str, Any] = {"openapi_url": None, "docs_url": None, "redoc_url": None, "redirect_slashes": False}
     app = FastAPI(title="Blockyard", lifespan=_lifespan, **off)
     app.state.engine_thread, app.state.encoder, app.state.limits = thread, encoder, limits
-    page = MetricsPage(thread.request_figures.registry, lambda: thread.figures, model_name)
     app.include_router(openai_routes(service, guard))
-    app.include_router(operator_routes(service, page))
+    app.include_router(operator_routes(service, MetricsPage(thread, engine)))
     app.include_router(tokenizer_routes(service, encoder, engine.cache.config.hash_block_size, guard))
     if has_check:
         app.include_router(check_routes(service, guard))

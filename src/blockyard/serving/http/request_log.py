@@ -116,12 +116,16 @@ def _id_of(scope: Scope) -> str:
 
 
 def log_config(has_info: bool) -> dict[str, Any]:
-    """For `logging.config.dictConfig`: the server's log and uvicorn's on stderr, with times. has_info: INFO too."""
+    """For `logging.config.dictConfig`: the server's log and uvicorn's on stderr, with times. has_info: INFO too.
+
+    The lines that say how it goes are INFO, and there in any case.
+    """
     logger = {"handlers": ["stderr"], "level": "INFO" if has_info else "WARNING", "propagate": False}
+    status = {**logger, "level": "INFO"}
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(message)s"}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "plain", "stream": "ext://sys.stderr"}},
-        "loggers": {"uvicorn": logger, "blockyard.serving": logger},
+        "loggers": {"uvicorn": logger, "blockyard.serving": logger, "blockyard.serving.status": status},
     }

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ... import __version__
-from ..jobs.metrics import MetricsPage
+from ..jobs.metrics_page import MetricsPage
 from ..openai.protocol import ChatRequest, CompletionRequest
 from ..openai.responses import ChatForm, CompletionForm
 from .api_key import KeyGuard
@@ -54,7 +54,7 @@ def operator_routes(service: Service, page: MetricsPage) -> APIRouter:
         return JSONResponse({"status": refusal or "ok"}, 503 if refusal else 200)
 
     async def metrics() -> Response:
-        return Response(page.text(), headers={"Content-Type": _METRICS_TYPE})
+        return Response(await page.text(), headers={"Content-Type": _METRICS_TYPE})
 
     async def version() -> Response:
         return JSONResponse({"version": __version__})

@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
@@ -13,9 +14,11 @@ from typing import TypeVar
 
 from ...engine import Engine, GenerationResult, NewToken, StepReport
 from ..errors import ApiError, as_api_error, failed, overloaded, unavailable
+from .engine_reading import EngineReading
 from .job import Event, Job
-from .metrics import EngineFigures, RequestFigures
 from .recovery import StepOutcome, try_alone
+from .request_figures import RequestFigures
+from .status_line import StatusLine
 
 AnswerT = TypeVar("AnswerT")
 _log = logging.getLogger("blockyard.serving")
@@ -25,14 +28,29 @@ class EngineThread:
     """Runs an engine for many clients. Every method may be called from any thread.
 
     engine: the thread's own from now on. capacity: completions that may wait and run together.
-    model_name: the label of the figures. retry_after_seconds: what refused clients are told.
+    model_name: a label of the metrics. retry_after_seconds: what refused clients are told. clock: seconds, the same
+    that jobs arrive by. status_seconds: of work between two lines of the log that say how it goes; 0 for none.
+
+    reading: the engine between two steps, when it was last asked for.
     """
 
-    def __init__(self, engine: Engine, capacity: int, model_name: str, retry_after_seconds: int = 1) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        capacity: int,
+        model_name: str,
+        retry_after_seconds: int = 1,
+        clock: Callable[[], float] = time.perf_counter,
+        status_seconds: float = 10.0,
+    ) -> None:
         self.capacity = capacity
-        self.request_figures = RequestFigures(model_name)
-        self.figures = EngineFigures.of(engine, 0)
+        self._clock = clock
+        #: Of every metric, by name.
+        self.labels = {"engine": "0", "model_name": model_name}
+        self.request_figures = RequestFigures(self.labels, engine.max_model_len)
+        self.reading = EngineReading.of(engine, 0)
         self._engine = engine
+        self._status = StatusLine(engine, status_seconds, clock())
         self._retry_after = retry_after_seconds
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._jobs: dict[int, Job] = {}
@@ -102,6 +120,10 @@ class EngineThread:
                 answer.set_exception(self._stopped())
         return answer
 
+    def read(self) -> Future[EngineReading]:
+        """Read the engine between two steps; `reading` has it then too. O(num_blocks + requests)."""
+        return self.ask(self._read)
+
     def refuse(self, why: str) -> None:
         """Take no more jobs; those that wait or run go on."""
         self._refusal = why
@@ -127,7 +149,6 @@ class EngineThread:
                 self._take_orders()
                 if self._engine.has_unfinished and not self._is_stopping:
                     self._step()
-                self.figures = EngineFigures.of(self._engine, self._num_failed_steps)
                 self._post_letters()
         except BaseException:
             _log.exception("the engine thread ended")
@@ -145,6 +166,7 @@ class EngineThread:
         while not self._orders.empty():
             self._orders.get()()
         self._post_letters()
+        self._read(self._engine)
 
     def _stopped(self) -> ApiError:
         return unavailable(self._refusal or "the server has stopped", self._retry_after)
@@ -152,13 +174,20 @@ class EngineThread:
     def _take_orders(self) -> None:
         """Carry out what was ordered; waits for an order where there is no request to go on with."""
         if not self._engine.has_unfinished:
-            self._orders.get()()
+            since = self._clock()
+            order = self._orders.get()
+            self._status.skip(self._clock() - since)
+            order()
         while not self._is_stopping:
             try:
                 order = self._orders.get_nowait()
             except queue.Empty:
                 return
             order()
+
+    def _read(self, engine: Engine) -> EngineReading:
+        self.reading = EngineReading.of(engine, self._num_failed_steps)
+        return self.reading
 
     def _stop(self) -> None:
         self._is_stopping = True
@@ -190,12 +219,22 @@ class EngineThread:
             self._end(job, error)
 
     def _step(self) -> None:
+        began = self._clock()
         try:
             report = self._engine.step(keep_on_error=True)
         except Exception as error:
+            self._note_started(began)
             self._recover(error)
         else:
+            self._note_started(began)
             self._hand_out(report)
+
+    def _note_started(self, began: float) -> None:
+        """The requests of the step that has just been made wait no longer."""
+        for request_id in self._engine.last_step_ids:
+            job = self._jobs.get(request_id)
+            if job is not None and job.started_at is None:
+                job.started_at = began
 
     def _recover(self, error: Exception) -> None:
         """After a failed step: a request that fails alone gets the error, the others continue where they were."""
@@ -217,16 +256,15 @@ class EngineThread:
             self._end(job, failed())
 
     def _hand_out(self, report: StepReport) -> None:
-        now = time.perf_counter()
-        for token in report.new_tokens:
-            self._hand_out_token(token, now)
+        now = self._clock()
+        self._status.note(report, now)
+        self.request_figures.count_step(report.num_tokens)
+        # Speculation gives a completion several tokens in one step.
+        for (request_id, index), number in Counter(map(_completion_of, report.new_tokens)).items():
+            self.request_figures.count_tokens(self._jobs[request_id], index, number, now)
+        self._letters += [(self._jobs[token.request_id], token) for token in report.new_tokens]
         for result in report.finished:
             self._finish(result, now)
-
-    def _hand_out_token(self, token: NewToken, now: float) -> None:
-        job = self._jobs[token.request_id]
-        self.request_figures.count_token(job, now)
-        self._letters.append((job, token))
 
     def _finish(self, result: GenerationResult, now: float) -> None:
         job = self._jobs[result.request_id]
@@ -255,6 +293,10 @@ class EngineThread:
             letters[0][0].mailbox.loop.call_soon_threadsafe(_deliver, letters)
         except RuntimeError:  # the loop is closed: no client reads any more
             _log.warning("%d events had no reader left", len(letters))
+
+
+def _completion_of(token: NewToken) -> tuple[int, int]:
+    return token.request_id, token.index
 
 
 def _deliver(letters: list[tuple[Job, Event]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...engine import GenerationResult, NewToken, SamplingParams
 from ...engine.prompts import EncodedPrompt
@@ -38,7 +38,9 @@ class Job:
     """One prompt on its way. Only the engine thread writes the fields after `name`.
 
     position: which prompt of the client's request. extra_keys: it shares blocks only under the same ones. name: of
-    that request, in the log. arrived_at (when the request did), last_token_at: seconds of `time.perf_counter`.
+    that request, in the log. arrived_at: when the request did, in seconds of `time.perf_counter`. started_at: when the
+    first step began that computed something of it. first_token_at, last_token_at: when the first token of all came,
+    and the last of each completion.
     """
 
     prompt: EncodedPrompt
@@ -49,7 +51,9 @@ class Job:
     arrived_at: float
     extra_keys: tuple[ExtraKey, ...] = ()
     name: str = ""
-    last_token_at: float | None = None
+    started_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: dict[int, float] = field(default_factory=dict)
     request_id: int | None = None
     is_over: bool = False
 

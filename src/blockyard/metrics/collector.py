@@ -1,0 +1,99 @@
+"""What a registry of prometheus_client asks: all metrics of the caches of a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ..arguments import require_str, shown
+from ..core.manager import KVCacheManager
+from ..errors import InvalidArgument
+from .families import FAMILIES, RESIDENCY, Labels
+from .reading import CacheReading
+
+#: A cache, or what reads it.
+Source = KVCacheManager | Callable[[], CacheReading]
+
+
+class CacheCollector(Collector):
+    """Metrics of a `KVCacheManager` for any registry of prometheus_client, under the names of vLLM's dashboards.
+
+    cache: the manager, which is read whenever the registry is scraped, in the scraping thread and without a lock; or a
+    function that returns a `CacheReading`, for a program with a lock or with a count of preemptions of its own. A
+    reading in the middle of another thread's call may see that call half-way, and nothing else goes wrong.
+    engine: the label by which dashboards tell the engines of a process apart. model_name: a label too. info: further
+    labels of `vllm:cache_config_info`.
+
+    A scrape is O(num_blocks + max_num_seqs). Raises `InvalidArgument` for what is
+    neither a manager nor a function, and for text that is none.
+
+    >>> from blockyard import CacheConfig, KVCacheManager
+    >>> from prometheus_client import CollectorRegistry
+    >>> registry = CollectorRegistry()
+    >>> registry.register(CacheCollector(KVCacheManager(CacheConfig(num_blocks=9))))
+    >>> registry.get_sample_value("blockyard:kv_blocks", {"engine": "0", "model_name": "", "state": "free"})
+    8.0
+    """
+
+    def __init__(
+        self, cache: Source, *, engine: str = "0", model_name: str = "", info: Mapping[str, str] | None = None
+    ) -> None:
+        self._model_name = require_str("model_name", model_name)
+        self._info = {
+            require_str("info", name): require_str(f"info[{name!r}]", text) for name, text in (info or {}).items()
+        }
+        self._sources: dict[str, Callable[[], CacheReading]] = {}
+        self.add(cache, engine)
+
+    def add(self, cache: Source, engine: str) -> None:
+        """Show another cache of the process too, under another `engine`: a registry takes each name once.
+
+        Raises `InvalidArgument` as the constructor does, and for an `engine` that is already there.
+        """
+        if require_str("engine", engine) in self._sources:
+            raise InvalidArgument(f"engine is {engine!r}; there is a cache of that name already")
+        if isinstance(cache, KVCacheManager):
+            self._sources[engine] = partial(CacheReading.of, cache)
+        elif callable(cache):
+            self._sources[engine] = cache
+        else:
+            raise InvalidArgument(
+                f"cache is {shown(cache)}; it must be a KVCacheManager, or a function that returns a CacheReading"
+            )
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics, those of one cache from one moment. What a cache does not know is left out."""
+        readings = [(self._labels(engine), read()) for engine, read in self._sources.items()]
+        made = [family.metric(readings) for family in FAMILIES]
+        made += [durations.metric(readings) for durations in RESIDENCY]
+        return [metric for metric in [*made, self._config_info(readings)] if metric.samples]
+
+    def describe(self) -> Iterable[Metric]:
+        """What a registry compares with the names that it has already."""
+        return self.collect()
+
+    def _labels(self, engine: str) -> Labels:
+        return (("engine", engine), ("model_name", self._model_name))
+
+    def _config_info(self, readings: list[tuple[Labels, CacheReading]]) -> Metric:
+        """The config as labels, with the names of vLLM's, and the value 1."""
+        rows = [{**dict(labels), **config_labels(reading), **self._info} for labels, reading in readings]
+        metric = GaugeMetricFamily("vllm:cache_config_info", "The cache's config.", labels=list(rows[0]))
+        for row in rows:
+            metric.add_metric(list(row.values()), 1)
+        return metric
+
+
+def config_labels(reading: CacheReading) -> dict[str, str]:
+    """What dashboards show of a config; the number of blocks is the one it was made with. O(1)."""
+    config = reading.config
+    return {
+        "block_size": str(config.hash_block_size),
+        "num_gpu_blocks": str(config.num_blocks),
+        "num_cpu_blocks": str(config.num_cpu_blocks),
+        "enable_prefix_caching": str(config.enable_prefix_caching),
+        "eviction_policy": config.eviction_policy if isinstance(config.eviction_policy, str) else "own",
+    }

@@ -1,0 +1,159 @@
+"""What each number of a cache is called under /metrics, and what it means.
+
+Names that begin with `vllm:` are those that vLLM's dashboards graph; what vLLM does not count is `blockyard:`.
+Prometheus adds `_total` to the names of counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from ..answers import Histogram, MissCauses, Residency
+from .reading import CacheReading
+
+#: One cache's labels, the same for all of its metrics: (name, value), in this order.
+Labels = tuple[tuple[str, str], ...]
+#: Values by the family's own label; "" is the key where it has none. None or {}: not known of this cache.
+Values = Mapping[str, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A gauge, or a counter, which only goes up. label: what it is split by; "" for nothing."""
+
+    name: str
+    text: str
+    read: Callable[[CacheReading], Values]
+    label: str = ""
+    is_counter: bool = False
+
+    def metric(self, readings: list[tuple[Labels, CacheReading]]) -> Metric:
+        """The family with the samples of all caches. O(samples)."""
+        kind = CounterMetricFamily if self.is_counter else GaugeMetricFamily
+        metric = kind(self.name, self.text, labels=label_names(readings, self.label))
+        for labels, reading in readings:
+            for key, value in (self.read(reading) or {}).items():
+                metric.add_metric([*(text for _, text in labels), *([key] if self.label else [])], value)
+        return metric
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """A histogram of `Residency`."""
+
+    name: str
+    text: str
+    part: Callable[[Residency], Histogram]
+
+    def metric(self, readings: list[tuple[Labels, CacheReading]]) -> Metric:
+        """The histogram of all caches that follow their blocks. O(buckets)."""
+        metric = HistogramMetricFamily(self.name, self.text, labels=label_names(readings))
+        for labels, reading in readings:
+            if reading.residency is not None:
+                durations = self.part(reading.residency)
+                bounds = [*(str(bound) for bound in durations.bounds), "+Inf"]
+                buckets = list(zip(bounds, accumulate(durations.counts), strict=True))
+                metric.add_metric([text for _, text in labels], buckets, durations.total)
+        return metric
+
+
+def label_names(readings: list[tuple[Labels, CacheReading]], own: str = "") -> list[str]:
+    """The names of the labels of a family: those of the caches, and its own."""
+    return [*(name for name, _ in (readings[0][0] if readings else ())), *([own] if own else [])]
+
+
+def _gauge(name: str, text: str, read: Callable[[CacheReading], float]) -> Family:
+    return Family(name, text, lambda seen: {"": read(seen)})
+
+
+def _counter(name: str, text: str, read: Callable[[CacheReading], float]) -> Family:
+    return Family(name, text, lambda seen: {"": read(seen)}, is_counter=True)
+
+
+#: Labels of `blockyard:missed_tokens`, and what they count.
+CAUSES: dict[str, Callable[[MissCauses], int]] = {
+    "tail": lambda seen: seen.num_tail,
+    "never_seen": lambda seen: seen.num_never_seen,
+    "evicted": lambda seen: seen.num_evicted,
+    "other_keys": lambda seen: seen.num_other_keys,
+    "recomputed": lambda seen: seen.num_recomputed,
+}
+
+
+def _causes(seen: CacheReading) -> Values:
+    return None if seen.misses is None else {cause: number(seen.misses) for cause, number in CAUSES.items()}
+
+
+def _sources(seen: CacheReading) -> Values:
+    """vLLM's words; nothing comes from another machine here."""
+    hit = seen.stats.num_hit_tokens
+    return {
+        "local_compute": seen.stats.num_prompt_tokens - hit,
+        "local_cache_hit": hit,
+        "external_kv_transfer": 0,
+    }
+
+
+def _hits_by(pool: str, cpu_pool: str) -> Callable[[CacheReading], Values]:
+    return lambda seen: None if seen.hit_tokens is None else dict(zip((pool, cpu_pool), seen.hit_tokens, strict=True))
+
+
+def _preemptions(seen: CacheReading) -> Values:
+    return None if seen.num_preemptions is None else {"": seen.num_preemptions}
+
+
+def _cpu_states(seen: CacheReading) -> Values:
+    return None if seen.cpu_blocks is None else asdict(seen.cpu_blocks)
+
+
+FAMILIES: tuple[Family, ...] = (
+    _gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks that are held, 0 to 1.", lambda seen: seen.usage),
+    _counter("vllm:prefix_cache_queries", "Prompt tokens looked up.", lambda seen: seen.stats.num_prompt_tokens),
+    _counter("vllm:prefix_cache_hits", "Prompt tokens found.", lambda seen: seen.stats.num_hit_tokens),
+    Family("vllm:num_preemptions", "Sequences preempted to make room.", _preemptions, is_counter=True),
+    Family("vllm:prompt_tokens_by_source", "Prompt tokens by where they came from.", _sources, "source", True),
+    Family(
+        "vllm:prompt_tokens_cached_by_source",
+        "Prompt tokens found, by the memory they lay in.",
+        _hits_by("device", "host"),
+        "source",
+        True,
+    ),
+    Family("blockyard:kv_blocks", "Blocks by state.", lambda seen: asdict(seen.blocks), "state"),
+    Family("blockyard:cpu_kv_blocks", "Blocks of the CPU pool by state.", _cpu_states, "state"),
+    _gauge("blockyard:kv_blocks_used", "Blocks that are held.", lambda seen: seen.stats.num_used_blocks),
+    _gauge("blockyard:kv_blocks_free", "Blocks to be had, idle ones too.", lambda seen: seen.stats.num_free_blocks),
+    _gauge("blockyard:kv_blocks_cached", "Blocks that can be hit.", lambda seen: seen.stats.num_cached_blocks),
+    _gauge("blockyard:kv_blocks_used_peak", "Most blocks held at once.", lambda seen: seen.stats.peak_used_blocks),
+    _gauge("blockyard:kv_slots_wasted", "Slots held that no token fills.", lambda seen: seen.stats.num_wasted_slots),
+    _gauge("blockyard:sequences_running", "Sequences with blocks.", lambda seen: seen.stats.num_running_seqs),
+    _counter("blockyard:kv_blocks_allocated", "Blocks taken.", lambda seen: seen.stats.num_allocated_blocks),
+    _counter(
+        "blockyard:kv_blocks_evicted", "Cached blocks taken for others.", lambda seen: seen.stats.num_evicted_blocks
+    ),
+    _counter("blockyard:kv_blocks_copied", "Blocks copied on write.", lambda seen: seen.stats.num_copied_blocks),
+    Family("blockyard:hit_tokens", "Prompt tokens found, by medium.", _hits_by("gpu", "cpu"), "medium", True),
+    Family("blockyard:missed_tokens", "Prompt tokens not found, by cause.", _causes, "cause", True),
+    _counter(
+        "blockyard:resumed_tokens",
+        "Tokens looked up for preempted sequences that came back.",
+        lambda seen: seen.stats.num_resumed_tokens,
+    ),
+    _counter("blockyard:resumed_hit_tokens", "Those found.", lambda seen: seen.stats.num_resumed_hit_tokens),
+)
+#: Of the blocks that `residency_sample` follows.
+RESIDENCY: tuple[Durations, ...] = (
+    Durations("vllm:kv_block_lifetime_seconds", "From taking a block to evicting it.", lambda seen: seen.lifetime),
+    Durations(
+        "vllm:kv_block_idle_before_evict_seconds",
+        "From its last use to evicting it: its age at eviction.",
+        lambda seen: seen.idle_before_evict,
+    ),
+    Durations(
+        "vllm:kv_block_reuse_gap_seconds", "Between two uses of a block: its age at a hit.", lambda seen: seen.reuse_gap
+    ),
+)

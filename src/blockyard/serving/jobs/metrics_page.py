@@ -1,0 +1,39 @@
+"""What Prometheus gets under GET /metrics: the cache, the engine and the requests of a server."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from ...engine import Engine
+from ...metrics import CacheCollector
+from .engine_reading import EngineCollector, EngineReading
+from .engine_thread import EngineThread
+
+#: Seconds that a scrape waits for the engine's step to end; then it shows the reading before.
+_PATIENCE_SECONDS = 1.0
+
+
+class MetricsPage:
+    """All metrics of a server as one page. thread: of the engine, which is read between two of its steps."""
+
+    def __init__(self, thread: EngineThread, engine: Engine) -> None:
+        self._thread = thread
+        self._pending: Future[EngineReading] | None = None
+        self._registry = CollectorRegistry(auto_describe=True)
+        labels = thread.labels
+        info = {"cache_dtype": str(engine.kv_cache.dtype).removeprefix("torch."), "device": str(engine.kv_cache.device)}
+        self._registry.register(CacheCollector(lambda: thread.reading.cache, **labels, info=info))
+        self._registry.register(EngineCollector(lambda: thread.reading, labels))
+        self._registry.register(thread.request_figures)
+
+    async def text(self) -> bytes:
+        """The page as it is now, or after a second with the engine as it was. Scrapes at one time share a reading."""
+        if self._pending is None or self._pending.done():
+            self._pending = self._thread.read()
+        waiter = asyncio.wrap_future(self._pending)
+        waiter.add_done_callback(lambda done: done.cancelled() or done.exception())  # a thread that ended says so
+        await asyncio.wait([waiter], timeout=_PATIENCE_SECONDS)
+        return generate_latest(self._registry)

@@ -1,0 +1,185 @@
+"""What a cache tells Prometheus: against the cache itself, in a world of random calls, and what is refused."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("prometheus_client")
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.registry import Collector
+
+from blockyard import Admission, CacheConfig, InvalidArgument, KVCacheManager
+from blockyard.metrics import BlockStates, CacheCollector, CacheReading
+
+from ..support.places import ROOT, child_environment
+from ..support.promtool import check_metrics
+from ..support.seeds import run_seed
+
+FOLLOWED = CacheConfig(
+    num_blocks=40, block_size=4, max_num_seqs=8, max_model_len=64, track_misses=True, residency_sample=1
+)
+
+
+def samples(collector: Collector) -> dict[str, float]:
+    """Samples by name and the labels that are not every metric's: `kv_blocks state=idle`."""
+    found = {}
+    for family in collector.collect():
+        for sample in family.samples:
+            own = [f"{name}={text}" for name, text in sample.labels.items() if name not in ("engine", "model_name")]
+            found[" ".join([sample.name, *own])] = sample.value
+    return found
+
+
+def busy(cache: KVCacheManager, number: int) -> Iterator[None]:
+    """So many random calls: prompts that share beginnings, decodes, preemptions, ends."""
+    random.seed(run_seed())
+    running: list[int] = []
+    for step in range(number):
+        cache.advance_time(float(step))
+        tokens = [*range(random.choice([4, 8, 16])), *random.choices(range(100, 103), k=random.randrange(1, 12))]
+        answer = cache.try_allocate(tokens, resumed=random.random() < 0.2)
+        if not isinstance(answer, Admission):
+            running.append(answer)
+        plan = cache.reserve(running)
+        cache.commit(running, plan.num_scheduled, [7 if fits else -1 for fits in plan.fits])
+        while running and (random.random() < 0.4 or cache.num_free_blocks < 8):
+            cache.free(running.pop(random.randrange(len(running))))
+        yield
+
+
+def test_it_shows_what_the_cache_says() -> None:
+    cache = KVCacheManager(FOLLOWED)
+    collector = CacheCollector(cache)
+    for _ in busy(cache, 300):
+        found, stats, misses = samples(collector), cache.stats(), cache.miss_totals()
+        assert found["vllm:kv_cache_usage_perc"] == cache.usage
+        assert found["vllm:prefix_cache_queries_total"] == stats.num_prompt_tokens
+        assert found["vllm:prefix_cache_hits_total"] == stats.num_hit_tokens == misses.num_hit
+        assert found["blockyard:kv_blocks_evicted_total"] == stats.num_evicted_blocks
+        missed = sum(value for name, value in found.items() if name.startswith("blockyard:missed_tokens_total"))
+        not_hit = stats.num_prompt_tokens - stats.num_hit_tokens
+        assert missed - misses.num_recomputed - tail_of_resumed(found, stats.num_resumed_tokens) == not_hit
+        sources = [
+            found[f"vllm:prompt_tokens_by_source_total source={each}"] for each in ("local_compute", "local_cache_hit")
+        ]
+        assert sources == [not_hit, stats.num_hit_tokens]
+        states = [found[f"blockyard:kv_blocks state={each}"] for each in ("private", "shared", "idle", "free")]
+        assert sum(states) == cache.config.num_blocks - 1
+        assert states[0] + states[1] == stats.num_used_blocks
+        assert states[1] + states[2] == stats.num_cached_blocks
+        assert found["vllm:kv_block_lifetime_seconds_count"] == stats.num_evicted_blocks
+    assert stats.num_evicted_blocks > 20
+    assert misses.num_evicted > 0
+
+
+def tail_of_resumed(found: dict[str, float], num_resumed: int) -> float:
+    """A preempted request's tokens behind its last block count as tail, and it is no query."""
+    return (
+        num_resumed
+        - found["blockyard:resumed_hit_tokens_total"]
+        - found["blockyard:missed_tokens_total cause=recomputed"]
+    )
+
+
+def test_every_state_of_a_block() -> None:
+    cache = KVCacheManager(CacheConfig(num_blocks=12, block_size=4, max_num_seqs=4, max_model_len=40))
+    ended = cache.allocate(list(range(8)))
+    cache.commit([ended], cache.reserve([ended]).num_scheduled)
+    cache.free(ended)  # two blocks idle
+    cache.allocate([*range(4), 50, 51])  # takes the first of them, and a block of its own
+    lease = cache.pool.get_new_blocks(8)
+    cache.resize(6)
+    states = BlockStates.of(cache.pool)
+    assert states == BlockStates(private=3, shared=1, idle=1, free=0, retiring=6)
+    assert states.retiring == cache.pool.num_retiring_blocks
+    cache.pool.free_blocks(lease)
+    assert BlockStates.of(cache.pool) == BlockStates(private=1, shared=1, idle=1, free=2, retiring=0)
+
+
+def test_hits_by_medium_are_left_out_where_nobody_counts_them() -> None:
+    tiered = KVCacheManager(CacheConfig(num_blocks=12, block_size=4, num_cpu_blocks=9))
+    found = samples(CacheCollector(tiered))
+    assert found["blockyard:cpu_kv_blocks state=free"] == 8
+    assert not any("hit_tokens_total medium" in name or "cached_by_source" in name for name in found)
+    found = samples(CacheCollector(lambda: CacheReading.of(tiered, num_cpu_hit_tokens=0)))
+    assert found["blockyard:hit_tokens_total medium=cpu"] == 0
+    assert found["vllm:prompt_tokens_cached_by_source_total source=host"] == 0
+
+
+def test_a_cache_that_follows_nothing_says_nothing_of_it() -> None:
+    found = samples(CacheCollector(KVCacheManager(CacheConfig(num_blocks=8))))
+    assert not any("missed_tokens" in name or "kv_block_" in name or "preemptions" in name for name in found)
+    assert found["blockyard:hit_tokens_total medium=gpu"] == 0
+
+
+def test_two_engines_of_a_process_stand_side_by_side() -> None:
+    first, second = KVCacheManager(CacheConfig(num_blocks=8)), KVCacheManager(FOLLOWED)
+    collector = CacheCollector(first, engine="0", model_name="m")
+    collector.add(second, engine="1")
+    second.allocate(list(range(30)))
+    registry = CollectorRegistry()
+    registry.register(collector)
+
+    def queries(engine: str) -> float | None:
+        return registry.get_sample_value("vllm:prefix_cache_queries_total", {"engine": engine, "model_name": "m"})
+
+    assert (queries("0"), queries("1"), queries("2")) == (0, 30, None)
+    with pytest.raises(InvalidArgument, match="engine is '1'; there is a cache of that name"):
+        collector.add(first, engine="1")
+
+
+def test_a_registry_refuses_the_same_names_twice() -> None:
+    registry = CollectorRegistry()
+    registry.register(CacheCollector(KVCacheManager(CacheConfig(num_blocks=8))))
+    with pytest.raises(ValueError, match="Duplicated"):
+        registry.register(CacheCollector(KVCacheManager(CacheConfig(num_blocks=8)), engine="1"))
+
+
+def test_the_page_is_well_formed_and_has_no_noise() -> None:
+    cache = KVCacheManager(FOLLOWED)
+    for _ in busy(cache, 50):
+        pass
+    registry = CollectorRegistry()
+    registry.register(CacheCollector(cache, model_name='a "name"\nof two lines'))
+    page = generate_latest(registry).decode()
+    assert "_created" not in page
+    assert all('engine="0"' in line for line in page.splitlines() if not line.startswith("#"))
+    check_metrics(page)
+
+
+@pytest.mark.parametrize("cache", [None, 3, "cache", CacheConfig(num_blocks=8)])
+def test_what_is_no_cache_is_refused(cache: object) -> None:
+    with pytest.raises(InvalidArgument, match="must be a KVCacheManager, or a function"):
+        CacheCollector(cache)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"engine": 0}, {"model_name": None}, {"info": {"a": 1}}, {"info": {1: "a"}}])
+def test_labels_are_text(options: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument, match="must be a string"):
+        CacheCollector(KVCacheManager(CacheConfig(num_blocks=8)), **options)  # type: ignore[arg-type]
+
+
+def test_without_prometheus_client_the_extra_is_named() -> None:
+    code = (
+        "import sys\nsys.modules['prometheus_client'] = None\nimport blockyard\n"
+        "try:\n    import blockyard.metrics\nexcept blockyard.MissingExtra as error:\n    print(error)\n"
+    )
+    assert run(code) == "blockyard.metrics needs prometheus_client: pip install 'blockyard[metrics]'\n"
+
+
+def test_the_package_alone_imports_no_client_of_prometheus() -> None:
+    assert run("import sys, blockyard\nprint('prometheus_client' in sys.modules)") == "False\n"
+
+
+def run(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=child_environment(), timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,133 @@
+"""The dashboard and the alerts that ship: they name what the server exports, and a real Prometheus takes them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("torch")
+
+from blockyard.engine import PromptLookup
+from blockyard.metrics import alert_rules_path, dashboard_path
+
+from ..support.places import ROOT
+from ..support.prometheus import Prometheus, is_installed, scraping
+from ..support.promtool import check_rules
+from ..support.servers import MODEL, Running, running_server, tiny_engine
+
+DASHBOARD, ALERT_RULES = dashboard_path(), alert_rules_path()
+NAME = re.compile(r"\b(?:vllm|blockyard):\w+")
+NEEDS_PROMETHEUS = pytest.mark.skipif(not is_installed(), reason="needs Debian's package prometheus")
+#: Panels that stay empty while nothing of the kind happens.
+QUIET = {"refused: {{reason}}"}
+
+
+def expressions() -> list[tuple[str, str]]:
+    """(panel and legend, expression) of the dashboard."""
+    board = json.loads(DASHBOARD.read_text())
+    return [
+        (f"{panel['title']} | {target['legendFormat']}", target["expr"])
+        for panel in board["panels"]
+        for target in panel.get("targets", [])
+    ]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Running]:
+    """A server that answers: hits in the pool and the CPU pool, evictions, several completions, guesses."""
+    options = {"track_misses": True, "residency_sample": 1}
+    engine = tiny_engine(40, max_num_seqs=4, cache_options=options, speculation=PromptLookup(), num_cpu_blocks=60)
+    with running_server(engine) as running:
+        work(running)
+        yield running
+
+
+def work(running: Running) -> None:
+    prompts = [f"{number} bottles of beer on the wall, {number} bottles of beer. " * 2 for number in range(10)]
+    for prompt in [*prompts, prompts[-1], prompts[0]]:
+        running.client().completions.create(model=MODEL, prompt=prompt, max_tokens=8, n=2, temperature=0)
+
+
+@pytest.fixture(scope="module")
+def exported(served: Running) -> set[str]:
+    """Names of series, and what may be seen of them only when it happens."""
+    _, _, page = served.call("GET", "/metrics")
+    names = set(re.findall(r"^([\w:]+)\{", page.decode(), re.MULTILINE))
+    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", page.decode(), re.MULTILINE))
+    return names | {name for name, kind in types.items() if kind == "counter"}
+
+
+@pytest.mark.parametrize("file", [DASHBOARD, ALERT_RULES], ids=lambda file: file.name)
+def test_what_it_names_is_exported(file: Path, exported: set[str]) -> None:
+    named = set(NAME.findall(file.read_text()))
+    assert len(named) > 8
+    assert named - exported == set()
+
+
+def test_a_panel_has_a_title_a_word_on_it_and_a_place_of_its_own() -> None:
+    board = json.loads(DASHBOARD.read_text())
+    places: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & places
+        assert at["x"] + at["w"] <= 24
+        places |= cells
+        assert panel["title"]
+        assert panel["type"] == "row" or panel["description"].endswith(".")
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    variables = {each["name"] for each in board["templating"]["list"]}
+    used = set(re.findall(r"\$\{?(\w+)", DASHBOARD.read_text())) - {"__rate_interval", "__all"}
+    assert used <= variables
+
+
+def test_the_docs_say_which_alerts_there_are() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    alerts = re.findall(r"- alert: (\w+)", ALERT_RULES.read_text())
+    assert re.findall(r"^\| `(\w+)` \| (?:info|warning|critical) ", page, re.MULTILINE) == alerts
+
+
+@NEEDS_PROMETHEUS
+def test_promtool_takes_the_rules() -> None:
+    assert "8 rules found" in check_rules(ALERT_RULES)
+
+
+@NEEDS_PROMETHEUS
+def test_each_alert_fires_on_what_it_is_for(tmp_path: Path) -> None:
+    shutil.copy(ALERT_RULES, tmp_path)
+    shutil.copy(Path(__file__).parent / "alerts_test.yml", tmp_path)
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(tmp_path / "alerts_test.yml")], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@NEEDS_PROMETHEUS
+def test_a_real_prometheus_scrapes_and_every_panel_has_data(served: Running, tmp_path: Path) -> None:
+    with scraping(f"{served.host}:{served.port}", ALERT_RULES, tmp_path) as prometheus:
+        prometheus.wait_for('up{job="blockyard"} == 1')
+        prometheus.wait_for('count_over_time(vllm:generation_tokens_total{job="blockyard"}[1m]) > 2')
+        work(served)
+        prometheus.wait_for("sum(rate(vllm:request_success_total[1m])) > 0")
+        prometheus.wait_for("count_over_time(vllm:generation_tokens_total[1m]) > 12")
+        empty = [title for title, expression in expressions() if not values(prometheus, expression)]
+        assert [title for title in empty if title.split(" | ")[1] not in QUIET] == []
+        assert prometheus.query('ALERTS{alertstate="firing", severity="critical"}') == []
+        _, rules = prometheus.get("/api/v1/rules")
+    states = {rule["name"]: rule["health"] for group in rules["data"]["groups"] for rule in group["rules"]}
+    assert len(states) == 8
+    assert set(states.values()) == {"ok"}
+
+
+def values(prometheus: Prometheus, expression: str) -> list[Any]:
+    """An expression of the dashboard as Grafana would send it: variables filled in."""
+    filled = expression.replace("$__rate_interval", "1m")
+    return prometheus.query(re.sub(r"\$\w+", ".*", filled))

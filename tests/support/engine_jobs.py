@@ -1,0 +1,45 @@
+"""Jobs through an engine thread without a server, by a clock that moves with the steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from blockyard.engine import Engine, SamplingParams
+from blockyard.engine.prompts import EncodedPrompt
+from blockyard.serving import EngineThread
+from blockyard.serving.jobs.job import Job, Mailbox
+
+from .byte_tokenizer import NUM_TOKENS
+from .servers import MODEL
+from .stepped_clock import SteppedClock
+
+
+def run_jobs(
+    engine: Engine, prompts: Sequence[list[int]], sampling: SamplingParams, seconds_a_step: float = 1.0, **options: Any
+) -> EngineThread:
+    """Serve prompts, which arrive together, to their ends; every step takes so long and nothing else takes time.
+
+    Returns the thread, which has ended. options: of `EngineThread`.
+    """
+    clock = SteppedClock()
+    clock.tick_each_step(engine, seconds_a_step)
+    thread = EngineThread(engine, 100, MODEL, clock=clock, **options)
+
+    async def run_all() -> None:
+        mailbox = Mailbox()
+        jobs = [
+            Job(EncodedPrompt(prompt, NUM_TOKENS), sampling, 0, number, mailbox, clock())
+            for number, prompt in enumerate(prompts)
+        ]
+        thread.submit(jobs)
+        while not all(job.is_over for job in jobs):
+            await mailbox.take()
+
+    thread.start()
+    try:
+        asyncio.run(asyncio.wait_for(run_all(), 60))
+    finally:
+        assert thread.stop(60)
+    return thread
