@@ -220,7 +220,8 @@ class Mirror:
         best: dict[str, Match] = {}
         found = {size: self._lengths(size, trie, token_ids, keys) for size, trie in self._tries.items()}
         for name, state in self._workers.items():
-            match = self._match_worker(state, found)
+            is_plain = len(state.groups) == state.num_groups == 1 and not next(iter(state.groups.values())).window
+            match = self._match_plain(state, found) if is_plain else self._match_worker(state, found)
             if match.num_tokens:
                 best[name] = match
         return best
@@ -234,7 +235,13 @@ class Mirror:
         if keys:
             forms.append(_untagged_form(plain_keys(keys), spans, num_blocks))
         paths = [trie.path(token_ids, request, by_block) for request, by_block in forms]
-        return [(path, trie.match(path)) for path in paths]
+        return [(path, trie.match(path).tolist()) for path in paths]
+
+    def _match_plain(self, state: _Worker, found: dict[int, list[tuple[Any, Any]]]) -> Match:
+        """A worker with one layer group that has no window."""
+        (group,) = state.groups.values()
+        everywhere, on_gpu = max(lengths[group.holder] for _, lengths in found[group.block_size])
+        return Match(everywhere * group.block_size, on_gpu * group.block_size, state.order.trust)
 
     def _match_worker(self, state: _Worker, found: dict[int, list[tuple[Any, Any]]]) -> Match:
         best = Match(0, 0, state.order.trust)
@@ -242,7 +249,7 @@ class Mirror:
             return best  # a layer group that has nothing
         for form in range(max(len(paths) for paths in found.values())):
             lengths = [
-                tuple((found[group.block_size][form][1][group.holder] * group.block_size).tolist())
+                [number * group.block_size for number in found[group.block_size][form][1][group.holder]]
                 for group in state.groups.values()
                 if not group.window
             ]

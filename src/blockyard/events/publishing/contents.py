@@ -62,8 +62,18 @@ class ContentTable:
     pools: tuple[dict[int, Place], ...] = ()
     #: Content id → (pool, holding id) of its holdings.
     holdings: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    #: What consumers know to be held.
+    #: With pools, what consumers know to be held.
     shown: Shown = field(default_factory=dict)
+    # Read from the config once: it makes them anew each time.
+    _is_mapped: bool = field(init=False)
+    _block_size: int = field(init=False)
+    #: For each layer group, token blocks of one of its blocks.
+    _lengths: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._is_mapped = self.config.is_mapped
+        self._block_size = self.config.hash_block_size
+        self._lengths = tuple(group.block_size // self._block_size for group in self.config.layer_groups)
 
     def apply(self, changes: KVCacheEvents) -> list[Event]:
         """Take in what a cache told, and say it on the wire. O(changes)."""
@@ -84,11 +94,12 @@ class ContentTable:
         out = EventWriter(self.config)
         out.clear()
         shown: Shown = {}
-        if not self.config.is_mapped:
+        if not self._is_mapped:
             for content in self._depth_first(set(self.contents)):
-                self._show(Place(content, 0, GPU), shown, out)
+                self._tell(content, out)
+            return out.finish()
         for medium in _MEDIA:
-            for group in range(len(self.config.layer_groups)):
+            for group in range(len(self._lengths)):
                 held = {place.content for place in self.shown if place[1:] == (group, medium)}
                 for content in self._depth_first(held):
                     self._show(Place(content, group, medium), shown, out)
@@ -144,7 +155,7 @@ class ContentTable:
                 self._forget(one, out)
 
     def _apply_contents(self, changes: KVCacheEvents, out: EventWriter) -> None:
-        size = 4 * self.config.hash_block_size
+        size = 4 * self._block_size
         rows = np.ascontiguousarray(changes.token_ids).tobytes()
         came = zip(changes.parents.tolist(), range(0, len(rows), size), strict=True)
         for name in changes.contents.tolist():
@@ -154,8 +165,8 @@ class ContentTable:
             parent, start = next(came)
             if self._is_known(parent):
                 self._add(name, parent, rows[start : start + size])
-                if not self.config.is_mapped:
-                    self._show(Place(name, 0, GPU), self.shown, out)
+                if not self._is_mapped:
+                    self._tell(name, out)
 
     def _is_known(self, parent: int) -> bool:
         if parent in self.contents:
@@ -172,16 +183,18 @@ class ContentTable:
         """A content is gone, wherever it was held, and what follows it."""
         if name not in self.contents:
             return
-        self._drop_behind(name, out)
+        if name in self.following:
+            self._drop_behind(name, out)
         parent = self.contents[name].parent
-        self.following[parent].discard(name)
-        if not self.following[parent]:
+        beside = self.following[parent]
+        beside.discard(name)
+        if not beside:
             del self.following[parent]
         self._forget(name, out)
 
     def _forget(self, name: int, out: EventWriter) -> None:
-        if not self.config.is_mapped:
-            self._hide(Place(name, 0, GPU), out)
+        if not self._is_mapped:
+            out.removed(name, 0, GPU)
         for pool, held in self.holdings.pop(name, ()):
             self._hide(self.pools[pool].pop(held), out)
         del self.contents[name]
@@ -217,6 +230,14 @@ class ContentTable:
         self._hide(place, out)
 
     # What consumers see.
+
+    def _tell(self, name: int, out: EventWriter) -> None:
+        """Say that a content is held, in a cache without pools below: those before it are told of already."""
+        parent, tokens, request = self.contents[name]
+        if parent in self.contents:
+            out.stored(Described(name, parent, tokens, request, ()), 0, GPU)
+        else:
+            out.stored(Described(name, self.before(name), tokens, request, self.roots[parent].spans), 0, GPU)
 
     def _show(self, place: Place, shown: Shown, out: EventWriter) -> None:
         """Say that a content is held, if nothing was said yet.
@@ -263,9 +284,8 @@ class ContentTable:
 
     def _described(self, name: int, group: int) -> Described | None:
         """A group's block that ends with this content; None where a part of it is gone."""
-        length = self.config.layer_groups[group].block_size // self.config.hash_block_size
         chain = [name]
-        while len(chain) < length:
+        while len(chain) < self._lengths[group]:
             before = self.before(chain[-1])
             if before not in self.contents:
                 return None

@@ -43,8 +43,8 @@ class EventWriter:
     def stored(self, block: Described, group: int, medium: str) -> None:
         """A block is there."""
         chain = self._chain
-        fits = chain and self._place == (group, medium) and chain[-1].name == block.before
-        if not fits or len(chain) == MOST_BLOCKS_AN_EVENT:
+        follows = chain and chain[-1].name == block.before and self._place == (group, medium)
+        if not follows or len(chain) == MOST_BLOCKS_AN_EVENT:
             self._close()
             self._place = (group, medium)
         self._chain.append(block)
