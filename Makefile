@@ -1,5 +1,6 @@
 # make demo · make test · make lint · make bench   (each makes its own .venv and rebuilds what is stale)
 # make peers TRACE=FILE   (other block managers, in environments of their own: 8 GB) · make engines   (whole engines, vLLM too)
+# make interop   (Dynamo's indexer as a judge of KV events: 80 MB)
 # make wheels   (what a package index takes, in dist/)
 PYTHON ?= python3.11
 VENV := .venv
@@ -13,7 +14,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint bench peers engines wheels stress clean missing-extension
+.PHONY: demo test lint bench peers engines wheels interop stress clean missing-extension
 missing-extension:
 
 demo: $(VENV)/built
@@ -55,6 +56,16 @@ wheels: .venv-wheels/installed
 	.venv-wheels/bin/python -m pip install -q --disable-pip-version-check $$(.venv-wheels/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["wheels"])')
 	touch $@
 
+# Other systems' own programs, unmodified, beside ours.
+interop: $(VENV)/built .venv-interop/installed
+	DYNAMO_PYTHON=.venv-interop/bin/python $(BIN)/python -m pytest tests/interop $(PYTEST_ARGS)
+
+.venv-interop/installed: tests/interop/requirements.txt tests/interop/requirements-needs.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-deps -r tests/interop/requirements.txt
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check -r tests/interop/requirements-needs.txt
+	touch $@
+
 stress: $(VENV)/built
 	$(BIN)/python -m tests.stress $(STRESS_ARGS)
 
@@ -81,5 +92,5 @@ $(BUILD): $(VENV)/installed $(SOURCES) $(if $(filter 0,$(BLOCKYARD_COMPILE))$(EX
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-peers .venv-sglang .venv-wheels build dist src/*.egg-info
+	rm -rf $(VENV) .venv-peers .venv-sglang .venv-wheels .venv-interop build dist src/*.egg-info
 	find src -name '*.so' -delete

@@ -16,6 +16,7 @@
     lab        traces, curves and their pictures, replays, capacity plans
     cli        the `blockyard` command
     docs       what the README, the pages and the docstrings show runs
+    interop    other systems' own programs beside ours (`make interop`): Dynamo's indexer
     support    what several of them share: the reference model, random programs, tiny models, servers
 
 A package, so that programs run from the repository's root: `python -m tests.stress` (a million random operations),

@@ -104,10 +104,8 @@ _event_decoder: Any = msgspec.msgpack.Decoder(Event)
 
 
 def encode_batch(batch: Batch) -> bytes:
-    """The payload of one message, without what it does not say at its end."""
-    fields: list[Any] = [batch.ts, batch.events]
-    if batch.data_parallel_rank is not None or batch.epoch is not None:
-        fields.append(batch.data_parallel_rank)
+    """The payload of one message. The rank is always there: Dynamo's decoder wants it; the epoch only if it counts."""
+    fields: list[Any] = [batch.ts, batch.events, batch.data_parallel_rank]
     if batch.epoch is not None:
         fields.append(batch.epoch)
     return _encoder.encode(fields)

@@ -1,0 +1,34 @@
+"""Dynamo's unmodified indexer is right about our caches after every kind of loss."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from ..support import seeds
+from ..support.places import ROOT, child_environment
+from ..support.seeds import run_seed
+
+DYNAMO = os.environ.get("DYNAMO_PYTHON", "")
+
+pytestmark = [
+    pytest.mark.skipif(not DYNAMO, reason="DYNAMO_PYTHON names no Python with ai-dynamo-runtime: run `make interop`"),
+    pytest.mark.skipif(not shutil.which("unshare") or not shutil.which("ip"), reason="no network namespaces here"),
+]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_after_a_heartbeat_dynamos_indexer_says_what_the_cache_has(number: int) -> None:
+    program = [sys.executable, "-m", "tests.interop.dynamo_judge", os.path.abspath(DYNAMO)]
+    command = ["unshare", "--net", *program, "--seed", str(run_seed() + number), "--rounds", "15"]
+    done = subprocess.run(command, cwd=ROOT, env=child_environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    seeds.lines.append(f"Dynamo's indexer: {found['counts']}, right again after {found['longest']} s at most")
+    assert found["wrong"] == []
+    assert found["counts"]["compared"] > 300
