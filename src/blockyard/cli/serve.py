@@ -10,8 +10,10 @@ import sys
 from contextlib import ExitStack
 from dataclasses import fields
 
+from ..arguments import require_int
 from ..engine import Engine
 from ..errors import InvalidArgument
+from ..metrics.tenants import MAX_SHOWN
 from ..serving import Server, ServerLimits, ServerOptions
 from ..serving.http.api_key import read_key_file, require_key
 from ..serving.http.listening import open_sockets
@@ -25,6 +27,7 @@ def run_serve(options: argparse.Namespace) -> int:
     api_key = _api_key(options)
     require_origins(options.cors_origin)
     require_status_seconds(options.status_seconds)
+    require_int("tenant_metrics", options.tenant_metrics, 0, MAX_SHOWN)
     limits = ServerLimits(
         **{each.name: getattr(options, each.name) for each in fields(ServerLimits) if hasattr(options, each.name)}
     )
@@ -53,6 +56,7 @@ def _serve(options: argparse.Namespace, limits: ServerLimits, api_key: str | Non
             has_check=options.check_endpoint,
             cors_origins=tuple(options.cors_origin),
             status_seconds=options.status_seconds,
+            tenant_metrics=options.tenant_metrics,
         ),
         on_listening=lambda address: print(f"blockyard serves {name} at {address}/v1", flush=True),
     )

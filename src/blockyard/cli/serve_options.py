@@ -64,6 +64,13 @@ def _add_address(group: Any) -> None:
         help="of work between two lines on stderr that say how it goes; 0 for none; default: 10",
     )
     group.add_argument(
+        "--tenant-metrics",
+        type=int,
+        default=0,
+        metavar="N",
+        help="show tokens and hits of the N largest tenants (cache salts, as digests) in /metrics; default: none",
+    )
+    group.add_argument(
         "--check-endpoint", action="store_true", help="GET /check verifies the cache's invariants; for tests"
     )
 

@@ -39,22 +39,24 @@ def create_app(
     has_check: bool = False,
     cors_origins: Sequence[str] = (),
     status_seconds: float = 10.0,
+    tenant_metrics: int = 0,
 ) -> FastAPI:
     """The application around an engine, which belongs to it from now on.
 
     model_name: what clients call the model. api_key: what they must send as bearer token; none if None. has_check:
     whether GET /check is there. cors_origins: of web pages that may use it from a browser. status_seconds: of work
     between two lines of the log (INFO, `blockyard.serving.status`) that say how it goes; 0 for none.
+    tenant_metrics: tenants that GET /metrics shows by name, at most 100; 0 for none.
 
     `app.state.engine_thread` is the thread; it runs from the application's start to its end (the lifespan of ASGI).
     Raises `InvalidArgument` for an engine without a tokenizer, for a name that no answer could carry, for what is no
-    origin, and for seconds below 0.
+    origin, and for numbers outside their limits.
     """
     require_unicode("model_name", model_name)
     limits = limits or ServerLimits()
     capacity = engine.cache.config.max_num_seqs + limits.max_waiting
-    retry_after = limits.retry_after_seconds
-    thread = EngineThread(engine, capacity, model_name, retry_after, status_seconds=status_seconds)
+    options: dict[str, Any] = {"status_seconds": status_seconds, "tenant_metrics": tenant_metrics}
+    thread = EngineThread(engine, capacity, model_name, limits.retry_after_seconds, **options)
     encoder = PromptEncoder(engine)
     planner = Planner(engine, encoder, limits, capacity)
     service = Service(thread, planner, TokenTexts(engine.tokenizer), limits, model_name, int(time.time()))

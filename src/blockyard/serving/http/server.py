@@ -33,6 +33,7 @@ class ServerOptions:
     access_log: whether each request is a line of the log (on stderr). has_check: whether GET /check is there.
     cors_origins: of web pages that may use it from a browser, as "http://localhost:3000"; "*" for all.
     status_seconds: of work between two lines of the log that say how it goes; 0 for none.
+    tenant_metrics: tenants that GET /metrics shows by name, at most 100; 0 for none.
     """
 
     model_name: str
@@ -44,6 +45,7 @@ class ServerOptions:
     has_check: bool = False
     cors_origins: tuple[str, ...] = ()
     status_seconds: float = 10.0
+    tenant_metrics: int = 0
 
 
 class Server(uvicorn.Server):
@@ -64,6 +66,7 @@ class Server(uvicorn.Server):
             options.has_check,
             options.cors_origins,
             options.status_seconds,
+            options.tenant_metrics,
         )
         self._options = options
         self._on_listening = on_listening
