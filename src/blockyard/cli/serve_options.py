@@ -71,6 +71,11 @@ def _add_address(group: Any) -> None:
         help="show tokens and hits of the N largest tenants (cache salts, as digests) in /metrics; default: none",
     )
     group.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send spans of requests there by OTLP over HTTP, like http://localhost:4318/v1/traces; default: none",
+    )
+    group.add_argument(
         "--check-endpoint", action="store_true", help="GET /check verifies the cache's invariants; for tests"
     )
 
