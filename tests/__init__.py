@@ -11,7 +11,7 @@
     sizing     bytes of a block, how many fit
     storage    KV tensors, layouts, copies, moves beside the computing
     engine     tokens against transformers, scheduling, preemption, sampling, beams, attention backends, CUDA
-    serving    the HTTP server: answers, fields, paths, bad requests, failures, its log, load
+    serving    the HTTP server: answers, fields, paths, bad requests, failures, its log, metrics and traces, load
     lab        traces, curves and their pictures, replays, capacity plans
     cli        the `blockyard` command
     docs       what the README, the pages and the docstrings show runs
