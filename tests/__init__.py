@@ -12,7 +12,7 @@
     events     KV events: what is on the wire, the publisher, and a mirror behind a network that loses messages
     storage    KV tensors, layouts, copies, moves beside the computing
     engine     tokens against transformers, scheduling, preemption, sampling, beams, attention backends, CUDA
-    serving    the HTTP server: answers, fields, paths, bad requests, failures, its log, load
+    serving    the HTTP server: answers, fields, paths, bad requests, failures, its log, metrics and traces, load
     lab        traces, curves and their pictures, replays, capacity plans
     cli        the `blockyard` command
     docs       what the README, the pages and the docstrings show runs

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -14,7 +16,7 @@ pytest.importorskip("prometheus_client")
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector
 
-from blockyard import Admission, CacheConfig, InvalidArgument, KVCacheManager
+from blockyard import Admission, CacheConfig, ConcurrentCall, EvictionPolicy, InvalidArgument, KVCacheManager
 from blockyard.metrics import BlockStates, CacheCollector, CacheReading
 
 from ..support.places import ROOT, child_environment
@@ -183,3 +185,57 @@ def run(code: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_a_scrape_in_the_middle_of_a_call_is_answered_and_disturbs_nothing() -> None:
+    """Where any other call would raise `ConcurrentCall`: while a policy is asked."""
+    pages: list[dict[str, float]] = []
+
+    class Scraping(EvictionPolicy):
+        def __init__(self, num_blocks: int) -> None:
+            super().__init__(num_blocks)
+            self.idle: dict[int, None] = {}
+
+        def insert(self, block: int, key: int, depth: int) -> None:
+            self.idle[block] = None
+
+        def remove(self, block: int) -> None:
+            del self.idle[block]
+
+        def evict(self) -> int:
+            pages.append(samples(collector))
+            with pytest.raises(ConcurrentCall):
+                cache.history()
+            return self.idle.popitem()[0]
+
+    cache = KVCacheManager(CacheConfig(8, 4, eviction_policy=Scraping, track_misses=True, residency_sample=1))
+    collector = CacheCollector(cache)
+    for first in (0, 100, 200):
+        seq = cache.allocate(list(range(first, first + 24)))
+        cache.commit([seq], cache.reserve([seq]).num_scheduled)
+        cache.free(seq)
+        cache.check()
+    assert len(pages) > 5
+    assert all(sum(value for name, value in page.items() if "kv_blocks state" in name) == 7 for page in pages)
+
+
+def test_scrapes_from_another_thread_refuse_no_call() -> None:
+    cache, is_over = KVCacheManager(FOLLOWED), threading.Event()
+    collector = CacheCollector(cache)
+
+    def scrape() -> int:
+        count = 0
+        while not is_over.is_set():
+            samples(collector)
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(1) as pool:
+        scraping = pool.submit(scrape)
+        try:
+            for _ in busy(cache, 300):
+                cache.check()
+        finally:
+            is_over.set()
+        assert scraping.result(60) > 0
+    assert samples(collector)["vllm:prefix_cache_queries_total"] == cache.stats().num_prompt_tokens

@@ -45,7 +45,7 @@ def served() -> Iterator[Running]:
     """A server that answers: hits in the pool and the CPU pool, evictions, several completions, guesses."""
     options = {"track_misses": True, "residency_sample": 1}
     engine = tiny_engine(40, max_num_seqs=4, cache_options=options, speculation=PromptLookup(), num_cpu_blocks=60)
-    with running_server(engine) as running:
+    with running_server(engine, tenant_metrics=2) as running:
         work(running)
         yield running
 

@@ -436,7 +436,8 @@ def test_the_package_imports_without_its_extras() -> None:
     """`import blockyard` must work, and stay quick, without torch."""
     code = (
         "import sys\n"
-        "for name in ('torch', 'transformers', 'rich', 'gguf', 'safetensors'): sys.modules[name] = None\n"
+        "extras = ('torch', 'transformers', 'rich', 'gguf', 'safetensors', 'prometheus_client')\n"
+        "for name in extras: sys.modules[name] = None\n"
         "import blockyard\nblockyard.KVCacheManager(blockyard.CacheConfig(num_blocks=8))\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=child_environment(), timeout=120)

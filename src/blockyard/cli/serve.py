@@ -9,15 +9,22 @@ import socket
 import sys
 from contextlib import ExitStack
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
+from ..arguments import require_int
 from ..engine import Engine
 from ..errors import InvalidArgument
+from ..metrics.tenants import MAX_SHOWN
 from ..serving import Server, ServerLimits, ServerOptions
 from ..serving.http.api_key import read_key_file, require_key
 from ..serving.http.listening import open_sockets
 from ..serving.http.origins import require_origins
 from ..serving.jobs.status_line import require_status_seconds
+from ..serving.otlp import otlp_tracer
 from .model_loading import engine_of
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 
 def run_serve(options: argparse.Namespace) -> int:
@@ -25,19 +32,28 @@ def run_serve(options: argparse.Namespace) -> int:
     api_key = _api_key(options)
     require_origins(options.cors_origin)
     require_status_seconds(options.status_seconds)
+    require_int("tenant_metrics", options.tenant_metrics, 0, MAX_SHOWN)
     limits = ServerLimits(
         **{each.name: getattr(options, each.name) for each in fields(ServerLimits) if hasattr(options, each.name)}
     )
+    endpoint = options.otlp_traces_endpoint
+    tracer = None if endpoint is None else otlp_tracer(endpoint)
     with ExitStack() as held:
         sockets = [held.enter_context(each) for each in open_sockets(options.host, options.port)]
         if api_key is None and not _is_loopback(options.host):
             print(f"blockyard: {options.host} is open to other machines and there is no API key", file=sys.stderr)
         if api_key is None and "*" in options.cors_origin:
             print("blockyard: every web page may use the server and there is no API key", file=sys.stderr)
-        return _serve(options, limits, api_key, sockets)
+        return _serve(options, limits, api_key, sockets, tracer)
 
 
-def _serve(options: argparse.Namespace, limits: ServerLimits, api_key: str | None, sockets: list[socket.socket]) -> int:
+def _serve(
+    options: argparse.Namespace,
+    limits: ServerLimits,
+    api_key: str | None,
+    sockets: list[socket.socket],
+    tracer: Tracer | None,
+) -> int:
     engine, name = engine_of(options)
     name = options.served_model_name or name
     print(f"blockyard: {name}, {_summary(engine)}\nblockyard: {engine.memory}", file=sys.stderr)
@@ -53,6 +69,8 @@ def _serve(options: argparse.Namespace, limits: ServerLimits, api_key: str | Non
             has_check=options.check_endpoint,
             cors_origins=tuple(options.cors_origin),
             status_seconds=options.status_seconds,
+            tenant_metrics=options.tenant_metrics,
+            tracer=tracer,
         ),
         on_listening=lambda address: print(f"blockyard serves {name} at {address}/v1", flush=True),
     )

@@ -65,6 +65,18 @@ def _add_address(group: Any) -> None:
         help="of work between two lines on stderr that say how it goes; 0 for none; default: 10",
     )
     group.add_argument(
+        "--tenant-metrics",
+        type=int,
+        default=0,
+        metavar="N",
+        help="show tokens and hits of the N largest tenants (cache salts, as digests) in /metrics; default: none",
+    )
+    group.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send spans of requests there by OTLP over HTTP, like http://localhost:4318/v1/traces; default: none",
+    )
+    group.add_argument(
         "--check-endpoint", action="store_true", help="GET /check verifies the cache's invariants; for tests"
     )
 

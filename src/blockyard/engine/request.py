@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..answers import MissCauses
 from ..keys import ExtraKey
 from .decoding.sampler import Choice
 from .decoding.speculation import Drafter
@@ -92,7 +93,7 @@ class Request:
     stop_token_ids: tokens that end a branch. extra_keys: canonical; it shares blocks only under the same ones. due: the
     step at which it stands in line, its priority counted in. is_forked: whether the branches behind the first exist in
     the cache. num_cached_tokens: prompt tokens that the cache had when the request first computed something; None
-    before.
+    before. misses: why it had no more, when it was first admitted.
     """
 
     request_id: int
@@ -106,6 +107,8 @@ class Request:
     is_forked: bool = False
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
+    num_cpu_cached_tokens: int = 0
+    misses: MissCauses | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -120,6 +123,8 @@ class Request:
             num_prompt_tokens=len(self.prompt_token_ids),
             num_cached_tokens=self.num_cached_tokens or 0,
             num_preemptions=self.num_preemptions,
+            num_cpu_cached_tokens=self.num_cpu_cached_tokens,
+            misses=self.misses,
         )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ..answers import MissCauses
+
 
 class FinishReason(StrEnum):
     """Why a completion ended: STOP at an end-of-sequence token, a stop token or a stop string, LENGTH at
@@ -67,6 +69,8 @@ class GenerationResult:
 
     num_cached_tokens: prompt tokens whose keys and values the cache had, so that they were not computed again.
     num_preemptions: how often a sequence of it was preempted to make room for others. No token depends on it.
+    num_cpu_cached_tokens: those of the cached tokens that lay in the CPU pool. misses: its prompt's tokens by cause;
+    None without `track_misses`, and before it has run.
     """
 
     request_id: int
@@ -74,6 +78,8 @@ class GenerationResult:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_preemptions: int
+    num_cpu_cached_tokens: int = 0
+    misses: MissCauses | None = None
 
     @property
     def text(self) -> str:

@@ -9,6 +9,7 @@ Read it in this order:
     reading      the numbers of one cache at one moment
     families     what each is called, and what it means
     collector    what a registry asks
+    tenants      tokens by tenant, the largest few by name
     shipped      a dashboard for Grafana and alerts for Prometheus
 
 Needs prometheus_client: `pip install 'blockyard[metrics]'`.
@@ -24,5 +25,14 @@ except ImportError as error:
 from .collector import CacheCollector
 from .reading import BlockStates, CacheReading
 from .shipped import alert_rules_path, dashboard_path
+from .tenants import TenantTokens, tenant_of
 
-__all__ = ["BlockStates", "CacheCollector", "CacheReading", "alert_rules_path", "dashboard_path"]
+__all__ = [
+    "BlockStates",
+    "CacheCollector",
+    "CacheReading",
+    "TenantTokens",
+    "alert_rules_path",
+    "dashboard_path",
+    "tenant_of",
+]

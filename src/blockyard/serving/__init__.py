@@ -8,6 +8,7 @@
 Read it in this order; a folder imports only from those before it:
 
     errors, limits    what clients are told, and what they may ask for
+    otlp              where spans of requests go
     openai/           requests and answers in OpenAI's words
     jobs/             the engine's side: prompts encoded, jobs queued, the thread that steps the engine, its metrics
     http/             the clients' side: uvicorn, paths, keys, deadlines, streams

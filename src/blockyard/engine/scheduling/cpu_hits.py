@@ -27,10 +27,12 @@ class CpuHits:
         if len(targets):
             for branch in branches:
                 if branch.request.num_cached_tokens is None:
-                    self.num_tokens += max(
+                    num_tokens = max(
                         self._num_loaded(branch, number, targets[groups == number])
                         for number in range(len(self._cache.config.layer_groups))
                     )
+                    branch.request.num_cpu_cached_tokens += num_tokens
+                    self.num_tokens += num_tokens
 
     def _num_loaded(self, branch: Branch, group: int, targets: np.ndarray) -> int:
         num_blocks = np.count_nonzero(np.isin(self._cache.block_ids(branch.seq, group), targets))

@@ -247,6 +247,8 @@ class Scheduler:
                 return False
             self._preemptor.forget(swapped[-1])
         branch.seq = answer
+        if self._cache.config.track_misses and branch.request.misses is None:
+            branch.request.misses = self._cache.miss_causes(answer)
         return True
 
     def _try_allocate(self, branch: Branch) -> int | Admission:

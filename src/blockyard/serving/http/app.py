@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -19,6 +19,7 @@ from ..jobs.engine_thread import EngineThread
 from ..jobs.metrics_page import MetricsPage
 from ..jobs.planner import Planner
 from ..jobs.prompts import PromptEncoder
+from ..jobs.tracing import RequestTracer
 from ..limits import ServerLimits
 from ..openai.logprobs import TokenTexts
 from .absent_paths import why_absent
@@ -30,6 +31,9 @@ from .run import ClientGone
 from .service import Service
 from .tokenizer_routes import tokenizer_routes
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
 
 def create_app(
     engine: Engine,
@@ -39,22 +43,27 @@ def create_app(
     has_check: bool = False,
     cors_origins: Sequence[str] = (),
     status_seconds: float = 10.0,
+    tenant_metrics: int = 0,
+    tracer: Tracer | None = None,
 ) -> FastAPI:
     """The application around an engine, which belongs to it from now on.
 
     model_name: what clients call the model. api_key: what they must send as bearer token; none if None. has_check:
     whether GET /check is there. cors_origins: of web pages that may use it from a browser. status_seconds: of work
     between two lines of the log (INFO, `blockyard.serving.status`) that say how it goes; 0 for none.
+    tenant_metrics: tenants that GET /metrics shows by name, at most 100; 0 for none. tracer: of OpenTelemetry,
+    gets spans of every request; None for none.
 
     `app.state.engine_thread` is the thread; it runs from the application's start to its end (the lifespan of ASGI).
     Raises `InvalidArgument` for an engine without a tokenizer, for a name that no answer could carry, for what is no
-    origin, and for seconds below 0.
+    origin, and for numbers outside their limits.
     """
     require_unicode("model_name", model_name)
     limits = limits or ServerLimits()
     capacity = engine.cache.config.max_num_seqs + limits.max_waiting
-    retry_after = limits.retry_after_seconds
-    thread = EngineThread(engine, capacity, model_name, retry_after, status_seconds=status_seconds)
+    spans = None if tracer is None else RequestTracer(tracer, engine.cache.block_size, model_name)
+    options: dict[str, Any] = {"tracer": spans, "status_seconds": status_seconds, "tenant_metrics": tenant_metrics}
+    thread = EngineThread(engine, capacity, model_name, limits.retry_after_seconds, **options)
     encoder = PromptEncoder(engine)
     planner = Planner(engine, encoder, limits, capacity)
     service = Service(thread, planner, TokenTexts(engine.tokenizer), limits, model_name, int(time.time()))

@@ -11,6 +11,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -21,6 +22,9 @@ from .app import create_app
 from .connections import impatient_protocol
 from .listening import cannot_listen, open_sockets
 from .request_log import RequestLog, log_config
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 #: Seconds for the last errors to reach their clients, behind the drain.
 _FAREWELL_SECONDS = 5
@@ -33,6 +37,8 @@ class ServerOptions:
     access_log: whether each request is a line of the log (on stderr). has_check: whether GET /check is there.
     cors_origins: of web pages that may use it from a browser, as "http://localhost:3000"; "*" for all.
     status_seconds: of work between two lines of the log that say how it goes; 0 for none.
+    tenant_metrics: tenants that GET /metrics shows by name, at most 100; 0 for none. tracer: of OpenTelemetry,
+    gets spans of every request; None for none.
     """
 
     model_name: str
@@ -44,6 +50,8 @@ class ServerOptions:
     has_check: bool = False
     cors_origins: tuple[str, ...] = ()
     status_seconds: float = 10.0
+    tenant_metrics: int = 0
+    tracer: Tracer | None = None
 
 
 class Server(uvicorn.Server):
@@ -64,6 +72,8 @@ class Server(uvicorn.Server):
             options.has_check,
             options.cors_origins,
             options.status_seconds,
+            options.tenant_metrics,
+            options.tracer,
         )
         self._options = options
         self._on_listening = on_listening

@@ -46,7 +46,12 @@ class Service:
         self.require_model(wanted.model)
         shape = form(self.model_name, self.texts, wanted.num_logprobs is not None)
         planned = self.planner.jobs(wanted, deadline.arrived_at, entry.request_id)
-        run = Run(self.thread, await within(deadline, request, planned), deadline)
+        jobs = await within(deadline, request, planned)
+        if self.thread.tracer is not None:
+            parent = self.thread.tracer.context_of(request.headers)
+            for job in jobs:
+                job.parent = parent
+        run = Run(self.thread, jobs, deadline)
         if wanted.stream:
             return EventStream(run, shape, wanted.wants_usage, wanted.wants_continuous_usage)
         try:

@@ -8,6 +8,7 @@ Read it in this order:
     engine_reading   the engine between two steps, for Prometheus
     request_figures  what became of requests, for Prometheus
     status_line      a line in the log every few seconds of work
+    tracing          spans of requests, for OpenTelemetry
     recovery         who made a step fail, found by trying each request alone
     engine_thread    the one thread that steps the engine
     metrics_page     what Prometheus gets

@@ -13,12 +13,14 @@ from functools import partial
 from typing import TypeVar
 
 from ...engine import Engine, GenerationResult, NewToken, StepReport
+from ...metrics import TenantTokens, tenant_of
 from ..errors import ApiError, as_api_error, failed, overloaded, unavailable
 from .engine_reading import EngineReading
 from .job import Event, Job
 from .recovery import StepOutcome, try_alone
 from .request_figures import RequestFigures
 from .status_line import StatusLine
+from .tracing import RequestTracer
 
 AnswerT = TypeVar("AnswerT")
 _log = logging.getLogger("blockyard.serving")
@@ -30,6 +32,7 @@ class EngineThread:
     engine: the thread's own from now on. capacity: completions that may wait and run together.
     model_name: a label of the metrics. retry_after_seconds: what refused clients are told. clock: seconds, the same
     that jobs arrive by. status_seconds: of work between two lines of the log that say how it goes; 0 for none.
+    tenant_metrics: tenants that the metrics show by name, 0 for none. tracer: gets spans of requests, if not None.
 
     reading: the engine between two steps, when it was last asked for.
     """
@@ -42,12 +45,16 @@ class EngineThread:
         retry_after_seconds: int = 1,
         clock: Callable[[], float] = time.perf_counter,
         status_seconds: float = 10.0,
+        tenant_metrics: int = 0,
+        tracer: RequestTracer | None = None,
     ) -> None:
         self.capacity = capacity
+        self.tracer = tracer
         self._clock = clock
         #: Of every metric, by name.
         self.labels = {"engine": "0", "model_name": model_name}
         self.request_figures = RequestFigures(self.labels, engine.max_model_len)
+        self.tenants = TenantTokens(tenant_metrics, self.labels) if tenant_metrics else None
         self.reading = EngineReading.of(engine, 0)
         self._engine = engine
         self._status = StatusLine(engine, status_seconds, clock())
@@ -208,9 +215,9 @@ class EngineThread:
     def _withdraw(self, job: Job) -> None:
         if job.is_over:
             return
-        if job.request_id is not None:
-            self._engine.abort_request(job.request_id)
+        result = None if job.request_id is None else self._engine.abort_request(job.request_id)
         self.request_figures.cancelled.inc()
+        self._trace(job, result, "the client left, or its time was over")
         self._close(job)
 
     def _end_all(self, error: ApiError) -> None:
@@ -269,11 +276,19 @@ class EngineThread:
     def _finish(self, result: GenerationResult, now: float) -> None:
         job = self._jobs[result.request_id]
         self.request_figures.count_end(job, result, now)
+        if self.tenants is not None:
+            self.tenants.count(tenant_of(job.extra_keys), result.num_prompt_tokens, result.num_cached_tokens)
+        self._trace(job, result)
         self._end(job, result)
+
+    def _trace(self, job: Job, result: GenerationResult | None, error: str = "") -> None:
+        if self.tracer is not None:
+            self.tracer.end(job, result, self._clock(), error)
 
     def _end(self, job: Job, event: GenerationResult | ApiError) -> None:
         if isinstance(event, ApiError):
             self.request_figures.failed.inc()
+            self._trace(job, None, event.message)
         self._letters.append((job, event))
         self._close(job)
 

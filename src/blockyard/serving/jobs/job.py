@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ...engine import GenerationResult, NewToken, SamplingParams
 from ...engine.prompts import EncodedPrompt
 from ...keys import ExtraKey
 from ..errors import ApiError
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
 
 #: What becomes of a job: a token, its end, or an error that ends it.
 Event = NewToken | GenerationResult | ApiError
@@ -35,12 +39,12 @@ class Mailbox:
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One prompt on its way. Only the engine thread writes the fields after `name`.
+    """One prompt on its way. Only the engine thread writes the fields after `parent`.
 
     position: which prompt of the client's request. extra_keys: it shares blocks only under the same ones. name: of
-    that request, in the log. arrived_at: when the request did, in seconds of `time.perf_counter`. started_at: when the
-    first step began that computed something of it. first_token_at, last_token_at: when the first token of all came,
-    and the last of each completion.
+    that request, in the log. parent: the span of whoever asked. arrived_at: when the request did, in seconds of
+    `time.perf_counter`. started_at: when the first step began that computed something of it. first_token_at,
+    last_token_at: when the first token of all came, and the last of each completion.
     """
 
     prompt: EncodedPrompt
@@ -51,6 +55,7 @@ class Job:
     arrived_at: float
     extra_keys: tuple[ExtraKey, ...] = ()
     name: str = ""
+    parent: Context | None = None
     started_at: float | None = None
     first_token_at: float | None = None
     last_token_at: dict[int, float] = field(default_factory=dict)

@@ -28,6 +28,8 @@ class MetricsPage:
         self._registry.register(CacheCollector(lambda: thread.reading.cache, **labels, info=info))
         self._registry.register(EngineCollector(lambda: thread.reading, labels))
         self._registry.register(thread.request_figures)
+        if thread.tenants is not None:
+            self._registry.register(thread.tenants)
 
     async def text(self) -> bytes:
         """The page as it is now, or after a second with the engine as it was. Scrapes at one time share a reading."""
