@@ -156,6 +156,16 @@ def _raising(**options: Any) -> Any:
     raise RuntimeError("no step today")
 
 
+def test_a_tracer_that_raises_costs_its_spans_and_no_answer() -> None:
+    class Broken:
+        def start_span(self, *arguments: object, **options: object) -> None:
+            raise RuntimeError("no span today")
+
+    with running_server(tiny_engine(), tracer=Broken()) as running:
+        assert running.post("/v1/completions", prompt="x", max_tokens=2)[0] == 200
+        assert running.post("/v1/completions", prompt="y", max_tokens=2)[0] == 200
+
+
 # ---------------------------------------------------------------- by OTLP
 
 
