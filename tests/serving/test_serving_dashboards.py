@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 
 from blockyard.engine import PromptLookup
 
+from ..support.places import ROOT
 from ..support.promtool import check_metrics
 from ..support.servers import MODEL, Running, running_server, tiny_engine
 from ..support.vllm_panels import ABSENT, CACHE, PERFORMANCE
@@ -88,3 +89,10 @@ def test_the_page_is_well_formed(page: str) -> None:
     names = re.findall(r"^# TYPE (\S+)", page, re.MULTILINE)
     assert len(names) == len(set(names)) > 50
     check_metrics(page)
+
+
+def test_the_docs_list_every_panel() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text().split("## vLLM's dashboards, panel by panel")[1]
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ") and "`vllm:" in line]
+    listed = {panel: tuple(re.findall(r"`(vllm:[^`]+)`", names)) for panel, names in rows}
+    assert listed == {**PERFORMANCE, **CACHE}

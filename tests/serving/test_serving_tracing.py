@@ -156,6 +156,30 @@ def _raising(**options: Any) -> Any:
     raise RuntimeError("no step today")
 
 
+def test_a_request_whose_client_left_has_the_phases_that_it_reached(kept: Kept) -> None:
+    with running_server(tiny_engine(), tracer=kept.tracer) as running:
+        answer = running.client().completions.create(
+            model=MODEL, prompt="a long one", max_tokens=500, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(iter(answer))
+        answer.close()
+        running.require_idle()
+    [root] = kept.named("llm_request")
+    assert root.status.status_code is StatusCode.ERROR
+    assert 0 < attributes(root)["gen_ai.usage.completion_tokens"] < 500
+    assert [span.name for span in kept.get_finished_spans()] == ["queue", "prefill", "decode", "llm_request"]
+
+
+def test_a_tracer_that_raises_costs_its_spans_and_no_answer() -> None:
+    class Broken:
+        def start_span(self, *arguments: object, **options: object) -> None:
+            raise RuntimeError("no span today")
+
+    with running_server(tiny_engine(), tracer=Broken()) as running:
+        assert running.post("/v1/completions", prompt="x", max_tokens=2)[0] == 200
+        assert running.post("/v1/completions", prompt="y", max_tokens=2)[0] == 200
+
+
 # ---------------------------------------------------------------- by OTLP
 
 

@@ -283,7 +283,10 @@ class EngineThread:
 
     def _trace(self, job: Job, result: GenerationResult | None, error: str = "") -> None:
         if self.tracer is not None:
-            self.tracer.end(job, result, self._clock(), error)
+            try:
+                self.tracer.end(job, result, self._clock(), error)
+            except Exception:  # a program's own tracer: its answer is worth more than its span
+                _log.exception("the spans of request %s are lost", job.name)
 
     def _end(self, job: Job, event: GenerationResult | ApiError) -> None:
         if isinstance(event, ApiError):

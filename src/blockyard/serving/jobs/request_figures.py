@@ -31,7 +31,12 @@ class RequestFigures(Collector):
     def __init__(self, labels: dict[str, str], max_model_len: int) -> None:
         self._labels = labels
         self._made: list[MetricWrapperBase] = []
-        counter, histogram, tokens = self._counter, self._histogram, token_bounds(max_model_len)
+        self._make_counters()
+        self._make_times()
+        self._make_sizes(token_bounds(max_model_len))
+
+    def _make_counters(self) -> None:
+        counter = self._counter
         self._ended = self._split_counter("vllm:request_success", "Completions that ended.", "finished_reason")
         self._refused = self._split_counter("blockyard:requests_refused", "Requests that were not taken.", "reason")
         self.cancelled = counter("blockyard:requests_cancelled", "Requests whose client went away or took too long.")
@@ -39,32 +44,29 @@ class RequestFigures(Collector):
         self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests that came to their end.")
         self._cached_tokens = counter("vllm:prompt_tokens_cached", "Those of them that the cache had.")
         self._generated_tokens = counter("vllm:generation_tokens", "Tokens generated.")
-        self._step_tokens = histogram("vllm:iteration_tokens_total", "Tokens that a step computed.", _STEP_TOKENS)
-        self._first_token = histogram(
-            "vllm:time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN_SECONDS
-        )
-        self._next_token = histogram(
-            "vllm:inter_token_latency_seconds", "Between a completion's tokens.", _NEXT_TOKEN_SECONDS
-        )
-        self._mean_token = histogram(
-            "vllm:request_time_per_output_token_seconds", "The mean of that, of a completion.", _NEXT_TOKEN_SECONDS
-        )
-        self._whole = self._seconds("vllm:e2e_request_latency_seconds", "From arrival to the end.")
-        self._queue = self._seconds("vllm:request_queue_time_seconds", "From arrival to its first step.")
-        self._prefill = self._seconds("vllm:request_prefill_time_seconds", "From its first step to the first token.")
-        self._decode = self._seconds("vllm:request_decode_time_seconds", "From the first token to the last.")
-        self._inference = self._seconds("vllm:request_inference_time_seconds", "From its first step to the last token.")
-        self._prompt = histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", tokens)
-        self._computed = histogram(
-            "vllm:request_prefill_kv_computed_tokens", "Tokens of a prompt that the cache had not.", tokens
-        )
-        self._generated = histogram("vllm:request_generation_tokens", "Tokens of a completion.", tokens)
-        self._longest = histogram(
-            "vllm:request_max_num_generation_tokens", "Tokens of a prompt's longest completion.", tokens
-        )
-        self._allowed = histogram("vllm:request_params_max_tokens", "Tokens that a completion might have.", tokens)
-        self._n = histogram("vllm:request_params_n", "Completions asked for.", _COMPLETIONS)
-        self._preempted = histogram("vllm:request_num_preemptions", "How often it was preempted.", _PREEMPTIONS)
+
+    def _make_times(self) -> None:
+        first, following, whole = _FIRST_TOKEN_SECONDS, _NEXT_TOKEN_SECONDS, _REQUEST_SECONDS
+        seconds = self._seconds
+        self._first_token = seconds("time_to_first_token", "From arrival to the first token.", first)
+        self._next_token = seconds("inter_token_latency", "Between a completion's tokens.", following)
+        self._mean_token = seconds("request_time_per_output_token", "The mean of that, of a completion.", following)
+        self._whole = seconds("e2e_request_latency", "From arrival to the end.", whole)
+        self._queue = seconds("request_queue_time", "From arrival to its first step.", whole)
+        self._prefill = seconds("request_prefill_time", "From its first step to the first token.", whole)
+        self._decode = seconds("request_decode_time", "From the first token to the last.", whole)
+        self._inference = seconds("request_inference_time", "From its first step to the last token.", whole)
+
+    def _make_sizes(self, tokens: tuple[float, ...]) -> None:
+        size = self._histogram
+        self._step_tokens = size("vllm:iteration_tokens_total", "Tokens that a step computed.", _STEP_TOKENS)
+        self._prompt = size("vllm:request_prompt_tokens", "Tokens of a prompt.", tokens)
+        self._computed = size("vllm:request_prefill_kv_computed_tokens", "Those that the cache had not.", tokens)
+        self._generated = size("vllm:request_generation_tokens", "Tokens of a completion.", tokens)
+        self._longest = size("vllm:request_max_num_generation_tokens", "Tokens of the longest completion.", tokens)
+        self._allowed = size("vllm:request_params_max_tokens", "Tokens that a completion might have.", tokens)
+        self._n = size("vllm:request_params_n", "Completions asked for.", _COMPLETIONS)
+        self._preempted = size("vllm:request_num_preemptions", "How often it was preempted.", _PREEMPTIONS)
 
     def collect(self) -> Iterable[Metric]:
         """All of them, without the times at which the counters were made."""
@@ -138,8 +140,8 @@ class RequestFigures(Collector):
         made = self._keep(Histogram(name, text, list(self._labels), registry=None, buckets=bounds))
         return made.labels(*self._labels.values())
 
-    def _seconds(self, name: str, text: str) -> Histogram:
-        return self._histogram(name, text, _REQUEST_SECONDS)
+    def _seconds(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
+        return self._histogram(f"vllm:{name}_seconds", text, bounds)
 
     def _keep(self, made: MadeT) -> MadeT:
         self._made.append(made)
