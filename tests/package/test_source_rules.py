@@ -224,6 +224,7 @@ LAYERS = {
     "observe": 5,
     "engine": 6,
     "lab": 6,
+    "live": 6,
     "serving": 7,
     "integrations": 8,
     "cli": 8,

@@ -96,6 +96,7 @@ def running_server(
     api_key: str | None = None,
     access_log: bool = False,
     cors_origins: tuple[str, ...] = (),
+    ui: str = "text",
 ) -> Iterator[Running]:
     """Serve an engine in a thread for as long as the block lasts."""
     address: list[str] = []
@@ -113,6 +114,7 @@ def running_server(
         access_log=access_log,
         has_check=True,
         cors_origins=cors_origins,
+        ui=ui,
     )
     server = Server(engine, options, note)
     thread = threading.Thread(target=server.run, daemon=True)

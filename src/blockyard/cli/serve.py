@@ -50,11 +50,24 @@ def _serve(options: argparse.Namespace, limits: ServerLimits, api_key: str | Non
             access_log=options.access_log,
             has_check=options.check_endpoint,
             cors_origins=tuple(options.cors_origin),
+            ui=_ui(options),
         ),
-        on_listening=lambda address: print(f"blockyard serves {name} at {address}/v1", flush=True),
+        on_listening=lambda address: _say_where(name, address, _ui(options)),
     )
     server.run(sockets)
     return 0 if server.started else 1
+
+
+def _say_where(name: str, address: str, ui: str) -> None:
+    print(f"blockyard serves {name} at {address}/v1", flush=True)
+    if ui != "off":
+        print(f"blockyard: watch its blocks at {address}/ui/", file=sys.stderr)
+
+
+def _ui(options: argparse.Namespace) -> str:
+    """What the page shows: prompts of all clients only where just this machine can connect, unless told so."""
+    asked: str | None = options.ui
+    return asked or ("text" if _is_loopback(options.host) else "map")
 
 
 def _summary(engine: Engine) -> str:

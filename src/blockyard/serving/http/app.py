@@ -24,6 +24,7 @@ from ..openai.logprobs import TokenTexts
 from .absent_paths import why_absent
 from .api_key import KeyGuard
 from .check_route import check_routes
+from .live_routes import add_live_page
 from .origins import allow_origins
 from .routes import openai_routes, operator_routes
 from .run import ClientGone
@@ -38,13 +39,15 @@ def create_app(
     api_key: str | None = None,
     has_check: bool = False,
     cors_origins: Sequence[str] = (),
+    ui: str = "off",
 ) -> FastAPI:
     """The application around an engine, which belongs to it from now on.
 
     model_name: what clients call the model. api_key: what they must send as bearer token; none if None. has_check:
-    whether GET /check is there. cors_origins: of web pages that may use it from a browser. `app.state.engine_thread`
-    is the thread; it runs from the application's start to its end (the lifespan of ASGI). Raises `InvalidArgument` for
-    an engine without a tokenizer, for a name that no answer could carry, and for what is no origin.
+    whether GET /check is there. cors_origins: of web pages that may use it from a browser. ui: what the page under /ui
+    shows: "text" (prompts too), "map" (no prompts), or "off" for no page. `app.state.engine_thread` is the thread; it
+    runs from the application's start to its end (the lifespan of ASGI). Raises `InvalidArgument` for an engine without
+    a tokenizer, for a name that no answer could carry, for what is no origin and for another `ui`.
     """
     require_unicode("model_name", model_name)
     limits = limits or ServerLimits()
@@ -65,6 +68,7 @@ def create_app(
     app.include_router(tokenizer_routes(service, encoder, engine.cache.config.hash_block_size, guard))
     if has_check:
         app.include_router(check_routes(service, guard))
+    add_live_page(app, thread, encoder, model_name, guard, ui)
     allow_origins(app, cors_origins)
     app.add_exception_handler(ApiError, _show_api_error)
     app.add_exception_handler(ClientGone, _show_nothing)

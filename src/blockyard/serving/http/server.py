@@ -32,6 +32,7 @@ class ServerOptions:
 
     access_log: whether each request is a line of the log (on stderr). has_check: whether GET /check is there.
     cors_origins: of web pages that may use it from a browser, as "http://localhost:3000"; "*" for all.
+    ui: what the page under /ui shows: "text", "map" (no prompts) or "off".
     """
 
     model_name: str
@@ -42,6 +43,7 @@ class ServerOptions:
     access_log: bool = False
     has_check: bool = False
     cors_origins: tuple[str, ...] = ()
+    ui: str = "text"
 
 
 class Server(uvicorn.Server):
@@ -55,7 +57,7 @@ class Server(uvicorn.Server):
     ) -> None:
         limits = options.limits
         self.app = create_app(
-            engine, options.model_name, limits, options.api_key, options.has_check, options.cors_origins
+            engine, options.model_name, limits, options.api_key, options.has_check, options.cors_origins, options.ui
         )
         self._options = options
         self._on_listening = on_listening

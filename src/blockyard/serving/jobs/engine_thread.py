@@ -43,6 +43,10 @@ class EngineThread:
         self._is_stopping = False
         self._last_word: ApiError | None = None
         self._num_failed_steps = 0
+        #: Steps so far.
+        self.num_steps = 0
+        #: Told of each job that came to its end, in the thread; None for nobody.
+        self.on_result: Callable[[Job, GenerationResult], None] | None = None
         self._thread = threading.Thread(target=self._run, name="blockyard-engine", daemon=True)
 
     def start(self) -> None:
@@ -101,6 +105,10 @@ class EngineThread:
             else:
                 answer.set_exception(self._stopped())
         return answer
+
+    def job_names(self) -> dict[int, tuple[str, int]]:
+        """Name and completions of each job that waits or runs, by request id; only in the thread. O(jobs)."""
+        return {request_id: (job.name, job.num_completions) for request_id, job in self._jobs.items()}
 
     def refuse(self, why: str) -> None:
         """Take no more jobs; those that wait or run go on."""
@@ -190,6 +198,7 @@ class EngineThread:
             self._end(job, error)
 
     def _step(self) -> None:
+        self.num_steps += 1
         try:
             report = self._engine.step(keep_on_error=True)
         except Exception as error:
@@ -231,6 +240,8 @@ class EngineThread:
     def _finish(self, result: GenerationResult, now: float) -> None:
         job = self._jobs[result.request_id]
         self.request_figures.count_end(job, result, now)
+        if self.on_result is not None:
+            self.on_result(job, result)
         self._end(job, result)
 
     def _end(self, job: Job, event: GenerationResult | ApiError) -> None:
