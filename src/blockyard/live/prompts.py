@@ -16,7 +16,7 @@ from ..keys import ExtraKey
 #: Prompts that are remembered, and tokens of each: enough to see where they part, and bounded (1 MiB).
 MAX_PROMPTS = 256
 MAX_TOKENS = 1024
-MAX_BRANCHES = 48
+MAX_BRANCHES = 24
 
 
 @dataclass(frozen=True, slots=True)

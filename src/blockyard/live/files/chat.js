@@ -1,7 +1,7 @@
 // The chat box: the one part of the page that asks the model for something, as any client would.
 
 import { make, times, visible } from "./text.js";
-import { ask, events } from "./wire.js";
+import { ask, askJson, events } from "./wire.js";
 
 const MAX_TOKENS = 160;
 
@@ -52,8 +52,9 @@ export class Chat {
   async read(turns) {
     const name = `page-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
     this.own.add(name);
+    this.maxTokens ??= await this.askMaxTokens();
     const body = JSON.stringify({
-      model: this.model, messages: turns, stream: true, max_tokens: MAX_TOKENS, stream_options: { include_usage: true },
+      model: this.model, messages: turns, stream: true, max_tokens: this.maxTokens, stream_options: { include_usage: true },
     });
     const headers = { "Content-Type": "application/json", "X-Request-ID": name };
     const answer = await ask(this.path, { method: "POST", body, headers, signal: this.leaving.signal });
@@ -70,6 +71,12 @@ export class Chat {
     }
     if (usage) this.tellUse(usage);
     return text;
+  }
+
+  // A quarter of a short context, so that several turns fit.
+  async askMaxTokens() {
+    const { data } = await askJson(this.path.replace("chat/completions", "models"));
+    return Math.max(Math.min(MAX_TOKENS, Math.floor((data[0].max_model_len || 4 * MAX_TOKENS) / 4)), 1);
   }
 
   tellUse(usage) {

@@ -4,6 +4,7 @@ import { drawCell, drawShares, FREE, IDLE, mixed, NAMES, PENDING, PRIVATE, readC
 import { count, make, times } from "./text.js";
 
 const GUTTER = 46;
+const TOP = 3; // room for the frame around a cell of the first row
 const FLASH = 700;
 const STILL = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -72,17 +73,18 @@ export class BlockMap {
     const width = this.box.clientWidth, number = Math.max(this.numCells, 1);
     const gutter = width > 560 ? GUTTER : 0;
     const room = Math.max(width - gutter, 40);
-    const pitch = Math.min(Math.max(Math.floor(Math.sqrt((room * this.height()) / number)), 5), 24);
+    const pitch = Math.min(Math.max(Math.floor(Math.sqrt((room * this.height()) / number)), 5), 36);
     let columns = Math.max(Math.floor(room / pitch), 1);
-    for (const round of [10, 8, 5, 4]) if (columns > 3 * round) { columns -= columns % round; break; }
-    const wide = Math.min(Math.floor(room / columns), 26);
+    if (columns > 24) columns -= columns % (columns > 60 ? 10 : 4);
+    const wide = Math.min(room / columns, 40);
     const gap = wide >= 14 ? 3 : wide >= 8 ? 2 : 1;
-    return { columns, pitch: wide, gap, gutter, rows: Math.ceil(number / columns) };
+    const whole = wide > 9 ? Math.floor(wide) : Math.floor(wide * 2) / 2;
+    return { columns, pitch: whole, gap, gutter, rows: Math.ceil(number / columns) };
   }
 
   at(event) {
     const box = this.canvas.getBoundingClientRect(), { columns, pitch, gutter } = this.layout();
-    const x = event.clientX - box.left - gutter, y = event.clientY - box.top;
+    const x = event.clientX - box.left - gutter, y = event.clientY - box.top - TOP;
     if (x < 0 || y < 0 || x >= columns * pitch) return -1;
     const cell = Math.floor(y / pitch) * columns + Math.floor(x / pitch);
     return cell < this.numCells ? cell : -1;
@@ -172,7 +174,7 @@ export class BlockMap {
   drawNow() {
     if (!this.map || this.box.clientWidth === 0) return;
     const colors = readColors(), layout = this.layout(), { columns, pitch, gap, gutter, rows } = layout;
-    const scale = devicePixelRatio || 1, wide = this.box.clientWidth, high = rows * pitch + 2;
+    const scale = devicePixelRatio || 1, wide = this.box.clientWidth, high = rows * pitch + 2 * TOP;
     const target = this.canvas;
     if (target.width !== Math.round(wide * scale) || target.height !== Math.round(high * scale)) {
       target.width = Math.round(wide * scale);
@@ -182,7 +184,7 @@ export class BlockMap {
     const canvas = target.getContext("2d");
     canvas.setTransform(scale, 0, 0, scale, 0, 0);
     canvas.clearRect(0, 0, wide, high);
-    const place = (cell) => [gutter + (cell % columns) * pitch, 1 + Math.floor(cell / columns) * pitch];
+    const place = (cell) => [gutter + (cell % columns) * pitch, TOP + Math.floor(cell / columns) * pitch];
     this.drawGutter(canvas, layout, colors);
     const size = pitch - gap, isDim = this.path && this.path.cells.length > 0;
     canvas.globalAlpha = isDim ? 0.28 : 1;
@@ -211,7 +213,7 @@ export class BlockMap {
     const each = Math.max(1, Math.ceil(26 / pitch));
     for (let row = 0; row < rows; row += each) {
       const block = this.map.first + row * columns * this.map.scale;
-      canvas.fillText(block >= 100000 ? `${Math.round(block / 1000)}k` : count(block), gutter - 8, 1 + row * pitch + Math.min(pitch / 2, 9));
+      canvas.fillText(block >= 100000 ? `${Math.round(block / 1000)}k` : count(block), gutter - 8, TOP + row * pitch + Math.min((pitch - 2) / 2, 16));
     }
   }
 
