@@ -56,7 +56,8 @@ class Reader:
                 kept[start * self.width : start * self.width + len(piece)] = piece
         for row in told["rows"]:
             before = self.rows.get(row["id"], {})
-            row["path"] = row.get("path") or [*before["path"], *row.pop("more", [])]
+            more = row.pop("more", [])
+            row["path"] = row["path"] if "path" in row else [*before["path"], *more]
             self.rows[row["id"]] = before | row
         for handle in told["gone"]:
             del self.rows[handle]
@@ -211,7 +212,7 @@ def test_a_source_that_ends_ends_the_stream() -> None:
 def test_the_rate_is_bounded_by_time_and_by_share() -> None:
     assert seconds_between(0.0, 0.0) == 0.1
     assert seconds_between(0.0005, 0.0) == 0.1
-    assert seconds_between(0.005, 0.0) == 0.5, "a hundredth of the cache's thread"
+    assert seconds_between(0.005, 0.0) == 1.0, "half a hundredth of the cache's thread"
     assert seconds_between(0.0, 0.05) == 0.5, "a tenth of a processor besides"
 
 

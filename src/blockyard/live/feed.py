@@ -18,9 +18,9 @@ from .frames import Frame, event
 from .prompts import Branch, PromptLog, branches_of, look_up, prompt_tree
 from .snapshot import Snapshot, take_snapshot
 
-#: At most so many frames a second, and at most this share of the time in the cache's thread.
+#: Seconds between two frames at least, and the share of the time that copying may take in the cache's thread.
 MIN_SECONDS = 0.1
-MAX_SHARE = 0.01
+MAX_SHARE = 0.005
 #: Frames may cost this share of a processor besides.
 _MAX_FRAME_SHARE = 0.1
 #: Seconds after which a reader hears something, and is asked whether it is still there.

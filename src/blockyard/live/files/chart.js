@@ -157,11 +157,11 @@ export class Chart {
       if (point.at - first.at < 2 && point !== this.seen[this.seen.length - 1]) continue;
       const prompt = point.totals.prompt - first.totals.prompt, hit = point.totals.hit - first.totals.hit;
       if (prompt > 0) {
-        const wide = Math.max(x(point.at) - x(first.at) - 1, 1.5);
+        const from = Math.max(x(first.at), x(point.at - 4)), wide = Math.max(x(point.at) - from - 1, 1.5);
         canvas.fillStyle = colors.line;
-        canvas.fillRect(x(first.at), top, wide, bottom - top);
+        canvas.fillRect(from, top, wide, bottom - top);
         canvas.fillStyle = colors.shared;
-        canvas.fillRect(x(first.at), bottom - (hit / prompt) * (bottom - top), wide, (hit / prompt) * (bottom - top));
+        canvas.fillRect(from, bottom - (hit / prompt) * (bottom - top), wide, (hit / prompt) * (bottom - top));
       }
       first = point;
     }

@@ -19,7 +19,7 @@ function changedRows(rows, told, gone) {
   for (const handle of gone) changed.delete(handle);
   for (const { more, ...row } of told) {
     const before = changed.get(row.id);
-    const path = row.path || (more ? [...before.path, ...more] : before.path);
+    const path = row.path ?? (more ? [...before.path, ...more] : before.path);
     changed.set(row.id, { ...before, ...row, path });
   }
   return changed;

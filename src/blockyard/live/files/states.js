@@ -42,8 +42,8 @@ export function drawCell(canvas, x, y, size, state, count) {
     return;
   }
   if (state === IDLE) {
-    const line = Math.max(1, size / 8);
-    canvas.fillStyle = mixed(colors.card, colors.idle, 0.2);
+    const line = Math.min(Math.max(1, size / 10), 2);
+    canvas.fillStyle = mixed(colors.card, colors.idle, 0.16);
     canvas.fillRect(x, y, size, size);
     canvas.strokeStyle = colors.idle;
     canvas.lineWidth = line;
