@@ -66,7 +66,7 @@ class Watching:
         feed = Feed(self._desk, PromptLog(), is_ending=lambda: self._is_over)
         async for sent in feed.events():
             self.num_bytes += len(sent)
-            self.num_frames += sent.startswith(b"event: frame") or sent.startswith(b"event: change")
+            self.num_frames += sent.startswith((b"event: frame", b"event: change"))
 
     def stop(self, load: Load) -> None:
         """End it; what it asked last is answered."""
@@ -139,9 +139,8 @@ def main() -> None:
     print(
         f"at most {100 * MAX_SHARE:g} % of the cache's thread; {_NUM_SEQS} sequences; steps of {options.step_ms:g} ms"
     )
-    print(
-        "| blocks | a snapshot, on the engine's thread | its frame, elsewhere | whole | frames/s | wire/s | share | slower |"
-    )
+    head = ("blocks", "a snapshot, on the engine's thread", "its frame, elsewhere", "whole", "frames/s", "wire/s")
+    print(f"| {' | '.join(head)} | share | slower |")
     print("|---|---|---|---|---|---|---|---|")
     for num_blocks in (1000, 100_000, 1_000_000):
         measure(num_blocks, options.seconds, options.step_ms / 1000)

@@ -71,7 +71,7 @@ export class Inspector {
     facts.append(make("span", "", WORDS[NAMES[state]]));
     fact("holders", holders > 30 ? "more than 30" : String(holders));
     const since = this.map.since[this.cell];
-    fact("unchanged for", since === undefined ? "longer than this page looks" : `${Math.max(this.frame.at - since, 0).toFixed(1)} s`);
+    fact("unchanged for", since === undefined ? "as long as this page has watched" : `${Math.max(this.frame.at - since, 0).toFixed(1)} s`);
     const detail = this.detail;
     if (detail && !detail.error) {
       if (detail.num_tokens) fact("tokens", count(detail.num_tokens));
