@@ -13,6 +13,7 @@
     storage    KV tensors, layouts, copies, moves beside the computing
     engine     tokens against transformers, scheduling, preemption, sampling, beams, attention backends, CUDA
     serving    the HTTP server: answers, fields, paths, bad requests, failures, its log, metrics and traces, load
+    live       the page: states, the wire, its paths, and the page itself in a headless browser
     lab        traces, curves and their pictures, replays, capacity plans
     cli        the `blockyard` command
     docs       what the README, the pages and the docstrings show runs

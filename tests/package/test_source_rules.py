@@ -233,6 +233,7 @@ LAYERS = {
     "metrics": 5,
     "engine": 6,
     "lab": 6,
+    "live": 6,
     "serving": 7,
     "integrations": 8,
     "cli": 8,

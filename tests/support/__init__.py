@@ -10,7 +10,8 @@ policy_stream, own_policies         all that a pool may tell a policy; policies 
 source_rules                        the rules of compiled sources
 tiny_models, byte_tokenizer         models with random weights, and their text
 attention_steps, paged_kernels      steps for attention backends alone; kernels written out by definition
-servers                             real servers, on free ports
+servers, browser                    real servers, on free ports; a headless browser, driven through a pipe
+live_caches                         caches at work, for the page
 lab_traces, lab_reference           traces in memory; caches of named blocks, slow and obvious
 made_curves, model_configs          hit-rate curves made by hand; configs of published models
 """

@@ -96,6 +96,7 @@ def running_server(
     api_key: str | None = None,
     access_log: bool = False,
     cors_origins: tuple[str, ...] = (),
+    ui: str = "text",
     **more: Any,
 ) -> Iterator[Running]:
     """Serve an engine in a thread for as long as the block lasts. more: of `ServerOptions`."""
@@ -114,6 +115,7 @@ def running_server(
         access_log=access_log,
         has_check=True,
         cors_origins=cors_origins,
+        ui=ui,
         **more,
     )
     server = Server(engine, options, note)

@@ -12,6 +12,7 @@ from .generate_options import add_generate_options
 from .plan_options import add_plan_options
 from .replay_options import add_replay_options
 from .serve_options import add_serve_options
+from .watch_options import add_watch_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,4 +33,5 @@ COMMANDS = {
     "plan": Command(add_plan_options, "plan", "run_plan", "lab"),
     "generate": Command(add_generate_options, "generate", "run_generate", "engine"),
     "serve": Command(add_serve_options, "serve", "run_serve", "serve"),
+    "watch": Command(add_watch_options, "watch", "run_watch", "serve"),
 }

@@ -71,14 +71,27 @@ def _serve(
             status_seconds=options.status_seconds,
             tenant_metrics=options.tenant_metrics,
             tracer=tracer,
+            ui=_ui(options),
         ),
-        on_listening=lambda address: print(f"blockyard serves {name} at {address}/v1", flush=True),
+        on_listening=lambda address: _say_where(name, address, _ui(options)),
     )
     try:
         server.run(sockets)
     finally:
         engine.close()
     return 0 if server.started else 1
+
+
+def _say_where(name: str, address: str, ui: str) -> None:
+    print(f"blockyard serves {name} at {address}/v1", flush=True)
+    if ui != "off":
+        print(f"blockyard: watch its blocks at {address}/ui/", file=sys.stderr)
+
+
+def _ui(options: argparse.Namespace) -> str:
+    """What the page shows: prompts of all clients only where just this machine can connect, unless told so."""
+    asked: str | None = options.ui
+    return asked or ("text" if _is_loopback(options.host) else "map")
 
 
 def _summary(engine: Engine) -> str:

@@ -21,6 +21,7 @@ examples:
   blockyard serve --host 0.0.0.0 --api-key-env MY_KEY   for other machines, with a key
 
 paths: /v1/models  /v1/completions  /v1/chat/completions  /tokenize  /detokenize  /health  /ping  /version  /metrics
+       /ui (a page on which one can watch the blocks)
 """
 
 
@@ -55,6 +56,12 @@ def _add_address(group: Any) -> None:
         default=[],
         metavar="ORIGIN",
         help="let web pages of this origin (http://localhost:3000; '*' for all) use the server; may be repeated",
+    )
+    group.add_argument(
+        "--ui",
+        choices=("text", "map", "off"),
+        help="the page under /ui: with the prompts of all clients, the map and figures alone, or no page; "
+        "default: text on a loopback address, map elsewhere",
     )
     group.add_argument("--access-log", action="store_true", help="log a line for each request, on stderr")
     group.add_argument(

@@ -25,6 +25,7 @@ from ..openai.logprobs import TokenTexts
 from .absent_paths import why_absent
 from .api_key import KeyGuard
 from .check_route import check_routes
+from .live_routes import add_live_page
 from .origins import allow_origins
 from .routes import openai_routes, operator_routes
 from .run import ClientGone
@@ -45,6 +46,7 @@ def create_app(
     status_seconds: float = 10.0,
     tenant_metrics: int = 0,
     tracer: Tracer | None = None,
+    ui: str = "off",
 ) -> FastAPI:
     """The application around an engine, which belongs to it from now on.
 
@@ -52,11 +54,12 @@ def create_app(
     whether GET /check is there. cors_origins: of web pages that may use it from a browser. status_seconds: of work
     between two lines of the log (INFO, `blockyard.serving.status`) that say how it goes; 0 for none.
     tenant_metrics: tenants that GET /metrics shows by name, at most 100; 0 for none. tracer: of OpenTelemetry,
-    gets spans of every request; None for none.
+    gets spans of every request; None for none. ui: what the page under /ui shows: "text" (prompts too), "map" (no
+    prompts), or "off" for no page.
 
     `app.state.engine_thread` is the thread; it runs from the application's start to its end (the lifespan of ASGI).
     Raises `InvalidArgument` for an engine without a tokenizer, for a name that no answer could carry, for what is no
-    origin, and for numbers outside their limits.
+    origin, for another `ui`, and for numbers outside their limits.
     """
     require_unicode("model_name", model_name)
     limits = limits or ServerLimits()
@@ -78,6 +81,7 @@ def create_app(
     app.include_router(tokenizer_routes(service, encoder, engine.cache.config.hash_block_size, guard))
     if has_check:
         app.include_router(check_routes(service, guard))
+    add_live_page(app, thread, encoder, model_name, guard, ui)
     allow_origins(app, cors_origins)
     app.add_exception_handler(ApiError, _show_api_error)
     app.add_exception_handler(ClientGone, _show_nothing)

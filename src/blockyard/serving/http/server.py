@@ -39,6 +39,7 @@ class ServerOptions:
     status_seconds: of work between two lines of the log that say how it goes; 0 for none.
     tenant_metrics: tenants that GET /metrics shows by name, at most 100; 0 for none. tracer: of OpenTelemetry,
     gets spans of every request; None for none.
+    ui: what the page under /ui shows: "text", "map" (no prompts) or "off".
     """
 
     model_name: str
@@ -52,6 +53,7 @@ class ServerOptions:
     status_seconds: float = 10.0
     tenant_metrics: int = 0
     tracer: Tracer | None = None
+    ui: str = "text"
 
 
 class Server(uvicorn.Server):
@@ -74,6 +76,7 @@ class Server(uvicorn.Server):
             options.status_seconds,
             options.tenant_metrics,
             options.tracer,
+            options.ui,
         )
         self._options = options
         self._on_listening = on_listening

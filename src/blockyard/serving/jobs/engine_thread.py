@@ -68,6 +68,10 @@ class EngineThread:
         self._is_stopping = False
         self._last_word: ApiError | None = None
         self._num_failed_steps = 0
+        #: Steps so far.
+        self.num_steps = 0
+        #: Told of each job that came to its end, in the thread; None for nobody.
+        self.on_result: Callable[[Job, GenerationResult], None] | None = None
         self._thread = threading.Thread(target=self._run, name="blockyard-engine", daemon=True)
 
     def start(self) -> None:
@@ -130,6 +134,10 @@ class EngineThread:
     def read(self) -> Future[EngineReading]:
         """Read the engine between two steps; `reading` has it then too. O(num_blocks + requests)."""
         return self.ask(self._read)
+
+    def job_names(self) -> dict[int, tuple[str, int]]:
+        """Name and completions of each job that waits or runs, by request id; only in the thread. O(jobs)."""
+        return {request_id: (job.name, job.num_completions) for request_id, job in self._jobs.items()}
 
     def refuse(self, why: str) -> None:
         """Take no more jobs; those that wait or run go on."""
@@ -227,6 +235,7 @@ class EngineThread:
 
     def _step(self) -> None:
         began = self._clock()
+        self.num_steps += 1
         try:
             report = self._engine.step(keep_on_error=True)
         except Exception as error:
@@ -279,6 +288,8 @@ class EngineThread:
         if self.tenants is not None:
             self.tenants.count(tenant_of(job.extra_keys), result.num_prompt_tokens, result.num_cached_tokens)
         self._trace(job, result)
+        if self.on_result is not None:
+            self.on_result(job, result)
         self._end(job, result)
 
     def _trace(self, job: Job, result: GenerationResult | None, error: str = "") -> None:

@@ -1,0 +1,65 @@
+"""`blockyard watch`: finds the page of a running server, and opens it."""
+
+from __future__ import annotations
+
+import argparse
+import urllib.error
+import urllib.request
+import webbrowser
+from http.client import HTTPException
+from urllib.parse import urlsplit
+
+from ..arguments import shown
+from ..errors import InvalidArgument
+
+_SECONDS = 10
+_MAX_BYTES = 2**16
+#: What only this page says of itself.
+_MARK = b'<meta name="application-name" content="Blockyard">'
+
+
+def run_watch(options: argparse.Namespace) -> int:
+    """Print the page's address, and open it unless told not to."""
+    address = page_address(options.url)
+    print(address, flush=True)
+    if not options.no_open:
+        webbrowser.open(address)
+    return 0
+
+
+def page_address(url: str) -> str:
+    """Where the page of a server is: under /ui/, or at the address itself. Two requests at most.
+
+    Raises `InvalidArgument`, in one sentence, for what is no address, and where there is no such page.
+    """
+    _require_address(url)
+    bare = url.rstrip("/")
+    bare = bare.removesuffix("/v1") if urlsplit(bare).path == "/v1" else bare
+    why = "it has no page; is it a blockyard server, started without --ui off?"
+    for address in (f"{bare}/ui/", f"{bare}/"):
+        try:
+            if _has_mark(address):
+                return address
+        except urllib.error.HTTPError:
+            continue
+        except (OSError, HTTPException, ValueError) as error:
+            why = str(getattr(error, "reason", error))
+            break
+    raise InvalidArgument(f"url is {shown(url)}; {why}")
+
+
+def _require_address(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname)
+        is_one = is_one and not (parts.username or parts.query or parts.fragment) and url.isprintable()
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise InvalidArgument(f"url is {shown(url)}; it must be an address like http://127.0.0.1:8000, without a key")
+
+
+def _has_mark(address: str) -> bool:
+    with urllib.request.urlopen(address, timeout=_SECONDS) as answer:
+        page: bytes = answer.read(_MAX_BYTES)
+    return _MARK in page

@@ -1,0 +1,25 @@
+"""A page on which one can watch the blocks of a running cache: a map of the pool, requests, a time line, the prompts.
+
+    from blockyard.live import Desk, LivePage
+
+    desk = Desk(cache)         # the thread that owns the cache calls desk.answer() between two steps
+    app = LivePage(desk)       # an ASGI application, for any server in any other thread
+
+`blockyard serve` has it under /ui (docs/page.md). Read it in this order; a file needs only those before it:
+
+    desk          how another thread asks something of a cache between two steps
+    snapshot      what is copied there: counts and block tables, nothing is formatted
+    states        what each block is, from a snapshot
+    cells         blocks to cells, at most a few thousand however large the pool is
+    rows          the sequences, as the page lists them
+    frames        one moment on the wire, whole or as what changed since the moment before
+    prompts       the latest prompts, and the tree of their beginnings
+    details       one block, one run of blocks, one branch: asked for when somebody points at it
+    feed          one sampler for all who watch, at a bounded rate
+    page          the paths, and what a browser is told that it may do
+"""
+
+from .desk import Desk, Source, Surroundings
+from .page import LivePage
+
+__all__ = ["Desk", "LivePage", "Source", "Surroundings"]

@@ -1,0 +1,150 @@
+// The chosen block, or the blocks of a chosen cell: what is known of them, as text.
+
+import { BlockMap } from "./map.js";
+import { NAMES, WORDS } from "./states.js";
+import { count, make, onOneLine, times, visible } from "./text.js";
+import { askJson } from "./wire.js";
+
+const AGAIN = 1000;
+
+export class Inspector {
+  // choose: called with the holder that was pressed; seconds: the server's clock at the frame shown.
+  constructor(title, body, { map, choose }) {
+    this.title = title;
+    this.body = body;
+    this.map = map;
+    this.choose = choose;
+    this.cell = null;
+    this.detail = null;
+    this.asked = 0;
+    this.askedAt = 0;
+    this.run = null;
+  }
+
+  // A cell of the map, or null.
+  look(cell, isKept) {
+    const isNew = cell !== this.cell || isKept !== this.isKept;
+    if (cell !== this.cell) { this.detail = null; this.run = null; }
+    this.cell = cell;
+    this.isKept = isKept;
+    if (cell === null) this.asked++;
+    else if (isNew) this.read();
+    this.write();
+  }
+
+  // The moment shown has changed; a block that is kept is read again now and then, unless time is held.
+  moved(frame, isHeld) {
+    this.frame = frame;
+    if (this.cell === null) return;
+    if (!isHeld && this.isKept && performance.now() - this.askedAt > AGAIN) this.read();
+    else this.write();
+  }
+
+  async read() {
+    if (this.map.map.scale > 1) return;
+    const block = this.map.firstBlock(this.cell), turn = ++this.asked;
+    this.askedAt = performance.now();
+    try {
+      const detail = await askJson(`state/block/${block}`);
+      if (turn !== this.asked) return;
+      this.detail = detail;
+    } catch (error) {
+      if (turn !== this.asked) return;
+      this.detail = { error: error.message };
+    }
+    this.write();
+  }
+
+  write() {
+    if (this.cell === null) {
+      this.title.textContent = "A block";
+      this.body.replaceChildren(make("p", "quiet", "No block is chosen."));
+    } else if (this.map.map.scale > 1) this.writeRun();
+    else this.writeBlock();
+  }
+
+  writeBlock() {
+    const { state, count: holders } = this.map.one(this.cell);
+    this.title.textContent = `Block ${count(this.map.firstBlock(this.cell))}: ${NAMES[state]}`;
+    const facts = make("p", "facts");
+    const fact = (name, value) => facts.append(make("span", "", "", `${name} `, make("b", "", value)));
+    facts.append(make("span", "", WORDS[NAMES[state]]));
+    fact("holders", holders > 30 ? "more than 30" : String(holders));
+    const since = this.map.since[this.cell];
+    fact("unchanged for", since === undefined ? "as long as this page has watched" : `${Math.max(this.frame.at - since, 0).toFixed(1)} s`);
+    const detail = this.detail;
+    if (detail && !detail.error) {
+      if (detail.num_tokens) fact("tokens", count(detail.num_tokens));
+      if (detail.group) fact("group", String(detail.group));
+      fact("read at step", count(detail.step));
+    }
+    this.body.replaceChildren(facts, ...this.holders(detail), ...this.tokens(detail));
+  }
+
+  holders(detail) {
+    if (!detail || !detail.holders || detail.holders.length === 0) return [];
+    const list = make("ul", "holders");
+    list.setAttribute("aria-label", "Holders");
+    for (const holder of detail.holders) {
+      const button = make("button", "", onOneLine(holder));
+      button.type = "button";
+      button.addEventListener("click", () => this.choose(holder));
+      list.append(make("li", "", "", button));
+    }
+    if (detail.num_holders > detail.holders.length) {
+      list.append(make("li", "plain", `and ${count(detail.num_holders - detail.holders.length)} more`));
+    }
+    return [list];
+  }
+
+  tokens(detail) {
+    if (!detail) return [make("p", "quiet", "Reading it between two steps.")];
+    if (detail.error) return [make("p", "quiet", visible(detail.error))];
+    if (detail.tokens === null) return [make("p", "quiet", "This server does not show tokens.")];
+    if (detail.tokens.length === 0) return [make("p", "quiet", detail.is_cached ? "Its tokens are forgotten." : "It holds no tokens that a prompt can hit.")];
+    const list = make("ol", "tokens");
+    list.setAttribute("aria-label", "Tokens");
+    detail.tokens.forEach((token, place) => {
+      const item = make("li", "", detail.pieces ? onOneLine(detail.pieces[place]) : String(token));
+      item.title = `token ${token}`;
+      list.append(item);
+    });
+    return [list];
+  }
+
+  writeRun() {
+    const words = this.map.words(this.cell), cut = words.indexOf(":");
+    this.title.textContent = words.slice(0, cut);
+    if (this.run) { this.runWords.textContent = words.slice(cut + 2); return; }
+    this.runWords = make("p", "", words.slice(cut + 2));
+    const open = make("button", "", "Show them one by one");
+    open.type = "button";
+    open.addEventListener("click", () => this.openRun());
+    this.body.replaceChildren(this.runWords, make("p", "", "", open));
+  }
+
+  async openRun() {
+    const first = this.map.firstBlock(this.cell);
+    const told = await askJson(`state/run/${first}/${Math.min(this.map.map.scale, 1024)}`);
+    const states = atob(told.states);
+    const cells = Uint8Array.from(states, (sign, place) => sign.charCodeAt(0) | (Math.min(told.counts[place], 31) << 3));
+    const box = make("div", "map"), detail = make("div");
+    box.id = "run-map";
+    box.tabIndex = 0;
+    box.setAttribute("role", "grid");
+    box.setAttribute("aria-label", "Blocks of the chosen cell");
+    this.body.replaceChildren(this.runWords, box, detail);
+    const small = new BlockMap(box, { height: () => 120, told: (cell) => this.writeOne(detail, small, cell), flashes: false });
+    small.show({ blocks: cells.length, scale: 1, width: 1, cells, first: told.first }, 0, false);
+    this.run = small;
+    box.focus();
+  }
+
+  async writeOne(place, small, cell) {
+    if (cell === null) return place.replaceChildren();
+    const turn = ++this.asked;
+    place.replaceChildren(make("p", "", small.words(cell)));
+    const detail = await askJson(`state/block/${small.firstBlock(cell)}`);
+    if (turn === this.asked) place.replaceChildren(make("p", "", small.words(cell)), ...this.holders(detail), ...this.tokens(detail));
+  }
+}

@@ -1,0 +1,144 @@
+"""One moment on the wire: whole for a reader that has none, or what changed since the moment before."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .cells import Cells, cells_of
+from .rows import RowView, row_views
+from .snapshot import Snapshot
+from .states import NAMES, States, block_states, counts_of, pool_states
+
+#: Unchanged cells between two changed ones that are sent along: a run of its own costs more.
+_GAP = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A snapshot as the page shows it. number: counts the frames of a feed from 1. at: seconds of the server's clock.
+
+    states: of each block from block 1, for details. num_rows: sequences, listed or not.
+    """
+
+    number: int
+    at: float
+    step: int
+    states: States
+    cells: Cells
+    cpu_cells: Cells | None
+    rows: Mapping[int, RowView]
+    num_rows: int
+    totals: dict[str, Any]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, number: int) -> Frame:
+        """Make it, in any thread. O(num_blocks + held blocks)."""
+        states = block_states(snapshot)
+        cells = cells_of(states, snapshot.pool.ref_counts[1:])
+        cpu_states = None if snapshot.cpu_pool is None else pool_states(snapshot.cpu_pool)
+        cpu_cells = None
+        if cpu_states is not None and snapshot.cpu_pool is not None:
+            cpu_cells = cells_of(cpu_states, snapshot.cpu_pool.ref_counts[1:])
+        rows = row_views(snapshot, cells.scale)
+        totals = totals_of(snapshot, states, cpu_states)
+        step = snapshot.around.step
+        return cls(number, snapshot.taken_at, step, states, cells, cpu_cells, rows, len(snapshot.rows), totals)
+
+    def is_like(self, other: Frame | None) -> bool:
+        """Whether a reader of the other sees nothing new in it. O(cells + rows)."""
+        if other is None or (self.cells, self.cpu_cells) != (other.cells, other.cpu_cells):
+            return False
+        return (self.rows, self.totals, self.step) == (other.rows, other.totals, other.step)
+
+    def whole(self) -> bytes:
+        """The event for a reader that has nothing. O(cells + paths)."""
+        told = self._head() | {
+            "map": _map(self.cells),
+            "cpu": None if self.cpu_cells is None else _map(self.cpu_cells),
+            "rows": [row.whole() for row in self.rows.values()],
+        }
+        return event("frame", told)
+
+    def since(self, before: Frame) -> bytes:
+        """The event for a reader that has `before`; whole where the map's size has changed. O(cells + paths)."""
+        if not (_is_comparable(self.cells, before.cells) and _is_comparable(self.cpu_cells, before.cpu_cells)):
+            return self.whole()
+        told = self._head() | {
+            "after": before.number,
+            "changed": _changes(self.cells, before.cells),
+            "cpu_changed": _changes(self.cpu_cells, before.cpu_cells),
+            "rows": [told for key, row in self.rows.items() if (told := row.since(before.rows.get(key))) is not None],
+            "gone": [handle for handle in before.rows if handle not in self.rows],
+        }
+        return event("change", told)
+
+    def _head(self) -> dict[str, Any]:
+        at = round(self.at, 3)
+        return {"n": self.number, "at": at, "step": self.step, "num_rows": self.num_rows, "totals": self.totals}
+
+
+def totals_of(snapshot: Snapshot, states: States, cpu_states: States | None) -> dict[str, Any]:
+    """Counts by state, and what has happened since the cache was made. O(num_blocks)."""
+    stats, around = snapshot.stats, snapshot.around
+    told: dict[str, Any] = dict(zip(NAMES[:-1], counts_of(states), strict=False))
+    told |= {
+        "running": around.num_running or stats.num_running_seqs,
+        "waiting": around.num_waiting,
+        "preempted": around.num_preemptions,
+        "prompt": stats.num_prompt_tokens,
+        "hit": stats.num_hit_tokens,
+        "evicted": stats.num_evicted_blocks,
+        "copied": stats.num_copied_blocks,
+        "peak": stats.peak_used_blocks,
+        "wasted": stats.num_wasted_slots,
+    }
+    if snapshot.misses is not None:
+        misses = snapshot.misses
+        told["causes"] = {
+            "tail": misses.num_tail,
+            "never_seen": misses.num_never_seen,
+            "evicted": misses.num_evicted,
+            "other_keys": misses.num_other_keys,
+            "recomputed": misses.num_recomputed,
+        }
+    if cpu_states is not None:
+        told["cpu"] = counts_of(cpu_states)[:4]
+    return told
+
+
+def event(name: str, content: object) -> bytes:
+    """One server-sent event. ASCII, so that no line break of a text can end it."""
+    return f"event: {name}\ndata: {json.dumps(content, separators=(',', ':'))}\n\n".encode("ascii")
+
+
+def _map(cells: Cells) -> dict[str, Any]:
+    return {"blocks": cells.num_blocks, "scale": cells.scale, "width": cells.width, "cells": _text(cells.content)}
+
+
+def _text(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")
+
+
+def _is_comparable(cells: Cells | None, before: Cells | None) -> bool:
+    if cells is None or before is None:
+        return cells is before
+    return (cells.num_blocks, cells.scale) == (before.num_blocks, before.scale)
+
+
+def _changes(cells: Cells | None, before: Cells | None) -> list[tuple[int, str]]:
+    """Runs of cells that differ, each with the number of its first cell. O(cells)."""
+    if cells is None or before is None or cells.content == before.content:
+        return []
+    width = cells.width
+    new, old = (np.frombuffer(each.content, np.uint8).reshape(-1, width) for each in (cells, before))
+    changed = np.flatnonzero((new != old).any(axis=1))
+    cuts = np.flatnonzero(np.diff(changed) > _GAP)
+    starts, ends = changed[np.append(0, cuts + 1)], changed[np.append(cuts, -1)]
+    runs = zip(starts.tolist(), ends.tolist(), strict=True)
+    return [(start, _text(cells.content[start * width : (end + 1) * width])) for start, end in runs]

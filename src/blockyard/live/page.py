@@ -1,0 +1,208 @@
+"""The page as an ASGI application: its files, the stream of frames, answers about single things. It changes nothing.
+
+    GET /                         the page; its files beside it
+    GET /state                    what the page should know first, JSON
+    GET /state/stream             server-sent events: past, frame, change, tree
+    GET /state/block/17           one block, read between two steps
+    GET /state/run/1/1024         the states of blocks 1 and following, at the latest frame
+    GET /state/branch/3           the blocks that cache a branch of the tree
+
+Paths are relative to where it is mounted. Prompts are hostile text: everything is JSON in ASCII, the page puts it in
+as text alone, and its Content-Security-Policy lets it load nothing but its own files and set no markup from strings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from .desk import Source
+from .details import MAX_RUN, Texts, block_answer, run_answer, see_block, see_branch, see_config
+from .feed import MIN_SECONDS, Feed
+from .prompts import PromptLog
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+#: Streams that may be open at once.
+MAX_READERS = 16
+#: Seconds in which a reader has to take what is sent to it.
+_PATIENCE_SECONDS = 10.0
+_FILES = Path(__file__).parent / "files"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+_HEADERS = {
+    "cache-control": "no-store",
+    "content-security-policy": _POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+
+
+class LivePage:
+    """The page of one cache.
+
+    source: where the cache is asked. name: of the model, shown at the top. texts: token ids to text, in whatever
+    thread; None without a tokenizer. shows_text: whether tokens and prompts are shown at all; without it the page has
+    the map and the figures. chat_path: of OpenAI's chat completions, relative to the page; None for no chat box.
+    prompts: where the host notes prompts that were answered. guard: raises for a request that may not see the state;
+    the page's own files, which hold nothing, are open. is_ending: whether the host goes down and streams should end.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        name: str = "",
+        texts: Texts | None = None,
+        shows_text: bool = True,
+        chat_path: str | None = None,
+        guard: Callable[[Scope], None] | None = None,
+        is_ending: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.prompts = PromptLog()
+        self.feed = Feed(source, self.prompts, texts if shows_text else None, shows_text, is_ending)
+        self._source = source
+        self._texts = texts
+        self._shows_text = shows_text
+        self._guard = guard
+        self._hello = {"model": name, "shows_text": shows_text, "chat": chat_path, "seconds": MIN_SECONDS}
+        self._files = {path.name: path for path in _FILES.iterdir() if path.suffix in _TYPES}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"the page answers http, not {scope['type']}")
+        path = scope["path"].removeprefix(scope.get("root_path", "")).lstrip("/")
+        is_head = scope["method"] == "HEAD"
+        if scope["method"] not in ("GET", "HEAD"):
+            await _answer(send, 405, _error("the page is read-only: GET and HEAD"), is_head)
+        elif path == "state" or path.startswith("state/"):
+            await self._state(path, scope, receive, send, is_head)
+        else:
+            await self._file(path or "index.html", send, is_head)
+
+    async def _file(self, name: str, send: Send, is_head: bool) -> None:
+        found = self._files.get(name)
+        if found is None:
+            await _answer(send, 404, _error("the page has no such file"), is_head)
+        else:
+            await _answer(send, 200, found.read_bytes(), is_head, _TYPES[found.suffix])
+
+    async def _state(self, path: str, scope: Scope, receive: Receive, send: Send, is_head: bool) -> None:
+        if not _is_of_the_page(scope):
+            await _answer(
+                send, 403, _error("the state is for the page itself, not for pages of other origins"), is_head
+            )
+            return
+        if self._guard is not None:
+            self._guard(scope)
+        if path == "state/stream" and not is_head:
+            await self._stream(receive, send)
+            return
+        status, content = await self._answer_of(path.split("/")[1:])
+        await _answer(send, status, json.dumps(content, separators=(",", ":")).encode("ascii"), is_head)
+
+    async def _answer_of(self, parts: list[str]) -> tuple[int, object]:
+        kind, numbers = (parts[0] if parts else ""), parts[1:]
+        if not all(each.isascii() and each.isdecimal() and len(each) <= 9 for each in numbers):
+            return 404, {"error": "a path of the state has numbers of at most nine digits"}
+        known: dict[tuple[str, int], Callable[..., Awaitable[dict[str, Any] | None]]] = {
+            ("", 0): self._first,
+            ("block", 1): self._block,
+            ("run", 2): self._run,
+            ("branch", 1): self._branch,
+        }
+        answer = known.get((kind, len(numbers)))
+        if answer is None:
+            return 404, {"error": "the state has no such path"}
+        found = await answer(*map(int, numbers))
+        return (200, found) if found is not None else (404, {"error": f"there is no {kind} of this number"})
+
+    async def _first(self) -> dict[str, Any]:
+        return {**self._hello, **await asyncio.wrap_future(self._source.ask(see_config))}
+
+    async def _block(self, block_id: int) -> dict[str, Any] | None:
+        seen = await asyncio.wrap_future(self._source.ask(partial(see_block, block_id)))
+        return None if seen is None else await block_answer(seen, self._texts, self._shows_text)
+
+    async def _run(self, first: int, count: int) -> dict[str, Any] | None:
+        frame = self.feed.latest
+        if frame is None or not (1 <= first <= len(frame.states) and 1 <= count <= MAX_RUN):
+            return None
+        return run_answer(frame, self.feed.ref_counts, first, count)
+
+    async def _branch(self, number: int) -> dict[str, Any] | None:
+        if number >= len(self.feed.branches):
+            return None
+        branch = self.feed.branches[number]
+        size = len(branch.prefix) // branch.end
+        blocks = await asyncio.wrap_future(self._source.ask(partial(see_branch, branch, size)))
+        return {"blocks": blocks}
+
+    async def _stream(self, receive: Receive, send: Send) -> None:
+        if self.feed.num_readers >= MAX_READERS:
+            await _answer(send, 503, _error(f"{MAX_READERS} pages watch already"), False)
+            return
+        leaving = asyncio.ensure_future(_disconnected(receive))
+        sending = asyncio.ensure_future(self._send_events(send))
+        try:
+            await asyncio.wait({leaving, sending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (leaving, sending):
+                task.cancel()
+            await asyncio.gather(leaving, sending, return_exceptions=True)
+
+    async def _send_events(self, send: Send) -> None:
+        await send(_start(200, "text/event-stream"))
+        events = self.feed.events()
+        try:
+            async for piece in events:
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"event: over\ndata: null\n\n", "more_body": False})
+        finally:
+            await events.aclose()
+
+
+def _is_of_the_page(scope: Scope) -> bool:
+    """Whether a browser sends it for this very page, or somebody by hand: other pages shall not read prompts."""
+    headers = dict(scope["headers"])
+    return headers.get(b"sec-fetch-site", b"none") in (b"same-origin", b"none")
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _start(status: int, kind: str, length: int | None = None) -> Message:
+    headers = [(name.encode(), value.encode()) for name, value in {**_HEADERS, "content-type": kind}.items()]
+    if length is not None:
+        headers.append((b"content-length", str(length).encode()))
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+async def _answer(send: Send, status: int, body: bytes, is_head: bool, kind: str = "application/json") -> None:
+    await send(_start(status, kind, len(body)))
+    await send({"type": "http.response.body", "body": b"" if is_head else body})
+
+
+def _error(message: str) -> bytes:
+    return json.dumps({"error": message}).encode("ascii")

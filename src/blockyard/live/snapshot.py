@@ -1,0 +1,104 @@
+"""What is copied of a cache between two steps, in its own thread: as little work as can be, nothing is formatted."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..answers import CacheStats, MissCauses
+from ..core.block_pool import BlockPool
+from ..core.manager import KVCacheManager
+from .desk import Surroundings
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCopy:
+    """The counts of a pool. num_blocks: those in use as a pool, the null block included; the arrays may be longer
+    while a pool shrinks. ref_counts: int32. cached: bool."""
+
+    num_blocks: int
+    ref_counts: NDArray[np.int32]
+    cached: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A sequence. handle, holder: the cache's. block_ids: int32, for each layer group. is_swapped: all its blocks are
+    in the CPU pool."""
+
+    handle: int
+    holder: str
+    num_tokens: int
+    num_computed: int
+    is_swapped: bool
+    block_ids: tuple[NDArray[np.int32], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A cache at one moment between two steps, for other threads to read.
+
+    is_plain: token blocks hold the keys and values themselves: one layer group without a window, and no CPU pool.
+    misses: None where the cache does not explain them. seconds: what it took to copy.
+    """
+
+    pool: PoolCopy
+    cpu_pool: PoolCopy | None
+    rows: list[Row]
+    block_size: int
+    is_plain: bool
+    stats: CacheStats
+    misses: MissCauses | None
+    around: Surroundings
+    taken_at: float
+    seconds: float
+
+
+def take_snapshot(cache: KVCacheManager, around: Surroundings) -> Snapshot:
+    """Copy what the page shows. Only in the thread that owns the cache. O(num_blocks + held blocks), memory copies."""
+    start = time.perf_counter()
+    groups, cpu = cache.config.layer_groups, cache.cpu_pool
+    pool = _copy(cache.pool)
+    rows = _rows(cache, len(groups))
+    return Snapshot(
+        pool=pool,
+        cpu_pool=None if cpu is None else _copy(cpu),
+        rows=rows,
+        block_size=cache.block_size,
+        is_plain=is_plain(cache),
+        stats=cache.stats(),
+        misses=cache.miss_totals() if cache.config.track_misses else None,
+        around=around,
+        taken_at=start,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def is_plain(cache: KVCacheManager) -> bool:
+    """Whether the blocks that prompts hit are the blocks that hold keys and values. O(1)."""
+    groups = cache.config.layer_groups
+    return len(groups) == 1 and groups[0].sliding_window == 0 and cache.cpu_pool is None
+
+
+def _copy(pool: BlockPool) -> PoolCopy:
+    return PoolCopy(pool.num_blocks, pool.ref_counts().copy(), pool.cached_mask())
+
+
+def _rows(cache: KVCacheManager, num_groups: int) -> list[Row]:
+    running = cache.running()
+    handles = list(running)
+    tokens, computed = cache.num_tokens(handles).tolist(), cache.num_computed_tokens(handles).tolist()
+    return [
+        Row(
+            handle,
+            running[handle],
+            tokens[place],
+            computed[place],
+            cache.is_swapped_out(handle),
+            tuple(cache.block_ids(handle, group) for group in range(num_groups)),
+        )
+        for place, handle in enumerate(handles)
+    ]

@@ -1,0 +1,285 @@
+"""What goes over the wire: frames put together again from their changes, readers that lag, a bounded rate."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockyard import CacheConfig, CacheSalt, KVCacheManager
+from blockyard.live import Desk, LivePage, Surroundings
+from blockyard.live import feed as feeds
+from blockyard.live import page as pages
+from blockyard.live.desk import AnswerT
+from blockyard.live.feed import MIN_SECONDS, Feed, seconds_between
+from blockyard.live.frames import Frame
+from blockyard.live.prompts import MAX_BRANCHES, MAX_PROMPTS, MAX_TOKENS, PromptLog, branches_of, look_up, prompt_tree
+from blockyard.live.snapshot import take_snapshot
+
+from ..support.live_caches import KINDS, at_work, live_cache
+from ..support.seeds import run_seed
+
+
+class Reader:
+    """What a page keeps: put together from frames and changes, by the wire's own words."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.maps: dict[str, bytearray | None] = {}
+        self.rows: dict[int, dict[str, Any]] = {}
+
+    def take(self, sent: bytes) -> None:
+        for part in sent.decode("ascii").split("\n\n"):
+            name, _, data = part.partition("\ndata: ")
+            if name in ("event: frame", "event: change"):
+                told = json.loads(data)
+                (self._whole if name.endswith("frame") else self._change)(told)
+                self.number = told["n"]
+
+    def _whole(self, told: dict[str, Any]) -> None:
+        kept = {key: told[key] and bytearray(base64.b64decode(told[key]["cells"])) for key in ("map", "cpu")}
+        self.maps, self.rows = kept, {row["id"]: row for row in told["rows"]}
+        self.width = told["map"]["width"]
+
+    def _change(self, told: dict[str, Any]) -> None:
+        assert told["after"] == self.number
+        for key, runs in (("map", told["changed"]), ("cpu", told["cpu_changed"])):
+            for start, text in runs:
+                piece, kept = base64.b64decode(text), self.maps[key]
+                assert kept is not None
+                kept[start * self.width : start * self.width + len(piece)] = piece
+        for row in told["rows"]:
+            before = self.rows.get(row["id"], {})
+            more = row.pop("more", [])
+            row["path"] = row["path"] if "path" in row else [*before["path"], *more]
+            self.rows[row["id"]] = before | row
+        for handle in told["gone"]:
+            del self.rows[handle]
+
+    def require(self, frame: Frame) -> None:
+        """Raise unless it has exactly this frame."""
+        assert self.number == frame.number
+        assert bytes(self.maps["map"] or b"") == frame.cells.content
+        assert bytes(self.maps["cpu"] or b"") == (frame.cpu_cells.content if frame.cpu_cells else b"")
+        assert {key: row["path"] for key, row in self.rows.items()} == {k: list(r.path) for k, r in frame.rows.items()}
+        counts = {key: (row["tokens"], row["computed"], row["blocks"]) for key, row in self.rows.items()}
+        assert counts == {k: (r.num_tokens, r.num_computed, r.num_blocks) for k, r in frame.rows.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_changes_put_together_are_the_frame(kind: str) -> None:
+    cache, reader = live_cache(kind), Reader()
+    before: Frame | None = None
+    for number, _ in enumerate(at_work(cache, run_seed() + 3, 150), 1):
+        frame = Frame.of(take_snapshot(cache, Surroundings(step=number)), number)
+        reader.take(frame.whole() if before is None else frame.since(before))
+        reader.require(frame)
+        before = frame
+
+
+def test_a_large_map_changes_by_its_cells() -> None:
+    cache = KVCacheManager(CacheConfig(num_blocks=50_000, block_size=4, max_num_seqs=8, max_model_len=4096))
+    reader, before = Reader(), Frame.of(take_snapshot(cache, Surroundings()), 1)
+    reader.take(before.whole())
+    for number, first in enumerate(range(0, 20_000, 4000), 2):
+        seq = cache.allocate(list(range(first, first + 4000)))
+        cache.commit([seq], cache.reserve([seq]).num_scheduled)
+        frame = Frame.of(take_snapshot(cache, Surroundings()), number)
+        sent = frame.since(before)
+        reader.take(sent)
+        reader.require(frame)
+        assert len(sent) < len(frame.whole()) / 3
+        before = frame
+
+
+def test_a_pool_of_another_size_is_sent_whole() -> None:
+    cache, reader = live_cache("plain"), Reader()
+    before = Frame.of(take_snapshot(cache, Surroundings()), 1)
+    cache.resize(80)
+    frame = Frame.of(take_snapshot(cache, Surroundings()), 2)
+    reader.take(frame.since(before))
+    reader.require(frame)
+    assert frame.cells.num_blocks == 79
+
+
+# ---------------------------------------------------------------- the feed
+
+
+class Answers:
+    """A source that answers at once, and lets the cache take a step each time."""
+
+    def __init__(self, cache: KVCacheManager) -> None:
+        self.cache = cache
+        self.steps = at_work(cache, run_seed(), 10_000)
+        self.num_asked = 0
+
+    def ask(self, question: Callable[[KVCacheManager, Surroundings], AnswerT]) -> Future[AnswerT]:
+        answer: Future[AnswerT] = Future()
+        next(self.steps)
+        self.num_asked += 1
+        answer.set_result(question(self.cache, Surroundings(step=self.num_asked)))
+        return answer
+
+
+def test_a_reader_that_does_not_read_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One takes every event, the other stops after its first frame: it then gets the latest, whole."""
+    monkeypatch.setattr(feeds, "MIN_SECONDS", 0.001)
+
+    async def watch() -> None:
+        feed = Feed(Answers(live_cache("plain")), PromptLog())
+        quick, slow = feed.events(), feed.events()
+        reader, late = Reader(), Reader()
+        while not late.number:
+            late.take(await anext(slow))
+        seen = late.number
+        while reader.number < seen + 30:
+            reader.take(await anext(quick))
+        assert feed.num_readers == 2
+        sent = await anext(slow)
+        assert sent.startswith(b"event: frame\n"), "whole: it has missed what lies between"
+        late.take(sent)
+        assert late.number >= reader.number
+        await quick.aclose()
+        await slow.aclose()
+        assert feed.num_readers == 0
+
+    asyncio.run(asyncio.wait_for(watch(), 60))
+
+
+def test_a_reader_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its second piece is never taken: the stream ends by itself, and the cache was asked on and on meanwhile."""
+    monkeypatch.setattr(feeds, "MIN_SECONDS", 0.001)
+    monkeypatch.setattr(pages, "_PATIENCE_SECONDS", 0.5)
+
+    async def watch() -> None:
+        source = Answers(live_cache("plain"))
+        page, sent = LivePage(source), []
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            if len(sent) == 3:
+                await asyncio.Event().wait()
+
+        scope = {"type": "http", "method": "GET", "path": "/state/stream", "headers": []}
+        await page(scope, receive, send)
+        assert len(sent) == 3
+        assert page.feed.num_readers == 0
+        assert source.num_asked > 5
+
+    asyncio.run(asyncio.wait_for(watch(), 60))
+
+
+def test_nothing_is_asked_while_nobody_watches() -> None:
+    async def watch() -> None:
+        source = Answers(live_cache("plain"))
+        feed = Feed(source, PromptLog())
+        assert source.num_asked == 0
+        events = feed.events()
+        await anext(events)
+        while feed.latest is None:
+            await anext(events)
+        await events.aclose()
+        asked = source.num_asked
+        await asyncio.sleep(3 * MIN_SECONDS)
+        assert source.num_asked == asked
+
+    asyncio.run(asyncio.wait_for(watch(), 60))
+
+
+def test_a_source_that_ends_ends_the_stream() -> None:
+    class Ended:
+        def ask(self, question: Callable[[KVCacheManager, Surroundings], AnswerT]) -> Future[AnswerT]:
+            answer: Future[AnswerT] = Future()
+            answer.set_exception(RuntimeError("the thread has ended"))
+            return answer
+
+    async def watch() -> list[bytes]:
+        return [sent async for sent in Feed(Ended(), PromptLog()).events()]
+
+    assert b"event: past" in b"".join(asyncio.run(asyncio.wait_for(watch(), 60)))
+
+
+def test_the_rate_is_bounded_by_time_and_by_share() -> None:
+    assert seconds_between(0.0, 0.0) == 0.1
+    assert seconds_between(0.0005, 0.0) == 0.1
+    assert seconds_between(0.005, 0.0) == 1.0, "half a hundredth of the cache's thread"
+    assert seconds_between(0.0, 0.05) == 0.5, "a tenth of a processor besides"
+
+
+def test_a_desk_answers_in_the_thread_that_calls_it() -> None:
+    cache = live_cache("plain")
+    desk = Desk(cache)
+    answer = desk.ask(lambda found, around: (found is cache, around.step))
+    assert not answer.done()
+    assert desk.answer(Surroundings(step=7)) == 1
+    assert answer.result() == (True, 7)
+    assert desk.answer() == 0
+    refused = [desk.ask(lambda found, around: None) for _ in range(257)][-1]
+    assert refused.exception() is not None, "what waits is bounded"
+    failing = Desk(cache)
+    bad = failing.ask(lambda found, around: 1 // 0)
+    failing.answer()
+    assert isinstance(bad.exception(), ZeroDivisionError)
+
+
+# ---------------------------------------------------------------- the tree of prompts
+
+
+def test_the_tree_counts_each_block_that_prompts_share() -> None:
+    rng = np.random.default_rng(run_seed())
+    log, size = PromptLog(), 4
+    kept = []
+    for _ in range(60):
+        tokens = rng.integers(0, 2, rng.integers(1, 40)).tolist()
+        keys = (CacheSalt(str(rng.integers(2))),) if rng.random() < 0.5 else ()
+        hit = int(rng.integers(0, len(tokens) + 1)) // size * size
+        log.note(tokens, hit, keys)
+        kept.append((tokens, hit, keys))
+    tree = prompt_tree(log.latest(), size)
+    found = branches_of(tree)
+    assert len(found) <= MAX_BRANCHES
+    assert {branch.tenant for branch in found} <= {0, 1, 2}
+    for branch in found:
+        prefix = branch.prefix.tolist()
+        through = [(len(t), h) for t, h, k in kept if k == branch.keys and t[: len(prefix)] == prefix]
+        start, end = branch.start * size, branch.end * size
+        assert branch.num_requests == len(through)
+        assert branch.num_asked == len(through) * (end - start)
+        assert branch.num_hit == sum(min(max(hit - start, 0), end - start) for _, hit in through)
+        assert (branch.tenant == 0) == (branch.keys == ())
+        for below in branch.below:
+            assert (below.start, below.prefix[: len(prefix)].tolist()) == (branch.end, prefix)
+
+
+def test_what_is_cached_of_a_branch_is_looked_up() -> None:
+    cache = live_cache("plain")
+    tokens = list(range(18))
+    seq = cache.allocate(tokens)
+    cache.commit([seq], cache.reserve([seq], [10]).num_scheduled)
+    log = PromptLog()
+    log.note(tokens, 0)
+    log.note([7] * 9, 0)
+    branches = branches_of(prompt_tree(log.latest(), 4))
+    found = dict(zip((branch.end for branch in branches), look_up(branches, 4, cache, None), strict=True))
+    assert found == {4: cache.num_cached_tokens([*tokens, 0]) // 4, 2: 0}
+
+
+def test_the_log_of_prompts_is_bounded() -> None:
+    log = PromptLog()
+    for number in range(MAX_PROMPTS + 10):
+        log.note([number] * (MAX_TOKENS + 5), 0)
+    latest = log.latest()
+    assert len(latest) == MAX_PROMPTS
+    assert latest[0].tokens[0] == 10
+    assert {len(prompt.tokens) for prompt in latest} == {MAX_TOKENS}
+    assert latest[0].num_tokens == MAX_TOKENS + 5
