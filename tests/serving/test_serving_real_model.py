@@ -220,7 +220,7 @@ def test_a_cancelled_stream(served: Served) -> None:
 
 def test_sigterm_lets_a_stream_end() -> None:
     demo_model_or_skip()
-    started = start("--num-blocks", "100")
+    started = start("--num-blocks", "100", "--status-seconds", "0")
     client = started.client()
     stream = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, max_tokens=60, stream=True)
     first = text_of([next(stream), next(stream)])
