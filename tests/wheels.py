@@ -114,7 +114,8 @@ def main() -> None:
             scratch = Path(name) / str(number)
             scratch.mkdir()
             wheel = make_wheel(python, source, options.output.resolve(), scratch)
-            try_wheel(python, f"{wheel}[{options.extras}]", source, options.tests, scratch)
+            wanted = f"{wheel}[{options.extras}]" if options.extras else str(wheel)
+            try_wheel(python, wanted, source, options.tests, scratch)
             print(f"{wheel.name}: tested", flush=True)
 
 
