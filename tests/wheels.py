@@ -1,6 +1,6 @@
 """Build the wheels that a package index takes, and test each where there is no compiler: `make wheels`.
 
-    python -m tests.wheels [--output dist] [PYTHON ...]
+    python -m tests.wheels [--output dist] [--extras lab] [PYTHON ...]
 
 The sdist is made first and every wheel is built from it, so a file that it lacks is noticed, and so is one that a build
 leaves behind. `auditwheel` gives a wheel its manylinux tag. Then each is installed in an environment of its own, with
@@ -88,8 +88,8 @@ def make_wheel(python: str, source: Path, output: Path, scratch: Path) -> Path:
     return Path(shutil.move(wheel, output / wheel.name))
 
 
-def try_wheel(python: str, wheel: Path, source: Path, tests: list[str], scratch: Path) -> None:
-    """Install it with nothing on PATH but its environment, and run it."""
+def try_wheel(python: str, wheel: str, source: Path, tests: list[str], scratch: Path) -> None:
+    """Install it, maybe with extras, with nothing on PATH but its environment, and run it."""
     binaries = environment(python, scratch / "test", wheel, *TEST_NEEDS)
     alone = {"PATH": str(binaries), "HOME": str(scratch), "BLOCKYARD_SEED": os.environ.get("BLOCKYARD_SEED", "1")}
     run(binaries / "python", "-I", "-c", LIFE, env=alone, cwd=scratch)
@@ -101,6 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.wheels", description="Build and test wheels.")
     parser.add_argument("pythons", nargs="*", metavar="PYTHON", help=f"by default those of {', '.join(INTERPRETERS)}")
     parser.add_argument("--output", type=Path, default=ROOT / "dist", help="where they go")
+    parser.add_argument("--extras", default="", help="of the package, with commas, that the tests need")
     parser.add_argument("--tests", nargs="+", default=["tests/package/test_twin.py"], help="what each runs")
     options = parser.parse_args()
     pythons = usable(options.pythons or list(INTERPRETERS))
@@ -113,7 +114,8 @@ def main() -> None:
             scratch = Path(name) / str(number)
             scratch.mkdir()
             wheel = make_wheel(python, source, options.output.resolve(), scratch)
-            try_wheel(python, wheel, source, options.tests, scratch)
+            wanted = f"{wheel}[{options.extras}]" if options.extras else str(wheel)
+            try_wheel(python, wanted, source, options.tests, scratch)
             print(f"{wheel.name}: tested", flush=True)
 
 

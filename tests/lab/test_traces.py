@@ -186,6 +186,7 @@ def test_text_wants_a_tokenizer(tmp_path: Path) -> None:
         open_trace(path)
     with pytest.raises(TraceError, match="there is no tokenizer folder"):
         open_trace(path, tokenizer=str(tmp_path / "none"))
+    pytest.importorskip("transformers")
     with pytest.raises(TraceError, match="holds no tokenizer"):
         open_trace(path, tokenizer=str(tmp_path))
 
