@@ -115,6 +115,9 @@ def test_a_port_in_use_is_one_sentence(publishing: Callable[..., KVEventPublishe
         ({"cache": make_cache(enable_kv_cache_events=False)}, "events need True"),
         ({"first_sequence": "one"}, "first_sequence is 'one'; it must be 'clock' or 'zero'"),
         ({"heartbeat": 0}, "heartbeat is 0"),
+        ({"heartbeat": "x"}, "heartbeat is 'x'"),
+        ({"topic": "\ud800"}, "topic holds"),
+        ({"endpoint": "\ud800"}, "endpoint holds"),
         ({"replayed": 0}, "replayed is 0"),
         ({"data_parallel_rank": -1}, "data_parallel_rank is -1"),
     ],
@@ -122,6 +125,38 @@ def test_a_port_in_use_is_one_sentence(publishing: Callable[..., KVEventPublishe
 def test_bad_arguments_are_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         KVEventPublisher(**({"cache": make_cache(), "endpoint": "tcp://127.0.0.1:*"} | options))
+
+
+@pytest.mark.parametrize("bad", ["nowhere", 5])
+@pytest.mark.parametrize("endpoints", [0, 1])
+def test_a_bad_endpoint_leaves_nothing_that_closing_waits_for(bad: Any, endpoints: int) -> None:
+    given = ["tcp://127.0.0.1:5557", "tcp://127.0.0.1:5557"]
+    given[endpoints] = bad
+    with pytest.raises((PublisherError, InvalidArgument)), Subscriber(Mirror()) as subscriber:
+        subscriber.follow("worker", *given)
+
+
+def test_a_publisher_that_needs_long_for_a_snapshot_is_asked_less_and_less(
+    publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked anew each time that patience ends, it would make one after another, each for a connection that is gone."""
+    monkeypatch.setattr("blockyard.events.following.subscriber.REPLAY_PATIENCE", 0.05)
+    cache = make_cache()
+    publisher = publishing(cache)
+    compute(cache, PROMPT)
+    publisher.publish()
+    table = publisher._feed._table
+    snapshot = table.snapshot
+
+    def slow() -> Any:
+        time.sleep(0.3)
+        return snapshot()
+
+    monkeypatch.setattr(type(table), "snapshot", lambda _: slow())
+    mirror = Mirror()
+    with Subscriber(mirror) as subscriber:
+        follow(subscriber, publisher)
+        assert until(subscriber, lambda: tokens_of(mirror) == 12)
 
 
 def test_hostile_requests_and_a_consumer_that_does_not_read_keep_nobody_waiting(

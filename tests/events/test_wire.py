@@ -90,6 +90,11 @@ def stored(**changes: Any) -> bytes:
         {"group_idx": 1000},
         {"keys": [[["span", {"a": 1}]], []]},
         {"keys": [[]]},
+        {"keys": [[5], []]},
+        {"keys": [[None], []]},
+        {"keys": [[["span", [["x"], {"a": 1}]]], []]},
+        {"keys": [[[[1], 2], [{}]], []]},
+        {"extra_keys": [[msgspec.msgpack.Ext(5, b"x")], None]},
         {"extra_keys": [["a"]]},
         {"extra_keys": [{"a": 1}, None]},
     ],
@@ -105,6 +110,56 @@ def test_a_bad_event_makes_a_worker_untrusted_and_hurts_no_other(changes: dict[s
     assert mirror.trust("bad") is Trust.UNTRUSTED
     assert mirror.trust("good") is Trust.LIVE
     assert mirror.match(range(1, 9))["good"].num_tokens == 8
+
+
+def nested(depth: int) -> Any:
+    found: Any = 1
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize("depth", [10, 300, 490, 700, 900])
+@pytest.mark.parametrize("field", ["keys", "extra_keys"])
+def test_keys_nested_deep_raise_nothing(field: str, depth: int) -> None:
+    mirror = Mirror(hash_seed=1)
+    event = msgspec.msgpack.encode(msgspec.to_builtins(STORED))
+    key = msgspec.msgpack.encode(field) + b"\x92" + b"\x91" * depth + b"\x01\x90"
+    event = bytes([event[0] + 1]) + event[1:] + key
+    mirror.replayed("worker", 5, b"\x92\xcb" + bytes(8) + b"\x92\x91\xb0AllBlocksCleared" + event)
+    mirror.end_of_replay("worker")
+
+
+def test_a_kept_message_that_cannot_be_applied_leaves_no_trust() -> None:
+    mirror = Mirror(hash_seed=1)
+    mirror.live("worker", 6, stored(block_size=0))
+    mirror.live("worker", 7, msgspec.msgpack.encode([1.0, []]))
+    mirror.replayed("worker", 5, stored())
+    mirror.end_of_replay("worker")
+    assert mirror.trust("worker") is Trust.UNTRUSTED
+
+
+def test_an_interrupt_in_the_middle_of_a_message_leaves_no_trust(monkeypatch: pytest.MonkeyPatch) -> None:
+    mirror = Mirror(hash_seed=1)
+    mirror.replayed("worker", 5, stored())
+    mirror.end_of_replay("worker")
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mirror, "_store", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        mirror.live("worker", 6, stored())
+    assert mirror.trust("worker") is Trust.UNTRUSTED
+
+
+def test_block_sizes_that_nobody_has_any_more_take_no_memory() -> None:
+    mirror = Mirror(hash_seed=1)
+    for size in range(1, 40):
+        mirror.replayed("worker", size, stored(block_hashes=[1], token_ids=[1] * size, block_size=size))
+        mirror.end_of_replay("worker")
+    assert len(mirror._tries) == 1
+    assert mirror.match([1] * 39)["worker"].num_tokens == 39
 
 
 def test_mutated_messages_do_no_harm() -> None:

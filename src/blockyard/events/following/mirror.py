@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ...arguments import require_str
+from ...arguments import require_int, require_str
 from ...errors import InvalidArgument
 from ...hash_seeds import hash_seed_or_drawn
 from ...keys import canonical_keys, plain_keys, require_spans_within, spans_by_block, spans_of
 from ..tagged_keys import lora_name, untagged
 from ..trie.block_trie import BlockTrie
-from ..wire import GPU, AllBlocksCleared, BlockRemoved, BlockStored, Event
+from ..wire import GPU, MAX_SEQUENCE, AllBlocksCleared, BlockRemoved, BlockStored, Event
 from .stream import Message, MessageOrder, Trust
 
 MAX_BLOCK_SIZE = 4096
@@ -83,20 +85,24 @@ class Mirror:
         """A message of a worker's PUB socket. O(blocks). One that cannot be read makes the worker untrusted."""
         message = self._read(worker, sequence, payload)
         if message is not None:
-            following = self._worker(worker).order.live(message)
-            if following is not None:
-                self._apply(worker, following)
+            with self._distrusted_if_cut(worker):
+                following = self._worker(worker).order.live(message)
+                if following is not None:
+                    self._apply(worker, following)
 
     def replayed(self, worker: str, sequence: int, payload: bytes) -> None:
         """A message of a worker's replay socket."""
         message = self._read(worker, sequence, payload)
-        if message is not None and self._worker(worker).order.replayed(message):
-            self._apply(worker, message)
+        if message is not None:
+            with self._distrusted_if_cut(worker):
+                if self._worker(worker).order.replayed(message):
+                    self._apply(worker, message)
 
     def end_of_replay(self, worker: str) -> None:
         """The replay's end mark: what came live meanwhile counts from now on."""
-        for message in self._worker(worker).order.end_of_replay():
-            self._apply(worker, message)
+        with self._distrusted_if_cut(worker):
+            for message in self._worker(worker).order.end_of_replay():
+                self._apply(worker, message)
 
     def replay_from(self, worker: str) -> int | None:
         """The sequence number to ask the replay socket for; None while nothing is missing."""
@@ -114,20 +120,27 @@ class Mirror:
     def _read(self, worker: str, sequence: int, payload: bytes) -> Message | None:
         state = self._worker(worker)
         try:
-            if not 0 <= sequence < 2**63:
-                raise InvalidArgument(f"sequence is {sequence}; it must be from 0 to 2**63 - 1")
-            return Message.of(sequence, payload)
+            return Message.of(require_int("sequence", sequence, 0, MAX_SEQUENCE), payload)
         except InvalidArgument:
             state.num_unreadable += 1
             state.order.distrust()
             return None
 
+    @contextlib.contextmanager
+    def _distrusted_if_cut(self, worker: str) -> Iterator[None]:
+        """A message that counts as read, and that an interrupt or a lack of memory cut, is missing."""
+        try:
+            yield
+        except BaseException:
+            self._workers[worker].order.distrust()
+            raise
+
     def _worker(self, name: str) -> _Worker:
-        found = self._workers.get(name)
+        found = self._workers.get(require_str("worker", name))
         if found is None:
             if len(self._workers) >= MAX_WORKERS:
                 raise InvalidArgument(f"worker is {name!r}; there are {MAX_WORKERS} already, the limit")
-            found = self._workers[require_str("worker", name)] = _Worker()
+            found = self._workers[name] = _Worker()
         return found
 
     # Events.
@@ -137,7 +150,7 @@ class Mirror:
         try:
             for event in message.batch.events:
                 self._apply_one(state, event)
-        except InvalidArgument:
+        except (InvalidArgument, RecursionError):  # the latter for keys that are nested without end
             state.num_unreadable += 1
             state.order.distrust()
 
@@ -205,8 +218,11 @@ class Mirror:
         state.num_groups = 1
 
     def _drop_group(self, group: _Group) -> None:
-        self._tries[group.block_size].clear(group.holder)
-        self._spare_holders[group.block_size].append(group.holder)
+        trie, spare = self._tries[group.block_size], self._spare_holders[group.block_size]
+        trie.clear(group.holder)
+        spare.append(group.holder)
+        if len(spare) == trie.num_holders:  # nobody has blocks of this size any more
+            del self._tries[group.block_size], self._spare_holders[group.block_size]
 
     # What is asked.
 
@@ -312,7 +328,9 @@ def _keys_of(event: BlockStored, num_blocks: int) -> tuple[tuple[Any, ...], list
     """The keys of a request and those of each block, as the trie compares them."""
     request: tuple[Any, ...]
     if event.keys is not None:
-        rows = [[tuple(key) for key in row] for row in event.keys]
+        rows = [_frozen(row) for row in event.keys]
+        if any(type(key) is not tuple for row in rows for key in row):
+            raise InvalidArgument("keys holds what is no list")
         request = tuple(key for key in (rows[0] if rows else ()) if key and key[0] != "span")
         blocks = [tuple(key[1:] for key in row if key and key[0] == "span") for row in rows]
     elif event.extra_keys is not None or event.lora_name is not None:

@@ -128,6 +128,8 @@ class MessageOrder:
                 self._accept(message)
                 self._num_replayed += 1
                 yield message
+                if self.last < 0:  # it could not be applied, and nothing is trusted
+                    return
         later = any(number > self.last for number in self._ahead)
         if not later or not self._num_replayed:  # the publisher has nothing more: what is kept is of an earlier life
             self.trust = Trust.LIVE

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from ...arguments import require_str
+from ...arguments import require_str, require_unicode
 from ...errors import InvalidArgument, MissingExtra, PublisherError
 from ..wire import END_SEQUENCE
 from .mirror import Mirror
@@ -18,8 +18,10 @@ try:
 except ImportError as error:
     raise MissingExtra(f"KV events need {error.name}: pip install 'blockyard[events]'") from error
 
-#: Seconds without a message of a replay after which it is asked for again.
+#: Seconds without a message of a replay after which it is asked for again: at first, and after twice as long each time,
+#: because a publisher may need long for a large snapshot.
 REPLAY_PATIENCE = 2.0
+MOST_PATIENCE = 64.0
 #: Seconds from the end of a replay to the next request.
 PAUSE_BETWEEN_REPLAYS = 0.05
 #: Largest message that is read, in bytes: a snapshot of two million blocks; a sender of more is cut off.
@@ -34,12 +36,17 @@ class _Source:
     def __init__(self, context: Any, name: str, endpoint: str, replay_endpoint: str, topic: bytes) -> None:
         self.name = name
         self.asked_at = 0.0
+        self.patience = REPLAY_PATIENCE
         self.is_asking = False
         self._context = context
         self._replay_endpoint = replay_endpoint
         self.live = _connected(context, zmq.SUB, "endpoint", endpoint)
-        self.live.setsockopt(zmq.SUBSCRIBE, topic)
-        self.replay = _connected(context, zmq.DEALER, "replay_endpoint", replay_endpoint)
+        try:
+            self.live.setsockopt(zmq.SUBSCRIBE, topic)
+            self.replay = _connected(context, zmq.DEALER, "replay_endpoint", replay_endpoint)
+        except BaseException:
+            self.live.close()
+            raise
 
     def ask(self, start: int) -> None:
         """Ask for a replay, on a connection of its own: nothing that is left of another one arrives there."""
@@ -83,7 +90,7 @@ class Subscriber:
         name = require_str("worker", worker)
         if name in self._sources:
             raise InvalidArgument(f"worker is {name!r}; it is followed already")
-        chosen = require_str("topic", topic).encode()
+        chosen = require_unicode("topic", require_str("topic", topic)).encode()
         self._sources[name] = _Source(self._context, name, endpoint, replay_endpoint, chosen)
 
     def unfollow(self, worker: str) -> None:
@@ -116,7 +123,9 @@ class Subscriber:
         read = self._read_live(source) + self._read_replay(source)
         start = self.mirror.replay_from(source.name)
         waited = time.monotonic() - source.asked_at
-        if start is not None and waited > (REPLAY_PATIENCE if source.is_asking else PAUSE_BETWEEN_REPLAYS):
+        if start is not None and waited > (source.patience if source.is_asking else PAUSE_BETWEEN_REPLAYS):
+            if source.is_asking:
+                source.patience = min(2 * source.patience, MOST_PATIENCE)
             source.ask(start)
         return read
 
@@ -141,6 +150,7 @@ class Subscriber:
                 continue
             if frames[-2] == END_SEQUENCE:
                 source.is_asking = False
+                source.patience = REPLAY_PATIENCE
                 self.mirror.end_of_replay(source.name)
             else:
                 self.mirror.replayed(source.name, int.from_bytes(frames[-2], "big"), frames[-1])
@@ -167,8 +177,10 @@ def _connected(context: Any, kind: int, name: str, endpoint: str) -> Any:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     try:
-        socket.connect(require_str(name, endpoint))
-    except zmq.ZMQError as error:
+        socket.connect(require_unicode(name, require_str(name, endpoint)))
+    except BaseException as error:
         socket.close()
-        raise PublisherError(f"{name} is {endpoint!r}; it cannot be connected to: {error}") from error
+        if isinstance(error, zmq.ZMQError):
+            raise PublisherError(f"{name} is {endpoint!r}; it cannot be connected to: {error}") from error
+        raise
     return socket

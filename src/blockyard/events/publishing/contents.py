@@ -26,11 +26,10 @@ class Root(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A token block: the content or root before it, its tokens as int32 bytes, the extra keys of its requests."""
+    """A token block: the content or root before it, and its tokens as int32 bytes."""
 
     parent: int
     tokens: bytes
-    request: tuple[PlainKey, ...]
 
 
 class Place(NamedTuple):
@@ -50,17 +49,21 @@ class ContentTable:
     """Contents by id, their tokens, what is before them, and where they are held.
 
     What no prompt reaches, because something before it is gone, is not told of: when a content goes, all that follow it
-    are told to be gone too. So no two contents look alike from outside. Memory: about 400 bytes and the tokens each.
+    are told to be gone too. So no two contents look alike from outside. A content comes back under its id when an equal
+    block was still to be computed; then those that follow it are told of again. Memory: about 400 bytes and the tokens
+    each.
     """
 
     config: CacheConfig
     roots: dict[int, Root] = field(default_factory=dict)
     contents: dict[int, Content] = field(default_factory=dict)
+    #: Of the contents those that prompts reach, with the extra keys of their requests.
+    reached: dict[int, tuple[PlainKey, ...]] = field(default_factory=dict)
     #: Root or content → what comes right behind it.
     following: dict[int, set[int]] = field(default_factory=dict)
     #: For each pool below token blocks, the id of a holding → where it is.
     pools: tuple[dict[int, Place], ...] = ()
-    #: Content id → (pool, holding id) of its holdings.
+    #: Content id → (pool, holding id) of its holdings, whether prompts reach it or not.
     holdings: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     #: With pools, what consumers know to be held.
     shown: Shown = field(default_factory=dict)
@@ -95,7 +98,7 @@ class ContentTable:
         out.clear()
         shown: Shown = {}
         if not self._is_mapped:
-            for content in self._depth_first(set(self.contents)):
+            for content in self._depth_first(set(self.reached)):
                 self._tell(content, out)
             return out.finish()
         for medium in _MEDIA:
@@ -124,35 +127,22 @@ class ContentTable:
     # Changes.
 
     def _clear(self) -> None:
-        for known in (self.roots, self.contents, self.following, self.holdings, self.shown, *self.pools):
+        for known in (self.roots, self.contents, self.reached, self.following, self.holdings, self.shown, *self.pools):
             known.clear()  # type: ignore[attr-defined]
 
     def _add_root(self, root: int, keys: tuple[Any, ...]) -> None:
-        follows = bool(keys) and isinstance(keys[0], int)
-        self.roots[root] = Root(self._request_behind(keys[0]), keys[1], keys[0]) if follows else Root(keys)
-        if follows:
+        if keys and isinstance(keys[0], int):
+            self.roots[root] = Root((), keys[1], keys[0])
             self.following.setdefault(keys[0], set()).add(root)
-
-    def _request_behind(self, name: int) -> tuple[PlainKey, ...]:
-        known = self.contents.get(name) or self.roots.get(name)
-        return known.request if known is not None else ()
+        else:
+            self.roots[root] = Root(keys)
 
     def _lose_root(self, root: int, out: EventWriter) -> None:
         """No prompt gets past it."""
-        self._drop_behind(root, out)
-        self.roots.pop(root, None)
-
-    def _drop_behind(self, name: int, out: EventWriter) -> None:
-        """All that follows a root or a content is gone, and the roots of spans behind it are no use. O(what goes)."""
-        waiting = [name]
-        found: list[int] = []
-        while waiting:
-            behind = sorted(self.following.pop(waiting.pop(), ()))
-            found += behind
-            waiting += behind
-        for one in reversed(found):
-            if one in self.contents:
-                self._forget(one, out)
+        self._hide_behind(root, out)
+        known = self.roots.pop(root, None)
+        if known is not None and known.after:
+            self._unlink(known.after, root)
 
     def _apply_contents(self, changes: KVCacheEvents, out: EventWriter) -> None:
         size = 4 * self._block_size
@@ -163,41 +153,64 @@ class ContentTable:
                 self._drop(-name, out)
                 continue
             parent, start = next(came)
-            if self._is_known(parent):
-                self._add(name, parent, rows[start : start + size])
-                if not self._is_mapped:
-                    self._tell(name, out)
+            self.contents[name] = Content(parent, rows[start : start + size])
+            self.following.setdefault(parent, set()).add(name)
+            request = self._request_behind(parent)
+            if request is not None:
+                self._reach(name, request, out)
 
-    def _is_known(self, parent: int) -> bool:
-        if parent in self.contents:
-            return True
-        root = self.roots.get(parent)
-        return root is not None and (root.after == 0 or self._is_known(root.after))
+    def _request_behind(self, name: int) -> tuple[PlainKey, ...] | None:
+        """The extra keys of the requests that get past a content or a root; None where none does."""
+        root = self.roots.get(name)
+        while root is not None and root.after:
+            name = root.after
+            root = self.roots.get(name)
+        return root.request if root is not None else self.reached.get(name)
 
-    def _add(self, name: int, parent: int, tokens: bytes) -> None:
-        request = self._request_behind(parent)
-        self.contents[name] = Content(parent, tokens, request)
-        self.following.setdefault(parent, set()).add(name)
+    def _reach(self, name: int, request: tuple[PlainKey, ...], out: EventWriter) -> None:
+        """Prompts get to a content, and so to those that follow it and came before it. O(what is reached)."""
+        waiting = [name]
+        while waiting:
+            one = waiting.pop()
+            if one in self.contents:
+                self.reached[one] = request
+                self._tell_or_show(one, out)
+            if one in self.following:
+                waiting.extend(sorted(self.following[one], reverse=True))
 
     def _drop(self, name: int, out: EventWriter) -> None:
-        """A content is gone, wherever it was held, and what follows it."""
+        """A content is gone, wherever it was held, and what follows it is out of reach."""
         if name not in self.contents:
             return
-        if name in self.following:
-            self._drop_behind(name, out)
-        parent = self.contents[name].parent
-        beside = self.following[parent]
+        if name in self.reached:
+            self._hide_behind(name, out)
+            self._hide_content(name, out)
+        self._unlink(self.contents.pop(name).parent, name)
+
+    def _unlink(self, before: int, name: int) -> None:
+        beside = self.following[before]
         beside.discard(name)
         if not beside:
-            del self.following[parent]
-        self._forget(name, out)
+            del self.following[before]
 
-    def _forget(self, name: int, out: EventWriter) -> None:
+    def _hide_behind(self, name: int, out: EventWriter) -> None:
+        """No prompt gets to what follows a root or a content. O(what goes)."""
+        waiting = [name]
+        found: list[int] = []
+        while waiting:
+            behind = sorted(self.following.get(waiting.pop(), ()))
+            found += behind
+            waiting += behind
+        for one in reversed(found):
+            if one in self.reached:
+                self._hide_content(one, out)
+
+    def _hide_content(self, name: int, out: EventWriter) -> None:
         if not self._is_mapped:
             out.removed(name, 0, GPU)
-        for pool, held in self.holdings.pop(name, ()):
-            self._hide(self.pools[pool].pop(held), out)
-        del self.contents[name]
+        for pool, held in self.holdings.get(name, ()):
+            self._hide(self.pools[pool][held], out)
+        del self.reached[name]
 
     def _apply_pools(self, pools: tuple[BlockChanges, ...], out: EventWriter) -> None:
         """What came first, parents before what follows them; then what went: a block that moves is never nowhere."""
@@ -211,13 +224,16 @@ class ContentTable:
                     went.append((number, -name))
                 else:
                     came.append((Place(*next(places), _MEDIA[number]), number, name))
+        back = {(number, name) for _, number, name in came}.intersection(went)
         for place, number, name in sorted(came):
-            if place.content in self.contents:
+            if (number, name) not in back:
                 self.pools[number][name] = place
                 self.holdings.setdefault(place.content, []).append((number, name))
-                self._show(place, self.shown, out)
+                if place.content in self.reached:
+                    self._show(place, self.shown, out)
         for number, name in went:
-            self._release(number, name, out)
+            if (number, name) not in back:
+                self._release(number, name, out)
 
     def _release(self, number: int, name: int, out: EventWriter) -> None:
         place = self.pools[number].pop(name, None)
@@ -227,13 +243,21 @@ class ContentTable:
         held.remove((number, name))
         if not held:
             del self.holdings[place.content]
-        self._hide(place, out)
+        if place.content in self.reached:
+            self._hide(place, out)
 
     # What consumers see.
 
+    def _tell_or_show(self, name: int, out: EventWriter) -> None:
+        if not self._is_mapped:
+            self._tell(name, out)
+        for place in sorted(self.pools[pool][held] for pool, held in self.holdings.get(name, ())):
+            self._show(place, self.shown, out)
+
     def _tell(self, name: int, out: EventWriter) -> None:
         """Say that a content is held, in a cache without pools below: those before it are told of already."""
-        parent, tokens, request = self.contents[name]
+        parent, tokens = self.contents[name]
+        request = self.reached[name]
         if parent in self.contents:
             out.stored(Described(name, parent, tokens, request, ()), 0, GPU)
         else:
@@ -293,7 +317,7 @@ class ContentTable:
         chain.reverse()
         spans = tuple(span for one in chain for span in self._spans_at(one))
         tokens = b"".join([self.contents[one].tokens for one in chain])
-        return Described(name, self.before(chain[0]), tokens, self.contents[name].request, spans)
+        return Described(name, self.before(chain[0]), tokens, self.reached[name], spans)
 
     def _spans_at(self, name: int) -> tuple[PlainKey, ...]:
         root = self.roots.get(self.contents[name].parent)

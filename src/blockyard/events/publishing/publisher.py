@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ...arguments import require_int, require_str, shown
+from ...arguments import require_int, require_str, require_unicode, shown
 from ...core.manager import KVCacheManager
 from ...errors import InvalidArgument, MissingExtra, PublisherError
 from ...kv_events import KVCacheEvents
@@ -71,14 +71,14 @@ class KVEventPublisher:
             raise InvalidArgument("cache has enable_kv_cache_events=False; events need True")
         if first_sequence not in _FIRST_NUMBERS:
             raise InvalidArgument(f"first_sequence is {shown(first_sequence)}; it must be 'clock' or 'zero'")
-        if not 0 < heartbeat <= 3600:
-            raise InvalidArgument(f"heartbeat is {heartbeat!r}; it must be above 0 and at most 3600 seconds")
+        if not isinstance(heartbeat, (int, float)) or not 0 < heartbeat <= 3600:
+            raise InvalidArgument(f"heartbeat is {shown(heartbeat)}; it must be above 0 and at most 3600 seconds")
         rank = data_parallel_rank
         if rank is not None:
             rank = require_int("data_parallel_rank", rank, 0, 65535)
         size = require_int("replayed", replayed, 1, MAX_REPLAYED)
         self._cache = cache
-        self._topic = require_str("topic", topic).encode()
+        self._topic = require_unicode("topic", require_str("topic", topic)).encode()
         self._heartbeat = heartbeat
         self._feed = Feed(cache.config, first_sequence == "clock", size, rank, clock)
         self._waiting: deque[KVCacheEvents] = deque()
@@ -108,7 +108,7 @@ class KVEventPublisher:
         self._sockets.append(socket)
         socket.setsockopt(zmq.LINGER, 0)
         try:
-            socket.bind(require_str(name, endpoint))
+            socket.bind(require_unicode(name, require_str(name, endpoint)))
         except zmq.ZMQError as error:
             raise PublisherError(f"{name} is {endpoint!r}; it cannot be bound: {error}") from error
         return socket

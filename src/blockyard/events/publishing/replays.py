@@ -13,6 +13,8 @@ from .feed import Numbered
 
 #: Consumers that are answered at a time. Others wait in the socket, which holds a bounded number of requests.
 MOST_AT_A_TIME = 4
+#: Requests read, bad ones too, before live messages go out.
+REQUESTS_A_TURN = 64
 #: Messages sent to one consumer before it is another's turn, and before live messages go out.
 MESSAGES_A_TURN = 256
 #: Seconds after which a consumer that does not read is given up. It asks again.
@@ -46,8 +48,9 @@ class Replays:
 
     def go_on(self, has_requests: bool) -> None:
         """Take new requests, and send to each consumer what it has room for."""
-        while has_requests and len(self._running) < MOST_AT_A_TIME and self._take_request():
-            pass
+        for _ in range(REQUESTS_A_TURN if has_requests else 0):
+            if len(self._running) == MOST_AT_A_TIME or not self._take_request():
+                break
         sent = [self._send_some(identity) for identity in list(self._running)]
         if sent and not any(sent):
             time.sleep(PAUSE)
