@@ -25,9 +25,9 @@ class BlockChanges:
 class KVCacheEvents:
     """What prompts can hit, and can hit no more, since the events were last taken (`take_events`).
 
-    A content is a block's tokens after all before them, under its extra keys. It has an id that no other content gets and
-    that is greater than its parent's; blocks that are equal share it, and it goes with the last of them that is computed.
-    It may come back under its id when an equal block is computed later.
+    A content is a block's tokens after all before them, under its extra keys. It has an id that no other content gets
+    and that is greater than its parent's; equal blocks share it, and it goes with the last of them that is computed. It
+    may come back under its id when another equal block is computed.
 
     cleared: all contents and roots were forgotten before anything that follows (`reset_prefix_cache`).
     new_roots: (id, extra keys) of roots, which stand before first blocks; a span's are (content before it, the span).

@@ -98,7 +98,7 @@ def stored(**changes: Any) -> bytes:
         {"extra_keys": [["a"]]},
         {"extra_keys": [{"a": 1}, None]},
     ],
-    ids=str,
+    ids=" ".join,
 )
 def test_a_bad_event_makes_a_worker_untrusted_and_hurts_no_other(changes: dict[str, Any]) -> None:
     mirror = Mirror(hash_seed=1)
