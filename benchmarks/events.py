@@ -11,6 +11,7 @@ import numpy as np
 
 from blockyard import CacheConfig, KVCacheManager
 from blockyard.events.following.mirror import Mirror
+from blockyard.events.publishing.contents import ContentTable
 from blockyard.events.publishing.feed import Feed
 
 BLOCK_SIZE = 16
@@ -72,7 +73,7 @@ def engine_thread() -> None:
 def other_threads(num_blocks: int) -> None:
     """The publisher's work, the mirror's, a snapshot, a match over 64 workers."""
     cache = make_cache(10_000, True)
-    feed = Feed(cache.config, True, 100, None, time.time)
+    feed = Feed(ContentTable(cache.config), True, 100, None, time.time)
     draw = np.random.default_rng(2)
     publish, ingest = [], []
     mirror = Mirror(hash_seed=1)
@@ -97,7 +98,7 @@ def other_threads(num_blocks: int) -> None:
 def snapshot(num_blocks: int) -> None:
     """All of a pool in one message."""
     cache = make_cache(num_blocks, True)
-    feed = Feed(cache.config, True, 100, None, time.time)
+    feed = Feed(ContentTable(cache.config), True, 100, None, time.time)
     draw = np.random.default_rng(3)
     for _ in range(num_blocks // A_STEP):
         run_prompt(cache, draw)
@@ -115,7 +116,7 @@ def match() -> None:
     tokens = np.random.default_rng(4).integers(0, 100_000, BLOCK_SIZE * 750, dtype=np.int32)
     for number in range(64):
         cache.reset_prefix_cache()
-        feed = Feed(cache.config, True, 100, None, time.time)
+        feed = Feed(ContentTable(cache.config), True, 100, None, time.time)
         length = BLOCK_SIZE * (750 - number)
         seq = cache.allocate(tokens[:length])
         cache.reserve([seq], length)

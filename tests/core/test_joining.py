@@ -5,6 +5,10 @@ Manager and reference model run side by side (`Pair`), so every line below is al
 
 from __future__ import annotations
 
+import pytest
+
+from blockyard import CacheConfig, KVCacheManager, SeqStatus
+
 from ..support.model_pair import Pair
 from ..support.reference import SCHEDULED, WAITS_FOR_PREFIX
 from ..support.reference import Sequence as ModelSequence
@@ -233,3 +237,21 @@ def test_a_token_waits_for_its_block_through_a_smaller_step() -> None:
     compute(pair, seq, 1)
     compute(pair, seq, 1, [3])
     assert pair.cache.token_ids(pair.handle_of[seq]).tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("policy", ["arc", "lfu", "density"])
+def test_a_sequence_that_waits_for_one_behind_it_in_the_step_hides_no_eviction(policy: str) -> None:
+    """It gets nothing, so what the one behind it takes must not be counted on its account."""
+    cache = KVCacheManager(CacheConfig(12, 1, max_model_len=26, watermark=0.0, eviction_policy=policy))
+    idle = cache.allocate([50, 51])
+    cache.reserve([idle])
+    cache.commit([idle], 2)
+    cache.free(idle)
+    owner = cache.allocate([1, 2, 3, 4, 5, 6])
+    cache.reserve([owner], 2)
+    cache.commit([owner], 2)
+    joiner = cache.allocate([1, 2, 3, 4, 9])
+    assert cache.num_free_blocks == 4
+    plan = cache.reserve([joiner, owner], [3, 7])
+    assert plan.status.tolist() == [SeqStatus.WAITS_FOR_PREFIX, SeqStatus.SCHEDULED]
+    cache.check()

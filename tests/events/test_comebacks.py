@@ -9,6 +9,7 @@ import pytest
 from blockyard import CacheConfig, CacheSalt, KVCacheManager, LoRA, Span
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.following.stream import Trust
+from blockyard.events.publishing.contents import ContentTable
 from blockyard.events.publishing.feed import Feed
 from blockyard.events.wire import BlockStored, decode_batch
 
@@ -30,7 +31,7 @@ def compute(cache: KVCacheManager, tokens: list[int], keys: tuple[Any, ...] = ()
 
 
 def make_feed(cache: KVCacheManager) -> Feed:
-    return Feed(cache.config, True, 1000, None, lambda: 1000.0)
+    return Feed(ContentTable(cache.config), True, 1000, None, lambda: 1000.0)
 
 
 class Told:

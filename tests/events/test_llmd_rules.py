@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any
 
 from blockyard import CacheConfig, KVCacheManager
+from blockyard.events.publishing.contents import ContentTable
 from blockyard.events.publishing.feed import Feed
 from blockyard.events.wire import BlockRemoved, BlockStored, decode_batch
 
@@ -87,7 +88,7 @@ def test_it_holds_what_the_cache_holds() -> None:
 
         cache, follower = new_cache(), RuleFollower()
         replayed = draw.choice((2, 10, 1000))
-        feed = Feed(cache.config, False, replayed, None, clock)
+        feed = Feed(ContentTable(cache.config), False, replayed, None, clock)
         for _ in range(60):
             prompt = [draw.randint(1, 2) for _ in range(draw.randint(1, 16))]
             seq = cache.allocate(prompt)
@@ -103,7 +104,7 @@ def test_it_holds_what_the_cache_holds() -> None:
             if draw.random() < 0.05:
                 counts["restarts"] += 1
                 cache = new_cache()
-                feed = Feed(cache.config, False, replayed, None, clock)
+                feed = Feed(ContentTable(cache.config), False, replayed, None, clock)
                 follower.live(*feed.beat(), feed)
             if draw.random() < 0.2:
                 follower.live(*feed.beat(), feed)

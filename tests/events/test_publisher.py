@@ -12,6 +12,7 @@ import zmq
 
 from blockyard import CacheConfig, InvalidArgument, KVCacheManager, PublisherError
 from blockyard.events import KVEventPublisher, Mirror, Subscriber, Trust
+from blockyard.events.publishing.contents import ContentTable
 
 PROMPT = list(range(1, 13))
 #: Requests of which some are right, from one who never reads an answer.
@@ -233,3 +234,40 @@ def test_a_thread_that_ended_is_told(publishing: Callable[..., KVEventPublisher]
     publisher._thread.join(10)
     with pytest.raises(PublisherError, match="the thread that publishes KV events has ended"):
         publisher.publish()
+
+
+def test_the_next_publisher_of_a_cache_has_what_it_told_the_last_one(
+    publishing: Callable[..., KVEventPublisher],
+) -> None:
+    cache = make_cache()
+    first = publishing(cache)
+    compute(cache, PROMPT)
+    first.publish()
+    with pytest.raises(InvalidArgument, match="cache has a publisher already; close that one first"):
+        publishing(cache)
+    first.close()
+    mirror = Mirror()
+    with Subscriber(mirror) as subscriber:
+        follow(subscriber, publishing(cache))
+        assert until(subscriber, lambda: tokens_of(mirror) == 12)
+
+
+def test_after_one_that_broke_the_cache_is_reset_first(
+    publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = make_cache()
+    publisher = publishing(cache)
+    with monkeypatch.context() as broken:
+        broken.setattr(ContentTable, "_apply_pools", None)
+        compute(cache, PROMPT)
+        publisher.publish()
+        publisher._thread.join(10)
+        publisher.close()
+    with pytest.raises(PublisherError, match=r"reset_prefix_cache\(\) begins anew"):
+        publishing(cache)
+    cache.reset_prefix_cache()
+    compute(cache, PROMPT[:4])
+    mirror = Mirror()
+    with Subscriber(mirror) as subscriber:
+        follow(subscriber, publishing(cache))
+        assert until(subscriber, lambda: tokens_of(mirror) == 4)

@@ -8,6 +8,7 @@ from typing import Any
 
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.following.stream import Trust
+from blockyard.events.publishing.contents import ContentTable
 from blockyard.events.publishing.feed import Feed
 
 
@@ -28,7 +29,7 @@ class Wire:
         self.feed = self._new_feed()
 
     def _new_feed(self) -> Feed:
-        return Feed(self.config, self.from_clock, self.replayed, None, self._clock)
+        return Feed(ContentTable(self.config), self.from_clock, self.replayed, None, self._clock)
 
     def _clock(self) -> float:
         self.now += 0.001

@@ -37,6 +37,8 @@ class ReserveCalls:
         self._slow = zeros_i64(0)
         self._num_slow: i64 = 0
         self._served = zeros_i64(0)
+        #: By row, the tokens that are computed, or will be in this step as far as can be said before it begins.
+        self._reached = zeros_i64(int(parts.sequences.max_num_seqs))
         self._transfers = Transfers()
 
     def reserve(self, seqs: object, num_new_tokens: object) -> StepPlan:
@@ -114,18 +116,25 @@ class ReserveCalls:
         left = self.kv_pool.queue.num_free
         needed: i64 = 0
         for index in range(i64(len(rows))):
+            self._reached[rows[index]] = starts[index]
+        for index in range(i64(len(rows))):
             row = rows[index]
-            if counts[index] > 0 and not self._is_left_out(row):
+            if counts[index] > 0 and not self._will_wait(row):
                 missing = self.store.num_missing(row, starts[index], starts[index] + counts[index])
                 least = missing - self.store.num_copies(row, starts[index])
                 if least <= left:
                     needed += missing
                     left -= least
+                    self._reached[row] = starts[index] + counts[index]
         self.kv_pool.evict_ahead(min(needed, self.kv_pool.queue.num_free))
 
-    def _is_left_out(self, row: i64) -> bool:
-        """Whether it waits for blocks of a sequence that is not in this step."""
-        return self.sequences.is_waiting(row) and not self.sequences.in_batch(self.sequences.waits_on[row])
+    def _will_wait(self, row: i64) -> bool:
+        """Whether it waits for blocks of a sequence that is not in this step, or not served before it."""
+        sequences = self.sequences
+        if not sequences.is_waiting(row):
+            return False
+        owner = sequences.waits_on[row]
+        return not sequences.in_batch(owner) or self._reached[owner] < sequences.waits_for[row]
 
     def _num_missing(self, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> i64:
         """Blocks that writing these tokens takes from the pool, copies on write included."""

@@ -67,6 +67,8 @@ class ContentTable:
     holdings: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     #: With pools, what consumers know to be held.
     shown: Shown = field(default_factory=dict)
+    #: False when an application of changes broke off: then only a reset of the cache makes it right again.
+    is_whole: bool = True
     # Read from the config once: it makes them anew each time.
     _is_mapped: bool = field(init=False)
     _block_size: int = field(init=False)
@@ -81,6 +83,7 @@ class ContentTable:
     def apply(self, changes: KVCacheEvents) -> list[Event]:
         """Take in what a cache told, and say it on the wire. O(changes)."""
         out = EventWriter(self.config)
+        was_whole, self.is_whole = self.is_whole or changes.cleared, False
         if changes.cleared:
             self._clear()
             out.clear()
@@ -90,6 +93,7 @@ class ContentTable:
             self._lose_root(root, out)
         self._apply_contents(changes, out)
         self._apply_pools(changes.pools, out)
+        self.is_whole = was_whole
         return out.finish()
 
     def snapshot(self) -> list[Event]:

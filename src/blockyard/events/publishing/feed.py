@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ...config import CacheConfig
 from ...kv_events import KVCacheEvents
 from ..wire import Batch, Event, encode_batch
 from .buffer import ReplayBuffer
@@ -18,14 +17,14 @@ class Feed:
     """Numbers from the clock or from 0, heartbeats, replays, snapshots; see `KVEventPublisher`."""
 
     def __init__(
-        self, config: CacheConfig, from_clock: bool, replayed: int, rank: int | None, clock: Callable[[], float]
+        self, table: ContentTable, from_clock: bool, replayed: int, rank: int | None, clock: Callable[[], float]
     ) -> None:
         self._clock = clock
         self._rank = rank
         began = int(clock() * 1e6)
         self._epoch = None if from_clock else began
         self._buffer = ReplayBuffer(began if from_clock else 0, replayed, pads=not from_clock)
-        self._table = ContentTable(config)
+        self._table = table
 
     def changed(self, changes: KVCacheEvents) -> Numbered | None:
         """The message about what a cache told; None where that means nothing to others."""

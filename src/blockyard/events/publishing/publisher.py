@@ -10,11 +10,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 from ...arguments import require_int, require_str, require_unicode, shown
 from ...core.manager import KVCacheManager
 from ...errors import InvalidArgument, MissingExtra, PublisherError
 from ...kv_events import KVCacheEvents
+from .contents import ContentTable
 from .feed import Feed, Numbered
 from .replays import Replays
 
@@ -27,6 +29,9 @@ except ImportError as error:
 MOST_WAITING = 64
 MAX_REPLAYED = 2**24
 _FIRST_NUMBERS = ("clock", "zero")
+#: Caches that have a publisher, and what each cache has told so far: its next publisher goes on from there.
+_published: WeakSet[KVCacheManager] = WeakSet()
+_tables: WeakKeyDictionary[KVCacheManager, ContentTable] = WeakKeyDictionary()
 
 
 class KVEventPublisher:
@@ -43,7 +48,8 @@ class KVEventPublisher:
     they are gone. While nothing happens, an empty message goes out every `heartbeat` seconds, so that a lost last
     message is noticed.
 
-    cache: made with `enable_kv_cache_events=True`. endpoint: of the PUB socket. replay_endpoint: of the ROUTER socket;
+    cache: made with `enable_kv_cache_events=True`; it has one publisher at a time, and nobody else calls its
+    `take_events`. endpoint: of the PUB socket. replay_endpoint: of the ROUTER socket;
     None for the next port. topic: the first frame. first_sequence: "clock" begins with the microseconds since 1970, so
     that a restart is a gap forwards (right for Dynamo's indexer); "zero" begins with 0 and pads snapshots (right for
     llm-d's router, and SGLang's). replayed: messages that are kept for replays. heartbeat: seconds.
@@ -77,10 +83,12 @@ class KVEventPublisher:
         if rank is not None:
             rank = require_int("data_parallel_rank", rank, 0, 65535)
         size = require_int("replayed", replayed, 1, MAX_REPLAYED)
+        if cache in _published:
+            raise InvalidArgument("cache has a publisher already; close that one first")
         self._cache = cache
         self._topic = require_unicode("topic", require_str("topic", topic)).encode()
         self._heartbeat = heartbeat
-        self._feed = Feed(cache.config, first_sequence == "clock", size, rank, clock)
+        self._feed = Feed(_table_of(cache), first_sequence == "clock", size, rank, clock)
         self._waiting: deque[KVCacheEvents] = deque()
         self._context = zmq.Context(io_threads=1)
         self._sockets: list[Any] = []
@@ -101,12 +109,14 @@ class KVEventPublisher:
         #: What ended the thread, if something did.
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="blockyard-kv-events", daemon=True)
+        _published.add(cache)
         self._thread.start()
 
     def _bound(self, kind: int, name: str, endpoint: str) -> Any:
         socket = self._context.socket(kind)
         self._sockets.append(socket)
-        socket.setsockopt(zmq.LINGER, 0)
+        # At the end the last messages get a second to leave; answers to replays do not: who asked asks again.
+        socket.setsockopt(zmq.LINGER, 1000 if kind == zmq.PUB else 0)
         try:
             socket.bind(require_unicode(name, require_str(name, endpoint)))
         except zmq.ZMQError as error:
@@ -137,6 +147,7 @@ class KVEventPublisher:
             self._wake_up()
             self._thread.join()
         if self._wake >= 0:
+            _published.discard(self._cache)
             os.close(self._wake)
             os.close(self._woken)
             self._wake = self._woken = -1
@@ -203,6 +214,20 @@ class KVEventPublisher:
         for socket in self._sockets:
             socket.close()
         self._context.term()
+
+
+def _table_of(cache: KVCacheManager) -> ContentTable:
+    """What the cache has told its earlier publishers. Raises `PublisherError` where one of them broke on the way."""
+    table = _tables.get(cache)
+    if table is None:
+        table = _tables[cache] = ContentTable(cache.config)
+    if not table.is_whole:
+        table.apply(cache.take_events())
+        if not table.is_whole:
+            raise PublisherError(
+                "what the cache told was lost with its last publisher; reset_prefix_cache() begins anew"
+            )
+    return table
 
 
 def _next_port(endpoint: str) -> str:
