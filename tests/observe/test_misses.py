@@ -344,9 +344,16 @@ def test_an_image_behind_text_that_was_evicted_too_is_recognised() -> None:
 
 
 def test_the_latest_turnover_of_the_pool_is_remembered() -> None:
-    """As many evictions as the pool has blocks: of what went, at most a hundredth may have been overwritten."""
-    cache = tracked(num_blocks=1001, max_model_len=4000, max_num_seqs=2).cache
+    """As many evictions as the pool has blocks: of what went, about a hundredth may have been overwritten, by chance."""
     blocks = 1000
+    remembered = [num_remembered(blocks) for _ in range(5)]
+    assert sum(remembered) >= 0.99 * blocks * len(remembered)
+    assert min(remembered) >= 0.98 * blocks
+
+
+def num_remembered(blocks: int) -> int:
+    """Of a pool's blocks that were all evicted, those that a prompt is told of, under a hash seed that was drawn."""
+    cache = tracked(num_blocks=blocks + 1, max_model_len=4000, max_num_seqs=2).cache
     for number in range(0, 2 * blocks, 100):
         seq = cache.allocate(range(number * 400, number * 400 + 400))
         cache.reserve([seq], 400)
@@ -358,4 +365,4 @@ def test_the_latest_turnover_of_the_pool_is_remembered() -> None:
         seq = cache.allocate([*range(number * 400, number * 400 + 400), 7])
         evicted += cache.miss_causes(seq).num_evicted // 4
         cache.free(seq)
-    assert evicted >= 0.99 * blocks
+    return evicted
