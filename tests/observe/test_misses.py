@@ -344,7 +344,7 @@ def test_an_image_behind_text_that_was_evicted_too_is_recognised() -> None:
 
 
 def test_the_latest_turnover_of_the_pool_is_remembered() -> None:
-    """As many evictions as the pool has blocks: of what went, about a hundredth may have been overwritten, by chance."""
+    """As many evictions as the pool has blocks: of what went, about a hundredth may have been overwritten."""
     blocks = 1000
     remembered = [num_remembered(blocks) for _ in range(5)]
     assert sum(remembered) >= 0.99 * blocks * len(remembered)
