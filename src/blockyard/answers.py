@@ -178,6 +178,11 @@ class MissCauses:
         "evicted_ago",
     )
 
+    @property
+    def missed(self) -> dict[str, int]:
+        """The tokens that were not hit, by the name of the cause: "tail", "never_seen", "evicted", ..."""
+        return {name.removeprefix("num_"): getattr(self, name) for name in self.FIELDS[1:-1]}
+
 
 @dataclass(frozen=True, slots=True)
 class Holding:

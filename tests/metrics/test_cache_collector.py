@@ -16,9 +16,10 @@ pytest.importorskip("prometheus_client")
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector
 
-from blockyard import Admission, CacheConfig, ConcurrentCall, EvictionPolicy, InvalidArgument, KVCacheManager
+from blockyard import Admission, CacheConfig, ConcurrentCall, InvalidArgument, KVCacheManager
 from blockyard.metrics import BlockStates, CacheCollector, CacheReading
 
+from ..support.own_policies import MRU
 from ..support.places import ROOT, child_environment
 from ..support.promtool import check_metrics
 from ..support.seeds import run_seed
@@ -191,22 +192,12 @@ def test_a_scrape_in_the_middle_of_a_call_is_answered_and_disturbs_nothing() -> 
     """Where any other call would raise `ConcurrentCall`: while a policy is asked."""
     pages: list[dict[str, float]] = []
 
-    class Scraping(EvictionPolicy):
-        def __init__(self, num_blocks: int) -> None:
-            super().__init__(num_blocks)
-            self.idle: dict[int, None] = {}
-
-        def insert(self, block: int, key: int, depth: int) -> None:
-            self.idle[block] = None
-
-        def remove(self, block: int) -> None:
-            del self.idle[block]
-
+    class Scraping(MRU):
         def evict(self) -> int:
             pages.append(samples(collector))
             with pytest.raises(ConcurrentCall):
                 cache.history()
-            return self.idle.popitem()[0]
+            return super().evict()
 
     cache = KVCacheManager(CacheConfig(8, 4, eviction_policy=Scraping, track_misses=True, residency_sample=1))
     collector = CacheCollector(cache)

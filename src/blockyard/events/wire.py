@@ -100,7 +100,6 @@ _UNREADABLE = (msgspec.DecodeError, ValueError, TypeError, RecursionError, Overf
 _encoder = msgspec.msgpack.Encoder()
 _batch_decoder = msgspec.msgpack.Decoder(Batch)
 _raw_decoder = msgspec.msgpack.Decoder(_RawBatch)
-_event_decoder: Any = msgspec.msgpack.Decoder(Event)
 
 
 def encode_batch(batch: Batch) -> bytes:

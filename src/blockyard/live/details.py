@@ -15,7 +15,6 @@ from ..core.pool.block import KVCacheBlock
 from .desk import Surroundings
 from .frames import Frame
 from .prompts import Branch
-from .snapshot import is_plain
 
 #: Lists of token ids to their texts, one each.
 Texts = Callable[[Sequence[Sequence[int]]], Awaitable[list[str]]]
@@ -56,7 +55,7 @@ def see_block(block_id: int, cache: KVCacheManager, around: Surroundings) -> See
 
 def see_branch(branch: Branch, block_size: int, cache: KVCacheManager, around: Surroundings) -> list[int]:  # noqa: ARG001
     """The blocks that cache a branch now, in order, as far as they are known; in the cache's thread. O(blocks²)."""
-    if not is_plain(cache):
+    if cache.config.is_mapped:
         return []
     found: list[int] = []
     for end in range(branch.start + 1, branch.end + 1):

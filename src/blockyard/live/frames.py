@@ -99,14 +99,7 @@ def totals_of(snapshot: Snapshot, states: States, cpu_states: States | None) -> 
         "wasted": stats.num_wasted_slots,
     }
     if snapshot.misses is not None:
-        misses = snapshot.misses
-        told["causes"] = {
-            "tail": misses.num_tail,
-            "never_seen": misses.num_never_seen,
-            "evicted": misses.num_evicted,
-            "other_keys": misses.num_other_keys,
-            "recomputed": misses.num_recomputed,
-        }
+        told["causes"] = snapshot.misses.missed
     if cpu_states is not None:
         told["cpu"] = counts_of(cpu_states)[:4]
     return told

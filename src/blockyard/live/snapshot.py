@@ -68,19 +68,13 @@ def take_snapshot(cache: KVCacheManager, around: Surroundings) -> Snapshot:
         cpu_pool=None if cpu is None else _copy(cpu),
         rows=rows,
         block_size=cache.block_size,
-        is_plain=is_plain(cache),
+        is_plain=not cache.config.is_mapped,
         stats=cache.stats(),
         misses=cache.miss_totals() if cache.config.track_misses else None,
         around=around,
         taken_at=start,
         seconds=time.perf_counter() - start,
     )
-
-
-def is_plain(cache: KVCacheManager) -> bool:
-    """Whether the blocks that prompts hit are the blocks that hold keys and values. O(1)."""
-    groups = cache.config.layer_groups
-    return len(groups) == 1 and groups[0].sliding_window == 0 and cache.cpu_pool is None
 
 
 def _copy(pool: BlockPool) -> PoolCopy:

@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from ..answers import Histogram, MissCauses, Residency
+from ..answers import Histogram, Residency
 from .reading import CacheReading
 
 #: One cache's labels, the same for all of its metrics: (name, value), in this order.
@@ -74,18 +74,8 @@ def _counter(name: str, text: str, read: Callable[[CacheReading], float]) -> Fam
     return Family(name, text, lambda seen: {"": read(seen)}, is_counter=True)
 
 
-#: Labels of `blockyard:missed_tokens`, and what they count.
-CAUSES: dict[str, Callable[[MissCauses], int]] = {
-    "tail": lambda seen: seen.num_tail,
-    "never_seen": lambda seen: seen.num_never_seen,
-    "evicted": lambda seen: seen.num_evicted,
-    "other_keys": lambda seen: seen.num_other_keys,
-    "recomputed": lambda seen: seen.num_recomputed,
-}
-
-
 def _causes(seen: CacheReading) -> Values:
-    return None if seen.misses is None else {cause: number(seen.misses) for cause, number in CAUSES.items()}
+    return None if seen.misses is None else seen.misses.missed
 
 
 def _sources(seen: CacheReading) -> Values:

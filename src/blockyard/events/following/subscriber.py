@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -130,21 +131,17 @@ class Subscriber:
         return read
 
     def _read_live(self, source: _Source) -> int:
-        for count in range(MESSAGES_A_TURN):
-            try:
-                frames = source.live.recv_multipart(zmq.DONTWAIT)
-            except zmq.Again:
-                return count
+        count = 0
+        for frames in _arrived(source.live):
+            count += 1
             if len(frames) == 3 and len(frames[1]) == 8:
                 self.mirror.live(source.name, int.from_bytes(frames[1], "big"), frames[2])
-        return MESSAGES_A_TURN
+        return count
 
     def _read_replay(self, source: _Source) -> int:
-        for count in range(MESSAGES_A_TURN):
-            try:
-                frames = source.replay.recv_multipart(zmq.DONTWAIT)
-            except zmq.Again:
-                return count
+        count = 0
+        for frames in _arrived(source.replay):
+            count += 1
             source.asked_at = time.monotonic()
             if len(frames) < 3 or len(frames[-2]) != 8:
                 continue
@@ -154,7 +151,7 @@ class Subscriber:
                 self.mirror.end_of_replay(source.name)
             else:
                 self.mirror.replayed(source.name, int.from_bytes(frames[-2], "big"), frames[-1])
-        return MESSAGES_A_TURN
+        return count
 
     def close(self) -> None:
         """End the sockets. A second call does nothing."""
@@ -170,6 +167,15 @@ class Subscriber:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _arrived(socket: Any) -> Iterator[list[bytes]]:
+    """The messages that are there, at most those of a turn."""
+    for _ in range(MESSAGES_A_TURN):
+        try:
+            yield socket.recv_multipart(zmq.DONTWAIT)
+        except zmq.Again:
+            return
 
 
 def _connected(context: Any, kind: int, name: str, endpoint: str) -> Any:

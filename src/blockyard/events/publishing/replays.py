@@ -35,7 +35,9 @@ class Replays:
         self._router = router
         self._topic = topic
         self._replay = replay
-        self._running: dict[bytes, tuple[list[bytes], Iterator[tuple[bytes, ...]], float]] = {}
+        #: By consumer, what it is still to get, and when it is given up.
+        self._running: dict[bytes, Iterator[tuple[bytes, ...]]] = {}
+        self._deadlines: dict[bytes, float] = {}
         #: A message that a consumer had no room for.
         self._unsent: dict[bytes, tuple[bytes, ...]] = {}
         self.num_refused = 0
@@ -65,7 +67,8 @@ class Replays:
             return True
         identity, start = frames[0], int.from_bytes(frames[-1], "big")
         self._unsent.pop(identity, None)
-        self._running[identity] = ([identity, b""], self._messages(start), time.monotonic() + PATIENCE)
+        self._running[identity] = self._messages(start)
+        self._deadlines[identity] = time.monotonic() + PATIENCE
         return True
 
     def _messages(self, start: int) -> Iterator[tuple[bytes, ...]]:
@@ -74,29 +77,30 @@ class Replays:
         yield b"", END_SEQUENCE, b""
 
     def _send_some(self, identity: bytes) -> bool:
-        """Whether the consumer took anything."""
-        head, messages, deadline = self._running[identity]
+        """Whether the consumer took anything, or is done with."""
         for number in range(MESSAGES_A_TURN):
-            message = self._unsent.pop(identity, None) or next(messages, None)
+            message = self._unsent.pop(identity, None) or next(self._running[identity], None)
             if message is None:
-                del self._running[identity]
+                self._end(identity)
                 return True
             try:
-                self._router.send_multipart((*head, *message), zmq.DONTWAIT)
+                self._router.send_multipart((identity, b"", *message), zmq.DONTWAIT)
             except zmq.Again:
                 self._unsent[identity] = message
-                return self._keep_or_give_up(identity, number > 0, deadline)
+                return self._wait_for(identity, number > 0)
             except zmq.ZMQError:  # it is gone
-                del self._running[identity]
+                self._end(identity)
                 return True
-        self._running[identity] = (head, messages, time.monotonic() + PATIENCE)
-        return True
+        return self._wait_for(identity, True)
 
-    def _keep_or_give_up(self, identity: bytes, took_some: bool, deadline: float) -> bool:
-        head, messages, _ = self._running[identity]
+    def _wait_for(self, identity: bytes, took_some: bool) -> bool:
+        """A consumer that reads has time again; one that has read nothing for too long is given up."""
         if took_some:
-            self._running[identity] = (head, messages, time.monotonic() + PATIENCE)
-        elif time.monotonic() > deadline:
-            del self._running[identity]
-            del self._unsent[identity]
+            self._deadlines[identity] = time.monotonic() + PATIENCE
+        elif time.monotonic() > self._deadlines[identity]:
+            self._end(identity)
         return took_some
+
+    def _end(self, identity: bytes) -> None:
+        del self._running[identity], self._deadlines[identity]
+        self._unsent.pop(identity, None)

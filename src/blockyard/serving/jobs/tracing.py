@@ -112,7 +112,7 @@ def tier_of(result: GenerationResult) -> str:
 
 def missed_tokens(misses: MissCauses) -> dict[str, int]:
     """Tokens by cause; the tail counts only where nothing else was missed."""
-    numbers: dict[str, int] = {cause: getattr(misses, f"num_{cause}") for cause in _CAUSES}
+    numbers = {cause: misses.missed[cause] for cause in _CAUSES}
     if any(number for cause, number in numbers.items() if cause != "tail"):
         del numbers["tail"]
     return numbers
