@@ -1,19 +1,23 @@
-"""`python -m benchmarks.events [--blocks N]`: what KV events cost, on each thread."""
+"""`python -m benchmarks.events [--blocks N] [--vllm-python FILE]`: what KV events cost, on each thread."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
 from blockyard import CacheConfig, KVCacheManager
 from blockyard.events.following.mirror import Mirror
-from blockyard.events.publishing.contents import ContentTable
 from blockyard.events.publishing.feed import Feed
+from blockyard.events.tables.content_table import ContentTable
 
+ROOT = Path(__file__).parent.parent
 BLOCK_SIZE = 16
 #: Blocks that one step publishes: a long prompt.
 A_STEP = 2000
@@ -135,11 +139,29 @@ def match() -> None:
     print(f"memory: {mirror.num_bytes() / holdings:.0f} bytes a holding ({holdings:,} holdings)")
 
 
+def beside_vllm(python: str) -> None:
+    """The same step in vLLM: its manager with events off and on, and what its publisher's thread encodes."""
+    command = [python, "-m", "benchmarks.peers.vllm_events", str(A_STEP), str(ROUNDS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600, cwd=ROOT)
+    seen = json.loads(done.stdout.splitlines()[-1])
+    names = {
+        "off": "engine's thread, publish and evict, events off",
+        "on": "engine's thread, publish and evict, events on",
+        "take": "engine's thread, take_events",
+        "encode": "publisher's thread, encoding alone",
+    }
+    for kind, name in names.items():
+        print(f"vLLM {seen['version']}, {name:<46}", nanoseconds(seen["rounds"][kind], A_STEP))
+
+
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(prog="benchmarks.events", description=main.__doc__)
     parser.add_argument("--blocks", type=int, default=200_000, help="of the snapshot; default: 200,000")
+    parser.add_argument("--vllm-python", help="the interpreter of an environment with vLLM (`make peers` makes one)")
     options = parser.parse_args()
+    if options.vllm_python:
+        beside_vllm(options.vllm_python)
     engine_thread()
     other_threads(options.blocks)
 

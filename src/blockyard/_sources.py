@@ -9,7 +9,7 @@ import hashlib
 from pathlib import Path
 
 #: Folders that are compiled as a whole.
-COMPILED_ROOMS = ("core", "events/trie", "lab/simulation")
+COMPILED_ROOMS = ("core", "events/tables", "lab/simulation")
 #: Modules outside of them whose constants and formulas hot code uses, so they are compiled with it.
 COMPILED_GROUND = ("ids.py", "windows.py")
 BUILD_RECORD = "_build_record.py"

@@ -9,8 +9,8 @@ import pytest
 from blockyard import CacheConfig, CacheSalt, KVCacheManager, LoRA, Span
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.following.stream import Trust
-from blockyard.events.publishing.contents import ContentTable
 from blockyard.events.publishing.feed import Feed
+from blockyard.events.tables.content_table import ContentTable
 from blockyard.events.wire import BlockStored, decode_batch
 
 KEYS = (LoRA("adapter"), CacheSalt("salt"))
@@ -105,5 +105,5 @@ def test_spans_that_were_forgotten_take_no_memory() -> None:
     for number in range(100):
         cache.free(compute(cache, [1, 2, 3, 4], (Span(str(number), 2, 2),)))
         feed.changed(cache.take_events())
-    assert max(len(behind) for behind in feed._table.following.values()) <= cache.config.num_blocks + 1
+    assert feed._table.rows.num_rows <= 2 * cache.config.num_blocks + 2
     cache.free(system)

@@ -11,9 +11,11 @@ import random
 from collections import Counter
 from typing import Any
 
+import msgspec
+
 from blockyard import CacheConfig, KVCacheManager
-from blockyard.events.publishing.contents import ContentTable
 from blockyard.events.publishing.feed import Feed
+from blockyard.events.tables.content_table import ContentTable
 from blockyard.events.wire import BlockRemoved, BlockStored, decode_batch
 
 from ..support.seeds import run_seed
@@ -49,12 +51,13 @@ class RuleFollower:
         for event in decode_batch(payload).events:
             if isinstance(event, BlockStored):
                 parent = event.parent_block_hash
-                for place, name in enumerate(event.block_hashes):
-                    tokens = event.token_ids[place * event.block_size : (place + 1) * event.block_size]
+                token_ids = msgspec.msgpack.decode(event.token_ids)
+                for place, name in enumerate(msgspec.msgpack.decode(event.block_hashes)):
+                    tokens = token_ids[place * event.block_size : (place + 1) * event.block_size]
                     self.blocks[name] = (parent, tuple(tokens))
                     parent = name
             elif isinstance(event, BlockRemoved):
-                for name in event.block_hashes:
+                for name in msgspec.msgpack.decode(event.block_hashes):
                     del self.blocks[name]
             else:
                 self.blocks.clear()

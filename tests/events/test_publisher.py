@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import zmq
 
 from blockyard import CacheConfig, InvalidArgument, KVCacheManager, PublisherError
 from blockyard.events import KVEventPublisher, Mirror, Subscriber, Trust
-from blockyard.events.publishing.contents import ContentTable
 
 PROMPT = list(range(1, 13))
 #: Requests of which some are right, from one who never reads an answer.
@@ -253,16 +254,15 @@ def test_the_next_publisher_of_a_cache_has_what_it_told_the_last_one(
 
 
 def test_after_one_that_broke_the_cache_is_reset_first(
-    publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch
+    publishing: Callable[..., KVEventPublisher],
 ) -> None:
     cache = make_cache()
     publisher = publishing(cache)
-    with monkeypatch.context() as broken:
-        broken.setattr(ContentTable, "_apply_pools", None)
-        compute(cache, PROMPT)
-        publisher.publish()
-        publisher._thread.join(10)
-        publisher.close()
+    compute(cache, PROMPT)
+    publisher._waiting.append(dataclasses.replace(cache.take_events(), token_ids=np.empty((0, 4), np.int32)))
+    publisher._wake_up()
+    publisher._thread.join(10)
+    publisher.close()
     with pytest.raises(PublisherError, match=r"reset_prefix_cache\(\) begins anew"):
         publishing(cache)
     cache.reset_prefix_cache()
@@ -271,3 +271,30 @@ def test_after_one_that_broke_the_cache_is_reset_first(
     with Subscriber(mirror) as subscriber:
         follow(subscriber, publishing(cache))
         assert until(subscriber, lambda: tokens_of(mirror) == 4)
+
+
+@pytest.mark.parametrize("timeout", [-1, "x", None, float("nan"), 10**9, True])
+def test_a_bad_timeout_is_refused(timeout: Any) -> None:
+    with Subscriber(Mirror()) as subscriber, pytest.raises(InvalidArgument, match="timeout is"):
+        subscriber.poll(timeout)
+
+
+def test_a_publisher_whose_snapshot_cannot_be_read_is_asked_less_and_less() -> None:
+    context = zmq.Context()
+    live, replay = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+    ports = [socket.bind_to_random_port("tcp://127.0.0.1") for socket in (live, replay)]
+    asked = 0
+    try:
+        with Subscriber(Mirror()) as subscriber:
+            subscriber.follow("worker", *(f"tcp://127.0.0.1:{port}" for port in ports))
+            deadline = time.monotonic() + 2
+            while time.monotonic() < deadline:
+                subscriber.poll(0.01)
+                while replay.poll(0):
+                    identity = replay.recv_multipart()[0]
+                    asked += 1
+                    replay.send_multipart((identity, b"", b"", bytes(8), b"no batch"))
+                    replay.send_multipart((identity, b"", b"", b"\xff" * 8, b""))
+    finally:
+        context.destroy(linger=0)
+    assert 3 <= asked <= 8

@@ -6,12 +6,24 @@ import random
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
-from blockyard import InvalidArgument
+from blockyard import InvalidArgument, LoRA
+from blockyard.core.tokens import pack_tokens
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.following.stream import Trust
-from blockyard.events.wire import AllBlocksCleared, Batch, BlockRemoved, BlockStored, decode_batch, encode_batch
+from blockyard.events.tables.content_rows import as_i32
+from blockyard.events.tables.packed_numbers import NumberWriter, read_names, read_tokens
+from blockyard.events.wire import (
+    AllBlocksCleared,
+    Batch,
+    BlockRemoved,
+    BlockStored,
+    decode_batch,
+    encode_batch,
+    packed_list,
+)
 
 from ..support.seeds import run_seed
 
@@ -24,28 +36,80 @@ GOLDEN = bytes.fromhex(
     "6469756da3475055a967726f75705f6964780081a474797065b0416c6c426c6f636b73436c656172656400"
 )
 FIRST, SECOND = 9561501211280363793, 15292913576410714033
-STORED = BlockStored([FIRST, SECOND], None, [1, 2, 3, 4, 5, 6, 7, 8], 4, None, "GPU", None, None, 0, "full_attention")
+FIELDS = {
+    "type": "BlockStored",
+    "block_hashes": [FIRST, SECOND],
+    "parent_block_hash": None,
+    "token_ids": [1, 2, 3, 4, 5, 6, 7, 8],
+    "block_size": 4,
+    "lora_id": None,
+    "medium": "GPU",
+    "lora_name": None,
+    "group_idx": 0,
+    "kv_cache_spec_kind": "full_attention",
+}
+
+
+def packed(items: list[Any]) -> msgspec.Raw:
+    return packed_list(msgspec.msgpack.encode(items))
+
+
+STORED = BlockStored(
+    packed([FIRST, SECOND]), None, packed([*range(1, 9)]), 4, None, "GPU", None, None, 0, "full_attention"
+)
 
 
 def test_the_bytes_are_vllms() -> None:
-    batch = Batch(1.5, [STORED, BlockRemoved([SECOND], "GPU", 0), AllBlocksCleared()], 0)
+    batch = Batch(1.5, [STORED, BlockRemoved(packed([SECOND]), "GPU", 0), AllBlocksCleared()], 0)
     assert encode_batch(batch) == GOLDEN
     assert decode_batch(GOLDEN) == batch
+
+
+def test_lists_of_numbers_are_written_and_read_as_msgpack_does() -> None:
+    draw = random.Random(run_seed())
+    for length in (0, 1, 15, 16, 17, 300, 70_000):
+        numbers = [draw.randrange(2 ** draw.randint(1, 62)) for _ in range(length)]
+        writer = NumberWriter()
+        for number in numbers:
+            writer.add(number)
+        assert msgspec.msgpack.decode(writer.take()) == numbers
+        names = [
+            draw.choice([number, -number, 2**63 + number, number.to_bytes(draw.choice([8, 32]), "big")])
+            for number in numbers
+        ]
+        values = [int.from_bytes(name[-8:], "big") if isinstance(name, bytes) else name for name in names]
+        assert list(read_names(msgspec.msgpack.encode(names))) == [(value + 2**63) % 2**64 - 2**63 for value in values]
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+def test_tokens_are_written_and_read_as_msgpack_does(block_size: int) -> None:
+    draw = np.random.default_rng(run_seed())
+    for limit in (100, 256, 65536, 2**31):
+        tokens = draw.integers(0, limit, 37 * block_size)
+        writer = NumberWriter()
+        writer.add_tokens(as_i32(tokens.astype(np.int32)), 0, len(tokens))
+        ours = writer.take()
+        assert msgspec.msgpack.decode(ours) == tokens.tolist()
+        expected = list(pack_tokens(tokens, block_size).words)
+        for form in (ours, msgspec.msgpack.encode(tokens.tolist())):
+            assert list(read_tokens(form, block_size).words) == expected
 
 
 def test_arrays_of_older_senders_are_read() -> None:
     events = [["BlockStored", [5], None, [1, 2], 2, None, "GPU"], ["BlockRemoved", [5]], ["AllBlocksCleared"]]
     batch = decode_batch(msgspec.msgpack.encode([2.0, events]))
     assert batch.events == [
-        BlockStored([5], None, [1, 2], 2, None, "GPU", None),
-        BlockRemoved([5], None),
+        BlockStored(packed([5]), None, packed([1, 2]), 2, None, "GPU", None),
+        BlockRemoved(packed([5]), None),
         AllBlocksCleared(),
     ]
 
 
 def test_what_is_not_known_is_passed_over() -> None:
     events = [{"type": "BlockMoved", "x": [1]}, {"type": "BlockRemoved", "block_hashes": [5], "medium": None, "new": 1}]
-    assert decode_batch(msgspec.msgpack.encode([2.0, events, None, 7, "more"])).events == [BlockRemoved([5], None)]
+    assert decode_batch(msgspec.msgpack.encode([2.0, events, None, 7, "more"])).events == [
+        BlockRemoved(packed([5]), None)
+    ]
 
 
 BAD: dict[str, Any] = {
@@ -54,7 +118,6 @@ BAD: dict[str, Any] = {
     "text for events": [1.0, "x"],
     "an event without a type": [1.0, [{"block_hashes": [1]}]],
     "a number as an event": [1.0, [3]],
-    "text as hashes": [1.0, [{"type": "BlockRemoved", "block_hashes": "x", "medium": None}]],
     "no tokens": [1.0, [{"type": "BlockStored", "block_hashes": [1], "block_size": 4}]],
     "nested without end": [1.0, [{"type": "BlockStored", "block_hashes": [1], "keys": None}]],
 }
@@ -72,7 +135,7 @@ def test_deep_nesting_is_refused() -> None:
 
 
 def stored(**changes: Any) -> bytes:
-    event = msgspec.to_builtins(STORED) | changes
+    event = FIELDS | changes
     return msgspec.msgpack.encode([1.0, [{"type": "AllBlocksCleared"}, event]])
 
 
@@ -84,6 +147,14 @@ def stored(**changes: Any) -> bytes:
         {"block_size": 2**40},
         {"block_size": 3},
         {"token_ids": [1, 2, 3]},
+        {"token_ids": "x"},
+        {"token_ids": [1, 2, 3, 4, 5, 6, 7, "x"]},
+        {"token_ids": [1, 2, 3, 4, 5, 6, 7, 8.0]},
+        {"block_hashes": "xy"},
+        {"block_hashes": [1, "x"]},
+        {"block_hashes": [1, None]},
+        {"block_hashes": [1, [2]]},
+        {"block_hashes": {"a": 1, "b": 2}},
         {"token_ids": [1, 2, 3, 4, 5, 6, 7, -8]},
         {"token_ids": [1, 2, 3, 4, 5, 6, 7, 2**40]},
         {"group_idx": -1},
@@ -123,7 +194,7 @@ def nested(depth: int) -> Any:
 @pytest.mark.parametrize("field", ["keys", "extra_keys"])
 def test_keys_nested_deep_raise_nothing(field: str, depth: int) -> None:
     mirror = Mirror(hash_seed=1)
-    event = msgspec.msgpack.encode(msgspec.to_builtins(STORED))
+    event = msgspec.msgpack.encode(FIELDS)
     key = msgspec.msgpack.encode(field) + b"\x92" + b"\x91" * depth + b"\x01\x90"
     event = bytes([event[0] + 1]) + event[1:] + key
     mirror.replayed("worker", 5, b"\x92\xcb" + bytes(8) + b"\x92\x91\xb0AllBlocksCleared" + event)
@@ -177,3 +248,49 @@ def test_mutated_messages_do_no_harm() -> None:
     mirror.end_of_replay("worker")
     assert mirror.match(range(1, 9))["worker"].num_tokens == 8
     assert mirror.num_holdings() == 2
+
+
+def test_an_adapter_that_has_only_a_number_is_none_of_the_base_model() -> None:
+    mirror = Mirror(hash_seed=1)
+    mirror.replayed("worker", 5, stored(lora_id=7))
+    mirror.end_of_replay("worker")
+    assert mirror.match([*range(1, 9)]) == {}
+    assert mirror.match([*range(1, 9)], [LoRA("7", "")])["worker"].num_tokens == 8
+
+
+def test_messages_that_wait_take_the_memory_of_their_bytes() -> None:
+    mirror = Mirror(hash_seed=1)
+    deep = stored(keys=[[["span", *([i] for i in range(2000))]], []])
+    mirror.live("worker", 6, deep)
+    mirror.live("worker", 7, msgspec.msgpack.encode([1.0, []]))
+    kept = mirror._workers["worker"].order._ahead
+    assert [message.batch.events for message in kept.values()] == [[], []]
+    mirror.replayed("worker", 5, stored())
+    mirror.end_of_replay("worker")
+    assert mirror.trust("worker") is Trust.LIVE
+
+
+def test_names_that_are_given_again_and_again_leave_no_roots() -> None:
+    """A sender that never removes, and gives one name to blocks under ever new keys."""
+    mirror = Mirror(hash_seed=1)
+    for number in range(2000):
+        mirror.replayed("worker", number, stored() if number == 0 else again(number))
+        mirror.end_of_replay("worker")
+    (trie,) = mirror._tries.values()
+    assert len(trie.index.roots) <= 2 * trie.capacity + 2
+
+
+def again(number: int) -> bytes:
+    event = FIELDS | {"lora_name": str(number), "extra_keys": [[str(number)], [str(number)]]}
+    return msgspec.msgpack.encode([1.0, [event]])
+
+
+@pytest.mark.parametrize("token_ids", [None, "x", 5, [[1]], [1.5], [-1]])
+def test_a_prompt_of_other_things_is_refused(token_ids: Any) -> None:
+    mirror = Mirror(hash_seed=1)
+    mirror.replayed("worker", 5, stored())
+    mirror.end_of_replay("worker")
+    with pytest.raises(InvalidArgument, match="token_ids"):
+        mirror.match(token_ids)
+    with pytest.raises(InvalidArgument, match="token_ids"):
+        mirror.match(token_ids, [LoRA("7", "")])

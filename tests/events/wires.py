@@ -8,8 +8,9 @@ from typing import Any
 
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.following.stream import Trust
-from blockyard.events.publishing.contents import ContentTable
 from blockyard.events.publishing.feed import Feed
+from blockyard.events.tables.checking import check_contents, check_trie
+from blockyard.events.tables.content_table import ContentTable
 
 
 class Wire:
@@ -43,6 +44,7 @@ class Wire:
 
     def tell(self, changes: Any) -> None:
         message = self.feed.changed(changes)
+        check_contents(self.feed._table)
         if message is not None:
             self._send(message)
 
@@ -86,6 +88,8 @@ class Wire:
         self.mirror.live(self.name, *self.feed.beat())
         for _ in range(200):
             if self.mirror.trust(self.name) is Trust.LIVE:
+                for trie in self.mirror._tries.values():
+                    check_trie(trie)
                 return
             self.ask()
         raise AssertionError(f"still {self.mirror.trust(self.name)} after 200 replays")

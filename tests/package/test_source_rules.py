@@ -45,7 +45,7 @@ def test_what_is_compiled() -> None:
     assert "ids.py" in names
     assert "core/manager.py" in names
     assert all(
-        name in ("ids.py", "windows.py") or name.startswith(("core/", "events/trie/", "lab/simulation/"))
+        name in ("ids.py", "windows.py") or name.startswith(("core/", "events/tables/", "lab/simulation/"))
         for name in names
     )
     assert not any(name.endswith(("__init__.py", "__main__.py")) for name in names)
@@ -70,6 +70,7 @@ def test_no_slow_object_is_made_in_a_compiled_loop(path: Path) -> None:
 #: What compiled code may narrow to 32 or 8 bits: `i32(...)` wraps silently, so each argument is listed with the
 #: check at construction that keeps it in range.
 BLOCK_ID = "a block id: below num_blocks, at most MAX_BLOCKS = 2**27"
+TABLE_ROW = "a row of a table of what a cache told: below its capacity, which memory limits"
 ROW = "a row plus one: at most MAX_SEQS = 2**20"
 CHECKED_ONCE: dict[str, dict[str, str]] = {
     "core/pool/ledger.py": {"block": BLOCK_ID},
@@ -83,7 +84,12 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
     "core/sequences/joins.py": {"heir + 1": ROW},
     "core/index/content_log.py": dict.fromkeys(["self.num_entries", "kept"], "at most four entries a block: 2**29"),
     "core/store/event_reader.py": {"entries[place]": BLOCK_ID},
-    "events/trie/block_trie.py": dict.fromkeys(["before", "node"], "a node: below the capacity, which memory limits"),
+    "events/tables/block_trie.py": dict.fromkeys(["before", "node"], "a node: below the capacity, which memory limits"),
+    "events/tables/content_rows.py": dict.fromkeys(["self._free", "parent", "after", "row", "before"], TABLE_ROW),
+    "events/tables/content_table.py": {"row": TABLE_ROW},
+    "events/tables/place_rows.py": dict.fromkeys(["content", "row", "self._free"], TABLE_ROW)
+    | {"place": "twice a layer group plus a medium"},
+    "events/tables/packed_numbers.py": dict.fromkeys(["ARRAY_16", "ARRAY_32"], "one byte"),
     "core/index/rings.py": dict.fromkeys(["block", "newest", "oldest", "before", "after"], BLOCK_ID),
     "core/index/prefix_index.py": {
         "block": BLOCK_ID,
@@ -241,7 +247,7 @@ LAYERS = {
 }
 #: Packages within a package, from the bottom up, in the same way. Files that stand in none of them are below all.
 INNER_LAYERS = {
-    "events": {"trie": 1, "publishing": 1, "following": 2},
+    "events": {"tables": 1, "publishing": 2, "following": 2},
     "lab": {"traces": 1, "simulation": 1, "curve": 2, "replay": 2, "planning": 3},
     "serving": {"openai": 1, "jobs": 2, "http": 3},
 }

@@ -150,7 +150,7 @@ def test_the_record_can_be_read_back(tmp_path: Path) -> None:
 
 def test_all_of_the_core_and_of_the_labs_loops_is_compiled() -> None:
     names = {path.relative_to(PACKAGE_DIR).as_posix() for path in _sources.compiled_sources(PACKAGE_DIR)}
-    rooms = [PACKAGE_DIR / room for room in ("core", "events/trie", "lab/simulation")]
+    rooms = [PACKAGE_DIR / room for room in ("core", "events/tables", "lab/simulation")]
     inside = {path.relative_to(PACKAGE_DIR).as_posix() for room in rooms for path in room.rglob("*.py")}
     assert names == {name for name in inside if not name.endswith("__init__.py")} | {"ids.py", "windows.py"}
 

@@ -252,7 +252,7 @@ def slow_objects_in_loops(tree: ast.Module, slow: set[str]) -> Broken:
 
 
 def narrowed(tree: ast.Module) -> list[tuple[int, str]]:
-    """Every `i32(...)`, `i16(...)` or `u8(...)` of something that is no literal, with its argument's text."""
+    """Every `i32(...)`, `i16(...)` or `u8(...)` of something that is no literal and no `... & 255`, with its text."""
     return [
         (node.lineno, ast.unparse(node.args[0]))
         for node in ast.walk(tree)
@@ -261,7 +261,18 @@ def narrowed(tree: ast.Module) -> list[tuple[int, str]]:
         and node.func.id in {"i32", "i16", "u8"}
         and len(node.args) == 1
         and not isinstance(node.args[0], ast.Constant)
+        and not _is_a_byte(node.args[0])
     ]
+
+
+def _is_a_byte(node: ast.expr) -> bool:
+    """`... & 255`."""
+    return (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.BitAnd)
+        and isinstance(node.right, ast.Constant)
+        and node.right.value == 255
+    )
 
 
 # ---------------------------------------------------------------- more that breaks

@@ -394,7 +394,7 @@ class BlockPool:
     def _find_computed(self, prompt: Prompt) -> i64:
         """Leading blocks whose keys and values are there; their ids are in `index.found`."""
         index = self._ledger.index
-        found = self._ledger.find(prompt, prompt.num_tokens // i64(self.block_size))
+        found = self._ledger.index.find_prompt(prompt, prompt.num_tokens // i64(self.block_size))
         if index.num_pending == 0:
             return found
         owner = index.owner
@@ -431,7 +431,7 @@ class BlockPool:
     def _check_prefix(self, lease: BlockLease, prompt: Prompt, num_cached: i64) -> None:
         """The leading blocks must cache these very tokens, or what follows would be indexed under a wrong prefix."""
         index = self._ledger.index
-        found = self._ledger.find(prompt, num_cached)
+        found = self._ledger.index.find_prompt(prompt, num_cached)
         for position in range(num_cached):
             block = i64(lease._blocks[position])
             wanted = i64(index.found[position]) if position < found else NULL_BLOCK

@@ -18,6 +18,7 @@ except ImportError as error:
 
 #: Media as vLLM names them.
 GPU, CPU = "GPU", "CPU"
+MEDIA = (GPU, CPU)
 #: The numbers and payloads of an end mark of a replay.
 END_SEQUENCE = (-1).to_bytes(8, "big", signed=True)
 MAX_SEQUENCE = 2**63 - 1
@@ -26,14 +27,16 @@ MAX_SEQUENCE = 2**63 - 1
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
     """Blocks of one chain, each after the one before, the first after `parent_block_hash` (None: at the beginning).
 
+    Lists of numbers stay in msgpack, which compiled code writes and reads (`tables/packed_numbers`).
+
     Two fields of our own, which other consumers pass over. keys: for each block what besides tokens decides it, tagged,
     as `blockyard.keys` has it; extra_keys has the same without tags, as vLLM sends it. num_groups: layer groups of the
     cache, where there are several: a prompt hits what all of them have.
     """
 
-    block_hashes: list[int | bytes]
+    block_hashes: msgspec.Raw
     parent_block_hash: int | bytes | None
-    token_ids: list[int]
+    token_ids: msgspec.Raw
     block_size: int
     lora_id: int | None
     medium: str | None
@@ -49,7 +52,7 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
 class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True):
     """Blocks that are gone from a medium."""
 
-    block_hashes: list[int | bytes]
+    block_hashes: msgspec.Raw
     medium: str | None
     group_idx: int | None = None
 
@@ -60,7 +63,7 @@ class AllBlocksCleared(msgspec.Struct, tag=True):
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
-_KNOWN = {kind.__name__: kind for kind in (BlockStored, BlockRemoved, AllBlocksCleared)}
+_KNOWN = {kind.__name__ for kind in (BlockStored, BlockRemoved, AllBlocksCleared)}
 #: The order of fields in arrays (vLLM 0.20).
 _ARRAY_FIELDS = {
     "BlockStored": ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"),
@@ -100,14 +103,35 @@ _UNREADABLE = (msgspec.DecodeError, ValueError, TypeError, RecursionError, Overf
 _encoder = msgspec.msgpack.Encoder()
 _batch_decoder = msgspec.msgpack.Decoder(Batch)
 _raw_decoder = msgspec.msgpack.Decoder(_RawBatch)
+_event_decoder: Any = msgspec.msgpack.Decoder(Event)
+_fields_decoder = msgspec.msgpack.Decoder(dict[str, msgspec.Raw] | list[msgspec.Raw])
+
+
+def packed_list(packed: bytes) -> msgspec.Raw:
+    """A list in msgpack as a field of an event."""
+    return msgspec.Raw(packed)
 
 
 def encode_batch(batch: Batch) -> bytes:
     """The payload of one message. The rank is always there: Dynamo's decoder wants it; the epoch only if it counts."""
-    fields: list[Any] = [batch.ts, batch.events, batch.data_parallel_rank]
+    return encode_parts(batch, [encode_events(batch.events)], len(batch.events))
+
+
+def encode_events(events: list[Event]) -> bytes:
+    """Events one after another, a part of a batch."""
+    return b"".join(map(_encoder.encode, events))
+
+
+def encode_parts(batch: Batch, parts: list[bytes], num_events: int) -> bytes:
+    """The payload of one message whose events are encoded already, in place of the batch's own."""
+    size = 3 if batch.epoch is None else 4
+    few = num_events < 16
+    head = bytes([0x90 + size]) + _encoder.encode(batch.ts)
+    head += bytes([0x90 + num_events]) if few else b"\xdd" + num_events.to_bytes(4, "big")
+    tail = _encoder.encode(batch.data_parallel_rank)
     if batch.epoch is not None:
-        fields.append(batch.epoch)
-    return _encoder.encode(fields)
+        tail += _encoder.encode(batch.epoch)
+    return b"".join((head, *parts, tail))
 
 
 def decode_batch(payload: bytes) -> Batch:
@@ -129,12 +153,15 @@ def decode_batch(payload: bytes) -> Batch:
 
 def _decode_event(raw: msgspec.Raw) -> Event | None:
     """One event in any form; None for a type that is not known."""
-    item = msgspec.msgpack.decode(raw)
-    if isinstance(item, list) and item and isinstance(item[0], str):
-        item = {"type": item[0]} | dict(zip(_ARRAY_FIELDS.get(item[0], ()), item[1:], strict=False))
-    if not isinstance(item, dict) or not isinstance(item.get("type"), str):
+    item = _fields_decoder.decode(raw)
+    if isinstance(item, dict):
+        kind = msgspec.msgpack.decode(item.pop("type", b"\xc0"))
+    else:
+        kind = msgspec.msgpack.decode(item[0]) if item else None
+        item = dict(zip(_ARRAY_FIELDS.get(kind, ()), item[1:], strict=False)) if isinstance(kind, str) else {}
+    if not isinstance(kind, str):
         raise msgspec.ValidationError("an event is neither a map with a type nor an array that begins with one")
-    if item["type"] not in _KNOWN:
+    if kind not in _KNOWN:
         return None
-    event: Event = msgspec.convert(_DEFAULTS[item["type"]] | item, Event)
+    event: Event = _event_decoder.decode(_encoder.encode({"type": kind, **_DEFAULTS[kind], **item}))
     return event

@@ -65,7 +65,7 @@ class EvictCalls:
 
     def _cached_blocks(self, prompt: Prompt) -> list[int]:
         """The blocks of the pool that hold the longest cached beginning of a prompt, all layer groups'."""
-        found = self.token_blocks.find(prompt, prompt.num_tokens // self.block_size)
+        found = self.token_blocks.index.find_prompt(prompt, prompt.num_tokens // self.block_size)
         blocks: list[int] = []
         for position in range(found):
             blocks += self.store.cached_for(i64(self.token_blocks.index.found[position]))

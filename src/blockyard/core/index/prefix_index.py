@@ -16,6 +16,7 @@ from ..tokens import words_per_block
 from .content_log import ContentLog
 from .continuations import Continuations
 from .hashing import WORDS_OF_16_TOKENS, hash_keys, hash_rows, root_hash
+from .prompt import Prompt
 from .rings import Rings
 from .room import ID_BITS, ID_MASK, ID_SPAN, TAG_BITS, IndexRoom, bits_for
 from .roots import Roots
@@ -111,6 +112,25 @@ class PrefixIndex:
     def _new_content(self) -> i64:
         self._last_content += 1
         return self._last_content
+
+    def find_prompt(self, prompt: Prompt, max_blocks: i64) -> i64:
+        """How far the first `max_blocks` blocks of a prompt are indexed; `found` has their ids. O(blocks found).
+
+        The chain of hashes and identities begins anew at each block that a span overlaps: what stands there, together
+        with all before it, has a root of its own.
+        """
+        root = self.known_root(prompt.keys)
+        first: i64 = 0
+        for position in prompt.span_blocks:
+            if root == NO_CONTENT or position >= max_blocks:
+                break
+            reached = self.find_prefix(prompt.words, first, position, root)
+            if reached < position:
+                return reached
+            parent = self.content_of(i64(self.found[position - 1])) if position > 0 else root
+            root = self.known_root((int(parent), prompt.spans[position]))
+            first = position
+        return first if root == NO_CONTENT else self.find_prefix(prompt.words, first, max_blocks, root)
 
     def find_prefix(self, words: vec[i64], first: i64, max_blocks: i64, root: i64) -> i64:
         """How far blocks `first` to `max_blocks` of a packed prompt, the first of them after `root`, are indexed.

@@ -110,27 +110,6 @@ class BlockLedger:
 
     # Looking up and indexing.
 
-    def find(self, prompt: Prompt, max_blocks: i64) -> i64:
-        """Look up the first `max_blocks` blocks of a prompt; those found are in `index.found` and not held yet.
-
-        The chain of hashes and identities begins anew at each block that a span overlaps: what stands there, together
-        with all before it, has a root of its own.
-        """
-        root = self.index.known_root(prompt.keys)
-        first: i64 = 0
-        for position in prompt.span_blocks:
-            if root == NO_CONTENT or position >= max_blocks:
-                break
-            reached = self.index.find_prefix(prompt.words, first, position, root)
-            if reached < position:
-                return reached
-            parent = self.index.content_of(i64(self.index.found[position - 1])) if position > 0 else root
-            root = self.index.known_root((int(parent), prompt.spans[position]))
-            first = position
-        if root == NO_CONTENT:
-            return first
-        return self.index.find_prefix(prompt.words, first, max_blocks, root)
-
     def index_prompt(self, prompt: Prompt, first: i64, last: i64, blocks: vec[i32], start: i64, owner: i64) -> None:
         """Store and index blocks `first` to `last` of a prompt in `blocks[start + first:]`, after those before."""
         index = self.index

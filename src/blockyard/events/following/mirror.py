@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from ...arguments import require_int, require_str
+from ...core.tokens import integer_array
 from ...errors import InvalidArgument
 from ...hash_seeds import hash_seed_or_drawn
 from ...keys import canonical_keys, plain_keys, require_spans_within, spans_by_block, spans_of
+from ..tables.block_trie import BlockTrie, Path
+from ..tables.packed_numbers import num_items
 from ..tagged_keys import lora_name, untagged
-from ..trie.block_trie import BlockTrie
 from ..wire import GPU, MAX_SEQUENCE, AllBlocksCleared, BlockRemoved, BlockStored, Event
 from .stream import Message, MessageOrder, Trust
 
@@ -52,6 +51,26 @@ class _Worker:
     groups: dict[int, _Group] = field(default_factory=dict)
     num_groups: int = 1
     num_unreadable: int = 0
+
+    #: Its one layer group, if that is all and it has no window.
+    plain: _Group | None = None
+
+    def settle(self) -> None:
+        """Its groups have changed."""
+        only = next(iter(self.groups.values()), None)
+        is_plain = only is not None and len(self.groups) == self.num_groups == 1 and not only.window
+        self.plain = only if is_plain else None
+
+
+#: Half the time of Match(...), which counts where a prompt is matched over many workers.
+_new_match = tuple.__new__
+
+
+class _Found(NamedTuple):
+    """A prompt's blocks of one size: the path, and the tokens of it that each holder has, anywhere and on the GPU."""
+
+    path: Path
+    lengths: list[tuple[int, int]]
 
 
 class Mirror:
@@ -163,23 +182,20 @@ class Mirror:
             self._drop_groups(state)
 
     def _store(self, state: _Worker, event: BlockStored) -> None:
-        if not event.token_ids:  # of other media, where vLLM names blocks alone
+        names, token_ids = bytes(event.block_hashes), bytes(event.token_ids)
+        if num_items(token_ids) == 0:  # of other media, where vLLM names blocks alone
             return
-        names = _names(event.block_hashes)
-        if len(event.token_ids) != len(names) * event.block_size:
-            raise InvalidArgument(
-                f"token_ids has {len(event.token_ids)} items for {len(names)} blocks of {event.block_size}"
-            )
         group = self._group(state, event)
-        state.num_groups = event.num_groups or state.num_groups
-        parent = None if event.parent_block_hash is None else int(_names([event.parent_block_hash])[0])
-        request, keys = _keys_of(event, len(names))
+        if event.num_groups is not None and event.num_groups != state.num_groups:
+            state.num_groups = event.num_groups
+            state.settle()
+        parent = None if event.parent_block_hash is None else _name(event.parent_block_hash)
+        request, keys = _keys_of(event, num_items(names))
         trie = self._tries[group.block_size]
-        tokens = _tokens(event.token_ids)
-        trie.store(group.holder, _medium(event.medium), names, parent, tokens, request, keys)
+        trie.store(group.holder, _medium(event.medium), names, parent, token_ids, request, keys)
 
     def _remove(self, state: _Worker, event: BlockRemoved) -> None:
-        names = _names(event.block_hashes)
+        names = bytes(event.block_hashes)
         numbers = list(state.groups) if event.group_idx is None else [event.group_idx]
         for number in numbers:
             group = state.groups.get(number)
@@ -201,6 +217,7 @@ class Mirror:
         window = event.kv_cache_spec_sliding_window or 0
         group = _Group(event.block_size, window, self._holder(event.block_size))
         state.groups[number] = group
+        state.settle()
         return group
 
     def _holder(self, block_size: int) -> int:
@@ -216,6 +233,7 @@ class Mirror:
             self._drop_group(group)
         state.groups.clear()
         state.num_groups = 1
+        state.settle()
 
     def _drop_group(self, group: _Group) -> None:
         trie, spare = self._tries[group.block_size], self._spare_holders[group.block_size]
@@ -233,66 +251,63 @@ class Mirror:
         Raises `InvalidArgument` for bad tokens or keys.
         """
         keys = canonical_keys(extra_keys)
+        if not isinstance(token_ids, (list, tuple)):
+            token_ids = integer_array("token_ids", token_ids)
         best: dict[str, Match] = {}
         found = {size: self._lengths(size, trie, token_ids, keys) for size, trie in self._tries.items()}
         for name, state in self._workers.items():
-            is_plain = len(state.groups) == state.num_groups == 1 and not next(iter(state.groups.values())).window
-            match = self._match_plain(state, found) if is_plain else self._match_worker(state, found)
-            if match.num_tokens:
-                best[name] = match
+            group = state.plain
+            if group is None:
+                num_tokens, num_gpu_tokens = self._match_groups(state, found)
+            else:
+                num_tokens, num_gpu_tokens = max([form.lengths[group.holder] for form in found[group.block_size]])
+            if num_tokens:
+                best[name] = _new_match(Match, (num_tokens, num_gpu_tokens, state.order.trust))
         return best
 
-    def _lengths(self, size: int, trie: BlockTrie, token_ids: Any, keys: Any) -> list[tuple[Any, Any]]:
+    def _lengths(self, size: int, trie: BlockTrie, token_ids: Any, keys: Any) -> list[_Found]:
         """For each form of the keys, the path and how many of its blocks each holder has, anywhere and on the GPU."""
+        if not keys:
+            path = trie.find_path(token_ids, (), {})
+            return [_Found(path, trie.match(path))]
         num_blocks = len(token_ids) // size
         require_spans_within(spans_of(keys), len(token_ids))
         spans = spans_by_block(spans_of(keys), size, num_blocks)
-        forms: list[tuple[tuple[Any, ...], dict[int, Any]]] = [(plain_keys(keys), spans)]
-        if keys:
-            forms.append(_untagged_form(plain_keys(keys), spans, num_blocks))
-        paths = [trie.path(token_ids, request, by_block) for request, by_block in forms]
-        return [(path, trie.match(path).tolist()) for path in paths]
+        forms = [(plain_keys(keys), spans), _untagged_form(plain_keys(keys), spans, num_blocks)]
+        paths = [trie.find_path(token_ids, request, by_block) for request, by_block in forms]
+        return [_Found(path, trie.match(path)) for path in paths]
 
-    def _match_plain(self, state: _Worker, found: dict[int, list[tuple[Any, Any]]]) -> Match:
-        """A worker with one layer group that has no window."""
-        (group,) = state.groups.values()
-        everywhere, on_gpu = max(lengths[group.holder] for _, lengths in found[group.block_size])
-        return Match(everywhere * group.block_size, on_gpu * group.block_size, state.order.trust)
-
-    def _match_worker(self, state: _Worker, found: dict[int, list[tuple[Any, Any]]]) -> Match:
-        best = Match(0, 0, state.order.trust)
+    def _match_groups(self, state: _Worker, found: dict[int, list[_Found]]) -> tuple[int, int]:
+        """Leading tokens that all of a worker's layer groups have, anywhere and on the GPU."""
+        best = (0, 0)
         if not state.groups or len(state.groups) < state.num_groups:
             return best  # a layer group that has nothing
-        for form in range(max(len(paths) for paths in found.values())):
+        for form in range(max(len(forms) for forms in found.values())):
             lengths = [
-                [number * group.block_size for number in found[group.block_size][form][1][group.holder]]
+                found[group.block_size][form].lengths[group.holder]
                 for group in state.groups.values()
                 if not group.window
             ]
-            everywhere = min((length[0] for length in lengths), default=-1)
-            on_gpu = min((length[1] for length in lengths), default=-1)
+            everywhere, on_gpu = map(min, zip(*lengths, strict=True)) if lengths else (-1, -1)
             everywhere = self._within_windows(state, found, form, everywhere)
-            if everywhere > best.num_tokens:
-                best = Match(everywhere, max(min(on_gpu, everywhere), 0), best.trust)
+            best = max(best, (everywhere, max(min(on_gpu, everywhere), 0)))
         return best
 
-    def _within_windows(self, state: _Worker, found: dict[int, list[tuple[Any, Any]]], form: int, length: int) -> int:
+    def _within_windows(self, state: _Worker, found: dict[int, list[_Found]], form: int, length: int) -> int:
         """The longest hit of at most `length` tokens (-1: any) whose last tokens every window has, in whole blocks."""
         windows = [group for group in state.groups.values() if group.window]
         step = math.lcm(*(group.block_size for group in state.groups.values()))
         if length < 0:
-            length = max(len(found[group.block_size][form][0]) * group.block_size for group in windows)
+            length = max(len(found[group.block_size][form].path) * group.block_size for group in windows)
         length -= length % step
-        paths = [found[group.block_size][form][0] for group in windows]
+        paths = [found[group.block_size][form].path for group in windows]
         while length > 0 and not all(map(self._has_window, windows, paths, [length] * len(windows))):
             length -= step
         return length
 
-    def _has_window(self, group: _Group, path: npt.NDArray[np.int64], length: int) -> bool:
+    def _has_window(self, group: _Group, path: Path, length: int) -> bool:
         first = max(length - group.window + 1, 0) // group.block_size
-        last = length // group.block_size
-        trie = self._tries[group.block_size]
-        return last <= len(path) and all(trie.holds(int(node), group.holder) for node in path[first:last])
+        return self._tries[group.block_size].has_all(path, first, length // group.block_size, group.holder)
 
     def num_holdings(self) -> int:
         """Blocks that workers have, each counted for each of them. O(block sizes)."""
@@ -303,20 +318,10 @@ class Mirror:
         return sum(trie.num_bytes() for trie in self._tries.values())
 
 
-def _names(hashes: list[int | bytes]) -> npt.NDArray[np.int64]:
-    """Any 64 bits of each name; of bytes the last eight, as vLLM cuts them."""
-    try:
-        numbers = [int.from_bytes(name[-8:], "big") if isinstance(name, bytes) else name for name in hashes]
-        return np.array([number & (2**64 - 1) for number in numbers], dtype=np.uint64).view(np.int64)
-    except (OverflowError, ValueError) as error:
-        raise InvalidArgument(f"block_hashes holds what is no 64-bit number: {error}") from error
-
-
-def _tokens(token_ids: list[int]) -> npt.NDArray[np.int64]:
-    try:
-        return np.array(token_ids, dtype=np.int64)
-    except OverflowError as error:
-        raise InvalidArgument(f"token_ids holds what is no token: {error}") from error
+def _name(given: int | bytes) -> int:
+    """64 bits of a block's name; of bytes the last eight, as vLLM cuts them."""
+    number = int.from_bytes(given[-8:], "big") if isinstance(given, bytes) else given
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def _medium(name: str | None) -> int:
@@ -333,15 +338,24 @@ def _keys_of(event: BlockStored, num_blocks: int) -> tuple[tuple[Any, ...], list
             raise InvalidArgument("keys holds what is no list")
         request = tuple(key for key in (rows[0] if rows else ()) if key and key[0] != "span")
         blocks = [tuple(key[1:] for key in row if key and key[0] == "span") for row in rows]
-    elif event.extra_keys is not None or event.lora_name is not None:
-        request = _untagged_request(event.lora_name)
-        blocks = [_frozen(row) for row in event.extra_keys or [None] * num_blocks]
+    elif event.extra_keys is not None or _adapter_of(event) is not None:
+        adapter = _adapter_of(event)
+        request = _untagged_request(adapter)
+        # Older senders have the adapter's name alone, newer ones have it in each block's keys too.
+        blocks = [_frozen(row) for row in event.extra_keys or [None if adapter is None else [adapter]] * num_blocks]
     else:
         return (), []
     if len(blocks) != num_blocks:
         raise InvalidArgument(f"extra_keys has {len(blocks)} items for {num_blocks} blocks")
     _require_plain((request, blocks))
     return request, blocks if any(blocks) else []
+
+
+def _adapter_of(event: BlockStored) -> str | None:
+    """The name of a LoRA adapter, or the number of one from a sender that knows no names."""
+    if event.lora_name is None and event.lora_id is not None:
+        return str(event.lora_id)
+    return event.lora_name
 
 
 def _untagged_form(

@@ -34,17 +34,25 @@ class Message(NamedTuple):
     number: int
     batch: Batch
     checksum: int
-    size: int
+    payload: bytes
 
     @property
     def is_snapshot(self) -> bool:
         """Whether it needs none before it."""
         return bool(self.batch.events) and isinstance(self.batch.events[0], AllBlocksCleared)
 
+    def without_events(self) -> Message:
+        """For one that has to wait: decoded, events may take 80 times the bytes that carried them."""
+        return self._replace(batch=Batch(self.batch.ts, [], self.batch.data_parallel_rank, self.batch.epoch))
+
+    def with_events(self) -> Message:
+        """That one, decoded again."""
+        return self._replace(batch=decode_batch(self.payload))
+
     @staticmethod
     def of(number: int, payload: bytes) -> Message:
         """Raises `InvalidArgument` for a payload that cannot be read."""
-        return Message(number, decode_batch(payload), crc32(payload), len(payload))
+        return Message(number, decode_batch(payload), crc32(payload), payload)
 
 
 class MessageOrder:
@@ -127,7 +135,7 @@ class MessageOrder:
             if message.batch.ts >= self._snapshot_ts and message.batch.epoch == self._epoch:
                 self._accept(message)
                 self._num_replayed += 1
-                yield message
+                yield message.with_events()
                 if self.last < 0:  # it could not be applied, and nothing is trusted
                     return
         later = any(number > self.last for number in self._ahead)
@@ -155,10 +163,10 @@ class MessageOrder:
             self._seen.popitem(last=False)
 
     def _keep(self, message: Message) -> None:
-        if len(self._ahead) >= MOST_AHEAD or self._ahead_bytes + message.size > MOST_AHEAD_BYTES:
+        if len(self._ahead) >= MOST_AHEAD or self._ahead_bytes + len(message.payload) > MOST_AHEAD_BYTES:
             self._drop_ahead()
-        self._ahead[message.number] = message
-        self._ahead_bytes += message.size
+        self._ahead[message.number] = message.without_events()
+        self._ahead_bytes += len(message.payload)
 
     def _drop_ahead(self) -> None:
         self._ahead.clear()

@@ -8,23 +8,23 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from ...arguments import require_str, require_unicode
-from ...errors import InvalidArgument, MissingExtra, PublisherError
+from ...arguments import require_str, require_unicode, shown
+from ...errors import InvalidArgument
+from ..sockets import connected, zmq
 from ..wire import END_SEQUENCE
 from .mirror import Mirror
 from .stream import Trust
-
-try:
-    import zmq
-except ImportError as error:
-    raise MissingExtra(f"KV events need {error.name}: pip install 'blockyard[events]'") from error
 
 #: Seconds without a message of a replay after which it is asked for again: at first, and after twice as long each time,
 #: because a publisher may need long for a large snapshot.
 REPLAY_PATIENCE = 2.0
 MOST_PATIENCE = 64.0
-#: Seconds from the end of a replay to the next request.
-PAUSE_BETWEEN_REPLAYS = 0.05
+#: Seconds from the end of a replay to the next request: at first, and twice as long after each that left nothing to
+#: trust: a publisher that sends what cannot be read gets few requests.
+LEAST_PAUSE = 0.05
+MOST_PAUSE = 5.0
+#: The longest that one call waits.
+MOST_SECONDS = 86400
 #: Largest message that is read, in bytes: a snapshot of two million blocks; a sender of more is cut off.
 MAX_MESSAGE_BYTES = 2**28
 #: Messages read from one socket before it is another's turn.
@@ -38,13 +38,14 @@ class _Source:
         self.name = name
         self.asked_at = 0.0
         self.patience = REPLAY_PATIENCE
+        self.pause = LEAST_PAUSE
         self.is_asking = False
         self._context = context
         self._replay_endpoint = replay_endpoint
-        self.live = _connected(context, zmq.SUB, "endpoint", endpoint)
+        self.live = connected(context, zmq.SUB, "endpoint", endpoint, MAX_MESSAGE_BYTES)
         try:
             self.live.setsockopt(zmq.SUBSCRIBE, topic)
-            self.replay = _connected(context, zmq.DEALER, "replay_endpoint", replay_endpoint)
+            self.replay = connected(context, zmq.DEALER, "replay_endpoint", replay_endpoint, MAX_MESSAGE_BYTES)
         except BaseException:
             self.live.close()
             raise
@@ -52,7 +53,7 @@ class _Source:
     def ask(self, start: int) -> None:
         """Ask for a replay, on a connection of its own: nothing that is left of another one arrives there."""
         self.replay.close()
-        self.replay = _connected(self._context, zmq.DEALER, "replay_endpoint", self._replay_endpoint)
+        self.replay = connected(self._context, zmq.DEALER, "replay_endpoint", self._replay_endpoint, MAX_MESSAGE_BYTES)
         with contextlib.suppress(zmq.Again):
             self.replay.send_multipart((b"", start.to_bytes(8, "big")), zmq.DONTWAIT)
         self.is_asking = True
@@ -103,7 +104,12 @@ class Subscriber:
         self.mirror.forget(worker)
 
     def poll(self, timeout: float = 0.0) -> int:
-        """Read what has arrived, waiting at most `timeout` seconds for the first; returns how many messages."""
+        """Read what has arrived, waiting at most `timeout` seconds for the first; returns how many messages.
+
+        Raises `InvalidArgument` for a timeout below 0 or above a day.
+        """
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 <= timeout <= MOST_SECONDS:
+            raise InvalidArgument(f"timeout is {shown(timeout)}; it must be from 0 to {MOST_SECONDS} seconds")
         poller = zmq.Poller()
         for source in self._sources.values():
             poller.register(source.live, zmq.POLLIN)
@@ -124,9 +130,14 @@ class Subscriber:
         read = self._read_live(source) + self._read_replay(source)
         start = self.mirror.replay_from(source.name)
         waited = time.monotonic() - source.asked_at
-        if start is not None and waited > (source.patience if source.is_asking else PAUSE_BETWEEN_REPLAYS):
-            if source.is_asking:
-                source.patience = min(2 * source.patience, MOST_PATIENCE)
+        if start is None:
+            source.pause = LEAST_PAUSE
+        elif source.is_asking and waited > source.patience:
+            source.patience = min(2 * source.patience, MOST_PATIENCE)
+            source.ask(start)
+        elif not source.is_asking and waited > source.pause:
+            is_worse = self.mirror.trust(source.name) is Trust.UNTRUSTED
+            source.pause = min(2 * source.pause, MOST_PAUSE) if is_worse else LEAST_PAUSE
             source.ask(start)
         return read
 
@@ -176,17 +187,3 @@ def _arrived(socket: Any) -> Iterator[list[bytes]]:
             yield socket.recv_multipart(zmq.DONTWAIT)
         except zmq.Again:
             return
-
-
-def _connected(context: Any, kind: int, name: str, endpoint: str) -> Any:
-    socket = context.socket(kind)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-    try:
-        socket.connect(require_unicode(name, require_str(name, endpoint)))
-    except BaseException as error:
-        socket.close()
-        if isinstance(error, zmq.ZMQError):
-            raise PublisherError(f"{name} is {endpoint!r}; it cannot be connected to: {error}") from error
-        raise
-    return socket

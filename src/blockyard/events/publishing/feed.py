@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from time import sleep
 
 from ...kv_events import KVCacheEvents
-from ..wire import Batch, Event, encode_batch
+from ..tables.content_table import ContentTable
+from ..wire import Batch, Event, encode_batch, encode_events, encode_parts
 from .buffer import ReplayBuffer
-from .contents import ContentTable
 
 #: A message: its number and its payload.
 Numbered = tuple[int, bytes]
@@ -37,11 +38,23 @@ class Feed:
 
     def replay(self, start: int) -> Iterator[Numbered]:
         """What a consumer needs that has seen all before `start`."""
-        return self._buffer.replay(start, lambda: self._encoded(self._table.snapshot()), self._encoded([]))
+        return self._buffer.replay(start, self._snapshot, self._encoded([]))
+
+    def _snapshot(self) -> bytes:
+        """All that is held, in one message. Between its events other threads run, which an engine's may wait for."""
+        parts, num_events = [], 0
+        for events in self._table.snapshot():
+            parts.append(encode_events(events))
+            num_events += len(events)
+            sleep(0)
+        return encode_parts(self._batch([]), parts, num_events)
 
     def _number(self, events: list[Event]) -> Numbered:
         payload = self._encoded(events)
         return self._buffer.add(payload), payload
 
     def _encoded(self, events: list[Event]) -> bytes:
-        return encode_batch(Batch(self._clock(), events, self._rank, self._epoch))
+        return encode_batch(self._batch(events))
+
+    def _batch(self, events: list[Event]) -> Batch:
+        return Batch(self._clock(), events, self._rank, self._epoch)

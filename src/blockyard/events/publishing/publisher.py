@@ -14,17 +14,15 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from ...arguments import require_int, require_str, require_unicode, shown
 from ...core.manager import KVCacheManager
-from ...errors import InvalidArgument, MissingExtra, PublisherError
+from ...errors import InvalidArgument, PublisherError
 from ...kv_events import KVCacheEvents
-from .contents import ContentTable
+from ..sockets import bound, zmq
+from ..tables.content_table import ContentTable
 from .feed import Feed, Numbered
 from .replays import Replays
 
-try:
-    import zmq
-except ImportError as error:
-    raise MissingExtra(f"KV events need {error.name}: pip install 'blockyard[events]'") from error
-
+#: Milliseconds that the last messages get to leave at the end. Answers to replays get none: who asked asks again.
+LAST_MESSAGES_MS = 1000
 #: Hand-overs that may wait for the thread; after that they stay in the cache's log, which is bounded and loses nothing.
 MOST_WAITING = 64
 MAX_REPLAYED = 2**24
@@ -93,10 +91,13 @@ class KVEventPublisher:
         self._context = zmq.Context(io_threads=1)
         self._sockets: list[Any] = []
         try:
-            self._pub = self._bound(zmq.PUB, "endpoint", endpoint)
+            self._pub = bound(self._context, zmq.PUB, "endpoint", endpoint, LAST_MESSAGES_MS)
+            self._sockets.append(self._pub)
             #: Where the sockets are bound, with the port that a "*" or 0 stood for.
             self.endpoint: str = self._pub.get_string(zmq.LAST_ENDPOINT)
-            self._router = self._bound(zmq.ROUTER, "replay_endpoint", replay_endpoint or _next_port(self.endpoint))
+            replays_at = replay_endpoint or _next_port(self.endpoint)
+            self._router = bound(self._context, zmq.ROUTER, "replay_endpoint", replays_at, 0)
+            self._sockets.append(self._router)
             self.replay_endpoint: str = self._router.get_string(zmq.LAST_ENDPOINT)
         except BaseException:
             self._close_sockets()
@@ -111,17 +112,6 @@ class KVEventPublisher:
         self._thread = threading.Thread(target=self._run, name="blockyard-kv-events", daemon=True)
         _published.add(cache)
         self._thread.start()
-
-    def _bound(self, kind: int, name: str, endpoint: str) -> Any:
-        socket = self._context.socket(kind)
-        self._sockets.append(socket)
-        # At the end the last messages get a second to leave; answers to replays do not: who asked asks again.
-        socket.setsockopt(zmq.LINGER, 1000 if kind == zmq.PUB else 0)
-        try:
-            socket.bind(require_unicode(name, require_str(name, endpoint)))
-        except zmq.ZMQError as error:
-            raise PublisherError(f"{name} is {endpoint!r}; it cannot be bound: {error}") from error
-        return socket
 
     # The engine's thread.
 

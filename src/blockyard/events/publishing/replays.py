@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import zmq
-
+from ..sockets import zmq
 from ..wire import END_SEQUENCE
 from .feed import Numbered
 

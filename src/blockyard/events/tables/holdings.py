@@ -1,7 +1,8 @@
-"""Who holds which block under which name: an open-addressing table from (holder, name) to a node of the trie."""
+"""Who holds which block under which name: an open-addressing table from (holder, name) to a node, a row from 1 on."""
 
 from typing import Final
 
+import numpy as np
 from librt.vecs import vec
 from mypy_extensions import i64
 
@@ -11,16 +12,20 @@ FEWEST_SLOTS: Final = 64
 HOLDER_SPAN: Final[i64] = 4294967296
 NODE_MASK: Final[i64] = 4294967295
 LOW_31: Final[i64] = 2147483647
-#: Odd factors below 2**29, so that nothing wraps.
-SPREAD_LOW: Final[i64] = 461845907
-SPREAD_HIGH: Final[i64] = 387276917
-SPREAD_HOLDER: Final[i64] = 224682251
+#: Factors are drawn from these on, up to twice as much, so that sums of products stay below 2**62.
+LEAST_FACTOR: Final = 2**28
 
 
 class HoldingTable:
-    """Linear probing at a load from one eighth to two thirds; 16 bytes a slot. Names are any 64 bits."""
+    """Linear probing at a load from one eighth to two thirds; 16 bytes a slot. Names are any 64 bits.
 
-    def __init__(self) -> None:
+    Factors drawn from a secret seed mix the name's halves and the holder, so that a sender who chooses names cannot
+    make them meet.
+    """
+
+    def __init__(self, hash_seed: int) -> None:
+        factors = vec[i64](np.random.default_rng(hash_seed).integers(LEAST_FACTOR, 2 * LEAST_FACTOR, 3))
+        self._low, self._high, self._whose = factors[0] | 1, factors[1] | 1, factors[2] | 1
         self.num_holdings: i64 = 0
         self._make(FEWEST_SLOTS)
 
@@ -30,7 +35,7 @@ class HoldingTable:
         self._slots = zeros_i64(2 * num_slots)
 
     def _home(self, holder: i64, name: i64) -> i64:
-        mixed = (name & LOW_31) * SPREAD_LOW + ((name >> 31) & LOW_31) * SPREAD_HIGH + holder * SPREAD_HOLDER
+        mixed = (name & LOW_31) * self._low + ((name >> 31) & LOW_31) * self._high + holder * self._whose
         return ((mixed >> 29) ^ mixed) & self._mask
 
     def _find(self, holder: i64, name: i64) -> i64:
@@ -49,12 +54,19 @@ class HoldingTable:
 
     def put(self, holder: i64, name: i64, node: i64) -> None:
         """Add a holding that is not there. O(1) expected, amortized."""
+        self.put_if_new(holder, name, node)
+
+    def put_if_new(self, holder: i64, name: i64, node: i64) -> i64:
+        """Add a holding unless it is there; returns the node that it had, 0 for none. O(1) expected, amortized."""
         if 3 * (self.num_holdings + 1) > 2 * (self._mask + 1):
             self._resize(2 * int(self._mask + 1))
         position = self._find(holder, name)
+        if self._slots[2 * position + 1] != 0:
+            return self._slots[2 * position + 1] & NODE_MASK
         self._slots[2 * position] = name
         self._slots[2 * position + 1] = holder * HOLDER_SPAN + node
         self.num_holdings += 1
+        return 0
 
     def take(self, holder: i64, name: i64) -> None:
         """Remove a holding that is there. O(1) expected, amortized."""

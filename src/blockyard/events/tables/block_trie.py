@@ -3,16 +3,17 @@
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...core.arrays import grown_i32, grown_i64, view_i64, zeros_i32, zeros_i64
 from ...core.index.hashing import root_hash
 from ...core.index.prefix_index import PrefixIndex
+from ...core.index.prompt import Prompt
 from ...core.tokens import pack_tokens
-from ...ids import NO_CONTENT
+from ...errors import InvalidArgument
 from .holdings import HoldingTable
+from .packed_numbers import read_names, read_tokens
 
 #: Holders whose bits share a word.
 HOLDERS_A_WORD: Final[i64] = 62
@@ -33,7 +34,7 @@ class BlockTrie:
     def __init__(self, block_size: int, hash_seed: int) -> None:
         self.block_size = block_size
         self._hash_seed = hash_seed
-        self.holdings = HoldingTable()
+        self.holdings = HoldingTable(hash_seed)
         self.num_holders: i64 = 0
         self._words: i64 = 1
         self.num_nodes: i64 = 0
@@ -78,46 +79,67 @@ class BlockTrie:
         self,
         holder: i64,
         medium: i64,
-        names: npt.NDArray[np.int64],
+        names: bytes,
         parent_name: int | None,
-        token_ids: object,
+        token_ids: bytes,
         request: tuple[object, ...],
         block_keys: list[tuple[object, ...]],
     ) -> int:
         """A holder has a chain of blocks; returns how many were taken in: none behind a block that it does not have.
 
-        names: int64 (n,). parent_name: of the block before the first, None at the beginning of a prompt.
-        token_ids: n * block_size of them. request: keys of the whole request. block_keys: () or one tuple for each
-        block, () where nothing stands there besides text.
+        names, token_ids: lists in msgpack, of n blocks' names and of n * block_size tokens. parent_name: of the block
+        before the first, None at the beginning of a prompt. request: keys of the whole request. block_keys: () or one
+        tuple for each block, () where nothing stands there besides text. Raises `InvalidArgument` for lists of other
+        things or lengths.
         """
-        chain = vec[i64](names)
-        words = pack_tokens(token_ids, self.block_size).words
+        chain = read_names(names)
+        packed = read_tokens(token_ids, self.block_size)
+        if packed.num_tokens != i64(len(chain)) * self.block_size:
+            raise InvalidArgument(
+                f"token_ids has {int(packed.num_tokens)} items for {len(chain)} blocks of {self.block_size}"
+            )
         before: i64 = 0
         if parent_name is not None:
             before = self.holdings.node_of(holder, i64(parent_name))
             if before == 0:
                 self.num_orphans += len(chain)
                 return 0
-        for position in range(i64(len(chain))):
-            keys = block_keys[position] if block_keys else ()
-            before = self._node(words, position, before, request, keys)
-            self._hold(holder, medium, chain[position], before)
+        first: i64 = 0
+        while first < i64(len(chain)):
+            last = _next_with_keys(block_keys, first + 1, len(chain))
+            before = self._store_run(holder, medium, chain, packed.words, first, last, before, request, block_keys)
+            first = last
+        self._shrink()
         return len(chain)
 
-    def _node(
-        self, words: vec[i64], position: i64, before: i64, request: tuple[object, ...], keys: tuple[object, ...]
+    def _store_run(
+        self,
+        holder: i64,
+        medium: i64,
+        names: vec[i64],
+        words: vec[i64],
+        first: i64,
+        last: i64,
+        before: i64,
+        request: tuple[object, ...],
+        block_keys: list[tuple[object, ...]],
     ) -> i64:
-        """The node of a block behind `before`, made where there is none. O(1) expected."""
+        """Blocks of a chain of which at most the first has keys of its own; returns the last one's node. O(blocks)."""
         index = self.index
         parent = index.content_of(before) if before > 0 else index.root(request)
         chain = index.chain_hash[before] if before > 0 else root_hash(parent)
-        if keys:
-            parent = index.root((int(parent), keys))
+        if block_keys and block_keys[first]:
+            parent = index.root((int(parent), block_keys[first]))
             chain = root_hash(parent)
-        index.hash_run(words, position, position + 1, chain)
-        chain = index.hashes[position]
-        found = index.find(words, position * index.rows.num_words, chain, parent)
-        return found if found != 0 else self._new_node(words, position, before, parent, chain)
+        index.hash_run(words, first, last, chain)
+        for position in range(first, last):
+            node = index.find(words, position * index.rows.num_words, index.hashes[position], parent)
+            if node == 0:
+                node = self._new_node(words, position, before, parent, index.hashes[position])
+            self._hold(holder, medium, names[position], node)
+            before = node
+            parent = index.content_of(node)
+        return before
 
     def _new_node(self, words: vec[i64], position: i64, before: i64, parent: i64, chain: i64) -> i64:
         if self._num_free == 0 and self._next_node == self.capacity:
@@ -141,12 +163,13 @@ class BlockTrie:
         return node
 
     def _hold(self, holder: i64, medium: i64, name: i64, node: i64) -> None:
-        known = self.holdings.node_of(holder, name)
-        if known != node:
-            if known != 0:  # the holder gave the name to another block without a word
-                self._let_go(holder, name, known)
-            self.holdings.put(holder, name, node)
+        known = self.holdings.put_if_new(holder, name, node)
+        if known == 0:
             self._uses[node] += 1
+        elif known != node:  # the holder gave the name to another block without a word
+            self._uses[node] += 1
+            self._let_go(holder, name, known)
+            self.holdings.put(holder, name, node)
         self._held[self._word(node, medium, holder)] |= self._bit(holder)
 
     def _word(self, node: i64, medium: i64, holder: i64) -> i64:
@@ -155,10 +178,12 @@ class BlockTrie:
     def _bit(self, holder: i64) -> i64:
         return self._bits[holder % HOLDERS_A_WORD]
 
-    def remove(self, holder: i64, medium: i64, names: npt.NDArray[np.int64]) -> None:
-        """A holder has these blocks no more on this medium; names that it does not have are passed over. O(n)."""
-        gone = vec[i64](names)
-        for name in gone:
+    def remove(self, holder: i64, medium: i64, names: bytes) -> None:
+        """A holder has these blocks no more on this medium; names that it does not have are passed over. O(n).
+
+        names: a list in msgpack. Raises `InvalidArgument` for one of other things.
+        """
+        for name in read_names(names):
             node = self.holdings.node_of(holder, name)
             if node == 0:
                 continue
@@ -197,78 +222,64 @@ class BlockTrie:
 
     # What is asked.
 
-    def match(self, path: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """For each holder, leading blocks of a path that it has: anywhere, and on the GPU; int64 (holders, 2)."""
-        return self._match(vec[i64](path))
-
-    def _match(self, path: vec[i64]) -> npt.NDArray[np.int64]:
-        lengths = zeros_i64(int(self.num_holders * MEDIA))
-        for word in range(self._words):
-            self._match_word(path, word, False, lengths)
-            self._match_word(path, word, True, lengths)
-        return view_i64(lengths).reshape(int(self.num_holders), int(MEDIA))
-
-    def path(
-        self, token_ids: object, request: tuple[object, ...], keys: dict[int, tuple[object, ...]]
-    ) -> npt.NDArray[np.int64]:
-        """The nodes of a prompt's full blocks, as far as somebody has them, int64 (found,). O(blocks found).
+    def find_path(self, token_ids: object, request: tuple[object, ...], keys: dict[int, tuple[object, ...]]) -> "Path":
+        """The nodes of a prompt's full blocks, as far as somebody has them. O(blocks found).
 
         keys: what stands in a block besides text, by its position. Raises `InvalidArgument` for bad tokens.
         """
         packed = pack_tokens(token_ids, self.block_size)
-        found = self._find(packed.words, packed.num_tokens // self.block_size, request, keys)
+        prompt = Prompt(packed.words, packed.num_tokens, request, keys)
+        found = self.index.find_prompt(prompt, packed.num_tokens // self.block_size)
         nodes = zeros_i64(int(found))
         for position in range(found):
             nodes[position] = i64(self.index.found[position])
-        return view_i64(nodes)
+        return Path(nodes)
 
-    def _find(
-        self, words: vec[i64], num_blocks: i64, request: tuple[object, ...], spans: dict[int, tuple[object, ...]]
-    ) -> i64:
-        index = self.index
-        root = index.known_root(request)
-        first: i64 = 0
-        for position in sorted(spans):
-            if root == NO_CONTENT or position >= num_blocks:
-                break
-            reached = index.find_prefix(words, first, position, root)
-            if reached < position:
-                return reached
-            parent = index.content_of(i64(index.found[position - 1])) if position > 0 else root
-            root = index.known_root((int(parent), spans[position]))
-            first = position
-        return first if root == NO_CONTENT else index.find_prefix(words, first, num_blocks, root)
+    def match(self, path: "Path") -> list[tuple[int, int]]:
+        """For each holder, the leading tokens of a path that it has: anywhere, and on the GPU. O(blocks + holders)."""
+        lengths = zeros_i64(int(self.num_holders * MEDIA))
+        for word in range(self._words):
+            self._match_word(path.nodes, word, lengths)
+        size: i64 = self.block_size
+        return [(int(size * lengths[2 * one]), int(size * lengths[2 * one + 1])) for one in range(self.num_holders)]
 
-    def _match_word(self, path: vec[i64], word: i64, on_gpu: bool, lengths: vec[i64]) -> None:
-        """Follow the path with the set of holders that have had all so far; those that leave it get their length."""
-        words = self._words
+    def _match_word(self, path: vec[i64], word: i64, lengths: vec[i64]) -> None:
+        """Follow the path with the sets of holders that have had all so far; those that leave get their length."""
+        held, width = self._held, MEDIA * self._words
         first = word * HOLDERS_A_WORD
-        holders = min(self.num_holders - first, HOLDERS_A_WORD)
-        alive = self._bits[holders] - 1
-        column: i64 = 1 if on_gpu else 0
+        everywhere = self._bits[min(self.num_holders - first, HOLDERS_A_WORD)] - 1
+        on_gpu = everywhere
+        slower = word + self._words
         for position in range(i64(len(path))):
-            row = path[position] * MEDIA * words + word
-            have = self._held[row]
-            if not on_gpu:
-                have |= self._held[row + words]
-            if alive & ~have != 0:
-                self._leave(alive & ~have, first, position, lengths, column)
-                alive &= have
-                if alive == 0:
+            row = path[position] * width
+            gpu = held[row + word]
+            missing = everywhere & ~(gpu | held[row + slower])
+            if missing | (on_gpu & ~gpu) != 0:
+                _leave(missing, first, position, lengths, 0)
+                _leave(on_gpu & ~gpu, first, position, lengths, 1)
+                everywhere &= ~missing
+                on_gpu &= gpu
+                if everywhere == 0:
                     return
-        self._leave(alive, first, i64(len(path)), lengths, column)
+        _leave(everywhere, first, i64(len(path)), lengths, 0)
+        _leave(on_gpu, first, i64(len(path)), lengths, 1)
 
-    def _leave(self, left: i64, first: i64, position: i64, lengths: vec[i64], column: i64) -> None:
-        holder = first
-        while left != 0:
-            if left & 1 != 0:
-                lengths[holder * MEDIA + column] = position
-            left >>= 1
-            holder += 1
+    def has_all(self, path: "Path", first: i64, last: i64, holder: i64) -> bool:
+        """Whether a holder has blocks `first` to `last` of a path. O(last - first)."""
+        if last > i64(len(path.nodes)):
+            return False
+        for position in range(first, last):
+            if not self._is_held(path.nodes[position], holder):
+                return False
+        return True
 
-    def holds(self, node: i64, holder: i64) -> bool:
-        """Whether a holder has a node anywhere."""
-        return self._is_held(node, holder)
+    def node_before(self, node: i64) -> i64:
+        """The node that one stands behind, 0 at the beginning of a prompt."""
+        return i64(self._parent[node])
+
+    def num_uses(self, node: i64) -> i64:
+        """Nodes right behind it, and holdings of it."""
+        return i64(self._uses[node])
 
     # The size.
 
@@ -338,6 +349,36 @@ class BlockTrie:
         """Bytes of all arrays."""
         arrays = 8 * len(self._held) + 12 * int(self.capacity)
         return arrays + self.holdings.num_bytes() + int(self.capacity) * self.index.bytes_a_block()
+
+
+class Path:
+    """The nodes of a prompt's leading blocks."""
+
+    def __init__(self, nodes: vec[i64]) -> None:
+        self.nodes = nodes
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+
+def _next_with_keys(block_keys: list[tuple[object, ...]], first: i64, last: i64) -> i64:
+    """The first block from `first` on that has keys of its own, or `last`."""
+    if not block_keys:
+        return last
+    for position in range(first, last):
+        if block_keys[position]:
+            return position
+    return last
+
+
+def _leave(left: i64, first: i64, position: i64, lengths: vec[i64], column: i64) -> None:
+    """Holders, as bits, whose blocks of a path end here."""
+    holder = first
+    while left != 0:
+        if left & 1 != 0:
+            lengths[holder * MEDIA + column] = position
+        left >>= 1
+        holder += 1
 
 
 def _powers_of_two(count: int) -> vec[i64]:

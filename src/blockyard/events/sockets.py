@@ -1,0 +1,48 @@
+"""ZeroMQ sockets: bound or connected, or an error that names the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..arguments import require_str, require_unicode
+from ..errors import MissingExtra, PublisherError
+
+try:
+    import zmq
+except ImportError as error:
+    raise MissingExtra(f"KV events need {error.name}: pip install 'blockyard[events]'") from error
+
+__all__ = ["bound", "connected", "zmq"]
+
+
+def bound(context: Any, kind: int, name: str, endpoint: str, linger: int) -> Any:
+    """A socket that others connect to. linger: milliseconds that last messages get to leave at the end.
+
+    Raises `PublisherError` for an endpoint that cannot be bound.
+    """
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, linger)
+    return _opened(socket, socket.bind, "bound", name, endpoint)
+
+
+def connected(context: Any, kind: int, name: str, endpoint: str, max_message_bytes: int) -> Any:
+    """A socket of one who listens or asks; a sender of a larger message is cut off.
+
+    Raises `PublisherError` for an endpoint of bad form.
+    """
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
+    return _opened(socket, socket.connect, "connected to", name, endpoint)
+
+
+def _opened(socket: Any, act: Callable[[str], None], verb: str, name: str, endpoint: str) -> Any:
+    try:
+        act(require_unicode(name, require_str(name, endpoint)))
+    except BaseException as error:
+        socket.close()
+        if isinstance(error, zmq.ZMQError):
+            raise PublisherError(f"{name} is {endpoint!r}; it cannot be {verb}: {error}") from error
+        raise
+    return socket

@@ -1,0 +1,169 @@
+"""Contents and roots as rows of a forest: what stands behind what, and what prompts get to."""
+
+from typing import Final
+
+import numpy as np
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ...core.arrays import grown_i32, grown_i64, zeros_i32, zeros_i64
+from .holdings import HoldingTable
+
+FEWEST_ROWS: Final = 64
+#: What a row is: nothing that is there now, though something stands behind it; a content; a root.
+GONE: Final[i32] = 0
+CONTENT: Final[i32] = 1
+ROOT: Final[i32] = 2
+#: The holder under which `HoldingTable` has the ids of contents and roots.
+ROWS: Final[i64] = 0
+
+
+class ContentRows:
+    """A row for each content and root, and for each id behind which something stands. Row 0 is none.
+
+    Those that stand behind another are a list: its `first_child`, then `next_one`. `request` is the row of the root of
+    the requests that get to a row, 0 where none does. Arrays double when they are full; a free row is used again.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size: i64 = block_size
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.rows = HoldingTable(0)
+        self.num_rows: i64 = 0
+        self._next_row: i64 = 1
+        self._free: i64 = 0
+        self._set_arrays(FEWEST_ROWS)
+
+    def _set_arrays(self, capacity: int) -> None:
+        self.capacity: i64 = capacity
+        self.name = zeros_i64(capacity)
+        self.kind = zeros_i32(capacity)
+        self.request = zeros_i32(capacity)
+        self.parent = zeros_i32(capacity)
+        self.first_child = zeros_i32(capacity)
+        self.next_one = zeros_i32(capacity)
+        self.previous = zeros_i32(capacity)
+        #: The first of the places where a content is held (`PlaceRows`).
+        self.first_place = zeros_i32(capacity)
+        self.tokens = zeros_i32(capacity * int(self.block_size))
+
+    def _grow(self) -> None:
+        capacity = 2 * int(self.capacity)
+        self.name = grown_i64(self.name, capacity)
+        self.kind = grown_i32(self.kind, capacity)
+        self.request = grown_i32(self.request, capacity)
+        self.parent = grown_i32(self.parent, capacity)
+        self.first_child = grown_i32(self.first_child, capacity)
+        self.next_one = grown_i32(self.next_one, capacity)
+        self.previous = grown_i32(self.previous, capacity)
+        self.first_place = grown_i32(self.first_place, capacity)
+        self.tokens = grown_i32(self.tokens, capacity * int(self.block_size))
+        self.capacity = capacity
+
+    def find(self, name: i64) -> i64:
+        """The row of an id, 0 for none. O(1) expected."""
+        return self.rows.node_of(ROWS, name)
+
+    def row_of(self, name: i64) -> i64:
+        """The row of an id, made where there is none. O(1) expected, amortized."""
+        new = self._free if self._free != 0 else self._next_row
+        row = self.rows.put_if_new(ROWS, name, new)
+        if row != 0:
+            return row
+        row = new
+        if self._free != 0:
+            self._free = i64(self.next_one[row])
+        else:
+            self._next_row += 1
+            if self._next_row == self.capacity:
+                self._grow()
+        self.name[row] = name
+        self.kind[row] = GONE
+        self.request[row] = 0
+        self.parent[row] = 0
+        self.first_child[row] = 0
+        self.next_one[row] = 0
+        self.previous[row] = 0
+        self.first_place[row] = 0
+        self.num_rows += 1
+        return row
+
+    def drop_if_unused(self, row: i64) -> None:
+        """Forget a row that is nothing now, with nothing behind it and no place."""
+        if self.kind[row] != GONE or self.first_child[row] != 0 or self.first_place[row] != 0:
+            return
+        self.rows.take(ROWS, self.name[row])
+        self.next_one[row] = i32(self._free)
+        self._free = row
+        self.num_rows -= 1
+
+    def link(self, row: i64, parent: i64) -> None:
+        """Put a row behind another. O(1)."""
+        after = i64(self.first_child[parent])
+        self.parent[row] = i32(parent)
+        self.next_one[row] = i32(after)
+        self.previous[row] = 0
+        if after != 0:
+            self.previous[after] = i32(row)
+        self.first_child[parent] = i32(row)
+
+    def unlink(self, row: i64) -> None:
+        """Take a row out from behind its parent, which goes if it was there for this one alone. O(1)."""
+        parent, before, after = i64(self.parent[row]), i64(self.previous[row]), i64(self.next_one[row])
+        if parent == 0:
+            return
+        if before != 0:
+            self.next_one[before] = i32(after)
+        else:
+            self.first_child[parent] = i32(after)
+        if after != 0:
+            self.previous[after] = i32(before)
+        self.parent[row] = 0
+        self.drop_if_unused(parent)
+
+    # Walks.
+
+    def next_behind(self, row: i64, top: i64) -> i64:
+        """The row after this one in a walk over all behind `top`, each after the one before it; 0 at the end."""
+        if self.first_child[row] != 0:
+            return i64(self.first_child[row])
+        while row != top and self.next_one[row] == 0:
+            row = i64(self.parent[row])
+        return 0 if row == top else i64(self.next_one[row])
+
+    def deepest(self, row: i64) -> i64:
+        """Down along first children. Where a walk in which each comes before the one that it stands behind begins."""
+        while self.first_child[row] != 0:
+            row = i64(self.first_child[row])
+        return row
+
+    def next_up(self, row: i64) -> i64:
+        """The row after this one in that walk."""
+        after = i64(self.next_one[row])
+        return self.deepest(after) if after != 0 else i64(self.parent[row])
+
+    def content_before(self, row: i64) -> i64:
+        """The row of the content before one, roots passed over; 0 at the beginning of a prompt. Gone ones count."""
+        before = i64(self.parent[row])
+        while before != 0 and self.kind[before] == ROOT:
+            before = i64(self.parent[before])
+        return before
+
+    def set_tokens(self, row: i64, tokens: vec[i32], start: i64) -> None:
+        """The tokens of a content, from `start` on."""
+        own = self.tokens
+        at = row * self.block_size
+        for place in range(self.block_size):
+            own[at + place] = tokens[start + place]
+
+    def num_bytes(self) -> int:
+        """Bytes of all arrays."""
+        return (36 + 4 * int(self.block_size)) * int(self.capacity) + self.rows.num_bytes()
+
+
+def as_i32(array: "np.typing.NDArray[np.int32]") -> vec[i32]:
+    """The items of an array of any shape."""
+    return vec[i32](np.ascontiguousarray(array).reshape(-1))

@@ -1,0 +1,317 @@
+"""All that a cache has told of: what a snapshot is made from, off the engine's thread, and what turns into events."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ...config import CacheConfig
+from ...kv_events import BlockChanges, KVCacheEvents
+from ..tagged_keys import PlainKey
+from ..wire import Event
+from .content_rows import CONTENT, GONE, ROOT, ContentRows, as_i32
+from .event_writer import EventWriter
+from .place_rows import PlaceRows
+
+GPU_PLACE: Final[i64] = 0
+MEDIA: Final[i64] = 2
+
+
+#: The end of a walk; and of a group's block of which a part is gone.
+END: Final[i64] = 0
+BROKEN: Final[i64] = -1
+
+
+class Root:
+    """What stands before a first block (the keys of a request), or after a content where spans reach into a block."""
+
+    def __init__(self, request: tuple[PlainKey, ...], spans: tuple[PlainKey, ...]) -> None:
+        self.request = request
+        self.spans = spans
+
+
+class ContentTable:
+    """Contents by id, their tokens, what is before them, and where they are held.
+
+    What no prompt reaches, because something before it is gone, is not told of: when a content goes, all that follow it
+    are told to be gone too. So no two contents look alike from outside. A content comes back under its id when an equal
+    block was still to be computed; then those that follow it are told of again. Memory: about 150 bytes a block of 16
+    tokens, twice that where arrays have just doubled.
+    """
+
+    def __init__(self, config: CacheConfig) -> None:
+        self.config = config
+        #: False when an application of changes broke off: then only a reset of the cache makes it right again.
+        self.is_whole = True
+        self.rows = ContentRows(config.hash_block_size)
+        self.places = PlaceRows(self.rows)
+        #: By row.
+        self.roots: dict[int, Root] = {}
+        self._is_mapped = config.is_mapped
+        #: For each layer group, token blocks of one of its blocks.
+        self._lengths = [group.block_size // config.hash_block_size for group in config.layer_groups]
+        self._out = EventWriter(config)
+
+    def apply(self, changes: KVCacheEvents) -> list[Event]:
+        """Take in what a cache told, and say it on the wire. O(changes)."""
+        was_whole = self.is_whole or changes.cleared
+        self.is_whole = False
+        self._out.abandon()
+        if changes.cleared:
+            self._clear()
+        for root, keys in changes.new_roots:
+            self._add_root(root, keys)
+        for root in changes.lost_roots:
+            self._lose_root(root)
+        self._apply_contents(vec[i64](changes.contents), vec[i64](changes.parents), as_i32(changes.token_ids))
+        self._apply_pools(changes.pools)
+        events = self._out.finish()
+        self.is_whole = was_whole
+        return events
+
+    # Changes.
+
+    def _clear(self) -> None:
+        self.rows.clear()
+        self.places.clear()
+        self.roots.clear()
+        self._out.clear()
+
+    def _add_root(self, root: int, keys: tuple[Any, ...]) -> None:
+        rows = self.rows
+        row = rows.row_of(root)
+        rows.kind[row] = ROOT
+        if keys and isinstance(keys[0], int):
+            after = rows.row_of(keys[0])
+            self.roots[int(row)] = Root((), keys[1])
+            rows.link(row, after)
+            rows.request[row] = rows.request[after]
+        else:
+            self.roots[int(row)] = Root(keys, ())
+            rows.request[row] = i32(row)
+
+    def _lose_root(self, root: int) -> None:
+        """No prompt gets past it."""
+        row = self.rows.find(root)
+        if row == 0 or self.rows.kind[row] != ROOT:
+            return
+        self._hide_behind(row)
+        del self.roots[int(row)]
+        self._end(row)
+
+    def _end(self, row: i64) -> None:
+        """A content or root is there no more; its row stays while something stands behind it."""
+        rows = self.rows
+        rows.kind[row] = GONE
+        rows.request[row] = 0
+        rows.unlink(row)
+        rows.drop_if_unused(row)
+
+    def _apply_contents(self, names: vec[i64], parents: vec[i64], tokens: vec[i32]) -> None:
+        rows = self.rows
+        came: i64 = 0
+        parent: i64 = 0
+        row: i64 = 0
+        for name in names:
+            if name < 0:
+                self._drop(-name)
+                row = 0
+                continue
+            parent = row if row != 0 and rows.name[row] == parents[came] else rows.row_of(parents[came])
+            row = rows.row_of(name)
+            rows.kind[row] = CONTENT
+            rows.set_tokens(row, tokens, came * rows.block_size)
+            rows.link(row, parent)
+            came += 1
+            if rows.request[parent] != 0:
+                self._reach(row, rows.request[parent])
+
+    def _reach(self, top: i64, request: i32) -> None:
+        """Prompts get to a content, and so to those that follow it and came before it. O(what is reached)."""
+        rows = self.rows
+        row = top
+        while row != 0:
+            rows.request[row] = request
+            if rows.kind[row] == CONTENT:
+                self._tell_or_show(row)
+            row = rows.next_behind(row, top)
+
+    def _drop(self, name: i64) -> None:
+        """A content is gone, wherever it was held, and what follows it is out of reach."""
+        rows = self.rows
+        row = rows.find(name)
+        if row == 0 or rows.kind[row] != CONTENT:
+            return
+        if rows.request[row] != 0:
+            self._hide_behind(row)
+            self._hide(row)
+        self._end(row)
+
+    def _hide_behind(self, top: i64) -> None:
+        """No prompt gets to what follows a root or a content. O(what goes)."""
+        rows = self.rows
+        row = rows.deepest(top)
+        while row != top:
+            if rows.kind[row] == CONTENT:
+                self._hide(row)
+            rows.request[row] = 0
+            row = rows.next_up(row)
+
+    def _hide(self, row: i64) -> None:
+        name = self.rows.name[row]
+        if not self._is_mapped:
+            self._out.removed(name, GPU_PLACE)
+        place = i64(self.rows.first_place[row])
+        while place != 0:
+            self._out.removed(name, i64(self.places.place[place]))
+            place = i64(self.places.next_one[place])
+
+    def _apply_pools(self, pools: tuple[BlockChanges, ...]) -> None:
+        """What came first, parents before what follows them; then what went: a block that moves is never nowhere.
+
+        A holding that went and came again is one that stayed.
+        """
+        stayed: set[tuple[int, int]] = set()
+        for number, changes in enumerate(pools):
+            self._hold(number, changes, stayed)
+        for number, changes in enumerate(pools):
+            for name in vec[i64](changes.ids):
+                if name < 0 and not (stayed and (number, -int(name)) in stayed):
+                    self._release(number + 1, -name)
+
+    def _hold(self, medium: i64, changes: BlockChanges, stayed: set[tuple[int, int]]) -> None:
+        rows, places = self.rows, self.places
+        came = vec[i64](changes.ids[changes.ids > 0])
+        contents, groups = vec[i64](changes.contents), vec[i64](changes.groups)
+        pool = medium + 1
+        for index in vec[i64](np.argsort(changes.contents, kind="stable")):
+            if places.row_of(pool, came[index]) != 0:
+                stayed.add((int(medium), int(came[index])))
+                continue
+            row = rows.row_of(contents[index])
+            place = MEDIA * groups[index] + medium
+            if places.hold(pool, came[index], row, place) and rows.request[row] != 0:
+                self._show(row, place, MEDIA, self._out)
+
+    def _release(self, pool: i64, holding: i64) -> None:
+        places = self.places
+        place = places.row_of(pool, holding)
+        if place == 0 or not places.release(pool, holding):
+            return
+        content = i64(places.content[place])
+        if self.rows.request[content] != 0:
+            self._out.removed(self.rows.name[content], i64(places.place[place]))
+        places.drop(place)
+
+    # What consumers see.
+
+    def _tell_or_show(self, row: i64) -> None:
+        if not self._is_mapped:
+            self._tell(row, self._out)
+        place = i64(self.rows.first_place[row])
+        while place != 0:
+            self._show(row, i64(self.places.place[place]), MEDIA, self._out)
+            place = i64(self.places.next_one[place])
+
+    def _tell(self, row: i64, out: EventWriter) -> None:
+        """Say that a content is held, in a cache without pools below: those before it are told of already."""
+        rows = self.rows
+        parent = i64(rows.parent[row])
+        if rows.kind[parent] != CONTENT or not out.goes_on(rows.name[row], rows.name[parent], GPU_PLACE):
+            request = self.roots[int(rows.request[row])].request
+            before = rows.name[rows.content_before(row)]
+            out.stored(rows.name[row], before, GPU_PLACE, request, self._spans_at(row))
+        out.tokens(rows.tokens, row * rows.block_size, rows.block_size)
+
+    def _show(self, row: i64, place: i64, media: i64, out: EventWriter) -> None:
+        """Say that a content is held in a place where it was not.
+
+        A consumer knows where a block belongs by the one before it. Where that is not held, it is told of with all
+        others up to one that is, and all of these are told to be gone right after.
+        """
+        group = place >> 1
+        absent: list[int] = []
+        before = self._block_before(row, group)
+        while before > 0 and not self._is_held(before, group, media):
+            absent.append(int(before))
+            before = self._block_before(before, group)
+        if before == BROKEN:
+            return
+        for one in reversed(absent):
+            self._describe(one, place, out)
+        self._describe(row, place, out)
+        for one in absent:
+            out.removed(self.rows.name[one], place)
+
+    def _is_held(self, row: i64, group: i64, media: i64) -> bool:
+        """Whether a layer group holds a content on one of the first so many media."""
+        for medium in range(media):
+            if self.places.find(row, MEDIA * group + medium) != 0:
+                return True
+        return False
+
+    def _block_before(self, row: i64, group: i64) -> i64:
+        """The last content of the block before a group's block that ends with this one; 0 at the beginning."""
+        for _ in range(self._lengths[group] - 1):
+            row = self.rows.content_before(row)
+            if row == 0:
+                return BROKEN
+        return self.rows.content_before(row)
+
+    def _describe(self, row: i64, place: i64, out: EventWriter) -> None:
+        """A group's block that ends with this content, as consumers see it."""
+        rows = self.rows
+        group = place >> 1
+        parts = [int(row)]
+        for _ in range(self._lengths[group] - 1):
+            parts.append(int(rows.content_before(parts[-1])))
+        parts.reverse()
+        spans = tuple([span for part in parts for span in self._spans_at(part)])
+        request = self.roots[int(rows.request[row])].request
+        out.stored(rows.name[row], rows.name[rows.content_before(parts[0])], place, request, spans)
+        for part in parts:
+            out.tokens(rows.tokens, part * rows.block_size, rows.block_size)
+
+    def _spans_at(self, row: i64) -> tuple[PlainKey, ...]:
+        root = self.roots.get(int(self.rows.parent[row]))
+        return root.spans if root is not None else ()
+
+    # All of it.
+
+    def snapshot(self) -> Iterator[list[Event]]:
+        """All that prompts can hit, after a sign that nothing else is cached, a few events at a time. O(contents).
+
+        Contents come after those before them, and chains in one run where that can be.
+        """
+        out = EventWriter(self.config)
+        out.clear()
+        for medium in range(MEDIA if self._is_mapped else 1):
+            for group in range(len(self._lengths)):
+                place = MEDIA * group + medium
+                for root in self._request_roots():
+                    row = self.rows.next_behind(root, root)
+                    while row != END:
+                        row = self._tell_some(row, root, place, out)
+                        yield out.take()
+        yield out.finish()
+
+    def _request_roots(self) -> list[int]:
+        return [row for row in self.roots if self.rows.request[row] == row]
+
+    def _tell_some(self, row: i64, root: i64, place: i64, out: EventWriter) -> i64:
+        """Tell of contents behind a root that are held in a place, up to the end of an event; returns the next one."""
+        rows = self.rows
+        while row != END and not out.has_events:
+            if rows.kind[row] == CONTENT:
+                if not self._is_mapped:
+                    self._tell(row, out)
+                elif self.places.find(row, place) != 0:
+                    self._show(row, place, 1 + (place & 1), out)
+            row = rows.next_behind(row, root)
+        return row
+
+    def num_bytes(self) -> int:
+        """Bytes of the arrays of contents."""
+        return self.rows.num_bytes()

@@ -1,0 +1,103 @@
+"""Where contents are held, in a cache with several pools: for which layer groups, on which media."""
+
+from typing import Final
+
+from mypy_extensions import i32, i64
+
+from ...core.arrays import grown_i32, zeros_i32
+from .content_rows import ContentRows
+from .holdings import HoldingTable
+
+FEWEST_PLACES: Final = 64
+
+
+class PlaceRows:
+    """A row for each content in each place, with the number of blocks that hold it there. Row 0 is none.
+
+    A place is 2 * layer group + medium. The places of one content are a list that begins at its `first_place`.
+    """
+
+    def __init__(self, contents: ContentRows) -> None:
+        self._contents = contents
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all."""
+        #: (pool, id of a holding) → the row of its place.
+        self._holdings = HoldingTable(0)
+        self._next_row: i64 = 1
+        self._free: i64 = 0
+        self.content = zeros_i32(FEWEST_PLACES)
+        self.place = zeros_i32(FEWEST_PLACES)
+        self.num_blocks = zeros_i32(FEWEST_PLACES)
+        self.next_one = zeros_i32(FEWEST_PLACES)
+
+    @property
+    def num_holdings(self) -> int:
+        """Blocks that hold something."""
+        return int(self._holdings.num_holdings)
+
+    def row_of(self, pool: i64, holding: i64) -> i64:
+        """Where a holding is, 0 for one that is not known."""
+        return self._holdings.node_of(pool, holding)
+
+    def find(self, content: i64, place: i64) -> i64:
+        """The row of a content in a place, 0 if it is not held there. O(places of it)."""
+        row = i64(self._contents.first_place[content])
+        while row != 0 and self.place[row] != place:
+            row = i64(self.next_one[row])
+        return row
+
+    def hold(self, pool: i64, holding: i64, content: i64, place: i64) -> bool:
+        """A block holds a content in a place; whether it is the first one there."""
+        row = self.find(content, place)
+        if row == 0:
+            row = self._new_row(content, place)
+        self._holdings.put(pool, holding, row)
+        self.num_blocks[row] += 1
+        return self.num_blocks[row] == 1
+
+    def _new_row(self, content: i64, place: i64) -> i64:
+        if self._free != 0:
+            row = self._free
+            self._free = i64(self.next_one[row])
+        else:
+            if self._next_row == i64(len(self.place)):
+                self._grow()
+            row = self._next_row
+            self._next_row += 1
+        self.content[row] = i32(content)
+        self.place[row] = i32(place)
+        self.num_blocks[row] = 0
+        self.next_one[row] = self._contents.first_place[content]
+        self._contents.first_place[content] = i32(row)
+        return row
+
+    def _grow(self) -> None:
+        capacity = 2 * len(self.place)
+        self.content = grown_i32(self.content, capacity)
+        self.place = grown_i32(self.place, capacity)
+        self.num_blocks = grown_i32(self.num_blocks, capacity)
+        self.next_one = grown_i32(self.next_one, capacity)
+
+    def release(self, pool: i64, holding: i64) -> bool:
+        """A block that holds a content is gone; whether it was the last one in its place (`drop` comes next then)."""
+        row = self._holdings.node_of(pool, holding)
+        self._holdings.take(pool, holding)
+        self.num_blocks[row] -= 1
+        return self.num_blocks[row] == 0
+
+    def drop(self, row: i64) -> None:
+        """Forget a place where no block holds its content."""
+        content = i64(self.content[row])
+        after = self.next_one[row]
+        if self._contents.first_place[content] == row:
+            self._contents.first_place[content] = after
+        else:
+            before = i64(self._contents.first_place[content])
+            while self.next_one[before] != row:
+                before = i64(self.next_one[before])
+            self.next_one[before] = after
+        self.next_one[row] = i32(self._free)
+        self._free = row
+        self._contents.drop_if_unused(content)
