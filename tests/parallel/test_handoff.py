@@ -283,6 +283,34 @@ def test_what_cannot_be_offered_holds_nothing(pair: Pair) -> None:
     pair.require_empty()
 
 
+def test_a_sequence_that_is_taken_over_takes_no_further_row(pair: Pair) -> None:
+    others = [pair.prefill.allocate([token]) for token in range(7)]
+    seq = pair.compute()
+    offer = pair.sender.take_over(seq, 0)
+    for call in (pair.sender.take_over, pair.sender.offer):
+        with pytest.raises((SequenceNotReady, OutOfRows)):
+            call(seq, 0)
+    pair.prefill.free(others)
+    transfer = pair.receiver.accept(offer, 0)
+    pair.sender.require_held(offer.id, 0)
+    pair.decode.free(pair.receiver.finish(transfer, 0))
+    assert pair.sender.release(offer.id)
+    with pytest.raises(UnknownSequence):
+        pair.prefill.free(seq)
+    half = pair.prefill.allocate([*PROMPT[:4], *range(50, 90)])
+    with pytest.raises(SequenceNotReady, match="4 of 44 tokens are computed"):
+        pair.sender.take_over(half, 0)
+    pair.prefill.reserve([half])
+    with pytest.raises(SequenceNotReady):
+        pair.sender.take_over(half, 0)
+    pair.prefill.commit([half], 40)
+    pair.prefill.reserve([half], 2)
+    with pytest.raises(SequenceNotReady, match="2 reserved"):
+        pair.sender.take_over(half, 0)
+    pair.prefill.free(half)
+    pair.require_empty()
+
+
 def test_a_swapped_sequence_is_not_offered() -> None:
     pair = Pair(num_cpu_blocks=40)
     seq = pair.compute()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from typing import Any
 
 import numpy as np
@@ -16,31 +15,9 @@ from blockyard.parallel.tensors import KVPort
 from blockyard.parallel.transport import receive_lanes, send_lanes
 from blockyard.storage import KVCache
 
+from ..support.mail import Mail, new_boxes
+
 NUM_BLOCKS = 60
-
-
-class Mail:
-    """A transport whose messages wait in memory. One object for each rank; `spoil` changes a byte of the next one."""
-
-    def __init__(self, boxes: dict[tuple[int, int], deque[torch.Tensor]], rank: int) -> None:
-        self.boxes, self.rank, self.spoil = boxes, rank, False
-
-    def wait(self) -> None:
-        pass
-
-    def send(self, message: torch.Tensor, rank: int) -> Mail:
-        assert message.is_contiguous()
-        self.boxes[self.rank, rank].append(message.clone())
-        return self
-
-    def receive(self, message: torch.Tensor, rank: int) -> Mail:
-        sent = self.boxes[rank, self.rank].popleft()
-        assert sent.shape == message.shape
-        message.copy_(sent)
-        if self.spoil:
-            message[-1] += 1
-            self.spoil = False
-        return self
 
 
 class Side:
@@ -80,7 +57,7 @@ def move(
     one: Side, two: Side, start: int, stop: int, checked: bool = False, spoil: bool = False, size: int = 4096
 ) -> None:
     """Send and receive on every rank: the sender's ranks are 0 and up, the receiver's 100 and up."""
-    boxes: dict[tuple[int, int], deque[torch.Tensor]] = defaultdict(deque)
+    boxes = new_boxes()
     offer = Offer(OfferId("one", 1, 1), np.arange(stop, dtype=np.int32), stop, tuple(one.tables))
     to_ranks, from_ranks = [100 + rank for rank in range(len(two.caches))], list(range(len(one.caches)))
     for rank, cache in enumerate(one.caches):
@@ -91,7 +68,7 @@ def move(
         mail.spoil = spoil
         lanes = receiving_lanes(two.tables, start, stop, two.peer, one.peer, rank)
         receive_lanes(mail, KVPort(cache, size), lanes, from_ranks, checked)
-    assert not any(boxes.values()), "every message that was sent was taken"
+    assert all(box.empty() for box in boxes.values()), "every message that was sent was taken"
 
 
 def require_moved(one: Side, two: Side, start: int, stop: int, before: list[torch.Tensor]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ class OfferId(NamedTuple):
     @classmethod
     def from_bytes(cls, kind: str, message: object) -> OfferId:
         """The offer that such a message is about. Raises `InvalidArgument`, `PeerMismatch`."""
-        return _offer_id(wire.unpack(kind, message)[0].get("id"))
+        return id_from(wire.unpack(kind, message)[0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,12 +74,12 @@ class Offer:
             raise InvalidArgument(f"an offer has {len(arrays)} arrays; its tokens and at least one table are needed")
         computed = require_int("num_computed", fields.get("computed"), 1, MAX_MODEL_LEN)
         tokens, *tables = arrays
-        return cls(
-            _offer_id(fields.get("id")), tokens, computed, tuple(tables), wire.keys_from_wire(fields.get("keys"))
-        )
+        return cls(id_from(fields), tokens, computed, tuple(tables), wire.keys_from_wire(fields.get("keys")))
 
 
-def _offer_id(value: object) -> OfferId:
+def id_from(fields: dict[str, Any]) -> OfferId:
+    """The id in a message's fields. Raises `InvalidArgument`."""
+    value = fields.get("id")
     if not isinstance(value, (list, tuple)) or len(value) != 3 or type(value[0]) is not str:
         raise InvalidArgument(f"the id of an offer is {shown(value)}; (sender, incarnation, number) is needed")
     incarnation = require_int("incarnation", value[1], 0, MAX_INCARNATION)

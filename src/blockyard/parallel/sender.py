@@ -44,6 +44,8 @@ class HandoffSender:
         self.peer = peer
         self._deadlines = Deadlines(lease)
         self._held: dict[int, _Held] = {}
+        #: The sequences of the offers that live.
+        self._seqs: set[int] = set()
         self._last_number = 0
 
     def offer(self, seq: int, now: float, extra_keys: object = ()) -> Offer:
@@ -54,20 +56,42 @@ class HandoffSender:
         `OutOfRows`, `UnknownSequence`, `InvalidArgument`; then nothing is held. After `reset_prefix_cache` (new
         weights) offer only sequences that were allocated since.
         """
-        self._advance(now)
-        cache = self.cache
-        if cache.is_swapped_out(seq):
-            raise SequenceNotReady("offer: the sequence is swapped out; swap it in first")
+        self._require_offerable(seq, now)
         hold: list[int] = []
         try:
-            hold += cache.fork(seq)
-            offer = self._describe(hold[0], extra_keys)
-            self._held[offer.id.number] = _Held(hold[0], cache.generation, offer)
+            hold += self.cache.fork(seq)
+            return self._hold(hold[0], extra_keys)
         except BaseException:
-            cache.free(hold)
+            self.cache.free(hold)
             raise
-        self._last_number = offer.id.number
-        self._deadlines.start(offer.id.number)
+
+    def take_over(self, seq: int, now: float, extra_keys: object = ()) -> Offer:
+        """`offer`, and the sequence is the sender's from then on: it takes no further row, and ends with the offer.
+
+        Raises as `offer` does, but for `OutOfRows`; then the sequence stays the caller's.
+        """
+        self._require_offerable(seq, now)
+        cache = self.cache
+        known, computed = cache.num_tokens(seq), cache.num_computed_tokens(seq)
+        if computed < known - 1:
+            raise SequenceNotReady(f"take_over: {computed} of {known} tokens are computed; all but the last are needed")
+        if seq in self._seqs:
+            raise SequenceNotReady("take_over: the sequence is the sender's already")
+        cache.truncate(seq, known)  # cuts nothing; it raises while anything of the sequence is in flight
+        return self._hold(seq, extra_keys)
+
+    def _require_offerable(self, seq: int, now: float) -> None:
+        self._advance(now)
+        if self.cache.is_swapped_out(seq):
+            raise SequenceNotReady("offer: the sequence is swapped out; swap it in first")
+
+    def _hold(self, seq: int, extra_keys: object) -> Offer:
+        offer = self._describe(seq, extra_keys)
+        number = offer.id.number
+        self._held[number] = _Held(seq, self.cache.generation, offer)
+        self._seqs.add(seq)
+        self._last_number = number
+        self._deadlines.start(number)
         return offer
 
     def _describe(self, seq: int, extra_keys: object) -> Offer:
@@ -131,22 +155,23 @@ class HandoffSender:
         except StaleOffer:
             return False
         self._deadlines.end(offer_id.number)
-        held = self._held.pop(offer_id.number, None)
-        if held is not None:
-            self.cache.free(held.seq)
-        return held is not None
+        if offer_id.number not in self._held:
+            return False
+        self._end(offer_id.number)
+        return True
+
+    def _end(self, number: int) -> OfferId:
+        held = self._held.pop(number)
+        self._seqs.discard(held.seq)
+        self.cache.free(held.seq)
+        return held.offer.id
 
     def expire(self, now: float) -> list[OfferId]:
         """End the offers whose lease is over, and free their blocks; call it in every step. O(1) where none is."""
         return self._advance(now)
 
     def _advance(self, now: float) -> list[OfferId]:
-        ended = []
-        for number in self._deadlines.advance(now):
-            held = self._held.pop(number)
-            self.cache.free(held.seq)
-            ended.append(held.offer.id)
-        return ended
+        return [self._end(number) for number in self._deadlines.advance(now)]
 
     @property
     def num_offers(self) -> int:

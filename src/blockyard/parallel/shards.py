@@ -36,13 +36,16 @@ class HeadShards:
 
     @classmethod
     def even(cls, num_kv_heads: int, num_ranks: int = 1) -> HeadShards:
-        """Heads in order, as even as they go, the first ranks one more; with more ranks than heads, each has one."""
+        """Heads in order, as even as they go, the first ranks one more. O(ranks).
+
+        With more ranks than heads each rank has one, neighbours the same, the first heads on one rank more.
+        """
         heads = require_int("num_kv_heads", num_kv_heads, 1, MAX_HEADS)
         ranks = require_int("num_ranks", num_ranks, 1, MAX_RANKS)
         if ranks > heads:
-            return cls(heads, tuple((rank * heads // ranks, 1) for rank in range(ranks)))
-        each, more = divmod(heads, ranks)
-        counts = [each + (rank < more) for rank in range(ranks)]
+            copies = _shares(ranks, heads)
+            return cls(heads, tuple((head, 1) for head, count in enumerate(copies) for _ in range(count)))
+        counts = _shares(heads, ranks)
         return cls(heads, tuple((sum(counts[:rank]), count) for rank, count in enumerate(counts)))
 
     @property
@@ -95,6 +98,12 @@ def _runs_to(to_rank: int, first: int, sources: list[int], sender: HeadShards) -
             runs.append(HeadRun(rank, to_rank, first + start - sender.ranges[rank][0], start, place - start))
             start = place
     return runs
+
+
+def _shares(number: int, parts: int) -> list[int]:
+    """`number` in so many parts, the first ones one larger."""
+    share, more = divmod(number, parts)
+    return [share + (part < more) for part in range(parts)]
 
 
 def _checked_ranges(ranges: object, num_kv_heads: int) -> tuple[tuple[int, int], ...]:
