@@ -6,7 +6,9 @@
 `blockyard.parallel.distributed`.
 """
 
+from .cache_group import CacheGroup, Placement
 from .local import LocalBlocks, fetch
+from .multi_pool import MultiBlockPool, MultiLease
 from .offer import Offer, OfferId
 from .peer import PeerInfo, require_compatible, require_same_memory
 from .receiver import HandoffReceiver, Transfer
@@ -15,14 +17,18 @@ from .sender import HandoffSender
 from .shards import HeadRun, HeadShards, head_runs
 
 __all__ = [
+    "CacheGroup",
     "HandoffReceiver",
     "HandoffSender",
     "HeadRun",
     "HeadShards",
     "LocalBlocks",
+    "MultiBlockPool",
+    "MultiLease",
     "Offer",
     "OfferId",
     "PeerInfo",
+    "Placement",
     "TokenRuns",
     "Transfer",
     "TransferPlan",
