@@ -133,12 +133,23 @@ class _BlockPiece:
         return self._layers[0][self._first : self._first + self._count].flatten()
 
     def read(self, out: torch.Tensor) -> None:
-        for layer, part in zip(self._layers, out.view(len(self._layers), self._count, self._width), strict=True):
+        for layer, part in self._cut(out):
             torch.index_select(layer, 0, self._ids, out=part)
 
     def write(self, message: torch.Tensor) -> None:
-        for layer, part in zip(self._layers, message.view(len(self._layers), self._count, self._width), strict=True):
+        for layer, part in self._cut(message):
             layer.index_copy_(0, self._ids, part)
+
+    def _cut(self, message: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each layer's blocks and their part of the message."""
+        for layer, part in zip(self._layers, message.view(len(self._layers), self._count, self._width), strict=True):
+            yield _as_words(layer), _as_words(part)
+
+
+def _as_words(blocks: torch.Tensor) -> torch.Tensor:
+    """Blocks, a row each, as 8-byte words if they can be: torch copies half-precision rows half as fast."""
+    is_even = blocks.shape[1] * blocks.element_size() % 8 == 0 and blocks.data_ptr() % 8 == 0
+    return blocks.view(torch.int64) if is_even else blocks
 
 
 class _TokenPiece:
