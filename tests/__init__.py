@@ -11,6 +11,7 @@
     sizing     bytes of a block, how many fit
     events     KV events: what is on the wire, the publisher, and a mirror behind a network that loses messages
     storage    KV tensors, layouts, copies, moves beside the computing
+    parallel   prompts handed from cache to cache, pools over several devices, a cache for each rank; killed processes
     engine     tokens against transformers, scheduling, preemption, sampling, beams, attention backends, CUDA
     serving    the HTTP server: answers, fields, paths, bad requests, failures, its log, metrics and traces, load
     live       the page: states, the wire, its paths, and the page itself in a headless browser
@@ -21,7 +22,9 @@
     support    what several of them share: the reference model, random programs, tiny models, servers
 
 A package, so that programs run from the repository's root: `python -m tests.stress` (a million random operations),
-`python -m tests.world` (many random worlds), `python -m tests.golden` (hits of every policy, counted anew),
+`python -m tests.world` (many random worlds),
+`python -m tests.handoff` (a million transfers between caches whose processes are killed),
+`python -m tests.golden` (hits of every policy, counted anew),
 `python -m tests.wheels` (builds wheels and tests each where there is no compiler). And
 attacks, of which the tests make a small part: `python -m tests.finalisers` (garbage that frees in the middle of calls),
 `python -m tests.interrupts` (Ctrl-C at every event of every call), `python -m tests.signals` (the same by a timer),

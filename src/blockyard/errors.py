@@ -15,6 +15,9 @@
     │   ├── StalePlan          a plan read after the cache has moved on
     │   ├── ConcurrentCall     a call that arrived while another one runs on the same cache
     │   └── PolicyError        an eviction policy raised, or named a block that is not idle
+    ├── HandoffError           keys and values cannot be handed from one cache to another
+    │   ├── PeerMismatch       the two sides differ in what cannot be converted
+    │   └── StaleOffer         an offer or transfer that has ended: expired, released, of an earlier start
     ├── InvalidArgument        a value outside its limits (also a ValueError)
     ├── InvariantError         check() found a broken invariant
     ├── MissingExtra           an optional dependency is absent (also an ImportError)
@@ -98,6 +101,18 @@ class ConcurrentCall(LogicError):
 
 class PolicyError(LogicError):
     """An eviction policy raised, or named a block that is not idle. The pool is whole; the policy must be replaced."""
+
+
+class HandoffError(BlockyardError):
+    """Keys and values cannot be handed from one cache to another; what was held for it is free again."""
+
+
+class PeerMismatch(HandoffError):
+    """The two sides differ in what cannot be converted; the message names both values."""
+
+
+class StaleOffer(HandoffError):
+    """The offer or transfer has ended, so its blocks may hold something else by now. Nothing of it may be used."""
 
 
 class InvalidArgument(BlockyardError, ValueError):

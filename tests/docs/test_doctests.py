@@ -14,8 +14,9 @@ from ..support.places import PACKAGE_DIR
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
-#: The core and the ground it stands on; beside what is installed with the package, `naming` needs its extra.
-SOURCES = sorted([*PACKAGE_DIR.glob("*.py"), *(PACKAGE_DIR / "core").rglob("*.py")])
+_ROOMS = ("core", "parallel")
+#: The core, what stands between several caches, and the ground; beside what is installed, `naming` needs its extra.
+SOURCES = sorted([*PACKAGE_DIR.glob("*.py"), *(path for room in _ROOMS for path in (PACKAGE_DIR / room).rglob("*.py"))])
 #: The two ways in. Their docstrings must show how they are used.
 MUST_HAVE_EXAMPLES = {"BlockPool", "KVCacheManager"}
 

@@ -237,13 +237,14 @@ LAYERS = {
     "events": 5,
     "observe": 5,
     "metrics": 5,
-    "engine": 6,
-    "lab": 6,
-    "live": 6,
-    "serving": 7,
-    "integrations": 8,
-    "cli": 8,
-    "__main__": 9,
+    "parallel": 6,
+    "engine": 7,
+    "lab": 7,
+    "live": 7,
+    "serving": 8,
+    "integrations": 9,
+    "cli": 9,
+    "__main__": 10,
 }
 #: Packages within a package, from the bottom up, in the same way. Files that stand in none of them are below all.
 INNER_LAYERS = {

@@ -64,6 +64,12 @@ class Scheduler:
         request.due = self._num_steps + request.priority * STEPS_PER_PRIORITY
         self._queue(request.branches[0])
 
+    def adopt(self, request: Request, seq: int) -> None:
+        """Run a request whose prompt was computed elsewhere and whose first token is chosen; seq: its sequence."""
+        request.due = self._num_steps + request.priority * STEPS_PER_PRIORITY
+        request.branches[0].seq = seq
+        bisect.insort(self.running, request.branches[0], key=_rank)
+
     def requests(self) -> dict[int, Request]:
         """All that wait or run, by their ids."""
         return {branch.request.request_id: branch.request for branch in self._all()}

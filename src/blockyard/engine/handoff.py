@@ -1,0 +1,192 @@
+"""Prefill here, decode there: the two doors of an engine through which computed prompts leave and come in.
+
+    from blockyard.engine.handoff import DecodeDoor, PrefillDoor
+
+What goes between them, and over which transport, is `blockyard.parallel`'s; docs/parallel.md shows both together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..answers import Admission
+from ..core.plan import StepPlan
+from ..errors import InvalidArgument
+from ..keys import ExtraKey
+from ..parallel import HandoffReceiver, HandoffSender, HeadShards, Offer, PeerInfo, Transfer
+from ..parallel.tensors import KVPort
+from .decoding.sampler import Choice
+from .engine import Engine
+from .prompts import EncodedPrompt, Prompt
+from .request import Request
+from .results import GenerationResult, NewToken, StepReport
+from .sampling import SamplingParams
+
+
+def peer_of(engine: Engine, name: str, incarnation: int) -> PeerInfo:
+    """What an engine's cache is, for the handshake. Of an engine of one rank."""
+    tensors, groups = engine.kv_cache, range(engine.kv_cache.places.num_groups)
+    places = tensors.places
+    return PeerInfo.of(
+        engine.cache.config,
+        name,
+        incarnation,
+        dtype=str(tensors.dtype).removeprefix("torch."),
+        num_layers=tensors.num_layers,
+        head_size=tensors.head_size,
+        value_size=tensors.value_size,
+        shards=HeadShards.even(tensors.num_kv_heads),
+        layout=tensors.layout.value,
+        layer_groups=tuple(
+            tuple(layer for layer in range(tensors.num_layers) if places.group(layer) == group) for group in groups
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A prompt that was computed, with its first token chosen: the offer's last one."""
+
+    request_id: int
+    offer: Offer
+
+
+class PrefillDoor:
+    """An engine that computes prompts, chooses their first tokens, and offers both.
+
+    engine: it should do nothing else. name, incarnation: as for `PeerInfo`. lease: as for `HandoffSender`. While an
+    offer lives it has the row and the blocks of its sequence.
+    """
+
+    def __init__(self, engine: Engine, name: str, incarnation: int, lease: float) -> None:
+        self.engine = engine
+        self.sender = HandoffSender(engine.cache, peer_of(engine, name, incarnation), lease)
+        self.port = KVPort(engine.kv_cache)
+        self._keys: dict[int, Sequence[ExtraKey]] = {}
+
+    def add_request(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, *, extra_keys: Sequence[ExtraKey] = ()
+    ) -> int:
+        """Queue a prompt; returns its request id. Raises as `Engine.add_request`, and for n or logprobs.
+
+        sampling: what the whole request asks for; the other side is given the same.
+        """
+        wanted = _required(SamplingParams() if sampling is None else sampling)
+        least = min(wanted.max_tokens, max(2, wanted.min_tokens))
+        request_id = self.engine.add_request(
+            prompt, dataclasses.replace(wanted, max_tokens=least), extra_keys=extra_keys
+        )
+        self._keys[request_id] = extra_keys
+        return request_id
+
+    def step(self, now: float) -> tuple[list[Prefilled], list[GenerationResult]]:
+        """Run one step; the prompts that it has finished, and results of requests that ended with their first token.
+
+        now: for the leases. Raises as `Engine.step`.
+        """
+        self.sender.expire(now)
+        report = _step(self.engine)
+        done = [self._offer(token, now) for token in report.new_tokens if token.finish_reason is None]
+        for result in report.finished:
+            self._keys.pop(result.request_id, None)
+        return done, report.finished
+
+    def _offer(self, token: NewToken, now: float) -> Prefilled:
+        """Give the sender the sequence of a request whose first token was just chosen, and forget the request."""
+        request_id = token.request_id
+        branch = self.engine._scheduler.requests()[request_id].branches[0]
+        try:
+            offer = self.sender.take_over(branch.seq, now, self._keys.pop(request_id))
+            branch.seq = -1
+        finally:
+            self.engine.abort_request(request_id)
+        return Prefilled(request_id, offer)
+
+
+class DecodeDoor:
+    """An engine that goes on with prompts computed elsewhere, beside requests of its own.
+
+    name, incarnation: as for `PeerInfo`. lease: as for `HandoffReceiver`. Step the engine by `step` of this door.
+    """
+
+    def __init__(self, engine: Engine, name: str, incarnation: int, lease: float) -> None:
+        self.engine = engine
+        peer = peer_of(engine, name, incarnation)
+        self.receiver = HandoffReceiver(engine.cache, peer, lease, self._carry_out)
+        self.port = KVPort(engine.kv_cache)
+        self._requests: dict[int, Request] = {}
+
+    def _carry_out(self, plan: StepPlan) -> None:
+        moves = self.engine._scheduler.moves
+        moves.note(plan)
+        moves.carry_out(self.engine.kv_cache)
+
+    def accept(self, offer: Offer, sampling: SamplingParams | None, now: float) -> Transfer | Admission:
+        """Take blocks for an offer; fetch its keys and values next (`ReceiverLink.fetch`), then `finish`.
+
+        sampling: what the request asks for, as on the other side. Raises as `HandoffReceiver.accept`, and as
+        `Engine.add_request` for what cannot be served here.
+        """
+        wanted = _required(SamplingParams() if sampling is None else sampling)
+        num_prompt = len(offer.token_ids) - 1
+        if offer.num_computed != num_prompt:
+            raise InvalidArgument(
+                f"the offer has {offer.num_computed} computed tokens of {num_prompt + 1}; no first token"
+            )
+        vocab_size = self.engine.shape.vocab_size
+        if int(offer.token_ids.max()) >= vocab_size:
+            raise InvalidArgument(f"the offer holds token {offer.token_ids.max()}; the vocabulary has {vocab_size}")
+        prompt = EncodedPrompt(offer.token_ids[:-1].tolist(), vocab_size)
+        request = self.engine._intake.request("offer", prompt, wanted, extra_keys=offer.extra_keys)
+        transfer = self.receiver.accept(offer, now, f"request {request.request_id}, on its way in")
+        if isinstance(transfer, Transfer):
+            self._forget_ended()
+            self._requests[transfer.number] = request
+        return transfer
+
+    def finish(self, transfer: Transfer, now: float) -> NewToken:
+        """Its keys and values are there: the request runs from the next step on. Returns its first token.
+
+        The token has the request's id, and a finish reason if it was the last. Raises as `HandoffReceiver.finish`.
+        """
+        seq = self.receiver.finish(transfer, now)
+        request = self._requests.pop(transfer.number)
+        request.num_cached_tokens = transfer.start
+        runs = False
+        try:
+            token = request.branches[0].take(Choice(int(transfer.offer.token_ids[-1])))
+            if token.finish_reason is None:
+                self.engine._scheduler.adopt(request, seq)
+                runs = True
+        finally:
+            if not runs:
+                self.engine.cache.free(seq)
+        return token
+
+    def step(self, now: float) -> StepReport:
+        """Run one step of the engine, after giving up the transfers whose lease is over. Raises as `Engine.step`."""
+        self.receiver.expire(now)
+        self._forget_ended()
+        return _step(self.engine)
+
+    def _forget_ended(self) -> None:
+        live = {transfer.number for transfer in self.receiver.transfers()}
+        self._requests = {number: request for number, request in self._requests.items() if number in live}
+
+
+def _step(engine: Engine) -> StepReport:
+    """A step in which nothing may be possible, because what is needed is held by offers or on its way in."""
+    return engine.step(only=engine._scheduler.requests().keys())
+
+
+def _required(sampling: Any) -> SamplingParams:
+    if not isinstance(sampling, SamplingParams):
+        raise InvalidArgument(f"sampling is a {type(sampling).__name__}; it must be SamplingParams")
+    if sampling.n > 1:
+        raise InvalidArgument(f"n is {sampling.n}; a prompt is handed over for one completion")
+    if sampling.logprobs is not None:
+        raise InvalidArgument(f"logprobs is {sampling.logprobs}; those of the first token stay with the prefill")
+    return sampling

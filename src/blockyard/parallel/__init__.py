@@ -1,0 +1,40 @@
+"""Several caches: a prompt computed here and decoded there, one request over several pools, a cache for each rank.
+
+    from blockyard.parallel import HandoffReceiver, HandoffSender, PeerInfo
+
+`docs/parallel.md` is the guide. What moves bytes needs torch and is imported by itself: `blockyard.parallel.tensors`,
+`blockyard.parallel.distributed`.
+"""
+
+from .cache_group import CacheGroup, Placement
+from .local import LocalBlocks, fetch
+from .multi_pool import MultiBlockPool, MultiLease
+from .offer import Offer, OfferId
+from .peer import PeerInfo, require_compatible, require_same_memory
+from .receiver import HandoffReceiver, Transfer
+from .runs import TokenRuns, TransferPlan, token_runs
+from .sender import HandoffSender
+from .shards import HeadRun, HeadShards, head_runs
+
+__all__ = [
+    "CacheGroup",
+    "HandoffReceiver",
+    "HandoffSender",
+    "HeadRun",
+    "HeadShards",
+    "LocalBlocks",
+    "MultiBlockPool",
+    "MultiLease",
+    "Offer",
+    "OfferId",
+    "PeerInfo",
+    "Placement",
+    "TokenRuns",
+    "Transfer",
+    "TransferPlan",
+    "fetch",
+    "head_runs",
+    "require_compatible",
+    "require_same_memory",
+    "token_runs",
+]

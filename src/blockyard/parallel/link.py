@@ -1,0 +1,266 @@
+"""The conversation between two processes: control messages over one connection, keys and values over a transport.
+
+    sender                       receiver
+    peer ───────────────────────▶            the handshake, both ways; whoever cannot serve the other raises
+         ◀─────────────────────── peer
+    offer ──────────────────────▶            these tokens are computed
+         ◀─────────────────────── pull       from which token on
+    data, or stale ─────────────▶            and then the lanes, by the transport
+         ◀─────────────────────── release    fetched, or not wanted; if it is lost, the lease ends it
+    bye ────────────────────────▶            no more offers, and none that still lives
+
+A connection is anything with `send_bytes`, `recv_bytes` and `poll`, such as `multiprocessing.Pipe()` gives. The message
+"data" comes after the sender has made sure that it still holds the blocks, and it does nothing else until they are
+sent; so what arrives is what was offered. Needs torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from typing import Protocol
+
+from ..arguments import require_int, require_number
+from ..errors import HandoffError, InvalidArgument, PeerMismatch, StaleOffer
+from . import wire
+from .lanes import receiving_lanes, sending_lanes
+from .offer import Offer, OfferId, id_from
+from .peer import PeerInfo, require_compatible
+from .receiver import HandoffReceiver, Transfer
+from .sender import HandoffSender
+from .tensors import KVPort
+from .transport import Transport, receive_lanes, send_lanes
+
+
+class Connection(Protocol):
+    """What carries control messages, whole and in order."""
+
+    def send_bytes(self, message: bytes, /) -> None:
+        """Send one message."""
+
+    def recv_bytes(self) -> bytes:
+        """The next message. Raises `EOFError` or `OSError` when the other side has gone."""
+
+    def poll(self, timeout: float = 0.0, /) -> bool:
+        """Whether a message comes within so many seconds; True also when the other side has gone."""
+
+
+class _Link:
+    """What both sides have: one rank's tensors, the way to the other side, and what arrived and was not asked for."""
+
+    def __init__(
+        self,
+        own: PeerInfo,
+        port: KVPort,
+        transport: Transport,
+        connection: Connection,
+        ranks: list[int],
+        checked: bool = False,
+        timeout: float = 30.0,
+    ) -> None:
+        if own.shards.num_ranks != 1:
+            raise InvalidArgument(
+                f"peer has {own.shards.num_ranks} ranks; a link serves a side of one: send lanes on each of several"
+            )
+        self.port = port
+        self._own = own
+        self._transport = transport
+        self._connection = connection
+        self._ranks = ranks
+        self._checked = checked
+        self._timeout = require_number("timeout", timeout)
+        self._arrived: deque[bytes] = deque()
+        #: Whether the other side has said that nothing more will come.
+        self.has_ended = False
+        self.peer = self._handshake()
+
+    def _handshake(self) -> PeerInfo:
+        self._send(self._own.to_bytes())
+        theirs = PeerInfo.from_bytes(self._wait_for("peer"))
+        require_compatible(self._own, theirs)
+        if theirs.shards.num_ranks != len(self._ranks):
+            raise PeerMismatch(f"ranks has {len(self._ranks)} entries; {theirs.name!r} has {theirs.shards.num_ranks}")
+        return theirs
+
+    def _send(self, message: bytes) -> None:
+        try:
+            self._connection.send_bytes(message)
+        except OSError as error:
+            raise HandoffError(f"the other side has gone: {type(error).__name__}") from error
+
+    def _receive(self, timeout: float) -> bytes | None:
+        """The next message, if one comes in time."""
+        try:
+            if self.has_ended or not self._connection.poll(timeout):
+                return None
+            message = self._connection.recv_bytes()
+        except (EOFError, OSError) as error:
+            raise HandoffError(f"the other side has gone: {type(error).__name__}") from error
+        if wire.kind_of(message) != "bye":
+            return message
+        self.has_ended = True
+        return None
+
+    def _wait_for(self, *kinds: str) -> bytes:
+        """The next message of these kinds; others are kept for later."""
+        while True:
+            message = self._receive(self._timeout)
+            if self.has_ended:
+                raise HandoffError(f"the other side has ended; {' or '.join(kinds)} was due")
+            if message is None:
+                raise HandoffError(f"the other side was silent for {self._timeout:g} s; {' or '.join(kinds)} is due")
+            if wire.kind_of(message) in kinds:
+                return message
+            self._arrived.append(message)
+
+
+class SenderLink(_Link):
+    """The sender's end. port: its tensors. ranks: the receiver's ranks as the transport numbers them.
+
+    checked: send checksums behind the bytes; both ends must say the same. timeout: seconds that the other side may be
+    silent in the middle of something. Both ends must be made at the same time: each waits for the other's handshake.
+    Raises `PeerMismatch`, `HandoffError`.
+    """
+
+    def __init__(
+        self,
+        sender: HandoffSender,
+        port: KVPort,
+        transport: Transport,
+        connection: Connection,
+        ranks: list[int],
+        checked: bool = False,
+        timeout: float = 30.0,
+    ) -> None:
+        super().__init__(sender.peer, port, transport, connection, ranks, checked, timeout)
+        self._sender = sender
+        self._offered: set[OfferId] = set()
+
+    def offer(self, offer: Offer) -> None:
+        """Tell the receiver of an offer. Raises `HandoffError` if it has gone; `close` then ends all offers to it."""
+        self._offered.add(offer.id)
+        self._send(offer.to_bytes())
+
+    def serve(self, now: float, timeout: float = 0.0) -> int:
+        """Do what the receiver asks for; returns how many messages came. Call it in every step.
+
+        timeout: seconds to wait for the first. Raises `HandoffError` if the receiver has gone: all that was offered to
+        it is released then.
+        """
+        count = 0
+        try:
+            while (message := self._receive(0.0 if count else timeout)) is not None:
+                self._handle(message, now)
+                count += 1
+        except HandoffError:
+            self._release_all()
+            raise
+        return count
+
+    def _handle(self, message: bytes, now: float) -> None:
+        kind = wire.kind_of(message)
+        if kind == "release":
+            offer_id = OfferId.from_bytes("release", message)
+            self._offered.discard(offer_id)
+            self._sender.release(offer_id)
+        elif kind == "pull":
+            self._answer(message, now)
+        else:
+            raise HandoffError(f"the receiver sent a {kind!r}; a pull or release is expected")
+
+    def _answer(self, message: bytes, now: float) -> None:
+        fields, _ = wire.unpack("pull", message)
+        offer_id = id_from(fields)
+        try:
+            offer = self._sender.require_held(offer_id, now)
+            start = require_int("start", fields.get("start"), 0, offer.num_computed)
+            lanes = sending_lanes(offer, start, self._own, self.peer)
+        except StaleOffer:
+            self._send(offer_id.to_bytes("stale"))
+            return
+        self._send(offer_id.to_bytes("data"))
+        send_lanes(self._transport, self.port, lanes, self._ranks, self._checked)
+
+    def close(self) -> None:
+        """Release all that was offered through this link, and say so. A second call does nothing."""
+        self._release_all()
+        if not self.has_ended:
+            self.has_ended = True
+            with contextlib.suppress(HandoffError):
+                self._send(wire.pack("bye", {}))
+
+    def _release_all(self) -> None:
+        while self._offered:
+            self._sender.release(self._offered.pop())
+
+
+class ReceiverLink(_Link):
+    """The receiver's end; as `SenderLink`."""
+
+    def __init__(
+        self,
+        receiver: HandoffReceiver,
+        port: KVPort,
+        transport: Transport,
+        connection: Connection,
+        ranks: list[int],
+        checked: bool = False,
+        timeout: float = 30.0,
+    ) -> None:
+        super().__init__(receiver.peer, port, transport, connection, ranks, checked, timeout)
+        self._receiver = receiver
+        receiver.connect(self.peer)
+
+    def offers(self, timeout: float = 0.0) -> list[Offer]:
+        """The offers that have come since the last call. timeout: seconds to wait for the first.
+
+        Raises `HandoffError` if the sender has gone: its transfers are aborted then.
+        """
+        try:
+            while (message := self._receive(0.0 if self._arrived else timeout)) is not None:
+                self._arrived.append(message)
+        except HandoffError:
+            if not self._arrived:
+                self.close()
+                raise
+        found = [Offer.from_bytes(message) for message in self._arrived]
+        self._arrived.clear()
+        return found
+
+    def fetch(self, transfer: Transfer) -> None:
+        """Have a transfer's keys and values sent, into its blocks; `HandoffReceiver.finish` comes next. O(bytes).
+
+        Raises `StaleOffer` if the sender holds the offer no longer, `HandoffError` if it has gone or a checksum is
+        wrong; the transfer is aborted then.
+        """
+        try:
+            self._receiver.require_live(transfer)
+            self._pull(transfer)
+        except BaseException:
+            self._receiver.abort(transfer)
+            raise
+
+    def _pull(self, transfer: Transfer) -> None:
+        offer_id = transfer.offer.id
+        self._send(wire.pack("pull", {"id": list(offer_id), "start": transfer.start}))
+        answer = self._wait_for("data", "stale")
+        kind = wire.kind_of(answer)
+        if OfferId.from_bytes(kind, answer) != offer_id:
+            raise HandoffError(f"offer {offer_id.number} was asked for; the sender answers for another one")
+        if kind == "stale":
+            raise StaleOffer(f"offer {offer_id.number} of {offer_id.sender!r} has ended")
+        cache = self._receiver.cache
+        tables = [cache.block_ids(transfer.seq, number) for number in range(len(self._own.groups))]
+        lanes = receiving_lanes(tables, transfer.start, transfer.stop, self._own, self.peer)
+        receive_lanes(self._transport, self.port, lanes, self._ranks, self._checked)
+
+    def release(self, offer_id: OfferId) -> None:
+        """Tell the sender that an offer was fetched, or is not wanted: its blocks are free before its lease is over.
+
+        Raises `HandoffError` if it has gone.
+        """
+        self._send(offer_id.to_bytes("release"))
+
+    def close(self) -> None:
+        """Abort all transfers from this sender, and take no more. A second call does nothing."""
+        self._receiver.disconnect(self.peer.name)

@@ -1,0 +1,228 @@
+"""One request's blocks over the pools of several devices: taken all or none, freed in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arguments import require_int, require_str, shown
+from ..config import MAX_BLOCKS
+from ..core.block_pool import BlockPool
+from ..core.pool.lease import BlockLease
+from ..errors import DoubleFree, ForeignBlock, InvalidArgument, InvariantError, OutOfBlocks
+from .probing import require_idle
+
+MAX_POOLS = 4096
+
+
+class MultiLease:
+    """A counted hold on blocks of several pools, in the order of the request's blocks. Freed once, by `free_blocks`."""
+
+    def __init__(self, owner: MultiBlockPool, serial: int, holder: str, parts: list[tuple[int, BlockLease]]) -> None:
+        self._owner = owner
+        self._serial = serial
+        self._holder = holder
+        #: (device, its lease), in order; a lease that was extended has a device several times.
+        self._parts = parts
+
+    @property
+    def holder(self) -> str:
+        """The name it was taken under."""
+        return self._holder
+
+    @property
+    def block_ids(self) -> npt.NDArray[np.int32]:
+        """Device and block id of each of the request's blocks, in order, int32 (n, 2), a copy. O(n)."""
+        rows = [np.empty((0, 2), np.int32)]
+        for device, part in self._parts:
+            ids = part.block_ids
+            rows.append(np.stack([np.full(len(ids), device, np.int32), ids], axis=1))
+        return np.concatenate(rows)
+
+    def num_blocks_of(self, device: int) -> int:
+        """How many of the blocks are on a device. O(parts)."""
+        return sum(len(part) for number, part in self._parts if number == device)
+
+    def __len__(self) -> int:
+        return sum(len(part) for _, part in self._parts)
+
+    def __repr__(self) -> str:
+        return f"<MultiLease {self._serial} of {self._holder!r}: {self.block_ids.tolist()}>"
+
+    def __copy__(self) -> MultiLease:
+        raise TypeError("a MultiLease cannot be copied: two would free the same blocks")
+
+    def __deepcopy__(self, memo: object) -> MultiLease:
+        raise TypeError("a MultiLease cannot be copied: two would free the same blocks")
+
+    def __reduce__(self) -> str:
+        raise TypeError("a MultiLease cannot be pickled; send its `block_ids`")
+
+
+class MultiBlockPool:
+    """Pools of several devices as one (the course's `MultiGPUBlockPool`).
+
+    pools: one a device, device i being `pools[i]`; all of one block size, none twice. They may be used by others too.
+    A request's blocks are spread in proportion to what each pool has free, so that all fill alike; what the division
+    leaves over goes to those with the most left. Raises `InvalidArgument`.
+
+    >>> from blockyard import BlockPool
+    >>> pool = MultiBlockPool([BlockPool(11, 16), BlockPool(6, 16)])
+    >>> lease = pool.get_new_blocks(7, holder="request-1")
+    >>> lease.num_blocks_of(0), lease.num_blocks_of(1), pool.num_free_blocks
+    (5, 2, 8)
+    >>> pool.free_blocks(lease)
+    >>> pool.num_used_blocks
+    0
+    """
+
+    def __init__(self, pools: Sequence[BlockPool]) -> None:
+        if not isinstance(pools, (list, tuple)) or not 1 <= len(pools) <= MAX_POOLS:
+            raise InvalidArgument(f"pools is {shown(pools)}; it must be a list of 1 to {MAX_POOLS} BlockPools")
+        for device, pool in enumerate(pools):
+            if not isinstance(pool, BlockPool):
+                raise InvalidArgument(f"pools[{device}] is {shown(pool)}; it must be a BlockPool")
+            if pool.block_size != pools[0].block_size:
+                raise InvalidArgument(
+                    f"pools[{device}] has blocks of {pool.block_size}; pools[0] of {pools[0].block_size}"
+                )
+            if any(pool is other for other in pools[:device]):
+                raise InvalidArgument(f"pools[{device}] is in the list twice; each device has a pool of its own")
+        self.pools = tuple(pools)
+        self._live: dict[int, MultiLease] = {}
+        self._last_serial = 0
+
+    # What is there. O(devices).
+
+    @property
+    def block_size(self) -> int:
+        """Tokens a block."""
+        return int(self.pools[0].block_size)
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """All blocks of all pools but their null blocks."""
+        return sum(pool.num_usable_blocks for pool in self.pools)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Free blocks of all pools."""
+        return sum(pool.num_free_blocks for pool in self.pools)
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks held in all pools, by whomever."""
+        return sum(pool.num_used_blocks for pool in self.pools)
+
+    @property
+    def usage(self) -> float:
+        """Share of the usable blocks in use, 0 to 1."""
+        return self.num_used_blocks / self.num_usable_blocks
+
+    def leases(self) -> list[MultiLease]:
+        """The leases not freed yet, oldest first: the leak report."""
+        return list(self._live.values())
+
+    # Leases.
+
+    def get_new_blocks(self, num_blocks: int, holder: str = "") -> MultiLease:
+        """Hold `num_blocks` blocks, spread over the pools by their free space. O(num_blocks + devices * log devices).
+
+        Raises `OutOfBlocks` when all pools together have fewer, `InvalidArgument`; nothing has changed then. If an
+        eviction policy of a pool fails (`PolicyError`), nothing is held, but what other pools evicted before is gone.
+        """
+        name = require_str("holder", holder)
+        taken = self._take(num_blocks, name)
+        self._last_serial += 1
+        lease = MultiLease(self, self._last_serial, name, taken)
+        self._live[lease._serial] = lease
+        return lease
+
+    def extend(self, lease: MultiLease, num_blocks: int) -> None:
+        """Add `num_blocks` blocks behind those of a live lease, as a request grows. Raises as `get_new_blocks`."""
+        held = self._require_live(lease)
+        taken = self._take(num_blocks, held._holder)
+        if self._live.get(held._serial) is not held:  # an eviction policy freed it meanwhile
+            self._give_back(taken)
+        self._require_live(held)
+        held._parts = [*held._parts, *taken]
+
+    def _take(self, num_blocks: int, holder: str) -> list[tuple[int, BlockLease]]:
+        """New leases of the pools, of all or of none."""
+        count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
+        shares = [(device, share) for device, share in enumerate(self._spread(count)) if share > 0]
+        for device, _ in shares:
+            require_idle(self.pools[device])
+        taken: list[tuple[int, BlockLease]] = []
+        try:
+            for device, share in shares:
+                taken.append((device, self.pools[device].get_new_blocks(share, holder)))
+        except BaseException:
+            self._give_back(taken)
+            raise
+        return taken
+
+    def _spread(self, count: int) -> list[int]:
+        """How many blocks each pool gives. Largest remainders (Hamilton's method), never more than a pool has."""
+        free = [pool.num_free_blocks for pool in self.pools]
+        total = sum(free)
+        if count > total:
+            raise OutOfBlocks(f"num_blocks is {count}; only {total} blocks are free in {len(free)} pools", count, total)
+        if count == 0:
+            return [0] * len(free)
+        shares = [count * each // total for each in free]
+        # The rest is smaller than the number of pools that have a remainder, and those have a block more to give.
+        by_rest = sorted(range(len(free)), key=lambda device: (-(count * free[device] % total), device))
+        for device in by_rest[: count - sum(shares)]:
+            shares[device] += 1
+        return shares
+
+    def free_blocks(self, lease: MultiLease) -> None:
+        """Free a lease on all devices, last block first. O(blocks).
+
+        Raises `DoubleFree` for a lease already freed, `ForeignBlock` for one of another `MultiBlockPool`. In the middle
+        of a call of one of the pools, that pool's blocks are freed when the call ends.
+        """
+        held = self._require_live(lease)
+        del self._live[held._serial]
+        self._give_back(held._parts)
+
+    def _give_back(self, parts: list[tuple[int, BlockLease]]) -> None:
+        """Free all, the last first; what raises (a part that somebody else freed) is raised when the others are."""
+        failed: BaseException | None = None
+        for device, part in reversed(parts):
+            try:
+                self.pools[device].free_blocks(part)
+            except BaseException as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def _require_live(self, lease: object) -> MultiLease:
+        if not isinstance(lease, MultiLease):
+            raise InvalidArgument(f"lease is {shown(lease)}; it must be a MultiLease, as get_new_blocks returns it")
+        if lease._owner is not self:
+            raise ForeignBlock(f"lease {lease._serial} of {lease._holder!r} was handed out by another pool")
+        if self._live.get(lease._serial) is not lease:
+            raise DoubleFree(f"lease {lease._serial} of {lease._holder!r} was already freed")
+        return lease
+
+    def check(self) -> None:
+        """Verify every pool, and that each lease's blocks are held, by no other lease of this pool. O(all blocks).
+
+        Raises `InvariantError`.
+        """
+        seen: set[tuple[int, int]] = set()
+        for pool in self.pools:
+            pool.check()
+        live = [{id(part) for part in pool.leases()} for pool in self.pools]
+        for lease in self._live.values():
+            for device, part in lease._parts:
+                if id(part) not in live[device]:
+                    raise InvariantError(f"{lease!r} has lost its blocks {list(part)} of device {device}")
+            blocks = {(device, block) for device, block in lease.block_ids.tolist()}
+            if len(blocks) != len(lease) or blocks & seen:
+                raise InvariantError(f"{lease!r} holds blocks that another lease holds too")
+            seen |= blocks

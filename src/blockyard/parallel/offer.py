@@ -1,0 +1,86 @@
+"""What a sender tells a receiver: these tokens are computed, and their keys and values stand in these blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arguments import require_int, shown
+from ..config import MAX_GROUPS, MAX_MODEL_LEN
+from ..errors import InvalidArgument
+from ..keys import ExtraKey, canonical_keys, require_spans_within, spans_of
+from . import wire
+from .peer import MAX_INCARNATION
+
+_MAX_NUMBER = 2**62
+
+
+class OfferId(NamedTuple):
+    """Names an offer for ever: the sender's name and incarnation, and a number that this start of it uses once."""
+
+    sender: str
+    incarnation: int
+    number: int
+
+    def to_bytes(self, kind: str) -> bytes:
+        """A message about this offer and nothing else: `kind` says what."""
+        return wire.pack(kind, {"id": list(self)})
+
+    @classmethod
+    def from_bytes(cls, kind: str, message: object) -> OfferId:
+        """The offer that such a message is about. Raises `InvalidArgument`, `PeerMismatch`."""
+        return id_from(wire.unpack(kind, message)[0])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offer:
+    """A finished prefill that a receiver may take.
+
+    token_ids: all known tokens, int32 (n,). num_computed: how many of them have keys and values: n or n - 1. tables:
+    the sender's blocks of each layer group, int32, 0 where one is gone. extra_keys: canonical, of the request.
+
+    Raises `InvalidArgument` for what cannot be an offer, so that one from the network can be trusted in its form.
+    """
+
+    id: OfferId
+    token_ids: npt.NDArray[np.int32]
+    num_computed: int
+    tables: tuple[npt.NDArray[np.int32], ...]
+    extra_keys: tuple[ExtraKey, ...] = ()
+
+    def __post_init__(self) -> None:
+        count = len(self.token_ids)
+        require_int("the tokens of an offer", count, 1, MAX_MODEL_LEN)
+        require_int("num_computed", self.num_computed, max(count - 1, 1), count)
+        if int(self.token_ids.min()) < 0:
+            raise InvalidArgument(f"token_ids holds {int(self.token_ids.min())}; a token is 0 or more")
+        require_int("the layer groups of an offer", len(self.tables), 1, MAX_GROUPS)
+        object.__setattr__(self, "extra_keys", canonical_keys(self.extra_keys))
+        require_spans_within(spans_of(self.extra_keys), count)
+
+    def to_bytes(self) -> bytes:
+        """The message. O(tokens)."""
+        fields = {"id": list(self.id), "computed": self.num_computed, "keys": wire.keys_to_wire(self.extra_keys)}
+        return wire.pack("offer", fields, [self.token_ids, *self.tables])
+
+    @classmethod
+    def from_bytes(cls, message: object) -> Offer:
+        """The offer of a message. O(tokens). Raises `InvalidArgument`, or `PeerMismatch` for another version."""
+        fields, arrays = wire.unpack("offer", message)
+        if len(arrays) < 2:
+            raise InvalidArgument(f"an offer has {len(arrays)} arrays; its tokens and at least one table are needed")
+        computed = require_int("num_computed", fields.get("computed"), 1, MAX_MODEL_LEN)
+        tokens, *tables = arrays
+        return cls(id_from(fields), tokens, computed, tuple(tables), wire.keys_from_wire(fields.get("keys")))
+
+
+def id_from(fields: dict[str, Any]) -> OfferId:
+    """The id in a message's fields. Raises `InvalidArgument`."""
+    value = fields.get("id")
+    if not isinstance(value, (list, tuple)) or len(value) != 3 or type(value[0]) is not str:
+        raise InvalidArgument(f"the id of an offer is {shown(value)}; (sender, incarnation, number) is needed")
+    incarnation = require_int("incarnation", value[1], 0, MAX_INCARNATION)
+    return OfferId(value[0], incarnation, require_int("number", value[2], 1, _MAX_NUMBER))

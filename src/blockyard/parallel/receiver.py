@@ -1,0 +1,252 @@
+"""The side that goes on with a prompt: it takes blocks, lets them be filled, and shares them once they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..answers import Admission, SeqStatus
+from ..arguments import require_int, require_str, shown
+from ..core.manager import KVCacheManager
+from ..core.plan import StepPlan
+from ..errors import InvalidArgument, InvariantError, PeerMismatch, StaleOffer, UnknownSequence
+from .deadlines import Deadlines
+from .offer import Offer, OfferId
+from .peer import PeerInfo, require_compatible, require_own_config
+from .runs import TransferPlan, token_runs
+from .shards import head_runs
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """An offer on its way in. `HandoffReceiver.finish` or `abort` ends it.
+
+    offer: what is fetched. seq: the sequence that takes it; the receiver's until `finish` returns it. start, stop: the
+    tokens to fetch: those before `start` were in the cache. plan: where each goes.
+    """
+
+    number: int
+    offer: Offer
+    seq: int
+    start: int
+    stop: int
+    plan: TransferPlan
+    generation: int
+
+
+class HandoffReceiver:
+    """Takes offers in: blocks first, then bytes, then, when all are there and right, the sequence.
+
+    cache: that takes the sequences. peer: what this side says of itself. lease: how long a transfer may take, in the
+    unit of every `now`. on_plan: called with each `StepPlan` that is made here, to carry out its copies and swaps at
+    once (`KVCache.move_blocks`); needed with a CPU pool or partial hits, which make such plans.
+
+    A transfer's blocks are reserved and not committed: no prompt can hit them before `finish`. Equal prompts may join
+    them meanwhile, as they join blocks that are being computed: they wait, and if the transfer is aborted one of them
+    computes the prompt. Half a transfer is therefore a miss and nothing else. Not safe for use by several threads.
+    """
+
+    def __init__(
+        self,
+        cache: KVCacheManager,
+        peer: PeerInfo,
+        lease: float,
+        on_plan: Callable[[StepPlan], None] | None = None,
+    ) -> None:
+        require_own_config(cache, peer)
+        config = cache.config
+        if on_plan is None and (config.num_cpu_blocks or config.partial_hits):
+            raise InvalidArgument(
+                "on_plan is None; a cache with a CPU pool or partial hits makes plans that move blocks"
+            )
+        self.cache = cache
+        self.peer = peer
+        self._on_plan = on_plan
+        self._deadlines = Deadlines(lease)
+        self._live: dict[int, Transfer] = {}
+        self._by_offer: dict[OfferId, int] = {}
+        self._peers: dict[str, PeerInfo] = {}
+        self._last_number = 0
+
+    # Whom it takes offers from.
+
+    def connect(self, peer: PeerInfo) -> None:
+        """Take offers of this sender from now on. Of an earlier start of it all transfers are aborted.
+
+        Raises `PeerMismatch` where its keys and values are of no use here, `StaleOffer` for a message of an earlier
+        start than the one that is known.
+        """
+        if not isinstance(peer, PeerInfo):
+            raise InvalidArgument(f"peer is {shown(peer)}; it must be a PeerInfo")
+        require_compatible(self.peer, peer)
+        known = self._peers.get(peer.name)
+        if known is not None and peer.incarnation < known.incarnation:
+            raise StaleOffer(
+                f"incarnation is {peer.incarnation}; {peer.name!r} has started again as {known.incarnation}"
+            )
+        if known is not None and peer.incarnation > known.incarnation:
+            self.disconnect(peer.name)
+        self._peers[peer.name] = peer
+
+    def disconnect(self, name: str) -> list[Transfer]:
+        """Take no more offers of a sender, because it has gone; its transfers are aborted and returned."""
+        self._peers.pop(require_str("name", name), None)
+        ended = [transfer for transfer in self._live.values() if transfer.offer.id.sender == name]
+        for transfer in ended:
+            self.abort(transfer)
+        return ended
+
+    # One transfer.
+
+    def accept(self, offer: Offer, now: float, holder: str = "") -> Transfer | Admission:
+        """Take blocks for an offer; what of it the cache has already is held and not fetched. O(tokens).
+
+        Returns the transfer, or `Admission.LATER` or NEVER as `try_allocate` does; then nothing is held. LATER also
+        where another sequence is computing or fetching the same beginning: it can be hit soon.
+        Raises `StaleOffer` or `PeerMismatch` for an offer of a sender that is not connected, `HandoffError` where the
+        sender has lost blocks that are needed, `InvalidArgument` for an offer that is being fetched already.
+        """
+        self._advance(now)
+        peer = self._peer_of(offer)
+        answer = self.cache.try_allocate(offer.token_ids, holder, offer.extra_keys)
+        if isinstance(answer, Admission):
+            return answer
+        transfer: Transfer | None = None
+        try:
+            transfer = self._begin(offer, peer, answer)
+            return Admission.LATER if transfer is None else transfer
+        finally:
+            if transfer is None:
+                self.cache.free(answer)
+
+    def _peer_of(self, offer: Offer) -> PeerInfo:
+        if not isinstance(offer, Offer):
+            raise InvalidArgument(f"offer is {shown(offer)}; it must be an Offer")
+        peer = self._peers.get(offer.id.sender)
+        if peer is None:
+            raise PeerMismatch(f"the offer is of {offer.id.sender!r}; no such sender is connected")
+        if offer.id.incarnation != peer.incarnation:
+            raise StaleOffer(
+                f"the offer is of incarnation {offer.id.incarnation} of {peer.name!r}, not {peer.incarnation}"
+            )
+        if len(offer.tables) != len(peer.groups):
+            raise PeerMismatch(f"the offer has {len(offer.tables)} tables; {peer.name!r} has {len(peer.groups)} groups")
+        if offer.id in self._by_offer:
+            raise InvalidArgument(f"offer {offer.id.number} of {peer.name!r} is being fetched already")
+        return peer
+
+    def _begin(self, offer: Offer, peer: PeerInfo, seq: int) -> Transfer | None:
+        """Slots for what is to be fetched; None if they cannot be had now."""
+        start = int(self.cache.num_computed_tokens(seq))
+        # With nothing to fetch, a token is reserved all the same: it tells whether the beginning is there or in work.
+        step = self.cache.reserve([seq], [max(offer.num_computed - start, 1)])
+        status = int(step.status[0])
+        if self._on_plan is not None:
+            self._on_plan(step)
+        if status != SeqStatus.SCHEDULED:
+            return None
+        plan = self._plan(offer, peer, seq, start)
+        number = self._last_number + 1
+        transfer = Transfer(number, offer, seq, start, offer.num_computed, plan, self.cache.generation)
+        self._last_number = number
+        self._live[number] = transfer
+        self._by_offer[offer.id] = number
+        self._deadlines.start(number)
+        return transfer
+
+    def _plan(self, offer: Offer, peer: PeerInfo, seq: int, start: int) -> TransferPlan:
+        groups = [
+            token_runs(
+                table, theirs.block_size, self.cache.block_ids(seq, number), ours.block_size, start, offer.num_computed
+            )
+            for number, (table, theirs, ours) in enumerate(
+                zip(offer.tables, peer.groups, self.peer.groups, strict=True)
+            )
+        ]
+        return TransferPlan(tuple(groups), head_runs(peer.shards, self.peer.shards))
+
+    def finish(self, transfer: Transfer, now: float, next_token: int = -1) -> int:
+        """All bytes are there and the sender has said that they are right: share them. O(blocks).
+
+        next_token: a token to append, -1 for none. Returns the sequence, from now on the caller's to free. Raises
+        `StaleOffer` if the transfer has ended meanwhile, or the cache was reset since it began, and then it is aborted.
+        """
+        self._advance(now)
+        self.require_live(transfer)
+        token = require_int("next_token", next_token, -1, 2**31 - 1)
+        if transfer.generation != self.cache.generation:
+            self.abort(transfer)
+            raise StaleOffer(f"the cache was reset while offer {transfer.offer.id.number} was fetched")
+        self.cache.commit([transfer.seq], [transfer.stop - transfer.start], [token])
+        self._forget(transfer)
+        return transfer.seq
+
+    def require_live(self, transfer: Transfer) -> None:
+        """Raise `StaleOffer` unless the transfer goes on: then bytes that arrive must not be written. O(1)."""
+        if not isinstance(transfer, Transfer):
+            raise InvalidArgument(f"transfer is {shown(transfer)}; it must be a Transfer")
+        if self._live.get(transfer.number) is not transfer:
+            raise StaleOffer(f"the transfer of offer {transfer.offer.id.number} has ended; its blocks are not its own")
+
+    def renew(self, transfer: Transfer, now: float) -> None:
+        """Start a transfer's lease again, from now. Raises `StaleOffer` if it has ended."""
+        self._advance(now)
+        self.require_live(transfer)
+        self._deadlines.start(transfer.number)
+
+    def abort(self, transfer: Transfer) -> bool:
+        """Give a transfer up, and free its blocks; says whether it lived. O(blocks).
+
+        Nothing may write into its blocks any more: end what the transport still does first.
+        """
+        if not isinstance(transfer, Transfer):
+            raise InvalidArgument(f"transfer is {shown(transfer)}; it must be a Transfer")
+        if self._live.get(transfer.number) is not transfer:
+            return False
+        self._forget(transfer)
+        self.cache.free(transfer.seq)
+        return True
+
+    def _forget(self, transfer: Transfer) -> None:
+        self._deadlines.end(transfer.number)
+        del self._live[transfer.number]
+        del self._by_offer[transfer.offer.id]
+
+    def expire(self, now: float) -> list[Transfer]:
+        """Abort the transfers whose lease is over; call it in every step. O(1) where none is."""
+        return self._advance(now)
+
+    def _advance(self, now: float) -> list[Transfer]:
+        ended = [self._live[number] for number in self._deadlines.advance(now)]
+        for transfer in ended:
+            self.abort(transfer)
+        return ended
+
+    @property
+    def num_transfers(self) -> int:
+        """Transfers that go on."""
+        return len(self._live)
+
+    def transfers(self) -> list[Transfer]:
+        """The transfers that go on, oldest first."""
+        return list(self._live.values())
+
+    def close(self) -> None:
+        """Abort all transfers. A second call does nothing."""
+        for transfer in list(self._live.values()):
+            self.abort(transfer)
+
+    def check(self) -> None:
+        """Verify that every transfer has its sequence, and that nothing of it is computed yet. O(transfers).
+
+        Raises `InvariantError`. The cache's own `check` is apart.
+        """
+        if self._deadlines.keys() != set(self._live) or set(self._by_offer.values()) != set(self._live):
+            raise InvariantError(f"leases run for {self._deadlines.keys()}; transfers go on: {set(self._live)}")
+        for transfer in self._live.values():
+            try:
+                computed = int(self.cache.num_computed_tokens(transfer.seq))
+            except UnknownSequence:
+                raise InvariantError(f"transfer {transfer.number} has lost its sequence") from None
+            if computed != transfer.start:
+                raise InvariantError(f"transfer {transfer.number} began at {transfer.start}; {computed} are computed")

@@ -1,0 +1,125 @@
+"""What goes where in a transfer: runs of tokens from the sender's slots to the receiver's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arguments import require_int
+from ..config import MAX_BLOCK_SIZE
+from ..errors import HandoffError, InvalidArgument
+from .shards import HeadRun
+
+IntArray = npt.NDArray[np.int64]
+MAX_TOKENS = 2**27
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenRuns:
+    """Tokens of one layer group that follow one another on both sides.
+
+    from_slots, to_slots: where each run begins at the sender and at the receiver, as block_id * block_size + offset
+    with each side's own block size, int64 (n,). lengths: tokens of each run, int64 (n,). first_token: the position of
+    the first run's first token in the sequence; the runs are in the order of the tokens.
+    """
+
+    from_slots: IntArray
+    to_slots: IntArray
+    lengths: IntArray
+    first_token: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all runs."""
+        return int(self.lengths.sum())
+
+    def from_tokens(self) -> IntArray:
+        """The sender's slot of every token, int64 (num_tokens,)."""
+        return _spread(self.from_slots, self.lengths)
+
+    def to_tokens(self) -> IntArray:
+        """The receiver's slot of every token, int64 (num_tokens,)."""
+        return _spread(self.to_slots, self.lengths)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TransferPlan:
+    """What a transfer moves: tokens of each layer group, and heads from rank to rank.
+
+    groups: the runs of each layer group, in the order of `CacheConfig.layer_groups`. heads: for each pair of ranks that
+    have heads in common. Every rank of a side has the same block tables, so the same runs of tokens hold for all.
+    """
+
+    groups: tuple[TokenRuns, ...]
+    heads: tuple[HeadRun, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to move, of the group that moves most."""
+        return max((runs.num_tokens for runs in self.groups), default=0)
+
+    @property
+    def num_runs(self) -> int:
+        """Runs of all groups."""
+        return sum(len(runs.lengths) for runs in self.groups)
+
+
+def token_runs(
+    from_blocks: object, from_block_size: object, to_blocks: object, to_block_size: object, start: object, stop: object
+) -> TokenRuns:
+    """Runs that carry the tokens from `start` to `stop` of a sequence from one block table to another. O(blocks).
+
+    from_blocks, to_blocks: block ids of the sequence, integers (n,), as `KVCacheManager.block_ids` answers; 0 where a
+    block is gone. The block sizes may differ. A run is as long as both sides have its slots in a row.
+    Raises `HandoffError` where a token has no block on one of the sides, `InvalidArgument` for values outside limits.
+
+    >>> runs = token_runs([5, 6], 4, [9, 3, 4], 2, 1, 6)
+    >>> runs.from_slots.tolist(), runs.to_slots.tolist(), runs.lengths.tolist()
+    ([21, 22], [19, 6], [1, 4])
+    """
+    from_size = require_int("from_block_size", from_block_size, 1, MAX_BLOCK_SIZE)
+    to_size = require_int("to_block_size", to_block_size, 1, MAX_BLOCK_SIZE)
+    first = require_int("start", start, 0, MAX_TOKENS)
+    last = require_int("stop", stop, first, MAX_TOKENS)
+    starts = _boundaries(first, last, from_size, to_size)
+    from_slots = _slots("sender", from_blocks, from_size, starts, last)
+    to_slots = _slots("receiver", to_blocks, to_size, starts, last)
+    lengths = np.diff(starts, append=last)
+    joined = (np.diff(from_slots) == lengths[:-1]) & (np.diff(to_slots) == lengths[:-1])
+    keep = np.flatnonzero(np.concatenate([np.ones(min(len(starts), 1), bool), ~joined]))
+    merged = np.diff(starts[keep], append=last)
+    return TokenRuns(from_slots[keep], to_slots[keep], merged, first)
+
+
+def _boundaries(start: int, stop: int, *sizes: int) -> IntArray:
+    """`start`, and every position behind it at which a block of either side begins."""
+    if start == stop:
+        return np.empty(0, np.int64)
+    inner = [np.arange((start // size + 1) * size, stop, size, dtype=np.int64) for size in sizes]
+    return np.unique(np.concatenate([np.array([start], np.int64), *inner]))
+
+
+def _slots(side: str, blocks: object, size: int, positions: IntArray, stop: int) -> IntArray:
+    table = np.asarray(blocks)
+    if table.ndim != 1 or (table.size and table.dtype.kind not in "iu"):
+        raise InvalidArgument(f"the {side}'s blocks have shape {table.shape} and dtype {table.dtype}; (n,) integers")
+    if len(positions) == 0:
+        return np.empty(0, np.int64)
+    if len(table) * size < stop:
+        raise HandoffError(f"the {side} has {len(table)} blocks of {size} tokens; token {stop - 1} is in none")
+    ids = table.astype(np.int64)[positions // size]
+    if ids.min() < 1:
+        gone = int(positions[np.argmax(ids < 1)])
+        raise HandoffError(
+            f"the {side} no longer has the block of token {gone}: it lies behind a sliding window; the whole prompt is "
+            f"needed, so a prompt that is longer than a window cannot be handed over"
+        )
+    return ids * size + positions % size
+
+
+def _spread(slots: IntArray, lengths: IntArray) -> IntArray:
+    before = np.cumsum(lengths) - lengths
+    spread: IntArray = np.repeat(slots - before, lengths) + np.arange(int(lengths.sum()))
+    return spread

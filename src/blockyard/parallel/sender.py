@@ -1,0 +1,205 @@
+"""The side that has computed a prompt: it keeps the blocks until they were fetched, or a lease is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..core.manager import KVCacheManager
+from ..errors import InvalidArgument, InvariantError, SequenceNotReady, StaleOffer, UnknownSequence
+from .deadlines import Deadlines
+from .offer import Offer, OfferId
+from .peer import PeerInfo, require_own_config
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A live offer: the fork that holds its blocks, and the cache's generation when it was made."""
+
+    seq: int
+    generation: int
+    offer: Offer
+
+
+class HandoffSender:
+    """Offers computed sequences, and keeps their blocks for each offer until it ends.
+
+    cache: whose sequences are offered. peer: what this side says of itself; its groups are the cache's. lease: how long
+    an offer lives if nobody ends it, in the unit of every `now`: seconds, or steps. No clock is read.
+
+    An offer holds a fork of the sequence, so the sequence itself may go on or be freed at once. It takes a row of the
+    cache (`max_num_seqs`) while it lives. An offer ends once, by `release` or after its lease, and then never comes
+    back: whoever asks for it later gets `StaleOffer`, whatever the blocks hold by then.
+
+    One-sided reads (RDMA) do not ask before they read. They are right all the same if `require_held` answers
+    afterwards: the blocks were held the whole time, so they still hold what was offered. Not safe for use by several
+    threads at once.
+    """
+
+    def __init__(self, cache: KVCacheManager, peer: PeerInfo, lease: float) -> None:
+        require_own_config(cache, peer)
+        self.cache = cache
+        self.peer = peer
+        self._deadlines = Deadlines(lease)
+        self._held: dict[int, _Held] = {}
+        #: The sequences of the offers that live.
+        self._seqs: set[int] = set()
+        self._last_number = 0
+
+    def offer(self, seq: int, now: float, extra_keys: object = ()) -> Offer:
+        """Offer a sequence of which all tokens but possibly the last are computed. O(tokens).
+
+        extra_keys: those that it was allocated under; the receiver allocates under the same ones.
+        Raises `SequenceNotReady` for a sequence that is not computed, has reserved tokens or is swapped out,
+        `OutOfRows`, `UnknownSequence`, `InvalidArgument`; then nothing is held. After `reset_prefix_cache` (new
+        weights) offer only sequences that were allocated since.
+        """
+        self._require_offerable(seq, now)
+        hold: list[int] = []
+        try:
+            hold += self.cache.fork(seq)
+            return self._hold(hold[0], extra_keys)
+        except BaseException:
+            self.cache.free(hold)
+            raise
+
+    def take_over(self, seq: int, now: float, extra_keys: object = ()) -> Offer:
+        """`offer`, and the sequence is the sender's from then on: it takes no further row, and ends with the offer.
+
+        Raises as `offer` does, but for `OutOfRows`; then the sequence stays the caller's.
+        """
+        self._require_offerable(seq, now)
+        cache = self.cache
+        known, computed = cache.num_tokens(seq), cache.num_computed_tokens(seq)
+        if computed < known - 1:
+            raise SequenceNotReady(f"take_over: {computed} of {known} tokens are computed; all but the last are needed")
+        if seq in self._seqs:
+            raise SequenceNotReady("take_over: the sequence is the sender's already")
+        cache.truncate(seq, known)  # cuts nothing; it raises while anything of the sequence is in flight
+        return self._hold(seq, extra_keys)
+
+    def _require_offerable(self, seq: int, now: float) -> None:
+        self._advance(now)
+        if self.cache.is_swapped_out(seq):
+            raise SequenceNotReady("offer: the sequence is swapped out; swap it in first")
+
+    def _hold(self, seq: int, extra_keys: object) -> Offer:
+        offer = self._describe(seq, extra_keys)
+        number = offer.id.number
+        self._held[number] = _Held(seq, self.cache.generation, offer)
+        self._seqs.add(seq)
+        self._last_number = number
+        self._deadlines.start(number)
+        return offer
+
+    def _describe(self, seq: int, extra_keys: object) -> Offer:
+        number = OfferId(self.peer.name, self.peer.incarnation, self._last_number + 1)
+        computed = int(self.cache.num_computed_tokens(seq))
+        tokens = self.cache.token_ids(seq)
+        return Offer(number, tokens, computed, self._tables(seq, computed), extra_keys)  # type: ignore[arg-type]
+
+    def _tables(self, seq: int, num_computed: int) -> tuple[npt.NDArray[np.int32], ...]:
+        """The blocks of `num_computed` tokens, of each layer group."""
+        return tuple(
+            self.cache.block_ids(seq, number)[: -(-num_computed // group.block_size)]
+            for number, group in enumerate(self.peer.groups)
+        )
+
+    def require_held(self, offer_id: OfferId, now: float) -> Offer:
+        """The offer, if its blocks have been held since it was made and still are. O(1).
+
+        Ask before bytes are sent, or after they were read. Raises `StaleOffer` for an offer that was released or has
+        expired, is of an earlier start, or of weights that `reset_prefix_cache` has dropped since; `InvalidArgument`
+        for one that was never made here.
+        """
+        self._advance(now)
+        self._require_mine(offer_id)
+        held = self._held.get(offer_id.number)
+        if held is None:
+            raise StaleOffer(f"offer {offer_id.number} of {self.peer.name!r} was released or has expired")
+        if held.generation != self.cache.generation:
+            raise StaleOffer(
+                f"offer {offer_id.number} of {self.peer.name!r} is of generation {held.generation}; the cache was "
+                f"reset and is at {self.cache.generation}"
+            )
+        return held.offer
+
+    def _require_mine(self, offer_id: OfferId) -> None:
+        if not isinstance(offer_id, OfferId):
+            raise InvalidArgument(f"offer_id is a {type(offer_id).__name__}; an OfferId is needed")
+        if offer_id.sender != self.peer.name:
+            raise InvalidArgument(f"the offer is of {offer_id.sender!r}; this is {self.peer.name!r}")
+        if offer_id.incarnation != self.peer.incarnation:
+            raise StaleOffer(
+                f"the offer is of incarnation {offer_id.incarnation} of {self.peer.name!r}; this is "
+                f"{self.peer.incarnation}"
+            )
+        if offer_id.number > self._last_number:
+            raise InvalidArgument(f"the offer has number {offer_id.number}; the last one is {self._last_number}")
+
+    def renew(self, offer_id: OfferId, now: float) -> None:
+        """Start an offer's lease again, from now: a sign of life of the receiver. Raises as `require_held`."""
+        self.require_held(offer_id, now)
+        self._deadlines.start(offer_id.number)
+
+    def release(self, offer_id: OfferId) -> bool:
+        """End an offer, because it was fetched or is not wanted any more, and free its blocks; says whether it lived.
+
+        A message that arrives twice, or late, changes nothing: False. Raises `InvalidArgument` for an offer that was
+        never made here. O(blocks).
+        """
+        try:
+            self._require_mine(offer_id)
+        except StaleOffer:
+            return False
+        self._deadlines.end(offer_id.number)
+        if offer_id.number not in self._held:
+            return False
+        self._end(offer_id.number)
+        return True
+
+    def _end(self, number: int) -> OfferId:
+        held = self._held.pop(number)
+        self._seqs.discard(held.seq)
+        self.cache.free(held.seq)
+        return held.offer.id
+
+    def expire(self, now: float) -> list[OfferId]:
+        """End the offers whose lease is over, and free their blocks; call it in every step. O(1) where none is."""
+        return self._advance(now)
+
+    def _advance(self, now: float) -> list[OfferId]:
+        return [self._end(number) for number in self._deadlines.advance(now)]
+
+    @property
+    def num_offers(self) -> int:
+        """Offers that live."""
+        return len(self._held)
+
+    def offers(self) -> list[Offer]:
+        """The offers that live, oldest first."""
+        return [held.offer for held in self._held.values()]
+
+    def close(self) -> None:
+        """End all offers and free their blocks. A second call does nothing."""
+        for held in list(self._held.values()):
+            self.release(held.offer.id)
+
+    def check(self) -> None:
+        """Verify that every offer's blocks are held and still those that were offered. O(blocks of all offers).
+
+        Raises `InvariantError`. The cache's own `check` is apart.
+        """
+        if self._deadlines.keys() != set(self._held):
+            raise InvariantError(f"leases run for {self._deadlines.keys()}; offers live: {set(self._held)}")
+        ref_counts = self.cache.pool.ref_counts()
+        for number, held in self._held.items():
+            try:
+                tables = self._tables(held.seq, held.offer.num_computed)
+            except UnknownSequence:
+                raise InvariantError(f"offer {number} has lost the sequence that holds its blocks") from None
+            for mine, offered in zip(tables, held.offer.tables, strict=True):
+                if not np.array_equal(mine, offered) or (ref_counts[mine[mine > 0]] < 1).any():
+                    raise InvariantError(f"offer {number} was made of blocks {offered}; it holds {mine}")

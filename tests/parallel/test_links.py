@@ -1,0 +1,373 @@
+"""Two sides that talk: engines with real models, messages that are late or wrong, and a side that goes away."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockyard import Admission, HandoffError, InvalidArgument, PeerMismatch, StaleOffer
+from blockyard.engine import Engine, SamplingParams
+from blockyard.engine.handoff import DecodeDoor, PrefillDoor
+from blockyard.parallel import Offer, OfferId, Transfer
+from blockyard.parallel.link import ReceiverLink, SenderLink
+from blockyard.parallel.transport import DistributedTransport
+
+from .. import kills
+from ..support import seeds
+from ..support.mail import Mail, new_boxes
+from ..support.tiny_models import WINDOWED, demo_model_or_skip, reference_tokens, tiny_model, tokens_of
+
+PROMPTS = [list(range(1, 30)), [*range(1, 25), 90, 91], [7], list(range(60, 125)), list(range(1, 30))]
+
+
+def engine_of(name: str = "llama-gqa", **options: Any) -> Engine:
+    return Engine(tiny_model(name), **{"num_blocks": 60, "block_size": 4, "max_num_seqs": 8, **options})
+
+
+class Ends:
+    """A prefilling and a decoding engine and their links; what is asked of the sender is served by a thread."""
+
+    def __init__(self, name: str = "llama-gqa", link: dict[str, Any] | None = None, **options: Any) -> None:
+        self.prefill = PrefillDoor(engine_of(name), "prefill", 1, 10)
+        self.decode = DecodeDoor(engine_of(name, **{"block_size": 8, **options}), "decode", 1, 10)
+        boxes, ends = new_boxes(), Pipe()
+        self.mail = Mail(boxes, 1)
+        self.connections = ends
+        common: dict[str, Any] = {"checked": True, "timeout": 5.0, **(link or {})}
+
+        def make_sender() -> None:
+            self.sender = SenderLink(self.prefill.sender, self.prefill.port, Mail(boxes, 0), ends[0], [1], **common)
+
+        with Beside(make_sender):
+            self.receiver = ReceiverLink(self.decode.receiver, self.decode.port, self.mail, ends[1], [0], **common)
+
+    def compute(self, prompts: list[list[int]], sampling: SamplingParams, now: float = 0) -> list[Any]:
+        """Prefill all and offer them; returns what ended with its first token."""
+        for prompt in prompts:
+            self.prefill.add_request(prompt, sampling)
+        ended = []
+        while self.prefill.engine.has_unfinished:
+            computed, finished = self.prefill.step(now)
+            ended += finished
+            for each in computed:
+                self.sender.offer(each.offer)
+        return ended
+
+    def take(self, offer: Offer, sampling: SamplingParams, now: float = 0) -> Any:
+        transfer = self.decode.accept(offer, sampling, now)
+        assert isinstance(transfer, Transfer)
+        done = threading.Event()
+
+        def serve() -> None:
+            while not done.is_set():
+                self.sender.serve(now, 0.02)
+
+        with Beside(serve):
+            self.receiver.fetch(transfer)
+            done.set()
+        token = self.decode.finish(transfer, now)
+        self.receiver.release(offer.id)
+        return transfer, token
+
+    def require_empty(self) -> None:
+        for door in (self.prefill, self.decode):
+            door.engine.cache.check()
+            assert door.engine.cache.leak_report() == []
+
+
+class Beside:
+    """Runs a function on a thread while the block runs; what it raises comes out at the end."""
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self.errors: list[BaseException] = []
+
+        def caught() -> None:
+            try:
+                run()
+            except BaseException as error:
+                self.errors.append(error)
+
+        self.thread = threading.Thread(target=caught, daemon=True)
+
+    def __enter__(self) -> Beside:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+        if self.errors and raised[0] is None:
+            raise self.errors[0]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    made.sender.close()
+    made.receiver.close()
+    made.require_empty()
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "qwen3", "deepseek-v3"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_two_engines_answer_as_one(name: str, temperature: float) -> None:
+    sampling = SamplingParams(max_tokens=12, temperature=temperature, seed=5)
+    alone = tokens_of(engine_of(name).generate(PROMPTS, sampling))
+    if temperature == 0:
+        assert alone == reference_tokens(tiny_model(name), PROMPTS, 12)
+    ends = Ends(name)
+    ends.compute(PROMPTS, sampling)
+    results, numbers, starts = {}, [], []
+    for offer in ends.receiver.offers(5.0):
+        transfer, token = ends.take(offer, sampling)
+        numbers.append(token.request_id)
+        starts.append(transfer.start)
+        report = ends.decode.step(0)  # one decodes while the next is fetched
+        results.update({result.request_id: result.token_ids for result in report.finished})
+    while ends.decode.engine.has_unfinished:
+        results.update({result.request_id: result.token_ids for result in ends.decode.step(0).finished})
+    order = sorted(range(len(PROMPTS)), key=lambda number: len(PROMPTS[number]))
+    assert sorted(map(len, results.values())) == [12] * len(order)
+    assert sorted(results[number] for number in numbers) == sorted(alone)
+    assert max(starts) >= 16, "what another prompt brought along is not fetched again"
+    ends.sender.serve(0)
+    ends.require_empty()
+
+
+def test_what_ends_with_its_first_token_is_not_handed_over(ends: Ends) -> None:
+    [result] = ends.compute([PROMPTS[0]], SamplingParams(max_tokens=1))
+    assert len(result.token_ids) == 1
+    assert ends.receiver.offers() == []
+
+
+def test_a_first_token_that_ends_the_request_at_the_decoder(ends: Ends) -> None:
+    sampling = SamplingParams(max_tokens=5)
+    ends.compute([PROMPTS[0]], sampling)
+    [offer] = ends.receiver.offers(5.0)
+    _, token = ends.take(offer, SamplingParams(max_tokens=5, stop_token_ids=(int(offer.token_ids[-1]),)))
+    assert token.finish_reason is not None
+    assert not ends.decode.engine.has_unfinished
+
+
+def test_an_offer_that_has_ended_is_refused_and_costs_nothing(ends: Ends) -> None:
+    sampling = SamplingParams(max_tokens=5)
+    ends.compute([PROMPTS[0]], sampling)
+    [offer] = ends.receiver.offers(5.0)
+    transfer = ends.decode.accept(offer, sampling, 0)
+    assert isinstance(transfer, Transfer)
+    with Beside(lambda: ends.sender.serve(10, 5.0)), pytest.raises(StaleOffer, match="offer 1 of 'prefill' has ended"):
+        ends.receiver.fetch(transfer)
+    ends.require_empty()
+
+
+def test_a_spoiled_byte_is_found_and_not_shared(ends: Ends) -> None:
+    sampling = SamplingParams(max_tokens=5)
+    ends.compute([PROMPTS[0]], sampling)
+    [offer] = ends.receiver.offers(5.0)
+    transfer = ends.decode.accept(offer, sampling, 0)
+    assert isinstance(transfer, Transfer)
+    ends.mail.spoil = True
+    with Beside(lambda: ends.sender.serve(0, 5.0)), pytest.raises(HandoffError, match="checksum"):
+        ends.receiver.fetch(transfer)
+    assert ends.decode.engine.cache.num_used_blocks == 0
+    assert ends.decode.engine.cache.num_cached_tokens([*PROMPTS[0], 1]) == 0
+
+
+def test_a_receiver_that_goes_away(ends: Ends) -> None:
+    ends.compute(PROMPTS, SamplingParams(max_tokens=5))
+    assert ends.prefill.sender.num_offers == len(PROMPTS)
+    ends.connections[1].close()
+    with pytest.raises(HandoffError, match="has gone"):
+        ends.sender.serve(0)
+    ends.require_empty()
+    with pytest.raises(HandoffError, match="has gone"):
+        ends.sender.serve(0)
+
+
+def test_a_sender_that_goes_away(ends: Ends) -> None:
+    sampling = SamplingParams(max_tokens=5)
+    ends.compute(PROMPTS[3:], sampling)
+    first, second = ends.receiver.offers(5.0)
+    fetched, waiting = (ends.decode.accept(offer, sampling, 0) for offer in (first, second))
+    assert isinstance(fetched, Transfer)
+    assert isinstance(waiting, Transfer)
+    ends.connections[0].close()
+    with pytest.raises(HandoffError, match="has gone"):
+        ends.receiver.fetch(fetched)
+    with pytest.raises(HandoffError, match="has gone"):
+        ends.receiver.offers()
+    assert ends.decode.receiver.num_transfers == 0
+    assert ends.decode.engine.cache.num_used_blocks == 0
+    ends.sender._release_all()
+
+
+def test_a_sender_that_is_silent() -> None:
+    ends = Ends(link={"timeout": 0.1})
+    sampling = SamplingParams(max_tokens=5)
+    ends.compute([PROMPTS[0]], sampling)
+    [offer] = ends.receiver.offers(5.0)
+    transfer = ends.decode.accept(offer, sampling, 0)
+    assert isinstance(transfer, Transfer)
+    with pytest.raises(HandoffError, match=r"silent for 0\.1 s; data or stale is due"):
+        ends.receiver.fetch(transfer)
+    ends.sender._release_all()
+    ends.require_empty()
+
+
+def test_the_end_of_a_conversation(ends: Ends) -> None:
+    sampling = SamplingParams(max_tokens=5)
+    ends.compute([PROMPTS[0]], sampling)
+    ends.sender.close()
+    assert ends.prefill.sender.num_offers == 0
+    [offer] = ends.receiver.offers(5.0)
+    assert ends.receiver.has_ended
+    transfer = ends.decode.accept(offer, sampling, 0)
+    assert isinstance(transfer, Transfer)
+    with pytest.raises(HandoffError, match="the other side has ended"):
+        ends.receiver.fetch(transfer)
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        (b"junk of some length", InvalidArgument),
+        (OfferId("prefill", 1, 77).to_bytes("release"), InvalidArgument),
+        (OfferId("prefill", 1, 77).to_bytes("pull"), InvalidArgument),
+        (OfferId("other", 1, 1).to_bytes("pull"), InvalidArgument),
+        (OfferId("prefill", 1, 1).to_bytes("pull"), InvalidArgument),
+        (OfferId("prefill", 1, 1).to_bytes("offer"), HandoffError),
+    ],
+)
+def test_messages_that_make_no_sense(ends: Ends, message: bytes, error: type[Exception]) -> None:
+    ends.compute([PROMPTS[0]], SamplingParams(max_tokens=5))
+    ends.connections[1].send_bytes(message)
+    with pytest.raises(error):
+        ends.sender.serve(0, 5.0)
+    ends.prefill.sender.check()
+
+
+def test_sides_that_differ_are_refused_on_both() -> None:
+    boxes, ends = new_boxes(), Pipe()
+    one = PrefillDoor(engine_of("llama-gqa"), "prefill", 1, 10)
+    two = DecodeDoor(engine_of("llama-mha"), "decode", 1, 10)
+    texts = []
+
+    def make_sender() -> None:
+        with pytest.raises(PeerMismatch) as caught:
+            SenderLink(one.sender, one.port, Mail(boxes, 0), ends[0], [1])
+        texts.append(str(caught.value))
+
+    with Beside(make_sender), pytest.raises(PeerMismatch, match="num_kv_heads is 6 here, 2 at the peer"):
+        ReceiverLink(two.receiver, two.port, Mail(boxes, 1), ends[1], [0])
+    assert "num_kv_heads is 2 here, 6 at the peer" in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"n": 2}, "n is 2"), ({"logprobs": 1}, "logprobs is 1"), ({"max_tokens": 10**6}, "tokens")],
+)
+def test_requests_that_are_not_handed_over(ends: Ends, options: dict[str, Any], text: str) -> None:
+    ends.compute([PROMPTS[0]], SamplingParams(max_tokens=5))
+    [offer] = ends.receiver.offers(5.0)
+    with pytest.raises(Exception, match=text):
+        ends.decode.accept(offer, SamplingParams(**options), 0)
+    if "max_tokens" not in options:
+        with pytest.raises(InvalidArgument, match=text):
+            ends.prefill.add_request(PROMPTS[0], SamplingParams(**options))
+    with pytest.raises(InvalidArgument, match="sampling is a str"):
+        ends.decode.accept(offer, "greedy", 0)  # type: ignore[arg-type]
+
+
+def test_offers_of_another_vocabulary(ends: Ends) -> None:
+    ends.compute([PROMPTS[0]], SamplingParams(max_tokens=5))
+    [offer] = ends.receiver.offers(5.0)
+    tokens = offer.token_ids.copy()
+    tokens[0] = 100_000
+    strange = Offer(offer.id, tokens, offer.num_computed, offer.tables)
+    with pytest.raises(InvalidArgument, match="holds token 100000; the vocabulary has 131"):
+        ends.decode.accept(strange, None, 0)
+    whole = Offer(offer.id, tokens[:-1], offer.num_computed, offer.tables)
+    with pytest.raises(InvalidArgument, match="no first token"):
+        ends.decode.accept(whole, None, 0)
+
+
+def test_engines_wait_for_what_is_on_its_way() -> None:
+    """Offers that hold all blocks, and a request that joined a transfer: steps do nothing until a lease is over."""
+    ends = Ends(num_blocks=14)
+    sampling = SamplingParams(max_tokens=5)
+    prefill, decode = ends.prefill, ends.decode
+    ends.compute([np.arange(60).tolist() for _ in range(3)], sampling)
+    assert prefill.sender.num_offers == 3
+    offer = ends.receiver.offers(5.0)[0]
+    transfer = decode.accept(offer, sampling, 0)
+    assert isinstance(transfer, Transfer)
+    assert decode.accept(ends.prefill.sender.offers()[1], sampling, 0) is Admission.LATER
+    number = decode.engine.add_request(np.arange(60).tolist(), sampling)
+    assert decode.step(9).num_tokens == 0
+    reports = [decode.step(10)]
+    assert decode.receiver.num_transfers == 0
+    while decode.engine.has_unfinished:
+        reports.append(decode.step(10))
+    [result] = [each for report in reports for each in report.finished]
+    assert (result.request_id, result.token_ids) == (
+        number,
+        reference_tokens(tiny_model("llama-gqa"), [list(range(60))], 5)[0],
+    )
+    prefill.step(10)
+    ends.require_empty()
+
+
+def test_a_full_prefiller_goes_on_once_a_lease_is_over() -> None:
+    door = PrefillDoor(engine_of(num_blocks=20), "prefill", 1, lease=5)
+    for start in (0, 50):
+        door.add_request(list(range(start, start + 50)), SamplingParams(max_tokens=3))
+    computed = [each for now in range(4) for each in door.step(now)[0]]
+    assert len(computed) == 1
+    assert door.engine.num_waiting == 1
+    computed += [each for now in range(4, 9) for each in door.step(now)[0]]
+    assert len(computed) == 2
+    door.step(20)
+    assert door.engine.cache.leak_report() == []
+    door.engine.cache.check()
+
+
+def test_windows_are_refused_by_name_where_they_cannot_be_served() -> None:
+    assert "gemma3" in WINDOWED
+    ends = Ends("gemma3")
+    sampling = SamplingParams(max_tokens=5)
+    ends.compute([PROMPTS[0]], sampling)
+    [offer] = ends.receiver.offers(5.0)
+    with pytest.raises(HandoffError, match="behind a sliding window"):
+        ends.decode.accept(offer, sampling, 0)
+    assert ends.decode.engine.cache.leak_report() == []
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "soon", float("nan")])
+def test_bad_timeouts(timeout: Any) -> None:
+    with pytest.raises(InvalidArgument, match="timeout"):
+        DistributedTransport(timeout=timeout)
+
+
+def test_processes_that_are_killed() -> None:
+    counts = kills.run(4, seeds.run_seed())
+    seeds.lines.append(f"kills of real processes: {dict(counts)}")
+    assert counts["ended: HandoffError"] == 4
+
+
+def test_the_example_answers_as_one_engine() -> None:
+    demo_model_or_skip()
+    example = Path(__file__).parents[2] / "examples" / "prefill_decode.py"
+    command = [sys.executable, str(example), "--check", "--max-tokens", "6", "The capital of France is"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert "as one engine answers: True" in done.stdout, done.stdout + done.stderr
+    assert "prefill: 0 blocks in use" in done.stdout
+    assert "decode: 0 blocks in use" in done.stdout
