@@ -112,11 +112,11 @@ def test_misses_by_cause_are_those_of_each_tenants_prompts() -> None:
         wanted.setdefault(place, Counter()).update(misses.missed)
         tenants.count(tenant_of(keys), len(tokens), misses.num_hit, misses)
         for gone in shown - tenants.tokens().keys():
-            del wanted[gone]
+            wanted.pop(gone, None)
         assert tenants.missed() == wanted
         for tenant, (num_prompt, num_hit) in tenants.tokens().items():
             assert sum(wanted.get(tenant, Counter()).values()) == num_prompt - num_hit
-    assert len(wanted) == 3
+    assert "other" in wanted
     assert all(wanted["other"][cause] for cause in ("tail", "never_seen", "evicted", "other_keys"))
     registry = CollectorRegistry()
     registry.register(tenants)

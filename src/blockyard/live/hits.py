@@ -13,7 +13,7 @@ from ..keys import ExtraKey
 from .prompts import AskedPrompt
 
 #: Beginnings of prompts of which the cache is asked for one block, and names that are told.
-MAX_BEGINNINGS = 16
+MAX_BEGINNINGS = 64
 _MAX_NAMES = 8
 
 
