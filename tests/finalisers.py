@@ -73,7 +73,7 @@ class LitteredWorld(World):
         assert answer != "LATER" or self.seqs or self.num_lost_before, "LATER, and nothing runs"
 
     def require_said(self, answer: str) -> None:
-        """Unless what held room was freed between the question and the call; a lease holds it for ever, says NEVER."""
+        """Unless what held room was freed between the question and the call; a lease holds it forever, says NEVER."""
         assert answer == "OK" or self.num_lost < self.num_lost_at_question, answer
 
     # What finalisers do.

@@ -44,7 +44,7 @@ class Track:
     keys: int
     num_tokens: int = 0
     drafts: list[int] = field(default_factory=list)
-    #: Whether everything computed so far has been read back once, so that it must stay right for ever.
+    #: Whether everything computed so far has been read back once, so that it must stay right forever.
     proved: bool = False
 
 

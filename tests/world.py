@@ -277,7 +277,7 @@ class World:
         return hit
 
     def require_hope(self, answer: str) -> None:
-        """LATER promises that waiting helps; with nobody left to wait for it would be a wait for ever."""
+        """LATER promises that waiting helps; with nobody left to wait for it would be a wait forever."""
         assert answer != "LATER" or self.seqs, "LATER, and nothing runs"
 
     def require_said(self, answer: str) -> None:

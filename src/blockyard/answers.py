@@ -59,6 +59,7 @@ class CacheStats:
     num_free_blocks, num_used_blocks, num_cached_blocks: now; free + used is the pool without the null block.
     num_running_seqs: rows in use now.
     num_wasted_slots: slots that running sequences hold and no known token fills, now (internal fragmentation).
+    num_retained_blocks: blocks that a wish keeps (`retain`), held or idle, now.
     """
 
     num_prompt_tokens: int
@@ -75,6 +76,7 @@ class CacheStats:
     num_resumed_hit_tokens: int = 0
     num_allocated_blocks: int = 0
     num_freed_blocks: int = 0
+    num_retained_blocks: int = 0
 
     @property
     def hit_rate(self) -> float:

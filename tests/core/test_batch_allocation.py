@@ -111,7 +111,7 @@ def test_a_hit_that_the_batch_itself_evicts() -> None:
 
 
 def test_nothing_runs_and_still_they_do_not_fit() -> None:
-    """Each prompt fits alone, both do not: to wait would be to wait for ever."""
+    """Each prompt fits alone, both do not: to wait would be to wait forever."""
     for settings in ({}, {"enable_prefix_caching": False}, {"num_cpu_blocks": 9}, {"groups": (LayerGroup(4, 40),)}):
         cache = Checked(num_blocks=6, **settings)
         assert cache.can_allocate(prompt(1, 12)) is Admission.OK

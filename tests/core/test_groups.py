@@ -80,7 +80,7 @@ def test_the_smallest_pool_a_window_runs_in(block_size: int, window: int) -> Non
 
 @pytest.mark.parametrize("window", range(1, 10))
 def test_a_pool_full_of_its_own_hits_still_admits(window: int) -> None:
-    """With nothing running all is idle, so LATER would wait for ever: a hit asks for no more than no hit does."""
+    """With nothing running all is idle, so LATER would wait forever: a hit asks for no more than no hit does."""
     group = LayerGroup(4, window)
     most = max(group.num_blocks(computed + 1, computed) for computed in range(40))
     for length in range(1, 30):

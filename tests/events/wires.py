@@ -36,9 +36,10 @@ class Wire:
         self.now += 0.001
         return self.now
 
-    def restart(self) -> None:
+    def restart(self, config: Any) -> None:
         """The publisher's process is another one; its cache is new and empty. Sometimes the clock went back."""
         self.counts["restarts"] += 1
+        self.config = config
         self.now += self.draw.choice((5.0, 5.0, -3.0))
         self.feed = self._new_feed()
 

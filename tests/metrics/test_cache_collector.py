@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import subprocess
 import sys
@@ -16,7 +17,16 @@ pytest.importorskip("prometheus_client")
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector
 
-from blockyard import Admission, CacheConfig, ConcurrentCall, InvalidArgument, KVCacheManager
+from blockyard import (
+    Admission,
+    BlockPool,
+    CacheConfig,
+    ConcurrentCall,
+    InvalidArgument,
+    KVCacheManager,
+    LayerGroup,
+    OverBudget,
+)
 from blockyard.metrics import BlockStates, CacheCollector, CacheReading
 
 from ..support.own_policies import MRU
@@ -105,6 +115,68 @@ def test_every_state_of_a_block() -> None:
     assert BlockStates.of(cache.pool) == BlockStates(private=1, shared=1, idle=1, free=2, retiring=0)
 
 
+def test_a_bare_pool_shows_what_it_counts_and_no_more() -> None:
+    pool = BlockPool(12, 4)
+    cached = pool.get_new_blocks(3)
+    pool.cache_full_blocks(cached, list(range(12)))
+    pool.free_blocks(cached)
+    held = pool.get_new_blocks(9)
+    found = samples(CacheCollector(pool))
+    assert {name: value for name, value in found.items() if "info" not in name} == {
+        "vllm:kv_cache_usage_perc": 9 / 11,
+        "blockyard:kv_blocks state=private": 9,
+        "blockyard:kv_blocks state=shared": 0,
+        "blockyard:kv_blocks state=idle": 2,
+        "blockyard:kv_blocks state=free": 0,
+        "blockyard:kv_blocks state=retiring": 0,
+        "blockyard:kv_blocks_used": 9,
+        "blockyard:kv_blocks_free": 2,
+        "blockyard:kv_blocks_cached": 2,
+        "blockyard:kv_blocks_used_peak": 9,
+        "blockyard:kv_blocks_allocated_total": 12,
+        "blockyard:kv_blocks_evicted_total": 1,
+    }
+    assert found["vllm:cache_config_info block_size=4 num_gpu_blocks=12 enable_prefix_caching=True"] == 1
+    collector = CacheCollector(pool)
+    collector.add(KVCacheManager(FOLLOWED), engine="1")
+    registry = CollectorRegistry()
+    registry.register(collector)
+    check_metrics(generate_latest(registry).decode())
+    labels = {"engine": "0", "model_name": ""}
+    assert registry.get_sample_value("blockyard:kv_blocks_evicted_total", labels) == 1
+    assert registry.get_sample_value("vllm:prefix_cache_hits_total", labels) is None
+    assert registry.get_sample_value("vllm:prefix_cache_hits_total", labels | {"engine": "1"}) == 0
+    pool.free_blocks(held)
+
+
+def test_retained_blocks_are_those_counted_by_hand() -> None:
+    """Against wishes that run out, go with their block, and are taken back; of several layer groups too."""
+    groups = (LayerGroup(4), LayerGroup(4, sliding_window=8))
+    for more in ({}, {"groups": groups}):
+        config = CacheConfig(num_blocks=60, block_size=4, max_num_seqs=4, max_model_len=64, retention_blocks=50, **more)
+        cache = KVCacheManager(config)
+        collector = CacheCollector(cache)
+        random.seed(run_seed())
+        seen = set()
+        for step in range(400):
+            cache.advance_time(float(step))
+            tokens = [random.randrange(5), *range(random.choice([7, 11, 15]))]
+            seq = cache.allocate(tokens)
+            cache.commit([seq], cache.reserve([seq]).num_scheduled)
+            cache.free(seq)
+            with contextlib.suppress(OverBudget):
+                cache.retain(tokens, random.randrange(3), random.choice([None, step + 5.0]))
+            if random.random() < 0.02:
+                cache.reset_prefix_cache()
+            retention = cache._evict.retention
+            by_hand = sum(retention.is_retained(block) for block in range(config.num_blocks))
+            found = samples(collector)["blockyard:kv_blocks_retained"]
+            assert found == by_hand == cache.num_retained_blocks == cache.stats().num_retained_blocks
+            seen.add(by_hand)
+        assert len(seen) > 8
+    assert not any("retained" in name for name in samples(CacheCollector(KVCacheManager(FOLLOWED))))
+
+
 def test_hits_by_medium_are_left_out_where_nobody_counts_them() -> None:
     tiered = KVCacheManager(CacheConfig(num_blocks=12, block_size=4, num_cpu_blocks=9))
     found = samples(CacheCollector(tiered))
@@ -158,7 +230,7 @@ def test_the_page_is_well_formed_and_has_no_noise() -> None:
 
 @pytest.mark.parametrize("cache", [None, 3, "cache", CacheConfig(num_blocks=8)])
 def test_what_is_no_cache_is_refused(cache: object) -> None:
-    with pytest.raises(InvalidArgument, match="must be a KVCacheManager, or a function"):
+    with pytest.raises(InvalidArgument, match="must be a KVCacheManager, a BlockPool, or a function"):
         CacheCollector(cache)  # type: ignore[arg-type]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
@@ -10,7 +11,7 @@ pytest.importorskip("prometheus_client")
 
 from prometheus_client import CollectorRegistry
 
-from blockyard import CacheSalt, InvalidArgument, LoRA, Span
+from blockyard import CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LoRA, MissCauses, Span
 from blockyard.metrics import TenantTokens, tenant_of
 
 from ..support.seeds import run_seed
@@ -91,3 +92,51 @@ def test_a_registry_shows_them() -> None:
 def test_how_many_is_a_number(most: object) -> None:
     with pytest.raises(InvalidArgument, match="most is"):
         TenantTokens(most)  # type: ignore[arg-type]
+
+
+def test_misses_by_cause_are_those_of_each_tenants_prompts() -> None:
+    """Against the causes of every prompt, added up; those of a tenant that lost its place go with its tokens."""
+    config = CacheConfig(num_blocks=20, block_size=4, max_num_seqs=4, max_model_len=64, track_misses=True)
+    cache, tenants = KVCacheManager(config), TenantTokens(2, {"engine": "0"})
+    random.seed(run_seed())
+    wanted: dict[str, Counter[str]] = {}
+    for _ in range(300):
+        keys = random.choice([(LoRA("a"),), (LoRA("b"),), (LoRA("c"),), (LoRA("d"),)])
+        tokens = [*range(random.choice([4, 8])), *random.choices(range(100, 102), k=random.randrange(1, 24))]
+        seq = cache.allocate(tokens, extra_keys=keys)
+        cache.commit([seq], cache.reserve([seq]).num_scheduled)
+        misses = cache.miss_causes(seq)
+        cache.free(seq)
+        shown = tenants.tokens().keys() - {"other"}
+        place = tenant_of(keys) if tenant_of(keys) in shown or len(shown) < 2 else "other"
+        wanted.setdefault(place, Counter()).update(misses.missed)
+        tenants.count(tenant_of(keys), len(tokens), misses.num_hit, misses)
+        for gone in shown - tenants.tokens().keys():
+            wanted.pop(gone, None)
+        assert tenants.missed() == wanted
+        for tenant, (num_prompt, num_hit) in tenants.tokens().items():
+            assert sum(wanted.get(tenant, Counter()).values()) == num_prompt - num_hit
+    assert "other" in wanted
+    assert all(wanted["other"][cause] for cause in ("tail", "never_seen", "evicted", "other_keys"))
+    registry = CollectorRegistry()
+    registry.register(tenants)
+    labels = {"engine": "0", "tenant": "other", "cause": "evicted"}
+    assert registry.get_sample_value("blockyard:tenant_missed_tokens_total", labels) == wanted["other"]["evicted"]
+
+
+def test_made_up_names_take_no_memory_with_their_causes() -> None:
+    tenants = TenantTokens(3)
+    for number in range(20_000):
+        tenants.count(f"lora:{number}", 10, 0, MissCauses(0, 1, 9, 0, 0, 0, -1))
+    assert len(tenants.missed()) == 4
+    assert sum(causes["never_seen"] for causes in tenants.missed().values()) == 9 * 20_000
+
+
+def test_a_place_that_changes_hands_leaves_no_causes_behind() -> None:
+    tenants = TenantTokens(1)
+    tenants.count("small", 10, 0, MissCauses(0, 1, 9, 0, 0, 0, -1))
+    for _ in range(9):
+        tenants.count("large", 100, 0, MissCauses(0, 0, 100, 0, 0, 0, -1))
+    assert set(tenants.tokens()) == set(tenants.missed()) == {"large", "other"}
+    for tenant, (num_prompt, num_hit) in tenants.tokens().items():
+        assert sum(tenants.missed()[tenant].values()) == num_prompt - num_hit

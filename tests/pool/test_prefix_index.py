@@ -51,7 +51,7 @@ def test_a_content_published_again_is_a_new_one() -> None:
     assert chains.find([p, c]) == []
     chains.put([p], old)
     assert chains.index.identity[2 * old] > identity
-    assert chains.find([p, c]) == [old], "the child hangs on an identity that is gone for ever"
+    assert chains.find([p, c]) == [old], "the child hangs on an identity that is gone forever"
     again = chains.add([p, c])
     assert chains.find([p, c]) == [old, again] != [old, child]
     check_index(chains.index)

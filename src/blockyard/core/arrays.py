@@ -48,6 +48,19 @@ def filled_i64(value: i64, length: i64) -> vec[i64]:
     return items
 
 
+def zeros_float(length: int) -> vec[float]:
+    """A vec of `length` zeros."""
+    return vec[float](np.zeros(length))
+
+
+def grown_float(items: vec[float], length: int) -> vec[float]:
+    """`items`, followed by zeros up to `length`, in a new vec."""
+    grown = zeros_float(length)
+    for index in range(i64(len(items))):
+        grown[index] = items[index]
+    return grown
+
+
 def view_i64(items: vec[i64]) -> npt.NDArray[np.int64]:
     """A read-only numpy view, int64 (len,), without a copy. It shows later changes."""
     return np.frombuffer(memoryview(items), dtype=np.int64)

@@ -11,6 +11,7 @@ from ..errors import InvalidArgument
 from ..kv_events import KVCacheEvents
 from .arrays import view_i32, view_i64, zeros_i64
 from .calls.allocate import AllocateCalls
+from .calls.evict import EvictCalls
 from .checking import check_groups, check_sequences
 from .parts import Parts
 from .pool.block import KVCacheBlock
@@ -23,12 +24,13 @@ from .watch.misses import MissLog
 class Inspection:
     """Questions about a cache. Those that read more than one number enter the gate."""
 
-    def __init__(self, parts: Parts, allocate_calls: AllocateCalls) -> None:
+    def __init__(self, parts: Parts, allocate_calls: AllocateCalls, evict_calls: EvictCalls) -> None:
         self.parts = parts
         self.gate = parts.gate
         self.sequences = parts.sequences
         self.store = parts.store
         self.allocate_calls = allocate_calls
+        self.evict_calls = evict_calls
 
     # Sequences.
 
@@ -132,7 +134,13 @@ class Inspection:
             num_resumed_hit_tokens=int(calls.num_resumed_hit_tokens),
             num_allocated_blocks=pool.num_allocated_blocks,
             num_freed_blocks=pool.num_freed_blocks,
+            num_retained_blocks=self.num_retained_blocks(),
         )
+
+    def num_retained_blocks(self) -> int:
+        """See `KVCacheManager.num_retained_blocks`."""
+        retention = self.evict_calls.retention
+        return 0 if retention is None else retention.num_retained
 
     def _num_wasted_slots(self) -> int:
         wasted: i64 = 0

@@ -77,7 +77,7 @@ class KVCacheManager:
         self._swap = swap_calls(self._parts)
         self._evict = EvictCalls(self._parts)
         self._resize = ResizeCalls(self._parts, self._allocate.admission)
-        self._inspection = Inspection(self._parts, self._allocate)
+        self._inspection = Inspection(self._parts, self._allocate, self._evict)
 
     # Admission.
 
@@ -386,6 +386,11 @@ class KVCacheManager:
     def num_cached_blocks(self) -> int:
         """Blocks that a prompt can hit. O(1)."""
         return self._parts.pool.num_cached_blocks
+
+    @property
+    def num_retained_blocks(self) -> int:
+        """Blocks that `retain` keeps now, held or idle; 0 without a budget. O(1)."""
+        return self._inspection.num_retained_blocks()
 
     @property
     def usage(self) -> float:

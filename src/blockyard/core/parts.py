@@ -65,7 +65,7 @@ class Parts:
     def _make_residency(self) -> ResidencySampler | None:
         if self.config.residency_sample == 0:
             return None
-        residency = ResidencySampler(self.config.residency_sample, self.clock)
+        residency = ResidencySampler(self.config.residency_sample, self.clock, self.config.num_blocks)
         self.kv_pool.watch(residency)
         return residency
 

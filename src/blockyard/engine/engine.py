@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..arguments import require_int
@@ -323,6 +325,11 @@ class Engine:
     def num_cpu_hit_tokens(self) -> int:
         """Prompt tokens, of those that the cache had, whose keys and values lay in the CPU pool."""
         return self._scheduler.cpu_hits.num_tokens
+
+    @property
+    def loading_blocks(self) -> npt.NDArray[np.int32]:
+        """Blocks of the pool that the latest step fills from the CPU pool, or the next one, int32 (n,). O(n)."""
+        return self._scheduler.moves.loading()
 
     def step(self, *, only: Collection[int] | None = None, keep_on_error: bool = False) -> StepReport:
         """Run one step: schedule, compute, choose tokens, and end what is finished.

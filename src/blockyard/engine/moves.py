@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
 from ..core.plan import StepPlan, SwapPlan
 from ..errors import ModelError
 from ..storage import KVCache, MoveLists
@@ -13,12 +16,22 @@ class MoveQueue:
     def __init__(self) -> None:
         self._waiting: list[MoveLists] = []
         self._is_broken = False
+        #: What swap_ins fill since moves were last carried out, and whether they have been.
+        self._loads: list[npt.NDArray[np.int32]] = []
+        self._is_carried = False
 
     def note(self, plan: SwapPlan) -> None:
         """Remember what a plan moves. The arrays are the plan's own, made for its caller."""
+        if self._is_carried:
+            self._loads, self._is_carried = [], False
         lists = [plan.swap_outs, plan.swap_ins, *([plan.copies] if isinstance(plan, StepPlan) else [])]
         if any(len(pairs) for pairs in lists):
             self._waiting.append(MoveLists(*lists))
+            self._loads.append(plan.swap_ins[:, 1])
+
+    def loading(self) -> npt.NDArray[np.int32]:
+        """The blocks that the latest step's swap_ins fill, or those of the next one, int32 (n,). O(n)."""
+        return np.concatenate(self._loads) if self._loads else np.empty(0, np.int32)
 
     def carry_out(self, kv_cache: KVCache) -> None:
         """Move all that waits, on CUDA beside the computing (`KVCache.start_moves`). O(blocks).
@@ -33,8 +46,10 @@ class MoveQueue:
             kv_cache.start_moves(self._waiting[0])
             self._is_broken = False
             self._waiting.pop(0)
+        self._is_carried = True
 
     def clear(self) -> None:
         """Forget what waits."""
         self._waiting.clear()
+        self._loads = []
         self._is_broken = False

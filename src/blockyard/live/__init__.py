@@ -14,6 +14,7 @@
     rows          the sequences, as the page lists them
     frames        one moment on the wire, whole or as what changed since the moment before
     prompts       the latest prompts, and the tree of their beginnings
+    hits          which of the latest prompts hit a block
     details       one block, one run of blocks, one branch: asked for when somebody points at it
     feed          one sampler for all who watch, at a bounded rate
     page          the paths, and what a browser is told that it may do

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .states import GONE, IDLE, PENDING, PRIVATE, RETIRING, SHARED, States
+from .states import GONE, IDLE, LOADING, PENDING, PRIVATE, RETIRING, SHARED, States
 
 #: Up to so many blocks are a cell each; beyond, so many cells are all there are.
 MAX_SINGLE_CELLS = 4096
@@ -24,8 +24,8 @@ class Cells:
 
     num_blocks: of the map, the null block left out. scale: blocks a cell; cell i is the blocks from 1 + i * scale.
     content: with scale 1 a byte a block: its state, and its count up to 31 in the upper five bits. Otherwise five
-    bytes a cell: the shares of private (with retiring), shared, idle and pending blocks in 255ths, at least 1 where
-    there is one, and the highest count up to 255.
+    bytes a cell: the shares of private (with retiring), shared, idle and pending (with loading) blocks in 255ths, at
+    least 1 where there is one, and the highest count up to 255.
     """
 
     num_blocks: int
@@ -67,7 +67,7 @@ def _shares(states: States, counts: NDArray[np.int32], scale: int) -> bytes:
     padding = num_cells * scale - len(states)
     table = np.pad(states, (0, padding), constant_values=GONE).reshape(num_cells, scale)
     cells = np.empty((num_cells, SHARED_CELL_BYTES), np.uint8)
-    for place, members in enumerate(((PRIVATE, RETIRING), (SHARED,), (IDLE,), (PENDING,))):
+    for place, members in enumerate(((PRIVATE, RETIRING), (SHARED,), (IDLE,), (PENDING, LOADING))):
         found = sum(np.count_nonzero(table == member, axis=1) for member in members)
         cells[:, place] = np.ceil(255 * found / sizes)
     highest = np.pad(counts, (0, padding)).reshape(num_cells, scale).max(axis=1)

@@ -8,6 +8,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..core.manager import KVCacheManager
 
 AnswerT = TypeVar("AnswerT")
@@ -20,7 +23,8 @@ class Surroundings:
     """What the owner of a cache knows besides it.
 
     step: steps so far. num_running, num_waiting: requests. num_preemptions: since the start. names: of holders, for
-    those who asked for them: a holder that has none is shown by itself.
+    those who asked for them: a holder that has none is shown by itself. loading: blocks of the pool that swap_ins fill
+    in this step, int32.
     """
 
     step: int = 0
@@ -28,6 +32,7 @@ class Surroundings:
     num_waiting: int = 0
     num_preemptions: int = 0
     names: Mapping[str, str] = field(default_factory=dict)
+    loading: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
 
 
 class Source(Protocol):

@@ -26,11 +26,12 @@ _MAX_SHOWN_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class SeenBlock:
-    """A block between two steps. names: of its holders, as the page shows them."""
+    """A block between two steps. names: of its holders, as the page shows them. is_plain: see `Snapshot`."""
 
     block: KVCacheBlock
     names: list[str]
     step: int
+    is_plain: bool
 
 
 def see_config(cache: KVCacheManager, around: Surroundings) -> dict[str, Any]:  # noqa: ARG001
@@ -50,7 +51,7 @@ def see_block(block_id: int, cache: KVCacheManager, around: Surroundings) -> See
     block = cache.block(block_id)
     known = around.names
     names = [_named(holder, known) for holder in block.holders[:_MAX_HOLDERS]]
-    return SeenBlock(block, names, around.step)
+    return SeenBlock(block, names, around.step, not cache.config.is_mapped)
 
 
 def see_branch(branch: Branch, block_size: int, cache: KVCacheManager, around: Surroundings) -> list[int]:  # noqa: ARG001

@@ -86,7 +86,8 @@ class Frame:
 def totals_of(snapshot: Snapshot, states: States, cpu_states: States | None) -> dict[str, Any]:
     """Counts by state, and what has happened since the cache was made. O(num_blocks)."""
     stats, around = snapshot.stats, snapshot.around
-    told: dict[str, Any] = dict(zip(NAMES[:-1], counts_of(states), strict=False))
+    told: dict[str, Any] = dict(zip(NAMES, counts_of(states), strict=True))
+    del told["gone"]
     told |= {
         "running": around.num_running or stats.num_running_seqs,
         "waiting": around.num_waiting,

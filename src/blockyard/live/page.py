@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from .desk import Source
-from .details import MAX_RUN, Texts, block_answer, run_answer, see_block, see_branch, see_config
+from .details import MAX_RUN, SeenBlock, Texts, block_answer, run_answer, see_block, see_branch, see_config
 from .feed import MIN_SECONDS, Feed
+from .hits import beginnings_with, hits_answer, see_hits
 from .prompts import PromptLog
 
 Scope = MutableMapping[str, Any]
@@ -140,7 +141,19 @@ class LivePage:
 
     async def _block(self, block_id: int) -> dict[str, Any] | None:
         seen = await asyncio.wrap_future(self._source.ask(partial(see_block, block_id)))
-        return None if seen is None else await block_answer(seen, self._texts, self._shows_text)
+        if seen is None:
+            return None
+        answer = await block_answer(seen, self._texts, self._shows_text)
+        return answer | {"hits": await self._hits(seen) if self._shows_text else None}
+
+    async def _hits(self, seen: SeenBlock) -> dict[str, Any] | None:
+        """Which of the latest prompts hit a block; None where its tokens do not say what it holds."""
+        if not (seen.is_plain and seen.block.is_cached):
+            return None
+        prompts, tokens = self.prompts.latest(), seen.block.token_ids
+        begun = await asyncio.to_thread(beginnings_with, prompts, tokens, len(tokens))
+        ask = self._source.ask(partial(see_hits, seen.block.block_id, begun))
+        return hits_answer(await asyncio.wrap_future(ask), len(prompts))
 
     async def _run(self, first: int, count: int) -> dict[str, Any] | None:
         frame = self.feed.latest

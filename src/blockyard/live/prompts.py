@@ -22,12 +22,13 @@ MAX_BRANCHES = 24
 @dataclass(frozen=True, slots=True)
 class AskedPrompt:
     """A prompt that was answered. tokens: int32, its first `MAX_TOKENS`. num_hit: tokens taken from the cache.
-    keys: it shares blocks only with prompts of the same keys."""
+    keys: it shares blocks only with prompts of the same keys. name: of its request, "" for none."""
 
     tokens: NDArray[np.int32]
     num_tokens: int
     num_hit: int
     keys: tuple[ExtraKey, ...]
+    name: str = ""
 
 
 class PromptLog:
@@ -38,11 +39,11 @@ class PromptLog:
         self._lock = threading.Lock()
         self.num_noted = 0
 
-    def note(self, token_ids: Sequence[int], num_hit: int, keys: tuple[ExtraKey, ...] = ()) -> None:
+    def note(self, token_ids: Sequence[int], num_hit: int, keys: tuple[ExtraKey, ...] = (), name: str = "") -> None:
         """Remember a prompt whose first `num_hit` tokens came from the cache. O(1,024 tokens)."""
         kept = np.array(token_ids[:MAX_TOKENS], np.int32)
         with self._lock:
-            self._prompts.append(AskedPrompt(kept, len(token_ids), num_hit, keys))
+            self._prompts.append(AskedPrompt(kept, len(token_ids), num_hit, keys, name))
             self.num_noted += 1
 
     def latest(self) -> list[AskedPrompt]:

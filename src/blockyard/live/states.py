@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from .snapshot import PoolCopy, Snapshot
 
 #: The states, in the page's order; `NAMES[state]` is what it is called.
-FREE, PRIVATE, SHARED, IDLE, PENDING, RETIRING, GONE = range(7)
-NAMES = ("free", "private", "shared", "idle", "pending", "retiring", "gone")
+FREE, PRIVATE, SHARED, IDLE, PENDING, RETIRING, GONE, LOADING = range(8)
+NAMES = ("free", "private", "shared", "idle", "pending", "retiring", "gone", "loading")
 States = NDArray[np.uint8]
 _BY_HELD_AND_CACHED = np.array([FREE, IDLE, PRIVATE, SHARED], np.uint8)
 
@@ -19,11 +19,15 @@ def block_states(snapshot: Snapshot) -> States:
 
     FREE: held by none, holds nothing that can be hit. PRIVATE: held, and not in the prefix index. SHARED: held, in the
     index and computed: any prompt can hit it. IDLE: held by none, still cached. PENDING: in the index, and to be
-    computed by a sequence. RETIRING: held beyond the end of a pool that shrank. GONE: beyond it and free.
+    computed by a sequence. RETIRING: held beyond the end of a pool that shrank. GONE: beyond it and free. LOADING:
+    held, and filled from the CPU pool in this step.
     """
     states = pool_states(snapshot.pool)
     pending = _pending(snapshot)[1:]
     states[pending & (states == SHARED)] = PENDING
+    loading = snapshot.around.loading - 1
+    loading = loading[(loading >= 0) & (loading < len(states))]
+    states[loading[snapshot.pool.ref_counts[1:][loading] > 0]] = LOADING
     return states
 
 

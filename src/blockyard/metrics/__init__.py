@@ -23,7 +23,7 @@ except ImportError as error:
     raise MissingExtra("blockyard.metrics needs prometheus_client: pip install 'blockyard[metrics]'") from error
 
 from .collector import CacheCollector
-from .reading import BlockStates, CacheReading
+from .reading import BlockStates, CacheReading, PoolCounts
 from .shipped import alert_rules_path, dashboard_path
 from .tenants import TenantTokens, tenant_of
 
@@ -31,6 +31,7 @@ __all__ = [
     "BlockStates",
     "CacheCollector",
     "CacheReading",
+    "PoolCounts",
     "TenantTokens",
     "alert_rules_path",
     "dashboard_path",

@@ -9,13 +9,14 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..arguments import require_str, shown
+from ..core.block_pool import BlockPool
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument
 from .families import FAMILIES, RESIDENCY, Labels
 from .reading import CacheReading
 
-#: A cache, or what reads it.
-Source = KVCacheManager | Callable[[], CacheReading]
+#: A cache, a pool that is used without one, or what reads either.
+Source = KVCacheManager | BlockPool | Callable[[], CacheReading]
 
 
 class CacheCollector(Collector):
@@ -23,12 +24,13 @@ class CacheCollector(Collector):
 
     cache: the manager, which is read whenever the registry is scraped, in the scraping thread and without a lock; or a
     function that returns a `CacheReading`, for a program with a lock or with a count of preemptions of its own. A
-    reading in the middle of another thread's call may see that call half-way, and nothing else goes wrong.
+    reading in the middle of another thread's call may see that call half-way, and nothing else goes wrong. Or a bare
+    `BlockPool`: what needs sequences or tokens is left out.
     engine: the label by which dashboards tell the engines of a process apart. model_name: a label too. info: further
     labels of `vllm:cache_config_info`.
 
-    A scrape is O(num_blocks + max_num_seqs). Raises `InvalidArgument` for what is
-    neither a manager nor a function, and for text that is none.
+    A scrape is O(num_blocks + max_num_seqs). Raises `InvalidArgument` for what is neither a manager, a pool nor a
+    function, and for text that is none.
 
     >>> from blockyard import CacheConfig, KVCacheManager
     >>> from prometheus_client import CollectorRegistry
@@ -57,11 +59,14 @@ class CacheCollector(Collector):
             raise InvalidArgument(f"engine is {engine!r}; there is a cache of that name already")
         if isinstance(cache, KVCacheManager):
             self._sources[engine] = partial(CacheReading.of, cache)
+        elif isinstance(cache, BlockPool):
+            self._sources[engine] = partial(CacheReading.of_pool, cache)
         elif callable(cache):
             self._sources[engine] = cache
         else:
             raise InvalidArgument(
-                f"cache is {shown(cache)}; it must be a KVCacheManager, or a function that returns a CacheReading"
+                f"cache is {shown(cache)}; it must be a KVCacheManager, a BlockPool, or a function that returns a "
+                "CacheReading"
             )
 
     def collect(self) -> Iterable[Metric]:
@@ -81,15 +86,22 @@ class CacheCollector(Collector):
     def _config_info(self, readings: list[tuple[Labels, CacheReading]]) -> Metric:
         """The config as labels, with the names of vLLM's, and the value 1."""
         rows = [{**dict(labels), **config_labels(reading), **self._info} for labels, reading in readings]
-        metric = GaugeMetricFamily("vllm:cache_config_info", "The cache's config.", labels=list(rows[0]))
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        metric = GaugeMetricFamily("vllm:cache_config_info", "The cache's config.", labels=names)
         for row in rows:
-            metric.add_metric(list(row.values()), 1)
+            metric.add_metric([row.get(name, "") for name in names], 1)
         return metric
 
 
 def config_labels(reading: CacheReading) -> dict[str, str]:
     """What dashboards show of a config; the number of blocks is the one it was made with. O(1)."""
-    config = reading.config
+    config, pool = reading.config, reading.pool
+    if config is None:
+        return {
+            "block_size": str(pool.block_size),
+            "num_gpu_blocks": str(pool.num_blocks),
+            "enable_prefix_caching": str(pool.enable_prefix_caching),
+        }
     return {
         "block_size": str(config.hash_block_size),
         "num_gpu_blocks": str(config.num_blocks),

@@ -12,8 +12,8 @@ from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from ..answers import Histogram, Residency
-from .reading import CacheReading
+from ..answers import CacheStats, Histogram, Residency
+from .reading import CacheReading, PoolCounts
 
 #: One cache's labels, the same for all of its metrics: (name, value), in this order.
 Labels = tuple[tuple[str, str], ...]
@@ -66,12 +66,13 @@ def label_names(readings: list[tuple[Labels, CacheReading]], own: str = "") -> l
     return [*(name for name, _ in (readings[0][0] if readings else ())), *([own] if own else [])]
 
 
-def _gauge(name: str, text: str, read: Callable[[CacheReading], float]) -> Family:
-    return Family(name, text, lambda seen: {"": read(seen)})
+def _of_pool(name: str, text: str, read: Callable[[PoolCounts], float], is_counter: bool = False) -> Family:
+    return Family(name, text, lambda seen: {"": read(seen.pool)}, is_counter=is_counter)
 
 
-def _counter(name: str, text: str, read: Callable[[CacheReading], float]) -> Family:
-    return Family(name, text, lambda seen: {"": read(seen)}, is_counter=True)
+def _of_stats(name: str, text: str, read: Callable[[CacheStats], float], is_counter: bool = False) -> Family:
+    """Of a cache with sequences; a bare pool has no such numbers."""
+    return Family(name, text, lambda seen: None if seen.stats is None else {"": read(seen.stats)}, "", is_counter)
 
 
 def _causes(seen: CacheReading) -> Values:
@@ -80,6 +81,8 @@ def _causes(seen: CacheReading) -> Values:
 
 def _sources(seen: CacheReading) -> Values:
     """vLLM's words; nothing comes from another machine here."""
+    if seen.stats is None:
+        return None
     hit = seen.stats.num_hit_tokens
     return {
         "local_compute": seen.stats.num_prompt_tokens - hit,
@@ -96,14 +99,23 @@ def _preemptions(seen: CacheReading) -> Values:
     return None if seen.num_preemptions is None else {"": seen.num_preemptions}
 
 
+def _retained(seen: CacheReading) -> Values:
+    """Where there is a budget of them."""
+    if seen.stats is None or seen.config is None or not seen.config.retention_blocks:
+        return None
+    return {"": seen.stats.num_retained_blocks}
+
+
 def _cpu_states(seen: CacheReading) -> Values:
     return None if seen.cpu_blocks is None else asdict(seen.cpu_blocks)
 
 
 FAMILIES: tuple[Family, ...] = (
-    _gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks that are held, 0 to 1.", lambda seen: seen.usage),
-    _counter("vllm:prefix_cache_queries", "Prompt tokens looked up.", lambda seen: seen.stats.num_prompt_tokens),
-    _counter("vllm:prefix_cache_hits", "Prompt tokens found.", lambda seen: seen.stats.num_hit_tokens),
+    _of_pool("vllm:kv_cache_usage_perc", "Share of the KV blocks that are held, 0 to 1.", lambda pool: pool.usage),
+    _of_stats(
+        "vllm:prefix_cache_queries", "Prompt tokens looked up.", lambda stats: stats.num_prompt_tokens, is_counter=True
+    ),
+    _of_stats("vllm:prefix_cache_hits", "Prompt tokens found.", lambda stats: stats.num_hit_tokens, is_counter=True),
     Family("vllm:num_preemptions", "Sequences preempted to make room.", _preemptions, is_counter=True),
     Family("vllm:prompt_tokens_by_source", "Prompt tokens by where they came from.", _sources, "source", True),
     Family(
@@ -115,25 +127,31 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family("blockyard:kv_blocks", "Blocks by state.", lambda seen: asdict(seen.blocks), "state"),
     Family("blockyard:cpu_kv_blocks", "Blocks of the CPU pool by state.", _cpu_states, "state"),
-    _gauge("blockyard:kv_blocks_used", "Blocks that are held.", lambda seen: seen.stats.num_used_blocks),
-    _gauge("blockyard:kv_blocks_free", "Blocks to be had, idle ones too.", lambda seen: seen.stats.num_free_blocks),
-    _gauge("blockyard:kv_blocks_cached", "Blocks that can be hit.", lambda seen: seen.stats.num_cached_blocks),
-    _gauge("blockyard:kv_blocks_used_peak", "Most blocks held at once.", lambda seen: seen.stats.peak_used_blocks),
-    _gauge("blockyard:kv_slots_wasted", "Slots held that no token fills.", lambda seen: seen.stats.num_wasted_slots),
-    _gauge("blockyard:sequences_running", "Sequences with blocks.", lambda seen: seen.stats.num_running_seqs),
-    _counter("blockyard:kv_blocks_allocated", "Blocks taken.", lambda seen: seen.stats.num_allocated_blocks),
-    _counter(
-        "blockyard:kv_blocks_evicted", "Cached blocks taken for others.", lambda seen: seen.stats.num_evicted_blocks
+    _of_pool("blockyard:kv_blocks_used", "Blocks that are held.", lambda pool: pool.num_used),
+    _of_pool("blockyard:kv_blocks_free", "Blocks to be had, idle ones too.", lambda pool: pool.num_free),
+    _of_pool("blockyard:kv_blocks_cached", "Blocks that can be hit.", lambda pool: pool.num_cached),
+    _of_pool("blockyard:kv_blocks_used_peak", "Most blocks held at once.", lambda pool: pool.peak_used),
+    Family("blockyard:kv_blocks_retained", "Blocks that a wish keeps.", _retained),
+    _of_stats("blockyard:kv_slots_wasted", "Slots held that no token fills.", lambda stats: stats.num_wasted_slots),
+    _of_stats("blockyard:sequences_running", "Sequences with blocks.", lambda stats: stats.num_running_seqs),
+    _of_pool("blockyard:kv_blocks_allocated", "Blocks taken.", lambda pool: pool.num_allocated, is_counter=True),
+    _of_pool(
+        "blockyard:kv_blocks_evicted", "Cached blocks taken for others.", lambda pool: pool.num_evicted, is_counter=True
     ),
-    _counter("blockyard:kv_blocks_copied", "Blocks copied on write.", lambda seen: seen.stats.num_copied_blocks),
+    _of_stats(
+        "blockyard:kv_blocks_copied", "Blocks copied on write.", lambda stats: stats.num_copied_blocks, is_counter=True
+    ),
     Family("blockyard:hit_tokens", "Prompt tokens found, by medium.", _hits_by("gpu", "cpu"), "medium", True),
     Family("blockyard:missed_tokens", "Prompt tokens not found, by cause.", _causes, "cause", True),
-    _counter(
+    _of_stats(
         "blockyard:resumed_tokens",
         "Tokens looked up for preempted sequences that came back.",
-        lambda seen: seen.stats.num_resumed_tokens,
+        lambda stats: stats.num_resumed_tokens,
+        is_counter=True,
     ),
-    _counter("blockyard:resumed_hit_tokens", "Those found.", lambda seen: seen.stats.num_resumed_hit_tokens),
+    _of_stats(
+        "blockyard:resumed_hit_tokens", "Those found.", lambda stats: stats.num_resumed_hit_tokens, is_counter=True
+    ),
 )
 #: Of the blocks that `residency_sample` follows.
 RESIDENCY: tuple[Durations, ...] = (

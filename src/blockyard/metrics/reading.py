@@ -40,22 +40,58 @@ class BlockStates:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """What every pool counts by itself.
+
+    num_blocks, block_size, enable_prefix_caching: what it is. usage: share of the usable blocks that is held, 0 to 1.
+    num_used, num_free, num_cached: blocks now. peak_used: most held at once. num_allocated, num_evicted: so far.
+    """
+
+    num_blocks: int
+    block_size: int
+    enable_prefix_caching: bool
+    usage: float
+    num_used: int
+    num_free: int
+    num_cached: int
+    peak_used: int
+    num_allocated: int
+    num_evicted: int
+
+    @classmethod
+    def of(cls, pool: BlockPool) -> PoolCounts:
+        """Read them. O(1)."""
+        return cls(
+            num_blocks=pool.num_blocks,
+            block_size=pool.block_size,
+            enable_prefix_caching=pool.enable_prefix_caching,
+            usage=pool.usage,
+            num_used=pool.num_used_blocks,
+            num_free=pool.num_free_blocks,
+            num_cached=pool.num_cached_blocks,
+            peak_used=pool.peak_used_blocks,
+            num_allocated=pool.num_allocated_blocks,
+            num_evicted=pool.num_evicted_blocks,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class CacheReading:
     """What `CacheCollector` shows of one cache.
 
-    usage: share of the usable blocks that is held, 0 to 1. cpu_blocks: None without a CPU pool. residency, misses: None
-    where the cache does not follow them (`residency_sample`, `track_misses`). num_preemptions: sequences preempted so
-    far; None where nothing counts them. num_cpu_hit_tokens: those of `stats.num_hit_tokens` that lay in the CPU pool;
-    None where nothing counts them and there is such a pool.
+    config, stats: None of a bare pool, which has no sequences and counts no tokens. cpu_blocks: None without a CPU
+    pool. residency, misses: None where the cache does not follow them (`residency_sample`, `track_misses`).
+    num_preemptions: sequences preempted so far; None where nothing counts them. num_cpu_hit_tokens: those of
+    `stats.num_hit_tokens` that lay in the CPU pool; None where nothing counts them and there is such a pool.
     """
 
-    config: CacheConfig
-    stats: CacheStats
-    usage: float
+    pool: PoolCounts
     blocks: BlockStates
-    cpu_blocks: BlockStates | None
-    residency: Residency | None
-    misses: MissCauses | None
+    config: CacheConfig | None = None
+    stats: CacheStats | None = None
+    cpu_blocks: BlockStates | None = None
+    residency: Residency | None = None
+    misses: MissCauses | None = None
     num_preemptions: int | None = None
     num_cpu_hit_tokens: int | None = None
 
@@ -66,10 +102,10 @@ class CacheReading:
         """Read a cache, and add what only its engine counts. O(num_blocks + max_num_seqs). It changes nothing."""
         config, cpu_pool = cache.config, cache.cpu_pool
         return cls(
+            pool=PoolCounts.of(cache.pool),
+            blocks=BlockStates.of(cache.pool),
             config=config,
             stats=cache.stats(),
-            usage=cache.usage,
-            blocks=BlockStates.of(cache.pool),
             cpu_blocks=None if cpu_pool is None else BlockStates.of(cpu_pool),
             residency=cache.residency() if config.residency_sample else None,
             misses=cache.miss_totals() if config.track_misses else None,
@@ -77,10 +113,15 @@ class CacheReading:
             num_cpu_hit_tokens=0 if cpu_pool is None else num_cpu_hit_tokens,
         )
 
+    @classmethod
+    def of_pool(cls, pool: BlockPool) -> CacheReading:
+        """Read a pool that is used without a manager, or that of a manager alone. O(num_blocks). It changes nothing."""
+        return cls(pool=PoolCounts.of(pool), blocks=BlockStates.of(pool))
+
     @property
     def hit_tokens(self) -> tuple[int, int] | None:
         """Hit tokens that lay in the pool, and in the CPU pool; None where nothing tells them apart."""
-        if self.num_cpu_hit_tokens is None:
+        if self.stats is None or self.num_cpu_hit_tokens is None:
             return None
         from_cpu = min(self.num_cpu_hit_tokens, self.stats.num_hit_tokens)
         return self.stats.num_hit_tokens - from_cpu, from_cpu

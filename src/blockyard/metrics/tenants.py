@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ..answers import MissCauses
 from ..arguments import require_int, require_str
 from ..keys import CacheSalt, ExtraKey, LoRA
 
@@ -57,16 +59,23 @@ class TenantTokens(Collector):
             require_str("labels", name): require_str(f"labels[{name!r}]", text) for name, text in (labels or {}).items()
         }
         self._shown: dict[str, Tokens] = {}
+        #: Tokens not found of those shown and of the others, by cause; empty where no causes are told.
+        self._missed: dict[str, Counter[str]] = {}
         #: Tokens of those shown, what they had before included.
         self._weight: dict[str, int] = {}
         self._others: Tokens = (0, 0)
         #: Tokens of a tenant that is not shown, and how many of them may have been another's.
         self._candidates: dict[str, Tokens] = {}
 
-    def count(self, tenant: str, num_prompt_tokens: int, num_hit_tokens: int) -> None:
-        """A prompt of a tenant. O(1) for one that is shown, O(most) for others."""
+    def count(self, tenant: str, num_prompt_tokens: int, num_hit_tokens: int, misses: MissCauses | None = None) -> None:
+        """A prompt of a tenant. misses: why it had no more, where that is known (`miss_causes`).
+
+        O(1) for one that is shown, O(most) for others.
+        """
         if tenant not in self._shown and len(self._shown) < self._most:
             self._show(tenant, 0)
+        if misses is not None:
+            self._missed.setdefault(tenant if tenant in self._shown else OTHER, Counter()).update(misses.missed)
         if tenant in self._shown:
             self._shown[tenant] = _sum(self._shown[tenant], (num_prompt_tokens, num_hit_tokens))
             self._weight[tenant] += num_prompt_tokens
@@ -79,15 +88,30 @@ class TenantTokens(Collector):
         found = dict(self._shown)
         return {**found, OTHER: self._others} if any(self._others) else found
 
+    def missed(self) -> dict[str, dict[str, int]]:
+        """Tokens not found of each tenant that is shown, and of the others, by cause; {} where no causes were told.
+
+        The causes are those of `MissCauses.missed`. O(most).
+        """
+        return {tenant: dict(causes) for tenant, causes in dict(self._missed).items()}
+
     def collect(self) -> Iterable[Metric]:
-        """Two counters."""
+        """Two counters, and a third one by cause where causes were told."""
         names = [*self._labels, "tenant"]
         asked = CounterMetricFamily("blockyard:tenant_prompt_tokens", "Prompt tokens by tenant.", labels=names)
         found = CounterMetricFamily("blockyard:tenant_hit_tokens", "Those that the cache had.", labels=names)
         for tenant, (num_prompt, num_hit) in self.tokens().items():
             asked.add_metric([*self._labels.values(), tenant], num_prompt)
             found.add_metric([*self._labels.values(), tenant], num_hit)
-        return [asked, found]
+        return [asked, found, *self._by_cause()]
+
+    def _by_cause(self) -> list[Metric]:
+        names = [*self._labels, "cause", "tenant"]
+        missed = CounterMetricFamily("blockyard:tenant_missed_tokens", "Those that it had not, by cause.", labels=names)
+        for tenant, causes in self.missed().items():
+            for cause, number in causes.items():
+                missed.add_metric([*self._labels.values(), cause, tenant], number)
+        return [missed] if missed.samples else []
 
     def _show(self, tenant: str, weight: int) -> None:
         self._shown[tenant] = (0, 0)
@@ -105,6 +129,7 @@ class TenantTokens(Collector):
         smallest = min(self._weight, key=self._weight.__getitem__)
         if total - error > _MARGIN * self._weight[smallest]:
             del candidates[tenant], self._shown[smallest], self._weight[smallest]
+            self._missed.pop(smallest, None)
             self._show(tenant, total - error)
 
 

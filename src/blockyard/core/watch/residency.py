@@ -6,6 +6,7 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...answers import Histogram, Residency
+from ..arrays import grown_float, zeros_float, zeros_i64
 from ..pool.observer import Clock, PoolObserver
 
 #: Buckets end at 2**-10, 2**-9 … 2**20 units of time.
@@ -17,13 +18,13 @@ class Durations:
     """A histogram over powers of two."""
 
     def __init__(self) -> None:
-        self.counts = [0] * NUM_BUCKETS
+        self.counts = zeros_i64(NUM_BUCKETS)
         self.total = 0.0
 
     def add(self, duration: float) -> None:
         """Count one duration. O(log range)."""
         bound = FIRST_BOUND
-        bucket = 0
+        bucket: i64 = 0
         while duration > bound and bucket < NUM_BUCKETS - 1:
             bound *= 2
             bucket += 1
@@ -33,51 +34,74 @@ class Durations:
     def histogram(self) -> Histogram:
         """What was counted, as people see it."""
         bounds = [FIRST_BOUND * 2.0**bucket for bucket in range(NUM_BUCKETS - 1)]
-        return Histogram(tuple(bounds), tuple(self.counts), self.total)
+        return Histogram(tuple(bounds), tuple(int(count) for count in self.counts), self.total)
 
 
 class ResidencySampler(PoolObserver):
     """Follows every `sample`-th block id. The three quantities are vLLM's (KV cache residency metrics):
 
     lifetime, from being taken to being evicted; idle before eviction, from the last use to it; reuse gap, from one
-    use to the next. Time is the clock's. Costs a division for each block that a pool touches.
+    use to the next. Time is the clock's. Costs a division for each block that a pool touches, and 16 bytes for each
+    that is followed.
     """
 
-    def __init__(self, sample: int, clock: Clock) -> None:
+    def __init__(self, sample: int, clock: Clock, num_blocks: int) -> None:
         self.sample: i64 = sample
         self.clock = clock
-        self._born: dict[int, float] = {}
-        self._used: dict[int, float] = {}
+        #: When block `place * sample` was taken, and last used. One that is shared, freed or evicted was taken before.
+        self._born = zeros_float(num_blocks // sample + 1)
+        self._used = zeros_float(num_blocks // sample + 1)
         self.lifetime = Durations()
         self.idle = Durations()
         self.reuse_gap = Durations()
 
     def acquired(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """A life begins."""
+        now = self.clock.now
+        sample = self.sample
         for index in range(start, start + count):
-            if i64(blocks[index]) % self.sample == 0:
-                self._born[int(blocks[index])] = self.clock.now
-                self._used[int(blocks[index])] = self.clock.now
+            block = i64(blocks[index])
+            if block % sample == 0:
+                place = block // sample
+                if place >= len(self._born):
+                    self._grow(place)
+                self._born[place] = now
+                self._used[place] = now
+
+    def _grow(self, place: i64) -> None:
+        """The pool has grown beyond what was foreseen: make room, twice as much."""
+        length = int(max(2 * i64(len(self._born)), place + 1))
+        born = grown_float(self._born, length)
+        self._used = grown_float(self._used, length)
+        self._born = born
 
     def shared(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """A block is used again."""
+        now = self.clock.now
+        sample = self.sample
+        used = self._used
         for index in range(start, start + count):
-            if i64(blocks[index]) % self.sample == 0:
-                block = int(blocks[index])
-                self.reuse_gap.add(self.clock.now - self._used.get(block, self.clock.now))
-                self._used[block] = self.clock.now
+            block = i64(blocks[index])
+            if block % sample == 0:
+                self.reuse_gap.add(now - used[block // sample])
+                used[block // sample] = now
 
     def released(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """It was in use until now."""
+        now = self.clock.now
+        sample = self.sample
+        used = self._used
         for index in range(start, start + count):
-            if i64(blocks[index]) % self.sample == 0:
-                self._used[int(blocks[index])] = self.clock.now
+            block = i64(blocks[index])
+            if block % sample == 0:
+                used[block // sample] = now
 
     def evicting(self, block: i64) -> None:
         """A life ends."""
         if block % self.sample == 0:
-            self.lifetime.add(self.clock.now - self._born.get(int(block), self.clock.now))
-            self.idle.add(self.clock.now - self._used.get(int(block), self.clock.now))
+            place = block // self.sample
+            self.lifetime.add(self.clock.now - self._born[place])
+            self.idle.add(self.clock.now - self._used[place])
 
     def residency(self) -> Residency:
         """The three histograms."""

@@ -43,7 +43,7 @@ export class Chart {
 
   write() {
     const { totals } = this.frame, first = (this.seen[0] || this.frame).totals;
-    const held = totals.private + totals.shared + totals.pending + totals.retiring;
+    const held = totals.private + totals.shared + totals.pending + totals.retiring + totals.loading;
     const usable = held + totals.idle + totals.free;
     const grown = (name) => totals[name] - first[name];
     const rows = [
@@ -52,7 +52,7 @@ export class Chart {
       ["evicted", count(grown("evicted"))], ["preempted", count(grown("preempted"))], ["copied on write", count(grown("copied"))],
     ];
     this.figures.replaceChildren(...rows.map(([name, value]) => make("div", "", "", make("dt", "", name), make("dd", "", value))));
-    const used = this.seen.map(({ totals: at }) => at.private + at.shared + at.pending + at.retiring);
+    const used = this.seen.map(({ totals: at }) => at.private + at.shared + at.pending + at.retiring + at.loading);
     const least = Math.min(...used, held), most = Math.max(...used, held);
     this.words.textContent = `Between ${count(least)} and ${count(most)} of ${count(usable)} blocks were held; ` +
       `${share(grown("hit"), grown("prompt"))} of ${count(grown("prompt"))} prompt tokens came from the cache; ` +
@@ -131,9 +131,9 @@ export class Chart {
     this.axis(canvas, left, right, top, bottom, colors, "pool");
     const fills = [fillOf(PRIVATE, 2), fillOf(PENDING, 2), fillOf(SHARED, 2), mixed(colors.card, colors.idle, 0.35)];
     const parts = this.seen.map(({ at, totals }) => {
-      const whole = totals.private + totals.shared + totals.idle + totals.pending + totals.retiring + totals.free;
+      const whole = totals.private + totals.shared + totals.idle + totals.pending + totals.loading + totals.retiring + totals.free;
       let sum = 0;
-      return [x(at), BAND.map((name) => (sum += totals[name] / whole))];
+      return [x(at), BAND.map((name) => (sum += (totals[name] + (name === "pending" ? totals.loading : 0)) / whole))];
     });
     if (parts.length < 2) return;
     for (let band = BAND.length - 1; band >= 0; band--) {

@@ -2,7 +2,7 @@
 
 import { BlockMap } from "./map.js";
 import { NAMES, WORDS } from "./states.js";
-import { count, make, onOneLine, times, visible } from "./text.js";
+import { count, isMade, make, onOneLine, times, visible } from "./text.js";
 import { askJson } from "./wire.js";
 
 const AGAIN = 1000;
@@ -78,7 +78,18 @@ export class Inspector {
       if (detail.group) fact("group", String(detail.group));
       fact("read at step", count(detail.step));
     }
-    this.body.replaceChildren(facts, ...this.holders(detail), ...this.tokens(detail));
+    this.body.replaceChildren(facts, ...this.hits(detail), ...this.holders(detail), ...this.tokens(detail));
+  }
+
+  // Which of the latest prompts took it from the cache.
+  hits(detail) {
+    if (!detail || !detail.hits) return [];
+    const { num, of, ago, names } = detail.hits;
+    if (num === 0) return [make("p", "hits", of ? `Not hit by the latest ${times(of, "prompt", "prompts")}.` : "No prompt has been answered yet.")];
+    const last = ago === 0 ? "by the latest one" : `last ${times(ago, "prompt", "prompts")} before the latest`;
+    const shown = names.filter((name) => !isMade(name)).map(onOneLine);
+    const told = shown.length ? `: ${shown.join(", ")}` : "";
+    return [make("p", "hits", `Hit by ${count(num)} of the latest ${times(of, "prompt", "prompts")}, ${last}${told}.`)];
   }
 
   holders(detail) {

@@ -48,7 +48,7 @@ function show(frame, follows) {
 }
 
 function summary({ totals, step }) {
-  const held = totals.private + totals.shared + totals.pending + totals.retiring;
+  const held = totals.private + totals.shared + totals.pending + totals.retiring + totals.loading;
   return `Step ${count(step)}: ${count(held)} blocks in use, ${count(totals.idle)} cached and idle, ${count(totals.free)} free; ` +
     `${count(totals.running)} requests run, ${count(totals.waiting)} wait; hit rate ${share(totals.hit, totals.prompt)} since the start.`;
 }
@@ -60,7 +60,7 @@ function say(words) {
 
 const entries = new Map();
 function writeLegend(totals) {
-  const shown = ["private", "shared", "pending", "idle", "free"].concat(totals.retiring ? ["retiring"] : []);
+  const shown = ["private", "shared", "pending", "idle", "free"].concat(totals.retiring ? ["retiring"] : [], totals.cpu ? ["loading"] : []);
   for (const name of shown) {
     if (!entries.has(name)) entries.set(name, entry(name));
     entries.get(name).number.textContent = count(totals[name]);

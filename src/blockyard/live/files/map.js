@@ -1,6 +1,6 @@
 // The map of a pool: cells in rows on a canvas, a cursor for pointer and keyboard, a path that lights up in order.
 
-import { drawCell, drawShares, FREE, IDLE, mixed, NAMES, PENDING, PRIVATE, readColors, SHARES, WORDS } from "./states.js";
+import { drawCell, drawShares, FREE, IDLE, LOADING, mixed, NAMES, PENDING, PRIVATE, readColors, SHARES, WORDS } from "./states.js";
 import { count, make, times } from "./text.js";
 
 const GUTTER = 46;
@@ -152,7 +152,7 @@ export class BlockMap {
       this.since[cell] = at;
       if (!follows || !this.flashes || STILL.matches || map.width > 1) continue;
       const [old, fresh] = [before.cells[cell] & 7, map.cells[cell] & 7];
-      const isEvicted = old === IDLE && [PRIVATE, PENDING, FREE].includes(fresh);
+      const isEvicted = old === IDLE && [PRIVATE, PENDING, LOADING, FREE].includes(fresh);
       if (old !== fresh) this.flashAt.set(cell, [now, isEvicted]);
     }
   }

@@ -1,10 +1,10 @@
 // The requests that run: point at one and its blocks light up in order.
 
-import { PENDING, PRIVATE, RETIRING, SHARED } from "./states.js";
-import { count, make, onOneLine, times } from "./text.js";
+import { LOADING, PENDING, PRIVATE, RETIRING, SHARED } from "./states.js";
+import { count, isMade, make, onOneLine, times } from "./text.js";
 
 // What the blocks of a request are, as the parts of its bar.
-const PARTS = [["held by others too", "--shared"], ["its own, cached", "--own"], ["pending", "--pending"], ["private", "--private"]];
+const PARTS = [["held by others too", "--shared"], ["its own, cached", "--own"], ["pending or being loaded", "--pending"], ["private", "--private"]];
 
 export class Requests {
   // light: called with {name, cells} or null. own: names of requests that this page sent.
@@ -37,8 +37,7 @@ export class Requests {
     if (line.row === row) return;
     line.row = row;
     line.holder.textContent = onOneLine(row.holder || "sequence");
-    const isMade = /^req-[0-9a-f]{24}$/.test(row.name); // by the server, and of no interest
-    line.name.textContent = this.own.has(row.name) ? "this page" : isMade ? "" : onOneLine(row.name);
+        line.name.textContent = this.own.has(row.name) ? "this page" : isMade(row.name) ? "" : onOneLine(row.name);
     line.size.textContent = `${times(row.tokens, "token", "tokens")}, ${times(row.blocks, "block", "blocks")}`;
     if (this.own.has(row.name) && this.kept === null && !line.wasKept) { line.wasKept = true; this.kept = row.id; }
   }
@@ -49,7 +48,7 @@ export class Requests {
     for (const cell of map.scale === 1 ? row.path : []) {
       const state = map.cells[cell] & 7;
       if (state === SHARED) parts[map.cells[cell] >> 3 > 1 ? 0 : 1]++;
-      else if (state === PENDING) parts[2]++;
+      else if (state === PENDING || state === LOADING) parts[2]++;
       else if (state === PRIVATE || state === RETIRING) parts[3]++;
     }
     if (map.scale > 1) parts[0] = row.computed / Math.max(row.tokens, 1);

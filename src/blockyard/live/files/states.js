@@ -1,10 +1,10 @@
 // The states of a block: their words, their colours, and how a cell of each is drawn.
 
-export const FREE = 0, PRIVATE = 1, SHARED = 2, IDLE = 3, PENDING = 4, RETIRING = 5, GONE = 6;
-export const NAMES = ["free", "private", "shared", "idle", "pending", "retiring", "gone"];
+export const FREE = 0, PRIVATE = 1, SHARED = 2, IDLE = 3, PENDING = 4, RETIRING = 5, GONE = 6, LOADING = 7;
+export const NAMES = ["free", "private", "shared", "idle", "pending", "retiring", "gone", "loading"];
 export const WORDS = {
   private: "held, and not to be hit", shared: "held and cached: any prompt can hit it", pending: "being computed",
-  idle: "cached, held by none", free: "free", retiring: "held beyond the pool's end", gone: "gone",
+  idle: "cached, held by none", free: "free", loading: "being filled from the CPU pool", retiring: "held beyond the pool's end", gone: "gone",
 };
 // Places of the shares in a cell that stands for several blocks.
 export const SHARES = [PRIVATE, SHARED, IDLE, PENDING];
@@ -13,7 +13,7 @@ const colors = {};
 
 export function readColors() {
   const style = getComputedStyle(document.documentElement);
-  const names = ["private", "shared", "idle", "pending", "free", "retiring", "evicted", "card", "ink", "quiet", "line", "line-2"];
+  const names = ["private", "shared", "idle", "pending", "free", "retiring", "loading", "evicted", "card", "ink", "quiet", "line", "line-2"];
   for (const name of names) colors[name] = style.getPropertyValue(`--${name}`).trim();
   return colors;
 }
@@ -59,6 +59,10 @@ export function drawCell(canvas, x, y, size, state, count) {
     canvas.lineTo(x + size, y + size);
     canvas.lineTo(x + size, y);
     canvas.fill();
+  }
+  if (state === LOADING && size >= 4) { // a hole that is still to be filled
+    canvas.fillStyle = colors.card;
+    canvas.fillRect(x + size / 3, y, size / 3, (2 * size) / 3);
   }
   if (state === RETIRING && size >= 6) {
     canvas.fillStyle = colors.card;

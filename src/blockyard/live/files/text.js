@@ -15,6 +15,9 @@ export function visible(text) {
 // The same on one line, as a token is shown.
 export const onOneLine = (text) => visible(text).replace(/\n/g, "\u21b5").replace(/\t/g, "\u21e5");
 
+// A name of a request that the server made, and of no interest.
+export const isMade = (name) => /^req-[0-9a-f]{24}$/.test(name);
+
 export function make(tag, className = "", text = "", ...children) {
   const node = document.createElement(tag);
   if (className) node.className = className;

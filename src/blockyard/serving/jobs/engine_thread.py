@@ -286,7 +286,8 @@ class EngineThread:
         job = self._jobs[result.request_id]
         self.request_figures.count_end(job, result, now)
         if self.tenants is not None:
-            self.tenants.count(tenant_of(job.extra_keys), result.num_prompt_tokens, result.num_cached_tokens)
+            tenant = tenant_of(job.extra_keys)
+            self.tenants.count(tenant, result.num_prompt_tokens, result.num_cached_tokens, result.misses)
         self._trace(job, result)
         if self.on_result is not None:
             self.on_result(job, result)

@@ -30,7 +30,7 @@ class EngineSource:
     def _around(self, engine: Engine) -> Surroundings:
         names = self._names() if self._shows_names else {}
         step, preemptions = self._thread.num_steps, engine.num_preemptions
-        return Surroundings(step, engine.num_running, engine.num_waiting, preemptions, names)
+        return Surroundings(step, engine.num_running, engine.num_waiting, preemptions, names, engine.loading_blocks)
 
     def _names(self) -> dict[str, str]:
         """By holders, as the engine's scheduler writes them. O(completions)."""
@@ -43,9 +43,9 @@ class EngineSource:
 
 
 def note_prompts(thread: EngineThread, prompts: PromptLog) -> None:
-    """From now on, note the prompt of each job that comes to its end."""
+    """From now on, note the prompt of each job that comes to its end, with the name its client gave it."""
 
     def note(job: Job, result: GenerationResult) -> None:
-        prompts.note(job.prompt.token_ids, result.num_cached_tokens, job.extra_keys)
+        prompts.note(job.prompt.token_ids, result.num_cached_tokens, job.extra_keys, job.name)
 
     thread.on_result = note
