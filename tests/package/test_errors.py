@@ -30,6 +30,7 @@ TREE = {
     "InvariantError": "BlockyardError",
     "MissingExtra": "BlockyardError",
     "ModelError": "BlockyardError",
+    "RankError": "BlockyardError",
     "TraceError": "BlockyardError",
 }
 

@@ -14,6 +14,11 @@ class MoveQueue:
         self._waiting: list[MoveLists] = []
         self._is_broken = False
 
+    @property
+    def waiting(self) -> tuple[MoveLists, ...]:
+        """What was decided and not yet carried out, in order."""
+        return tuple(self._waiting)
+
     def note(self, plan: SwapPlan) -> None:
         """Remember what a plan moves. The arrays are the plan's own, made for its caller."""
         lists = [plan.swap_outs, plan.swap_ins, *([plan.copies] if isinstance(plan, StepPlan) else [])]
