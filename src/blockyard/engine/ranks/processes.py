@@ -22,11 +22,21 @@ from .channel import Channel, Kind
 from .peers import Peer
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[3]
-#: Ctrl-C in a terminal reaches all its processes: rank 0 alone decides what becomes of it.
-_PROGRAM = (
-    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    "from blockyard.engine.ranks.worker import main; main(int(sys.argv[1]))"
-)
+#: What a process does before it has imported anything large. Ctrl-C in a terminal reaches all processes: rank 0 alone
+#: decides what becomes of it. And rank 0 may end while this one still imports, before it reads its channel.
+_PROGRAM = """
+import os, signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+parent = os.getppid()
+def watch():
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    time.sleep(1)
+    os._exit(1)
+threading.Thread(target=watch, daemon=True).start()
+from blockyard.engine.ranks.worker import main
+main(int(sys.argv[1]))
+"""
 
 
 class StartedPeers:

@@ -28,6 +28,7 @@ class PeerWatch:
         self._inbox: dict[tuple[int, Kind], bytes] = {}
         self._causes: list[tuple[bool, str]] = []
         self._is_over = False
+        self._are_gone = threading.Event()
         for peer in peers:
             threading.Thread(target=self._read, args=(peer,), name=f"blockyard-rank-{peer.rank}", daemon=True).start()
 
@@ -80,16 +81,14 @@ class PeerWatch:
         self._end_all()
 
     def close(self) -> None:
-        """End all ranks in order; they finish what was sent. A second call does nothing."""
+        """End all ranks in order; they finish what was sent. If they are lost, wait until they are gone."""
         with self._condition:
-            if self._is_over:
-                return
-            self._is_over = True
-            self.lost = "the engine was closed, and its ranks have ended"
-        for peer in self.peers:
-            _say_goodbye(peer, "")
-        for peer in self.peers:
-            peer.end(_END_SECONDS)
+            was_over, self._is_over = self._is_over, True
+            self.lost = self.lost or "the engine was closed, and its ranks have ended"
+        if was_over:
+            self._are_gone.wait(2 * _END_SECONDS)
+        else:
+            self._end_peers("")
 
     def _read(self, peer: Peer) -> None:
         try:
@@ -122,12 +121,16 @@ class PeerWatch:
         self._end_all()
 
     def _end_all(self) -> None:
-        for peer in self.peers:
-            _say_goodbye(peer, self.lost or "")
         for call in self._told:
             call(self.lost or "")
+        self._end_peers(self.lost or "")
+
+    def _end_peers(self, why: str) -> None:
+        for peer in self.peers:
+            _say_goodbye(peer, why)
         for peer in self.peers:
             peer.end(_END_SECONDS)
+        self._are_gone.set()
 
 
 def _say_goodbye(peer: Peer, why: str) -> None:

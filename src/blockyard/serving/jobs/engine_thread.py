@@ -209,7 +209,9 @@ class EngineThread:
         return self.reading
 
     def _lose(self, why: str) -> None:
-        raise RankError(why)
+        """A rank has ended while nothing was computed."""
+        if self._last_word is None:
+            raise RankError(why)
 
     def _stop(self) -> None:
         self._is_stopping = True
