@@ -23,6 +23,7 @@
     ├── MissingExtra           an optional dependency is absent (also an ImportError)
     ├── ModelError             a model that cannot be loaded or served, or whose step broke
     ├── PublisherError         KV events cannot be published
+    ├── RankError              ranks of a tensor-parallel engine that disagree, or one that has ended
     └── TraceError             a trace that cannot be read, or asks what cannot be done
 
 A call that raises has changed nothing.
@@ -133,6 +134,10 @@ class ModelError(BlockyardError):
 
 class TraceError(BlockyardError):
     """A trace that cannot be read, or asks what cannot be done; the message names the line."""
+
+
+class RankError(BlockyardError):
+    """A rank of a tensor-parallel engine has ended, or does not agree with the others; the message says which."""
 
 
 class PublisherError(BlockyardError):

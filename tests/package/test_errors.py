@@ -33,6 +33,7 @@ TREE = {
     "InvariantError": "BlockyardError",
     "MissingExtra": "BlockyardError",
     "ModelError": "BlockyardError",
+    "RankError": "BlockyardError",
     "TraceError": "BlockyardError",
 }
 

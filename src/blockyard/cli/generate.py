@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import closing
 from typing import Any, TextIO
 
 from ..engine import Engine, GenerationResult, SamplingParams, StepReport
 from ..errors import InvalidArgument
-from .model_loading import engine_of
+from .model_loading import engine_of, follow_torchrun
 
 _MAX_PROMPTS = 10_000
 _MAX_LINE = 2**20
@@ -17,18 +18,24 @@ _MAX_LINE = 2**20
 
 def run_generate(options: argparse.Namespace) -> int:
     """Generate as the options say and print it: in pieces if it is one completion, else in order at the end."""
+    follow_torchrun(options)
     sampling = _sampling(options)
     prompts = _prompts(options, sys.stdin)
     engine, _ = engine_of(options)
+    with closing(engine):
+        _generate(options, engine, prompts, sampling)
+    return 0
+
+
+def _generate(options: argparse.Namespace, engine: Engine, prompts: list[Any], sampling: SamplingParams) -> None:
     if len(prompts) == sampling.n == 1 and not options.json:
         _stream(engine, prompts[0], sampling)
-        return 0
+        return
     for number, result in enumerate(engine.generate(prompts, sampling, progress=True)):
         if options.json:
             _show_json(number, result)
         else:
             _show_text(number, result, len(prompts) * sampling.n > 1)
-    return 0
 
 
 def _sampling(options: argparse.Namespace) -> SamplingParams:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .model_options import add_cache_options, add_model_options
+from .model_options import add_cache_options, add_model_options, add_rank_options
 
 _DESCRIPTION = """\
 Continue prompts, or answer them as a chat. One completion is printed as it comes; several are computed in one batch
@@ -18,6 +18,7 @@ examples:
   blockyard generate --chat "Why is the sky blue?"
   blockyard generate --chat --system "Answer in rhymes." "Good morning!" --temperature 0.8 --n 3
   blockyard generate --json < prompts.txt
+  torchrun --nproc-per-node 2 -m blockyard generate "The capital of France is"
 """
 
 
@@ -35,7 +36,9 @@ def add_generate_options(commands: Any) -> None:
     parser.add_argument("--system", metavar="TEXT", help="with --chat: the system's message")
     parser.add_argument("--json", action="store_true", help="print one JSON object a completion")
     _add_sampling(parser.add_argument_group("sampling"))
-    add_model_options(parser.add_argument_group("model"))
+    model = parser.add_argument_group("model")
+    add_model_options(model)
+    add_rank_options(model)
     add_cache_options(parser.add_argument_group("cache"), max_num_seqs=16)
 
 

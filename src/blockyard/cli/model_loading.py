@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from rich.console import Console
 from ..arguments import require_int
 from ..engine import Engine, PromptLookup
 from ..engine.decoding.speculation import MAX_DRAFT
-from ..engine.model import demo_model_path
-from ..errors import ModelError
+from ..engine.model import demo_model_path, load_model
+from ..engine.ranks.torchrun import TorchrunPeers, TorchrunRank
+from ..errors import InvalidArgument, ModelError
 from .amounts import parse_memory
 
 _DEMO_NAME = "SmolLM2-135M-Instruct"
@@ -28,11 +30,36 @@ _CACHE_OPTIONS = (
 )
 
 
+def follow_torchrun(options: argparse.Namespace) -> None:
+    """Where torchrun started this process as another rank than 0, be it, and never return; else do nothing."""
+    rank = TorchrunRank.of(os.environ)
+    if rank is None or rank.shard.rank == 0:
+        return
+    device = f"cuda:{rank.local_rank}" if options.device == "cuda" else options.device
+    model, _ = load_model(_model_path(options), getattr(torch, options.dtype), device)
+    rank.follow(model, options.block_size, options.max_model_len)
+
+
+def _model_path(options: argparse.Namespace) -> Path:
+    return Path(options.model) if options.model else demo_model_path()
+
+
+def _tensor_parallel(options: argparse.Namespace) -> int | TorchrunPeers:
+    """Processes that torchrun started, or as many as are asked for."""
+    asked: int | None = options.tensor_parallel
+    rank = TorchrunRank.of(os.environ)
+    if rank is None:
+        return 1 if asked is None else asked
+    if asked not in (None, rank.shard.size):
+        raise InvalidArgument(f"--tensor-parallel is {asked}; torchrun started {rank.shard.size} processes")
+    return TorchrunPeers(rank)
+
+
 def engine_of(options: argparse.Namespace) -> tuple[Engine, str]:
     """The engine that the options ask for, and the model's name. Raises `ModelError` and `InvalidArgument`."""
     require_int("--speculate", options.speculate, 0, MAX_DRAFT)
     swap_space = 0 if options.swap_space is None else parse_memory("--swap-space", options.swap_space)
-    path = Path(options.model) if options.model else demo_model_path()
+    path = _model_path(options)
     with Console(file=sys.stderr).status("loading the model (a .gguf file is converted once, which takes a while)"):
         engine = Engine.from_pretrained(
             path,
@@ -52,6 +79,7 @@ def engine_of(options: argparse.Namespace) -> tuple[Engine, str]:
             cache_options=_cache_options(options),
             kv_events=_kv_events(options),
             speculation=PromptLookup(num_tokens=options.speculate) if options.speculate else None,
+            tensor_parallel=_tensor_parallel(options),
         )
     if engine.tokenizer is None:
         raise ModelError(f"{path} has no tokenizer, and this command works with text")

@@ -38,6 +38,17 @@ def add_step_budget(group: Any) -> None:
     )
 
 
+def add_rank_options(group: Any) -> None:
+    """Several processes, or GPUs, for one model."""
+    group.add_argument(
+        "--tensor-parallel",
+        type=int,
+        metavar="N",
+        help="processes that share the model's heads and features, started and ended with this one; default: 1, or as "
+        "many as torchrun started",
+    )
+
+
 def add_cache_options(group: Any, max_num_seqs: int) -> None:
     """The pool, and how much runs at once. max_num_seqs: the default."""
     group.add_argument(

@@ -21,7 +21,7 @@ from ..serving.http.listening import open_sockets
 from ..serving.http.origins import require_origins
 from ..serving.jobs.status_line import require_status_seconds
 from ..serving.otlp import otlp_tracer
-from .model_loading import engine_of
+from .model_loading import engine_of, follow_torchrun
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 def run_serve(options: argparse.Namespace) -> int:
     """Serve until a signal ends it. Prints the address when clients can connect."""
+    follow_torchrun(options)
     api_key = _api_key(options)
     require_origins(options.cors_origin)
     require_status_seconds(options.status_seconds)
@@ -75,11 +76,15 @@ def _serve(
         ),
         on_listening=lambda address: _say_where(name, address, _ui(options)),
     )
+    engine.on_lost(server.stop)
     try:
         server.run(sockets)
     finally:
+        lost = engine.lost
         engine.close()
-    return 0 if server.started else 1
+    if lost is not None:
+        print(f"blockyard: the server has stopped: {lost}", file=sys.stderr)
+    return 0 if server.started and lost is None else 1
 
 
 def _say_where(name: str, address: str, ui: str) -> None:

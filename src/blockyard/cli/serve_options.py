@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .model_options import add_cache_options, add_model_options
+from .model_options import add_cache_options, add_model_options, add_rank_options
 
 _DESCRIPTION = """\
 Serve a language model to clients of OpenAI's API: models, completions and chat completions, whole or streamed.
@@ -18,6 +18,8 @@ _EPILOG = """\
 examples:
   blockyard serve                                       SmolLM2-135M-Instruct on http://127.0.0.1:8000
   blockyard serve --model ./my-llama --port 0           your own model, on any free port (it is printed)
+  blockyard serve --tensor-parallel 2                   the model's heads and features over two processes
+  torchrun --nproc-per-node 2 -m blockyard serve        the same, with torchrun's processes
   blockyard serve --host 0.0.0.0 --api-key-env MY_KEY   for other machines, with a key
 
 paths: /v1/models  /v1/completions  /v1/chat/completions  /tokenize  /detokenize  /health  /ping  /version  /metrics
@@ -34,7 +36,9 @@ def add_serve_options(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_model_options(parser.add_argument_group("model"))
+    model = parser.add_argument_group("model")
+    add_model_options(model)
+    add_rank_options(model)
     add_cache_options(parser.add_argument_group("cache"), max_num_seqs=32)
     _add_address(parser.add_argument_group("server"))
     _add_events(parser.add_argument_group("KV events"))

@@ -21,6 +21,7 @@ Read it in this order, a file at a time:
     memory/                      how many blocks fit: the largest step, run to see what it takes; the sum
     cache_options                fields of the cache's config that callers may set
     beams/                       beam search: hypotheses, search, batch
+    ranks/                       the same step on several processes (tensor parallel)
     gguf, model                  weights and tokenizers from folders and files
     prompts, intake              the door: text in, requests checked
     reasons                      what other libraries' errors come down to

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,13 @@ from .memory.meter import meter_of
 from .model import load_model
 from .probe import probe_model
 from .prompts import Prompt, encode_prompt
+from .ranks.leader import LeadingRunner, ended_on_error, ranks_of, require_ranks
+from .ranks.peers import Peers
+from .ranks.processes import StartedPeers
+from .ranks.settings import CacheSettings
 from .request import Branch, Request
 from .results import Completion, GenerationResult, NewToken, StepReport
-from .runner import ForwardBatch, ModelRunner
+from .runner import ForwardBatch, ModelRunner, StepRunner
 from .sampling import SamplingParams
 from .scheduling.preemption import Preemption
 from .scheduling.scheduler import Scheduler
@@ -69,12 +74,14 @@ class Engine:
     speculation: `PromptLookup` to try several tokens a step; the tokens are the same with and without.
     attention_backend: "auto" for the first that is installed and can serve the tensors, or the name of one
         (`attention.backends`): flash_attention_3, flashinfer, flash_attention_2, torch_varlen, sdpa.
+    tensor_parallel: ranks that share the model's heads and features, this process among them; the others are started,
+        and end with `close`, with this object or with this process. The blocks are the same on all of them.
 
     `cache` is the manager, `kv_cache` the tensors and `memory` the sum of bytes, to look at. Keys and values have the
     model's dtype and device. Not safe for use by several threads at once.
 
     Raises `InvalidArgument` for sizes outside their limits or too large for the device, `ModelError` for a model that
-    the engine cannot serve.
+    the engine cannot serve, `RankError` for ranks that disagree or end.
     """
 
     def __init__(
@@ -97,37 +104,53 @@ class Engine:
         cache_options: Mapping[str, Any] | None = None,
         kv_events: str | Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        tensor_parallel: int | Peers = 1,
     ) -> None:
         self._borrowed = BorrowedModel(model)
-        self.shape = probe_model(self._borrowed, max_model_len)
-        self.tokenizer = tokenizer
-        require_speculation(speculation)
-        spec = self.shape.spec(block_size, self._borrowed.dtype)
-        config = spec.cache_config(
-            2 if num_blocks is None else num_blocks,
-            max_num_seqs=max_num_seqs,
-            max_model_len=self.shape.max_model_len,
-            num_cpu_blocks=swap_blocks(swap_space_bytes, num_cpu_blocks, spec),
-            enable_prefix_caching=enable_prefix_caching,
-            enable_kv_cache_events=kv_events is not None,
-            **checked_options(cache_options),
-        )
-        require_utilization(gpu_memory_utilization)
-        _require_budget(max_num_batched_tokens, max_num_seqs)
-        way = Preemption.parse(preemption, config.num_cpu_blocks)
-        self._attention_backend = attention_backend
-        tensors = self.shape.tensors(spec, self._borrowed.dtype, self._borrowed.device)
-        weights = weights_bytes(self._borrowed.model)
-        finder = MemoryFinder(spec, config, tensors, self._new_runner, weights, gpu_memory_utilization)
-        if num_blocks is None:
+        self._ranks = ranks_of(tensor_parallel, model, block_size, max_model_len)
+        with ended_on_error(self._ranks):
+            self.shape = probe_model(self._borrowed, max_model_len)
+            if self._ranks is not None:
+                self._borrowed, self.shape = self._ranks.join(self._borrowed, self.shape, block_size)
+            self.tokenizer = tokenizer
+            require_speculation(speculation)
+            spec = self.shape.spec(block_size, self._borrowed.dtype)
+            config = spec.cache_config(
+                2 if num_blocks is None else num_blocks,
+                max_num_seqs=max_num_seqs,
+                max_model_len=self.shape.max_model_len,
+                num_cpu_blocks=swap_blocks(swap_space_bytes, num_cpu_blocks, spec),
+                enable_prefix_caching=enable_prefix_caching,
+                enable_kv_cache_events=kv_events is not None,
+                **checked_options(cache_options),
+            )
+            require_utilization(gpu_memory_utilization)
+            _require_budget(max_num_batched_tokens, max_num_seqs)
+            way = Preemption.parse(preemption, config.num_cpu_blocks)
+            self._attention_backend = attention_backend
+            tensors = self.shape.tensors(spec, self._borrowed.dtype, self._borrowed.device)
+            weights = weights_bytes(self._borrowed.model)
+            finder = MemoryFinder(spec, config, tensors, self._new_runner, weights, gpu_memory_utilization)
             sizes = StepSizes.of(config, max_num_batched_tokens, speculation)
-            config, self.memory = finder.find(meter_of(self._borrowed.device), sizes)
-        else:
-            self.memory = finder.given()
-        self.cache = KVCacheManager(config)
-        self.kv_cache = KVCache(config.num_blocks, block_size, num_cpu_blocks=config.num_cpu_blocks, **tensors)
-        self.kv_events = publisher_of(self.cache, kv_events)
-        self._runner = self._new_runner(self.kv_cache)
+            if self._ranks is not None:
+                utilization = gpu_memory_utilization
+                self._ranks.settle(
+                    CacheSettings.of(config, sizes, num_blocks is not None, utilization, attention_backend)
+                )
+            if num_blocks is None:
+                config, self.memory = finder.find(meter_of(self._borrowed.device), sizes)
+            else:
+                self.memory = finder.given()
+            if self._ranks is not None:
+                config, self.memory = self._ranks.agree(config, self.memory, spec)
+            self.cache = KVCacheManager(config)
+            self.kv_cache = KVCache(config.num_blocks, block_size, num_cpu_blocks=config.num_cpu_blocks, **tensors)
+            self.kv_events = publisher_of(self.cache, kv_events)
+            self._runner: StepRunner = self._new_runner(self.kv_cache)
+            if self._ranks is not None:
+                self._runner = LeadingRunner(self._runner, self._ranks)
+                self._ranks.await_ready()
+                weakref.finalize(self, self._ranks.close)
         self._scheduler = Scheduler(self.cache, max_num_batched_tokens, way)
         self._intake = Intake(self.shape, tokenizer, self._scheduler.limits, speculation)
         self._clock = clock
@@ -152,6 +175,8 @@ class Engine:
         model or it cannot be read.
         """
         model, tokenizer = load_model(path, dtype, device)
+        if isinstance(options.get("tensor_parallel"), int):
+            options["tensor_parallel"] = StartedPeers(options["tensor_parallel"], path)
         return cls(model, tokenizer, **options)
 
     # Prompts to their ends.
@@ -338,6 +363,7 @@ class Engine:
         blocks are freed; with keep_on_error they are queued again instead (`set_back`), with the tokens that they had
         before the step. Either way nothing that was not computed can be hit.
         """
+        require_ranks(self._ranks)
         try:
             self.cache.advance_time(self._clock())
             step = self._scheduler.schedule(only)
@@ -354,14 +380,26 @@ class Engine:
                 self.kv_events.publish()
 
     def close(self) -> None:
-        """End the publisher of KV events, if there is one. A second call does nothing."""
+        """End the other ranks and the publisher of KV events, if there are any. A second call does nothing."""
+        if self._ranks is not None:
+            self._ranks.close()
         if self.kv_events is not None:
             self.kv_events.close()
+
+    @property
+    def lost(self) -> str | None:
+        """Why no more steps can be made, as when a rank has ended; None while they can."""
+        return None if self._ranks is None else self._ranks.watch.lost
+
+    def on_lost(self, call: Callable[[str], None]) -> None:
+        """Have `call` told why, in a thread of its own, when a rank has ended; at once if it has."""
+        if self._ranks is not None:
+            self._ranks.watch.tell(call)
 
     def _recover(self, keep: bool) -> None:
         """A step or a search broke: leave a whole cache, and blocks that hold what they are said to hold."""
         try:
-            self._scheduler.moves.carry_out(self.kv_cache)
+            self._runner.carry_out(self._scheduler.moves)
         except Exception:  # the device is failing: nothing that should have been moved may be found
             self._scheduler.moves.clear()
             self._scheduler.forget_swapped()
@@ -374,7 +412,7 @@ class Engine:
     def _compute(self, step: ScheduledStep) -> list[list[Choice]]:
         """What follows each row: nothing, tokens one after another, or a first token for each completion."""
         if step.plan is None:
-            self._scheduler.moves.carry_out(self.kv_cache)
+            self._runner.carry_out(self._scheduler.moves)
             return []
         starts = step.num_computed.tolist()
         new_tokens = [

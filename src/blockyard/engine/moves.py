@@ -20,6 +20,11 @@ class MoveQueue:
         self._loads: list[npt.NDArray[np.int32]] = []
         self._is_carried = False
 
+    @property
+    def waiting(self) -> tuple[MoveLists, ...]:
+        """What was decided and not yet carried out, in order."""
+        return tuple(self._waiting)
+
     def note(self, plan: SwapPlan) -> None:
         """Remember what a plan moves. The arrays are the plan's own, made for its caller."""
         if self._is_carried:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -56,6 +57,20 @@ class ForwardBatch:
         return positions
 
 
+class StepRunner(Protocol):
+    """Carries out steps."""
+
+    @property
+    def attention_backend(self) -> str:
+        """The name of the backend that was chosen."""
+
+    def run(self, batch: ForwardBatch, moves: MoveQueue) -> torch.Tensor:
+        """Move blocks, then compute the batch; returns logits (kept, vocabulary), in the order of its rows."""
+
+    def carry_out(self, moves: MoveQueue) -> None:
+        """Move blocks, and compute nothing."""
+
+
 class ModelRunner:
     """Carries out steps on one model and one KV cache."""
 
@@ -72,6 +87,14 @@ class ModelRunner:
     def run(self, batch: ForwardBatch, moves: MoveQueue) -> torch.Tensor:
         """Move blocks, then compute the batch; returns logits (kept, vocabulary), in the order of its rows."""
         moves.carry_out(self._kv_cache)
+        return self.compute(batch)
+
+    def carry_out(self, moves: MoveQueue) -> None:
+        """Move blocks, and compute nothing."""
+        moves.carry_out(self._kv_cache)
+
+    def compute(self, batch: ForwardBatch) -> torch.Tensor:
+        """As `run`, where no blocks are to be moved."""
         attend = self._backend.begin(batch.shape)
         with self._borrowed:
             return self._borrowed.forward(

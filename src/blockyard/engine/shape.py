@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..sizing import AttentionLayer, KVCacheSpec
+from ..sizing import AttentionLayer, KVCacheSpec, Shard
 from .attention.latent import LATENT
 
 
@@ -17,7 +17,8 @@ class ModelShape:
 
     head_size, value_size: elements of a key and of a value. windows: how many tokens a token attends to in each layer,
     its own included; 0 for all. extras: what its attention asks for beside scaled dot products (`Extras.names`); with
-    "latent", keys are latent vectors and values rotated keys, one head that serves all.
+    "latent", keys are latent vectors and values rotated keys, one head that serves all. shard: the rank whose part of
+    the heads is kept, where ranks share them; None for all of num_kv_heads.
     """
 
     num_layers: int
@@ -29,6 +30,12 @@ class ModelShape:
     eos_token_ids: frozenset[int]
     windows: tuple[int, ...]
     extras: frozenset[str] = frozenset()
+    shard: Shard | None = None
+
+    @property
+    def kv_heads(self) -> range:
+        """The KV heads that are kept here."""
+        return range(self.num_kv_heads) if self.shard is None else self.shard.kv_heads(self.num_kv_heads)
 
     def spec(self, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
         """Bytes and layer groups of a cache for it (`blockyard.sizing`)."""
@@ -38,7 +45,14 @@ class ModelShape:
             AttentionLayer(index, self.num_kv_heads, *sizes, window, is_latent)
             for index, window in enumerate(self.windows)
         )
-        return KVCacheSpec(layers=layers, block_size=block_size, dtype=str(dtype).removeprefix("torch."))
+        shard = self.shard or Shard(0, 1)
+        return KVCacheSpec(
+            layers=layers,
+            block_size=block_size,
+            dtype=str(dtype).removeprefix("torch."),
+            tensor_parallel_size=shard.size,
+            tensor_parallel_rank=shard.rank,
+        )
 
     def tensors(self, spec: KVCacheSpec, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
         """What `KVCache` takes beside numbers of blocks and their size; spec: the same cache as `spec` describes it."""
@@ -50,4 +64,5 @@ class ModelShape:
             "dtype": dtype,
             "device": device,
             "layer_groups": [group.layers for group in spec.page_groups],
+            "shard": self.shard,
         }

@@ -13,6 +13,7 @@ from .layers import AttentionLayer, StateLayer, StatePart
 from .memory import MemoryProfile, num_cpu_blocks, num_gpu_blocks, profile
 from .pages import PageGroup
 from .shape import ModelShape
+from .shards import Shard
 from .spec import KVCacheSpec
 from .weights import count_parameters
 
@@ -25,6 +26,7 @@ __all__ = [
     "MemoryProfile",
     "ModelShape",
     "PageGroup",
+    "Shard",
     "StateLayer",
     "StatePart",
     "StepMemory",

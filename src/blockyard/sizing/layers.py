@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..arguments import require_int, require_str
 from ..errors import InvalidArgument
 from ..groups import MAX_WINDOW
+from .shards import Shard
 
 MAX_DIMENSION = 2**20
 MAX_ELEMENTS = 2**40
@@ -61,10 +62,16 @@ class AttentionLayer:
         words = ["sliding"] * (self.sliding_window > 0) + ["latent"] * self.is_latent
         return " ".join(words) or "full"
 
-    def elements_per_token(self, tensor_parallel_size: int = 1) -> int:
-        """Elements that one rank keeps for a token. O(1)."""
-        heads = 1 if self.is_latent else heads_of_rank("num_kv_heads", self.num_kv_heads, tensor_parallel_size)
-        return heads * (self.key_size + self.value_size)
+    def elements_per_token(self, tensor_parallel_size: int = 1, rank: int | None = None) -> int:
+        """Elements that a rank keeps for a token: any of ranks with equal shares, or the one given. O(1)."""
+        return self._num_kept_heads(tensor_parallel_size, rank) * (self.key_size + self.value_size)
+
+    def _num_kept_heads(self, tensor_parallel_size: int, rank: int | None) -> int:
+        if self.is_latent:
+            return 1
+        if rank is None:
+            return heads_of_rank("num_kv_heads", self.num_kv_heads, tensor_parallel_size)
+        return len(Shard(rank, tensor_parallel_size).kv_heads(self.num_kv_heads))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ class KVCacheSpec:
     states: layers that keep a state for each sequence. They lie outside the blocks.
     state_dtype: of recurrent states. model_dtype: of the states of convolutions; `dtype` if empty.
     layers_per_group: layers in each group of a model with several windows; 0 for vLLM's rule (see `pages`).
+    tensor_parallel_rank: which of the ranks keeps it, where their shares may differ (3 heads on 2 ranks); None for
+        equal shares, which are all that most engines take.
 
     Raises `InvalidArgument` for a value outside its limits.
     """
@@ -41,6 +43,7 @@ class KVCacheSpec:
     state_dtype: str = "float32"
     model_dtype: str = ""
     layers_per_group: int = 0
+    tensor_parallel_rank: int | None = None
     pages: Pages = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -48,6 +51,8 @@ class KVCacheSpec:
         require_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
         require_int("tensor_parallel_size", self.tensor_parallel_size, 1, MAX_DIMENSION)
         require_int("layers_per_group", self.layers_per_group, 0, MAX_DIMENSION)
+        if self.tensor_parallel_rank is not None:
+            require_int("tensor_parallel_rank", self.tensor_parallel_rank, 0, self.tensor_parallel_size - 1)
         dtype_name("dtype", self.dtype)
         dtype_name("state_dtype", self.state_dtype)
         dtype_name("model_dtype", self.model_dtype or self.dtype)
@@ -238,7 +243,8 @@ class KVCacheSpec:
         return {**groups, **({"num_cpu_blocks": num_cpu_blocks} if num_cpu_blocks else {})}
 
     def _token_bytes(self, layer: AttentionLayer) -> int:
-        return layer.elements_per_token(self.tensor_parallel_size) * dtype_bytes("dtype", self.dtype)
+        elements = layer.elements_per_token(self.tensor_parallel_size, self.tensor_parallel_rank)
+        return elements * dtype_bytes("dtype", self.dtype)
 
     def _make_pages(self) -> Pages:
         by_window: dict[int, list[tuple[int, int]]] = {}

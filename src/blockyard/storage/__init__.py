@@ -1,6 +1,6 @@
 """The data plane: KV tensors that carry out plans and decide nothing.
 
-    from blockyard.storage import KVCache, KVLayout
+    from blockyard.storage import KVCache, KVLayout, Shard
 
 Needs torch: `pip install 'blockyard[engine]'`.
 """
@@ -12,9 +12,10 @@ try:
 except ImportError as error:
     raise MissingExtra("blockyard.storage needs torch: pip install 'blockyard[engine]'") from error
 
+from ..sizing import Shard
 from .addresses import SlotAddresses, TableAddresses
 from .kv_cache import KVCache
 from .layout import KVLayout
 from .moves import MoveLists
 
-__all__ = ["KVCache", "KVLayout", "MoveLists", "SlotAddresses", "TableAddresses"]
+__all__ = ["KVCache", "KVLayout", "MoveLists", "Shard", "SlotAddresses", "TableAddresses"]

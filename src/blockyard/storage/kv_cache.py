@@ -9,7 +9,8 @@ import torch
 from ..arguments import require_int
 from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS
 from ..errors import InvalidArgument
-from ..sizing import KVCacheSpec
+from ..sizing import KVCacheSpec, Shard
+from ..sizing.shards import require_shard
 from .addresses import SlotAddresses, TableAddresses
 from .layout import KVLayout
 from .move_stream import MoveStream
@@ -45,6 +46,9 @@ class KVCache:
     takes. layout: `KVLayout` or its name. layer_groups: the layers of each group, all of one block size; one group of
     all layers if None. num_cpu_blocks: blocks of the CPU pool, its null block included, as `cpu_data`; 0 for none.
     head_size, value_size: elements of a key and of a value in each head; value_size is head_size if None.
+    shard: the rank that it belongs to, of those that share num_kv_heads heads (tensor parallel); None for all of them.
+        From then on `num_kv_heads` are its own, and `kv_heads` says which: with fewer heads than ranks several keep the
+        same one, so that MLA's single latent head is whole on every rank.
     Raises `InvalidArgument` for values outside their limits, and when the device cannot hold the tensor.
     """
 
@@ -62,11 +66,16 @@ class KVCache:
         layer_groups: Sequence[Sequence[int]] | None = None,
         num_cpu_blocks: int = 0,
         value_size: int | None = None,
+        shard: Shard | None = None,
     ) -> None:
         self.num_blocks = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
         self.block_size = require_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
         self.num_layers = require_int("num_layers", num_layers, 1, _MAX_DIMENSION)
-        self.num_kv_heads = require_int("num_kv_heads", num_kv_heads, 1, _MAX_DIMENSION)
+        require_int("num_kv_heads", num_kv_heads, 1, _MAX_DIMENSION)
+        self.shard = Shard(0, 1) if shard is None else require_shard(shard)
+        #: Which of the model's KV heads are kept here.
+        self.kv_heads = self.shard.kv_heads(num_kv_heads)
+        self.num_kv_heads = len(self.kv_heads)
         self.head_size = require_int("head_size", head_size, 1, _MAX_DIMENSION)
         self.value_size = head_size if value_size is None else require_int("value_size", value_size, 1, _MAX_DIMENSION)
         if dtype not in _DTYPES:
@@ -76,7 +85,7 @@ class KVCache:
         self.layout = KVLayout.parse(layout)
         self.places = LayerPlaces(num_layers, layer_groups)
         self.spec = KVCacheSpec.uniform(
-            num_layers, num_kv_heads, head_size, block_size=block_size, dtype=dtype, value_size=self.value_size
+            num_layers, self.num_kv_heads, head_size, block_size=block_size, dtype=dtype, value_size=self.value_size
         )
         self.data = self._new_data("num_blocks", self.num_blocks, device)
         self.device = self.data.device

@@ -11,7 +11,7 @@ from ...core.manager import KVCacheManager
 from ...errors import NeverFits
 from ..decoding.sampler import StepSampler
 from ..moves import MoveQueue
-from ..runner import ForwardBatch, ModelRunner
+from ..runner import ForwardBatch, StepRunner
 from ..scheduling.limits import CacheLimits
 from .search import BeamSearch
 
@@ -26,7 +26,7 @@ class BeamBatch:
     def __init__(
         self,
         cache: KVCacheManager,
-        runner: ModelRunner,
+        runner: StepRunner,
         moves: MoveQueue,
         limits: CacheLimits,
         max_num_batched_tokens: int,

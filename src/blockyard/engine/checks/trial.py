@@ -39,13 +39,19 @@ def can_afford(borrowed: BorrowedModel, length: int) -> bool:
     return borrowed.device.type != "cpu" or num_parameters * num_tokens <= _AFFORDABLE
 
 
-def require_equal_logits(borrowed: BorrowedModel, shape: ModelShape, length: int) -> None:
+def require_equal_logits(
+    borrowed: BorrowedModel,
+    shape: ModelShape,
+    length: int,
+    judge: tuple[BorrowedModel, ModelShape] | None = None,
+) -> None:
     """Raise `ModelError` if the engine's steps and the model's own forward disagree on prompts of `length` tokens.
 
-    length: at least 16. Four forward passes of at most 3 * length tokens.
+    length: at least 16. judge: whose own forward is compared, if not this model's. Four forward passes of at most 3 *
+    length tokens.
     """
     prompts = _prompts(length, shape.vocab_size)
-    errors = _errors(own_logits(borrowed, shape, prompts), _Steps(borrowed, shape, prompts).logits())
+    errors = _errors(own_logits(*(judge or (borrowed, shape)), prompts), run_steps(borrowed, shape, length))
     is_exact = borrowed.dtype == torch.float32
     worst = errors.max() if is_exact else errors.median()
     if not worst <= (_MAX_ERROR if is_exact else _MAX_ERROR_16_BITS):
@@ -58,6 +64,11 @@ def require_equal_logits(borrowed: BorrowedModel, shape: ModelShape, length: int
 
 
 _CUTS = ("of a prompt in chunks", "of a prompt behind a prefix hit", "of a prompt in a batch")
+
+
+def run_steps(borrowed: BorrowedModel, shape: ModelShape, length: int) -> torch.Tensor:
+    """The engine's side of it: logits (prompts, tokens, vocabulary)."""
+    return _Steps(borrowed, shape, _prompts(length, shape.vocab_size)).logits()
 
 
 def own_logits(borrowed: BorrowedModel, shape: ModelShape, prompts: torch.Tensor) -> torch.Tensor:

@@ -109,6 +109,11 @@ class Server(uvicorn.Server):
         """
         super().run(sockets or open_sockets(self._options.host, self._options.port))
 
+    def stop(self, why: str) -> None:
+        """Stop as on a signal, from any thread. why: what clients that still come are told."""
+        self.app.state.engine_thread.refuse(why)
+        self.should_exit = True
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where."""
         try:
@@ -122,7 +127,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new requests, let the others end within the limit, and end what is left."""
         thread = self.app.state.engine_thread
-        thread.refuse("the server is stopping")
+        if thread.refusal is None:
+            thread.refuse("the server is stopping")
         end = asyncio.get_running_loop().call_later(
             self._options.limits.drain_seconds, thread.end_all, unavailable("the server is stopping", _FAREWELL_SECONDS)
         )

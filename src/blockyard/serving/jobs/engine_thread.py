@@ -13,6 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from ...engine import Engine, GenerationResult, NewToken, StepReport
+from ...errors import RankError
 from ...metrics import TenantTokens, tenant_of
 from ..errors import ApiError, as_api_error, failed, overloaded, unavailable
 from .engine_reading import EngineReading
@@ -159,15 +160,18 @@ class EngineThread:
     # ------------------------------------------------------------ in the thread
 
     def _run(self) -> None:
+        self._engine.on_lost(lambda why: self._orders.put(partial(self._lose, why)))
         try:
             while not self._is_stopping:
                 self._take_orders()
                 if self._engine.has_unfinished and not self._is_stopping:
                     self._step()
                 self._post_letters()
-        except BaseException:
+        except BaseException as error:
             _log.exception("the engine thread ended")
-            self._refusal = "the engine has failed"
+            self._refusal = (
+                f"the engine has failed: {error}" if isinstance(error, RankError) else "the engine has failed"
+            )
             self._close_down(failed())
         else:
             self._close_down(self._stopped())
@@ -204,6 +208,11 @@ class EngineThread:
         self.reading = EngineReading.of(engine, self._num_failed_steps)
         return self.reading
 
+    def _lose(self, why: str) -> None:
+        """A rank has ended while nothing was computed."""
+        if self._last_word is None:
+            raise RankError(why)
+
     def _stop(self) -> None:
         self._is_stopping = True
 
@@ -238,6 +247,8 @@ class EngineThread:
         self.num_steps += 1
         try:
             report = self._engine.step(keep_on_error=True)
+        except RankError:
+            raise  # no request is to blame, and no step can follow
         except Exception as error:
             self._note_started(began)
             self._recover(error)

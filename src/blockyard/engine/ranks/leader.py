@@ -1,0 +1,151 @@
+"""Rank 0: the engine's own process, which alone schedules, manages blocks and samples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...config import CacheConfig
+from ...sizing import KVCacheSpec, Shard
+from ..borrowing import BorrowedModel
+from ..memory.account import EngineMemory
+from ..moves import MoveQueue
+from ..reasons import reason
+from ..runner import ForwardBatch, ModelRunner
+from ..shape import ModelShape
+from .channel import Kind
+from .group import CollectiveError, ProcessGroup
+from .identity import agreed_bytes, identity_of, require_same
+from .joining import is_affordable, join
+from .peers import Peers
+from .processes import StartedPeers
+from .settings import CacheSettings
+from .step_message import StepLog
+from .watch import PeerWatch
+
+
+class Ranks:
+    """The ranks of an engine, from rank 0's side. They exist when it does, and have ended after `close`."""
+
+    def __init__(self, peers: Peers, model: Any, block_size: int, max_model_len: int | None) -> None:
+        self.size = peers.size
+        self._peers = peers
+        self._watch = PeerWatch(peers.connect(model, block_size, max_model_len))
+        self._log = StepLog(b"")
+        self._group: ProcessGroup
+
+    @property
+    def watch(self) -> PeerWatch:
+        """Who is there."""
+        return self._watch
+
+    def join(self, borrowed: BorrowedModel, shape: ModelShape, block_size: int) -> tuple[BorrowedModel, ModelShape]:
+        """This rank's share of a model, tried together with the others.
+
+        Raises `RankError` where ranks disagree or one is lost, and what `joining.join` raises.
+        """
+        own = identity_of(borrowed, shape, block_size)
+        for peer, body in zip(self._watch.peers, self._watch.await_all(Kind.HELLO), strict=True):
+            require_same(peer.rank, json.loads(body), own)
+        self._log = StepLog(agreed_bytes(own))
+        is_tried = is_affordable(borrowed)
+        self._watch.send_all(Kind.WELCOME, json.dumps({"is_tried": is_tried}).encode())
+        try:
+            store = self._peers.store()
+            self._group = ProcessGroup(0, self.size, store, borrowed.device, self._peers.is_local)
+            return join(borrowed, shape, Shard(0, self.size), self._group, is_tried)
+        except CollectiveError as error:
+            raise self._watch.blame(error) from error
+
+    def settle(self, settings: CacheSettings) -> None:
+        """Tell the others what cache to make."""
+        self._watch.send_all(Kind.SETTINGS, json.dumps(settings.to_json()).encode())
+
+    def agree(self, config: CacheConfig, memory: EngineMemory, spec: KVCacheSpec) -> tuple[CacheConfig, EngineMemory]:
+        """The config and the sum with as many blocks as fit on every rank."""
+        try:
+            num_blocks = self._group.least(config.num_blocks)
+        except CollectiveError as error:
+            raise self._watch.blame(error) from error
+        kv_bytes = num_blocks * spec.bytes_per_block
+        return replace(config, num_blocks=num_blocks), replace(memory, kv_bytes=kv_bytes)
+
+    def await_ready(self) -> None:
+        """Wait until all ranks can take steps. Raises `RankError`."""
+        self._watch.await_all(Kind.READY)
+        self._peers.clean_up()
+
+    def send(self, moves: MoveQueue, batch: ForwardBatch | None) -> None:
+        """Send a step to the others. Raises `RankError` if one is lost. O(bytes * ranks)."""
+        self._watch.require_all()
+        self._watch.send_all(Kind.STEP, self._log.to_bytes(moves.waiting, batch))
+
+    def close(self) -> None:
+        """End the other ranks. A second call does nothing."""
+        self._watch.close()
+        self._peers.clean_up()
+
+
+class LeadingRunner:
+    """Carries out steps together with the other ranks: the interface of `ModelRunner`, around rank 0's own."""
+
+    def __init__(self, runner: ModelRunner, ranks: Ranks) -> None:
+        self._runner = runner
+        self._ranks = ranks
+
+    @property
+    def attention_backend(self) -> str:
+        """The name of the backend that was chosen."""
+        return self._runner.attention_backend
+
+    def run(self, batch: ForwardBatch, moves: MoveQueue) -> torch.Tensor:
+        """As `ModelRunner`. Raises `RankError` where a rank is lost.
+
+        A step that breaks off here ends the others too, since they are in the middle of it.
+        """
+        self._ranks.send(moves, batch)
+        watch = self._ranks.watch
+        try:
+            return self._runner.run(batch, moves)
+        except CollectiveError as error:
+            raise watch.blame(error) from error
+        except BaseException as error:
+            watch.lose(f"a step broke off on rank 0: {type(error).__name__}: {reason(error)}")
+            raise
+
+    def carry_out(self, moves: MoveQueue) -> None:
+        """As `ModelRunner`, on every rank that is left."""
+        if moves.waiting and self._ranks.watch.lost is None:
+            self._ranks.send(moves, None)
+        self._runner.carry_out(moves)
+
+
+def ranks_of(tensor_parallel: object, model: Any, block_size: int, max_model_len: int | None) -> Ranks | None:
+    """The ranks that an engine is told to have, a number or `Peers`, started; None for one rank."""
+    if isinstance(tensor_parallel, Peers):
+        peers = tensor_parallel
+    else:
+        peers = StartedPeers(tensor_parallel)
+    return Ranks(peers, model, block_size, max_model_len) if peers.size > 1 else None
+
+
+def require_ranks(ranks: Ranks | None) -> None:
+    """Raise `RankError` if there were ranks and they are lost."""
+    if ranks is not None:
+        ranks.watch.require_all()
+
+
+@contextmanager
+def ended_on_error(ranks: Ranks | None) -> Iterator[None]:
+    """End the other ranks if what is done meanwhile raises."""
+    try:
+        yield
+    except BaseException:
+        if ranks is not None:
+            ranks.close()
+        raise

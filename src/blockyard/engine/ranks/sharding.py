@@ -1,0 +1,105 @@
+"""A rank's share of a model: the same modules, of which the planned ones have some rows or columns."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+
+from ...errors import ModelError
+from ...sizing import Shard
+from . import linear, plans
+from .group import RankGroup
+
+_QUERY_HEADS = ("num_heads", "num_attention_heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads")
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Attention heads of a model: of queries, and of keys and values."""
+
+    num_heads: int
+    num_kv_heads: int
+
+    @classmethod
+    def of(cls, model: Any, num_kv_heads: int) -> Heads:
+        """Of a model that was seen to keep num_kv_heads heads of keys."""
+        config = model.config.get_text_config(decoder=True)
+        return cls(int(config.num_attention_heads), num_kv_heads)
+
+
+class ModelShard:
+    """`model` shared out: a copy whose split layers are a rank's own, and whose other weights are the model's.
+
+    has_own_heads: whether its attention keeps the rank's heads alone; if not, all of them. The model is left as it is.
+    Raises `ModelError` for a model without a plan, or with a planned layer that is not a plain linear one,
+    `InvalidArgument` for more ranks than attention heads.
+    """
+
+    def __init__(self, model: Any, heads: Heads, shard: Shard, group: RankGroup) -> None:
+        self.model = _with_same_weights(model)
+        self.has_own_heads = False
+        self._heads = heads
+        self._shard = shard
+        self._group = group
+        num_split = 0
+        for name, module, style in plans.planned_modules(self.model):
+            if type(module) is not torch.nn.Linear:
+                raise ModelError(f"{name} is a {type(module).__name__}; only plain linear layers are split over ranks")
+            self._replace(name, self._split(name, module, style))
+            num_split += 1
+        if not num_split:
+            raise ModelError(f"{type(model).__name__} cannot be split over ranks: its plan splits no linear layer")
+
+    def _split(self, name: str, whole: torch.nn.Linear, style: str) -> torch.nn.Linear:
+        own = self._own(name, whole, style)
+        if style == plans.COLUMNS:
+            return linear.split_outputs(whole, own)
+        if style == plans.COLUMNS_GATHERED:
+            shards = [Shard(rank, self._shard.size) for rank in range(self._shard.size)]
+            return linear.gathered(whole, own, [len(each.part(whole.out_features)) for each in shards], self._group)
+        return linear.summed(whole, own, self._group, style == plans.ROWS_OF_WHOLE)
+
+    def _own(self, name: str, whole: torch.nn.Linear, style: str) -> range:
+        """Which features this rank has of the split side: whole heads in attention, single ones elsewhere."""
+        number = whole.out_features if style in (plans.COLUMNS, plans.COLUMNS_GATHERED) else whole.in_features
+        if style in (plans.COLUMNS_GATHERED, plans.ROWS_OF_WHOLE) or not plans.is_of_attention(name):
+            return self._shard.part(number)
+        queries = self._shard.query_heads(self._heads.num_heads, self._heads.num_kv_heads)
+        if plans.is_of_kv(name):
+            kept = self._shard.kv_heads(self._heads.num_kv_heads)
+            return _features(name, number, kept, self._heads.num_kv_heads)
+        self._tell_heads(name.rpartition(".")[0], queries)
+        return _features(name, number, queries, self._heads.num_heads)
+
+    def _tell_heads(self, name: str, queries: range) -> None:
+        """Some attention modules read the number of their heads."""
+        attention = self.model.base_model.get_submodule(name)
+        num_kept = len(self._shard.kv_heads(self._heads.num_kv_heads))
+        self.has_own_heads = True
+        told = {**dict.fromkeys(_QUERY_HEADS, len(queries)), **dict.fromkeys(_KV_HEADS, num_kept)}
+        told["num_key_value_groups"] = len(queries) // num_kept
+        for field, value in told.items():
+            if isinstance(getattr(attention, field, None), int):
+                setattr(attention, field, value)
+
+    def _replace(self, name: str, module: torch.nn.Module) -> None:
+        parent, _, leaf = name.rpartition(".")
+        setattr(self.model.base_model.get_submodule(parent), leaf, module)
+
+
+def _features(name: str, number: int, heads: range, num_heads: int) -> range:
+    size, rest = divmod(number, num_heads)
+    if rest:
+        raise ModelError(f"{name} has {number} features, which are not {num_heads} heads of one size")
+    return range(heads.start * size, heads.stop * size)
+
+
+def _with_same_weights(model: Any) -> Any:
+    """A copy of the modules over the same parameters and buffers."""
+    shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+    return copy.deepcopy(model, shared)

@@ -1,0 +1,138 @@
+"""Rank 0's watch over the others: what they say, and the one sentence that says why they are lost."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from ...errors import RankError
+from .channel import ChannelClosed, Kind
+from .peers import Peer
+
+#: How long the cause of a broken sum may come behind its consequences.
+_CAUSE_SECONDS = 2.0
+_BLAME_SECONDS = 10.0
+_END_SECONDS = 5.0
+
+
+class PeerWatch:
+    """Reads what the ranks say, in a thread each. One that ends, or fails, ends all: `lost` then says why."""
+
+    def __init__(self, peers: list[Peer]) -> None:
+        self.peers = peers
+        self.lost: str | None = None
+        self._told: list[Callable[[str], None]] = []
+        self._condition = threading.Condition()
+        self._inbox: dict[tuple[int, Kind], bytes] = {}
+        self._causes: list[tuple[bool, str]] = []
+        self._is_over = False
+        self._are_gone = threading.Event()
+        for peer in peers:
+            threading.Thread(target=self._read, args=(peer,), name=f"blockyard-rank-{peer.rank}", daemon=True).start()
+
+    def await_all(self, kind: Kind) -> list[bytes]:
+        """A message of this kind from each rank, in order. Raises `RankError` if one is lost, and waits for it else."""
+        keys = [(peer.rank, kind) for peer in self.peers]
+        with self._condition:
+            self._condition.wait_for(lambda: self.lost is not None or all(key in self._inbox for key in keys))
+            self.require_all()
+            return [self._inbox.pop(key) for key in keys]
+
+    def require_all(self) -> None:
+        """Raise `RankError` if the ranks are lost."""
+        if self.lost is not None:
+            raise RankError(self.lost)
+
+    def send_all(self, kind: Kind, body: bytes = b"") -> None:
+        """Send a message to every rank. Raises `RankError` if one is lost."""
+        self.require_all()
+        for peer in self.peers:
+            try:
+                peer.channel.send(kind, body)
+            except ChannelClosed as error:
+                raise self.blame(error) from error
+
+    def blame(self, error: BaseException) -> RankError:
+        """The error to raise where a rank seems to be gone: with the cause, for which it waits a moment."""
+        with self._condition:
+            self._condition.wait_for(lambda: self.lost is not None, _BLAME_SECONDS)
+        self.lose(str(error))
+        return RankError(self.lost)
+
+    def tell(self, call: Callable[[str], None]) -> None:
+        """Have `call` told the sentence, in a thread of the watch, when ranks are lost; at once if they are."""
+        with self._condition:
+            if self.lost is None:
+                self._told.append(call)
+                return
+        call(self.lost)
+
+    def lose(self, why: str) -> None:
+        """End all ranks, because of something here. Does nothing if they are lost."""
+        with self._condition:
+            if self._is_over:
+                self.lost = self.lost or why
+                return
+            self._is_over = True
+            self.lost = why
+            self._condition.notify_all()
+        self._end_all()
+
+    def close(self) -> None:
+        """End all ranks in order; they finish what was sent. If they are lost, wait until they are gone."""
+        with self._condition:
+            was_over, self._is_over = self._is_over, True
+            self.lost = self.lost or "the engine was closed, and its ranks have ended"
+        if was_over:
+            self._are_gone.wait(2 * _END_SECONDS)
+        else:
+            self._end_peers("")
+
+    def _read(self, peer: Peer) -> None:
+        try:
+            while True:
+                kind, body = peer.channel.receive()
+                if kind is Kind.FAILED:
+                    failure = json.loads(bytes(body))
+                    self._note(f"rank {peer.rank} {failure['why']}", failure["is_consequence"])
+                    return
+                with self._condition:
+                    self._inbox[peer.rank, kind] = bytes(body)
+                    self._condition.notify_all()
+        except ChannelClosed:
+            if not self._is_over:
+                self._note(peer.how_it_ended(), False)
+
+    def _note(self, why: str, is_consequence: bool) -> None:
+        """Take in a reason; the first one waits for a better one, and then all are ended."""
+        with self._condition:
+            self._causes.append((is_consequence, why))
+            self._condition.notify_all()
+            if len(self._causes) > 1 or self._is_over:
+                return
+            self._condition.wait_for(lambda: not min(self._causes)[0], _CAUSE_SECONDS)
+            if self.lost is not None:
+                return
+            self._is_over = True
+            self.lost = next(text for kind, text in self._causes if kind == min(self._causes)[0])
+            self._condition.notify_all()
+        self._end_all()
+
+    def _end_all(self) -> None:
+        for call in self._told:
+            call(self.lost or "")
+        self._end_peers(self.lost or "")
+
+    def _end_peers(self, why: str) -> None:
+        for peer in self.peers:
+            _say_goodbye(peer, why)
+        for peer in self.peers:
+            peer.end(_END_SECONDS)
+        self._are_gone.set()
+
+
+def _say_goodbye(peer: Peer, why: str) -> None:
+    with suppress(ChannelClosed):
+        peer.channel.send(Kind.CLOSE, why.encode())

@@ -1,0 +1,115 @@
+"""Ranks as processes: the real model's tokens, kill -9 of any of them, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from blockyard import ModelError, RankError
+from blockyard.engine import Engine, SamplingParams, StepReport
+from blockyard.engine.ranks import processes
+
+from ..support.places import child_environment
+from ..support.rank_loop import RankLoop, children, is_alive
+from ..support.tiny_models import demo_model_or_skip, mixed_prompts, reference_tokens, tiny_model, tokens_of
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it looks at /proc")
+
+
+def require_gone(pids: list[int], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < deadline, pids
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_three_ranks_and_the_end_of_one() -> None:
+    model = tiny_model("smollm2")
+    prompts = mixed_prompts((5, 17, 33))
+    engine = Engine(model, num_blocks=40, tensor_parallel=3)
+    pids = children(os.getpid())
+    assert len(pids) == 2
+    assert engine.kv_cache.kv_heads == range(1)
+    assert tokens_of(engine.generate(prompts, SamplingParams(max_tokens=6))) == reference_tokens(model, prompts, 6)
+
+    def kill(_: StepReport) -> None:
+        os.kill(pids[1], signal.SIGKILL)
+
+    message = re.escape(f"rank 2 (process {pids[1]}) was killed by SIGKILL")
+    with pytest.raises(RankError, match=message):
+        engine.generate(prompts, SamplingParams(max_tokens=100), on_step=kill)
+    with pytest.raises(RankError, match=message):
+        engine.generate(prompts)
+    engine.cache.check()
+    assert engine.cache.num_used_blocks == 0
+    engine.close()
+    assert children(os.getpid()) == []
+    engine.close()
+
+
+def test_a_model_in_memory_and_an_interruption_in_a_step() -> None:
+    model = tiny_model("smollm2")
+    prompts = mixed_prompts((5, 17, 33))
+    engine = Engine(model, num_blocks=40, tensor_parallel=2)
+    pids = children(os.getpid())
+    assert tokens_of(engine.generate(prompts, SamplingParams(max_tokens=6))) == reference_tokens(model, prompts, 6)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    engine._borrowed.model.model.layers[1].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(prompts)
+    assert engine.lost == "a step broke off on rank 0: KeyboardInterrupt: KeyboardInterrupt"
+    engine.cache.check()
+    assert engine.cache.num_used_blocks == 0
+    require_gone(pids)
+
+
+def test_what_another_rank_cannot_load_is_said_and_a_refused_model_leaves_no_process(tmp_path: Path) -> None:
+    peers = processes.StartedPeers(2, tmp_path)
+    with pytest.raises(RankError, match=f"rank 1 {tmp_path} has no config.json"):
+        Engine(tiny_model("llama-mqa"), num_blocks=40, tensor_parallel=peers)
+    assert children(os.getpid()) == []
+    with pytest.raises(ModelError, match="has no base_model_tp_plan"):
+        Engine(tiny_model("gpt-oss"), num_blocks=40, tensor_parallel=2)
+    assert children(os.getpid()) == []
+
+
+def test_ranks_end_when_rank_0_is_killed() -> None:
+    loop = RankLoop(2)
+    pids = loop.wait_for_ranks()
+    loop.wait_for_steps(20)
+    os.kill(loop.process.pid, signal.SIGKILL)
+    assert loop.end_of(pids) == (-signal.SIGKILL, ["blockyard: rank 1 ends: rank 0 has ended"])
+
+
+def test_torchrun_starts_the_ranks_of_a_command() -> None:
+    demo_model_or_skip()
+    command = ["-m", "blockyard", "generate", "The capital of France is", "--max-tokens", "3", "--num-blocks", "40"]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", "2", *command],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        env=child_environment(OMP_NUM_THREADS="1"),
+        stdin=subprocess.DEVNULL,
+    )
+    assert (done.returncode, done.stdout) == (0, " Paris.\n\n"), done.stderr

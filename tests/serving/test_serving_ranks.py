@@ -1,0 +1,103 @@
+"""A server whose engine has several ranks, when one of them ends: clients, health, and the command's exit status."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("fastapi")
+pytest.importorskip("openai")
+
+from blockyard.cli import serve
+from blockyard.cli.parsing import parse
+from blockyard.engine import Engine
+
+from ..support.servers import Running, running_server, tiny_engine
+from ..support.thread_ranks import ThreadPeers
+
+PATIENCE_SECONDS = 30
+WHY = "rank 1 failed: RuntimeError: the device is on fire"
+
+
+def fail(number: int) -> None:
+    if number == 5:
+        raise RuntimeError("the device is on fire")
+
+
+def wait_for(found: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (answer := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return answer
+
+
+def unhealthy(running: Running) -> str:
+    """What /health says of a server that does not serve; empty while it does."""
+    status, _, body = running.call("GET", "/health")
+    said: str = json.loads(body)["status"]
+    return said if status == 503 else ""
+
+
+def test_a_rank_that_fails_in_a_step_ends_the_service_with_its_sentence() -> None:
+    peers = ThreadPeers(2)
+    engine = tiny_engine(tensor_parallel=peers)
+    with running_server(engine) as running:
+        status, _, answer = running.post("/v1/completions", prompt="hello", max_tokens=3, temperature=0)
+        assert (status, answer["usage"]["completion_tokens"]) == (200, 3)
+        peers.followers[0].before_step = fail
+        status, _, answer = running.post("/v1/completions", prompt="good morning", max_tokens=20, temperature=0)
+        assert status == 500
+        assert "fire" not in json.dumps(answer), "clients are not told what is inside"
+        assert wait_for(lambda: unhealthy(running)) == f"the engine has failed: {WHY}"
+        status, _, answer = running.post("/v1/completions", prompt="hello", max_tokens=3)
+        assert status == 503
+    engine.close()
+    engine.cache.check()
+    assert engine.cache.num_used_blocks == 0
+    peers.require_ended()
+
+
+def test_a_rank_that_ends_while_nothing_runs_is_noticed() -> None:
+    peers = ThreadPeers(2)
+    engine = tiny_engine(tensor_parallel=peers)
+    with running_server(engine) as running:
+        assert running.call("GET", "/health")[0] == 200
+        peers.followers[0]._channel.close()
+        assert wait_for(lambda: unhealthy(running)) == "the engine has failed: rank 1 has ended"
+    engine.close()
+
+
+def test_the_command_ends_with_the_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peers = ThreadPeers(2)
+    engines: list[Engine] = []
+
+    def engine_of(_: Any) -> tuple[Engine, str]:
+        engines.append(tiny_engine(tensor_parallel=peers))
+        return engines[0], "tiny"
+
+    monkeypatch.setattr(serve, "engine_of", engine_of)
+    statuses: list[int] = []
+    command = threading.Thread(target=lambda: statuses.append(serve.run_serve(parse(["serve", "--port", "0"]))))
+    command.start()
+    said = ""
+
+    def listens() -> bool:
+        nonlocal said
+        said += capsys.readouterr().out
+        return bool(re.search(r"http://127\.0\.0\.1:\d+", said))
+
+    wait_for(listens)
+    peers.followers[0]._channel.close()
+    command.join(PATIENCE_SECONDS)
+    assert statuses == [1]
+    assert "blockyard: the server has stopped: rank 1 has ended" in capsys.readouterr().err

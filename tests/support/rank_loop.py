@@ -1,0 +1,116 @@
+"""A program that generates on several ranks until it is ended: `python -m tests.support.rank_loop SIZE SHAPE`.
+
+It writes "ready" and then the number of each step. A lost rank ends it with status 2 and one line on stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from .places import ROOT, child_environment
+
+
+def main() -> int:
+    from blockyard.engine import Engine, SamplingParams, StepReport
+    from blockyard.errors import RankError
+
+    from .tiny_models import mixed_prompts, tiny_model
+
+    steps = 0
+
+    def count(_: StepReport) -> None:
+        nonlocal steps
+        steps += 1
+        print(steps, flush=True)
+
+    try:
+        engine = Engine(tiny_model(sys.argv[2]), num_blocks=60, tensor_parallel=int(sys.argv[1]))
+        print("ready", flush=True)
+        while True:
+            engine.generate(mixed_prompts((5, 17, 33)), SamplingParams(max_tokens=50), on_step=count)
+    except RankError as error:
+        print(f"blockyard: {error}", file=sys.stderr)
+        return 2
+
+
+class RankLoop:
+    """The program, started by a test."""
+
+    def __init__(self, size: int, shape: str = "llama-gqa") -> None:
+        self.size = size
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "tests.support.rank_loop", str(size), shape],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=child_environment(OMP_NUM_THREADS="1"),
+        )
+        self.lines: list[str] = []
+        self._errors: list[str] = []
+        self._readers = [
+            threading.Thread(target=self._read, args=(stream, lines), daemon=True)
+            for stream, lines in ((self.process.stdout, self.lines), (self.process.stderr, self._errors))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @staticmethod
+    def _read(stream: object, lines: list[str]) -> None:
+        for line in stream:  # type: ignore[attr-defined]
+            lines.append(line.rstrip("\n"))
+
+    def wait_for_steps(self, number: int, seconds: float = 120) -> None:
+        deadline = time.monotonic() + seconds
+        while len(self.lines) <= number:
+            assert self.process.poll() is None, self._errors
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def wait_for_ranks(self, seconds: float = 120) -> list[int]:
+        """The processes of the other ranks, once all are started."""
+        deadline = time.monotonic() + seconds
+        while len(found := children(self.process.pid)) < self.size - 1:
+            assert self.process.poll() is None, self._errors
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        return found
+
+    def end_of(self, pids: list[int], seconds: float = 40) -> tuple[int, list[str]]:
+        """Exit status and stderr, once the program and these processes are gone; kills what is not, and fails."""
+        deadline = time.monotonic() + seconds
+        while (left := [pid for pid in [self.process.pid, *pids] if is_alive(pid)]) and time.monotonic() < deadline:
+            self.process.poll()
+            time.sleep(0.01)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        assert not left, f"still alive after {seconds} s: {left}; {self._errors}"
+        for reader in self._readers:
+            reader.join(10)
+        return self.process.wait(), [line for line in self._errors if "StaleBuildWarning" not in line]
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process started, in order."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs: a zombie, which only waits to be asked for its status, does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
