@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ..arguments import require_int, shown
 from ..errors import InvalidArgument, PeerMismatch
+from ..sizing.shards import MAX_RANKS, Shard
 
-MAX_RANKS = 2**12
 MAX_HEADS = 2**20
 
 
@@ -36,17 +36,14 @@ class HeadShards:
 
     @classmethod
     def even(cls, num_kv_heads: int, num_ranks: int = 1) -> HeadShards:
-        """Heads in order, as even as they go, the first ranks one more. O(ranks).
+        """Heads in order, as even as they go, the first ranks one more: a tensor-parallel model's (`Shard`). O(ranks).
 
         With more ranks than heads each rank has one, neighbours the same, the first heads on one rank more.
         """
         heads = require_int("num_kv_heads", num_kv_heads, 1, MAX_HEADS)
         ranks = require_int("num_ranks", num_ranks, 1, MAX_RANKS)
-        if ranks > heads:
-            copies = _shares(ranks, heads)
-            return cls(heads, tuple((head, 1) for head, count in enumerate(copies) for _ in range(count)))
-        counts = _shares(heads, ranks)
-        return cls(heads, tuple((sum(counts[:rank]), count) for rank, count in enumerate(counts)))
+        kept = [Shard(rank, ranks).kv_heads(heads) for rank in range(ranks)]
+        return cls(heads, tuple((heads_of.start, len(heads_of)) for heads_of in kept))
 
     @property
     def num_ranks(self) -> int:
@@ -98,12 +95,6 @@ def _runs_to(to_rank: int, first: int, sources: list[int], sender: HeadShards) -
             runs.append(HeadRun(rank, to_rank, first + start - sender.ranges[rank][0], start, place - start))
             start = place
     return runs
-
-
-def _shares(number: int, parts: int) -> list[int]:
-    """`number` in so many parts, the first ones one larger."""
-    share, more = divmod(number, parts)
-    return [share + (part < more) for part in range(parts)]
 
 
 def _checked_ranges(ranges: object, num_kv_heads: int) -> tuple[tuple[int, int], ...]:
