@@ -20,7 +20,7 @@ from .answers import (
 from .config import CacheConfig
 from .core.block_pool import BlockPool
 from .core.manager import KVCacheManager
-from .core.plan import GroupPlan, StepPlan, SwapPlan
+from .core.plan import GroupPlan, PlanReceiver, PlanSender, StepBuffers, StepPlan, SwapPlan
 from .core.policies.base import EvictionPolicy
 from .core.pool.block import KVCacheBlock
 from .core.pool.block_queue import FreeKVCacheBlockQueue
@@ -29,6 +29,7 @@ from .errors import (
     BlockyardError,
     CapacityError,
     ConcurrentCall,
+    DivergedRank,
     DoubleFree,
     ForeignBlock,
     InvalidArgument,
@@ -66,6 +67,7 @@ __all__ = [
     "CacheStats",
     "CapacityError",
     "ConcurrentCall",
+    "DivergedRank",
     "DoubleFree",
     "EvictionPolicy",
     "ExtraKey",
@@ -90,6 +92,8 @@ __all__ = [
     "OutOfBlocks",
     "OutOfRows",
     "OverBudget",
+    "PlanReceiver",
+    "PlanSender",
     "PolicyError",
     "PublisherError",
     "Residency",
@@ -99,6 +103,7 @@ __all__ = [
     "Span",
     "StaleBuildWarning",
     "StalePlan",
+    "StepBuffers",
     "StepPlan",
     "SwapPlan",
     "TraceError",
