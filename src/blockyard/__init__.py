@@ -20,7 +20,7 @@ from .answers import (
 from .config import CacheConfig
 from .core.block_pool import BlockPool
 from .core.manager import KVCacheManager
-from .core.plan import GroupPlan, StepPlan, SwapPlan
+from .core.plan import GroupPlan, PlanReceiver, PlanSender, StepBuffers, StepPlan, SwapPlan
 from .core.policies.base import EvictionPolicy
 from .core.pool.block import KVCacheBlock
 from .core.pool.block_queue import FreeKVCacheBlockQueue
@@ -29,6 +29,7 @@ from .errors import (
     BlockyardError,
     CapacityError,
     ConcurrentCall,
+    DivergedRank,
     DoubleFree,
     ForeignBlock,
     HandoffError,
@@ -70,6 +71,7 @@ __all__ = [
     "CacheStats",
     "CapacityError",
     "ConcurrentCall",
+    "DivergedRank",
     "DoubleFree",
     "EvictionPolicy",
     "ExtraKey",
@@ -96,6 +98,8 @@ __all__ = [
     "OutOfRows",
     "OverBudget",
     "PeerMismatch",
+    "PlanReceiver",
+    "PlanSender",
     "PolicyError",
     "PublisherError",
     "RankError",
@@ -107,6 +111,7 @@ __all__ = [
     "StaleBuildWarning",
     "StaleOffer",
     "StalePlan",
+    "StepBuffers",
     "StepPlan",
     "SwapPlan",
     "TraceError",
