@@ -61,18 +61,26 @@ def real_model() -> None:
 
     asked = ("What is the capital of France?", "Count from one to ten.", "Why is the sky blue?")
     chats = [[{"role": "user", "content": text}] for text in asked]
-    found = {}
-    for size in (1, 2, 3):
-        engine = Engine.from_pretrained(demo_model_path(), num_blocks=60, tensor_parallel=size)
+    found = []
+    for shared, size in (
+        ("tensor_parallel", 1),
+        ("tensor_parallel", 2),
+        ("tensor_parallel", 3),
+        ("context_parallel", 2),
+    ):
+        engine = Engine.from_pretrained(demo_model_path(), num_blocks=60, **{shared: size})
         began = time.perf_counter()
         results = engine.generate(chats, SamplingParams(max_tokens=24))
         seconds = time.perf_counter() - began
         engine.cache.check()
         engine.close()
-        found[size] = [result.token_ids for result in results]
-        bytes_per_block = engine.kv_cache.bytes_per_block
-        print(f"{size} ranks: {seconds:.1f} s, {bytes_per_block} bytes a block on rank 0, {results[0].text!r}")
-    assert found[1] == found[2] == found[3]
+        found.append([result.token_ids for result in results])
+        num_bytes = engine.kv_cache.bytes_per_block / engine.cache.block_size
+        print(
+            f"{shared} {size}: {seconds:.1f} s, {num_bytes:.0f} bytes a token on rank 0, {results[0].text!r}",
+            flush=True,
+        )
+    assert all(tokens == found[0] for tokens in found)
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .arguments import require_int, require_str
+from .errors import InvalidArgument
 from .windows import first_needed_block
 
 MAX_GROUP_BLOCK_SIZE = 4096
@@ -19,9 +20,12 @@ MAX_WINDOW = 2**27
 class LayerGroup:
     """Layers that share a block table.
 
-    block_size: tokens a block of this group holds; 1 to 4096.
+    block_size: tokens a block of this group holds, over all shards; 1 to 4096.
     sliding_window: how many tokens, its own included, a token attends to; 0 for all (full attention, MLA).
     name: for reports.
+    shards: ranks that each keep a part of every block's tokens (context parallel); 1 for none.
+    interleave: neighbouring tokens that stay on one rank: token i is on rank (i // interleave) % shards. Both together
+        must divide block_size, so that every block begins on rank 0.
 
     Raises `InvalidArgument` for a value outside its limits.
     """
@@ -29,11 +33,30 @@ class LayerGroup:
     block_size: int = 16
     sliding_window: int = 0
     name: str = ""
+    shards: int = 1
+    interleave: int = 1
 
     def __post_init__(self) -> None:
         require_int("block_size", self.block_size, 1, MAX_GROUP_BLOCK_SIZE)
         require_int("sliding_window", self.sliding_window, 0, MAX_WINDOW)
         require_str("name", self.name)
+        require_int("shards", self.shards, 1, MAX_GROUP_BLOCK_SIZE)
+        require_int("interleave", self.interleave, 1, MAX_GROUP_BLOCK_SIZE)
+        if self.block_size % (self.shards * self.interleave):
+            raise InvalidArgument(
+                f"block_size is {self.block_size}; it must be a multiple of shards * interleave, "
+                f"{self.shards} * {self.interleave}"
+            )
+
+    @property
+    def local_block_size(self) -> int:
+        """Tokens of a block that each rank keeps."""
+        return self.block_size // self.shards
+
+    def num_local_tokens(self, num_tokens: int, rank: int) -> int:
+        """How many of the first num_tokens tokens of a sequence a rank keeps. O(1)."""
+        rounds, rest = divmod(num_tokens, self.shards * self.interleave)
+        return rounds * self.interleave + min(max(rest - rank * self.interleave, 0), self.interleave)
 
     def first_needed_block(self, num_computed: int) -> int:
         """The first block that tokens from `num_computed` on attend to; those before may be freed. O(1)."""

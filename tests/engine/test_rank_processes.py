@@ -82,6 +82,18 @@ def test_a_model_in_memory_and_an_interruption_in_a_step() -> None:
     require_gone(pids)
 
 
+def test_two_processes_share_tokens() -> None:
+    model = tiny_model("smollm2")
+    prompts = mixed_prompts((5, 17, 33))
+    engine = Engine(model, num_blocks=40, block_size=8, context_parallel=2, context_interleave=4)
+    pids = children(os.getpid())
+    assert len(pids) == 1
+    assert (engine.cache.block_size, engine.kv_cache.block_size) == (16, 8)
+    assert tokens_of(engine.generate(prompts, SamplingParams(max_tokens=6))) == reference_tokens(model, prompts, 6)
+    engine.close()
+    require_gone(pids)
+
+
 def test_what_another_rank_cannot_load_is_said_and_a_refused_model_leaves_no_process(tmp_path: Path) -> None:
     peers = processes.StartedPeers(2, tmp_path)
     with pytest.raises(RankError, match=f"rank 1 {tmp_path} has no config.json"):

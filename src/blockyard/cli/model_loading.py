@@ -44,15 +44,18 @@ def _model_path(options: argparse.Namespace) -> Path:
     return Path(options.model) if options.model else demo_model_path()
 
 
-def _tensor_parallel(options: argparse.Namespace) -> int | TorchrunPeers:
-    """Processes that torchrun started, or as many as are asked for."""
-    asked: int | None = options.tensor_parallel
+def _ranks(options: argparse.Namespace) -> dict[str, int | TorchrunPeers]:
+    """Processes that torchrun started, or as many as are asked for: they share heads unless told to share tokens."""
+    given = {name: getattr(options, name) for name in ("tensor_parallel", "context_parallel")}
+    asked: dict[str, int] = {name: number for name, number in given.items() if number is not None}
     rank = TorchrunRank.of(os.environ)
     if rank is None:
-        return 1 if asked is None else asked
-    if asked not in (None, rank.shard.size):
-        raise InvalidArgument(f"--tensor-parallel is {asked}; torchrun started {rank.shard.size} processes")
-    return TorchrunPeers(rank)
+        return {**asked}
+    for name, number in asked.items():
+        if number != rank.shard.size:
+            option = name.replace("_", "-")
+            raise InvalidArgument(f"--{option} is {number}; torchrun started {rank.shard.size} processes")
+    return dict.fromkeys(asked or ["tensor_parallel"], TorchrunPeers(rank))
 
 
 def engine_of(options: argparse.Namespace) -> tuple[Engine, str]:
@@ -79,7 +82,7 @@ def engine_of(options: argparse.Namespace) -> tuple[Engine, str]:
             cache_options=_cache_options(options),
             kv_events=_kv_events(options),
             speculation=PromptLookup(num_tokens=options.speculate) if options.speculate else None,
-            tensor_parallel=_tensor_parallel(options),
+            **_ranks(options),
         )
     if engine.tokenizer is None:
         raise ModelError(f"{path} has no tokenizer, and this command works with text")

@@ -41,6 +41,12 @@ def add_step_budget(group: Any) -> None:
 def add_rank_options(group: Any) -> None:
     """Several processes, or GPUs, for one model."""
     group.add_argument(
+        "--context-parallel",
+        type=int,
+        metavar="N",
+        help="processes that share each sequence's tokens instead, with the whole model each; default: 1",
+    )
+    group.add_argument(
         "--tensor-parallel",
         type=int,
         metavar="N",

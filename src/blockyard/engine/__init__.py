@@ -12,8 +12,8 @@ Read it in this order, a file at a time:
     scheduling/                  who computes what in the next step: step, limits, preemption, prefixes, scheduler
     decoding/                    from logits to text: sampler, speculation, text (stop strings)
     attention/                   a step's attention over the KV tensors: interface, reach, softmax, sdpa; latent (MLA);
-                                 paged, flash_attention, flashinfer (CUDA); backends (which is chosen); hook (how
-                                 transformers calls it)
+                                 paged, flash_attention, flashinfer (CUDA); merging, context (tokens shared over
+                                 ranks); backends (which is chosen); hook (how transformers calls it)
     shape                        what an engine knows of its model
     borrowing                    a model whose attention is ours while a step runs
     checks/, probe               whether a model can be served, and what it asks of its cache
@@ -21,7 +21,7 @@ Read it in this order, a file at a time:
     memory/                      how many blocks fit: the largest step, run to see what it takes; the sum
     cache_options                fields of the cache's config that callers may set
     beams/                       beam search: hypotheses, search, batch
-    ranks/                       the same step on several processes (tensor parallel)
+    ranks/                       the same step on several processes (tensor and context parallel)
     gguf, model                  weights and tokenizers from folders and files
     prompts, intake              the door: text in, requests checked
     reasons                      what other libraries' errors come down to

@@ -76,6 +76,9 @@ class Engine:
         (`attention.backends`): flash_attention_3, flashinfer, flash_attention_2, torch_varlen, sdpa.
     tensor_parallel: ranks that share the model's heads and features, this process among them; the others are started,
         and end with `close`, with this object or with this process. The blocks are the same on all of them.
+    context_parallel: ranks that share the tokens of every sequence instead, each with the whole model: token i is on
+        rank (i // context_interleave) % context_parallel. block_size is a rank's part of a block; the cache's blocks
+        hold as many times more tokens as there are ranks.
 
     `cache` is the manager, `kv_cache` the tensors and `memory` the sum of bytes, to look at. Keys and values have the
     model's dtype and device. Not safe for use by several threads at once.
@@ -105,13 +108,16 @@ class Engine:
         kv_events: str | Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
         tensor_parallel: int | Peers = 1,
+        context_parallel: int | Peers = 1,
+        context_interleave: int = 1,
     ) -> None:
         self._borrowed = BorrowedModel(model)
-        self._ranks = ranks_of(tensor_parallel, model, block_size, max_model_len)
+        self._ranks = ranks_of(tensor_parallel, context_parallel, context_interleave, model, block_size, max_model_len)
         with ended_on_error(self._ranks):
             self.shape = probe_model(self._borrowed, max_model_len)
             if self._ranks is not None:
-                self._borrowed, self.shape = self._ranks.join(self._borrowed, self.shape, block_size)
+                interleave = 0 if context_parallel == 1 else context_interleave
+                self._borrowed, self.shape = self._ranks.join(self._borrowed, self.shape, block_size, interleave)
             self.tokenizer = tokenizer
             require_speculation(speculation)
             spec = self.shape.spec(block_size, self._borrowed.dtype)
@@ -135,7 +141,7 @@ class Engine:
             if self._ranks is not None:
                 utilization = gpu_memory_utilization
                 self._ranks.settle(
-                    CacheSettings.of(config, sizes, num_blocks is not None, utilization, attention_backend)
+                    CacheSettings.of(block_size, config, sizes, num_blocks is not None, utilization, attention_backend)
                 )
             if num_blocks is None:
                 config, self.memory = finder.find(meter_of(self._borrowed.device), sizes)
@@ -175,8 +181,9 @@ class Engine:
         model or it cannot be read.
         """
         model, tokenizer = load_model(path, dtype, device)
-        if isinstance(options.get("tensor_parallel"), int):
-            options["tensor_parallel"] = StartedPeers(options["tensor_parallel"], path)
+        for name in ("tensor_parallel", "context_parallel"):
+            if type(options.get(name)) is int:
+                options[name] = StartedPeers(options[name], path)
         return cls(model, tokenizer, **options)
 
     # Prompts to their ends.

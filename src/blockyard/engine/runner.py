@@ -14,7 +14,8 @@ from ..core.plan import StepPlan
 from ..groups import LayerGroup
 from ..storage import KVCache
 from .attention.backends import select_backend
-from .attention.interface import GroupRows, IntArray, StepShape
+from .attention.context import ContextBackend
+from .attention.interface import AttentionBackend, GroupRows, IntArray, StepShape
 from .borrowing import BorrowedModel
 from .moves import MoveQueue
 from .shape import ModelShape
@@ -85,7 +86,11 @@ class ModelRunner:
     def __init__(self, borrowed: BorrowedModel, kv_cache: KVCache, shape: ModelShape, attention_backend: str) -> None:
         self._borrowed = borrowed
         self._kv_cache = kv_cache
-        self._backend = select_backend(attention_backend, kv_cache, shape.max_model_len, shape.extras)
+        self._backend: AttentionBackend
+        if shape.context is None:
+            self._backend = select_backend(attention_backend, kv_cache, shape.max_model_len, shape.extras)
+        else:
+            self._backend = ContextBackend(kv_cache, shape.context)
 
     @property
     def attention_backend(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..sizing import AttentionLayer, KVCacheSpec, Shard
+from .attention.context import ContextRank
 from .attention.latent import LATENT
 
 
@@ -18,7 +19,8 @@ class ModelShape:
     head_size, value_size: elements of a key and of a value. windows: how many tokens a token attends to in each layer,
     its own included; 0 for all. extras: what its attention asks for beside scaled dot products (`Extras.names`); with
     "latent", keys are latent vectors and values rotated keys, one head that serves all. shard: the rank whose part of
-    the heads is kept, where ranks share them; None for all of num_kv_heads.
+    the heads is kept, where ranks share them; None for all of num_kv_heads. context: the rank whose part of the tokens
+    is kept, where ranks share those; None for all.
     """
 
     num_layers: int
@@ -31,6 +33,7 @@ class ModelShape:
     windows: tuple[int, ...]
     extras: frozenset[str] = frozenset()
     shard: Shard | None = None
+    context: ContextRank | None = None
 
     @property
     def kv_heads(self) -> range:
@@ -52,6 +55,8 @@ class ModelShape:
             dtype=str(dtype).removeprefix("torch."),
             tensor_parallel_size=shard.size,
             tensor_parallel_rank=shard.rank,
+            context_parallel_size=1 if self.context is None else self.context.size,
+            interleave=1 if self.context is None else self.context.interleave,
         )
 
     def tensors(self, spec: KVCacheSpec, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:

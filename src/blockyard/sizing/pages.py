@@ -14,7 +14,7 @@ A model whose layers all have the same window is one group, of `block_size`, wit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..groups import LayerGroup
 
@@ -37,6 +37,20 @@ class Pages:
 
     groups: tuple[PageGroup, ...]
     bytes_per_block: int
+
+    def over(self, shards: int, interleave: int) -> Pages:
+        """The same pages, each of them one rank's part of a block of `shards` times as many tokens."""
+        if shards == 1:
+            return self
+        groups = [
+            replace(page.group, block_size=page.group.block_size * shards, shards=shards, interleave=interleave)
+            for page in self.groups
+        ]
+        return Pages(tuple(map(_with_group, self.groups, groups)), self.bytes_per_block)
+
+
+def _with_group(page: PageGroup, group: LayerGroup) -> PageGroup:
+    return replace(page, group=group)
 
 
 def make_pages(layers_by_window: dict[int, list[SizedLayer]], block_size: int, layers_per_group: int = 0) -> Pages:

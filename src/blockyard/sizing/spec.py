@@ -31,6 +31,9 @@ class KVCacheSpec:
     layers_per_group: layers in each group of a model with several windows; 0 for vLLM's rule (see `pages`).
     tensor_parallel_rank: which of the ranks keeps it, where their shares may differ (3 heads on 2 ranks); None for
         equal shares, which are all that most engines take.
+    context_parallel_size, interleave: ranks that share each block's tokens, and neighbouring tokens that stay together
+        (`LayerGroup.shards`). block_size is a rank's part: the allocator's blocks hold context_parallel_size times as
+        many tokens, for the same bytes on each rank.
 
     Raises `InvalidArgument` for a value outside its limits.
     """
@@ -44,6 +47,8 @@ class KVCacheSpec:
     model_dtype: str = ""
     layers_per_group: int = 0
     tensor_parallel_rank: int | None = None
+    context_parallel_size: int = 1
+    interleave: int = 1
     pages: Pages = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -53,6 +58,7 @@ class KVCacheSpec:
         require_int("layers_per_group", self.layers_per_group, 0, MAX_DIMENSION)
         if self.tensor_parallel_rank is not None:
             require_int("tensor_parallel_rank", self.tensor_parallel_rank, 0, self.tensor_parallel_size - 1)
+        require_int("context_parallel_size", self.context_parallel_size, 1, MAX_DIMENSION)
         dtype_name("dtype", self.dtype)
         dtype_name("state_dtype", self.state_dtype)
         dtype_name("model_dtype", self.model_dtype or self.dtype)
@@ -230,7 +236,7 @@ class KVCacheSpec:
                 raise InvalidArgument(f"{name} is {value!r}; CacheConfig has no such field")
         return CacheConfig(
             num_blocks=num_blocks,
-            block_size=self.block_size,
+            block_size=self.block_size * self.context_parallel_size,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             **given,
@@ -250,7 +256,8 @@ class KVCacheSpec:
         by_window: dict[int, list[tuple[int, int]]] = {}
         for layer in self.layers:
             by_window.setdefault(layer.sliding_window, []).append((layer.index, self._token_bytes(layer)))
-        return make_pages(by_window, self.block_size, self.layers_per_group)
+        pages = make_pages(by_window, self.block_size, self.layers_per_group)
+        return pages.over(self.context_parallel_size, self.interleave)
 
 
 def _peak_blocks(group: LayerGroup, num_tokens: int, tokens_per_step: int) -> int:

@@ -109,13 +109,14 @@ class _Steps:
     """Three prompts run as an engine runs them, over a manager and tensors of its own."""
 
     def __init__(self, borrowed: BorrowedModel, shape: ModelShape, prompts: torch.Tensor) -> None:
-        spec = shape.spec(_BLOCK_SIZE, borrowed.dtype)
+        block_size = _BLOCK_SIZE * (1 if shape.context is None else shape.context.interleave)
+        spec = shape.spec(block_size, borrowed.dtype)
         self._tokens: list[list[int]] = prompts.tolist()
         self._length = prompts.shape[1]
         num_blocks = 4 * (self._length // _BLOCK_SIZE + 2) * len(spec.groups)
         config = spec.cache_config(num_blocks, max_num_seqs=3, max_model_len=self._length)
         self._cache = KVCacheManager(config)
-        self._kv_cache = KVCache(num_blocks, _BLOCK_SIZE, **shape.tensors(spec, borrowed.dtype, borrowed.device))
+        self._kv_cache = KVCache(num_blocks, block_size, **shape.tensors(spec, borrowed.dtype, borrowed.device))
         self._runner = ModelRunner(borrowed, self._kv_cache, shape, "sdpa")
         self._rows: dict[int, int] = {}
         self._logits: list[list[torch.Tensor]] = [[], [], []]

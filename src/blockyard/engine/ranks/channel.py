@@ -13,6 +13,8 @@ from typing import Any
 _HEAD = struct.Struct("<BQ")
 #: Of a body: no step comes near it, and nothing longer is read.
 MAX_BYTES = 2**32
+#: How long a message may wait for the other side to read.
+SEND_SECONDS = 300
 
 
 class Kind(IntEnum):
@@ -37,6 +39,8 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
+        # A stopped process reads nothing: without a limit, a step that its buffer cannot hold would never be sent.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
         self._lock = threading.Lock()
 
     def send(self, kind: Kind, body: bytes = b"") -> None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from ...errors import ModelError
 from ...sizing import Shard
+from ...storage.context_shards import ContextShard
+from ..attention.context import ContextRank
 from ..borrowing import BorrowedModel
 from ..checks.trial import OWN_LENGTH, can_afford, require_equal_logits, run_steps
 from ..probe import learn_shape
@@ -38,6 +40,21 @@ def join(
     elif is_tried:
         run_steps(own, own_shape, OWN_LENGTH)
     return own, own_shape
+
+
+def join_context(
+    borrowed: BorrowedModel, shape: ModelShape, shard: ContextShard, group: RankGroup, is_tried: bool
+) -> tuple[BorrowedModel, ModelShape]:
+    """The whole model, and the shape of this rank's part of the tokens. All ranks call it at the same time.
+
+    As `join` else.
+    """
+    own_shape = replace(shape, context=ContextRank(shard, group))
+    if is_tried and shard.rank == 0:
+        require_equal_logits(borrowed, own_shape, OWN_LENGTH, (borrowed, shape))
+    elif is_tried:
+        run_steps(borrowed, own_shape, OWN_LENGTH)
+    return borrowed, own_shape
 
 
 def is_affordable(borrowed: BorrowedModel) -> bool:

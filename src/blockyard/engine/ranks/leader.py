@@ -10,8 +10,13 @@ from typing import Any
 
 import torch
 
+from ...arguments import require_int
 from ...config import CacheConfig
+from ...errors import InvalidArgument
+from ...groups import MAX_GROUP_BLOCK_SIZE, LayerGroup
 from ...sizing import KVCacheSpec, Shard
+from ...sizing.shards import MAX_RANKS
+from ...storage.context_shards import ContextShard
 from ..borrowing import BorrowedModel
 from ..memory.account import EngineMemory
 from ..moves import MoveQueue
@@ -21,7 +26,7 @@ from ..shape import ModelShape
 from .channel import Kind
 from .group import CollectiveError, ProcessGroup
 from .identity import agreed_bytes, identity_of, require_same
-from .joining import is_affordable, join
+from .joining import is_affordable, join, join_context
 from .peers import Peers
 from .processes import StartedPeers
 from .settings import CacheSettings
@@ -44,8 +49,12 @@ class Ranks:
         """Who is there."""
         return self._watch
 
-    def join(self, borrowed: BorrowedModel, shape: ModelShape, block_size: int) -> tuple[BorrowedModel, ModelShape]:
+    def join(
+        self, borrowed: BorrowedModel, shape: ModelShape, block_size: int, interleave: int = 0
+    ) -> tuple[BorrowedModel, ModelShape]:
         """This rank's share of a model, tried together with the others.
+
+        interleave: 0 to share heads and features; else the ranks share tokens, as many neighbouring ones at a time.
 
         Raises `RankError` where ranks disagree or one is lost, and what `joining.join` raises.
         """
@@ -54,10 +63,13 @@ class Ranks:
             require_same(peer.rank, json.loads(body), own)
         self._log = StepLog(agreed_bytes(own))
         is_tried = is_affordable(borrowed)
-        self._watch.send_all(Kind.WELCOME, json.dumps({"is_tried": is_tried}).encode())
+        self._watch.send_all(Kind.WELCOME, json.dumps({"is_tried": is_tried, "interleave": interleave}).encode())
         try:
             store = self._peers.store()
             self._group = ProcessGroup(0, self.size, store, borrowed.device, self._peers.is_local)
+            if interleave:
+                shard = ContextShard(0, self.size, interleave)
+                return join_context(borrowed, shape, shard, self._group, is_tried)
             return join(borrowed, shape, Shard(0, self.size), self._group, is_tried)
         except CollectiveError as error:
             raise self._watch.blame(error) from error
@@ -125,13 +137,32 @@ class LeadingRunner:
         self._runner.carry_out(moves)
 
 
-def ranks_of(tensor_parallel: object, model: Any, block_size: int, max_model_len: int | None) -> Ranks | None:
-    """The ranks that an engine is told to have, a number or `Peers`, started; None for one rank."""
-    if isinstance(tensor_parallel, Peers):
-        peers = tensor_parallel
-    else:
-        peers = StartedPeers(tensor_parallel)
+def ranks_of(
+    tensor_parallel: object,
+    context_parallel: object,
+    context_interleave: int,
+    model: Any,
+    block_size: int,
+    max_model_len: int | None,
+) -> Ranks | None:
+    """The ranks that an engine is told to have, numbers or `Peers`, started; None for one rank."""
+    tensor, context = (_peers(*asked) for asked in _named(tensor_parallel, context_parallel))
+    if tensor.size > 1 and context.size > 1:
+        raise InvalidArgument(
+            f"tensor_parallel is {tensor.size} and context_parallel is {context.size}; ranks share heads or tokens"
+        )
+    require_int("block_size", block_size, 1, MAX_GROUP_BLOCK_SIZE)
+    LayerGroup(block_size * context.size, shards=context.size, interleave=context_interleave)
+    peers = tensor if tensor.size > 1 else context
     return Ranks(peers, model, block_size, max_model_len) if peers.size > 1 else None
+
+
+def _named(tensor_parallel: object, context_parallel: object) -> list[tuple[str, object]]:
+    return [("tensor_parallel", tensor_parallel), ("context_parallel", context_parallel)]
+
+
+def _peers(name: str, asked: object) -> Peers:
+    return asked if isinstance(asked, Peers) else StartedPeers(require_int(name, asked, 1, MAX_RANKS))
 
 
 def require_ranks(ranks: Ranks | None) -> None:

@@ -22,11 +22,13 @@ from .channel import Channel, Kind
 from .peers import Peer
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[3]
-#: What a process does before it has imported anything large. Ctrl-C in a terminal reaches all processes: rank 0 alone
-#: decides what becomes of it. And rank 0 may end while this one still imports, before it reads its channel.
+#: What a process does before it has imported anything large. Ctrl-C in a terminal reaches all processes, a service
+#: manager's SIGTERM too: rank 0 alone decides what becomes of it. And rank 0 may end while this one still imports,
+#: before it reads its channel.
 _PROGRAM = """
 import os, signal, sys, threading, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 parent = os.getppid()
 def watch():
     while os.getppid() == parent:

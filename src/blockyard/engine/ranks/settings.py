@@ -32,11 +32,17 @@ class CacheSettings:
 
     @classmethod
     def of(
-        cls, config: CacheConfig, sizes: StepSizes, is_sized: bool, utilization: float, attention_backend: str
+        cls,
+        block_size: int,
+        config: CacheConfig,
+        sizes: StepSizes,
+        is_sized: bool,
+        utilization: float,
+        attention_backend: str,
     ) -> CacheSettings:
-        """Of rank 0's own. is_sized: whether its config has the blocks that there will be."""
+        """Of rank 0's own. block_size: of a rank's tensors. is_sized: whether its number of blocks is final."""
         return cls(
-            config.block_size,
+            block_size,
             config.num_blocks if is_sized else None,
             config.num_cpu_blocks,
             config.max_num_seqs,
