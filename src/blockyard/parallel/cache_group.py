@@ -83,14 +83,26 @@ class CacheGroup:
         """
         answer = Admission.NEVER
         for rank in self._by_cost(token_ids, extra_keys):
-            cache = self.caches[rank]
-            seq = cache.try_allocate(token_ids, holder, extra_keys, num_seqs, resumed)
-            if not isinstance(seq, Admission):
-                self._next_rank = (rank + 1) % len(self.caches)
-                return Placement(rank, seq, int(cache.num_computed_tokens(seq)))
-            if seq is Admission.LATER:
+            placed = self._try_rank(rank, (token_ids, holder, extra_keys, num_seqs, resumed))
+            if isinstance(placed, Placement):
+                return placed
+            if placed is Admission.LATER:
                 answer = Admission.LATER
         return answer
+
+    def _try_rank(self, rank: int, asked: tuple[object, ...]) -> Placement | Admission:
+        cache = self.caches[rank]
+        seq: int | Admission = Admission.LATER
+        try:
+            seq = cache.try_allocate(*asked)
+            if isinstance(seq, Admission):
+                return seq
+            self._next_rank = (rank + 1) % len(self.caches)
+            return Placement(rank, seq, int(cache.num_computed_tokens(seq)))
+        except BaseException:
+            if not isinstance(seq, Admission):
+                cache.free(seq)
+            raise
 
     def allocate(
         self,

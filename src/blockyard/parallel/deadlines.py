@@ -1,9 +1,10 @@
-"""What ends by itself after a lease: a heap of deadlines in the caller's time."""
+"""What ends by itself after a lease, in the caller's time."""
 
 from __future__ import annotations
 
-import heapq
 import math
+from collections import OrderedDict
+from itertools import takewhile
 
 from ..arguments import require_number
 from ..errors import InvalidArgument
@@ -12,8 +13,8 @@ from ..errors import InvalidArgument
 class Deadlines:
     """Keys that each end a lease after they were started, in any unit of time: seconds, or steps.
 
-    Entries of keys that ended early stay in the heap until it is twice as long as what lives, so that a start, a
-    renewal and an end cost O(log n) on average.
+    All leases are equally long and time never goes back, so the order of starts is that of ends: each call is O(1),
+    and the question for what is over is O(what is over).
     """
 
     def __init__(self, lease: object) -> None:
@@ -21,44 +22,27 @@ class Deadlines:
         if self.lease <= 0:
             raise InvalidArgument(f"lease is {lease}; it must be above 0")
         self.now = -math.inf
-        self._ends: dict[int, float] = {}
-        self._heap: list[tuple[float, int]] = []
+        self._ends: OrderedDict[int, float] = OrderedDict()
 
-    def require_time(self, now: object) -> float:
-        """`now` as a number that is not before the last one."""
+    def advance(self, now: object) -> list[int]:
+        """Set the time; the keys whose lease is over, in the order of their ends. `end` forgets them.
+
+        Raises `InvalidArgument` for a time before the last one.
+        """
         time = require_number("now", now)
         if time < self.now:
             raise InvalidArgument(f"now is {time}; it was {self.now} before, and time never goes back")
-        return time
+        self.now = time
+        return list(takewhile(lambda key: self._ends[key] <= time, self._ends))
 
-    def advance(self, now: object) -> list[int]:
-        """Set the time; the keys whose lease is over, in the order in which they ended. They are forgotten."""
-        self.now = self.require_time(now)
-        ended = []
-        while self._heap and self._heap[0][0] <= self.now:
-            end, key = heapq.heappop(self._heap)
-            if self._ends.get(key) == end:
-                del self._ends[key]
-                ended.append(key)
-        return ended
-
-    def start(self, key: int) -> float:
-        """Start a key's lease now, or start it again; returns when it ends."""
-        end = self.now + self.lease
-        self._ends[key] = end
-        heapq.heappush(self._heap, (end, key))
-        if len(self._heap) > 2 * len(self._ends) + 16:
-            self._heap = [(each, kept) for kept, each in self._ends.items()]
-            heapq.heapify(self._heap)
-        return end
+    def start(self, key: int) -> None:
+        """Start a key's lease now, or start it again."""
+        self._ends[key] = self.now + self.lease
+        self._ends.move_to_end(key)
 
     def end(self, key: int) -> None:
-        """Forget a key."""
+        """Forget a key, if it is known."""
         self._ends.pop(key, None)
-
-    def of(self, key: int) -> float:
-        """When a key's lease ends."""
-        return self._ends[key]
 
     def keys(self) -> set[int]:
         """All that live."""

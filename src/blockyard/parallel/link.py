@@ -9,6 +9,12 @@
          ◀─────────────────────── release    fetched, or not wanted; if it is lost, the lease ends it
     bye ────────────────────────▶            no more offers, and none that still lives
 
+Where the receiver reads the sender's memory itself (`OneSided`), the sender says where that is after the handshake, and
+instead of a pull the receiver reads, and then asks:
+
+         ◀─────────────────────── read       all has been read: was it held until now?
+    held, or stale ─────────────▶
+
 A connection is anything with `send_bytes`, `recv_bytes` and `poll`, such as `multiprocessing.Pipe()` gives. The message
 "data" comes after the sender has made sure that it still holds the blocks, and it does nothing else until they are
 sent; so what arrives is what was offered. Needs torch.
@@ -25,7 +31,8 @@ from ..errors import HandoffError, InvalidArgument, PeerMismatch, StaleOffer
 from . import wire
 from .lanes import receiving_lanes, sending_lanes
 from .offer import Offer, OfferId, id_from
-from .peer import PeerInfo, require_compatible
+from .one_sided import OneSided
+from .peer import PeerInfo, require_compatible, require_same_memory
 from .receiver import HandoffReceiver, Transfer
 from .sender import HandoffSender
 from .tensors import KVPort
@@ -52,7 +59,7 @@ class _Link:
         self,
         own: PeerInfo,
         port: KVPort,
-        transport: Transport,
+        transport: Transport | OneSided,
         connection: Connection,
         ranks: list[int],
         checked: bool = False,
@@ -77,7 +84,8 @@ class _Link:
     def _handshake(self) -> PeerInfo:
         self._send(self._own.to_bytes())
         theirs = PeerInfo.from_bytes(self._wait_for("peer"))
-        require_compatible(self._own, theirs)
+        require = require_same_memory if isinstance(self._transport, OneSided) else require_compatible
+        require(self._own, theirs)
         if theirs.shards.num_ranks != len(self._ranks):
             raise PeerMismatch(f"ranks has {len(self._ranks)} entries; {theirs.name!r} has {theirs.shards.num_ranks}")
         return theirs
@@ -126,13 +134,15 @@ class SenderLink(_Link):
         self,
         sender: HandoffSender,
         port: KVPort,
-        transport: Transport,
+        transport: Transport | OneSided,
         connection: Connection,
         ranks: list[int],
         checked: bool = False,
         timeout: float = 30.0,
     ) -> None:
         super().__init__(sender.peer, port, transport, connection, ranks, checked, timeout)
+        if isinstance(transport, OneSided):
+            self._send(transport.describe())
         self._sender = sender
         self._offered: set[OfferId] = set()
 
@@ -163,12 +173,22 @@ class SenderLink(_Link):
             offer_id = OfferId.from_bytes("release", message)
             self._offered.discard(offer_id)
             self._sender.release(offer_id)
-        elif kind == "pull":
-            self._answer(message, now)
+        elif kind == "pull" and not isinstance(self._transport, OneSided):
+            self._answer(message, self._transport, now)
+        elif kind == "read":
+            self._confirm(OfferId.from_bytes("read", message), now)
         else:
-            raise HandoffError(f"the receiver sent a {kind!r}; a pull or release is expected")
+            raise HandoffError(f"the receiver sent a {kind!r}; a pull, read or release is expected")
 
-    def _answer(self, message: bytes, now: float) -> None:
+    def _confirm(self, offer_id: OfferId, now: float) -> None:
+        try:
+            self._sender.require_held(offer_id, now)
+        except StaleOffer:
+            self._send(offer_id.to_bytes("stale"))
+        else:
+            self._send(offer_id.to_bytes("held"))
+
+    def _answer(self, message: bytes, transport: Transport, now: float) -> None:
         fields, _ = wire.unpack("pull", message)
         offer_id = id_from(fields)
         try:
@@ -179,7 +199,7 @@ class SenderLink(_Link):
             self._send(offer_id.to_bytes("stale"))
             return
         self._send(offer_id.to_bytes("data"))
-        send_lanes(self._transport, self.port, lanes, self._ranks, self._checked)
+        send_lanes(transport, self.port, lanes, self._ranks, self._checked)
 
     def close(self) -> None:
         """Release all that was offered through this link, and say so. A second call does nothing."""
@@ -201,13 +221,15 @@ class ReceiverLink(_Link):
         self,
         receiver: HandoffReceiver,
         port: KVPort,
-        transport: Transport,
+        transport: Transport | OneSided,
         connection: Connection,
         ranks: list[int],
         checked: bool = False,
         timeout: float = 30.0,
     ) -> None:
         super().__init__(receiver.peer, port, transport, connection, ranks, checked, timeout)
+        if isinstance(transport, OneSided):
+            transport.connect(self._wait_for("memory"))
         self._receiver = receiver
         receiver.connect(self.peer)
 
@@ -242,17 +264,29 @@ class ReceiverLink(_Link):
 
     def _pull(self, transfer: Transfer) -> None:
         offer_id = transfer.offer.id
+        if isinstance(self._transport, OneSided):
+            self._transport.read(transfer.plan)
+            self._send(offer_id.to_bytes("read"))
+            self._hear(offer_id, "held")
+            return
         self._send(wire.pack("pull", {"id": list(offer_id), "start": transfer.start}))
-        answer = self._wait_for("data", "stale")
+        self._hear(offer_id, "data")
+        self._receive_data(transfer, self._transport)
+
+    def _hear(self, offer_id: OfferId, good: str) -> None:
+        """The sender's answer about an offer, which is `good` or stale."""
+        answer = self._wait_for(good, "stale")
         kind = wire.kind_of(answer)
         if OfferId.from_bytes(kind, answer) != offer_id:
             raise HandoffError(f"offer {offer_id.number} was asked for; the sender answers for another one")
         if kind == "stale":
             raise StaleOffer(f"offer {offer_id.number} of {offer_id.sender!r} has ended")
+
+    def _receive_data(self, transfer: Transfer, transport: Transport) -> None:
         cache = self._receiver.cache
         tables = [cache.block_ids(transfer.seq, number) for number in range(len(self._own.groups))]
         lanes = receiving_lanes(tables, transfer.start, transfer.stop, self._own, self.peer)
-        receive_lanes(self._transport, self.port, lanes, self._ranks, self._checked)
+        receive_lanes(transport, self.port, lanes, self._ranks, self._checked)
 
     def release(self, offer_id: OfferId) -> None:
         """Tell the sender that an offer was fetched, or is not wanted: its blocks are free before its lease is over.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,12 +21,12 @@ MAX_POOLS = 4096
 class MultiLease:
     """A counted hold on blocks of several pools, in the order of the request's blocks. Freed once, by `free_blocks`."""
 
-    def __init__(self, owner: MultiBlockPool, serial: int, holder: str, parts: list[tuple[int, BlockLease]]) -> None:
+    def __init__(self, owner: MultiBlockPool, serial: int, holder: str) -> None:
         self._owner = owner
         self._serial = serial
         self._holder = holder
         #: (device, its lease), in order; a lease that was extended has a device several times.
-        self._parts = parts
+        self._parts: list[tuple[int, BlockLease]] = []
 
     @property
     def holder(self) -> str:
@@ -134,35 +135,36 @@ class MultiBlockPool:
         eviction policy of a pool fails (`PolicyError`), nothing is held, but what other pools evicted before is gone.
         """
         name = require_str("holder", holder)
-        taken = self._take(num_blocks, name)
         self._last_serial += 1
-        lease = MultiLease(self, self._last_serial, name, taken)
-        self._live[lease._serial] = lease
-        return lease
+        lease = MultiLease(self, self._last_serial, name)
+        try:
+            self._take(lease, num_blocks)
+            self._live[lease._serial] = lease
+            return lease
+        except BaseException:
+            self._live.pop(lease._serial, None)
+            self._give_back(lease._parts, 0)
+            raise
 
     def extend(self, lease: MultiLease, num_blocks: int) -> None:
         """Add `num_blocks` blocks behind those of a live lease, as a request grows. Raises as `get_new_blocks`."""
         held = self._require_live(lease)
-        taken = self._take(num_blocks, held._holder)
-        if self._live.get(held._serial) is not held:  # an eviction policy freed it meanwhile
-            self._give_back(taken)
-        self._require_live(held)
-        held._parts = [*held._parts, *taken]
+        num_parts = len(held._parts)
+        try:
+            self._take(held, num_blocks)
+            self._require_live(held)  # an eviction policy may have freed it meanwhile
+        except BaseException:
+            self._give_back(held._parts, num_parts if held._serial in self._live else 0)
+            raise
 
-    def _take(self, num_blocks: int, holder: str) -> list[tuple[int, BlockLease]]:
-        """New leases of the pools, of all or of none."""
+    def _take(self, lease: MultiLease, num_blocks: int) -> None:
+        """Hold blocks of the pools behind those of a lease; what an error leaves of them is the caller's to undo."""
         count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
         shares = [(device, share) for device, share in enumerate(self._spread(count)) if share > 0]
         for device, _ in shares:
             require_idle(self.pools[device])
-        taken: list[tuple[int, BlockLease]] = []
-        try:
-            for device, share in shares:
-                taken.append((device, self.pools[device].get_new_blocks(share, holder)))
-        except BaseException:
-            self._give_back(taken)
-            raise
-        return taken
+        for device, share in shares:
+            lease._parts.append((device, self.pools[device].get_new_blocks(share, lease._holder)))
 
     def _spread(self, count: int) -> list[int]:
         """How many blocks each pool gives. Largest remainders (Hamilton's method), never more than a pool has."""
@@ -186,17 +188,28 @@ class MultiBlockPool:
         of a call of one of the pools, that pool's blocks are freed when the call ends.
         """
         held = self._require_live(lease)
-        del self._live[held._serial]
-        self._give_back(held._parts)
+        try:
+            self._give_back(held._parts, 0)
+            self._live.pop(held._serial, None)
+        except BaseException:
+            with contextlib.suppress(DoubleFree):
+                self._give_back(held._parts, 0)
+            self._live.pop(held._serial, None)
+            raise
 
-    def _give_back(self, parts: list[tuple[int, BlockLease]]) -> None:
-        """Free all, the last first; what raises (a part that somebody else freed) is raised when the others are."""
-        failed: BaseException | None = None
-        for device, part in reversed(parts):
+    def _give_back(self, parts: list[tuple[int, BlockLease]], first: int) -> None:
+        """Free all parts but the `first` ones, the last before the others, and take them off the list.
+
+        Raises `DoubleFree` for one that somebody else freed, when the others are free.
+        """
+        failed: DoubleFree | None = None
+        while len(parts) > first:
+            device, part = parts[-1]
             try:
                 self.pools[device].free_blocks(part)
-            except BaseException as error:
-                failed = failed or error
+            except DoubleFree as error:
+                failed = error
+            parts.pop()
         if failed is not None:
             raise failed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -108,16 +109,27 @@ class HandoffReceiver:
         """
         self._advance(now)
         peer = self._peer_of(offer)
-        answer = self.cache.try_allocate(offer.token_ids, holder, offer.extra_keys)
-        if isinstance(answer, Admission):
-            return answer
-        transfer: Transfer | None = None
+        answer: int | Admission = Admission.LATER
+        self._last_number += 1
         try:
+            answer = self.cache.try_allocate(offer.token_ids, holder, offer.extra_keys)
+            if isinstance(answer, Admission):
+                return answer
             transfer = self._begin(offer, peer, answer)
-            return Admission.LATER if transfer is None else transfer
-        finally:
-            if transfer is None:
-                self.cache.free(answer)
+            if transfer is not None:
+                return transfer
+            self.cache.free(answer)
+            return Admission.LATER
+        except BaseException:
+            self._forget(self._last_number, offer.id)
+            self._free_at_last(answer)
+            raise
+
+    def _free_at_last(self, seq: int | Admission) -> None:
+        """Free a sequence after an error or an interrupt, unless that came when it was free already."""
+        if not isinstance(seq, Admission):
+            with contextlib.suppress(UnknownSequence):
+                self.cache.free(seq)
 
     def _peer_of(self, offer: Offer) -> PeerInfo:
         if not isinstance(offer, Offer):
@@ -146,9 +158,8 @@ class HandoffReceiver:
         if status != SeqStatus.SCHEDULED:
             return None
         plan = self._plan(offer, peer, seq, start)
-        number = self._last_number + 1
+        number = self._last_number
         transfer = Transfer(number, offer, seq, start, offer.num_computed, plan, self.cache.generation)
-        self._last_number = number
         self._live[number] = transfer
         self._by_offer[offer.id] = number
         self._deadlines.start(number)
@@ -169,7 +180,8 @@ class HandoffReceiver:
         """All bytes are there and the sender has said that they are right: share them. O(blocks).
 
         next_token: a token to append, -1 for none. Returns the sequence, from now on the caller's to free. Raises
-        `StaleOffer` if the transfer has ended meanwhile, or the cache was reset since it began, and then it is aborted.
+        `StaleOffer` if the transfer has ended meanwhile, or the cache was reset since it began, and then it is aborted,
+        as it is by an interrupt (Ctrl-C).
         """
         self._advance(now)
         self.require_live(transfer)
@@ -177,9 +189,16 @@ class HandoffReceiver:
         if transfer.generation != self.cache.generation:
             self.abort(transfer)
             raise StaleOffer(f"the cache was reset while offer {transfer.offer.id.number} was fetched")
-        self.cache.commit([transfer.seq], [transfer.stop - transfer.start], [token])
-        self._forget(transfer)
-        return transfer.seq
+        try:
+            self.cache.commit([transfer.seq], [transfer.stop - transfer.start], [token])
+            self._forget(transfer.number, transfer.offer.id)
+            return transfer.seq
+        except Exception:
+            raise  # the commit was refused, and nothing has changed
+        except BaseException:
+            self._forget(transfer.number, transfer.offer.id)
+            self._free_at_last(transfer.seq)
+            raise
 
     def require_live(self, transfer: Transfer) -> None:
         """Raise `StaleOffer` unless the transfer goes on: then bytes that arrive must not be written. O(1)."""
@@ -203,14 +222,20 @@ class HandoffReceiver:
             raise InvalidArgument(f"transfer is {shown(transfer)}; it must be a Transfer")
         if self._live.get(transfer.number) is not transfer:
             return False
-        self._forget(transfer)
-        self.cache.free(transfer.seq)
+        try:
+            self.cache.free(transfer.seq)
+            self._forget(transfer.number, transfer.offer.id)
+        except BaseException:
+            self._forget(transfer.number, transfer.offer.id)
+            self._free_at_last(transfer.seq)
+            raise
         return True
 
-    def _forget(self, transfer: Transfer) -> None:
-        self._deadlines.end(transfer.number)
-        del self._live[transfer.number]
-        del self._by_offer[transfer.offer.id]
+    def _forget(self, number: int, offer_id: OfferId) -> None:
+        if self._by_offer.get(offer_id) == number:
+            self._by_offer.pop(offer_id, None)
+        self._live.pop(number, None)
+        self._deadlines.end(number)
 
     def expire(self, now: float) -> list[Transfer]:
         """Abort the transfers whose lease is over; call it in every step. O(1) where none is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +46,7 @@ class HandoffSender:
         self._deadlines = Deadlines(lease)
         self._held: dict[int, _Held] = {}
         #: The sequences of the offers that live.
-        self._seqs: set[int] = set()
+        self._seqs: dict[int, int] = {}
         self._last_number = 0
 
     def offer(self, seq: int, now: float, extra_keys: object = ()) -> Offer:
@@ -59,9 +60,11 @@ class HandoffSender:
         self._require_offerable(seq, now)
         hold: list[int] = []
         try:
+            self._last_number += 1
             hold += self.cache.fork(seq)
             return self._hold(hold[0], extra_keys)
         except BaseException:
+            self._forget(self._last_number)
             self.cache.free(hold)
             raise
 
@@ -78,7 +81,12 @@ class HandoffSender:
         if seq in self._seqs:
             raise SequenceNotReady("take_over: the sequence is the sender's already")
         cache.truncate(seq, known)  # cuts nothing; it raises while anything of the sequence is in flight
-        return self._hold(seq, extra_keys)
+        self._last_number += 1
+        try:
+            return self._hold(seq, extra_keys)
+        except BaseException:
+            self._forget(self._last_number)
+            raise
 
     def _require_offerable(self, seq: int, now: float) -> None:
         self._advance(now)
@@ -86,16 +94,22 @@ class HandoffSender:
             raise SequenceNotReady("offer: the sequence is swapped out; swap it in first")
 
     def _hold(self, seq: int, extra_keys: object) -> Offer:
+        """An offer of the last number that holds a sequence; whoever calls undoes what an error leaves of it."""
         offer = self._describe(seq, extra_keys)
         number = offer.id.number
         self._held[number] = _Held(seq, self.cache.generation, offer)
-        self._seqs.add(seq)
-        self._last_number = number
+        self._seqs[seq] = number
         self._deadlines.start(number)
         return offer
 
+    def _forget(self, number: int) -> None:
+        held = self._held.pop(number, None)
+        if held is not None:
+            self._seqs.pop(held.seq, None)
+        self._deadlines.end(number)
+
     def _describe(self, seq: int, extra_keys: object) -> Offer:
-        number = OfferId(self.peer.name, self.peer.incarnation, self._last_number + 1)
+        number = OfferId(self.peer.name, self.peer.incarnation, self._last_number)
         computed = int(self.cache.num_computed_tokens(seq))
         tokens = self.cache.token_ids(seq)
         return Offer(number, tokens, computed, self._tables(seq, computed), extra_keys)  # type: ignore[arg-type]
@@ -154,16 +168,22 @@ class HandoffSender:
             self._require_mine(offer_id)
         except StaleOffer:
             return False
-        self._deadlines.end(offer_id.number)
         if offer_id.number not in self._held:
             return False
         self._end(offer_id.number)
         return True
 
     def _end(self, number: int) -> OfferId:
-        held = self._held.pop(number)
-        self._seqs.discard(held.seq)
-        self.cache.free(held.seq)
+        """Free what an offer holds. An interrupt is raised when that is done."""
+        held = self._held[number]
+        try:
+            self.cache.free(held.seq)
+            self._forget(number)
+        except BaseException:
+            self._forget(number)
+            with contextlib.suppress(UnknownSequence):
+                self.cache.free(held.seq)
+            raise
         return held.offer.id
 
     def expire(self, now: float) -> list[OfferId]:

@@ -1,0 +1,144 @@
+"""Ctrl-C at every line of every call of a hand-over: whatever is closed afterwards, no block is held."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from blockyard import Admission, BlockPool, CacheConfig, KVCacheManager
+from blockyard.parallel import HandoffReceiver, HandoffSender, HeadShards, MultiBlockPool, PeerInfo, Transfer
+
+PROMPT = list(range(30))
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt at the n-th line that runs in `blockyard.parallel`; `reached` says whether it came."""
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+        self.reached = False
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if "blockyard/parallel" not in frame.f_code.co_filename.replace("\\", "/"):
+            return None
+        if event == "line" and not self.reached:
+            self.left -= 1
+            if self.left == 0:
+                self.reached = True
+                raise KeyboardInterrupt
+        return self
+
+    def run(self, call: Callable[[], object]) -> bool:
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            call()
+        except KeyboardInterrupt:
+            assert self.reached
+        finally:
+            sys.settrace(before)
+        return self.reached
+
+
+class Two:
+    """A sender and a receiver with a prompt computed, and the calls of a hand-over one by one."""
+
+    def __init__(self) -> None:
+        config = CacheConfig(num_blocks=40, block_size=4, max_num_seqs=6, watermark=0.0)
+        self.prefill, self.decode = KVCacheManager(config), KVCacheManager(config)
+        shape: dict[str, Any] = {"dtype": "float32", "num_layers": 1, "head_size": 2, "shards": HeadShards.even(1)}
+        peers = [PeerInfo.of(config, name, 1, **shape) for name in ("prefill", "decode")]
+        self.sender, self.receiver = HandoffSender(self.prefill, peers[0], 5), HandoffReceiver(self.decode, peers[1], 5)
+        self.receiver.connect(peers[0])
+        self.seq = self.prefill.allocate(PROMPT)
+        self.prefill.reserve([self.seq])
+        self.prefill.commit([self.seq], len(PROMPT), [1])
+        self.got: list[int] = []
+        self.transfer: Transfer | Admission = Admission.LATER
+
+    def offer(self) -> None:
+        self.made = self.sender.offer(self.seq, 0)
+
+    def take_over(self) -> None:
+        self.made = self.sender.take_over(self.seq, 0)
+
+    def accept(self) -> None:
+        self.transfer = self.receiver.accept(self.made, 0)
+
+    def finish(self) -> None:
+        assert isinstance(self.transfer, Transfer)
+        self.got.append(self.receiver.finish(self.transfer, 1))
+
+    def abort(self) -> None:
+        assert isinstance(self.transfer, Transfer)
+        self.receiver.abort(self.transfer)
+
+    def release(self) -> None:
+        self.sender.release(self.made.id)
+
+    def expire(self) -> None:
+        self.sender.expire(9)
+        self.receiver.expire(9)
+
+    def end(self) -> None:
+        """Close both, and free what the caller still has: the sequences that are in no offer and no transfer."""
+        self.sender.close()
+        self.receiver.close()
+        for cache in (self.prefill, self.decode):
+            mine = [seq for seq in (self.seq, *self.got) if seq in cache.running()]
+            cache.free(mine)
+            cache.check()
+        self.sender.check()
+        self.receiver.check()
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        ("offer",),
+        ("take_over",),
+        ("offer", "accept"),
+        ("offer", "accept", "abort"),
+        ("offer", "release"),
+        ("offer", "accept", "expire"),
+        ("offer", "accept", "finish"),
+    ],
+    ids="-".join,
+)
+def test_an_interrupt_at_any_line_leaves_nothing_held(way: tuple[str, ...]) -> None:
+    line, reached = 0, True
+    while reached:
+        line += 1
+        two = Two()
+        for name in way[:-1]:
+            getattr(two, name)()
+        reached = Interrupter(line).run(getattr(two, way[-1]))
+        if reached and way[-1] == "finish":
+            assert two.got == []
+        two.end()
+        assert two.prefill.leak_report() == two.decode.leak_report() == [], line
+    assert line > 5
+
+
+@pytest.mark.parametrize("call", ["get_new_blocks", "extend", "free_blocks"])
+def test_an_interrupt_at_any_line_of_a_request_over_pools(call: str) -> None:
+    line, reached = 0, True
+    while reached:
+        line += 1
+        pool = MultiBlockPool([BlockPool(10, 4) for _ in range(3)])
+        lease = pool.get_new_blocks(5)
+        ask = {
+            "get_new_blocks": lambda pool=pool: pool.get_new_blocks(6),
+            "extend": lambda pool=pool, lease=lease: pool.extend(lease, 6),
+            "free_blocks": lambda pool=pool, lease=lease: pool.free_blocks(lease),
+        }[call]
+        reached = Interrupter(line).run(ask)
+        pool.check()
+        for each in pool.leases():
+            pool.free_blocks(each)
+        assert [inner for each in pool.pools for inner in each.leases()] == [], line
+    assert line > 5
