@@ -255,3 +255,20 @@ def test_blocks_and_branches_are_those_of_the_cache() -> None:
             assert told["pieces"] == list("0123456789abcdef")
         assert len(set(blocks)) == 3
         stream.close()
+
+
+def test_a_block_says_which_prompts_hit_it() -> None:
+    with running_server(tiny_engine(num_blocks=60)) as server:
+        for number in range(3):
+            body = json.dumps(
+                {"model": "tiny", "prompt": "the same beginning of every prompt" * 2, "max_tokens": 1}
+            ).encode()
+            assert server.call("POST", "/v1/completions", body, {"X-Request-ID": f"client-{number}"})[0] == 200
+        assert len(server.server.app.state.live_page.prompts.latest()) == 3
+        told = [state(server, f"/block/{number}")[1] for number in range(1, 59)]
+        hit = [block["hits"] for block in told if block["hits"] and block["hits"]["num"]]
+        assert hit[0] == {"num": 2, "of": 3, "ago": 0, "names": ["client-2", "client-1"]}
+        assert all(block["hits"] is None for block in told if not block["is_cached"])
+    with running_server(tiny_engine(num_blocks=60), ui="map") as server:
+        server.post("/v1/completions", prompt="the same beginning" * 3, max_tokens=1)
+        assert {state(server, f"/block/{number}")[1]["hits"] for number in range(1, 59)} == {None}

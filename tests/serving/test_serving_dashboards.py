@@ -15,7 +15,7 @@ from blockyard.engine import PromptLookup
 from ..support.places import ROOT
 from ..support.promtool import check_metrics
 from ..support.servers import MODEL, Running, running_server, tiny_engine
-from ..support.vllm_panels import ABSENT, CACHE, PERFORMANCE
+from ..support.vllm_panels import ABSENT, CACHE, PERFORMANCE, SERVICE
 
 SAMPLE = re.compile(r"^([\w:]+)\{(.*)\} (\S+)$", re.MULTILINE)
 
@@ -48,8 +48,8 @@ def series(page: str) -> dict[str, float]:
     return found
 
 
-PANELS = [(f"{board}: {panel}", name) for board, panels in (("performance", PERFORMANCE), ("cache", CACHE))
-          for panel, names in panels.items() for name in names]  # fmt: skip
+BOARDS = (("performance", PERFORMANCE), ("cache", CACHE), ("service", SERVICE))
+PANELS = [(f"{board}: {panel}", name) for board, panels in BOARDS for panel, names in panels.items() for name in names]
 
 
 @pytest.mark.parametrize(("panel", "name"), PANELS, ids=[f"{panel}-{name}" for panel, name in PANELS])
@@ -95,4 +95,4 @@ def test_the_docs_list_every_panel() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text().split("## vLLM's dashboards, panel by panel")[1]
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ") and "`vllm:" in line]
     listed = {panel: tuple(re.findall(r"`(vllm:[^`]+)`", names)) for panel, names in rows}
-    assert listed == {**PERFORMANCE, **CACHE}
+    assert listed == {**PERFORMANCE, **CACHE, **SERVICE}

@@ -66,6 +66,26 @@ CACHE: dict[str, tuple[str, ...]] = {
     "Idle time before eviction": ("vllm:kv_block_idle_before_evict_seconds",),
     "Block reuse gap": ("vllm:kv_block_reuse_gap_seconds",),
 }
+#: "vllm_speculative_decoding.json" and "vllm_service_status.json".
+SERVICE: dict[str, tuple[str, ...]] = {
+    "Draft acceptance rate": (
+        "vllm:spec_decode_num_accepted_tokens_total",
+        "vllm:spec_decode_num_draft_tokens_total",
+    ),
+    "Acceptance length, Mean acceptance length": (
+        "vllm:spec_decode_num_accepted_tokens_total",
+        "vllm:spec_decode_num_drafts_total",
+    ),
+    "Accepted tokens / s": ("vllm:spec_decode_num_accepted_tokens_total",),
+    "Draft tokens / s": ("vllm:spec_decode_num_draft_tokens_total",),
+    "Drafts / s": ("vllm:spec_decode_num_drafts_total",),
+    "Output from drafts": ("vllm:spec_decode_num_accepted_tokens_total", "vllm:generation_tokens_total"),
+    "Status": ('vllm:engine_sleep_state{sleep_state="awake"}',),
+    "Response time": ("vllm:time_to_first_token_seconds",),
+    "Output speed": ("vllm:generation_tokens_total", "vllm:num_requests_running"),
+    "Success rate": ('vllm:request_success_total{finished_reason="error"}',),
+    "Requests / min": ("vllm:request_success_total",),
+}
 #: What those dashboards draw besides, of parts that this server has not: other machines, images, vLLM's connectors.
 ABSENT = (
     "vllm:external_prefix_cache_",

@@ -58,6 +58,7 @@ COUNTERS: Readings = {
     "blockyard:failed_steps": ("Steps in which something raised.", lambda seen: seen.num_failed_steps),
 }
 WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
+SLEEP_STATE = "vllm:engine_sleep_state"
 
 
 class EngineCollector(Collector):
@@ -82,3 +83,10 @@ class EngineCollector(Collector):
         waiting.add_metric([*texts, "capacity"], seen.num_waiting - seen.num_deferred)
         waiting.add_metric([*texts, "deferred"], seen.num_deferred)
         yield waiting
+        yield self._awake()
+
+    def _awake(self) -> Metric:
+        """What vLLM's status board asks for; an engine here never sleeps."""
+        states = GaugeMetricFamily(SLEEP_STATE, "Whether the engine is awake.", labels=[*self._labels, "sleep_state"])
+        states.add_metric([*self._labels.values(), "awake"], 1)
+        return states

@@ -313,7 +313,7 @@ class EngineThread:
 
     def _end(self, job: Job, event: GenerationResult | ApiError) -> None:
         if isinstance(event, ApiError):
-            self.request_figures.failed.inc()
+            self.request_figures.count_failure()
             self._trace(job, None, event.message)
         self._letters.append((job, event))
         self._close(job)

@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
-from ...engine import GenerationResult
+from ...engine import FinishReason, GenerationResult
 from .job import Job
 
 MadeT = TypeVar("MadeT", bound=MetricWrapperBase)
@@ -20,6 +20,10 @@ _REQUEST_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _COMPLETIONS = (1, 2, 5, 10, 20, 50)
 _PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50)
+
+
+#: The reason of a request that failed, beside those of `FinishReason`.
+_ERROR = "error"
 
 
 class RequestFigures(Collector):
@@ -38,6 +42,8 @@ class RequestFigures(Collector):
     def _make_counters(self) -> None:
         counter = self._counter
         self._ended = self._split_counter("vllm:request_success", "Completions that ended.", "finished_reason")
+        for reason in (*FinishReason, _ERROR):  # from the start, so that the share of errors is known to be 0
+            self._ended.labels(*self._labels.values(), str(reason))
         self._refused = self._split_counter("blockyard:requests_refused", "Requests that were not taken.", "reason")
         self.cancelled = counter("blockyard:requests_cancelled", "Requests whose client went away or took too long.")
         self.failed = counter("blockyard:requests_failed", "Requests that ended with an error behind the queue.")
@@ -110,6 +116,11 @@ class RequestFigures(Collector):
             self._generated.observe(len(completion.token_ids))
             self._ended.labels(*self._labels.values(), str(completion.finish_reason)).inc()
         self._count_times(job, result, now)
+
+    def count_failure(self) -> None:
+        """A request that ended with an error behind the queue. O(1)."""
+        self.failed.inc()
+        self._ended.labels(*self._labels.values(), _ERROR).inc()
 
     def count_refusal(self, reason: str) -> None:
         """A request that was not taken: "queue_full" or "not_serving". O(1)."""
