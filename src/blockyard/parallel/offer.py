@@ -19,7 +19,7 @@ _MAX_NUMBER = 2**62
 
 
 class OfferId(NamedTuple):
-    """Names an offer for ever: the sender's name and incarnation, and a number that this start of it uses once."""
+    """Names an offer forever: the sender's name and incarnation, and a number that this start of it uses once."""
 
     sender: str
     incarnation: int
