@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from blockyard import BlockPool, CacheConfig, KVCacheManager
+from blockyard import BlockPool, CacheConfig, KVCacheManager, StepBuffers
 
 from .measure import Figure, figure, nanoseconds_an_item
+from .steps import step_figures
 from .workload import BLOCK_SIZE, PROMPT_BLOCKS, ROUNDS, SIZES, prompts_for, sample, size_name
 
 
@@ -101,7 +102,7 @@ def life_figures(num_blocks: int) -> Iterator[Figure]:
 
 
 def decode_figures(num_seqs: int = 1024, num_tokens: int = 512) -> Iterator[Figure]:
-    """One decode step: reserve with slot mapping and table rows, commit with sampled tokens."""
+    """One decode step: reserve, slot mapping and table rows in the engine's buffers, commit with sampled tokens."""
     config = CacheConfig(num_blocks=2 * num_seqs * num_tokens // BLOCK_SIZE, max_num_seqs=num_seqs, max_model_len=8192)
     cache = KVCacheManager(config)
     rng = np.random.default_rng(7)
@@ -112,12 +113,14 @@ def decode_figures(num_seqs: int = 1024, num_tokens: int = 512) -> Iterator[Figu
     sampled = rng.integers(0, 128_000, num_seqs)
     ones = np.ones(num_seqs, dtype=np.int64)
     cache.commit(seqs, num_tokens - 10, sampled)
+    buffers = StepBuffers(np.zeros(num_seqs, np.int64), np.zeros((num_seqs, 8192 // BLOCK_SIZE), np.int32))
     reserve_ns, commit_ns, both_ns = [], [], []
     for _ in range(320):
         start = time.perf_counter_ns()
         plan = cache.reserve(seqs, ones)
-        if len(plan.slot_mapping) != num_seqs or len(plan.block_tables) != num_seqs:
+        if plan.num_tokens != num_seqs:
             raise AssertionError("the plan is not of the whole batch")
+        plan.fill(buffers)
         middle = time.perf_counter_ns()
         cache.commit(seqs, ones, sampled)
         end = time.perf_counter_ns()
@@ -213,4 +216,5 @@ def all_figures(sizes: tuple[int, ...] = SIZES) -> Iterator[Figure]:
     for size in sizes:
         yield from life_figures(size)
     yield from decode_figures()
+    yield from step_figures()
     yield from small_call_figures()

@@ -20,7 +20,7 @@ from .answers import (
 from .config import CacheConfig
 from .core.block_pool import BlockPool
 from .core.manager import KVCacheManager
-from .core.plan import GroupPlan, StepPlan, SwapPlan
+from .core.plan import GroupPlan, PlanReceiver, PlanSender, StepBuffers, StepPlan, SwapPlan
 from .core.policies.base import EvictionPolicy
 from .core.pool.block import KVCacheBlock
 from .core.pool.block_queue import FreeKVCacheBlockQueue
@@ -29,6 +29,7 @@ from .errors import (
     BlockyardError,
     CapacityError,
     ConcurrentCall,
+    DivergedRank,
     DoubleFree,
     ForeignBlock,
     InvalidArgument,
@@ -67,6 +68,7 @@ __all__ = [
     "CacheStats",
     "CapacityError",
     "ConcurrentCall",
+    "DivergedRank",
     "DoubleFree",
     "EvictionPolicy",
     "ExtraKey",
@@ -91,6 +93,8 @@ __all__ = [
     "OutOfBlocks",
     "OutOfRows",
     "OverBudget",
+    "PlanReceiver",
+    "PlanSender",
     "PolicyError",
     "PublisherError",
     "RankError",
@@ -101,6 +105,7 @@ __all__ = [
     "Span",
     "StaleBuildWarning",
     "StalePlan",
+    "StepBuffers",
     "StepPlan",
     "SwapPlan",
     "TraceError",

@@ -13,6 +13,7 @@
     │   ├── ForeignBlock       a lease of another pool
     │   ├── SequenceNotReady   a call that the sequence's state does not allow yet
     │   ├── StalePlan          a plan read after the cache has moved on
+    │   ├── DivergedRank       a rank that has missed, doubled or altered a plan
     │   ├── ConcurrentCall     a call that arrived while another one runs on the same cache
     │   └── PolicyError        an eviction policy raised, or named a block that is not idle
     ├── InvalidArgument        a value outside its limits (also a ValueError)
@@ -91,6 +92,10 @@ class SequenceNotReady(LogicError):
 
 class StalePlan(LogicError):
     """A plan's live arrays were asked for after the cache had changed."""
+
+
+class DivergedRank(LogicError):
+    """A plan's bytes do not continue what this rank has read: it has missed, doubled or altered one."""
 
 
 class ConcurrentCall(LogicError):

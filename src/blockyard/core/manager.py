@@ -22,7 +22,9 @@ from .calls.swap import swap_calls
 from .calls.truncate import TruncateCalls
 from .inspection import Inspection
 from .parts import Parts
-from .plan import StepPlan, SwapPlan, whole_table
+from .plan.step_plan import StepPlan
+from .plan.swap_plan import SwapPlan
+from .plan.tables import whole_table
 from .pool.block import KVCacheBlock
 from .refusing import refuse_copy, refuse_pickle, refuse_subclass
 

@@ -414,13 +414,9 @@ class Engine:
         if step.plan is None:
             self._runner.carry_out(self._scheduler.moves)
             return []
-        starts = step.num_computed.tolist()
-        new_tokens = [
-            row.branch.token_ids[start : start + row.count] + row.draft
-            for row, start in zip(step.rows, starts, strict=True)
-        ]
         num_logits = [row.num_logits for row in step.rows]
-        batch = ForwardBatch.of(step.plan, self.cache.config.layer_groups, new_tokens, num_logits)
+        drafts = [token for row in step.rows for token in row.draft]
+        batch = ForwardBatch.of(step.plan, self.cache.config.layer_groups, num_logits, drafts)
         logits = self._runner.run(batch, self._scheduler.moves)
         chooser = StepSampler(logits)
         chosen, place = [], 0

@@ -34,21 +34,22 @@ class ForwardBatch:
 
     @classmethod
     def of(
-        cls, plan: StepPlan, groups: Sequence[LayerGroup], new_tokens: list[list[int]], num_logits: list[int]
+        cls, plan: StepPlan, groups: Sequence[LayerGroup], num_logits: Sequence[int], drafts: Sequence[int] = ()
     ) -> ForwardBatch:
-        """The pass for a plan: new_tokens and num_logits (logits wanted, of the last tokens) for each of its rows.
+        """The pass for a plan: the tokens that the cache knows, and `drafts` in the places of those that it does not.
 
-        The tables are the plan's, so it runs before the cache changes. O(tokens).
+        num_logits: logits wanted, of the last tokens of each sequence. The tables and tokens are the plan's, so it runs
+        before the cache changes. O(tokens).
         """
         rows = [
             GroupRows(part.slot_mapping, part.block_tables, group.sliding_window)
             for part, group in zip(plan.groups, groups, strict=True)
         ]
         shape = StepShape(plan.num_computed.astype(np.int64), plan.num_scheduled.astype(np.int64), rows)
-        ends = (shape.starts + shape.num_scheduled).tolist()
-        kept = [place for end, wanted in zip(ends, num_logits, strict=True) for place in range(end - wanted, end)]
-        token_ids = np.concatenate([np.asarray(tokens, np.int64) for tokens in new_tokens])
-        return cls(shape, token_ids, np.array(kept, np.int64))
+        token_ids = plan.input_ids.astype(np.int64)
+        if len(drafts) > 0:
+            token_ids[token_ids < 0] = drafts
+        return cls(shape, token_ids, _last_places(shape, np.asarray(num_logits, np.int64)))
 
     @property
     def positions(self) -> IntArray:
@@ -56,6 +57,13 @@ class ForwardBatch:
         first = np.repeat(self.shape.num_computed - self.shape.starts, self.shape.num_scheduled)
         positions: IntArray = first + np.arange(len(first))
         return positions
+
+
+def _last_places(shape: StepShape, counts: IntArray) -> IntArray:
+    """The places of the last `counts` tokens of each sequence among all of the step."""
+    first = shape.starts + shape.num_scheduled - np.cumsum(counts)
+    places: IntArray = np.arange(counts.sum()) + np.repeat(first, counts)
+    return places
 
 
 class StepRunner(Protocol):

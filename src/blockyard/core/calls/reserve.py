@@ -7,7 +7,9 @@ from ...errors import InvalidArgument
 from ...ids import NO_ROW
 from ..arrays import zeros_i64
 from ..parts import Parts
-from ..plan import NO_BLOCKS, SCHEDULED, WAITS_FOR_PREFIX, Batch, StepPlan
+from ..plan.batch import NO_BLOCKS, SCHEDULED, WAITS_FOR_PREFIX, Batch
+from ..plan.step_plan import StepPlan
+from ..plan.step_tokens import KnownTokens
 from ..sequences.table import NO_TOKEN, QUIET, read_handles
 from ..store.transfers import Transfers
 from ..tokens import int64_vector, store_token
@@ -40,6 +42,7 @@ class ReserveCalls:
         #: By row, the tokens that are computed, or will be in this step as far as can be said before it begins.
         self._reached = zeros_i64(int(parts.sequences.max_num_seqs))
         self._transfers = Transfers()
+        self._tokens = KnownTokens(parts.sequences, parts.token_blocks.index, parts.store.tables[0])
 
     def reserve(self, seqs: object, num_new_tokens: object) -> StepPlan:
         """See `KVCacheManager.reserve`."""
@@ -66,7 +69,7 @@ class ReserveCalls:
         # The answer is made before the first change, because making something can fail.
         transfers = Transfers()
         statuses = self._all_served(len(rows)) if self._num_slow == 0 else zeros_i64(len(rows))
-        batch = Batch(sequences, rows, starts, counts, statuses)
+        batch = Batch(sequences, self._tokens, rows, starts, counts, statuses)
         slots = self._slot_room[: self._num_slots] if self._num_slots <= len(self._slot_room) else zeros_i64(0)
         plan = StepPlan(self.tables, batch, slots, transfers)
         sequences.version += 1

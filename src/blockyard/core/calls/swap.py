@@ -6,7 +6,7 @@ from mypy_extensions import i64
 from ...errors import InvalidArgument, OutOfBlocks, SequenceNotReady
 from ...ids import NULL_BLOCK
 from ..parts import Parts
-from ..plan import SwapPlan
+from ..plan.swap_plan import SwapPlan
 from ..sequences.table import read_handles
 from ..store.content_pool import ContentPool
 from ..store.group_table import GroupTable

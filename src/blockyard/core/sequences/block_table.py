@@ -10,7 +10,11 @@ class BlockTable:
     """`max_num_seqs` rows of `width` block ids; a row's first `num_blocks` are in use, the rest is 0.
 
     blocks: all rows, one after another, int32 (max_num_seqs * width). num_blocks: int64 (max_num_seqs,).
-    block_size: tokens a block.
+    block_size: tokens a block. version: counts the changes of the cache, so that a plan knows when it is stale; that of
+    a cache's sequences counts, or of the first table of a mirror.
+
+    Who has seen a row and looks again needs to read only what is new: the blocks behind those that it has seen, and
+    the places that became null since, unless `num_rewrites` says that the row was changed in another way.
     """
 
     def __init__(self, max_num_seqs: int, width: int, block_size: int) -> None:
@@ -19,6 +23,10 @@ class BlockTable:
         self.block_size: i64 = block_size
         self.blocks = zeros_i32(max_num_seqs * width)
         self.num_blocks = zeros_i64(max_num_seqs)
+        #: Leading places of a row that hold the null block: they lie behind a sliding window.
+        self.num_null = zeros_i64(max_num_seqs)
+        self.num_rewrites = zeros_i64(max_num_seqs)
+        self.version: i64 = 0
 
     def row_blocks(self, row: i64) -> vec[i32]:
         """The block ids of a row, in order, a copy."""
@@ -32,6 +40,13 @@ class BlockTable:
     def set_block(self, row: i64, position: i64, block: i64) -> None:
         """Write a block id at a logical position of a row."""
         self.blocks[row * self.width + position] = i32(block)
+        self.num_rewrites[row] += 1
+
+    def clear_front(self, row: i64, num_null: i64) -> None:
+        """Let the first `num_null` places of a row hold the null block, which those before `self.num_null` do."""
+        for position in range(self.num_null[row], num_null):
+            self.blocks[row * self.width + position] = 0
+        self.num_null[row] = num_null
 
     def put_blocks(self, row: i64, blocks: vec[i32], count: i64) -> None:
         """Let the first `count` of `blocks` be what a row holds."""
@@ -39,6 +54,7 @@ class BlockTable:
         for position in range(count):
             self.blocks[first + position] = blocks[position]
         self.num_blocks[row] = count
+        self.num_rewrites[row] += 1
 
     def copy_blocks(self, row: i64, other: i64, count: i64) -> None:
         """Let the first `count` blocks of a row be what another row holds."""
@@ -46,6 +62,7 @@ class BlockTable:
         for position in range(count):
             self.blocks[other * self.width + position] = self.blocks[first + position]
         self.num_blocks[other] = count
+        self.num_rewrites[other] += 1
 
     def push_block(self, row: i64, block: i64) -> None:
         """Append a block id to a row."""
@@ -58,14 +75,25 @@ class BlockTable:
         for position in range(first + keep, first + self.num_blocks[row]):
             self.blocks[position] = 0
         self.num_blocks[row] = keep
+        self.num_rewrites[row] += 1
 
     def map_slots(self, rows: vec[i64], starts: vec[i64], counts: vec[i64], slots: vec[i64]) -> i64:
         """Write block_id * block_size + offset of tokens `starts` to `starts + counts` of each row into `slots`."""
         filled: i64 = 0
         for index in range(i64(len(rows))):
-            self.map_run(rows[index], starts[index], starts[index] + counts[index], slots, filled)
+            if counts[index] == 1:
+                slots[filled] = self.slot_of(rows[index], starts[index])
+            else:
+                self.map_run(rows[index], starts[index], starts[index] + counts[index], slots, filled)
             filled += counts[index]
         return filled
+
+    def slot_of(self, row: i64, position: i64) -> i64:
+        """The slot of one token. A decoded one lies in the last block, which is found without a division."""
+        logical = self.num_blocks[row] - 1
+        if position < logical * self.block_size:
+            logical = position // self.block_size
+        return (i64(self.blocks[row * self.width + logical]) - logical) * self.block_size + position
 
     def map_run(self, row: i64, position: i64, end: i64, slots: vec[i64], filled: i64) -> None:
         """Write the slots of tokens `position` to `end` of one row into `slots[filled:]`. O(tokens)."""

@@ -119,8 +119,6 @@ class SequenceTable(BlockTable):
         self._batch_epoch: i64 = -1
         self._batch_handles = zeros_i64(0)
         self._batch_rows = zeros_i64(0)
-        #: Counts the changes of the cache, so that a plan knows when it is stale.
-        self.version: i64 = 0
         #: Whether the call that runs has made a plan.
         self.has_new_plan = False
 

@@ -38,8 +38,6 @@ class GroupTable(BlockTable):
         self.span: i64 = group.block_size // config.hash_block_size
         self.pool = pool
         self.cpu = cpu
-        #: Leading places of a row that hold the null block.
-        self.num_null = zeros_i64(config.max_num_seqs)
         #: Where a swapped-out sequence's blocks are; while it is not, the CPU blocks that its next step loads.
         self.cpu_blocks = zeros_i32(config.max_num_seqs * width if cpu is not None else 0)
         self.num_loads = zeros_i64(config.max_num_seqs)
@@ -238,10 +236,10 @@ class GroupTable(BlockTable):
         first = min(self.first_needed(num_computed), self.num_blocks[row])
         for place in range(self.num_null[row], first):
             self.pool.release_one(self.block_at(row, place))
-            self.set_block(row, place, NULL_BLOCK)
             if self._drop_cpu_block(row, place):
                 self.num_loads[row] -= 1
-        self.num_null[row] = max(first, self.num_null[row])
+        if first > self.num_null[row]:
+            self.clear_front(row, first)
 
     # Forks, cuts, the end.
 

@@ -87,18 +87,14 @@ class BeamBatch:
     def _step(self, running: list[BeamSearch]) -> list[torch.Tensor]:
         """Compute what all beams have new; returns log probabilities (beams, vocabulary) of each search in float32."""
         seqs = [seq for search in running for seq in search.seqs]
-        token_ids = [tokens for search in running for tokens in search.token_ids()]
-        done = [self._cache.num_computed_tokens(seq) for seq in seqs]
-        new = [tokens[computed:] for tokens, computed in zip(token_ids, done, strict=True)]
-        counts = [len(tokens) for tokens in new]
-        plan = self._cache.reserve(seqs, counts)
+        plan = self._cache.reserve(seqs)
         self._moves.note(plan)
         if not plan.all_fit:
             raise NeverFits(f"the beams need more blocks than the {self._cache.config.num_blocks} of the pool")
-        batch = ForwardBatch.of(plan, self._cache.config.layer_groups, new, [1] * len(seqs))
+        batch = ForwardBatch.of(plan, self._cache.config.layer_groups, [1] * len(seqs))
         logits = self._runner.run(batch, self._moves)
         StepSampler(logits)  # refuses what is not finite
-        self._cache.commit(seqs, counts)
+        self._cache.commit(seqs, plan.num_scheduled)
         return list(logits.float().log_softmax(dim=-1).split([len(search.seqs) for search in running]))
 
     def _end(self, search: BeamSearch) -> None:

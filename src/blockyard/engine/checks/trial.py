@@ -142,13 +142,9 @@ class _Steps:
         """Compute that number of further tokens of each sequence."""
         seqs, num_new = list(counts), list(counts.values())
         plan = self._cache.reserve(seqs, num_new)
-        new_tokens = [
-            self._tokens[self._rows[seq]][computed : computed + count]
-            for seq, computed, count in zip(seqs, plan.num_computed.tolist(), num_new, strict=True)
-        ]
         moves = MoveQueue()
         moves.note(plan)
-        batch = ForwardBatch.of(plan, self._cache.config.layer_groups, new_tokens, num_new)
+        batch = ForwardBatch.of(plan, self._cache.config.layer_groups, num_new)
         logits = self._runner.run(batch, moves).split(num_new)
         self._cache.commit(seqs, num_new, [-1] * len(seqs))
         for seq, part in zip(seqs, logits, strict=True):

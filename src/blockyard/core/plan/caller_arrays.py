@@ -1,0 +1,103 @@
+"""Arrays of the caller's that plans are written into, and what they must be for that."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ...arguments import shown
+from ...errors import InvalidArgument
+from ..arrays import view_i64, zeros_i64
+
+
+def writable_array(name: str, value: object, num_dimensions: int) -> npt.NDArray[Any]:
+    """The memory of `value` as a numpy array, never a copy of it.
+
+    Raises `InvalidArgument` unless it is one of int32 or int64, contiguous, writable and of so many dimensions.
+    """
+    array = _shared_array(name, value)
+    if array.dtype != np.int32 and array.dtype != np.int64:
+        raise InvalidArgument(f"{name} has items of type {array.dtype}; int32 or int64 is needed")
+    if array.ndim != num_dimensions:
+        raise InvalidArgument(f"{name} has shape {array.shape}; {num_dimensions} dimensions are needed")
+    if not array.flags.c_contiguous:
+        raise InvalidArgument(f"{name} has strides {array.strides}; it must be contiguous, row after row")
+    if not array.flags.writeable:
+        raise InvalidArgument(f"{name} is read-only; a plan is to be written into it")
+    return array
+
+
+def _shared_array(name: str, value: object) -> npt.NDArray[Any]:
+    if isinstance(value, np.ndarray):
+        return value.view(np.ndarray)
+    try:
+        if hasattr(value, "numpy"):
+            return _of_tensor(name, value)
+        return np.asarray(memoryview(value))  # type: ignore[arg-type]
+    except InvalidArgument:
+        raise
+    except (TypeError, ValueError, RuntimeError) as error:
+        refusal = InvalidArgument(
+            f"{name} is {shown(value)}, whose memory cannot be written here: {error}; give an array or a CPU tensor"
+        )
+        refusal.__cause__ = error
+        raise refusal
+
+
+def _of_tensor(name: str, tensor: Any) -> npt.NDArray[Any]:
+    """What a tensor's `numpy()` gives, if it is the tensor's own memory."""
+    array = tensor.numpy()
+    if not isinstance(array, np.ndarray):
+        raise InvalidArgument(f"{name} has a numpy() that gives {shown(array)}; an array is needed")
+    if array.size > 0 and not np.shares_memory(array, tensor.numpy()):
+        raise InvalidArgument(f"{name} has a numpy() that copies; its own memory is needed")
+    return array
+
+
+class Column:
+    """A one-dimensional array of the caller's, and room in which its next contents are laid out."""
+
+    def __init__(self, name: str, value: object) -> None:
+        self.name = name
+        self.array = writable_array(name, value, 1)
+        self.length: i64 = len(self.array)
+        self.is_narrow = self.array.dtype == np.int32
+        self._items = zeros_i64(0)
+        self._view = view_i64(self._items)
+        #: The beginnings of the array and of the room that the last step was copied between.
+        self._target = self.array[:0]
+        self._source = self._view[:0]
+
+    def require(self, needed: i64, what: str) -> None:
+        """Raise `InvalidArgument` where it is shorter than `needed`."""
+        if self.length < needed:
+            raise InvalidArgument(f"{self.name} has room for {self.length}; {what} needs {needed}")
+
+    def room(self, length: i64) -> vec[i64]:
+        """A place for at least `length` items."""
+        if length > len(self._items):
+            self._items = zeros_i64(int(max(length, 2 * i64(len(self._items)))))
+            self._view = view_i64(self._items)
+            self._source = self._view[:0]
+        return self._items
+
+    def require_narrow(self, length: i64) -> None:
+        """Raise `InvalidArgument` where one of the first items, none of them negative, does not fit 32 bits."""
+        items = self._items
+        bits: i64 = 0
+        for index in range(length):
+            bits |= items[index]
+        if bits >> 31 != 0:
+            raise InvalidArgument(f"{self.name} is int32; a slot of this step is 2**31 or more, int64 is needed")
+
+    def write(self, length: i64, padded: i64, padding: i64) -> None:
+        """Copy the first items to the caller's array, and `padding` behind them."""
+        items = self._items
+        for index in range(length, padded):
+            items[index] = padding
+        if padded != i64(len(self._source)):
+            self._target = self.array[: int(padded)]
+            self._source = self._view[: int(padded)]
+        self._target[...] = self._source

@@ -1,0 +1,161 @@
+"""The plan of a step."""
+
+import numpy as np
+import numpy.typing as npt
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ..arrays import view_i64
+from ..sequences.block_table import BlockTable
+from ..store import transfers as moves
+from ..store.transfers import Transfers
+from .batch import SCHEDULED, Batch
+from .filling import fill_buffers
+from .group_plan import GroupPlan
+from .swap_plan import SwapPlan
+from .tables import offsets
+
+
+class StepPlan(SwapPlan):
+    """The slots, tables and block moves of a batch of B sequences that compute T new tokens in all.
+
+    Everything is in the order of the sequences given to `reserve`. Carry out `swap_outs`, `swap_ins` and `copies`, in
+    this order, then write the new keys and values to `slot_mapping`, then read by `block_tables` or by
+    `indptr`/`indices`/`last_page_len`. With several layer groups, `groups` has the tables and slots of each; those
+    named here are the first group's.
+
+    The arrays that follow from block tables are made when asked for, from the live rows, and may be asked for until
+    the cache changes; later they raise `StalePlan`.
+
+    slots: the first group's, or none for them to be made when asked for.
+    """
+
+    def __init__(self, tables: list[BlockTable], batch: Batch, slots: vec[i64], transfers: Transfers) -> None:
+        super().__init__(transfers)
+        self._tables = tables
+        self._batch = batch
+        self._slots = slots
+        #: How many of them count; fewer when sequences did not fit.
+        self._num_slots: i64 = len(slots)
+
+    @property
+    def groups(self) -> list[GroupPlan]:
+        """Tables and slots of each layer group, in the order of `CacheConfig.groups`."""
+        return [GroupPlan(table, self._batch) for table in self._tables]
+
+    def _made_slots(self) -> vec[i64]:
+        """The first group's slots, or none where they are made when asked for."""
+        return self._slots if i64(len(self._slots)) == self._num_slots else self._slots[: self._num_slots]
+
+    def _first(self) -> GroupPlan:
+        return GroupPlan(self._tables[0], self._batch)
+
+    @property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """Each sequence's row in `KVCacheManager.block_table`, int64 (B,)."""
+        return view_i64(self._batch.rows)
+
+    @property
+    def status(self) -> npt.NDArray[np.uint8]:
+        """What became of each sequence, uint8 (B,): values of `SeqStatus`."""
+        return view_i64(self._batch.statuses).astype(np.uint8)
+
+    @property
+    def fits(self) -> npt.NDArray[np.bool_]:
+        """Which sequences have their slots, bool (B,)."""
+        fits: npt.NDArray[np.bool_] = view_i64(self._batch.statuses) == SCHEDULED
+        return fits
+
+    @property
+    def all_fit(self) -> bool:
+        """Whether every sequence has its slots."""
+        return bool(self.fits.all())
+
+    @property
+    def num_scheduled(self) -> npt.NDArray[np.int64]:
+        """New tokens of each sequence, int64 (B,); 0 where it did not fit."""
+        return view_i64(self._batch.scheduled)
+
+    @property
+    def num_computed(self) -> npt.NDArray[np.int32]:
+        """Tokens of each sequence whose keys and values are there before the step, int32 (B,)."""
+        return view_i64(self._batch.starts).astype(np.int32)
+
+    @property
+    def seq_lens(self) -> npt.NDArray[np.int32]:
+        """Tokens of each sequence after the step, int32 (B,)."""
+        return self._batch.seq_lens()
+
+    @property
+    def query_start_loc(self) -> npt.NDArray[np.int32]:
+        """Where each sequence's new tokens begin among all T, int32 (B + 1,)."""
+        return offsets(view_i64(self._batch.scheduled))
+
+    @property
+    def slot_mapping(self) -> npt.NDArray[np.int64]:
+        """Where each new token's keys and values go: block_id * block_size + offset, int64 (T,)."""
+        self._batch.require_fresh()
+        if self._num_slots == 0:
+            return self._first().slot_mapping
+        return view_i64(self._slots)[: int(self._num_slots)]
+
+    @property
+    def num_tokens(self) -> int:
+        """T, the tokens that the step computes, drafts included."""
+        return int(self._batch.num_tokens())
+
+    @property
+    def input_ids(self) -> npt.NDArray[np.int32]:
+        """The tokens of the step in the order of `slot_mapping`, int32 (T,), a copy. O(T).
+
+        -1 stands for a token that the cache does not know: a draft of a speculation, or one that is still being sampled
+        (`reserve` may go past the known tokens). Who knows it writes it there before the model reads it.
+        """
+        return view_i64(self._batch.input_ids(self._made_slots())).astype(np.int32)
+
+    @property
+    def positions(self) -> npt.NDArray[np.int64]:
+        """The place of each of these tokens in its sequence, int64 (T,), as PyTorch's models take it. O(T)."""
+        return view_i64(self._batch.positions())
+
+    def fill(self, buffers: object, pad_to: object = None, pad_tokens_to: object = None) -> None:
+        """Write the step into the caller's own arrays (`StepBuffers`), without making any. O(B + T + new blocks).
+
+        pad_to: at least so many sequences, and as many tokens: what the graph of a decode step was captured for. A
+        padded sequence has length 0 and null blocks, and begins and ends at T; a padded token has slot -1, id 0 and
+        position 0. pad_tokens_to: at least so many tokens instead. What lies behind is left as it is.
+        Tokens that are not known are -1, as in `input_ids`. The first group's tables and slots: see `groups`.
+        Raises `InvalidArgument` when an array is too small or `pad_to` below the step's own size, `StalePlan`, and
+        `ConcurrentCall` when the same buffers are being filled; nothing is written then.
+        """
+        fill_buffers(buffers, self._batch, self._tables[0], self._made_slots(), pad_to, pad_tokens_to)
+
+    @property
+    def copies(self) -> npt.NDArray[np.int32]:
+        """Blocks to copy before anything is written, int32 (n, 2) as (from, to)."""
+        return moves.pairs(self._transfers.copies)
+
+    @property
+    def copy_groups(self) -> npt.NDArray[np.int32]:
+        """The layer group of each copy, int32 (n,): its layers' blocks are to be copied, no others' need be."""
+        return moves.groups(self._transfers.copies)
+
+    @property
+    def block_tables(self) -> npt.NDArray[np.int32]:
+        """The block ids of each sequence, int32 (B, most blocks of one); see `GroupPlan.block_tables`."""
+        return self._first().block_tables
+
+    @property
+    def indptr(self) -> npt.NDArray[np.int32]:
+        """Where each sequence's blocks begin in `indices`, int32 (B + 1,) (FlashInfer)."""
+        return self._first().indptr
+
+    @property
+    def indices(self) -> npt.NDArray[np.int32]:
+        """The block ids that hold `seq_lens` tokens of each sequence, one after another, int32 (FlashInfer)."""
+        return self._first().indices
+
+    @property
+    def last_page_len(self) -> npt.NDArray[np.int32]:
+        """Tokens in the last block of each sequence, 1 to block_size, int32 (B,); 0 for none (FlashInfer)."""
+        return self._first().last_page_len

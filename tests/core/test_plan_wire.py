@@ -1,0 +1,452 @@
+"""Plans as bytes: every rank has the plan that was made, or says at that step that it has not."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockyard import (
+    CacheConfig,
+    DivergedRank,
+    InvalidArgument,
+    KVCacheManager,
+    LayerGroup,
+    PlanReceiver,
+    PlanSender,
+    StalePlan,
+    StepBuffers,
+    StepPlan,
+    SwapPlan,
+)
+
+from ..support.checked import Checked, prompt
+from ..support.seeds import run_seed
+from ..world import World
+
+NAMES = (
+    "rows",
+    "status",
+    "fits",
+    "num_scheduled",
+    "num_computed",
+    "seq_lens",
+    "query_start_loc",
+    "slot_mapping",
+    "input_ids",
+    "positions",
+    "copies",
+    "copy_groups",
+    "block_tables",
+    "indptr",
+    "indices",
+    "last_page_len",
+    "swap_outs",
+    "swap_out_groups",
+    "swap_ins",
+    "swap_in_groups",
+)
+IN_GROUPS = ("slot_mapping", "block_tables", "indptr", "indices", "last_page_len", "block_size")
+
+
+def contents(plan: Any) -> dict[str, Any]:
+    """All that a plan says, types included."""
+    if not isinstance(plan, StepPlan):
+        return {name: getattr(plan, name).tolist() for name in NAMES if name.startswith("swap")}
+    said: dict[str, Any] = {name: getattr(plan, name).tolist() for name in NAMES}
+    said["dtypes"] = [(name, getattr(plan, name).dtype) for name in NAMES]
+    said |= {"num_tokens": plan.num_tokens, "all_fit": plan.all_fit}
+    said["groups"] = [[np.asarray(getattr(group, name)).tolist() for name in IN_GROUPS] for group in plan.groups]
+    return said
+
+
+class Chain:
+    """A cache, the sender of its plans, and two ranks that read them; each plan is compared on both."""
+
+    def __init__(self, num_blocks: int = 20, block_size: int = 4, **settings: Any) -> None:
+        self.cache = Checked(num_blocks, block_size, **settings)
+        config = self.cache.cache.config
+        self.sender = PlanSender(config)
+        self.ranks = [PlanReceiver(config, f"rank {number}") for number in (1, 2)]
+        self.num_bytes = 0
+
+    def send(self, plan: Any) -> Any:
+        """The plan as the last rank has it."""
+        data = self.sender.to_bytes(plan)
+        self.num_bytes = len(data)
+        read = [rank.from_bytes(data) for rank in self.ranks]
+        assert all(contents(one) == contents(plan) for one in read)
+        assert {rank.digest for rank in self.ranks} == {self.sender.digest}
+        return read[-1]
+
+    def step(self, seqs: list[int], counts: Any = None) -> Any:
+        return self.send(self.cache.reserve(seqs, counts))
+
+
+def test_a_rank_has_the_plan_that_was_made() -> None:
+    chain = Chain()
+    a = chain.cache.allocate(prompt(1, 6))
+    b = chain.cache.allocate(prompt(2, 9))
+    plan = chain.step([a, b], [6, 5])
+    assert isinstance(plan, StepPlan)
+    assert plan.slot_mapping.tolist() == [4, 5, 6, 7, 8, 9, 12, 13, 14, 15, 16]
+    assert plan.input_ids.tolist() == [*prompt(1, 6), *prompt(2, 9)[:5]]
+    assert plan.block_tables.tolist() == [[1, 2, 0], [3, 4, 5]]
+    chain.cache.commit([a, b], [6, 5], [7, -1])
+    assert chain.step([b, a]).input_ids.tolist() == [*prompt(2, 9)[5:], 7]
+
+
+def test_a_step_sends_only_what_is_new_of_the_tables() -> None:
+    chain = Chain(num_blocks=200, max_model_len=400)
+    seq = chain.cache.allocate(prompt(1, 300))
+    chain.step([seq])
+    whole = chain.num_bytes
+    chain.cache.commit([seq], 300, [5])
+    sizes = []
+    for _ in range(5):
+        chain.step([seq])
+        chain.cache.commit([seq], 1, [5])
+        sizes.append(chain.num_bytes)
+    # 48 of header, 8 + 4 of counts, row, start, count, token; a new block brings 4 words of its row and its id.
+    assert sizes[1:] == [48 + 4 * 16] * 3 + [48 + 4 * 21]
+    assert whole == 48 + 4 * (8 + 4 + 3 + 300 + 4 + 75)
+
+
+def test_unserved_sequences_and_empty_steps() -> None:
+    chain = Chain(num_blocks=7)
+    owner, joiner = chain.cache.allocate(prompt(1, 9)), chain.cache.allocate(prompt(1, 9))
+    assert chain.step([owner, joiner], [5, 1]).status.tolist() == [0, 2]
+    assert chain.step([], 1).num_tokens == 0
+    chain.step([owner], 0)
+    chain.step([owner], [9])
+    chain.cache.commit([owner], 9, [7])
+    assert chain.step([joiner, owner], [30, 1]).status.tolist() == [1, 0]
+
+
+def test_a_received_plan_dies_with_the_next_one() -> None:
+    chain = Chain()
+    seq = chain.cache.allocate(prompt(1, 6))
+    first = chain.step([seq], 2)
+    ids = first.input_ids
+    chain.cache.commit([seq], 2)
+    chain.step([seq])
+    for name in ("block_tables", "slot_mapping", "input_ids", "indices"):
+        with pytest.raises(StalePlan):
+            getattr(first, name)
+    assert first.num_scheduled.tolist() == [2]
+    assert ids.tolist() == [100, 101]
+
+
+def test_a_received_plan_fills_buffers() -> None:
+    chain = Chain()
+    seqs = [chain.cache.allocate(prompt(number, 6)) for number in (1, 2)]
+    tables, slots = np.full((4, 8), 9, np.int32), np.full(20, 9)
+    buffers = StepBuffers(slots, tables)
+    for _ in range(9):
+        plan = chain.step(seqs)
+        plan.fill(buffers, pad_to=3, pad_tokens_to=15)
+        own = plan.block_tables
+        assert tables[:2, : own.shape[1]].tolist() == own.tolist()
+        assert not tables[:2, own.shape[1] :].any()
+        assert not tables[2].any()
+        assert slots[: plan.num_tokens].tolist() == plan.slot_mapping.tolist()
+        chain.cache.commit(seqs, plan.num_scheduled, [3, 4])
+
+
+def test_swaps_and_the_moves_of_a_plan_that_is_not_run() -> None:
+    chain = Chain(6, num_cpu_blocks=20)
+    cache = chain.cache
+    seq = cache.prefilled(list(range(12)))
+    out = chain.send(cache.swap_out([seq]))
+    assert type(out) is SwapPlan
+    assert out.swap_outs.tolist() == [[3, 1], [2, 2], [1, 3]]
+    chain.send(cache.swap_in([seq]))
+    fork = cache.fork(seq)[0]
+    cache.append([seq, fork], [7, 8])
+    stale = cache.reserve([seq, fork], 1)
+    fresh = cache.reserve([seq], 1)
+    with pytest.raises(StalePlan):
+        chain.sender.to_bytes(stale)
+    moves = chain.ranks[0].from_bytes(data := chain.sender.to_bytes(stale, moves_only=True))
+    chain.ranks[1].from_bytes(data)
+    assert isinstance(moves, StepPlan)
+    assert moves.copies.tolist() == stale.copies.tolist()
+    assert moves.num_tokens == len(moves.rows) == 0
+    chain.send(fresh)
+
+
+GROUPS = (LayerGroup(4), LayerGroup(4, sliding_window=6), LayerGroup(8))
+
+
+@pytest.mark.parametrize("kind", ["plain", "groups"])
+def test_windows_slide_on_every_rank(kind: str) -> None:
+    chain = Chain(150, groups=GROUPS if kind == "groups" else ())
+    seqs = [chain.cache.allocate(prompt(number, 10 * number)) for number in (1, 2, 3)]
+    for _ in range(25):
+        plan = chain.step(seqs)
+        chain.cache.commit(seqs, plan.num_scheduled, [1, 2, 3])
+    chain.cache.free(seqs[1])
+    seqs[1] = chain.cache.allocate(prompt(2, 15))
+    chain.step(seqs)
+
+
+class WireWorld(World):
+    """The random program, carried out on what a rank has read instead of the plan that was made."""
+
+    def __init__(self, package: Any, seed: int) -> None:
+        super().__init__(package, seed)
+        self.sender = PlanSender(self.config)
+        self.rank = PlanReceiver(self.config)
+
+    def resize(self) -> str:
+        answer = super().resize()
+        self.rank.resize(len(self.gpu.blocks[0]))
+        return answer
+
+    def carry_out(self, plan: Any) -> None:
+        self.read_plan = self.rank.from_bytes(self.sender.to_bytes(plan))
+        assert contents(self.read_plan) == contents(plan), self.seed
+        super().carry_out(self.read_plan)
+
+    def compute(self, plan: Any, seqs: Any) -> None:
+        super().compute(self.read_plan, seqs)
+
+
+def test_a_random_world_runs_on_what_a_rank_has_read() -> None:
+    import blockyard
+
+    seed = run_seed()
+    num_worlds = 100 if blockyard.compiled() else 6
+    for number in range(num_worlds):
+        world = WireWorld(blockyard, seed + number)
+        world.run(150)
+        assert world.sender.digest == world.rank.digest
+    assert world.sender.num_steps > 20
+
+
+# ---------------------------------------------------------------- ranks that diverged
+
+
+def sent(num_steps: int) -> tuple[Chain, list[bytes]]:
+    """The messages of some steps, which nobody has read."""
+    chain = Chain()
+    seq = chain.cache.allocate(prompt(1, 6))
+    messages = []
+    for _ in range(num_steps):
+        plan = chain.cache.reserve([seq])
+        messages.append(chain.sender.to_bytes(plan))
+        chain.cache.commit([seq], plan.num_scheduled, [7])
+    return chain, messages
+
+
+def test_a_rank_that_missed_a_step_is_named_at_the_next() -> None:
+    chain, messages = sent(4)
+    rank = chain.ranks[0]
+    rank.from_bytes(messages[0])
+    digest, expected = rank.digest, messages[1][40:48].hex()
+    said = f"the plan is step 3 and continues step 2 with digest {expected}"
+    with pytest.raises(DivergedRank, match=f"^rank 1 is at step 1 with digest {digest}; {said}$"):
+        rank.from_bytes(messages[2])
+    assert (rank.num_steps, rank.digest) == (1, digest)
+    for message in messages[1:]:
+        rank.from_bytes(message)
+    assert rank.digest == chain.sender.digest
+
+
+def test_a_doubled_step_and_one_of_another_sender_are_refused() -> None:
+    chain, messages = sent(3)
+    rank = chain.ranks[0]
+    rank.from_bytes(messages[0])
+    with pytest.raises(DivergedRank, match=r"^rank 1 is at step 1 .* the plan is step 1 and continues step 0"):
+        rank.from_bytes(messages[0])
+    other, others = sent(3)
+    changed = other.cache.allocate([5, 5])
+    with pytest.raises(DivergedRank):
+        rank.from_bytes(other.sender.to_bytes(other.cache.reserve([changed])))
+    rank.from_bytes(messages[1])
+    assert others[0] == messages[0], "equal steps are equal bytes"
+
+
+def test_a_history_that_differs_is_seen_though_the_step_number_is_right() -> None:
+    _, messages = sent(2)
+    cache = Checked()
+    sender, rank = PlanSender(cache.cache.config), PlanReceiver(cache.cache.config, "rank 3")
+    seq = cache.allocate(prompt(2, 6))
+    rank.from_bytes(sender.to_bytes(cache.reserve([seq])))
+    with pytest.raises(DivergedRank, match=r"^rank 3 is at step 1 with digest"):
+        rank.from_bytes(messages[1])
+
+
+def test_a_late_rank_is_refused() -> None:
+    chain, messages = sent(2)
+    with pytest.raises(DivergedRank, match=r"^this rank is at step 0 with digest 0000000000000000; the plan is step 2"):
+        PlanReceiver(chain.cache.cache.config).from_bytes(messages[1])
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"block_size": 8}, "data has block size 4 and 16 blocks a sequence in group 0; rank 5 has 8 and 8"),
+        ({"max_model_len": 32}, "data has block size 4 and 16 blocks a sequence in group 0; rank 5 has 4 and 8"),
+        ({"max_num_seqs": 9}, "data is a plan of 1 groups and 8 sequences at once; rank 5 has 1 and 9"),
+        ({"groups": GROUPS, "block_size": 4}, "data is a plan of 1 groups and 8 sequences at once; rank 5 has 3 and 8"),
+        ({"num_blocks": 2}, "data has block 2 in a table; blocks are from 0 to 1"),
+    ],
+)
+def test_ranks_of_another_shape_are_refused_with_both_values(config: dict[str, Any], message: str) -> None:
+    _, messages = sent(1)
+    settings = {"num_blocks": 20, "block_size": 4, "max_num_seqs": 8, "max_model_len": 64, **config}
+    if "groups" in config:
+        settings.pop("block_size")
+    with pytest.raises(InvalidArgument, match=f"^{message}$"):
+        PlanReceiver(CacheConfig(**settings), "rank 5").from_bytes(messages[0])
+
+
+# ---------------------------------------------------------------- hostile bytes
+
+
+def tables_of(rank: PlanReceiver) -> Any:
+    return [
+        [np.array(column).tolist() for column in (table.blocks, table.num_blocks, table.num_null)]
+        for table in rank._tables
+    ]
+
+
+def resealed(message: bytes, body: np.ndarray[Any, Any]) -> bytes:
+    """A message of another body whose length and digest are right."""
+    from blockyard.core.plan.message import HEADER, sealed
+
+    fields = HEADER.unpack(message[:48])
+    return sealed(fields[2], fields[3], fields[5], body.astype("<i4").tobytes())
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"x", b"BLKYPLAN", bytes(48), b"BLKYPLAN" + bytes(40), None, 7, "text", [1, 2], np.zeros(3)]
+)
+def test_what_is_no_message(data: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"^data "):
+        PlanReceiver(CacheConfig(20, 4, max_model_len=64)).from_bytes(data)
+
+
+def test_every_flipped_byte_is_seen_and_changes_nothing() -> None:
+    chain, messages = sent(2)
+    rank = chain.ranks[0]
+    rank.from_bytes(messages[0])
+    before = tables_of(rank)
+    for place in range(len(messages[1])):
+        changed = bytearray(messages[1])
+        changed[place] ^= 1 << (place % 8)
+        with pytest.raises((InvalidArgument, DivergedRank)):
+            rank.from_bytes(changed)
+    for length in range(len(messages[1])):
+        with pytest.raises(InvalidArgument):
+            rank.from_bytes(messages[1][:length])
+    assert tables_of(rank) == before
+    rank.from_bytes(memoryview(messages[1]))
+
+
+def test_hostile_words_under_a_right_digest_never_reach_outside() -> None:
+    """Each word of a body is set to each of many values, alone and in pairs: refused, or a plan within its limits."""
+    choose = random.Random(run_seed())
+    cache = Checked(30, groups=GROUPS, num_cpu_blocks=10)
+    config = cache.cache.config
+    sender = PlanSender(config)
+    seqs = [cache.allocate(prompt(number, 14)) for number in (1, 2)]
+    messages = []
+    for _ in range(3):
+        plan = cache.reserve(seqs)
+        messages.append(sender.to_bytes(plan))
+        cache.commit(seqs, plan.num_scheduled, [1, 2])
+    values = (-(2**31), -1, 0, 1, 2, 3, 5, 8, 29, 30, 31, 1000, 2**27, 2**31 - 1)
+    accepted = refused = 0
+    for message in (messages[0], messages[2]):
+        body = np.frombuffer(message, "<i4", offset=48).astype(np.int64)
+        changes = [{place: value} for place in range(len(body)) for value in values]
+        changes += [
+            {choose.randrange(len(body)): choose.choice(values) for _ in range(choose.randint(2, 4))}
+            for _ in range(3000)
+        ]
+        for change in changes:
+            rank = PlanReceiver(config)
+            for earlier in messages[: messages.index(message)]:
+                rank.from_bytes(earlier)
+            before = tables_of(rank)
+            hostile = body.copy()
+            hostile[list(change)] = list(change.values())
+            try:
+                read = rank.from_bytes(resealed(message, hostile))
+            except InvalidArgument:
+                refused += 1
+                assert tables_of(rank) == before
+            else:
+                accepted += 1
+                require_within(read, config)
+    assert accepted > 100
+    assert refused > 1000
+
+
+def require_within(plan: Any, config: CacheConfig) -> None:
+    for group, part in zip(config.layer_groups, plan.groups, strict=True):
+        for array, end in ((part.block_tables, 30), (part.slot_mapping, 30 * group.block_size)):
+            assert array.size == 0 or (array.min() >= 0 and array.max() < end)
+        _ = part.indices, part.indptr, part.last_page_len
+    assert len(plan.input_ids) == len(plan.positions) == plan.num_tokens == plan.num_scheduled.sum()
+    assert plan.rows.size == 0 or (plan.rows.min() >= 0 and plan.rows.max() < config.max_num_seqs)
+    plan.fill(StepBuffers(np.zeros(5000, np.int64), np.zeros((8, 16), np.int32)))
+
+
+def test_random_bytes() -> None:
+    choose = random.Random(run_seed())
+    _, messages = sent(1)
+    rank = PlanReceiver(CacheConfig(20, 4, max_num_seqs=8, max_model_len=64))
+    for _ in range(3000):
+        body = np.array([choose.choice((0, 1, 2, 4, 8, 16, choose.randint(-9, 99))) for _ in range(40)])
+        with pytest.raises(InvalidArgument):
+            rank.from_bytes(resealed(messages[0], body[: choose.randint(0, 40)]))
+    rank.from_bytes(messages[0])
+
+
+# ---------------------------------------------------------------- misuse
+
+
+def test_a_refused_plan_leaves_the_chain_as_it_was() -> None:
+    chain = Chain()
+    seq = chain.cache.allocate(prompt(1, 6))
+    chain.step([seq], 2)
+    before = (chain.sender.num_steps, chain.sender.digest)
+    other = Checked().reserve([], 1)
+    stale = chain.cache.reserve([seq], 2)
+    chain.cache.reserve([seq], 1)
+    for plan, error in ((other, InvalidArgument), (stale, StalePlan), (None, InvalidArgument), (b"", InvalidArgument)):
+        with pytest.raises(error):
+            chain.sender.to_bytes(plan)
+    wide = KVCacheManager(CacheConfig(20, 8, max_num_seqs=8, max_model_len=64))
+    with pytest.raises(InvalidArgument, match=r"^plan has block sizes \[8\], .* the config of this sender says \[4\]"):
+        chain.sender.to_bytes(wide.reserve([], 1))
+    with pytest.raises(InvalidArgument, match="moves_only"):
+        chain.sender.to_bytes(stale, 1)
+    assert (chain.sender.num_steps, chain.sender.digest) == before
+    chain.step([seq], 1)
+
+
+@pytest.mark.parametrize("make", [PlanSender, PlanReceiver])
+def test_the_ends_are_made_from_a_config_and_are_not_copied(make: Any) -> None:
+    for wrong in (None, 5, {}, "config"):
+        with pytest.raises(InvalidArgument, match=r"^config is .*; it must be a CacheConfig$"):
+            make(wrong)
+    end = make(CacheConfig(20, 4))
+    for copier in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError):
+            copier(end)
+
+
+def test_a_rank_that_resizes_its_tensors() -> None:
+    rank = PlanReceiver(CacheConfig(20, 4))
+    for wrong in (1, 2**27 + 1, "9", True, None):
+        with pytest.raises(InvalidArgument, match=r"^num_blocks is"):
+            rank.resize(wrong)
+    rank.resize(40)
