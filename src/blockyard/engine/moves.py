@@ -11,19 +11,17 @@ class MoveQueue:
     """Moves that were decided and not yet carried out."""
 
     def __init__(self) -> None:
-        self._waiting: list[MoveLists] = []
+        self._waiting: list[tuple[SwapPlan, MoveLists]] = []
         self._is_broken = False
 
     @property
-    def waiting(self) -> tuple[MoveLists, ...]:
-        """What was decided and not yet carried out, in order."""
-        return tuple(self._waiting)
+    def plans(self) -> list[SwapPlan]:
+        """Those whose moves wait, in order."""
+        return [plan for plan, _ in self._waiting]
 
     def note(self, plan: SwapPlan) -> None:
         """Remember what a plan moves. The arrays are the plan's own, made for its caller."""
-        lists = [plan.swap_outs, plan.swap_ins, *([plan.copies] if isinstance(plan, StepPlan) else [])]
-        if any(len(pairs) for pairs in lists):
-            self._waiting.append(MoveLists(*lists))
+        self._waiting += [(plan, lists) for lists in lists_of(plan)]
 
     def carry_out(self, kv_cache: KVCache) -> None:
         """Move all that waits, on CUDA beside the computing (`KVCache.start_moves`). O(blocks).
@@ -35,7 +33,7 @@ class MoveQueue:
             raise ModelError("block moves broke half-way; what they moved is not known")
         while self._waiting:
             self._is_broken = True
-            kv_cache.start_moves(self._waiting[0])
+            kv_cache.start_moves(self._waiting[0][1])
             self._is_broken = False
             self._waiting.pop(0)
 
@@ -43,3 +41,9 @@ class MoveQueue:
         """Forget what waits."""
         self._waiting.clear()
         self._is_broken = False
+
+
+def lists_of(plan: SwapPlan) -> list[MoveLists]:
+    """What a plan moves; empty if nothing."""
+    lists = [plan.swap_outs, plan.swap_ins, *([plan.copies] if isinstance(plan, StepPlan) else [])]
+    return [MoveLists(*lists)] if any(len(pairs) for pairs in lists) else []
