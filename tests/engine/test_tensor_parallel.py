@@ -19,11 +19,13 @@ pytest.importorskip("transformers")
 
 import torch
 
-from blockyard import BlockyardError, InvalidArgument, ModelError, RankError
+from blockyard import BlockyardError, CacheConfig, InvalidArgument, KVCacheManager, ModelError, RankError
 from blockyard.engine import Engine, PromptLookup, SamplingParams
+from blockyard.engine.moves import MoveQueue
 from blockyard.engine.ranks import group, identity, step_message
-from blockyard.engine.ranks.step_message import StepLog
-from blockyard.storage import KVCache, MoveLists, Shard
+from blockyard.engine.ranks.step_message import StepReceiver, StepSender
+from blockyard.engine.runner import ForwardBatch
+from blockyard.storage import KVCache, Shard
 
 from ..support.thread_ranks import ThreadPeers
 from ..support.tiny_models import SHAPES, WINDOWED, mixed_prompts, reference_tokens, tiny_model, tokens_of
@@ -122,14 +124,14 @@ def _require_part(cache: KVCache, whole: KVCache) -> None:
 
 def test_block_tables_are_the_same_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Any] = []
-    to_bytes = StepLog.to_bytes
+    to_bytes = StepSender.to_bytes
 
-    def note(self: StepLog, moves: Any, batch: Any) -> bytes:
+    def note(self: StepSender, plans: Any, batch: Any) -> bytes:
         groups = [] if batch is None else batch.shape.groups
         sent.append([(np.copy(rows.block_tables), np.copy(rows.slot_mapping)) for rows in groups])
-        return to_bytes(self, moves, batch)
+        return to_bytes(self, plans, batch)
 
-    monkeypatch.setattr(StepLog, "to_bytes", note)
+    monkeypatch.setattr(StepSender, "to_bytes", note)
     peers = ThreadPeers(3)
     with engine_on(peers, tiny_model("gemma3")) as engine:
         engine.generate(mixed_prompts(LENGTHS), SamplingParams(max_tokens=NUM_TOKENS))
@@ -315,14 +317,14 @@ def test_a_rank_that_fails_ends_all_with_its_sentence(step: int) -> None:
 def test_a_rank_that_diverged_is_found_at_the_step_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     peers = ThreadPeers(3)
     with engine_on(peers, tiny_model("llama-gqa")) as engine:
-        read = StepLog.from_bytes
+        read = StepReceiver.from_bytes
 
-        def read_another(log: StepLog, message: bytearray) -> Any:
+        def read_another(log: StepReceiver, message: bytearray) -> Any:
             if log.num_steps == 3 and threading.current_thread() is peers.threads[1]:
                 message[-1] ^= 1
             return read(log, message)
 
-        monkeypatch.setattr(StepLog, "from_bytes", read_another)
+        monkeypatch.setattr(StepReceiver, "from_bytes", read_another)
         why = run_until_lost(peers, engine)
     assert why.startswith("rank 2 diverged at step 4: the digest of all steps is ")
 
@@ -344,48 +346,86 @@ def test_logits_that_are_not_finite_end_no_rank() -> None:
 
 # ---------------------------------------------------------------- a step's message
 
+CONFIG = CacheConfig(20, 4, max_num_seqs=4, max_model_len=32, num_cpu_blocks=8)
 
-def message_of(log: StepLog, num_tokens: int = 3) -> bytes:
-    """A step of one sequence in one group."""
-    from blockyard.engine.attention.interface import GroupRows, StepShape
-    from blockyard.engine.runner import ForwardBatch
 
-    rows = GroupRows(np.arange(16, 16 + num_tokens), np.array([[1, 2]], np.int32), 7)
-    shape = StepShape(np.array([0]), np.array([num_tokens]), [rows])
-    moves = [MoveLists(swap_outs=np.array([[1, 2]], np.int32)), MoveLists(copies=np.array([[3, 4], [5, 6]], np.int32))]
-    return log.to_bytes(moves, ForwardBatch(shape, np.arange(num_tokens), np.array([num_tokens - 1])))
+def messages() -> list[tuple[bytes, list[Any], ForwardBatch | None]]:
+    """Steps of a cache as rank 0 sends them, with what a rank is to read: a fork that copies, a swap, drafts."""
+    cache, sender = KVCacheManager(CONFIG), StepSender(b"start", CONFIG)
+    sent: list[tuple[bytes, list[Any], ForwardBatch | None]] = []
+
+    def send(queue: MoveQueue, batch: ForwardBatch | None) -> None:
+        sent.append((sender.to_bytes(queue.plans, batch), list(map(_pairs, queue.plans)), batch))
+
+    first = cache.allocate([1, 2, 3, 4, 5, 6])
+    plan = cache.reserve([first])
+    send(MoveQueue(), ForwardBatch.of(plan, CONFIG.layer_groups, [1]))
+    cache.commit([first], plan.num_scheduled, [7])
+    (second,) = cache.fork(first, 1)
+    queue = MoveQueue()
+    plan = cache.reserve([first, second], 3)  # two drafts each
+    queue.note(plan)
+    send(queue, ForwardBatch.of(plan, CONFIG.layer_groups, [3, 3], [50, 51, 60, 61]))
+    cache.commit([first, second], [1, 1], [8, 9])
+    queue = MoveQueue()
+    queue.note(cache.swap_out([second]))
+    send(queue, None)
+    queue = MoveQueue()
+    queue.note(cache.swap_in([second]))
+    queue.note(plan := cache.reserve([first, second]))
+    send(queue, ForwardBatch.of(plan, CONFIG.layer_groups, [1, 1]))
+    return sent
+
+
+def _pairs(plan: Any) -> list[Any]:
+    return [np.asarray(pairs).tolist() for pairs in (plan.swap_outs, plan.swap_ins, getattr(plan, "copies", ()))]
 
 
 def test_a_message_reads_as_it_was_written() -> None:
-    one, other = StepLog(b"start"), StepLog(b"start")
-    for _ in range(3):
-        moves, batch = other.from_bytes(bytearray(message_of(one)))
-        assert [np.asarray(each.swap_outs).tolist() for each in moves] == [[[1, 2]], []]
-        assert [np.asarray(each.copies).tolist() for each in moves] == [[], [[3, 4], [5, 6]]]
-        assert batch is not None
-        assert batch.token_ids.tolist() == [0, 1, 2]
+    receiver = StepReceiver(b"start", CONFIG)
+    num_moves = 0
+    for message, expected_moves, expected in messages():
+        moves, batch = receiver.from_bytes(bytearray(message))
+        assert list(map(_pairs, moves)) == expected_moves
+        num_moves += sum(len(pairs) for lists in expected_moves for pairs in lists)
+        assert (batch is None) == (expected is None)
+        if batch is None or expected is None:
+            continue
+        assert batch.token_ids.tolist() == expected.token_ids.tolist()
         assert batch.kept.tolist() == []
-        assert [batch.shape.num_computed.tolist(), batch.shape.num_scheduled.tolist()] == [[0], [3]]
-        assert batch.shape.groups[0].slot_mapping.tolist() == [16, 17, 18]
-        assert batch.shape.groups[0].block_tables.tolist() == [[1, 2]]
-        assert batch.shape.groups[0].sliding_window == 7
-    moves, batch = other.from_bytes(bytearray(one.to_bytes([], None)))
-    assert (moves, batch) == ([], None)
+        assert batch.positions.tolist() == expected.positions.tolist()
+        assert batch.shape.num_scheduled.tolist() == expected.shape.num_scheduled.tolist()
+        for rows, others in zip(batch.shape.groups, expected.shape.groups, strict=True):
+            assert rows.slot_mapping.tolist() == others.slot_mapping.tolist()
+            assert rows.block_tables.tolist() == others.block_tables.tolist()
+    assert num_moves > 3
 
 
 def test_any_changed_byte_is_found() -> None:
-    message = message_of(StepLog(b"start"))
+    message = messages()[0][0]
     for place in range(len(message)):
-        changed = bytearray(message)
-        changed[place] ^= 1 << place % 8
         if 1 <= place < 8:
             continue  # padding
+        changed = bytearray(message)
+        changed[place] ^= 1 << place % 8
         with pytest.raises(RankError, match=r"diverged at step|of format"):
-            StepLog(b"start").from_bytes(changed)
+            StepReceiver(b"start", CONFIG).from_bytes(changed)
     with pytest.raises(RankError, match="diverged at step 1"):
-        StepLog(b"another start").from_bytes(bytearray(message))
+        StepReceiver(b"another start", CONFIG).from_bytes(bytearray(message))
     with pytest.raises(RankError, match=f"reads format {step_message.FORMAT}"):
-        StepLog(b"start").from_bytes(bytearray([9, *message[1:]]))
+        StepReceiver(b"start", CONFIG).from_bytes(bytearray([9, *message[1:]]))
+
+
+def test_a_message_that_is_missed_or_doubled_is_found() -> None:
+    sent = [bytearray(message) for message, _, _ in messages()]
+    receiver = StepReceiver(b"start", CONFIG)
+    receiver.from_bytes(sent[0])
+    with pytest.raises(RankError, match="diverged at step 3"):
+        receiver.from_bytes(sent[2])
+    receiver = StepReceiver(b"start", CONFIG)
+    receiver.from_bytes(sent[0])
+    with pytest.raises(RankError, match="diverged at step 1"):
+        receiver.from_bytes(sent[0])
 
 
 def test_a_cache_of_a_shard() -> None:

@@ -14,24 +14,23 @@ class MoveQueue:
     """Moves that were decided and not yet carried out."""
 
     def __init__(self) -> None:
-        self._waiting: list[MoveLists] = []
+        self._waiting: list[tuple[SwapPlan, MoveLists]] = []
         self._is_broken = False
         #: What swap_ins fill since moves were last carried out, and whether they have been.
         self._loads: list[npt.NDArray[np.int32]] = []
         self._is_carried = False
 
     @property
-    def waiting(self) -> tuple[MoveLists, ...]:
-        """What was decided and not yet carried out, in order."""
-        return tuple(self._waiting)
+    def plans(self) -> list[SwapPlan]:
+        """Those whose moves wait, in order."""
+        return [plan for plan, _ in self._waiting]
 
     def note(self, plan: SwapPlan) -> None:
         """Remember what a plan moves. The arrays are the plan's own, made for its caller."""
         if self._is_carried:
             self._loads, self._is_carried = [], False
-        lists = [plan.swap_outs, plan.swap_ins, *([plan.copies] if isinstance(plan, StepPlan) else [])]
-        if any(len(pairs) for pairs in lists):
-            self._waiting.append(MoveLists(*lists))
+        for lists in lists_of(plan):
+            self._waiting.append((plan, lists))
             self._loads.append(plan.swap_ins[:, 1])
 
     def loading(self) -> npt.NDArray[np.int32]:
@@ -48,7 +47,7 @@ class MoveQueue:
             raise ModelError("block moves broke half-way; what they moved is not known")
         while self._waiting:
             self._is_broken = True
-            kv_cache.start_moves(self._waiting[0])
+            kv_cache.start_moves(self._waiting[0][1])
             self._is_broken = False
             self._waiting.pop(0)
         self._is_carried = True
@@ -58,3 +57,9 @@ class MoveQueue:
         self._waiting.clear()
         self._loads = []
         self._is_broken = False
+
+
+def lists_of(plan: SwapPlan) -> list[MoveLists]:
+    """What a plan moves; empty if nothing."""
+    lists = [plan.swap_outs, plan.swap_ins, *([plan.copies] if isinstance(plan, StepPlan) else [])]
+    return [MoveLists(*lists)] if any(len(pairs) for pairs in lists) else []

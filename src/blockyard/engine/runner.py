@@ -25,16 +25,22 @@ from .shape import ModelShape
 class ForwardBatch:
     """What the model computes in one pass, as one row of T tokens.
 
-    token_ids: int64 (T,). kept: places among them whose logits are wanted, int64.
+    token_ids: int64 (T,). kept: places among them whose logits are wanted, int64. plan: what it was made from, if
+    anything.
     """
 
     shape: StepShape
     token_ids: IntArray
     kept: IntArray
+    plan: StepPlan | None = None
 
     @classmethod
     def of(
-        cls, plan: StepPlan, groups: Sequence[LayerGroup], num_logits: Sequence[int], drafts: Sequence[int] = ()
+        cls,
+        plan: StepPlan,
+        groups: Sequence[LayerGroup],
+        num_logits: Sequence[int] | IntArray,
+        drafts: Sequence[int] | IntArray = (),
     ) -> ForwardBatch:
         """The pass for a plan: the tokens that the cache knows, and `drafts` in the places of those that it does not.
 
@@ -49,7 +55,7 @@ class ForwardBatch:
         token_ids = plan.input_ids.astype(np.int64)
         if len(drafts) > 0:
             token_ids[token_ids < 0] = drafts
-        return cls(shape, token_ids, _last_places(shape, np.asarray(num_logits, np.int64)))
+        return cls(shape, token_ids, _last_places(shape, np.asarray(num_logits, np.int64)), plan)
 
     @property
     def positions(self) -> IntArray:

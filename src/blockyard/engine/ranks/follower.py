@@ -24,7 +24,7 @@ from .group import CollectiveError, ProcessGroup
 from .identity import agreed_bytes, identity_of
 from .joining import join, join_context
 from .settings import CacheSettings
-from .step_message import StepLog
+from .step_message import StepReceiver
 
 #: For rank 0's end, or its word, to arrive before a sum that broke off because of it is reported.
 _CAUSE_SECONDS = 0.3
@@ -135,11 +135,11 @@ class Follower:
         else:
             borrowed, shape = join(borrowed, shape, self._shard, group, is_tried)
         settings = CacheSettings(**json.loads(bytes(self._inbox.expect(Kind.SETTINGS))))
-        kv_cache, runner = settings.make(borrowed, shape, group)
+        config, kv_cache, runner = settings.make(borrowed, shape, group)
         self._channel.send(Kind.READY)
-        log = StepLog(agreed_bytes(identity))
+        receiver = StepReceiver(agreed_bytes(identity), config)
         while True:
-            moves, batch = log.from_bytes(self._inbox.expect(Kind.STEP))
+            moves, batch = receiver.from_bytes(self._inbox.expect(Kind.STEP))
             self.carry_out(kv_cache, runner, moves, batch)
 
     def carry_out(

@@ -30,7 +30,7 @@ from .joining import is_affordable, join, join_context
 from .peers import Peers
 from .processes import StartedPeers
 from .settings import CacheSettings
-from .step_message import StepLog
+from .step_message import StepSender
 from .watch import PeerWatch
 
 
@@ -41,8 +41,9 @@ class Ranks:
         self.size = peers.size
         self._peers = peers
         self._watch = PeerWatch(peers.connect(model, block_size, max_model_len))
-        self._log = StepLog(b"")
         self._group: ProcessGroup
+        self._agreed = b""
+        self._sender: StepSender
 
     @property
     def watch(self) -> PeerWatch:
@@ -61,7 +62,7 @@ class Ranks:
         own = identity_of(borrowed, shape, block_size)
         for peer, body in zip(self._watch.peers, self._watch.await_all(Kind.HELLO), strict=True):
             require_same(peer.rank, json.loads(body), own)
-        self._log = StepLog(agreed_bytes(own))
+        self._agreed = agreed_bytes(own)
         is_tried = is_affordable(borrowed)
         self._watch.send_all(Kind.WELCOME, json.dumps({"is_tried": is_tried, "interleave": interleave}).encode())
         try:
@@ -85,7 +86,9 @@ class Ranks:
         except CollectiveError as error:
             raise self._watch.blame(error) from error
         kv_bytes = num_blocks * spec.bytes_per_block
-        return replace(config, num_blocks=num_blocks), replace(memory, kv_bytes=kv_bytes)
+        config = replace(config, num_blocks=num_blocks)
+        self._sender = StepSender(self._agreed, config)
+        return config, replace(memory, kv_bytes=kv_bytes)
 
     def await_ready(self) -> None:
         """Wait until all ranks can take steps. Raises `RankError`."""
@@ -95,7 +98,12 @@ class Ranks:
     def send(self, moves: MoveQueue, batch: ForwardBatch | None) -> None:
         """Send a step to the others. Raises `RankError` if one is lost. O(bytes * ranks)."""
         self._watch.require_all()
-        self._watch.send_all(Kind.STEP, self._log.to_bytes(moves.waiting, batch))
+        try:
+            message = self._sender.to_bytes(moves.plans, batch)
+        except BaseException as error:
+            self._watch.lose(f"a step could not be sent: {type(error).__name__}: {reason(error)}")
+            raise
+        self._watch.send_all(Kind.STEP, message)
 
     def close(self) -> None:
         """End the other ranks. A second call does nothing."""
@@ -132,7 +140,7 @@ class LeadingRunner:
 
     def carry_out(self, moves: MoveQueue) -> None:
         """As `ModelRunner`, on every rank that is left."""
-        if moves.waiting and self._ranks.watch.lost is None:
+        if moves.plans and self._ranks.watch.lost is None:
             self._ranks.send(moves, None)
         self._runner.carry_out(moves)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...config import CacheConfig
@@ -56,8 +56,10 @@ class CacheSettings:
         """As plain values."""
         return asdict(self)
 
-    def make(self, borrowed: BorrowedModel, shape: ModelShape, group: ProcessGroup) -> tuple[KVCache, ModelRunner]:
-        """The tensors and the runner of a rank other than 0. All ranks find out at the same time how many blocks fit.
+    def make(
+        self, borrowed: BorrowedModel, shape: ModelShape, group: ProcessGroup
+    ) -> tuple[CacheConfig, KVCache, ModelRunner]:
+        """Config, tensors and runner of a rank other than 0. All ranks find out at the same time how many blocks fit.
 
         Raises what `Engine` raises for them.
         """
@@ -78,6 +80,6 @@ class CacheSettings:
             finder = MemoryFinder(spec, config, tensors, runner_on, weights, self.gpu_memory_utilization)
             sizes = StepSizes(self.max_num_batched_tokens, self.max_num_seqs, shape.max_model_len, self.logits_per_seq)
             config, _ = finder.find(meter_of(borrowed.device), sizes)
-        num_blocks = group.least(config.num_blocks)
-        kv_cache = KVCache(num_blocks, self.block_size, num_cpu_blocks=self.num_cpu_blocks, **tensors)
-        return kv_cache, runner_on(kv_cache)
+        config = replace(config, num_blocks=group.least(config.num_blocks))
+        kv_cache = KVCache(config.num_blocks, self.block_size, num_cpu_blocks=self.num_cpu_blocks, **tensors)
+        return config, kv_cache, runner_on(kv_cache)
