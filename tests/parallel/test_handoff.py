@@ -468,6 +468,30 @@ def test_offers_of_strangers(pair: Pair) -> None:
         pair.sender.release(OfferId("other", 1, 1))
 
 
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"id": (1, 2, 3)}, "id is"),
+        ({"token_ids": [1, 2]}, "token_ids is"),
+        ({"token_ids": np.array([[1]], np.int32)}, "token_ids is"),
+        ({"token_ids": np.array([-1, 2], np.int32)}, "token_ids holds -1"),
+        ({"token_ids": np.array([], np.int32)}, "the tokens of an offer is 0"),
+        ({"num_computed": 0}, "num_computed is 0"),
+        ({"num_computed": 3}, "num_computed is 3"),
+        ({"tables": []}, "tables is"),
+        ({"tables": ()}, "the layer groups of an offer is 0"),
+        ({"tables": (np.array([1.0]),)}, "a table is"),
+        ({"extra_keys": 5}, "extra_keys is 5"),
+    ],
+)
+def test_offers_that_cannot_be(fields: dict[str, Any], text: str) -> None:
+    tokens, table = np.array([1, 2], np.int32), np.array([1], np.int32)
+    whole = {"id": OfferId("a", 1, 1), "token_ids": tokens, "num_computed": 2, "tables": (table,), "extra_keys": ()}
+    Offer(**whole)
+    with pytest.raises(InvalidArgument, match=text):
+        Offer(**{**whole, **fields})
+
+
 def test_bytes_that_are_no_message() -> None:
     pair = Pair()
     offer = pair.offer().to_bytes()

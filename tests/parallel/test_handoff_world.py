@@ -25,15 +25,14 @@ def served(self: HandoffSender, offer_id: Any, now: float) -> None:
 
 
 def kept_nothing(self: HandoffSender, seq: int, now: float, extra_keys: Any = ()) -> Any:
-    offer = self._describe(seq, extra_keys)
-    self._last_number = offer.id.number
-    return offer
+    self._last_number += 1
+    return self._describe(seq, extra_keys)
 
 
 def forgotten(self: HandoffReceiver, transfer: Any) -> bool:
     if self._live.get(transfer.number) is not transfer:
         return False
-    self._forget(transfer)
+    self._forget(transfer.number, transfer.offer.id)
     return True
 
 

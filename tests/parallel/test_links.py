@@ -189,7 +189,7 @@ def test_a_receiver_that_goes_away(ends: Ends) -> None:
     with pytest.raises(HandoffError, match="has gone"):
         ends.sender.serve(0)
     ends.require_empty()
-    with pytest.raises(HandoffError, match="has gone"):
+    with pytest.raises(HandoffError, match="broke in the middle"):
         ends.sender.serve(0)
 
 
@@ -219,8 +219,27 @@ def test_a_sender_that_is_silent() -> None:
     assert isinstance(transfer, Transfer)
     with pytest.raises(HandoffError, match=r"silent for 0\.1 s; data or stale is due"):
         ends.receiver.fetch(transfer)
+    again = ends.decode.accept(offer, sampling, 0)
+    assert isinstance(again, Transfer)
+    with pytest.raises(HandoffError, match="broke in the middle of a transfer"):
+        ends.receiver.fetch(again)
     ends.sender._release_all()
     ends.require_empty()
+
+
+def test_a_message_that_is_no_offer_is_raised_once(ends: Ends) -> None:
+    ends.connections[0].send_bytes(OfferId("prefill", 1, 1).to_bytes("stale"))
+    ends.compute([PROMPTS[0]], SamplingParams(max_tokens=5))
+    with pytest.raises(InvalidArgument, match="message is a 'stale'"):
+        ends.receiver.offers(5.0)
+    assert len(ends.receiver.offers(5.0)) == 1
+
+
+def test_offers_that_expire_are_forgotten_by_the_link(ends: Ends) -> None:
+    for now in range(0, 400, 10):
+        ends.compute([PROMPTS[2]], SamplingParams(max_tokens=5), now)
+        ends.sender.serve(now)
+    assert len(ends.sender._offered) < 20
 
 
 def test_the_end_of_a_conversation(ends: Ends) -> None:

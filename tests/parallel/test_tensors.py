@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,7 @@ from blockyard import HandoffError, InvalidArgument, LayerGroup
 from blockyard.parallel import HeadShards, Offer, OfferId, PeerInfo
 from blockyard.parallel.lanes import Lane, receiving_lanes, sending_lanes
 from blockyard.parallel.tensors import KVPort
-from blockyard.parallel.transport import receive_lanes, send_lanes
+from blockyard.parallel.transport import DistributedTransport, receive_lanes, send_lanes
 from blockyard.storage import KVCache
 
 from ..support.mail import Mail, new_boxes
@@ -175,3 +178,43 @@ def test_lanes_of_other_tensors_are_refused(lane: Lane, text: str) -> None:
 def test_bad_piece_sizes(size: Any) -> None:
     with pytest.raises(InvalidArgument, match="piece_bytes"):
         KVPort(KVCache(10, 4, 2, 3, 2), size)
+
+
+def one_rank(rank: int, rendezvous: str, told: Any) -> None:
+    """Ranks 0 and 1 send their heads; rank 2 takes all of them, and compares."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=3)
+    one = Side("one", 4, "NHD", HeadShards.even(3, 2), 1, head_size=8)
+    two = Side("two", 8, "HND", HeadShards.even(3, 1), 2, head_size=8)
+    transport = DistributedTransport(timeout=20.0)
+    if rank < 2:
+        offer = Offer(OfferId("one", 1, 1), np.arange(100, dtype=np.int32), 100, tuple(one.tables))
+        lanes = sending_lanes(offer, 3, one.peer, two.peer, rank)
+        send_lanes(transport, KVPort(one.caches[rank], 4096), lanes, [2], checked=True)
+    else:
+        before = [cache.data.clone() for cache in two.caches]
+        lanes = receiving_lanes(two.tables, 3, 100, two.peer, one.peer)
+        receive_lanes(transport, KVPort(two.caches[0], 4096), lanes, [0, 1], checked=True)
+        require_moved(one, two, 3, 100, before)
+        told.send("right")
+    torch.distributed.barrier()
+    os._exit(0)
+
+
+def test_two_real_ranks_send_to_one(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    heard, told = context.Pipe(duplex=False)
+    ranks = [context.Process(target=one_rank, args=(rank, str(tmp_path / "meet"), told)) for rank in range(3)]
+    for rank in ranks:
+        rank.start()
+    told.close()
+    try:
+        assert heard.poll(60)
+        assert heard.recv() == "right"
+        for rank in ranks:
+            rank.join(20)
+        assert [rank.exitcode for rank in ranks] == [0, 0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join(5)

@@ -79,6 +79,8 @@ class _Link:
         self._arrived: deque[bytes] = deque()
         #: Whether the other side has said that nothing more will come.
         self.has_ended = False
+        #: Whether it broke in the middle of something: then nobody knows what the next bytes would belong to.
+        self.is_broken = False
         self.peer = self._handshake()
 
     def _handshake(self) -> PeerInfo:
@@ -89,6 +91,10 @@ class _Link:
         if theirs.shards.num_ranks != len(self._ranks):
             raise PeerMismatch(f"ranks has {len(self._ranks)} entries; {theirs.name!r} has {theirs.shards.num_ranks}")
         return theirs
+
+    def _require_whole(self) -> None:
+        if self.is_broken:
+            raise HandoffError("this link broke in the middle of a transfer; make another one")
 
     def _send(self, message: bytes) -> None:
         try:
@@ -158,13 +164,17 @@ class SenderLink(_Link):
         it is released then.
         """
         count = 0
+        self._require_whole()
         try:
             while (message := self._receive(0.0 if count else timeout)) is not None:
                 self._handle(message, now)
                 count += 1
         except HandoffError:
+            self.is_broken = True
             self._release_all()
             raise
+        if len(self._offered) > 2 * self._sender.num_offers + 16:  # most of them have ended by themselves
+            self._offered &= {offer.id for offer in self._sender.offers()}
         return count
 
     def _handle(self, message: bytes, now: float) -> None:
@@ -245,20 +255,23 @@ class ReceiverLink(_Link):
             if not self._arrived:
                 self.close()
                 raise
-        found = [Offer.from_bytes(message) for message in self._arrived]
-        self._arrived.clear()
+        found = []
+        while self._arrived:
+            found.append(Offer.from_bytes(self._arrived.popleft()))
         return found
 
     def fetch(self, transfer: Transfer) -> None:
         """Have a transfer's keys and values sent, into its blocks; `HandoffReceiver.finish` comes next. O(bytes).
 
-        Raises `StaleOffer` if the sender holds the offer no longer, `HandoffError` if it has gone or a checksum is
-        wrong; the transfer is aborted then.
+        Raises `StaleOffer` if the sender holds the offer no longer, `HandoffError` if it has gone, is silent or a
+        checksum is wrong; the transfer is aborted then. After any but `StaleOffer` the link is broken for good.
         """
+        self._receiver.require_live(transfer)
         try:
-            self._receiver.require_live(transfer)
+            self._require_whole()
             self._pull(transfer)
-        except BaseException:
+        except BaseException as error:
+            self.is_broken = self.is_broken or not isinstance(error, StaleOffer)
             self._receiver.abort(transfer)
             raise
 

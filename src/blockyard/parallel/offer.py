@@ -52,6 +52,13 @@ class Offer:
     extra_keys: tuple[ExtraKey, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.id, OfferId):
+            raise InvalidArgument(f"id is {shown(self.id)}; it must be an OfferId")
+        if not isinstance(self.tables, tuple):
+            raise InvalidArgument(f"tables is {shown(self.tables)}; it must be a tuple of arrays")
+        for name, array in (("token_ids", self.token_ids), *(("a table", table) for table in self.tables)):
+            if not isinstance(array, np.ndarray) or array.dtype != np.int32 or array.ndim != 1:
+                raise InvalidArgument(f"{name} is {shown(array)}; it must be an int32 array (n,)")
         count = len(self.token_ids)
         require_int("the tokens of an offer", count, 1, MAX_MODEL_LEN)
         require_int("num_computed", self.num_computed, max(count - 1, 1), count)
