@@ -234,3 +234,21 @@ def test_chats_hit_more_than_at_random_and_no_rank_gets_all() -> None:
     seeds.lines.append(f"cache group: {ours:.2f} hit, {theirs:.2f} at random, {ours_most:.2f} of all on one rank")
     assert ours > theirs + 0.1
     assert ours_most < 0.5
+
+
+def test_a_free_inside_a_call_waits_for_its_end() -> None:
+    group = group_of(2)
+    first, second = group.allocate([1] * 9), group.allocate([2] * 9)
+    left: list[int] = []
+
+    class Frees:
+        def __index__(self) -> int:
+            group.free([first.seq, second.seq])
+            left.append(group.num_seqs)
+            return 1
+
+    pool = group.caches[first.rank].pool
+    pool.free_blocks(pool.get_new_blocks(Frees()))
+    assert left == [1]
+    assert group.leak_report() == []
+    group.check()

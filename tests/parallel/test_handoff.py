@@ -12,6 +12,7 @@ from blockyard import (
     Admission,
     CacheConfig,
     CacheSalt,
+    ConcurrentCall,
     HandoffError,
     InvalidArgument,
     InvariantError,
@@ -343,6 +344,51 @@ def test_bad_leases(lease: Any) -> None:
     for make in (HandoffSender, HandoffReceiver):
         with pytest.raises(InvalidArgument, match="lease is"):
             make(cache, peer, lease)
+
+
+class Inside:
+    """A number that does something when it is read, in the middle of a call; then it is 1."""
+
+    def __init__(self, act: Any) -> None:
+        self.act = act
+
+    def __index__(self) -> int:
+        self.act()
+        return 1
+
+
+def in_a_call_of(cache: KVCacheManager, act: Any) -> None:
+    cache.pool.free_blocks(cache.pool.get_new_blocks(Inside(act)))
+
+
+def test_inside_a_call_of_the_sender_an_offer_ends_and_none_begins(pair: Pair) -> None:
+    offer, seq = pair.offer(), pair.compute([99] * 9)
+
+    def act() -> None:
+        assert pair.sender.release(offer.id)
+        with pytest.raises(ConcurrentCall):
+            pair.sender.offer(seq, 0)
+
+    in_a_call_of(pair.prefill, act)
+    assert pair.prefill.num_seqs == 1, "what ended inside the call is free when that has ended"
+    pair.prefill.free(seq)
+    pair.require_empty()
+
+
+def test_inside_a_call_of_the_receiver_a_transfer_ends_and_none_begins(pair: Pair) -> None:
+    first, second = pair.offer(), pair.offer(tokens=[99] * 9)
+    transfer = pair.receiver.accept(first, 0)
+
+    def act() -> None:
+        with pytest.raises(ConcurrentCall):
+            pair.receiver.finish(transfer, 0)
+        assert pair.receiver.abort(transfer)
+        with pytest.raises(ConcurrentCall):
+            pair.receiver.accept(second, 0)
+
+    in_a_call_of(pair.decode, act)
+    pair.sender.close()
+    pair.require_empty()
 
 
 def test_extra_keys_go_along(pair: Pair) -> None:
