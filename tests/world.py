@@ -77,6 +77,12 @@ class World:
         self.story: list[Any] = []
         self.now = 0.0
         self.told = Told()
+        #: An engine's own tables, which every step is written into, for each group.
+        self.tables = [self.new_table(size) for size in self.sizes]
+        self.buffers = [package.StepBuffers(block_tables=table) for table in self.tables]
+
+    def new_table(self, block_size: int) -> Any:
+        return np.full((self.config.max_num_seqs, -(-self.config.max_model_len // block_size)), NOTHING)
 
     def choose_config(self) -> Any:
         choose = self.random
@@ -358,6 +364,7 @@ class World:
     def compute(self, plan: Any, seqs: list[Seq]) -> None:
         """Write what was scheduled, read every context back, and commit what was accepted."""
         scheduled = plan.num_scheduled.tolist()
+        self.check_inputs(plan, seqs)
         fails = self.random.random() < 0.1
         for group in range(len(self.sizes)):
             self.write(plan, seqs, group, fails)
@@ -367,6 +374,20 @@ class World:
                 if count > 0:
                     self.read(plan, index, seq, count)
         self.commit(done, fails)
+
+    def check_inputs(self, plan: Any, seqs: list[Seq]) -> None:
+        """The tokens of the step, with -1 for drafts, and its tables in old arrays, are what they should be."""
+        tokens: list[int] = []
+        for seq, start, count in zip(seqs, plan.num_computed.tolist(), plan.num_scheduled.tolist(), strict=True):
+            known = seq.tokens[start : start + count]
+            tokens += known + [-1] * (count - len(known))
+        assert plan.input_ids.tolist() == tokens, self.seed
+        for view, table, buffers in zip(plan.groups, self.tables, self.buffers, strict=True):
+            view.fill(buffers, pad_to=len(table))
+            own = view.block_tables
+            assert (table[: own.shape[0], : own.shape[1]] == own).all(), self.seed
+            assert not table[own.shape[0] :].any(), self.seed
+            assert not table[:, own.shape[1] :].any(), self.seed
 
     def write(self, plan: Any, seqs: list[Seq], group: int, fails: bool) -> None:
         view = plan.groups[group]

@@ -97,7 +97,7 @@ class LateWorld(World):
         self.later(self.step_work(plan, seqs))
         done = [(seq, count) for seq, count in zip(seqs, counts, strict=True) if count > 0]
         others = [seq for seq in self.seqs if seq not in seqs and not seq.is_swapped]
-        if others and self.random.random() < 0.5:
+        if others and self.random.random() < 0.8:
             self.reserve_others(others, done)
         else:
             self.commit(done, False)
@@ -167,7 +167,7 @@ def test_a_data_plane_that_is_behind_reads_what_was_written() -> None:
         for name, count in world.counts.items():
             totals[name] = totals.get(name, 0) + count
     for name in ("plans made ahead", "contexts read late", "steps in flight together"):
-        assert totals[name] > 3 * num_worlds, name
+        assert totals[name] > num_worlds, name
 
 
 def test_out_of_order_is_seen() -> None:

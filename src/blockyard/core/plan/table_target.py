@@ -75,32 +75,13 @@ class TableTarget:
         num_blocks = table.num_blocks
         num_null = table.num_null
         num_rewrites = table.num_rewrites
-        # A new block, the usual change, is written here; all others by `_add_changed`.
-        places = self._places
-        values = self._blocks
-        blocks = table.blocks
-        width = table.width
-        columns = self.num_columns
-        room = i64(len(places))
-        entries: i64 = 0
+        self._num_entries = 0
         for place in range(num_seqs):
             row = rows[place]
             changed = seen_rows[place] ^ row | seen_blocks[place] ^ num_blocks[row]
             changed |= seen_rewrites[place] ^ num_rewrites[row] | seen_null[place] ^ num_null[row]
-            if changed == 0:
-                continue
-            before = seen_blocks[place]
-            is_next = seen_rows[place] == row and seen_rewrites[place] == num_rewrites[row]
-            if is_next and seen_null[place] == num_null[row] and num_blocks[row] == before + 1 and entries < room:
-                places[entries] = place * columns + before
-                values[entries] = i64(blocks[row * width + before])
-                seen_blocks[place] = before + 1
-                entries += 1
-            else:
-                self._num_entries = entries
+            if changed != 0:
                 self._add_changed(place, table, row)
-                entries = self._num_entries
-        self._num_entries = entries
         for place in range(num_seqs, padded):
             self._add(place, table, 0, 0, 0, seen_blocks[place])
             seen.note_none(place)
@@ -111,11 +92,13 @@ class TableTarget:
         now = table.num_blocks[row]
         if seen.is_new(place, table, row):
             self._add(place, table, row, now, 0, max(before, now))
-        else:
-            if seen.num_null[place] < table.num_null[row]:
-                self._add(place, table, row, now, seen.num_null[place], min(table.num_null[row], before))
-            self._add(place, table, row, now, before, now)
-        seen.note(place, table, row)
+            seen.note(place, table, row)
+            return
+        if seen.num_null[place] < table.num_null[row]:
+            self._add(place, table, row, now, seen.num_null[place], min(table.num_null[row], before))
+            seen.num_null[place] = table.num_null[row]
+        self._add(place, table, row, now, before, now)
+        seen.num_blocks[place] = now
 
     def _add(self, place: i64, table: BlockTable, row: i64, num_blocks: i64, first: i64, stop: i64) -> None:
         """Entries `first` to `stop` of a place: those of a row, and the null block behind its blocks."""
