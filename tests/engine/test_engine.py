@@ -445,7 +445,7 @@ def test_without_num_blocks_the_pool_takes_a_gibibyte(llama: Any) -> None:
 
 def test_what_the_docs_show_runs(capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "docs" / "engine.md").read_text()
-    requests, wiring, _, watched = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    requests, wiring, _, watched, ranks, tokens = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {}
     exec(requests, names)
     assert names["engine"].cache.num_used_blocks == 0
@@ -456,4 +456,8 @@ def test_what_the_docs_show_runs(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     exec(watched, names)
     said = re.findall(r"print\(.*\)  # (.*)", watched)
+    assert capsys.readouterr().out.splitlines() == said
+    exec(ranks, names)
+    exec(tokens, names)
+    said = re.findall(r"print\(.*\)  # (.*)", ranks) + re.findall(r"^# (.*)", tokens, re.MULTILINE)
     assert capsys.readouterr().out.splitlines() == said
