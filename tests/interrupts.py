@@ -33,7 +33,7 @@ GIVE_HANDLES = ("allocate", "allocate_batch", "fork", "regroup", "get_new_blocks
 OF_A_POLICY = (".caught.", ".policy.", ".interruption.")
 
 #: Drawn or told during a call that a policy's callback interrupted, and of no consequence.
-UNDONE_BUT_SEEN = ("sequences._epoch", "sequences._serials._last", "chooser._idle", "free_rows")
+UNDONE_BUT_SEEN = ("sequences._epoch", "sequences._serials._last", "chooser._idle", "free_rows", ".num_rewrites")
 #: Words of slack in an array that begins at a cache line.
 WORDS_TO_ALIGN = 8
 

@@ -85,7 +85,7 @@ def test_the_engine_loop_without_a_model_preempts_and_leaks_nothing(capsys: pyte
 
 
 #: Packages of `blockyard` whose names stand in the tables with the package before them.
-PACKAGES = ("engine", "events", "live", "metrics", "naming", "observe", "parallel", "policies", "sizing")
+PACKAGES = ("engine", "events", "live", "metrics", "naming", "observe", "parallel", "policies", "sizing", "storage")
 OWNERS = "|".join(("cache", "pool", "queue", "plan", "block", *PACKAGES))
 #: What tutorials and courses call the parts of such a system.
 COURSE_NAMES = [

@@ -11,7 +11,8 @@ from ..config import CacheConfig
 from ..hints import ExtraKeys, Integer, Integers, NextTokens, Number, OneOrMore, Policy
 from ..kv_events import KVCacheEvents
 from .block_pool import BlockPool
-from .plan import StepPlan, SwapPlan
+from .plan.step_plan import StepPlan
+from .plan.swap_plan import SwapPlan
 from .pool.block import KVCacheBlock
 
 class KVCacheManager:
