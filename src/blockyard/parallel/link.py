@@ -23,6 +23,7 @@ sent; so what arrives is what was offered. Needs torch.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from typing import Protocol
 
@@ -37,6 +38,9 @@ from .receiver import HandoffReceiver, Transfer
 from .sender import HandoffSender
 from .tensors import KVPort
 from .transport import Transport, receive_lanes, send_lanes
+
+#: Messages that are kept while another one is due.
+MOST_ARRIVED = 4096
 
 
 class Connection(Protocol):
@@ -116,16 +120,18 @@ class _Link:
         return None
 
     def _wait_for(self, *kinds: str) -> bytes:
-        """The next message of these kinds; others are kept for later."""
-        while True:
-            message = self._receive(self._timeout)
+        """The next message of these kinds, within the timeout; others are kept for later, a bounded number."""
+        deadline = time.monotonic() + self._timeout
+        while len(self._arrived) < MOST_ARRIVED:
+            message = self._receive(max(0.0, deadline - time.monotonic()))
             if self.has_ended:
                 raise HandoffError(f"the other side has ended; {' or '.join(kinds)} was due")
             if message is None:
-                raise HandoffError(f"the other side was silent for {self._timeout:g} s; {' or '.join(kinds)} is due")
+                raise HandoffError(f"{' or '.join(kinds)} was due; it did not come in {self._timeout:g} s")
             if wire.kind_of(message) in kinds:
                 return message
             self._arrived.append(message)
+        raise HandoffError(f"{' or '.join(kinds)} was due; {MOST_ARRIVED} other messages came")
 
 
 class SenderLink(_Link):
@@ -257,7 +263,10 @@ class ReceiverLink(_Link):
                 raise
         found = []
         while self._arrived:
-            found.append(Offer.from_bytes(self._arrived.popleft()))
+            message = self._arrived.popleft()
+            # A late answer to what was given up says nothing any more.
+            if wire.kind_of(message) not in ("held", "stale"):
+                found.append(Offer.from_bytes(message))
         return found
 
     def fetch(self, transfer: Transfer) -> None:

@@ -43,7 +43,8 @@ class MultiLease:
         return np.concatenate(rows)
 
     def num_blocks_of(self, device: int) -> int:
-        """How many of the blocks are on a device. O(parts)."""
+        """How many of the blocks are on a device. O(parts). Raises `InvalidArgument` for what is no number of one."""
+        require_int("device", device, 0, 2**31 - 1)
         return sum(len(part) for number, part in self._parts if number == device)
 
     def __len__(self) -> int:

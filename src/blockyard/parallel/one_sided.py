@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..arguments import require_int
+from ..arguments import require_bool, require_int
 from ..errors import InvalidArgument
 from ..storage import KVCache
 from . import wire
@@ -33,6 +33,10 @@ class MemoryShape:
     def __post_init__(self) -> None:
         for name in ("base", "num_places", "num_blocks", "block_size", "num_kv_heads", "key_bytes", "value_bytes"):
             require_int(name, getattr(self, name), 0 if name == "base" else 1, _LIMIT)
+        require_bool("is_nhd", self.is_nhd)
+        end = self.base + self.num_places * self.num_blocks * self.block_bytes
+        if end > _LIMIT:
+            raise InvalidArgument(f"the memory ends at {end}; an address is at most {_LIMIT}")
 
     @classmethod
     def of(cls, cache: KVCache) -> MemoryShape:
@@ -108,8 +112,9 @@ def byte_runs(
     """What a plan moves between memories of one kind: (n, 3), address at the source, at the target, bytes.
 
     num_layers: of each layer group. The block size, layout and heads are those of both sides. O(runs * layers).
-    Raises `InvalidArgument` for a slot that one of the sides does not have.
+    Raises `InvalidArgument` for memories of two kinds, and for a slot or place that one of the sides does not have.
     """
+    _require_one_kind(source, target, max(num_layers, default=0))
     tables = [np.empty((0, 3), np.int64)]
     for runs, count in zip(plan.groups, num_layers, strict=True):
         _require_slots(runs, source, target)
@@ -124,6 +129,17 @@ def byte_runs(
             if rows:
                 tables.append(np.array(rows, np.int64) + np.array([old_base, new_base, 0]))
     return np.concatenate(tables)
+
+
+def _require_one_kind(source: MemoryShape, target: MemoryShape, num_places: int) -> None:
+    """What both sides say of a block is the same: else the lengths of one would be written over more of the other."""
+    for name in ("block_size", "num_kv_heads", "key_bytes", "value_bytes", "is_nhd"):
+        there, here = getattr(source, name), getattr(target, name)
+        if there != here:
+            raise InvalidArgument(f"{name} is {there} at the source, {here} at the target; they must be equal")
+    fewest = min(source.num_places, target.num_places)
+    if num_places > fewest:
+        raise InvalidArgument(f"num_layers has a group of {num_places} layers; a side has {fewest} places")
 
 
 def _require_slots(runs: TokenRuns, source: MemoryShape, target: MemoryShape) -> None:

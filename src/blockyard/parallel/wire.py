@@ -56,9 +56,14 @@ def kind_of(message: object) -> str:
 
 
 def _header(message: object) -> tuple[dict[str, Any], memoryview]:
-    if not isinstance(message, (bytes, bytearray, memoryview)) or len(message) < _HEAD.size:
-        raise InvalidArgument(f"message is {shown(message)}; bytes of at least {_HEAD.size} are needed")
-    view = memoryview(message).cast("B")
+    if not isinstance(message, (bytes, bytearray, memoryview)):
+        raise InvalidArgument(f"message is {shown(message)}; bytes are needed")
+    try:
+        view = memoryview(message).cast("B")
+    except (TypeError, ValueError) as error:  # strided, or released
+        raise InvalidArgument(f"message cannot be read: {error}") from None
+    if len(view) < _HEAD.size:
+        raise InvalidArgument(f"message has {len(view)} bytes; at least {_HEAD.size} are needed")
     mark, version, size = _HEAD.unpack(view[: _HEAD.size])
     if mark != _MARK:
         raise InvalidArgument(f"message begins with {mark!r}; it must begin with {_MARK!r}")

@@ -158,7 +158,7 @@ class CpuSwapCalls(SwapCalls):
 
     def _carry_out(self, rows: vec[i64]) -> SwapPlan:
         transfers = Transfers()
-        plan = SwapPlan(transfers)
+        plan = SwapPlan(self.store.tables, transfers)
         self.sequences.version += 1
         if self.store.tier is not None:
             self.store.tier.tell(transfers)
@@ -245,7 +245,7 @@ class CpuSwapCalls(SwapCalls):
     def _carry_in(self, rows: vec[i64]) -> SwapPlan:
         taken: list[int] = [found for found in self._target.values() if found != NULL_BLOCK]
         transfers = Transfers()
-        plan = SwapPlan(transfers)
+        plan = SwapPlan(self.store.tables, transfers)
         self._evict_ahead(len(self._target) - len(taken), taken)
         self.sequences.version += 1
         for index in range(i64(len(rows))):

@@ -95,7 +95,7 @@ class PlanReceiver:
         require_length(words, COUNTS + MOVE_WORDS * moves)
         if words[2] != 0 or words[3] != 0 or words[4] != 0 or words[7] != 0:
             raise InvalidArgument("data is a swap plan with sequences or copies; it has neither")
-        return SwapPlan(self._read_moves(words, COUNTS))
+        return SwapPlan(self._tables, self._read_moves(words, COUNTS))
 
     def _step_plan(self, words: vec[i64]) -> StepPlan:
         """Check all, then take it in."""
@@ -171,6 +171,8 @@ class PlanReceiver:
             source = words[at]
             target = words[at + 1]
             group = words[at + 2]
+            if num_from <= 0 or num_to <= 0:
+                raise InvalidArgument(f"data has {name}; the config of this receiver has no CPU pool")
             if not (0 < source < num_from and 0 < target < num_to and 0 <= group < len(self._mirrors)):
                 raise InvalidArgument(
                     f"data has ({source}, {target}) of group {group} in {name}; blocks are from 1 to {num_from - 1} "

@@ -31,6 +31,7 @@ class PlanSender:
     def __init__(self, config: object) -> None:
         self._shape = Shape(config)
         self._seen = [SeenRows(self._shape.max_num_seqs, width) for width in self._shape.widths]
+        #: Of the cache whose plans these are, once the first was taken.
         self._tables: list[BlockTable] = []
         self._words = zeros_i64(0)
         self._num_words: i64 = 0
@@ -75,11 +76,15 @@ class PlanSender:
 
     def _message(self, plan: object, moves_only: bool) -> bytes:
         step = self._num_steps + 1
+        if not isinstance(plan, SwapPlan):
+            raise InvalidArgument(f"plan is {shown(plan)}; a StepPlan or a SwapPlan is needed")
+        self._require_own(plan._tables)
         if isinstance(plan, StepPlan):
-            return sealed(STEP, step, self._digest, self._step_body(plan, moves_only))
-        if isinstance(plan, SwapPlan):
-            return sealed(SWAP, step, self._digest, self._swap_body(plan._transfers))
-        raise InvalidArgument(f"plan is {shown(plan)}; a StepPlan or a SwapPlan is needed")
+            message = sealed(STEP, step, self._digest, self._step_body(plan, moves_only))
+        else:
+            message = sealed(SWAP, step, self._digest, self._swap_body(plan._transfers))
+        self._tables = plan._tables
+        return message
 
     def _swap_body(self, transfers: Transfers) -> bytes:
         self._begin(0, 0, 0, transfers)
@@ -88,18 +93,17 @@ class PlanSender:
 
     def _step_body(self, plan: StepPlan, moves_only: bool) -> bytes:
         batch = plan._batch
-        self._require_own(plan._tables)
         if not moves_only:
             batch.require_fresh()
         num_seqs = i64(0) if moves_only else i64(len(batch.rows))
-        self._begin(num_seqs, i64(0) if moves_only else batch.num_tokens(), len(self._tables), plan._transfers)
-        for table in self._tables:
+        self._begin(num_seqs, i64(0) if moves_only else batch.num_tokens(), len(plan._tables), plan._transfers)
+        for table in plan._tables:
             self._put_all([int(table.block_size), int(table.width), 0, 0])
         self._put_moves(plan._transfers)
         if not moves_only:
             self._put_batch(batch, plan._made_slots())
-            for group in range(len(self._tables)):
-                self._put_changes(group, batch.rows)
+            for group in range(len(plan._tables)):
+                self._put_changes(group, plan._tables[group], batch.rows)
             batch.require_fresh()
         return self._body()
 
@@ -112,9 +116,7 @@ class PlanSender:
                 f"plan has block sizes {sizes}, tables {widths} blocks wide and {tables[0].max_num_seqs} sequences; "
                 f"the config of this sender says {shape.block_sizes}, {shape.widths} and {shape.max_num_seqs}"
             )
-        if not self._tables:
-            self._tables = tables
-        elif self._tables[0] is not tables[0]:
+        if self._tables and self._tables[0] is not tables[0]:
             raise InvalidArgument("plan is of another cache than the plans before it; a sender is for one cache")
 
     # The words of the body.
@@ -155,10 +157,9 @@ class PlanSender:
                 self._put_all([int(index), int(statuses[index])])
                 self._words[4] += 1
 
-    def _put_changes(self, group: int, rows: vec[i64]) -> None:
+    def _put_changes(self, group: int, table: BlockTable, rows: vec[i64]) -> None:
         """The rows of one group that have changed, then their block ids."""
         seen = self._seen[group]
-        table = self._tables[group]
         changed: list[int] = []
         for index in range(i64(len(rows))):
             row = rows[index]

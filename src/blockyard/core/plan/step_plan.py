@@ -31,8 +31,7 @@ class StepPlan(SwapPlan):
     """
 
     def __init__(self, tables: list[BlockTable], batch: Batch, slots: vec[i64], transfers: Transfers) -> None:
-        super().__init__(transfers)
-        self._tables = tables
+        super().__init__(tables, transfers)
         self._batch = batch
         self._slots = slots
         #: How many of them count; fewer when sequences did not fit.

@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..refusing import refuse_copy, refuse_pickle
+from ..sequences.block_table import BlockTable
 from ..store import transfers as moves
 from ..store.transfers import Transfers
 
@@ -15,7 +16,9 @@ class SwapPlan:
     prompt hit in the CPU pool.
     """
 
-    def __init__(self, transfers: Transfers) -> None:
+    def __init__(self, tables: list[BlockTable], transfers: Transfers) -> None:
+        #: Of the cache whose plan it is, one for each layer group.
+        self._tables = tables
         self._transfers = transfers
 
     def __copy__(self) -> "SwapPlan":

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...config import CacheConfig
 from ...core.plan import PlanReceiver, PlanSender, StepPlan, SwapPlan
-from ...errors import RankError
+from ...errors import DivergedRank, InvalidArgument, RankError
 from ...storage import MoveLists
 from ..moves import lists_of
 from ..runner import ForwardBatch
@@ -80,6 +80,8 @@ class StepReceiver:
 
         Raises `RankError` if it is not the message that follows those before.
         """
+        if len(message) < _HEAD.size:
+            raise RankError(f"got a step of {len(message)} bytes; its head has {_HEAD.size}")
         form, number, digest = _HEAD.unpack_from(message)
         if form != FORMAT:
             raise RankError(f"got a step of format {form}; it reads format {FORMAT}")
@@ -90,7 +92,10 @@ class StepReceiver:
                 f"diverged at step {number}: the digest of all steps is {self._chain.digest.hex()} after "
                 f"{self._chain.num_steps} steps here, {digest.hex()} on rank 0"
             )
-        return self._read(body)
+        try:
+            return self._read(body)
+        except (ValueError, struct.error, InvalidArgument, DivergedRank) as error:
+            raise RankError(f"got step {number}, which cannot be read: {error}") from error
 
     def _read(self, body: memoryview) -> tuple[list[MoveLists], ForwardBatch | None]:
         count, run, num_drafts = _COUNTS.unpack_from(body)

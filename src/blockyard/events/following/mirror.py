@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ...arguments import require_int, require_str
-from ...core.tokens import integer_array
+from ...core.tokens import integer_array, pack_tokens
 from ...errors import InvalidArgument
 from ...hash_seeds import hash_seed_or_drawn
 from ...keys import canonical_keys, plain_keys, require_spans_within, spans_by_block, spans_of
@@ -119,22 +119,27 @@ class Mirror:
 
     def end_of_replay(self, worker: str) -> None:
         """The replay's end mark: what came live meanwhile counts from now on."""
-        with self._distrusted_if_cut(worker):
-            for message in self._worker(worker).order.end_of_replay():
-                self._apply(worker, message)
+        state = self._known(worker)
+        if state is not None:
+            with self._distrusted_if_cut(worker):
+                for message in state.order.end_of_replay():
+                    self._apply(worker, message)
 
     def replay_from(self, worker: str) -> int | None:
         """The sequence number to ask the replay socket for; None while nothing is missing."""
-        return self._worker(worker).order.replay_from
+        state = self._known(worker)
+        return 0 if state is None else state.order.replay_from
 
     def trust(self, worker: str) -> Trust:
         """Whether what is known of a worker is all that its messages said."""
-        return self._worker(worker).order.trust
+        state = self._known(worker)
+        return Trust.UNTRUSTED if state is None else state.order.trust
 
     def forget(self, worker: str) -> None:
         """A worker is gone: nothing of it is known any more. O(slots of the tables)."""
-        self._drop_groups(self._worker(worker))
-        del self._workers[worker]
+        state = self._workers.pop(require_str("worker", worker), None)
+        if state is not None:
+            self._drop_groups(state)
 
     def _read(self, worker: str, sequence: int, payload: bytes) -> Message | None:
         state = self._worker(worker)
@@ -154,8 +159,12 @@ class Mirror:
             self._workers[worker].order.distrust()
             raise
 
+    def _known(self, name: str) -> _Worker | None:
+        """A worker of which something was heard."""
+        return self._workers.get(require_str("worker", name))
+
     def _worker(self, name: str) -> _Worker:
-        found = self._workers.get(require_str("worker", name))
+        found = self._known(name)
         if found is None:
             if len(self._workers) >= MAX_WORKERS:
                 raise InvalidArgument(f"worker is {name!r}; there are {MAX_WORKERS} already, the limit")
@@ -213,7 +222,8 @@ class Mirror:
                 f"{MAX_GROUPS - 1}"
             )
         if group is not None:
-            self._drop_group(group)
+            state.plain = None
+            self._drop_group(state.groups.pop(number))
         window = event.kv_cache_spec_sliding_window or 0
         group = _Group(event.block_size, window, self._holder(event.block_size))
         state.groups[number] = group
@@ -229,9 +239,10 @@ class Mirror:
 
     def _drop_groups(self, state: _Worker) -> None:
         """The worker has nothing, and perhaps other groups from now on."""
-        for group in state.groups.values():
-            self._drop_group(group)
-        state.groups.clear()
+        state.plain = None
+        while state.groups:
+            # Out first: where this is cut, the number of a holder is lost, and none is given to two.
+            self._drop_group(state.groups.popitem()[1])
         state.num_groups = 1
         state.settle()
 
@@ -253,6 +264,8 @@ class Mirror:
         keys = canonical_keys(extra_keys)
         if not isinstance(token_ids, (list, tuple)):
             token_ids = integer_array("token_ids", token_ids)
+        if not self._tries:
+            pack_tokens(token_ids, 1)  # to refuse what is refused where something is known
         best: dict[str, Match] = {}
         found = {size: self._lengths(size, trie, token_ids, keys) for size, trie in self._tries.items()}
         for name, state in self._workers.items():
@@ -300,14 +313,12 @@ class Mirror:
         if length < 0:
             length = max(len(found[group.block_size][form].path) * group.block_size for group in windows)
         length -= length % step
-        paths = [found[group.block_size][form].path for group in windows]
-        while length > 0 and not all(map(self._has_window, windows, paths, [length] * len(windows))):
+        runs = [
+            self._tries[group.block_size].runs(found[group.block_size][form].path, group.holder) for group in windows
+        ]
+        while length > 0 and not all(map(_has_window, windows, runs, [length] * len(windows))):
             length -= step
         return length
-
-    def _has_window(self, group: _Group, path: Path, length: int) -> bool:
-        first = max(length - group.window + 1, 0) // group.block_size
-        return self._tries[group.block_size].has_all(path, first, length // group.block_size, group.holder)
 
     def num_holdings(self) -> int:
         """Blocks that workers have, each counted for each of them. O(block sizes)."""
@@ -316,6 +327,12 @@ class Mirror:
     def num_bytes(self) -> int:
         """Bytes of the tries' arrays. O(block sizes)."""
         return sum(trie.num_bytes() for trie in self._tries.values())
+
+
+def _has_window(group: _Group, runs: list[int], length: int) -> bool:
+    """Whether a group has all blocks of its window before a length. runs: `BlockTrie.runs` of the prompt."""
+    first, last = max(length - group.window + 1, 0) // group.block_size, length // group.block_size
+    return last <= len(runs) and (last == 0 or runs[last - 1] >= last - first)
 
 
 def _name(given: int | bytes) -> int:

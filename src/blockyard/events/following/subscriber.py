@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from ...arguments import require_str, require_unicode, shown
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, PublisherError
 from ..sockets import connected, zmq
 from ..wire import END_SEQUENCE
 from .mirror import Mirror
@@ -87,9 +87,12 @@ class Subscriber:
     def follow(self, worker: str, endpoint: str, replay_endpoint: str, topic: str = "") -> None:
         """Listen to a publisher from now on; what it holds already is asked for. topic: the beginning of its topic.
 
-        Raises `InvalidArgument` for a worker that is followed already, `PublisherError` for an endpoint of bad form.
+        Raises `InvalidArgument` for a worker that is followed already, `PublisherError` for an endpoint of bad
+        form, and on a closed subscriber.
         """
         name = require_str("worker", worker)
+        if self._context.closed:
+            raise PublisherError("this subscriber is closed; make another one")
         if name in self._sources:
             raise InvalidArgument(f"worker is {name!r}; it is followed already")
         chosen = require_unicode("topic", require_str("topic", topic)).encode()
@@ -108,8 +111,7 @@ class Subscriber:
 
         Raises `InvalidArgument` for a timeout below 0 or above a day.
         """
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 <= timeout <= MOST_SECONDS:
-            raise InvalidArgument(f"timeout is {shown(timeout)}; it must be from 0 to {MOST_SECONDS} seconds")
+        _require_seconds(timeout)
         poller = zmq.Poller()
         for source in self._sources.values():
             poller.register(source.live, zmq.POLLIN)
@@ -118,7 +120,11 @@ class Subscriber:
         return sum(self._serve(source) for source in self._sources.values())
 
     def wait_until_live(self, timeout: float) -> bool:
-        """Poll until nothing is missing of any worker; False if that takes longer than `timeout` seconds."""
+        """Poll until nothing is missing of any worker; False if that takes longer than `timeout` seconds.
+
+        Raises `InvalidArgument` for a timeout below 0 or above a day.
+        """
+        _require_seconds(timeout)
         deadline = time.monotonic() + timeout
         while any(self.mirror.trust(name) is not Trust.LIVE for name in self._sources):
             if time.monotonic() > deadline:
@@ -178,6 +184,11 @@ class Subscriber:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _require_seconds(timeout: object) -> None:
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 <= timeout <= MOST_SECONDS:
+        raise InvalidArgument(f"timeout is {shown(timeout)}; it must be from 0 to {MOST_SECONDS} seconds")
 
 
 def _arrived(socket: Any) -> Iterator[list[bytes]]:

@@ -88,6 +88,8 @@ class KVEventPublisher:
         self._heartbeat = heartbeat
         self._feed = Feed(_table_of(cache), first_sequence == "clock", size, rank, clock)
         self._waiting: deque[KVCacheEvents] = deque()
+        #: What was taken from the cache and is not waiting yet: at most one, after an interrupt.
+        self._taken: list[KVCacheEvents] = []
         self._context = zmq.Context(io_threads=1)
         self._sockets: list[Any] = []
         try:
@@ -125,14 +127,24 @@ class KVEventPublisher:
             error, self.error = self.error, None
             raise PublisherError("the thread that publishes KV events has ended") from error
         if len(self._waiting) < MOST_WAITING:
-            events = self._cache.take_events()
-            if not events.is_empty:
-                self._waiting.append(events)
-                self._wake_up()
+            if self._taken:
+                self._hand_over()
+            # In C from the cache's log into the list: an interrupt comes before or after, and loses nothing.
+            self._taken.extend(map(KVCacheManager.take_events, (self._cache,)))
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        if self._taken[0].is_empty:
+            self._taken.clear()
+        else:
+            self._waiting.extend(map(self._taken.pop, (0,)))
+            self._wake_up()
 
     def close(self) -> None:
         """Send what is left, and end the thread and the sockets. A second call does nothing."""
         if self._thread.is_alive():
+            if self._taken:
+                self._hand_over()
             self._is_closing = True
             self._wake_up()
             self._thread.join()

@@ -20,6 +20,8 @@ HOLDERS_A_WORD: Final[i64] = 62
 #: Media: a block is on the GPU, or on something slower.
 MEDIA: Final[i64] = 2
 FEWEST_NODES: Final = 64
+#: Names that are kept for each holder, so that few can be cleared without a look at all.
+FEW_NAMES: Final = 4096
 #: Roots are forgotten by making the trie anew, and by nothing else.
 NO_LIMIT: Final[i64] = 1152921504606846976
 
@@ -41,6 +43,8 @@ class BlockTrie:
         #: Blocks whose parent their holder did not have.
         self.num_orphans = 0
         self._bits = _powers_of_two(int(HOLDERS_A_WORD) + 1)
+        #: By holder, the names that it has taken since it had nothing, as long as they are few.
+        self._few: list[list[int] | None] = []
         self._make(FEWEST_NODES)
 
     def _make(self, capacity: int) -> None:
@@ -62,6 +66,7 @@ class BlockTrie:
         if holder // HOLDERS_A_WORD >= self._words:
             self._widen()
         self.num_holders += 1
+        self._few.append([])
         return int(holder)
 
     def _widen(self) -> None:
@@ -166,11 +171,19 @@ class BlockTrie:
         known = self.holdings.put_if_new(holder, name, node)
         if known == 0:
             self._uses[node] += 1
+            self._note(holder, name)
         elif known != node:  # the holder gave the name to another block without a word
             self._uses[node] += 1
             self._let_go(holder, name, known)
             self.holdings.put(holder, name, node)
         self._held[self._word(node, medium, holder)] |= self._bit(holder)
+
+    def _note(self, holder: i64, name: i64) -> None:
+        few = self._few[holder]
+        if few is not None:
+            few.append(int(name))
+            if len(few) > FEW_NAMES:
+                self._few[holder] = None
 
     def _word(self, node: i64, medium: i64, holder: i64) -> i64:
         return (node * MEDIA + medium) * self._words + holder // HOLDERS_A_WORD
@@ -215,9 +228,20 @@ class BlockTrie:
             node = i64(self._parent[node])
 
     def clear(self, holder: i64) -> None:
-        """A holder has nothing. O(slots of the table)."""
-        for name in self.holdings.names_of(holder):
-            self._let_go(holder, name, self.holdings.node_of(holder, name))
+        """A holder has nothing. O(what it has taken since it had nothing); where that is much, O(slots of the table).
+
+        So a holder that has taken little and is cleared, again and again, does not pay for what others have.
+        """
+        few = self._few[holder]
+        if few is None:
+            for name in self.holdings.names_of(holder):
+                self._let_go(holder, name, self.holdings.node_of(holder, name))
+        else:
+            for number in few:
+                node = self.holdings.node_of(holder, number)
+                if node != 0:
+                    self._let_go(holder, number, node)
+        self._few[holder] = []
         self._shrink()
 
     # What is asked.
@@ -264,14 +288,14 @@ class BlockTrie:
         _leave(everywhere, first, i64(len(path)), lengths, 0)
         _leave(on_gpu, first, i64(len(path)), lengths, 1)
 
-    def has_all(self, path: "Path", first: i64, last: i64, holder: i64) -> bool:
-        """Whether a holder has blocks `first` to `last` of a path. O(last - first)."""
-        if last > i64(len(path.nodes)):
-            return False
-        for position in range(first, last):
-            if not self._is_held(path.nodes[position], holder):
-                return False
-        return True
+    def runs(self, path: "Path", holder: i64) -> list[int]:
+        """For each block of a path, how many up to it the holder has without one missing. O(blocks)."""
+        lengths: list[int] = []
+        length = 0
+        for node in path.nodes:
+            length = length + 1 if self._is_held(node, holder) else 0
+            lengths.append(length)
+        return lengths
 
     def node_before(self, node: i64) -> i64:
         """The node that one stands behind, 0 at the beginning of a prompt."""
