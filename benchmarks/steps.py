@@ -1,10 +1,11 @@
 """What hands a decode step over: as arrays, into the engine's own arrays, as bytes to another rank.
 
-python -m benchmarks.steps
+python -m benchmarks.steps [--vllm-python FILE]
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,8 @@ from .measure import Figure, figure
 from .workload import BLOCK_SIZE
 
 NUM_SEQS = 1024
+#: Tokens of a sequence.
+LENGTHS = (512, 4096)
 MAX_MODEL_LEN = 8192
 #: Steps of one figure: a multiple of the block size.
 NUM_STEPS = 160
@@ -59,7 +62,7 @@ def new_buffers() -> StepBuffers:
 
 def step_figures() -> Iterator[Figure]:
     """One decode step of 1,024 sequences, handed over in each way."""
-    for num_tokens in (512, 4096):
+    for num_tokens in LENGTHS:
         yield from _handing_figures(num_tokens)
     yield from input_figures()
 
@@ -108,9 +111,15 @@ def _handing_figures(num_tokens: int) -> Iterator[Figure]:
 def main() -> None:
     """Print these figures alone."""
     from .__main__ import HEADERS, print_markdown
+    from .steps_in_turns import figures_in_turns
 
+    parser = argparse.ArgumentParser(prog="benchmarks.steps", description=main.__doc__)
+    parser.add_argument("--vllm-python", help="the interpreter of an environment with vLLM (`make peers` makes one)")
+    options = parser.parse_args()
     print(HEADERS[print_markdown])
     for row in step_figures():
+        print_markdown(row)
+    for row in figures_in_turns(options.vllm_python) if options.vllm_python else ():
         print_markdown(row)
 
 
