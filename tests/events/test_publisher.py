@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -298,3 +300,49 @@ def test_a_publisher_whose_snapshot_cannot_be_read_is_asked_less_and_less() -> N
     finally:
         context.destroy(linger=0)
     assert 3 <= asked <= 8
+
+
+@pytest.mark.parametrize("timeout", [-1, "x", None, float("nan"), 10**9, True])
+def test_a_bad_time_to_wait_is_refused(timeout: Any) -> None:
+    with Subscriber(Mirror()) as subscriber, pytest.raises(InvalidArgument, match="timeout is"):
+        subscriber.wait_until_live(timeout)
+
+
+def test_a_closed_subscriber_follows_nobody() -> None:
+    subscriber = Subscriber(Mirror())
+    subscriber.close()
+    with pytest.raises(PublisherError, match="closed"):
+        subscriber.follow("worker", "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
+
+
+@pytest.mark.parametrize("line", range(8))
+def test_an_interrupt_while_events_are_handed_over_loses_none(
+    publishing: Callable[..., KVEventPublisher], line: int
+) -> None:
+    cache = make_cache()
+    publisher = publishing(cache)
+    cache.free(compute(cache, PROMPT))
+    left = line
+
+    def interrupt(frame: Any, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename.endswith("publisher.py") and event == "line":
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+        return interrupt
+
+    sys.settrace(interrupt)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            publisher.publish()
+    finally:
+        sys.settrace(None)
+    cache.reset_prefix_cache()
+    compute(cache, [9] * 5)
+    publisher.publish()
+    mirror = Mirror()
+    with Subscriber(mirror) as subscriber:
+        follow(subscriber, publisher)
+        assert until(subscriber, lambda: mirror.trust("worker") is Trust.LIVE and mirror.match([9] * 4) != {})
+    assert mirror.match(PROMPT) == {}

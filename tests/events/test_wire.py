@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import sys
 from typing import Any
 
 import msgspec
@@ -13,6 +15,7 @@ from blockyard import InvalidArgument, LoRA
 from blockyard.core.tokens import pack_tokens
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.following.stream import Trust
+from blockyard.events.tables.checking import check_trie
 from blockyard.events.tables.content_rows import as_i32
 from blockyard.events.tables.packed_numbers import NumberWriter, read_names, read_tokens
 from blockyard.events.wire import (
@@ -294,3 +297,67 @@ def test_a_prompt_of_other_things_is_refused(token_ids: Any) -> None:
         mirror.match(token_ids)
     with pytest.raises(InvalidArgument, match="token_ids"):
         mirror.match(token_ids, [LoRA("7", "")])
+
+
+@pytest.mark.parametrize("line", range(12))
+def test_two_workers_never_share_what_one_was_given(line: int) -> None:
+    """Interrupted at any line while a worker is forgotten, the others have what they had, and no more."""
+    mirror = Mirror(hash_seed=1)
+    for worker in ("a", "b"):
+        mirror.replayed(worker, 5, stored())
+        mirror.end_of_replay(worker)
+    left = line
+
+    def interrupt(frame: Any, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename.endswith("mirror.py") and event == "line":
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+        return interrupt
+
+    sys.settrace(interrupt)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            mirror.forget("a")
+    finally:
+        sys.settrace(None)
+    mirror.forget("a")
+    for number, worker in enumerate(("c", "d")):
+        tokens = [*range(100 * number, 100 * number + 8)]
+        mirror.replayed(worker, 5, stored(token_ids=tokens))
+        mirror.end_of_replay(worker)
+    assert {name: match.num_tokens for name, match in mirror.match([*range(1, 9)]).items()} == {"b": 8}
+    assert set(mirror.match([*range(8)])) == {"c"}
+    assert set(mirror.match([*range(100, 108)])) == {"d"}
+
+
+def test_questions_make_no_worker() -> None:
+    mirror = Mirror(hash_seed=1)
+    for number in range(1000):
+        assert mirror.trust(str(number)) is Trust.UNTRUSTED
+        assert mirror.replay_from(str(number)) == 0
+        mirror.end_of_replay(str(number))
+        mirror.forget(str(number))
+    assert mirror._workers == {}
+
+
+def test_a_worker_that_takes_little_and_is_cleared_looks_at_little() -> None:
+    """What others hold is not looked at: the names that a holder took are known while they are few."""
+    mirror = Mirror(hash_seed=1)
+    mirror.replayed("b", 5, stored())
+    mirror.end_of_replay("b")
+    for number in range(200):
+        mirror.replayed("a", number, stored(token_ids=[number] * 8))
+        mirror.end_of_replay("a")
+    (trie,) = mirror._tries.values()
+    assert [len(few) for few in trie._few] == [2, 2]
+    many = [*range(5000)]
+    mirror.replayed("a", 300, stored(block_hashes=many, token_ids=many, block_size=1))
+    mirror.end_of_replay("a")
+    mirror.replayed("a", 301, stored(token_ids=[7] * 8))
+    mirror.end_of_replay("a")
+    assert mirror.match([7] * 8)["a"].num_tokens == 8
+    for trie in mirror._tries.values():
+        check_trie(trie)
+    assert len(mirror._tries) == 1

@@ -217,7 +217,7 @@ def test_a_sender_that_is_silent() -> None:
     [offer] = ends.receiver.offers(5.0)
     transfer = ends.decode.accept(offer, sampling, 0)
     assert isinstance(transfer, Transfer)
-    with pytest.raises(HandoffError, match=r"silent for 0\.1 s; data or stale is due"):
+    with pytest.raises(HandoffError, match=r"data or stale was due; it did not come in 0\.1 s"):
         ends.receiver.fetch(transfer)
     again = ends.decode.accept(offer, sampling, 0)
     assert isinstance(again, Transfer)
@@ -228,11 +228,43 @@ def test_a_sender_that_is_silent() -> None:
 
 
 def test_a_message_that_is_no_offer_is_raised_once(ends: Ends) -> None:
-    ends.connections[0].send_bytes(OfferId("prefill", 1, 1).to_bytes("stale"))
+    ends.connections[0].send_bytes(OfferId("prefill", 1, 1).to_bytes("release"))
     ends.compute([PROMPTS[0]], SamplingParams(max_tokens=5))
-    with pytest.raises(InvalidArgument, match="message is a 'stale'"):
+    with pytest.raises(InvalidArgument, match="message is a 'release'"):
         ends.receiver.offers(5.0)
     assert len(ends.receiver.offers(5.0)) == 1
+
+
+def test_a_late_answer_is_passed_over(ends: Ends) -> None:
+    for kind in ("stale", "held"):
+        ends.connections[0].send_bytes(OfferId("prefill", 1, 1).to_bytes(kind))
+    ends.compute([PROMPTS[0]], SamplingParams(max_tokens=5))
+    assert len(ends.receiver.offers(5.0)) == 1
+
+
+def test_a_sender_that_says_everything_but_what_is_due() -> None:
+    ends = Ends(link={"timeout": 0.3})
+    sampling = SamplingParams(max_tokens=5)
+    ends.compute([PROMPTS[0]], sampling)
+    [offer] = ends.receiver.offers(5.0)
+    transfer = ends.decode.accept(offer, sampling, 0)
+    assert isinstance(transfer, Transfer)
+    is_over = threading.Event()
+
+    def talk() -> None:
+        while not is_over.wait(0.01):
+            ends.connections[0].send_bytes(offer.to_bytes())
+
+    talking = threading.Thread(target=talk)
+    talking.start()
+    try:
+        with pytest.raises(HandoffError, match="it did not come in"):
+            ends.receiver.fetch(transfer)
+    finally:
+        is_over.set()
+        talking.join()
+    ends.sender._release_all()
+    ends.require_empty()
 
 
 def test_offers_that_expire_are_forgotten_by_the_link(ends: Ends) -> None:
