@@ -88,6 +88,7 @@ $(VENV)/built: $(BUILD)
 EXTENSION := $(wildcard src/blockyard__mypyc.*.so)
 $(BUILD): $(VENV)/installed $(SOURCES) $(if $(filter 0,$(BLOCKYARD_COMPILE))$(EXTENSION),,missing-extension)
 	@rm -f $(VENV)/build-* $(VENV)/built
+	@echo "compiling the core: some minutes"
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 

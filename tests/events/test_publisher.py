@@ -346,3 +346,17 @@ def test_an_interrupt_while_events_are_handed_over_loses_none(
         follow(subscriber, publisher)
         assert until(subscriber, lambda: mirror.trust("worker") is Trust.LIVE and mirror.match([9] * 4) != {})
     assert mirror.match(PROMPT) == {}
+
+
+def test_a_publisher_that_ended_is_silent(publishing: Callable[..., KVEventPublisher]) -> None:
+    cache = make_cache()
+    publisher = publishing(cache, heartbeat=0.05)
+    with Subscriber(Mirror()) as subscriber:
+        follow(subscriber, publisher)
+        assert until(subscriber, lambda: subscriber.mirror.trust("worker") is Trust.LIVE)
+        subscriber.poll(0.2)
+        assert subscriber.silence("worker") < 0.2
+        publisher.close()
+        assert until(subscriber, lambda: subscriber.silence("worker") > 0.3)
+        with pytest.raises(InvalidArgument, match="not followed"):
+            subscriber.silence("other")

@@ -58,6 +58,9 @@ def _serve(
     engine, name = engine_of(options)
     name = options.served_model_name or name
     print(f"blockyard: {name}, {_summary(engine)}\nblockyard: {engine.memory}", file=sys.stderr)
+    events = engine.kv_events
+    if events is not None:
+        print(f"blockyard: KV events at {events.endpoint}, replays at {events.replay_endpoint}", file=sys.stderr)
     server = Server(
         engine,
         ServerOptions(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..arguments import require_str, require_unicode
-from ..errors import MissingExtra, PublisherError
+from ..errors import InvalidArgument, MissingExtra, PublisherError
 
 try:
     import zmq
@@ -39,7 +39,9 @@ def connected(context: Any, kind: int, name: str, endpoint: str, max_message_byt
 
 def _opened(socket: Any, act: Callable[[str], None], verb: str, name: str, endpoint: str) -> Any:
     try:
-        act(require_unicode(name, require_str(name, endpoint)))
+        if "://" not in require_unicode(name, require_str(name, endpoint)):
+            raise InvalidArgument(f"{name} is {endpoint!r}; it must begin with tcp://, as tcp://127.0.0.1:5557 does")
+        act(endpoint)
     except BaseException as error:
         socket.close()
         if isinstance(error, zmq.ZMQError):

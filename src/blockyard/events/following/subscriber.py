@@ -40,6 +40,7 @@ class _Source:
         self.patience = REPLAY_PATIENCE
         self.pause = LEAST_PAUSE
         self.is_asking = False
+        self.heard_at = time.monotonic()
         self._context = context
         self._replay_endpoint = replay_endpoint
         self.live = connected(context, zmq.SUB, "endpoint", endpoint, MAX_MESSAGE_BYTES)
@@ -106,6 +107,13 @@ class Subscriber:
         source.close()
         self.mirror.forget(worker)
 
+    def silence(self, worker: str) -> float:
+        """Seconds since `poll` read a message of a worker, or since it is followed: a heartbeat is one too. O(1)."""
+        source = self._sources.get(require_str("worker", worker))
+        if source is None:
+            raise InvalidArgument(f"worker is {worker!r}; it is not followed")
+        return time.monotonic() - source.heard_at
+
     def poll(self, timeout: float = 0.0) -> int:
         """Read what has arrived, waiting at most `timeout` seconds for the first; returns how many messages.
 
@@ -134,6 +142,8 @@ class Subscriber:
 
     def _serve(self, source: _Source) -> int:
         read = self._read_live(source) + self._read_replay(source)
+        if read:
+            source.heard_at = time.monotonic()
         start = self.mirror.replay_from(source.name)
         waited = time.monotonic() - source.asked_at
         if start is None:
