@@ -49,6 +49,8 @@ class Collected:
 class LitteredWorld(World):
     """A world some of whose sequences and leases are known to nothing but garbage."""
 
+    frees_by_itself = True
+
     def __init__(self, package: ModuleType, seed: int) -> None:
         super().__init__(package, seed)
         self.real = self.cache

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("zmq")
 
-from blockyard import InvalidArgument, PublisherError
+from blockyard import InvalidArgument
 from blockyard.engine import Engine, SamplingParams
 from blockyard.events import Mirror, Subscriber, Trust
 
@@ -51,5 +51,5 @@ def test_bad_options_are_named() -> None:
         Engine(model, num_blocks=30, kv_events=7)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="unexpected keyword argument 'port'"):
         Engine(model, num_blocks=30, kv_events={"port": 1})
-    with pytest.raises(PublisherError, match="endpoint is 'nowhere'"):
+    with pytest.raises(InvalidArgument, match="endpoint is 'nowhere'; it must begin with tcp://"):
         Engine(model, num_blocks=30, kv_events="nowhere")

@@ -27,6 +27,16 @@ from ..support.tiny_models import demo_model_or_skip, mixed_prompts, reference_t
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it looks at /proc")
 
 
+def own_children(others: list[int]) -> list[int]:
+    """This process's, but for those that earlier tests left (pools, trackers)."""
+    return [child for child in children(os.getpid()) if child not in others]
+
+
+@pytest.fixture
+def others() -> list[int]:
+    return children(os.getpid())
+
+
 def require_gone(pids: list[int], seconds: float = 20) -> None:
     deadline = time.monotonic() + seconds
     while any(map(is_alive, pids)):
@@ -39,11 +49,11 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def test_three_ranks_and_the_end_of_one() -> None:
+def test_three_ranks_and_the_end_of_one(others: list[int]) -> None:
     model = tiny_model("smollm2")
     prompts = mixed_prompts((5, 17, 33))
     engine = Engine(model, num_blocks=40, tensor_parallel=3)
-    pids = children(os.getpid())
+    pids = own_children(others)
     assert len(pids) == 2
     assert engine.kv_cache.kv_heads == range(1)
     assert tokens_of(engine.generate(prompts, SamplingParams(max_tokens=6))) == reference_tokens(model, prompts, 6)
@@ -59,15 +69,15 @@ def test_three_ranks_and_the_end_of_one() -> None:
     engine.cache.check()
     assert engine.cache.num_used_blocks == 0
     engine.close()
-    assert children(os.getpid()) == []
+    assert own_children(others) == []
     engine.close()
 
 
-def test_a_model_in_memory_and_an_interruption_in_a_step() -> None:
+def test_a_model_in_memory_and_an_interruption_in_a_step(others: list[int]) -> None:
     model = tiny_model("smollm2")
     prompts = mixed_prompts((5, 17, 33))
     engine = Engine(model, num_blocks=40, tensor_parallel=2)
-    pids = children(os.getpid())
+    pids = own_children(others)
     assert tokens_of(engine.generate(prompts, SamplingParams(max_tokens=6))) == reference_tokens(model, prompts, 6)
 
     def interrupt(*_: Any) -> None:
@@ -82,11 +92,11 @@ def test_a_model_in_memory_and_an_interruption_in_a_step() -> None:
     require_gone(pids)
 
 
-def test_two_processes_share_tokens() -> None:
+def test_two_processes_share_tokens(others: list[int]) -> None:
     model = tiny_model("smollm2")
     prompts = mixed_prompts((5, 17, 33))
     engine = Engine(model, num_blocks=40, block_size=8, context_parallel=2, context_interleave=4)
-    pids = children(os.getpid())
+    pids = own_children(others)
     assert len(pids) == 1
     assert (engine.cache.block_size, engine.kv_cache.block_size) == (16, 8)
     assert tokens_of(engine.generate(prompts, SamplingParams(max_tokens=6))) == reference_tokens(model, prompts, 6)
@@ -94,14 +104,16 @@ def test_two_processes_share_tokens() -> None:
     require_gone(pids)
 
 
-def test_what_another_rank_cannot_load_is_said_and_a_refused_model_leaves_no_process(tmp_path: Path) -> None:
+def test_what_another_rank_cannot_load_is_said_and_a_refused_model_leaves_no_process(
+    others: list[int], tmp_path: Path
+) -> None:
     peers = processes.StartedPeers(2, tmp_path)
     with pytest.raises(RankError, match=f"rank 1 {tmp_path} has no config.json"):
         Engine(tiny_model("llama-mqa"), num_blocks=40, tensor_parallel=peers)
-    assert children(os.getpid()) == []
+    assert own_children(others) == []
     with pytest.raises(ModelError, match="has no base_model_tp_plan"):
         Engine(tiny_model("gpt-oss"), num_blocks=40, tensor_parallel=2)
-    assert children(os.getpid()) == []
+    assert own_children(others) == []
 
 
 def test_ranks_end_when_rank_0_is_killed() -> None:
