@@ -159,7 +159,7 @@ class LateWorld(World):
 
 def test_a_data_plane_that_is_behind_reads_what_was_written() -> None:
     """Frees, evictions, hits, forks, swaps and cuts in between: in order, no block's reuse is ever too early."""
-    seed, num_worlds = run_seed(), 300 if blockyard.compiled() else 15
+    seed, num_worlds = run_seed(), 150 if blockyard.compiled() else 15
     totals: dict[str, int] = {}
     for number in range(num_worlds):
         world = LateWorld(blockyard, seed + number)

@@ -13,7 +13,7 @@ from ..support import seeds, source_only
 from ..support.seeds import run_seed
 from ..world import World, run_worlds
 
-NUM_CALLS = 150_000 if blockyard.compiled() else 6_000
+NUM_CALLS = 90_000 if blockyard.compiled() else 6_000
 NUM_TWINS = 40
 CALLS_A_TWIN = 80
 
