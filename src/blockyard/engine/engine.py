@@ -35,7 +35,7 @@ from .memory.meter import meter_of
 from .model import load_model
 from .probe import probe_model
 from .prompts import Prompt, encode_prompt
-from .ranks.leader import LeadingRunner, ended_on_error, ranks_of, require_ranks
+from .ranks.leader import ended_on_error, ranks_of
 from .ranks.peers import Peers
 from .ranks.processes import StartedPeers
 from .ranks.settings import CacheSettings
@@ -114,10 +114,8 @@ class Engine:
         self._borrowed = BorrowedModel(model)
         self._ranks = ranks_of(tensor_parallel, context_parallel, context_interleave, model, block_size, max_model_len)
         with ended_on_error(self._ranks):
-            self.shape = probe_model(self._borrowed, max_model_len)
-            if self._ranks is not None:
-                interleave = 0 if context_parallel == 1 else context_interleave
-                self._borrowed, self.shape = self._ranks.join(self._borrowed, self.shape, block_size, interleave)
+            whole = probe_model(self._borrowed, max_model_len)
+            self._borrowed, self.shape = self._ranks.join(self._borrowed, whole, block_size)
             self.tokenizer = tokenizer
             require_speculation(speculation)
             spec = self.shape.spec(block_size, self._borrowed.dtype)
@@ -138,25 +136,19 @@ class Engine:
             weights = weights_bytes(self._borrowed.model)
             finder = MemoryFinder(spec, config, tensors, self._new_runner, weights, gpu_memory_utilization)
             sizes = StepSizes.of(config, max_num_batched_tokens, speculation)
-            if self._ranks is not None:
-                utilization = gpu_memory_utilization
-                self._ranks.settle(
-                    CacheSettings.of(block_size, config, sizes, num_blocks is not None, utilization, attention_backend)
-                )
+            is_sized, utilization = num_blocks is not None, gpu_memory_utilization
+            settings = CacheSettings.of(block_size, config, sizes, is_sized, utilization, attention_backend)
+            self._ranks.settle(settings)
             if num_blocks is None:
                 config, self.memory = finder.find(meter_of(self._borrowed.device), sizes)
             else:
                 self.memory = finder.given()
-            if self._ranks is not None:
-                config, self.memory = self._ranks.agree(config, self.memory, spec)
+            config, self.memory = self._ranks.agree(config, self.memory, spec)
             self.cache = KVCacheManager(config)
             self.kv_cache = KVCache(config.num_blocks, block_size, num_cpu_blocks=config.num_cpu_blocks, **tensors)
             self.kv_events = publisher_of(self.cache, kv_events)
-            self._runner: StepRunner = self._new_runner(self.kv_cache)
-            if self._ranks is not None:
-                self._runner = LeadingRunner(self._runner, self._ranks)
-                self._ranks.await_ready()
-                weakref.finalize(self, self._ranks.close)
+            self._runner: StepRunner = self._ranks.lead(self._new_runner(self.kv_cache))
+        weakref.finalize(self, self._ranks.close)
         self._scheduler = Scheduler(self.cache, max_num_batched_tokens, way)
         self._intake = Intake(self.shape, tokenizer, self._scheduler.limits, speculation)
         self._clock = clock
@@ -370,7 +362,7 @@ class Engine:
         blocks are freed; with keep_on_error they are queued again instead (`set_back`), with the tokens that they had
         before the step. Either way nothing that was not computed can be hit.
         """
-        require_ranks(self._ranks)
+        self._ranks.require_all()
         try:
             self.cache.advance_time(self._clock())
             step = self._scheduler.schedule(only)
@@ -388,20 +380,18 @@ class Engine:
 
     def close(self) -> None:
         """End the other ranks and the publisher of KV events, if there are any. A second call does nothing."""
-        if self._ranks is not None:
-            self._ranks.close()
+        self._ranks.close()
         if self.kv_events is not None:
             self.kv_events.close()
 
     @property
     def lost(self) -> str | None:
         """Why no more steps can be made, as when a rank has ended; None while they can."""
-        return None if self._ranks is None else self._ranks.watch.lost
+        return self._ranks.lost
 
     def on_lost(self, call: Callable[[str], None]) -> None:
         """Have `call` told why, in a thread of its own, when a rank has ended; at once if it has."""
-        if self._ranks is not None:
-            self._ranks.watch.tell(call)
+        self._ranks.tell(call)
 
     def _recover(self, keep: bool) -> None:
         """A step or a search broke: leave a whole cache, and blocks that hold what they are said to hold."""

@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 from ...errors import BlockyardError, RankError
 from ...sizing import Shard
 from ...storage import KVCache, MoveLists
-from ...storage.context_shards import ContextShard
 from ..borrowing import BorrowedModel
 from ..probe import learn_shape
 from ..reasons import reason
@@ -22,7 +21,7 @@ from ..runner import ForwardBatch, ModelRunner
 from .channel import Channel, ChannelClosed, Kind
 from .group import CollectiveError, ProcessGroup
 from .identity import agreed_bytes, identity_of
-from .joining import join, join_context
+from .joining import join
 from .settings import CacheSettings
 from .step_message import StepReceiver
 
@@ -128,12 +127,7 @@ class Follower:
         welcome = json.loads(bytes(self._inbox.expect(Kind.WELCOME)))
         group = ProcessGroup(self._shard.rank, self._shard.size, self._store, borrowed.device, self._is_local)
         del model  # the whole is not needed any more
-        is_tried, interleave = welcome["is_tried"], welcome["interleave"]
-        if interleave:
-            shard = ContextShard(self._shard.rank, self._shard.size, interleave)
-            borrowed, shape = join_context(borrowed, shape, shard, group, is_tried)
-        else:
-            borrowed, shape = join(borrowed, shape, self._shard, group, is_tried)
+        borrowed, shape = join(borrowed, shape, self._shard, welcome["interleave"], group, welcome["is_tried"])
         settings = CacheSettings(**json.loads(bytes(self._inbox.expect(Kind.SETTINGS))))
         config, kv_cache, runner = settings.make(borrowed, shape, group)
         self._channel.send(Kind.READY)

@@ -17,14 +17,31 @@ from .sharding import Heads, ModelShard
 
 
 def join(
-    borrowed: BorrowedModel, shape: ModelShape, shard: Shard, group: RankGroup, is_tried: bool
+    borrowed: BorrowedModel, shape: ModelShape, shard: Shard, interleave: int, group: RankGroup, is_tried: bool
 ) -> tuple[BorrowedModel, ModelShape]:
     """This rank's share of a model, and its shape. All ranks call it at the same time.
 
-    is_tried: whether the logits of the ranks' steps are compared with the whole model's, on rank 0.
-    Raises `ModelError` for a model that cannot be split, or computes something else when it is; `InvalidArgument` for
-    more ranks than attention heads.
+    interleave: 0 where ranks share heads and features; else they share tokens, as many neighbouring ones at a time, and
+    each has the whole model. is_tried: whether the logits of the ranks' steps are compared with the whole model's, on
+    rank 0. Raises `ModelError` for a model that cannot be split, or computes something else when it is;
+    `InvalidArgument` for more ranks than attention heads.
     """
+    if interleave:
+        context = ContextRank(ContextShard(shard.rank, shard.size, interleave), group)
+        own, own_shape = borrowed, replace(shape, context=context)
+    else:
+        own, own_shape = _split(borrowed, shape, shard, group)
+    if is_tried and shard.rank == 0:
+        require_equal_logits(own, own_shape, OWN_LENGTH, (borrowed, shape))
+    elif is_tried:
+        run_steps(own, own_shape, OWN_LENGTH)
+    return own, own_shape
+
+
+def _split(
+    borrowed: BorrowedModel, shape: ModelShape, shard: Shard, group: RankGroup
+) -> tuple[BorrowedModel, ModelShape]:
+    """A rank's heads and features."""
     split = ModelShard(borrowed.model, Heads.of(borrowed.model, shape.num_kv_heads), shard, group)
     own = BorrowedModel(split.model)
     own_shape = replace(shape, shard=shard if split.has_own_heads else None)
@@ -35,26 +52,7 @@ def join(
             f"{type(borrowed.model).__name__} cannot be split over ranks: rank {shard.rank} computes "
             f"{seen.num_kv_heads} heads of keys instead of {num_expected}"
         )
-    if is_tried and shard.rank == 0:
-        require_equal_logits(own, own_shape, OWN_LENGTH, (borrowed, shape))
-    elif is_tried:
-        run_steps(own, own_shape, OWN_LENGTH)
     return own, own_shape
-
-
-def join_context(
-    borrowed: BorrowedModel, shape: ModelShape, shard: ContextShard, group: RankGroup, is_tried: bool
-) -> tuple[BorrowedModel, ModelShape]:
-    """The whole model, and the shape of this rank's part of the tokens. All ranks call it at the same time.
-
-    As `join` else.
-    """
-    own_shape = replace(shape, context=ContextRank(shard, group))
-    if is_tried and shard.rank == 0:
-        require_equal_logits(borrowed, own_shape, OWN_LENGTH, (borrowed, shape))
-    elif is_tried:
-        run_steps(borrowed, own_shape, OWN_LENGTH)
-    return borrowed, own_shape
 
 
 def is_affordable(borrowed: BorrowedModel) -> bool:

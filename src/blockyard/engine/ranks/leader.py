@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,17 +16,16 @@ from ...errors import InvalidArgument
 from ...groups import MAX_GROUP_BLOCK_SIZE, LayerGroup
 from ...sizing import KVCacheSpec, Shard
 from ...sizing.shards import MAX_RANKS
-from ...storage.context_shards import ContextShard
 from ..borrowing import BorrowedModel
 from ..memory.account import EngineMemory
 from ..moves import MoveQueue
 from ..reasons import reason
-from ..runner import ForwardBatch, ModelRunner
+from ..runner import ForwardBatch, ModelRunner, StepRunner
 from ..shape import ModelShape
 from .channel import Kind
 from .group import CollectiveError, ProcessGroup
 from .identity import agreed_bytes, identity_of, require_same
-from .joining import is_affordable, join, join_context
+from .joining import is_affordable, join
 from .peers import Peers
 from .processes import StartedPeers
 from .settings import CacheSettings
@@ -34,12 +33,48 @@ from .step_message import StepSender
 from .watch import PeerWatch
 
 
-class Ranks:
-    """The ranks of an engine, from rank 0's side. They exist when it does, and have ended after `close`."""
+class OneRank:
+    """An engine that is alone: the interface of `Ranks`, without anybody to tell."""
 
-    def __init__(self, peers: Peers, model: Any, block_size: int, max_model_len: int | None) -> None:
+    lost: str | None = None
+
+    def join(self, borrowed: BorrowedModel, shape: ModelShape, block_size: int) -> tuple[BorrowedModel, ModelShape]:
+        """The whole model."""
+        del block_size
+        return borrowed, shape
+
+    def settle(self, settings: CacheSettings) -> None:
+        """Nobody is told."""
+
+    def agree(self, config: CacheConfig, memory: EngineMemory, spec: KVCacheSpec) -> tuple[CacheConfig, EngineMemory]:
+        """As they are."""
+        del spec
+        return config, memory
+
+    def lead(self, runner: ModelRunner) -> StepRunner:
+        """The runner alone."""
+        return runner
+
+    def require_all(self) -> None:
+        """Nobody is missing."""
+
+    def tell(self, call: Callable[[str], None]) -> None:
+        """Nobody can be lost."""
+
+    def close(self) -> None:
+        """Nobody is to be ended."""
+
+
+class Ranks:
+    """The ranks of an engine, from rank 0's side. They exist when it does, and have ended after `close`.
+
+    interleave: 0 where they share heads and features; else they share tokens, as many neighbouring ones at a time.
+    """
+
+    def __init__(self, peers: Peers, interleave: int, model: Any, block_size: int, max_model_len: int | None) -> None:
         self.size = peers.size
         self._peers = peers
+        self._interleave = interleave
         self._watch = PeerWatch(peers.connect(model, block_size, max_model_len))
         self._group: ProcessGroup
         self._agreed = b""
@@ -50,12 +85,13 @@ class Ranks:
         """Who is there."""
         return self._watch
 
-    def join(
-        self, borrowed: BorrowedModel, shape: ModelShape, block_size: int, interleave: int = 0
-    ) -> tuple[BorrowedModel, ModelShape]:
-        """This rank's share of a model, tried together with the others.
+    @property
+    def lost(self) -> str | None:
+        """Why ranks are lost; None while they are there."""
+        return self._watch.lost
 
-        interleave: 0 to share heads and features; else the ranks share tokens, as many neighbouring ones at a time.
+    def join(self, borrowed: BorrowedModel, shape: ModelShape, block_size: int) -> tuple[BorrowedModel, ModelShape]:
+        """This rank's share of a model, tried together with the others.
 
         Raises `RankError` where ranks disagree or one is lost, and what `joining.join` raises.
         """
@@ -64,14 +100,12 @@ class Ranks:
             require_same(peer.rank, json.loads(body), own)
         self._agreed = agreed_bytes(own)
         is_tried = is_affordable(borrowed)
-        self._watch.send_all(Kind.WELCOME, json.dumps({"is_tried": is_tried, "interleave": interleave}).encode())
+        welcome = {"is_tried": is_tried, "interleave": self._interleave}
+        self._watch.send_all(Kind.WELCOME, json.dumps(welcome).encode())
         try:
             store = self._peers.store()
             self._group = ProcessGroup(0, self.size, store, borrowed.device, self._peers.is_local)
-            if interleave:
-                shard = ContextShard(0, self.size, interleave)
-                return join_context(borrowed, shape, shard, self._group, is_tried)
-            return join(borrowed, shape, Shard(0, self.size), self._group, is_tried)
+            return join(borrowed, shape, Shard(0, self.size), self._interleave, self._group, is_tried)
         except CollectiveError as error:
             raise self._watch.blame(error) from error
 
@@ -90,14 +124,23 @@ class Ranks:
         self._sender = StepSender(self._agreed, config)
         return config, replace(memory, kv_bytes=kv_bytes)
 
-    def await_ready(self) -> None:
-        """Wait until all ranks can take steps. Raises `RankError`."""
+    def lead(self, runner: ModelRunner) -> StepRunner:
+        """A runner for all ranks, around rank 0's own, once all can take steps. Raises `RankError`."""
         self._watch.await_all(Kind.READY)
         self._peers.clean_up()
+        return LeadingRunner(runner, self)
+
+    def require_all(self) -> None:
+        """Raise `RankError` if ranks are lost."""
+        self._watch.require_all()
+
+    def tell(self, call: Callable[[str], None]) -> None:
+        """Have `call` told why, in a thread of its own, when ranks are lost; at once if they are."""
+        self._watch.tell(call)
 
     def send(self, moves: MoveQueue, batch: ForwardBatch | None) -> None:
         """Send a step to the others. Raises `RankError` if one is lost. O(bytes * ranks)."""
-        self._watch.require_all()
+        self.require_all()
         try:
             message = self._sender.to_bytes(moves.plans, batch)
         except BaseException as error:
@@ -140,7 +183,7 @@ class LeadingRunner:
 
     def carry_out(self, moves: MoveQueue) -> None:
         """As `ModelRunner`, on every rank that is left."""
-        if moves.plans and self._ranks.watch.lost is None:
+        if moves.plans and self._ranks.lost is None:
             self._ranks.send(moves, None)
         self._runner.carry_out(moves)
 
@@ -152,8 +195,8 @@ def ranks_of(
     model: Any,
     block_size: int,
     max_model_len: int | None,
-) -> Ranks | None:
-    """The ranks that an engine is told to have, numbers or `Peers`, started; None for one rank."""
+) -> Ranks | OneRank:
+    """The ranks that an engine is told to have, numbers or `Peers`, started."""
     tensor, context = (_peers(*asked) for asked in _named(tensor_parallel, context_parallel))
     if tensor.size > 1 and context.size > 1:
         raise InvalidArgument(
@@ -161,8 +204,11 @@ def ranks_of(
         )
     require_int("block_size", block_size, 1, MAX_GROUP_BLOCK_SIZE)
     LayerGroup(block_size * context.size, shards=context.size, interleave=context_interleave)
-    peers = tensor if tensor.size > 1 else context
-    return Ranks(peers, model, block_size, max_model_len) if peers.size > 1 else None
+    if tensor.size > 1:
+        return Ranks(tensor, 0, model, block_size, max_model_len)
+    if context.size > 1:
+        return Ranks(context, context_interleave, model, block_size, max_model_len)
+    return OneRank()
 
 
 def _named(tensor_parallel: object, context_parallel: object) -> list[tuple[str, object]]:
@@ -173,18 +219,11 @@ def _peers(name: str, asked: object) -> Peers:
     return asked if isinstance(asked, Peers) else StartedPeers(require_int(name, asked, 1, MAX_RANKS))
 
 
-def require_ranks(ranks: Ranks | None) -> None:
-    """Raise `RankError` if there were ranks and they are lost."""
-    if ranks is not None:
-        ranks.watch.require_all()
-
-
 @contextmanager
-def ended_on_error(ranks: Ranks | None) -> Iterator[None]:
+def ended_on_error(ranks: Ranks | OneRank) -> Iterator[None]:
     """End the other ranks if what is done meanwhile raises."""
     try:
         yield
     except BaseException:
-        if ranks is not None:
-            ranks.close()
+        ranks.close()
         raise
