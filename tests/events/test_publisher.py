@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +14,8 @@ import zmq
 
 from blockyard import CacheConfig, InvalidArgument, KVCacheManager, PublisherError
 from blockyard.events import KVEventPublisher, Mirror, Subscriber, Trust
+
+from ..support.interrupter import Interrupter
 
 PROMPT = list(range(1, 13))
 #: Requests of which some are right, from one who never reads an answer.
@@ -322,22 +322,7 @@ def test_an_interrupt_while_events_are_handed_over_loses_none(
     cache = make_cache()
     publisher = publishing(cache)
     cache.free(compute(cache, PROMPT))
-    left = line
-
-    def interrupt(frame: Any, event: str, _: Any) -> Any:
-        nonlocal left
-        if frame.f_code.co_filename.endswith("publisher.py") and event == "line":
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-        return interrupt
-
-    sys.settrace(interrupt)
-    try:
-        with contextlib.suppress(KeyboardInterrupt):
-            publisher.publish()
-    finally:
-        sys.settrace(None)
+    Interrupter("publisher.py", line + 1).run(publisher.publish)
     cache.reset_prefix_cache()
     compute(cache, [9] * 5)
     publisher.publish()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import sys
 from typing import Any
 
 import msgspec
@@ -28,6 +26,7 @@ from blockyard.events.wire import (
     packed_list,
 )
 
+from ..support.interrupter import Interrupter
 from ..support.seeds import run_seed
 
 #: As vLLM 0.32 encodes it: two blocks of four tokens stored, one removed, all cleared.
@@ -306,22 +305,7 @@ def test_two_workers_never_share_what_one_was_given(line: int) -> None:
     for worker in ("a", "b"):
         mirror.replayed(worker, 5, stored())
         mirror.end_of_replay(worker)
-    left = line
-
-    def interrupt(frame: Any, event: str, _: Any) -> Any:
-        nonlocal left
-        if frame.f_code.co_filename.endswith("mirror.py") and event == "line":
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-        return interrupt
-
-    sys.settrace(interrupt)
-    try:
-        with contextlib.suppress(KeyboardInterrupt):
-            mirror.forget("a")
-    finally:
-        sys.settrace(None)
+    Interrupter("mirror.py", line + 1).run(lambda: mirror.forget("a"))
     mirror.forget("a")
     for number, worker in enumerate(("c", "d")):
         tokens = [*range(100 * number, 100 * number + 8)]

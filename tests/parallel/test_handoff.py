@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,15 +27,6 @@ from blockyard import (
 from blockyard.parallel import HandoffReceiver, HandoffSender, HeadShards, LocalBlocks, Offer, fetch
 
 from ..support.handoff_pair import PROMPT, Pair, side
-
-
-@pytest.fixture
-def pair() -> Iterator[Pair]:
-    made = Pair()
-    yield made
-    made.sender.close()
-    made.receiver.close()
-    made.check()
 
 
 def test_the_way_of_a_prompt(pair: Pair) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -12,36 +9,9 @@ import pytest
 from blockyard import Admission, BlockPool, CacheConfig, KVCacheManager
 from blockyard.parallel import HandoffReceiver, HandoffSender, HeadShards, MultiBlockPool, PeerInfo, Transfer
 
+from ..support.interrupter import Interrupter
+
 PROMPT = list(range(30))
-
-
-class Interrupter:
-    """Raises KeyboardInterrupt at the n-th line that runs in `blockyard.parallel`; `reached` says whether it came."""
-
-    def __init__(self, line: int) -> None:
-        self.left = line
-        self.reached = False
-
-    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if "blockyard/parallel" not in frame.f_code.co_filename.replace("\\", "/"):
-            return None
-        if event == "line" and not self.reached:
-            self.left -= 1
-            if self.left == 0:
-                self.reached = True
-                raise KeyboardInterrupt
-        return self
-
-    def run(self, call: Callable[[], object]) -> bool:
-        before = sys.gettrace()
-        sys.settrace(self)
-        try:
-            call()
-        except KeyboardInterrupt:
-            assert self.reached
-        finally:
-            sys.settrace(before)
-        return self.reached
 
 
 class Two:
@@ -116,7 +86,7 @@ def test_an_interrupt_at_any_line_leaves_nothing_held(way: tuple[str, ...]) -> N
         two = Two()
         for name in way[:-1]:
             getattr(two, name)()
-        reached = Interrupter(line).run(getattr(two, way[-1]))
+        reached = Interrupter("blockyard/parallel", line).run(getattr(two, way[-1]))
         if reached and way[-1] == "finish":
             assert two.got == []
         two.end()
@@ -136,7 +106,7 @@ def test_an_interrupt_at_any_line_of_a_request_over_pools(call: str) -> None:
             "extend": lambda pool=pool, lease=lease: pool.extend(lease, 6),
             "free_blocks": lambda pool=pool, lease=lease: pool.free_blocks(lease),
         }[call]
-        reached = Interrupter(line).run(ask)
+        reached = Interrupter("blockyard/parallel", line).run(ask)
         pool.check()
         for each in pool.leases():
             pool.free_blocks(each)

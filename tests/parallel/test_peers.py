@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,15 +17,6 @@ from blockyard.parallel import HandoffReceiver, HandoffSender, HeadShards, Offer
 from blockyard.parallel.wire import PROTOCOL_VERSION
 
 from ..support.handoff_pair import Pair, side
-
-
-@pytest.fixture
-def pair() -> Iterator[Pair]:
-    made = Pair()
-    yield made
-    made.sender.close()
-    made.receiver.close()
-    made.check()
 
 
 @pytest.mark.parametrize(

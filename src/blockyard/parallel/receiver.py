@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from ..core.manager import KVCacheManager
 from ..core.plan import StepPlan
 from ..errors import InvalidArgument, InvariantError, PeerMismatch, StaleOffer, UnknownSequence
 from .deadlines import Deadlines
+from .ending import end_sequence, free_at_last
 from .offer import Offer, OfferId
 from .peer import PeerInfo, require_compatible, require_own_config
 from .runs import TransferPlan, token_runs
@@ -122,14 +122,9 @@ class HandoffReceiver:
             return Admission.LATER
         except BaseException:
             self._forget(self._last_number, offer.id)
-            self._free_at_last(answer)
+            if not isinstance(answer, Admission):
+                free_at_last(self.cache, answer)
             raise
-
-    def _free_at_last(self, seq: int | Admission) -> None:
-        """Free a sequence after an error or an interrupt, unless that came when it was free already."""
-        if not isinstance(seq, Admission):
-            with contextlib.suppress(UnknownSequence):
-                self.cache.free(seq)
 
     def _peer_of(self, offer: Offer) -> PeerInfo:
         if not isinstance(offer, Offer):
@@ -197,7 +192,7 @@ class HandoffReceiver:
             raise  # the commit was refused, and nothing has changed
         except BaseException:
             self._forget(transfer.number, transfer.offer.id)
-            self._free_at_last(transfer.seq)
+            free_at_last(self.cache, transfer.seq)
             raise
 
     def require_live(self, transfer: Transfer) -> None:
@@ -222,13 +217,7 @@ class HandoffReceiver:
             raise InvalidArgument(f"transfer is {shown(transfer)}; it must be a Transfer")
         if self._live.get(transfer.number) is not transfer:
             return False
-        try:
-            self.cache.free(transfer.seq)
-            self._forget(transfer.number, transfer.offer.id)
-        except BaseException:
-            self._forget(transfer.number, transfer.offer.id)
-            self._free_at_last(transfer.seq)
-            raise
+        end_sequence(self.cache, transfer.seq, lambda: self._forget(transfer.number, transfer.offer.id))
         return True
 
     def _forget(self, number: int, offer_id: OfferId) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, InvariantError, SequenceNotReady, StaleOffer, UnknownSequence
 from .deadlines import Deadlines
+from .ending import end_sequence
 from .offer import Offer, OfferId
 from .peer import PeerInfo, require_own_config
 
@@ -176,14 +176,7 @@ class HandoffSender:
     def _end(self, number: int) -> OfferId:
         """Free what an offer holds. An interrupt is raised when that is done."""
         held = self._held[number]
-        try:
-            self.cache.free(held.seq)
-            self._forget(number)
-        except BaseException:
-            self._forget(number)
-            with contextlib.suppress(UnknownSequence):
-                self.cache.free(held.seq)
-            raise
+        end_sequence(self.cache, held.seq, lambda: self._forget(number))
         return held.offer.id
 
     def expire(self, now: float) -> list[OfferId]:
