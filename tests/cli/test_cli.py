@@ -156,24 +156,6 @@ def test_demo_reports_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 # ---------------------------------------------------------------- a model of one's own
 
 
-@pytest.fixture(scope="module")
-def own_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a random Llama and a word tokenizer, which has no chat template."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    from blockyard.cli.demo_prompts import HANDBOOK
-
-    folder = tmp_path_factory.mktemp("own-model")
-    words = ["[UNK]", *dict.fromkeys(HANDBOOK.split())]
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(folder)
-    from ..support.tiny_models import tiny_model
-
-    tiny_model("llama-gqa", vocab_size=len(words), max_position_embeddings=1024).save_pretrained(folder)
-    return folder
-
-
 def run(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
     capsys.readouterr()  # what was printed before is not the command's
     status = main([str(argument) for argument in arguments])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -16,11 +17,12 @@ pytest.importorskip("torch")
 from ..support.tiny_models import demo_model_or_skip
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _smollm() -> None:
     demo_model_or_skip()
 
 
+@pytest.mark.usefixtures("_smollm")
 def test_a_chat_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--chat", "What is the capital of France?", "--max-tokens", "12"]) == 0
     printed = capsys.readouterr()
@@ -28,6 +30,7 @@ def test_a_chat_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.out.endswith("\n")
 
 
+@pytest.mark.usefixtures("_smollm")
 def test_a_stop_string_is_held_back(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["generate", "--chat", "What is the capital of France?", "--max-tokens", "12", "--stop", "Paris"]
     assert main(arguments) == 0
@@ -36,9 +39,27 @@ def test_a_stop_string_is_held_back(capsys: pytest.CaptureFixture[str]) -> None:
     assert "P" not in printed
 
 
-def test_several_as_json_are_what_each_is_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_as_json_are_what_each_is_alone(own_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def lines(*prompts: str) -> list[dict[str, object]]:
-        assert main(["generate", *prompts, "--json", "--max-tokens", "5", "--n", "2", "--temperature", "0.9"]) == 0
+        capsys.readouterr()  # what making the model printed
+        assert (
+            main(
+                [
+                    "generate",
+                    *prompts,
+                    "--model",
+                    str(own_model),
+                    "--json",
+                    "--max-tokens",
+                    "5",
+                    "--n",
+                    "2",
+                    "--temperature",
+                    "0.9",
+                ]
+            )
+            == 0
+        )
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     both = lines("The sky is", "One and one is")
@@ -47,9 +68,11 @@ def test_several_as_json_are_what_each_is_alone(capsys: pytest.CaptureFixture[st
     assert {line["num_tokens"] for line in both} == {5}
 
 
-def test_prompts_come_from_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_come_from_standard_input(
+    own_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("The sky is\n\nOne and one is\n"))
-    assert main(["generate", "--max-tokens", "3"]) == 0
+    assert main(["generate", "--model", str(own_model), "--max-tokens", "3"]) == 0
     assert capsys.readouterr().out.count("--- prompt") == 2
 
 
@@ -66,13 +89,15 @@ def test_prompts_come_from_standard_input(capsys: pytest.CaptureFixture[str], mo
         (["a", "--max-tokens", "100000"], "max_model_len"),
     ],
 )
-def test_errors_are_one_sentence(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", *arguments]) == 2
+def test_errors_are_one_sentence(
+    arguments: list[str], said: str, own_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", *arguments, "--model", str(own_model)]) == 2
     assert said in sentence(capsys.readouterr().err)
 
 
 def test_bytes_that_are_no_text_are_one_sentence(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    own_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for errors, said in (
         ("strict", "is not utf-8 (invalid start byte)"),
@@ -80,7 +105,7 @@ def test_bytes_that_are_no_text_are_one_sentence(
     ):
         source = io.TextIOWrapper(io.BytesIO(b"ab\xff\n"), encoding="utf-8", errors=errors)
         monkeypatch.setattr("sys.stdin", source)
-        assert main(["generate", "--max-tokens", "3"]) == 2
+        assert main(["generate", "--model", str(own_model), "--max-tokens", "3"]) == 2
         assert said in sentence(capsys.readouterr().err)
 
 

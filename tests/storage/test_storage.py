@@ -277,12 +277,12 @@ BAD_SIZES = [
     ({"head_size": "64"}, "head_size is '64'"),
     ({"dtype": torch.float64}, r"dtype is torch\.float64; it must be float32, bfloat16 or float16"),
     ({"num_cpu_blocks": 1}, "num_cpu_blocks is 1; it must be from 2"),
-    ({"num_cpu_blocks": 2**27, "head_size": 2**20}, "num_cpu_blocks is 134217728, .*could not be allocated"),
+    ({"num_cpu_blocks": 2**27, "head_size": 2**16}, "num_cpu_blocks is 134217728, .*could not be allocated"),
     ({"layer_groups": [[0, 1]]}, r"layer_groups is \[\[0, 1\]\]; it must name each of the 3 layers, from 0, once"),
     ({"layer_groups": [[0, 1, 2], [2]]}, "layer_groups is"),
     ({"layout": "DHN"}, "layout is 'DHN'; it must be 'NHD' or 'HND'"),
     ({"device": "nowhere"}, "device is nowhere.*could not be allocated there"),
-    ({"num_blocks": 2**27, "num_layers": 2**20, "head_size": 2**20}, "could not be allocated there"),
+    ({"num_blocks": 2**27, "num_layers": 2**12, "head_size": 2**20}, "could not be allocated there"),
 ]
 
 
