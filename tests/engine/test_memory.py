@@ -12,8 +12,7 @@ pytest.importorskip("transformers")
 import torch
 
 from blockyard import InvalidArgument
-from blockyard.engine import Engine, PromptLookup, SamplingParams
-from blockyard.engine import engine as engine_module
+from blockyard.engine import Engine, PromptLookup, SamplingParams, assembly
 from blockyard.engine.memory.account import CPU_KV_BYTES, EngineMemory, weights_bytes
 from blockyard.engine.memory.meter import DeviceUse, meter_of
 
@@ -29,7 +28,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def use(total_bytes: int, model: Any, outside_bytes: int = 0) -> Any:
         meter = CpuMeter(total_bytes, weights_bytes(model), outside_bytes)
-        monkeypatch.setattr(engine_module, "meter_of", lambda _: meter)
+        monkeypatch.setattr(assembly, "meter_of", lambda _: meter)
         return model
 
     return use
@@ -127,7 +126,7 @@ def test_a_step_that_the_device_cannot_hold_names_what_makes_it_smaller(monkeypa
     def meter(work: Any) -> Any:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(engine_module, "meter_of", lambda _: meter)
+    monkeypatch.setattr(assembly, "meter_of", lambda _: meter)
     with pytest.raises(InvalidArgument, match=r"64 tokens \(max_num_batched_tokens\) of 4 sequences \(max_num_seqs\)"):
         Engine(tiny_model("llama-gqa"), max_num_seqs=4, max_num_batched_tokens=64)
 
@@ -177,7 +176,7 @@ def test_a_cpu_takes_at_most_one_gib() -> None:
 
 
 def test_given_blocks_are_taken_and_no_step_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "meter_of", lambda _: pytest.fail("the device was asked"))
+    monkeypatch.setattr(assembly, "meter_of", lambda _: pytest.fail("the device was asked"))
     engine = Engine(tiny_model("llama-gqa"), num_blocks=50)
     assert engine.cache.config.num_blocks == 50
     assert engine.memory.kv_bytes == engine.kv_cache.num_bytes

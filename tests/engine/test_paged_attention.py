@@ -20,8 +20,7 @@ pytest.importorskip("transformers")
 import torch
 
 from blockyard import InvalidArgument
-from blockyard.engine import Engine, SamplingParams
-from blockyard.engine import engine as engine_module
+from blockyard.engine import Engine, SamplingParams, assembly
 from blockyard.engine.attention import backends
 from blockyard.engine.attention.flash_attention import FlashAttention2, FlashAttention3, TorchVarlen
 from blockyard.engine.attention.flashinfer import FlashInfer
@@ -118,7 +117,7 @@ def test_the_largest_step_runs_through_it(backend: Any, shape: str, monkeypatch:
     """The profile of an engine that finds its memory: tables of one block, as wide as the longest sequence's."""
     monkeypatch.setattr(backend, "refusal", classmethod(lambda cls, kv_cache: None))
     meter = CpuMeter(512 * 2**20)
-    monkeypatch.setattr(engine_module, "meter_of", lambda _: meter)
+    monkeypatch.setattr(assembly, "meter_of", lambda _: meter)
     options = {"block_size": own_block_size(backend, 8), "max_num_seqs": 3, "attention_backend": backend.name}
     engine = Engine(tiny_model(shape), max_num_batched_tokens=40, **options)
     assert engine.attention_backend == backend.name

@@ -25,6 +25,7 @@ Read it in this order, a file at a time:
     gguf, model                  weights and tokenizers from folders and files
     prompts, intake              the door: text in, requests checked
     reasons                      what other libraries' errors come down to
+    assembly                     the parts, each made from those before it
     engine                       all of it together
 
 It uses the public manager and nothing of its inside, so it doubles as an example of wiring one.

@@ -13,37 +13,25 @@ import numpy.typing as npt
 import torch
 
 from ..arguments import require_int
-from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, InvariantError
 from ..keys import ExtraKey
 from ..progress import WorkBar
-from ..sizing.memory import require_utilization
-from ..storage import KVCache
+from .assembly import EngineOptions, assemble
 from .beams.batch import BeamBatch
 from .beams.hypotheses import BeamOptions
 from .beams.search import BeamSearch
-from .borrowing import BorrowedModel
-from .cache_options import checked_options
 from .decoding.sampler import Asked, Choice, StepSampler
-from .decoding.speculation import PromptLookup, require_speculation
+from .decoding.speculation import PromptLookup
 from .intake import Intake
-from .kv_events import publisher_of
-from .memory.account import swap_blocks, weights_bytes
-from .memory.finding import MemoryFinder
-from .memory.largest_step import StepSizes
-from .memory.meter import meter_of
 from .model import load_model
-from .probe import probe_model
 from .prompts import Prompt, encode_prompt
 from .ranks.leader import ended_on_error, ranks_of
 from .ranks.peers import Peers
 from .ranks.processes import StartedPeers
-from .ranks.settings import CacheSettings
 from .request import Branch, Request
 from .results import Completion, GenerationResult, NewToken, StepReport
-from .runner import ForwardBatch, ModelRunner, StepRunner
+from .runner import ForwardBatch
 from .sampling import SamplingParams
-from .scheduling.preemption import Preemption
 from .scheduling.scheduler import Scheduler
 from .scheduling.step import Row, ScheduledStep
 
@@ -111,45 +99,31 @@ class Engine:
         context_parallel: int | Peers = 1,
         context_interleave: int = 1,
     ) -> None:
-        self._borrowed = BorrowedModel(model)
+        options = EngineOptions(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            enable_prefix_caching=enable_prefix_caching,
+            gpu_memory_utilization=gpu_memory_utilization,
+            num_cpu_blocks=num_cpu_blocks,
+            swap_space_bytes=swap_space_bytes,
+            preemption=preemption,
+            speculation=speculation,
+            attention_backend=attention_backend,
+            cache_options=cache_options,
+            kv_events=kv_events,
+        )
         self._ranks = ranks_of(tensor_parallel, context_parallel, context_interleave, model, block_size, max_model_len)
         with ended_on_error(self._ranks):
-            whole = probe_model(self._borrowed, max_model_len)
-            self._borrowed, self.shape = self._ranks.join(self._borrowed, whole, block_size)
-            self.tokenizer = tokenizer
-            require_speculation(speculation)
-            spec = self.shape.spec(block_size, self._borrowed.dtype)
-            config = spec.cache_config(
-                2 if num_blocks is None else num_blocks,
-                max_num_seqs=max_num_seqs,
-                max_model_len=self.shape.max_model_len,
-                num_cpu_blocks=swap_blocks(swap_space_bytes, num_cpu_blocks, spec),
-                enable_prefix_caching=enable_prefix_caching,
-                enable_kv_cache_events=kv_events is not None,
-                **checked_options(cache_options),
-            )
-            require_utilization(gpu_memory_utilization)
-            _require_budget(max_num_batched_tokens, max_num_seqs)
-            way = Preemption.parse(preemption, config.num_cpu_blocks)
-            self._attention_backend = attention_backend
-            tensors = self.shape.tensors(spec, self._borrowed.dtype, self._borrowed.device)
-            weights = weights_bytes(self._borrowed.model)
-            finder = MemoryFinder(spec, config, tensors, self._new_runner, weights, gpu_memory_utilization)
-            sizes = StepSizes.of(config, max_num_batched_tokens, speculation)
-            is_sized, utilization = num_blocks is not None, gpu_memory_utilization
-            settings = CacheSettings.of(block_size, config, sizes, is_sized, utilization, attention_backend)
-            self._ranks.settle(settings)
-            if num_blocks is None:
-                config, self.memory = finder.find(meter_of(self._borrowed.device), sizes)
-            else:
-                self.memory = finder.given()
-            config, self.memory = self._ranks.agree(config, self.memory, spec)
-            self.cache = KVCacheManager(config)
-            self.kv_cache = KVCache(config.num_blocks, block_size, num_cpu_blocks=config.num_cpu_blocks, **tensors)
-            self.kv_events = publisher_of(self.cache, kv_events)
-            self._runner: StepRunner = self._ranks.lead(self._new_runner(self.kv_cache))
+            parts = assemble(model, options, self._ranks)
         weakref.finalize(self, self._ranks.close)
-        self._scheduler = Scheduler(self.cache, max_num_batched_tokens, way)
+        self.tokenizer = tokenizer
+        self.shape, self.memory = parts.shape, parts.memory
+        self.cache, self.kv_cache, self.kv_events = parts.cache, parts.kv_cache, parts.kv_events
+        self._borrowed, self._runner = parts.borrowed, parts.runner
+        self._scheduler = Scheduler(self.cache, max_num_batched_tokens, parts.preemption)
         self._intake = Intake(self.shape, tokenizer, self._scheduler.limits, speculation)
         self._clock = clock
         #: Ids of the requests that computed something in the last step, also if it raised.
@@ -159,9 +133,6 @@ class Engine:
         #: Steps of a sequence in which it proposed any.
         self.num_drafts = 0
         self.num_accepted_tokens = 0
-
-    def _new_runner(self, kv_cache: KVCache) -> ModelRunner:
-        return ModelRunner(self._borrowed, kv_cache, self.shape, self._attention_backend)
 
     @classmethod
     def from_pretrained(
@@ -511,11 +482,3 @@ def _take(branch: Branch, choices: list[Choice]) -> list[NewToken]:
         if branch.finish_reason is None:
             taken.append(branch.take(choice))
     return taken
-
-
-def _require_budget(max_num_batched_tokens: int, max_num_seqs: int) -> None:
-    if require_int("max_num_batched_tokens", max_num_batched_tokens, 1, 2**31 - 1) < max_num_seqs:
-        raise InvalidArgument(
-            f"max_num_batched_tokens is {max_num_batched_tokens}; it must be at least max_num_seqs, {max_num_seqs}, "
-            f"so that every sequence can decode in every step"
-        )
