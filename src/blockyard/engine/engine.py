@@ -27,7 +27,7 @@ from .cache_options import checked_options
 from .decoding.sampler import Asked, Choice, StepSampler
 from .decoding.speculation import PromptLookup, require_speculation
 from .intake import Intake
-from .kv_events import publisher_of
+from .kv_events import publisher_of, require_bindable_events
 from .memory.account import swap_blocks, weights_bytes
 from .memory.finding import MemoryFinder
 from .memory.largest_step import StepSizes
@@ -170,8 +170,9 @@ class Engine:
         """An engine for the model in a folder (safetensors) or a .gguf file, which is converted once.
 
         options: as for `Engine`. Nothing is downloaded. Raises `ModelError`, in one sentence, if there is no such
-        model or it cannot be read.
+        model or it cannot be read, and `PublisherError` before it is loaded for `kv_events` whose port is in use.
         """
+        require_bindable_events(options.get("kv_events"))
         model, tokenizer = load_model(path, dtype, device)
         for name in ("tensor_parallel", "context_parallel"):
             if type(options.get(name)) is int:
