@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from prometheus_client import CollectorRegistry, generate_latest
 
 from ...engine import Engine
-from ...metrics import CacheCollector
+from ...metrics import CacheCollector, KVEventCollector
 from .engine_reading import EngineCollector, EngineReading
 from .engine_thread import EngineThread
 
@@ -28,6 +28,8 @@ class MetricsPage:
         self._registry.register(CacheCollector(lambda: thread.reading.cache, **labels, info=info))
         self._registry.register(EngineCollector(lambda: thread.reading, labels))
         self._registry.register(thread.request_figures)
+        if engine.kv_events is not None:
+            self._registry.register(KVEventCollector(engine.kv_events.stats, **labels))
         if thread.tenants is not None:
             self._registry.register(thread.tenants)
 
