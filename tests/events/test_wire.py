@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -150,6 +151,19 @@ BAD: dict[str, Any] = {
 def test_what_is_no_message_is_refused(name: str) -> None:
     with pytest.raises(InvalidArgument, match="payload is no batch of KV events"):
         decode_batch(msgspec.msgpack.encode(BAD[name]))
+
+
+def test_a_flood_of_tiny_events_is_refused_before_it_is_read() -> None:
+    flood = b"\x93\xcb" + bytes(8) + b"\xdd\x04\x00\x00\x00" + b"\xc0" * 2**26 + b"\xc0"
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidArgument, match="payload has 67,108,864 events of older forms; the limit is 131,072"):
+            decode_batch(flood)
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(flood)
+    finally:
+        tracemalloc.stop()
+    few = b"\x93\xcb" + bytes(8) + b"\xdc\x00\x02" + b"\x91\xa1x" * 2 + b"\xc0"
+    assert decode_batch(few).events == []
 
 
 def test_deep_nesting_is_refused() -> None:

@@ -24,6 +24,8 @@ MEDIA = (GPU, CPU)
 #: The numbers and payloads of an end mark of a replay.
 END_SEQUENCE = (-1).to_bytes(8, "big", signed=True)
 MAX_SEQUENCE = 2**63 - 1
+#: Events of one message that are read one by one: in arrays, or beside one of a type that is not known.
+MOST_EVENTS = 2**17
 
 
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
@@ -95,7 +97,7 @@ class Batch(msgspec.Struct, array_like=True):
 
 class _RawBatch(msgspec.Struct, array_like=True):
     ts: float
-    events: list[msgspec.Raw]
+    events: msgspec.Raw
     data_parallel_rank: int | None = None
     epoch: int | None = None
 
@@ -106,6 +108,7 @@ _UNREADABLE = (msgspec.DecodeError, ValueError, TypeError, RecursionError, Overf
 _encoder = msgspec.msgpack.Encoder()
 _batch_decoder = msgspec.msgpack.Decoder(Batch)
 _raw_decoder = msgspec.msgpack.Decoder(_RawBatch)
+_raws_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _event_decoder: Any = msgspec.msgpack.Decoder(Event)
 _fields_decoder = msgspec.msgpack.Decoder(dict[str, msgspec.Raw] | list[msgspec.Raw])
 
@@ -162,10 +165,19 @@ def decode_batch(payload: Payload) -> Batch:
         pass  # an unknown type, an array, or no message at all
     try:
         raw = _raw_decoder.decode(payload)
-        events = [event for event in map(_decode_event, raw.events) if event is not None]
+        _require_few(bytes(raw.events))
+        events = [event for event in map(_decode_event, _raws_decoder.decode(raw.events)) if event is not None]
     except _UNREADABLE as error:
         raise InvalidArgument(f"payload is no batch of KV events: {error}") from error
     return Batch(raw.ts, events, raw.data_parallel_rank, raw.epoch)
+
+
+def _require_few(packed: bytes) -> None:
+    """An event that is read by itself takes 80 bytes before it is looked at, and may come in one."""
+    size = {0xDC: 2, 0xDD: 4}.get(packed[0], 0)
+    number = int.from_bytes(packed[1 : 1 + size], "big")
+    if number > MOST_EVENTS:
+        raise InvalidArgument(f"payload has {number:,} events of older forms; the limit is {MOST_EVENTS:,}")
 
 
 def _decode_event(raw: msgspec.Raw) -> Event | None:
