@@ -1,4 +1,4 @@
-"""What a manager tells of its prefix cache, as arrays: `KVCacheManager.take_events`."""
+"""What a manager tells of its prefix cache, as arrays: `KVCacheManager.take_events`; what its publisher counts."""
 
 from __future__ import annotations
 
@@ -50,3 +50,30 @@ class KVCacheEvents:
         """Whether nothing happened."""
         changed = len(self.contents) + sum(len(pool.ids) for pool in self.pools)
         return not (self.cleared or self.new_roots or self.lost_roots or changed)
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherStats:
+    """The counts of a `blockyard.events.KVEventPublisher` since it was made.
+
+    is_running: whether its thread runs. seconds_since_message: since the last message went out; with a heartbeat of 1 s
+    it stays little above that while the thread keeps up.
+    num_messages, num_bytes: messages sent live, heartbeats among them, and the bytes of their payloads.
+    num_heartbeats: those that said nothing. num_waiting: hand-overs that wait for the thread. num_deferred: calls of
+    `publish` that left what happened in the cache's log, because too many waited.
+    num_replays, num_given_up: replays that were answered to the end, and those whose consumer read nothing or went
+    away. num_refused: requests that could not be read. num_snapshots, snapshot_bytes: made for replays.
+    """
+
+    is_running: bool
+    seconds_since_message: float
+    num_messages: int
+    num_bytes: int
+    num_heartbeats: int
+    num_waiting: int
+    num_deferred: int
+    num_replays: int
+    num_given_up: int
+    num_refused: int
+    num_snapshots: int
+    snapshot_bytes: int

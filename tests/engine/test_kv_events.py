@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("zmq")
 
-from blockyard import InvalidArgument
+from blockyard import InvalidArgument, ModelError, PublisherError
 from blockyard.engine import Engine, SamplingParams
 from blockyard.events import Mirror, Subscriber, Trust
 
@@ -42,6 +43,34 @@ def test_a_consumer_has_what_the_cache_has(num_cpu_blocks: int) -> None:
             assert found() == expected
             assert mirror.trust("engine") is Trust.LIVE
     finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("in_use", ["endpoint", "replay_endpoint"])
+def test_a_port_in_use_is_told_before_the_model_is_loaded(in_use: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blockyard.engine.engine.load_model", lambda *_: pytest.fail("the model is loaded"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        options = {"endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*", in_use: taken}
+        with pytest.raises(
+            PublisherError, match=rf"^{in_use} is '{taken}'; it cannot be bound: Address already in use"
+        ):
+            Engine.from_pretrained("no model", kv_events=options)
+        if in_use == "endpoint":
+            with pytest.raises(PublisherError, match="Address already in use"):
+                Engine.from_pretrained("no model", kv_events=taken)
+
+
+def test_what_was_tried_before_the_load_can_be_bound_after_it() -> None:
+    for _ in range(3):
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+        options = {"endpoint": f"tcp://127.0.0.1:{port}", "replay_endpoint": "tcp://127.0.0.1:*"}
+        with pytest.raises(ModelError):
+            Engine.from_pretrained("no model", kv_events=options)
+        engine = Engine(tiny_model("llama-gqa"), num_blocks=30, kv_events=options)
+        assert engine.kv_events is not None
+        assert engine.kv_events.endpoint == options["endpoint"]
         engine.close()
 
 

@@ -78,6 +78,25 @@ def held(cache: KVCacheManager) -> dict[int, tuple[int | None, tuple[int, ...]]]
     return found
 
 
+def test_a_replay_never_fills_up_more_than_the_limit() -> None:
+    cache = new_cache()
+    feed = Feed(ContentTable(cache.config), False, 3, None, lambda: 1000.0)
+    feed.most_padded = 10
+    epochs = set()
+    for _ in range(35):
+        number, payload = feed.beat()
+        epochs.add(decode_batch(payload).epoch)
+        assert number < 10
+        replay = list(feed.replay(0))
+        assert [each for each, _ in replay] == list(range(number + 1))
+    assert len(epochs) == 4
+    begun = feed.replay(0)
+    next(begun)
+    while feed.beat()[0] != 0:
+        pass
+    assert list(begun) == [], "numbers of a life that is over"
+
+
 def test_it_holds_what_the_cache_holds() -> None:
     draw = random.Random(run_seed())
     counts: Counter[str] = Counter()
@@ -92,6 +111,7 @@ def test_it_holds_what_the_cache_holds() -> None:
         cache, follower = new_cache(), RuleFollower()
         replayed = draw.choice((2, 10, 1000))
         feed = Feed(ContentTable(cache.config), False, replayed, None, clock)
+        feed.most_padded = draw.choice((7, 30, 1000))
         for _ in range(60):
             prompt = [draw.randint(1, 2) for _ in range(draw.randint(1, 16))]
             seq = cache.allocate(prompt)
@@ -101,6 +121,7 @@ def test_it_holds_what_the_cache_holds() -> None:
             if draw.random() < 0.05:
                 cache.reset_prefix_cache()
             message = feed.changed(cache.take_events())
+            counts["anew"] += message is not None and message[0] == 0
             if message is not None and draw.random() < 0.8:
                 follower.live(*message, feed)
             counts["lost"] += message is not None and follower.last < message[0]
@@ -108,9 +129,10 @@ def test_it_holds_what_the_cache_holds() -> None:
                 counts["restarts"] += 1
                 cache = new_cache()
                 feed = Feed(ContentTable(cache.config), False, replayed, None, clock)
+                feed.most_padded = draw.choice((7, 30, 1000))
                 follower.live(*feed.beat(), feed)
             if draw.random() < 0.2:
                 follower.live(*feed.beat(), feed)
                 assert follower.blocks == held(cache)
                 counts["compared"] += 1
-    assert all(counts[name] > 10 for name in ("lost", "restarts", "compared")), counts
+    assert all(counts[name] > 10 for name in ("lost", "restarts", "compared", "anew")), counts

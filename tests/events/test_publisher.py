@@ -345,3 +345,24 @@ def test_a_publisher_that_ended_is_silent(publishing: Callable[..., KVEventPubli
         assert until(subscriber, lambda: subscriber.silence("worker") > 0.3)
         with pytest.raises(InvalidArgument, match="not followed"):
             subscriber.silence("other")
+
+
+def test_a_worker_that_is_followed_no_more_is_forgotten(publishing: Callable[..., KVEventPublisher]) -> None:
+    cache = make_cache()
+    publisher, mirror = publishing(cache), Mirror()
+    with Subscriber(mirror) as subscriber:
+        follow(subscriber, publisher)
+        compute(cache, PROMPT)
+        publisher.publish()
+        assert until(subscriber, lambda: tokens_of(mirror) == len(PROMPT))
+        subscriber.unfollow("worker")
+        assert mirror.match(PROMPT) == {}
+        assert mirror.trust("worker") is Trust.UNTRUSTED
+        assert mirror.num_holdings() == 0
+        assert subscriber.poll(0.2) == 0, "heartbeats of a worker that nobody follows"
+        for ask in (subscriber.unfollow, subscriber.silence):
+            with pytest.raises(InvalidArgument, match="worker is 'worker'; it is not followed"):
+                ask("worker")
+        follow(subscriber, publisher)
+        assert until(subscriber, lambda: tokens_of(mirror) == len(PROMPT))
+        assert subscriber.silence("worker") < 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -14,8 +15,8 @@ from blockyard.core.tokens import pack_tokens
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.following.stream import Trust
 from blockyard.events.tables.checking import check_trie
-from blockyard.events.tables.content_rows import as_i32
-from blockyard.events.tables.packed_numbers import NumberWriter, read_names, read_tokens
+from blockyard.events.tables.number_writer import NameWriter, TokenWriter
+from blockyard.events.tables.packed_numbers import read_names, read_tokens
 from blockyard.events.wire import (
     AllBlocksCleared,
     Batch,
@@ -69,12 +70,14 @@ def test_the_bytes_are_vllms() -> None:
 
 def test_lists_of_numbers_are_written_and_read_as_msgpack_does() -> None:
     draw = random.Random(run_seed())
-    for length in (0, 1, 15, 16, 17, 300, 70_000):
-        numbers = [draw.randrange(2 ** draw.randint(1, 62)) for _ in range(length)]
-        writer = NumberWriter()
+    writer = NameWriter()
+    for length in (0, 1, 15, 16, 17, 300, 70_000, 9, 500):
+        bits = draw.choice([16, 32, 62])
+        numbers = [draw.randrange(2 ** draw.randint(1, bits)) for _ in range(length)]
         for number in numbers:
             writer.add(number)
-        assert msgspec.msgpack.decode(writer.take()) == numbers
+        ours = writer.take()
+        assert msgspec.msgpack.decode(ours) == list(read_names(ours)) == numbers
         names = [
             draw.choice([number, -number, 2**63 + number, number.to_bytes(draw.choice([8, 32]), "big")])
             for number in numbers
@@ -83,18 +86,37 @@ def test_lists_of_numbers_are_written_and_read_as_msgpack_does() -> None:
         assert list(read_names(msgspec.msgpack.encode(names))) == [(value + 2**63) % 2**64 - 2**63 for value in values]
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 16])
+@pytest.mark.parametrize("block_size", [1, 3, 5, 16])
 def test_tokens_are_written_and_read_as_msgpack_does(block_size: int) -> None:
     draw = np.random.default_rng(run_seed())
-    for limit in (100, 256, 65536, 2**31):
-        tokens = draw.integers(0, limit, 37 * block_size)
-        writer = NumberWriter()
-        writer.add_tokens(as_i32(tokens.astype(np.int32)), 0, len(tokens))
-        ours = writer.take()
-        assert msgspec.msgpack.decode(ours) == tokens.tolist()
-        expected = list(pack_tokens(tokens, block_size).words)
-        for form in (ours, msgspec.msgpack.encode(tokens.tolist())):
-            assert list(read_tokens(form, block_size).words) == expected
+    writer = TokenWriter(block_size)
+    for limit in (100, 2**31, 256, 65536, 65537, 2**31, 65536):
+        for num_blocks in (1, 7, 37):
+            tokens = draw.integers(0, limit, num_blocks * block_size)
+            tokens[-1] = limit - 1
+            expected = pack_tokens(tokens, block_size).words
+            for place in range(num_blocks):
+                writer.add(expected, place * ((block_size + 1) // 2))
+            ours = writer.take()
+            assert msgspec.msgpack.decode(ours) == tokens.tolist()
+            assert len(ours) <= 5 + len(tokens) * (3 if limit <= 65536 else 5)
+            for form in (ours, msgspec.msgpack.encode(tokens.tolist())):
+                assert list(read_tokens(form, block_size).words) == list(expected)
+
+
+@pytest.mark.parametrize("place", [0, 1, 99])
+def test_lists_that_look_alike_and_hold_something_else_are_read_one_by_one(place: int) -> None:
+    numbers = bytearray(b"\xdc\x00\x64" + b"\xce\x00\x01\x00\x02" * 100)
+    for tag, expected in ((0xCA, None), (0xD2, 65538), (0xCF, None)):
+        changed = bytes(numbers[: 3 + 5 * place]) + bytes([tag]) + bytes(numbers[4 + 5 * place :])
+        if expected is None:
+            with pytest.raises(InvalidArgument):
+                read_tokens(changed + bytes(4), 4)
+        else:
+            assert list(read_names(changed)) == [expected] * 100
+    beyond = bytes(numbers[: 3 + 5 * place]) + b"\xce\xff\xff\xff\xff" + bytes(numbers[8 + 5 * place :])
+    with pytest.raises(InvalidArgument, match="no token"):
+        read_tokens(beyond, 4)
 
 
 def test_arrays_of_older_senders_are_read() -> None:
@@ -129,6 +151,19 @@ BAD: dict[str, Any] = {
 def test_what_is_no_message_is_refused(name: str) -> None:
     with pytest.raises(InvalidArgument, match="payload is no batch of KV events"):
         decode_batch(msgspec.msgpack.encode(BAD[name]))
+
+
+def test_a_flood_of_tiny_events_is_refused_before_it_is_read() -> None:
+    flood = b"\x93\xcb" + bytes(8) + b"\xdd\x04\x00\x00\x00" + b"\xc0" * 2**26 + b"\xc0"
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidArgument, match="payload has 67,108,864 events of older forms; the limit is 131,072"):
+            decode_batch(flood)
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(flood)
+    finally:
+        tracemalloc.stop()
+    few = b"\x93\xcb" + bytes(8) + b"\xdc\x00\x02" + b"\x91\xa1x" * 2 + b"\xc0"
+    assert decode_batch(few).events == []
 
 
 def test_deep_nesting_is_refused() -> None:

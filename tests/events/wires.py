@@ -8,9 +8,17 @@ from typing import Any
 
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.following.stream import Trust
-from blockyard.events.publishing.feed import Feed
+from blockyard.events.publishing.feed import MOST_PADDED, Feed
 from blockyard.events.tables.checking import check_contents, check_trie
 from blockyard.events.tables.content_table import ContentTable
+
+
+class BriefFeed(Feed):
+    """Its numbers from 0 begin anew after `most_padded`."""
+
+    def __init__(self, most_padded: int, *options: Any) -> None:
+        super().__init__(*options)
+        self.most_padded = most_padded
 
 
 class Wire:
@@ -26,11 +34,13 @@ class Wire:
         self.from_clock = self.draw.random() < 0.5
         self.replayed = self.draw.choice((1, 3, 20, 1000))
         self.is_listening = self.draw.random() < 0.7
+        #: In some worlds numbers from 0 begin anew soon.
+        self.most_padded = self.draw.choice((5, 40, MOST_PADDED))
         self.late: list[tuple[int, bytes]] = []
         self.feed = self._new_feed()
 
     def _new_feed(self) -> Feed:
-        return Feed(ContentTable(self.config), self.from_clock, self.replayed, None, self._clock)
+        return BriefFeed(self.most_padded, ContentTable(self.config), self.from_clock, self.replayed, None, self._clock)
 
     def _clock(self) -> float:
         self.now += 0.001

@@ -246,7 +246,8 @@ def test_blocks_and_branches_are_those_of_the_cache() -> None:
         while event[0] != "tree":
             event = stream.event()
         (branch,) = event[1]["branches"]
-        assert (branch["blocks"], branch["requests"], branch["cached"]) == (3, 2, 3)
+        assert (branch["blocks"], branch["requests"], branch["behind"], branch["rest"]) == (3, 2, 0, 0)
+        assert (event[1]["cached"], event[1]["rest"], event[1]["num_prompts"]) == (3, 0, 2)
         assert (branch["asked"], branch["hit"], branch["text"]) == (96, 48, "0123456789abcdef" * 3)
         blocks = state(server, "/branch/0")[1]["blocks"]
         for block_id in blocks:

@@ -9,17 +9,16 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-import numpy as np
 import pytest
 
-from blockyard import CacheConfig, CacheSalt, KVCacheManager
+from blockyard import CacheConfig, KVCacheManager
 from blockyard.live import Desk, LivePage, Surroundings
 from blockyard.live import feed as feeds
 from blockyard.live import page as pages
 from blockyard.live.desk import AnswerT
 from blockyard.live.feed import MIN_SECONDS, Feed, seconds_between
 from blockyard.live.frames import Frame
-from blockyard.live.prompts import MAX_BRANCHES, MAX_PROMPTS, MAX_TOKENS, PromptLog, branches_of, look_up, prompt_tree
+from blockyard.live.prompts import MAX_PROMPTS, MAX_TOKENS, PromptLog
 from blockyard.live.snapshot import take_snapshot
 
 from ..support.live_caches import KINDS, at_work, live_cache
@@ -232,46 +231,7 @@ def test_a_desk_answers_in_the_thread_that_calls_it() -> None:
     assert isinstance(bad.exception(), ZeroDivisionError)
 
 
-# ---------------------------------------------------------------- the tree of prompts
-
-
-def test_the_tree_counts_each_block_that_prompts_share() -> None:
-    rng = np.random.default_rng(run_seed())
-    log, size = PromptLog(), 4
-    kept = []
-    for _ in range(60):
-        tokens = rng.integers(0, 2, rng.integers(1, 40)).tolist()
-        keys = (CacheSalt(str(rng.integers(2))),) if rng.random() < 0.5 else ()
-        hit = int(rng.integers(0, len(tokens) + 1)) // size * size
-        log.note(tokens, hit, keys)
-        kept.append((tokens, hit, keys))
-    tree = prompt_tree(log.latest(), size)
-    found = branches_of(tree)
-    assert len(found) <= MAX_BRANCHES
-    assert {branch.tenant for branch in found} <= {0, 1, 2}
-    for branch in found:
-        prefix = branch.prefix.tolist()
-        through = [(len(t), h) for t, h, k in kept if k == branch.keys and t[: len(prefix)] == prefix]
-        start, end = branch.start * size, branch.end * size
-        assert branch.num_requests == len(through)
-        assert branch.num_asked == len(through) * (end - start)
-        assert branch.num_hit == sum(min(max(hit - start, 0), end - start) for _, hit in through)
-        assert (branch.tenant == 0) == (branch.keys == ())
-        for below in branch.below:
-            assert (below.start, below.prefix[: len(prefix)].tolist()) == (branch.end, prefix)
-
-
-def test_what_is_cached_of_a_branch_is_looked_up() -> None:
-    cache = live_cache("plain")
-    tokens = list(range(18))
-    seq = cache.allocate(tokens)
-    cache.commit([seq], cache.reserve([seq], [10]).num_scheduled)
-    log = PromptLog()
-    log.note(tokens, 0)
-    log.note([7] * 9, 0)
-    branches = branches_of(prompt_tree(log.latest(), 4))
-    found = dict(zip((branch.end for branch in branches), look_up(branches, 4, cache, None), strict=True))
-    assert found == {4: cache.num_cached_tokens([*tokens, 0]) // 4, 2: 0}
+# ---------------------------------------------------------------- the latest prompts
 
 
 def test_the_log_of_prompts_is_bounded() -> None:

@@ -42,9 +42,15 @@ def expressions() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Running]:
-    """A server that answers: hits in the pool and the CPU pool, evictions, several completions, guesses."""
-    options = {"track_misses": True, "residency_sample": 1}
-    engine = tiny_engine(40, max_num_seqs=4, cache_options=options, speculation=PromptLookup(), num_cpu_blocks=60)
+    """A server that answers: hits in the pool and the CPU pool, evictions, several completions, guesses, KV events."""
+    engine = tiny_engine(
+        40,
+        max_num_seqs=4,
+        cache_options={"track_misses": True, "residency_sample": 1, "retention_blocks": 4},
+        kv_events={"endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*"},
+        speculation=PromptLookup(),
+        num_cpu_blocks=60,
+    )
     with running_server(engine, tenant_metrics=2) as running:
         work(running)
         yield running
@@ -97,7 +103,7 @@ def test_the_docs_say_which_alerts_there_are() -> None:
 
 @NEEDS_PROMETHEUS
 def test_promtool_takes_the_rules() -> None:
-    assert "8 rules found" in check_rules(ALERT_RULES)
+    assert "10 rules found" in check_rules(ALERT_RULES)
 
 
 @NEEDS_PROMETHEUS
@@ -123,7 +129,7 @@ def test_a_real_prometheus_scrapes_and_every_panel_has_data(served: Running, tmp
         assert prometheus.query('ALERTS{alertstate="firing", severity="critical"}') == []
         _, rules = prometheus.get("/api/v1/rules")
     states = {rule["name"]: rule["health"] for group in rules["data"]["groups"] for rule in group["rules"]}
-    assert len(states) == 8
+    assert len(states) == 10
     assert set(states.values()) == {"ok"}
 
 

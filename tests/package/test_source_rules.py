@@ -87,9 +87,9 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
     "events/tables/block_trie.py": dict.fromkeys(["before", "node"], "a node: below the capacity, which memory limits"),
     "events/tables/content_rows.py": dict.fromkeys(["self._free", "parent", "after", "row", "before"], TABLE_ROW),
     "events/tables/content_table.py": {"row": TABLE_ROW},
+    "events/tables/id_pages.py": {"row": TABLE_ROW, "self._free": "a page: below their number, which memory limits"},
     "events/tables/place_rows.py": dict.fromkeys(["content", "row", "self._free"], TABLE_ROW)
     | {"place": "twice a layer group plus a medium"},
-    "events/tables/packed_numbers.py": dict.fromkeys(["ARRAY_16", "ARRAY_32"], "one byte"),
     "core/index/rings.py": dict.fromkeys(["block", "newest", "oldest", "before", "after"], BLOCK_ID),
     "core/index/prefix_index.py": {
         "block": BLOCK_ID,

@@ -15,9 +15,11 @@ from blockyard.engine import PromptLookup
 from ..support.places import ROOT
 from ..support.promtool import check_metrics
 from ..support.servers import MODEL, Running, running_server, tiny_engine
-from ..support.vllm_panels import ABSENT, CACHE, PERFORMANCE, SERVICE
+from ..support.vllm_panels import ABSENT, CACHE, INSTANCES, OVERVIEW, PERFORMANCE, SERVICE
 
-SAMPLE = re.compile(r"^([\w:]+)\{(.*)\} (\S+)$", re.MULTILINE)
+WHOSE = ("engine=", "model_name=", "le=", "handler=")
+SERIES = re.compile(r"`((?:vllm:|http_|process_)[^`]+)`")
+SAMPLE = re.compile(r"^([\w:]+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +45,18 @@ def series(page: str) -> dict[str, float]:
     """Samples by name, and by name and one label of their own."""
     found = {}
     for name, labels, value in SAMPLE.findall(page):
-        own = [each for each in labels.split(",") if not each.startswith(("engine=", "model_name=", "le="))]
+        own = [each for each in labels.split(",") if each and not each.startswith(WHOSE)]
         found[f"{name}{{{own[0]}}}" if len(own) == 1 else name] = float(value)
     return found
 
 
-BOARDS = (("performance", PERFORMANCE), ("cache", CACHE), ("service", SERVICE))
+BOARDS = (
+    ("performance", PERFORMANCE),
+    ("cache", CACHE),
+    ("service", SERVICE),
+    ("overview", OVERVIEW),
+    ("instances", INSTANCES),
+)
 PANELS = [(f"{board}: {panel}", name) for board, panels in BOARDS for panel, names in panels.items() for name in names]
 
 
@@ -85,7 +93,8 @@ def test_what_is_not_here_is_not_shown(page: str) -> None:
 
 def test_the_page_is_well_formed(page: str) -> None:
     assert "_created" not in page
-    assert all('engine="0"' in line for line in page.splitlines() if not line.startswith("#"))
+    of_engines = [line for line in page.splitlines() if not line.startswith(("#", "process_", "http_"))]
+    assert all('engine="0"' in line for line in of_engines)
     names = re.findall(r"^# TYPE (\S+)", page, re.MULTILINE)
     assert len(names) == len(set(names)) > 50
     check_metrics(page)
@@ -93,6 +102,26 @@ def test_the_page_is_well_formed(page: str) -> None:
 
 def test_the_docs_list_every_panel() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text().split("## vLLM's dashboards, panel by panel")[1]
-    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ") and "`vllm:" in line]
-    listed = {panel: tuple(re.findall(r"`(vllm:[^`]+)`", names)) for panel, names in rows}
-    assert listed == {**PERFORMANCE, **CACHE, **SERVICE}
+    rows = [
+        line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ") and SERIES.search(line)
+    ]
+    listed = [(panel, tuple(SERIES.findall(names))) for panel, names in rows]
+    assert listed == [row for _, panels in BOARDS for row in panels.items()]
+
+
+def test_requests_are_counted_by_route_and_status() -> None:
+    with running_server(tiny_engine(40)) as running:
+        running.client().completions.create(model=MODEL, prompt="Hello", max_tokens=2)
+        assert running.call("POST", "/v1/completions", b"{")[0] == 400
+        for path in ("/nowhere", "/no/" + "x" * 300, "/health", "/metrics"):
+            running.call("GET", path)
+        assert running.call("BREW", "/v1/completions")[0] == 405
+        _, _, page = running.call("GET", "/metrics")
+    lines = [line for line in page.decode().splitlines() if line.startswith("http_requests_total")]
+    assert sorted(lines) == [
+        'http_requests_total{handler="/v1/completions",method="OTHER",status="4xx"} 1.0',
+        'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 1.0',
+        'http_requests_total{handler="/v1/completions",method="POST",status="4xx"} 1.0',
+        'http_requests_total{handler="none",method="GET",status="4xx"} 2.0',
+    ]
+    assert 'http_request_duration_seconds_count{handler="/v1/completions"} 3.0' in page.decode()

@@ -20,6 +20,7 @@ from .calls.reserve import ReserveCalls
 from .calls.resize import ResizeCalls
 from .calls.swap import swap_calls
 from .calls.truncate import TruncateCalls
+from .index.contents import CachedContents
 from .inspection import Inspection
 from .parts import Parts
 from .plan.step_plan import StepPlan
@@ -79,6 +80,7 @@ class KVCacheManager:
         self._swap = swap_calls(self._parts)
         self._evict = EvictCalls(self._parts)
         self._resize = ResizeCalls(self._parts, self._allocate.admission)
+        self._contents = CachedContents(self._parts.token_blocks.index, self._parts.config.hash_block_size)
         self._inspection = Inspection(self._parts, self._allocate, self._evict)
 
     # Admission.
@@ -358,6 +360,11 @@ class KVCacheManager:
     def pool(self) -> BlockPool:
         """The pool of blocks that have keys and values."""
         return self._parts.pool
+
+    @property
+    def contents(self) -> CachedContents:
+        """What prompts can hit, to be read a slice at a time."""
+        return self._contents
 
     @property
     def cpu_pool(self) -> BlockPool | None:

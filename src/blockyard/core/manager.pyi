@@ -11,6 +11,7 @@ from ..config import CacheConfig
 from ..hints import ExtraKeys, Integer, Integers, NextTokens, Number, OneOrMore, Policy
 from ..kv_events import KVCacheEvents
 from .block_pool import BlockPool
+from .index.contents import CachedContents
 from .plan.step_plan import StepPlan
 from .plan.swap_plan import SwapPlan
 from .pool.block import KVCacheBlock
@@ -80,6 +81,8 @@ class KVCacheManager:
     def config(self) -> CacheConfig: ...
     @property
     def pool(self) -> BlockPool: ...
+    @property
+    def contents(self) -> CachedContents: ...
     @property
     def cpu_pool(self) -> BlockPool | None: ...
     @property

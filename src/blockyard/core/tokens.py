@@ -59,9 +59,9 @@ def pack_tokens(token_ids: object, block_size: int) -> PackedTokens:
     if array.dtype == np.int32 and len(array) > FEW_TOKENS:
         return _pack_as_it_lies(array, block_size)
     tokens = vec[i64](np.ascontiguousarray(array, dtype=np.int64))
-    if not _are_tokens(tokens):
+    if not are_tokens(tokens):
         _refuse_token(array)
-    return PackedTokens(_pack_items(tokens, block_size), len(array))
+    return PackedTokens(pack_items(tokens, block_size), len(array))
 
 
 def _pack_list(token_ids: list[Any], block_size: int) -> PackedTokens:
@@ -77,7 +77,7 @@ def _pack_list(token_ids: list[Any], block_size: int) -> PackedTokens:
         if number < 0 or number > MAX_TOKEN:
             _refuse_item(number, index)
         tokens[index] = number
-    return PackedTokens(_pack_items(tokens, block_size), num_tokens)
+    return PackedTokens(pack_items(tokens, block_size), num_tokens)
 
 
 def _integer(item: object, index: i64) -> int:
@@ -91,14 +91,15 @@ def _refuse_item(number: int, index: i64) -> None:
     raise InvalidArgument(f"token_ids[{index}] is {shown(number)}; a token is from 0 to {MAX_TOKEN}")
 
 
-def _are_tokens(items: vec[i64]) -> bool:
+def are_tokens(items: vec[i64]) -> bool:
+    """Whether all are from 0 to 2**31 - 1. O(items)."""
     wrong: i64 = 0
     for index in range(i64(len(items))):
         wrong |= items[index] >> TOKEN_BITS
     return wrong == 0
 
 
-def _pack_items(tokens: vec[i64], block_size: i64) -> vec[i64]:
+def pack_items(tokens: vec[i64], block_size: i64) -> vec[i64]:
     """The packed words of tokens that stand one an item. O(tokens)."""
     num_blocks = (i64(len(tokens)) + block_size - 1) // block_size
     words = zeros_i64(int(num_blocks * ((block_size + 1) >> 1)))
@@ -127,13 +128,19 @@ def _pack_as_it_lies(tokens: npt.NDArray[np.int32], block_size: int) -> PackedTo
         padded = np.zeros(num_blocks * block_size, dtype=np.int32)
         padded[:num_tokens] = tokens
         tokens = padded
-    if block_size % 2:
-        even = np.zeros((num_blocks, block_size + 1), dtype=np.int32)
-        even[:, :block_size] = tokens.reshape(num_blocks, block_size)
-        tokens = even.reshape(-1)
     if np.bitwise_or.reduce(tokens) < 0:
         _refuse_token(given)
-    return PackedTokens(vec[i64](tokens.view(np.int64)), num_tokens)
+    return PackedTokens(pack_rows(tokens.reshape(num_blocks, block_size)), num_tokens)
+
+
+def pack_rows(tokens: npt.NDArray[np.int32]) -> vec[i64]:
+    """The packed words of whole blocks, int32 (num_blocks, block_size). O(tokens), memory copies."""
+    num_blocks, block_size = tokens.shape
+    if block_size % 2:
+        even = np.zeros((num_blocks, block_size + 1), dtype=np.int32)
+        even[:, :block_size] = tokens
+        tokens = even
+    return vec[i64](np.ascontiguousarray(tokens).reshape(-1).view(np.int64))
 
 
 def _refuse_empty() -> None:

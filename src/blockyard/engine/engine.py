@@ -23,6 +23,7 @@ from .beams.search import BeamSearch
 from .decoding.sampler import Asked, Choice, StepSampler
 from .decoding.speculation import PromptLookup
 from .intake import Intake
+from .kv_events import require_bindable_events
 from .model import load_model
 from .prompts import Prompt, encode_prompt
 from .ranks.leader import ended_on_error, ranks_of
@@ -141,8 +142,9 @@ class Engine:
         """An engine for the model in a folder (safetensors) or a .gguf file, which is converted once.
 
         options: as for `Engine`. Nothing is downloaded. Raises `ModelError`, in one sentence, if there is no such
-        model or it cannot be read.
+        model or it cannot be read, and `PublisherError` before it is loaded for `kv_events` whose port is in use.
         """
+        require_bindable_events(options.get("kv_events"))
         model, tokenizer = load_model(path, dtype, device)
         for name in ("tensor_parallel", "context_parallel"):
             if type(options.get(name)) is int:

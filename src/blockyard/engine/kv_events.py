@@ -13,6 +13,18 @@ if TYPE_CHECKING:
     from ..events import KVEventPublisher
 
 
+def require_bindable_events(kv_events: object) -> None:
+    """Raise for endpoints that a publisher cannot bind, where that can be told before a model is loaded.
+
+    Anything else that is wrong with `kv_events` is told by `publisher_of`.
+    """
+    given = {"endpoint": kv_events} if isinstance(kv_events, str) else kv_events
+    if isinstance(given, Mapping) and isinstance(given.get("endpoint"), str):
+        from ..events.publishing.publisher import require_bindable
+
+        require_bindable(given["endpoint"], given.get("replay_endpoint"))
+
+
 def publisher_of(cache: KVCacheManager, kv_events: object) -> KVEventPublisher | None:
     """kv_events: an endpoint, or a dict of the publisher's arguments; None for no publisher.
 

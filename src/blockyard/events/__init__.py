@@ -1,8 +1,10 @@
 """KV events: what a cache holds, told to routers and other consumers, and kept by them (extra `events`)."""
 
-from .following.mirror import Match, Mirror
+from ..kv_events import PublisherStats
+from .following.matches import Match, Matches
+from .following.mirror import Mirror
 from .following.stream import Trust
 from .following.subscriber import Subscriber
 from .publishing.publisher import KVEventPublisher
 
-__all__ = ["KVEventPublisher", "Match", "Mirror", "Subscriber", "Trust"]
+__all__ = ["KVEventPublisher", "Match", "Matches", "Mirror", "PublisherStats", "Subscriber", "Trust"]

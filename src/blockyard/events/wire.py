@@ -16,18 +16,23 @@ try:
 except ImportError as error:
     raise MissingExtra(f"KV events need {error.name}: pip install 'blockyard[events]'") from error
 
+#: The third frame of a message.
+Payload = bytes | bytearray
 #: Media as vLLM names them.
 GPU, CPU = "GPU", "CPU"
 MEDIA = (GPU, CPU)
 #: The numbers and payloads of an end mark of a replay.
 END_SEQUENCE = (-1).to_bytes(8, "big", signed=True)
 MAX_SEQUENCE = 2**63 - 1
+#: Events of one message that are read one by one: in arrays, or beside one of a type that is not known.
+MOST_EVENTS = 2**17
 
 
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
     """Blocks of one chain, each after the one before, the first after `parent_block_hash` (None: at the beginning).
 
-    Lists of numbers stay in msgpack, which compiled code writes and reads (`tables/packed_numbers`).
+    Lists of numbers stay in msgpack, which compiled code writes (`tables/number_writer`) and reads
+    (`tables/packed_numbers`).
 
     Two fields of our own, which other consumers pass over. keys: for each block what besides tokens decides it, tagged,
     as `blockyard.keys` has it; extra_keys has the same without tags, as vLLM sends it. num_groups: layer groups of the
@@ -92,7 +97,7 @@ class Batch(msgspec.Struct, array_like=True):
 
 class _RawBatch(msgspec.Struct, array_like=True):
     ts: float
-    events: list[msgspec.Raw]
+    events: msgspec.Raw
     data_parallel_rank: int | None = None
     epoch: int | None = None
 
@@ -103,6 +108,7 @@ _UNREADABLE = (msgspec.DecodeError, ValueError, TypeError, RecursionError, Overf
 _encoder = msgspec.msgpack.Encoder()
 _batch_decoder = msgspec.msgpack.Decoder(Batch)
 _raw_decoder = msgspec.msgpack.Decoder(_RawBatch)
+_raws_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _event_decoder: Any = msgspec.msgpack.Decoder(Event)
 _fields_decoder = msgspec.msgpack.Decoder(dict[str, msgspec.Raw] | list[msgspec.Raw])
 
@@ -114,27 +120,41 @@ def packed_list(packed: bytes) -> msgspec.Raw:
 
 def encode_batch(batch: Batch) -> bytes:
     """The payload of one message. The rank is always there: Dynamo's decoder wants it; the epoch only if it counts."""
-    return encode_parts(batch, [encode_events(batch.events)], len(batch.events))
+    writer = BatchWriter(batch)
+    writer.add(batch.events)
+    return bytes(writer.finish())
 
 
-def encode_events(events: list[Event]) -> bytes:
-    """Events one after another, a part of a batch."""
-    return b"".join(map(_encoder.encode, events))
+class BatchWriter:
+    """The payload of one message whose events come a few at a time, in one buffer. batch: all but its events."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._tail = _encoder.encode(batch.data_parallel_rank)
+        if batch.epoch is not None:
+            self._tail += _encoder.encode(batch.epoch)
+        self._out = bytearray([0x90 + (3 if batch.epoch is None else 4)]) + _encoder.encode(batch.ts)
+        #: Where the head of the list of events stands: as many bytes as a long list's takes.
+        self._head = len(self._out)
+        self._out += b"\xdd\0\0\0\0"
+        self._num_events = 0
+
+    def add(self, events: list[Event]) -> None:
+        """Encode them behind those before. O(bytes), amortized."""
+        for event in events:
+            _encoder.encode_into(event, self._out, -1)
+        self._num_events += len(events)
+
+    def finish(self) -> bytearray:
+        """The payload."""
+        if self._num_events < 16:
+            self._out[self._head : self._head + 5] = bytes([0x90 + self._num_events])
+        else:
+            self._out[self._head + 1 : self._head + 5] = self._num_events.to_bytes(4, "big")
+        self._out += self._tail
+        return self._out
 
 
-def encode_parts(batch: Batch, parts: list[bytes], num_events: int) -> bytes:
-    """The payload of one message whose events are encoded already, in place of the batch's own."""
-    size = 3 if batch.epoch is None else 4
-    few = num_events < 16
-    head = bytes([0x90 + size]) + _encoder.encode(batch.ts)
-    head += bytes([0x90 + num_events]) if few else b"\xdd" + num_events.to_bytes(4, "big")
-    tail = _encoder.encode(batch.data_parallel_rank)
-    if batch.epoch is not None:
-        tail += _encoder.encode(batch.epoch)
-    return b"".join((head, *parts, tail))
-
-
-def decode_batch(payload: bytes) -> Batch:
+def decode_batch(payload: Payload) -> Batch:
     """A message of vLLM, SGLang or ours; events of unknown types are left out. O(bytes).
 
     Raises `InvalidArgument` for what is no such message: wrong types, numbers beyond 64 bits, nesting without end.
@@ -145,10 +165,19 @@ def decode_batch(payload: bytes) -> Batch:
         pass  # an unknown type, an array, or no message at all
     try:
         raw = _raw_decoder.decode(payload)
-        events = [event for event in map(_decode_event, raw.events) if event is not None]
+        _require_few(bytes(raw.events))
+        events = [event for event in map(_decode_event, _raws_decoder.decode(raw.events)) if event is not None]
     except _UNREADABLE as error:
         raise InvalidArgument(f"payload is no batch of KV events: {error}") from error
     return Batch(raw.ts, events, raw.data_parallel_rank, raw.epoch)
+
+
+def _require_few(packed: bytes) -> None:
+    """An event that is read by itself takes 80 bytes before it is looked at, and may come in one."""
+    size = {0xDC: 2, 0xDD: 4}.get(packed[0], 0)
+    number = int.from_bytes(packed[1 : 1 + size], "big")
+    if number > MOST_EVENTS:
+        raise InvalidArgument(f"payload has {number:,} events of older forms; the limit is {MOST_EVENTS:,}")
 
 
 def _decode_event(raw: msgspec.Raw) -> Event | None:

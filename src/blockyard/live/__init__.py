@@ -1,4 +1,4 @@
-"""A page on which one can watch the blocks of a running cache: a map of the pool, requests, a time line, the prompts.
+"""A page on which one can watch the blocks of a running cache: a map of the pool, requests, a time line, a tree.
 
     from blockyard.live import Desk, LivePage
 
@@ -13,9 +13,11 @@
     cells         blocks to cells, at most a few thousand however large the pool is
     rows          the sequences, as the page lists them
     frames        one moment on the wire, whole or as what changed since the moment before
-    prompts       the latest prompts, and the tree of their beginnings
+    prompts       the latest prompts that were answered
+    forest        what is cached, as branches, from who follows whom
+    tree          the heaviest of them, and what of them the latest prompts hit
     hits          which of the latest prompts hit a block
-    details       one block, one run of blocks, one branch: asked for when somebody points at it
+    details       one block, one run of blocks: asked for when somebody points at it
     feed          one sampler for all who watch, at a bounded rate
     page          the paths, and what a browser is told that it may do
 """

@@ -1,4 +1,4 @@
-"""What is asked for when somebody points at a thing: one block, a run of blocks, the blocks of a branch."""
+"""What is asked for when somebody points at a thing: one block, a run of blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ..core.manager import KVCacheManager
 from ..core.pool.block import KVCacheBlock
 from .desk import Surroundings
 from .frames import Frame
-from .prompts import Branch
 
 #: Lists of token ids to their texts, one each.
 Texts = Callable[[Sequence[Sequence[int]]], Awaitable[list[str]]]
@@ -52,19 +51,6 @@ def see_block(block_id: int, cache: KVCacheManager, around: Surroundings) -> See
     known = around.names
     names = [_named(holder, known) for holder in block.holders[:_MAX_HOLDERS]]
     return SeenBlock(block, names, around.step, not cache.config.is_mapped)
-
-
-def see_branch(branch: Branch, block_size: int, cache: KVCacheManager, around: Surroundings) -> list[int]:  # noqa: ARG001
-    """The blocks that cache a branch now, in order, as far as they are known; in the cache's thread. O(blocks²)."""
-    if cache.config.is_mapped:
-        return []
-    found: list[int] = []
-    for end in range(branch.start + 1, branch.end + 1):
-        blocks = cache.pool.cached_block_ids(branch.prefix[: end * block_size], branch.keys)
-        if not blocks:
-            break
-        found.append(blocks[0])
-    return found
 
 
 async def block_answer(seen: SeenBlock, texts: Texts | None, shows_text: bool) -> dict[str, Any]:

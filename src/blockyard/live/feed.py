@@ -1,4 +1,4 @@
-"""One sampler for all who watch: at a bounded rate, at a bounded share of the cache's thread,while there is one."""
+"""One sampler for all who watch: at a bounded rate, at a bounded share of the cache's thread, while there is one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .desk import Source
+from ..core.manager import KVCacheManager
+from .desk import AnswerT, Source, Surroundings
 from .details import Texts
 from .frames import Frame, event
-from .prompts import Branch, PromptLog, branches_of, look_up, prompt_tree
+from .prompts import PromptLog
 from .snapshot import Snapshot, take_snapshot
+from .tree import (
+    SLICE_BLOCKS,
+    Branch,
+    cached_tree,
+    count_prompts,
+    note_tokens,
+    see_identities,
+    see_keys,
+    see_tokens,
+    told,
+    wanted,
+)
 
 #: Seconds between two frames at least, and the share of the time that copying may take in the cache's thread.
 MIN_SECONDS = 0.1
@@ -28,7 +41,8 @@ BEAT_SECONDS = 1.0
 _TREE_SECONDS = 3.0
 _POINT_SECONDS = 2.0
 _NUM_POINTS = 300
-_LABEL_TOKENS = 48
+#: What copying a slice of what is cached may take.
+SLICE_SECONDS = 0.0005
 
 
 class Feed:
@@ -56,8 +70,9 @@ class Feed:
         self._task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
         self._snapshot: Snapshot | None = None
-        self._trees_noted = -1
         self._tree_at = 0.0
+        self._tree_pause = 0.0
+        self._tree_task: asyncio.Task[None] | None = None
         self._points: deque[dict[str, Any]] = deque(maxlen=_NUM_POINTS)
         self._is_over = False
         self.latest: Frame | None = None
@@ -115,6 +130,9 @@ class Feed:
         if self._num_readers == 0 and self._task is not None:
             self._task.cancel()
             self._task = None
+            if self._tree_task is not None:
+                self._tree_task.cancel()
+                self._tree_task = None
 
     async def _sample(self) -> None:
         """Take one snapshot after another, each later than the one before by what bounds the rate and the share."""
@@ -126,13 +144,26 @@ class Feed:
                 taken = clock()
                 await self._take(snapshot)
                 made = clock() - taken
-                if taken - self._tree_at >= _TREE_SECONDS:
-                    self._tree_at = taken
-                    await self._make_tree(snapshot.block_size)
+                self._begin_tree(snapshot.block_size, taken)
                 await asyncio.sleep(max(started + seconds_between(snapshot.seconds, made) - clock(), 0.0))
         except Exception:  # the cache's thread has ended, and said so to whom it serves
             self._is_over = True
             self._tell()
+
+    def _begin_tree(self, block_size: int, now: float) -> None:
+        """Make the tree beside the frames, if it is time and the one before is made. What it raised is raised here."""
+        if self._tree_task is not None and self._tree_task.done():
+            task, self._tree_task = self._tree_task, None
+            task.result()
+        if self._shows_text and self._tree_task is None and now - self._tree_at >= self._tree_pause:
+            self._tree_at = now
+            self._tree_task = asyncio.ensure_future(self._timed_tree(block_size))
+
+    async def _timed_tree(self, block_size: int) -> None:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        await self._make_tree(block_size)
+        self._tree_pause = max(_TREE_SECONDS, (clock() - began) / _MAX_FRAME_SHARE)
 
     async def _take(self, snapshot: Snapshot) -> None:
         frame = await asyncio.to_thread(Frame.of, snapshot, self._num_frames + 1)
@@ -151,56 +182,44 @@ class Feed:
         self._news = asyncio.Event()
 
     async def _make_tree(self, block_size: int) -> None:
-        """The tree as an event. What is cached can change without a prompt, so it is looked up each time."""
-        if not self._shows_text:
-            return
-        tree = await asyncio.to_thread(prompt_tree, self._prompts.latest(), block_size)
-        branches = branches_of(tree)
-        leaves = [branch for branch in branches if not branch.below]
-        ask = self._source.ask(partial(look_up, leaves, block_size))
-        _note_cached(leaves, await asyncio.wrap_future(ask), tree)
-        labels = await self._labels(branches, block_size)
-        told = [_told(number, branch, labels[number]) for number, branch in enumerate(branches)]
-        sent = event("tree", {"branches": told, "num_prompts": len(self._prompts.latest())})
+        """The tree as an event. What is cached changes without a prompt too, so it is read each time."""
+        pairs, keys = await self._identities(), await self._ask(see_keys)
+        tree = await asyncio.to_thread(cached_tree, pairs, keys)
+        branches = tree.branches()
+        counts = wanted(branches, block_size)
+        blocks = [each.blocks[:count] for each, count in zip(branches, counts, strict=True)]
+        contents = [each.contents[:count] for each, count in zip(branches, counts, strict=True)]
+        nothing = np.empty(0, np.int64)
+        seen = partial(see_tokens, np.concatenate([nothing, *blocks]), np.concatenate([nothing, *contents]))
+        note_tokens(tree, counts, *await self._ask(seen), block_size)
+        prompts = self._prompts.latest()
+        await asyncio.to_thread(count_prompts, tree, prompts, block_size)
+        sent = event("tree", told(tree, await self._labels(branches), len(prompts)))
         if sent != self._tree:
             self.branches, self._tree = branches, sent
             self._tell()
 
-    async def _labels(self, branches: list[Branch], block_size: int) -> list[str]:
-        first = [branch.prefix[branch.start * block_size :][:_LABEL_TOKENS].tolist() for branch in branches]
+    async def _ask(self, question: Callable[[KVCacheManager, Surroundings], AnswerT]) -> AnswerT:
+        return await asyncio.wrap_future(self._source.ask(question))
+
+    async def _identities(self) -> NDArray[np.int64]:
+        """What all blocks cache, copied a slice at a time, each as long after the one before as its share allows."""
+        slices: list[NDArray[np.int64]] = []
+        first, num_blocks = 0, 1
+        while first < num_blocks:
+            if first:
+                await asyncio.sleep(SLICE_SECONDS / MAX_SHARE)
+            piece, num_blocks = await self._ask(partial(see_identities, first))
+            slices.append(piece)
+            first += SLICE_BLOCKS
+        return np.concatenate(slices)
+
+    async def _labels(self, branches: list[Branch]) -> list[str]:
         if self._texts is None:
-            return [" ".join(map(str, tokens[:8])) for tokens in first]
-        return await self._texts(first) if first else []
+            return [" ".join(map(str, branch.label[:8])) for branch in branches]
+        return await self._texts([branch.label for branch in branches]) if branches else []
 
 
 def seconds_between(copying: float, making: float) -> float:
     """Seconds from one snapshot to the next, where one took so long in the cache's thread and its frame besides."""
     return max(MIN_SECONDS, copying / MAX_SHARE, making / _MAX_FRAME_SHARE)
-
-
-def _note_cached(leaves: list[Branch], found: list[int], tree: list[Branch]) -> None:
-    """A branch is cached as far as the best of the prompts through it is."""
-    reach = {id(branch): number for branch, number in zip(leaves, found, strict=True)}
-
-    def note(branch: Branch) -> int:
-        reached = reach[id(branch)] if not branch.below else max(map(note, branch.below))
-        branch.num_cached = min(max(reached - branch.start, 0), branch.end - branch.start)
-        return reached
-
-    for branch in tree:
-        note(branch)
-
-
-def _told(number: int, branch: Branch, label: str) -> dict[str, Any]:
-    return {
-        "id": number,
-        "depth": branch.start,
-        "blocks": branch.end - branch.start,
-        "tenant": branch.tenant,
-        "requests": branch.num_requests,
-        "asked": branch.num_asked,
-        "hit": branch.num_hit,
-        "cached": branch.num_cached,
-        "text": label,
-        "below": len(branch.below),
-    }

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from .desk import Source
-from .details import MAX_RUN, SeenBlock, Texts, block_answer, run_answer, see_block, see_branch, see_config
+from .details import MAX_RUN, SeenBlock, Texts, block_answer, run_answer, see_block, see_config
 from .feed import MIN_SECONDS, Feed
 from .hits import beginnings_with, hits_answer, see_hits
 from .prompts import PromptLog
+from .tree import see_branch
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -164,9 +165,7 @@ class LivePage:
     async def _branch(self, number: int) -> dict[str, Any] | None:
         if number >= len(self.feed.branches):
             return None
-        branch = self.feed.branches[number]
-        size = len(branch.prefix) // branch.end
-        blocks = await asyncio.wrap_future(self._source.ask(partial(see_branch, branch, size)))
+        blocks = await asyncio.wrap_future(self._source.ask(partial(see_branch, self.feed.branches[number])))
         return {"blocks": blocks}
 
     async def _stream(self, receive: Receive, send: Send) -> None:

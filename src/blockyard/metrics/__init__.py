@@ -10,6 +10,7 @@ Read it in this order:
     families     what each is called, and what it means
     collector    what a registry asks
     tenants      tokens by tenant, the largest few by name
+    publishing   a publisher of KV events
     shipped      a dashboard for Grafana and alerts for Prometheus
 
 Needs prometheus_client: `pip install 'blockyard[metrics]'`.
@@ -23,6 +24,7 @@ except ImportError as error:
     raise MissingExtra("blockyard.metrics needs prometheus_client: pip install 'blockyard[metrics]'") from error
 
 from .collector import CacheCollector
+from .publishing import KVEventCollector
 from .reading import BlockStates, CacheReading, PoolCounts
 from .shipped import alert_rules_path, dashboard_path
 from .tenants import TenantTokens, tenant_of
@@ -31,6 +33,7 @@ __all__ = [
     "BlockStates",
     "CacheCollector",
     "CacheReading",
+    "KVEventCollector",
     "PoolCounts",
     "TenantTokens",
     "alert_rules_path",

@@ -146,7 +146,7 @@ class PrefixIndex:
             hash_rows(words, 0, self._keys, chain, self.hashes, first, last)
             reached = self._probe(first, last)
             self._load(first, reached)
-            verified = self._verify(words, first, reached, parent)
+            verified = self.verify(words, first, reached, parent)
             if verified > first:
                 parent = self.identity[2 * i64(self.found[verified - 1])]
             if verified < last:
@@ -201,8 +201,8 @@ class PrefixIndex:
             total ^= words[start + block * num_words] ^ identity[2 * block]
         return total
 
-    def _verify(self, prompt: vec[i64], first: i64, last: i64, parent: i64) -> i64:
-        """Where the first found block fails: tokens and parent must be equal."""
+    def verify(self, prompt: vec[i64], first: i64, last: i64, parent: i64) -> i64:
+        """Where the first of the `found` blocks fails: tokens and parent must be equal. All are indexed. O(words)."""
         found = self.found
         words = self.rows.words
         identity = self.identity

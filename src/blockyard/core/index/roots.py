@@ -40,7 +40,16 @@ class Roots:
 
     def keys_by_root(self) -> dict[int, tuple[object, ...]]:
         """The extra keys of each root. O(roots)."""
-        return {int(content): cast(tuple[object, ...], keys) for keys, content in self._contents.items()}
+        return self.latest(len(self._contents))
+
+    def latest(self, most: int) -> dict[int, tuple[object, ...]]:
+        """The extra keys of at most so many roots, the latest used ones. O(most)."""
+        found: dict[int, tuple[object, ...]] = {}
+        for keys, content in reversed(self._contents.items()):
+            if len(found) >= most:
+                break
+            found[int(content)] = cast(tuple[object, ...], keys)
+        return found
 
     def holds(self, content: i64) -> bool:
         """Whether some keys still have this root. O(roots)."""

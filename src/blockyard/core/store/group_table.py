@@ -1,7 +1,5 @@
 """The block table of one layer group over a shared pool: hits, growth, the sliding window, swap."""
 
-from typing import Final
-
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
@@ -13,9 +11,6 @@ from ..index.prefix_index import PrefixIndex
 from ..sequences.block_table import BlockTable
 from .content_pool import ContentPool
 from .transfers import Transfers
-
-#: No place in this table: with no CPU pool nothing is kept there.
-NOWHERE: Final[i64] = 0
 
 
 class GroupTable(BlockTable):

@@ -8,32 +8,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...arguments import require_int, require_str
 from ...core.tokens import integer_array, pack_tokens
 from ...errors import InvalidArgument
 from ...hash_seeds import hash_seed_or_drawn
 from ...keys import canonical_keys, plain_keys, require_spans_within, spans_by_block, spans_of
 from ..tables.block_trie import BlockTrie, Path
+from ..tables.lengths import HolderRows, Lengths
 from ..tables.packed_numbers import num_items
 from ..tagged_keys import lora_name, untagged
-from ..wire import GPU, MAX_SEQUENCE, AllBlocksCleared, BlockRemoved, BlockStored, Event
+from ..wire import GPU, MAX_SEQUENCE, AllBlocksCleared, BlockRemoved, BlockStored, Event, Payload
+from .matches import Matches
 from .stream import Message, MessageOrder, Trust
 
 MAX_BLOCK_SIZE = 4096
 MAX_WORKERS = 2**16
 #: Layer groups of one worker, and window lengths, as a publisher may name them.
 MAX_GROUPS = 64
-
-
-class Match(NamedTuple):
-    """What one worker has of a prompt. num_tokens: leading tokens that it has anywhere; num_gpu_tokens: on its GPU.
-
-    trust: whether the worker's messages are all there.
-    """
-
-    num_tokens: int
-    num_gpu_tokens: int
-    trust: Trust
 
 
 @dataclass(slots=True)
@@ -62,15 +55,20 @@ class _Worker:
         self.plain = only if is_plain else None
 
 
-#: Half the time of Match(...), which counts where a prompt is matched over many workers.
-_new_match = tuple.__new__
+class _Layout(NamedTuple):
+    """Who is which row of an answer. rows: by worker. holders: by block size, the row of each holder that is the one
+    layer group of a worker, -1 for others. others: rows and workers with several groups, or windows."""
+
+    rows: dict[str, int]
+    holders: dict[int, HolderRows]
+    others: list[tuple[int, _Worker]]
 
 
 class _Found(NamedTuple):
-    """A prompt's blocks of one size: the path, and the tokens of it that each holder has, anywhere and on the GPU."""
+    """A prompt's blocks of one size: the path, and the tokens of it that each holder has."""
 
     path: Path
-    lengths: list[tuple[int, int]]
+    lengths: Lengths
 
 
 class Mirror:
@@ -97,23 +95,27 @@ class Mirror:
         self._tries: dict[int, BlockTrie] = {}
         #: For each block size, numbers of holders that nobody uses.
         self._spare_holders: dict[int, list[int]] = {}
+        #: Who is a row of an answer; None when workers or their groups have changed.
+        self._layout: _Layout | None = None
+        #: By row; None when one has changed.
+        self._trusts: tuple[Trust, ...] | None = None
 
     # Messages.
 
-    def live(self, worker: str, sequence: int, payload: bytes) -> None:
+    def live(self, worker: str, sequence: int, payload: Payload) -> None:
         """A message of a worker's PUB socket. O(blocks). One that cannot be read makes the worker untrusted."""
         message = self._read(worker, sequence, payload)
         if message is not None:
-            with self._distrusted_if_cut(worker):
+            with self._noticed(worker):
                 following = self._worker(worker).order.live(message)
                 if following is not None:
                     self._apply(worker, following)
 
-    def replayed(self, worker: str, sequence: int, payload: bytes) -> None:
+    def replayed(self, worker: str, sequence: int, payload: Payload) -> None:
         """A message of a worker's replay socket."""
         message = self._read(worker, sequence, payload)
         if message is not None:
-            with self._distrusted_if_cut(worker):
+            with self._noticed(worker):
                 if self._worker(worker).order.replayed(message):
                     self._apply(worker, message)
 
@@ -121,7 +123,7 @@ class Mirror:
         """The replay's end mark: what came live meanwhile counts from now on."""
         state = self._known(worker)
         if state is not None:
-            with self._distrusted_if_cut(worker):
+            with self._noticed(worker):
                 for message in state.order.end_of_replay():
                     self._apply(worker, message)
 
@@ -137,27 +139,34 @@ class Mirror:
 
     def forget(self, worker: str) -> None:
         """A worker is gone: nothing of it is known any more. O(slots of the tables)."""
+        self._forget_layout()
         state = self._workers.pop(require_str("worker", worker), None)
         if state is not None:
             self._drop_groups(state)
 
-    def _read(self, worker: str, sequence: int, payload: bytes) -> Message | None:
+    def _read(self, worker: str, sequence: int, payload: Payload) -> Message | None:
         state = self._worker(worker)
         try:
             return Message.of(require_int("sequence", sequence, 0, MAX_SEQUENCE), payload)
         except InvalidArgument:
             state.num_unreadable += 1
             state.order.distrust()
+            self._trusts = None
             return None
 
     @contextlib.contextmanager
-    def _distrusted_if_cut(self, worker: str) -> Iterator[None]:
+    def _noticed(self, worker: str) -> Iterator[None]:
         """A message that counts as read, and that an interrupt or a lack of memory cut, is missing."""
+        order = self._workers[worker].order
+        before = order.trust
         try:
             yield
         except BaseException:
-            self._workers[worker].order.distrust()
+            order.distrust()
             raise
+        finally:
+            if order.trust is not before:
+                self._trusts = None
 
     def _known(self, name: str) -> _Worker | None:
         """A worker of which something was heard."""
@@ -168,8 +177,13 @@ class Mirror:
         if found is None:
             if len(self._workers) >= MAX_WORKERS:
                 raise InvalidArgument(f"worker is {name!r}; there are {MAX_WORKERS} already, the limit")
+            self._forget_layout()
             found = self._workers[name] = _Worker()
         return found
+
+    def _forget_layout(self) -> None:
+        """Workers or their groups change."""
+        self._layout = self._trusts = None
 
     # Events.
 
@@ -196,6 +210,7 @@ class Mirror:
             return
         group = self._group(state, event)
         if event.num_groups is not None and event.num_groups != state.num_groups:
+            self._forget_layout()
             state.num_groups = event.num_groups
             state.settle()
         parent = None if event.parent_block_hash is None else _name(event.parent_block_hash)
@@ -221,6 +236,7 @@ class Mirror:
                 f"block_size is {event.block_size} and group_idx {number}; the limits are {MAX_BLOCK_SIZE} and "
                 f"{MAX_GROUPS - 1}"
             )
+        self._forget_layout()
         if group is not None:
             state.plain = None
             self._drop_group(state.groups.pop(number))
@@ -239,6 +255,7 @@ class Mirror:
 
     def _drop_groups(self, state: _Worker) -> None:
         """The worker has nothing, and perhaps other groups from now on."""
+        self._forget_layout()
         state.plain = None
         while state.groups:
             # Out first: where this is cut, the number of a holder is lost, and none is given to two.
@@ -255,7 +272,7 @@ class Mirror:
 
     # What is asked.
 
-    def match(self, token_ids: Any, extra_keys: Any = ()) -> dict[str, Match]:
+    def match(self, token_ids: Any, extra_keys: Any = ()) -> Matches:
         """For each worker that has any, the leading tokens of a prompt that it has. O(blocks found + workers).
 
         With layer groups: as many tokens as all of them have, and of a sliding window its last tokens.
@@ -266,29 +283,39 @@ class Mirror:
             token_ids = integer_array("token_ids", token_ids)
         if not self._tries:
             pack_tokens(token_ids, 1)  # to refuse what is refused where something is known
-        best: dict[str, Match] = {}
-        found = {size: self._lengths(size, trie, token_ids, keys) for size, trie in self._tries.items()}
-        for name, state in self._workers.items():
-            group = state.plain
-            if group is None:
-                num_tokens, num_gpu_tokens = self._match_groups(state, found)
-            else:
-                num_tokens, num_gpu_tokens = max([form.lengths[group.holder] for form in found[group.block_size]])
-            if num_tokens:
-                best[name] = _new_match(Match, (num_tokens, num_gpu_tokens, state.order.trust))
-        return best
+        layout = self._layout = self._layout or self._laid_out()
+        if self._trusts is None:
+            self._trusts = tuple([state.order.trust for state in self._workers.values()])
+        best = Lengths(len(layout.rows))
+        found = {}
+        for size, trie in self._tries.items():
+            paths = self._paths(size, trie, token_ids, keys)
+            found[size] = [_Found(path, trie.match(path, layout.holders[size], best)) for path in paths]
+        for row, state in layout.others:
+            best.raise_to(row, *self._match_groups(state, found))
+        return Matches(layout.rows, best, self._trusts)
 
-    def _lengths(self, size: int, trie: BlockTrie, token_ids: Any, keys: Any) -> list[_Found]:
-        """For each form of the keys, the path and how many of its blocks each holder has, anywhere and on the GPU."""
+    def _laid_out(self) -> _Layout:
+        """O(workers + holders)."""
+        rows, others = {}, []
+        holders = {size: np.full(int(trie.num_holders), -1) for size, trie in self._tries.items()}
+        for row, (name, state) in enumerate(self._workers.items()):
+            rows[name] = row
+            if state.plain is None:
+                others.append((row, state))
+            else:
+                holders[state.plain.block_size][state.plain.holder] = row
+        return _Layout(rows, {size: HolderRows(each) for size, each in holders.items()}, others)
+
+    def _paths(self, size: int, trie: BlockTrie, token_ids: Any, keys: Any) -> list[Path]:
+        """For each form of the keys, the blocks of a prompt as far as somebody has them."""
         if not keys:
-            path = trie.find_path(token_ids, (), {})
-            return [_Found(path, trie.match(path))]
+            return [trie.find_path(token_ids, (), {})]
         num_blocks = len(token_ids) // size
         require_spans_within(spans_of(keys), len(token_ids))
         spans = spans_by_block(spans_of(keys), size, num_blocks)
         forms = [(plain_keys(keys), spans), _untagged_form(plain_keys(keys), spans, num_blocks)]
-        paths = [trie.find_path(token_ids, request, by_block) for request, by_block in forms]
-        return [_Found(path, trie.match(path)) for path in paths]
+        return [trie.find_path(token_ids, request, by_block) for request, by_block in forms]
 
     def _match_groups(self, state: _Worker, found: dict[int, list[_Found]]) -> tuple[int, int]:
         """Leading tokens that all of a worker's layer groups have, anywhere and on the GPU."""
@@ -297,7 +324,7 @@ class Mirror:
             return best  # a layer group that has nothing
         for form in range(max(len(forms) for forms in found.values())):
             lengths = [
-                found[group.block_size][form].lengths[group.holder]
+                found[group.block_size][form].lengths.of(group.holder)
                 for group in state.groups.values()
                 if not group.window
             ]

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 from zlib import crc32
 
-from ..wire import AllBlocksCleared, Batch, decode_batch
+from ..wire import AllBlocksCleared, Batch, Payload, decode_batch
 
 #: Live messages that are kept while a replay is awaited; with more, another replay is needed.
 MOST_AHEAD = 4096
@@ -34,7 +34,7 @@ class Message(NamedTuple):
     number: int
     batch: Batch
     checksum: int
-    payload: bytes
+    payload: Payload
 
     @property
     def is_snapshot(self) -> bool:
@@ -50,7 +50,7 @@ class Message(NamedTuple):
         return self._replace(batch=decode_batch(self.payload))
 
     @staticmethod
-    def of(number: int, payload: bytes) -> Message:
+    def of(number: int, payload: Payload) -> Message:
         """Raises `InvalidArgument` for a payload that cannot be read."""
         return Message(number, decode_batch(payload), crc32(payload), payload)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from ..wire import Payload
+
 
 class ReplayBuffer:
     """The payloads of the latest `size` numbers, without gaps. Numbers go on where they began.
@@ -20,6 +22,7 @@ class ReplayBuffer:
         self._payloads: deque[bytes] = deque(maxlen=size)
         self._first = first
         self._pads = pads
+        self._num_lives = 1
 
     def add(self, payload: bytes) -> int:
         """Number a message."""
@@ -27,10 +30,17 @@ class ReplayBuffer:
         self.next_sequence += 1
         return self.next_sequence - 1
 
-    def replay(self, start: int, snapshot: Callable[[], bytes], empty: bytes) -> Iterator[tuple[int, bytes]]:
+    def begin_anew(self) -> None:
+        """Numbers begin where they began, and no message is kept."""
+        self._payloads.clear()
+        self.next_sequence = self._first
+        self._num_lives += 1
+
+    def replay(self, start: int, snapshot: Callable[[], Payload], empty: bytes) -> Iterator[tuple[int, Payload]]:
         """The numbered messages that bring a consumer up to date that has seen all before `start`.
 
-        It may be read slowly, while messages are added. It ends early where one that it comes to is gone by then.
+        It may be read slowly, while messages are added. It ends early where one that it comes to is gone by then,
+        or numbers have begun anew.
         """
         last = self.next_sequence - 1
         if self._first < start <= self.next_sequence and self._oldest <= start:
@@ -40,9 +50,11 @@ class ReplayBuffer:
         elif self._first <= last and not self._pads:
             yield last, snapshot()
         elif self._first <= last:
-            start = min(start, last)
+            start, life = min(start, last), self._num_lives
             yield start, snapshot()
             for number in range(start + 1, last + 1):
+                if self._num_lives != life:
+                    return
                 yield number, empty
 
     @property

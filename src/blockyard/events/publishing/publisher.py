@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from ...arguments import require_int, require_str, require_unicode, shown
 from ...core.manager import KVCacheManager
 from ...errors import InvalidArgument, PublisherError
-from ...kv_events import KVCacheEvents
+from ...kv_events import KVCacheEvents, PublisherStats
 from ..sockets import bound, zmq
 from ..tables.content_table import ContentTable
 from .feed import Feed, Numbered
@@ -91,24 +91,17 @@ class KVEventPublisher:
         #: What was taken from the cache and is not waiting yet: at most one, after an interrupt.
         self._taken: list[KVCacheEvents] = []
         self._context = zmq.Context(io_threads=1)
-        self._sockets: list[Any] = []
-        try:
-            self._pub = bound(self._context, zmq.PUB, "endpoint", endpoint, LAST_MESSAGES_MS)
-            self._sockets.append(self._pub)
-            #: Where the sockets are bound, with the port that a "*" or 0 stood for.
-            self.endpoint: str = self._pub.get_string(zmq.LAST_ENDPOINT)
-            replays_at = replay_endpoint or _next_port(self.endpoint)
-            self._router = bound(self._context, zmq.ROUTER, "replay_endpoint", replays_at, 0)
-            self._sockets.append(self._router)
-            self.replay_endpoint: str = self._router.get_string(zmq.LAST_ENDPOINT)
-        except BaseException:
-            self._close_sockets()
-            raise
+        self._pub, self._router = _bound_sockets(self._context, endpoint, replay_endpoint)
+        #: Where the sockets are bound, with the port that a "*" or 0 stood for.
+        self.endpoint: str = self._pub.get_string(zmq.LAST_ENDPOINT)
+        self.replay_endpoint: str = self._router.get_string(zmq.LAST_ENDPOINT)
         self._replays = Replays(self._router, self._topic, self._feed.replay)
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(self._woken, False)
         self._is_closing = False
+        self._num_deferred = 0
+        self._sent_at = time.monotonic()
         #: What ended the thread, if something did.
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="blockyard-kv-events", daemon=True)
@@ -132,6 +125,26 @@ class KVEventPublisher:
             # In C from the cache's log into the list: an interrupt comes before or after, and loses nothing.
             self._taken.extend(map(KVCacheManager.take_events, (self._cache,)))
             self._hand_over()
+        else:
+            self._num_deferred += 1
+
+    def stats(self) -> PublisherStats:
+        """What it has done so far, from any thread. O(1)."""
+        feed, replays = self._feed, self._replays
+        return PublisherStats(
+            is_running=self._thread.is_alive(),
+            seconds_since_message=time.monotonic() - self._sent_at,
+            num_messages=feed.num_messages,
+            num_bytes=feed.num_bytes,
+            num_heartbeats=feed.num_heartbeats,
+            num_waiting=len(self._waiting) + len(self._taken),
+            num_deferred=self._num_deferred,
+            num_replays=replays.num_answered,
+            num_given_up=replays.num_given_up,
+            num_refused=replays.num_refused,
+            num_snapshots=feed.num_snapshots,
+            snapshot_bytes=feed.snapshot_bytes,
+        )
 
     def _hand_over(self) -> None:
         if self._taken[0].is_empty:
@@ -211,11 +224,34 @@ class KVEventPublisher:
         sequence, payload = message
         # A PUB socket drops what a slow consumer does not read; that one sees a gap and asks for a replay.
         self._pub.send_multipart((self._topic, sequence.to_bytes(8, "big"), payload), zmq.DONTWAIT)
+        self._sent_at = time.monotonic()
 
     def _close_sockets(self) -> None:
-        for socket in self._sockets:
-            socket.close()
+        self._pub.close()
+        self._router.close()
         self._context.term()
+
+
+def require_bindable(endpoint: str, replay_endpoint: str | None = None) -> None:
+    """Raise what a publisher would raise for its endpoints now: asked before something that takes long."""
+    with zmq.Context(io_threads=1) as context:
+        for socket in _bound_sockets(context, endpoint, replay_endpoint):
+            socket.close()
+
+
+def _bound_sockets(context: Any, endpoint: str, replay_endpoint: str | None) -> tuple[Any, Any]:
+    """The PUB and the ROUTER socket; where one cannot be bound, neither is, and the context has ended."""
+    sockets: list[Any] = []
+    try:
+        sockets.append(bound(context, zmq.PUB, "endpoint", endpoint, LAST_MESSAGES_MS))
+        replays_at = replay_endpoint or _next_port(sockets[0].get_string(zmq.LAST_ENDPOINT))
+        sockets.append(bound(context, zmq.ROUTER, "replay_endpoint", replays_at, 0))
+    except BaseException:
+        for socket in sockets:
+            socket.close()
+        context.term()
+        raise
+    return sockets[0], sockets[1]
 
 
 def _table_of(cache: KVCacheManager) -> ContentTable:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..sockets import zmq
-from ..wire import END_SEQUENCE
+from ..wire import END_SEQUENCE, Payload
 from .feed import Numbered
 
 #: Consumers that are answered at a time. Others wait in the socket, which holds a bounded number of requests.
@@ -35,11 +35,12 @@ class Replays:
         self._topic = topic
         self._replay = replay
         #: By consumer, what it is still to get, and when it is given up.
-        self._running: dict[bytes, Iterator[tuple[bytes, ...]]] = {}
+        self._running: dict[bytes, Iterator[tuple[Payload, ...]]] = {}
         self._deadlines: dict[bytes, float] = {}
         #: A message that a consumer had no room for.
-        self._unsent: dict[bytes, tuple[bytes, ...]] = {}
-        self.num_refused = 0
+        self._unsent: dict[bytes, tuple[Payload, ...]] = {}
+        #: Requests that could not be read; replays answered to the end, and those given up.
+        self.num_refused = self.num_answered = self.num_given_up = 0
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
 
     @property
@@ -70,7 +71,7 @@ class Replays:
         self._deadlines[identity] = time.monotonic() + PATIENCE
         return True
 
-    def _messages(self, start: int) -> Iterator[tuple[bytes, ...]]:
+    def _messages(self, start: int) -> Iterator[tuple[Payload, ...]]:
         for sequence, payload in self._replay(start):
             yield self._topic, sequence.to_bytes(8, "big"), payload
         yield b"", END_SEQUENCE, b""
@@ -80,6 +81,7 @@ class Replays:
         for number in range(MESSAGES_A_TURN):
             message = self._unsent.pop(identity, None) or next(self._running[identity], None)
             if message is None:
+                self.num_answered += 1
                 self._end(identity)
                 return True
             try:
@@ -88,7 +90,7 @@ class Replays:
                 self._unsent[identity] = message
                 return self._wait_for(identity, number > 0)
             except zmq.ZMQError:  # it is gone
-                self._end(identity)
+                self._give_up(identity)
                 return True
         return self._wait_for(identity, True)
 
@@ -97,8 +99,12 @@ class Replays:
         if took_some:
             self._deadlines[identity] = time.monotonic() + PATIENCE
         elif time.monotonic() > self._deadlines[identity]:
-            self._end(identity)
+            self._give_up(identity)
         return took_some
+
+    def _give_up(self, identity: bytes) -> None:
+        self.num_given_up += 1
+        self._end(identity)
 
     def _end(self, identity: bytes) -> None:
         del self._running[identity], self._deadlines[identity]

@@ -8,15 +8,17 @@ from mypy_extensions import i32, i64
 
 from ...core.arrays import grown_i32, grown_i64, view_i64, zeros_i32, zeros_i64
 from ...core.index.hashing import root_hash
-from ...core.index.prefix_index import PrefixIndex
+from ...core.index.prefix_index import TILE_BLOCKS, PrefixIndex
 from ...core.index.prompt import Prompt
 from ...core.tokens import pack_tokens
 from ...errors import InvalidArgument
+from ...ids import NO_CONTENT
 from .holdings import HoldingTable
+from .lengths import HolderRows, Lengths
 from .packed_numbers import read_names, read_tokens
 
 #: Holders whose bits share a word.
-HOLDERS_A_WORD: Final[i64] = 62
+HOLDERS_A_WORD: Final[i64] = 64
 #: Media: a block is on the GPU, or on something slower.
 MEDIA: Final[i64] = 2
 FEWEST_NODES: Final = 64
@@ -42,7 +44,9 @@ class BlockTrie:
         self.num_nodes: i64 = 0
         #: Blocks whose parent their holder did not have.
         self.num_orphans = 0
-        self._bits = _powers_of_two(int(HOLDERS_A_WORD) + 1)
+        #: The bit of each holder of a word, the last one negative; and by a number of holders, the bits of all.
+        self._bits = vec[i64](np.left_shift(np.int64(1), np.arange(64)))
+        self._all_bits = vec[i64](np.append(np.int64(0), np.cumsum(np.left_shift(np.int64(1), np.arange(64)))))
         #: By holder, the names that it has taken since it had nothing, as long as they are few.
         self._few: list[list[int] | None] = []
         self._make(FEWEST_NODES)
@@ -54,6 +58,8 @@ class BlockTrie:
         self._parent = zeros_i32(capacity)
         #: Nodes behind it, and holdings of it.
         self._uses = zeros_i32(capacity)
+        #: By node, one of those right behind it, 0 for none; that of node 0 is a first block.
+        self._child = zeros_i32(capacity)
         self._free = zeros_i32(capacity)
         self._num_free: i64 = 0
         self._next_node: i64 = 1
@@ -161,6 +167,7 @@ class BlockTrie:
             index.rows.words[first + word] = words[position * index.rows.num_words + word]
         index.insert(node, chain, parent)
         self._parent[node] = i32(before)
+        self._child[before] = i32(node)
         self._uses[node] = 0
         if before > 0:
             self._uses[before] += 1
@@ -225,7 +232,10 @@ class BlockTrie:
             self._free[self._num_free] = i32(node)
             self._num_free += 1
             self.num_nodes -= 1
-            node = i64(self._parent[node])
+            before = i64(self._parent[node])
+            if self._child[before] == node:
+                self._child[before] = 0
+            node = before
 
     def clear(self, holder: i64) -> None:
         """A holder has nothing. O(what it has taken since it had nothing); where that is much, O(slots of the table).
@@ -252,50 +262,123 @@ class BlockTrie:
         keys: what stands in a block besides text, by its position. Raises `InvalidArgument` for bad tokens.
         """
         packed = pack_tokens(token_ids, self.block_size)
-        prompt = Prompt(packed.words, packed.num_tokens, request, keys)
-        found = self.index.find_prompt(prompt, packed.num_tokens // self.block_size)
-        nodes = zeros_i64(int(found))
-        for position in range(found):
-            nodes[position] = i64(self.index.found[position])
-        return Path(nodes)
+        num_blocks = packed.num_tokens // self.block_size
+        if keys:
+            found = self.index.find_prompt(Prompt(packed.words, packed.num_tokens, request, keys), num_blocks)
+        else:
+            found = self._follow(packed.words, num_blocks, self.index.known_root(request))
+        return Path(self.index.found[: int(found)])
 
-    def match(self, path: "Path") -> list[tuple[int, int]]:
-        """For each holder, the leading tokens of a path that it has: anywhere, and on the GPU. O(blocks + holders)."""
-        lengths = zeros_i64(int(self.num_holders * MEDIA))
+    def _follow(self, words: vec[i64], num_blocks: i64, root: i64) -> i64:
+        """How many blocks right after a root somebody has; `index.found` has their nodes. O(blocks found).
+
+        Most nodes have one node behind them. That one is compared with the prompt and nothing is hashed, a run at a
+        time; where it is another block, that block is looked up.
+        """
+        if root == NO_CONTENT:
+            return 0
+        index = self.index
+        index.make_room(num_blocks)
+        reached: i64 = 0
+        node: i64 = 0
+        parent = root
+        while reached < num_blocks:
+            last = self._guess(node, reached, min(reached + TILE_BLOCKS, num_blocks))
+            equal = index.verify(words, reached, last, parent)
+            if equal > reached:
+                node = i64(index.found[equal - 1])
+                parent = index.content_of(node)
+            if equal == reached:
+                node = self._look_up(words, reached, node, parent)
+                if node == 0:
+                    return reached
+                parent = index.content_of(node)
+                equal += 1
+            reached = equal
+        return num_blocks
+
+    def _guess(self, node: i64, first: i64, last: i64) -> i64:
+        """Fill `index.found` with what stands behind a node; returns where nothing does."""
+        found, children = self.index.found, self._child
+        position = first
+        while position < last:
+            node = i64(children[node])
+            if node == 0:
+                return position
+            found[position] = i32(node)
+            position += 1
+        return last
+
+    def _look_up(self, words: vec[i64], position: i64, before: i64, parent: i64) -> i64:
+        """The node of a block behind another one (0: behind the root `parent`), 0 for none."""
+        index = self.index
+        chain = index.chain_hash[before] if before > 0 else root_hash(parent)
+        index.hash_run(words, position, position + 1, chain)
+        node = index.find(words, position * index.rows.num_words, index.hashes[position], parent)
+        index.found[position] = i32(node)
+        return node
+
+    def match(self, path: "Path", rows: HolderRows, best: Lengths) -> Lengths:
+        """For each holder the leading tokens of a path that it has; O(blocks + holders).
+
+        rows: for each holder, the row of `best` where it is noted too, if it is more than what stands there.
+        """
+        found = Lengths(int(self.num_holders))
         for word in range(self._words):
-            self._match_word(path.nodes, word, lengths)
-        size: i64 = self.block_size
-        return [(int(size * lengths[2 * one]), int(size * lengths[2 * one + 1])) for one in range(self.num_holders)]
+            self._match_word(path.nodes, word, found.items)
+        lengths, size = found.items, i64(self.block_size)
+        for place in range(i64(len(lengths))):
+            lengths[place] = size * lengths[place]
+        for holder in range(self.num_holders):
+            if rows.items[holder] >= 0:
+                best.raise_to(rows.items[holder], lengths[2 * holder], lengths[2 * holder + 1])
+        return found
 
-    def _match_word(self, path: vec[i64], word: i64, lengths: vec[i64]) -> None:
+    def _match_word(self, path: vec[i32], word: i64, lengths: vec[i64]) -> None:
         """Follow the path with the sets of holders that have had all so far; those that leave get their length."""
         held, width = self._held, MEDIA * self._words
         first = word * HOLDERS_A_WORD
-        everywhere = self._bits[min(self.num_holders - first, HOLDERS_A_WORD)] - 1
+        everywhere = self._all_bits[min(self.num_holders - first, HOLDERS_A_WORD)]
         on_gpu = everywhere
         slower = word + self._words
         for position in range(i64(len(path))):
-            row = path[position] * width
+            row = i64(path[position]) * width
             gpu = held[row + word]
             missing = everywhere & ~(gpu | held[row + slower])
             if missing | (on_gpu & ~gpu) != 0:
-                _leave(missing, first, position, lengths, 0)
-                _leave(on_gpu & ~gpu, first, position, lengths, 1)
+                self._leave(missing, first, position, lengths, 0)
+                self._leave(on_gpu & ~gpu, first, position, lengths, 1)
                 everywhere &= ~missing
                 on_gpu &= gpu
                 if everywhere == 0:
                     return
-        _leave(everywhere, first, i64(len(path)), lengths, 0)
-        _leave(on_gpu, first, i64(len(path)), lengths, 1)
+        self._leave(everywhere, first, i64(len(path)), lengths, 0)
+        self._leave(on_gpu, first, i64(len(path)), lengths, 1)
+
+    def _leave(self, left: i64, first: i64, position: i64, lengths: vec[i64], column: i64) -> None:
+        """Holders, as bits, whose blocks of a path end here."""
+        holder = first
+        if left < 0:
+            lengths[(first + HOLDERS_A_WORD - 1) * MEDIA + column] = position
+            left -= self._bits[HOLDERS_A_WORD - 1]
+        while left != 0:
+            if left & 1 != 0:
+                lengths[holder * MEDIA + column] = position
+            left >>= 1
+            holder += 1
 
     def runs(self, path: "Path", holder: i64) -> list[int]:
         """For each block of a path, how many up to it the holder has without one missing. O(blocks)."""
         lengths: list[int] = []
         length = 0
         for node in path.nodes:
-            length = length + 1 if self._is_held(node, holder) else 0
+            length = length + 1 if self._is_held(i64(node), holder) else 0
             lengths.append(length)
         return lengths
+
+    def child_of(self, node: i64) -> i64:
+        """One of the nodes right behind a node, or of the first blocks behind 0; 0 where none is known."""
+        return i64(self._child[node])
 
     def node_before(self, node: i64) -> i64:
         """The node that one stands behind, 0 at the beginning of a prompt."""
@@ -313,6 +396,7 @@ class BlockTrie:
         self.index.roots.limit = NO_LIMIT
         self._parent = grown_i32(self._parent, capacity)
         self._uses = grown_i32(self._uses, capacity)
+        self._child = grown_i32(self._child, capacity)
         self._free = grown_i32(self._free, capacity)
         self._held = grown_i64(self._held, capacity * int(MEDIA * self._words))
         self.capacity = capacity
@@ -371,14 +455,14 @@ class BlockTrie:
 
     def num_bytes(self) -> int:
         """Bytes of all arrays."""
-        arrays = 8 * len(self._held) + 12 * int(self.capacity)
+        arrays = 8 * len(self._held) + 16 * int(self.capacity)
         return arrays + self.holdings.num_bytes() + int(self.capacity) * self.index.bytes_a_block()
 
 
 class Path:
     """The nodes of a prompt's leading blocks."""
 
-    def __init__(self, nodes: vec[i64]) -> None:
+    def __init__(self, nodes: vec[i32]) -> None:
         self.nodes = nodes
 
     def __len__(self) -> int:
@@ -393,23 +477,3 @@ def _next_with_keys(block_keys: list[tuple[object, ...]], first: i64, last: i64)
         if block_keys[position]:
             return position
     return last
-
-
-def _leave(left: i64, first: i64, position: i64, lengths: vec[i64], column: i64) -> None:
-    """Holders, as bits, whose blocks of a path end here."""
-    holder = first
-    while left != 0:
-        if left & 1 != 0:
-            lengths[holder * MEDIA + column] = position
-        left >>= 1
-        holder += 1
-
-
-def _powers_of_two(count: int) -> vec[i64]:
-    powers = zeros_i64(count)
-    power: i64 = 1
-    for index in range(i64(count)):
-        powers[index] = power
-        if index + 1 < count:
-            power *= 2
-    return powers

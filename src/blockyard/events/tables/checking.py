@@ -75,6 +75,8 @@ def check_trie(trie: BlockTrie) -> None:
     for node in range(1, int(trie.capacity)):
         if trie.index.is_cached(node):
             _require(trie.num_uses(node) == uses.get(node, 0) > 0, "uses", node)
+            behind = int(trie.child_of(node))
+            _require(behind == 0 or (trie.index.is_cached(behind) and trie.node_before(behind) == node), "child", node)
 
 
 def _require(holds: bool, what: str, row: int) -> None:

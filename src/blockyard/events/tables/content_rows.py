@@ -2,20 +2,18 @@
 
 from typing import Final
 
-import numpy as np
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...core.arrays import grown_i32, grown_i64, zeros_i32, zeros_i64
-from .holdings import HoldingTable
+from ...core.tokens import words_per_block
+from .id_pages import IdPages
 
 FEWEST_ROWS: Final = 64
 #: What a row is: nothing that is there now, though something stands behind it; a content; a root.
 GONE: Final[i32] = 0
 CONTENT: Final[i32] = 1
 ROOT: Final[i32] = 2
-#: The holder under which `HoldingTable` has the ids of contents and roots.
-ROWS: Final[i64] = 0
 
 
 class ContentRows:
@@ -26,12 +24,12 @@ class ContentRows:
     """
 
     def __init__(self, block_size: int) -> None:
-        self.block_size: i64 = block_size
+        self.num_words: i64 = words_per_block(block_size)
         self.clear()
 
     def clear(self) -> None:
         """Forget all."""
-        self.rows = HoldingTable(0)
+        self._by_id = IdPages()
         self.num_rows: i64 = 0
         self._next_row: i64 = 1
         self._free: i64 = 0
@@ -48,7 +46,8 @@ class ContentRows:
         self.previous = zeros_i32(capacity)
         #: The first of the places where a content is held (`PlaceRows`).
         self.first_place = zeros_i32(capacity)
-        self.tokens = zeros_i32(capacity * int(self.block_size))
+        #: Packed (`core.tokens`): `num_words` for each row.
+        self.words = zeros_i64(capacity * int(self.num_words))
 
     def _grow(self) -> None:
         capacity = 2 * int(self.capacity)
@@ -60,20 +59,20 @@ class ContentRows:
         self.next_one = grown_i32(self.next_one, capacity)
         self.previous = grown_i32(self.previous, capacity)
         self.first_place = grown_i32(self.first_place, capacity)
-        self.tokens = grown_i32(self.tokens, capacity * int(self.block_size))
+        self.words = grown_i64(self.words, capacity * int(self.num_words))
         self.capacity = capacity
 
     def find(self, name: i64) -> i64:
         """The row of an id, 0 for none. O(1) expected."""
-        return self.rows.node_of(ROWS, name)
+        return self._by_id.find(name)
 
     def row_of(self, name: i64) -> i64:
         """The row of an id, made where there is none. O(1) expected, amortized."""
-        new = self._free if self._free != 0 else self._next_row
-        row = self.rows.put_if_new(ROWS, name, new)
+        row = self._by_id.find(name)
         if row != 0:
             return row
-        row = new
+        row = self._free if self._free != 0 else self._next_row
+        self._by_id.put(name, row)
         if self._free != 0:
             self._free = i64(self.next_one[row])
         else:
@@ -95,7 +94,7 @@ class ContentRows:
         """Forget a row that is nothing now, with nothing behind it and no place."""
         if self.kind[row] != GONE or self.first_child[row] != 0 or self.first_place[row] != 0:
             return
-        self.rows.take(ROWS, self.name[row])
+        self._by_id.take(self.name[row])
         self.next_one[row] = i32(self._free)
         self._free = row
         self.num_rows -= 1
@@ -152,18 +151,13 @@ class ContentRows:
             before = i64(self.parent[before])
         return before
 
-    def set_tokens(self, row: i64, tokens: vec[i32], start: i64) -> None:
-        """The tokens of a content, from `start` on."""
-        own = self.tokens
-        at = row * self.block_size
-        for place in range(self.block_size):
-            own[at + place] = tokens[start + place]
+    def set_tokens(self, row: i64, words: vec[i64], start: i64) -> None:
+        """The packed tokens of a content, from word `start` on."""
+        own, size = self.words, self.num_words
+        at = row * size
+        for place in range(size):
+            own[at + place] = words[start + place]
 
     def num_bytes(self) -> int:
         """Bytes of all arrays."""
-        return (36 + 4 * int(self.block_size)) * int(self.capacity) + self.rows.num_bytes()
-
-
-def as_i32(array: "np.typing.NDArray[np.int32]") -> vec[i32]:
-    """The items of an array of any shape."""
-    return vec[i32](np.ascontiguousarray(array).reshape(-1))
+        return (36 + 8 * int(self.num_words)) * int(self.capacity) + self._by_id.num_bytes()

@@ -8,10 +8,11 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...config import CacheConfig
+from ...core.tokens import pack_rows
 from ...kv_events import BlockChanges, KVCacheEvents
 from ..tagged_keys import PlainKey
 from ..wire import Event
-from .content_rows import CONTENT, GONE, ROOT, ContentRows, as_i32
+from .content_rows import CONTENT, GONE, ROOT, ContentRows
 from .event_writer import EventWriter
 from .place_rows import PlaceRows
 
@@ -65,7 +66,7 @@ class ContentTable:
             self._add_root(root, keys)
         for root in changes.lost_roots:
             self._lose_root(root)
-        self._apply_contents(vec[i64](changes.contents), vec[i64](changes.parents), as_i32(changes.token_ids))
+        self._apply_contents(vec[i64](changes.contents), vec[i64](changes.parents), pack_rows(changes.token_ids))
         self._apply_pools(changes.pools)
         events = self._out.finish()
         self.is_whole = was_whole
@@ -109,7 +110,7 @@ class ContentTable:
         rows.unlink(row)
         rows.drop_if_unused(row)
 
-    def _apply_contents(self, names: vec[i64], parents: vec[i64], tokens: vec[i32]) -> None:
+    def _apply_contents(self, names: vec[i64], parents: vec[i64], words: vec[i64]) -> None:
         rows = self.rows
         came: i64 = 0
         parent: i64 = 0
@@ -122,7 +123,7 @@ class ContentTable:
             parent = row if row != 0 and rows.name[row] == parents[came] else rows.row_of(parents[came])
             row = rows.row_of(name)
             rows.kind[row] = CONTENT
-            rows.set_tokens(row, tokens, came * rows.block_size)
+            rows.set_tokens(row, words, came * rows.num_words)
             rows.link(row, parent)
             came += 1
             if rows.request[parent] != 0:
@@ -145,7 +146,8 @@ class ContentTable:
         if row == 0 or rows.kind[row] != CONTENT:
             return
         if rows.request[row] != 0:
-            self._hide_behind(row)
+            if rows.first_child[row] != 0:
+                self._hide_behind(row)
             self._hide(row)
         self._end(row)
 
@@ -223,7 +225,7 @@ class ContentTable:
             request = self.roots[int(rows.request[row])].request
             before = rows.name[rows.content_before(row)]
             out.stored(rows.name[row], before, GPU_PLACE, request, self._spans_at(row))
-        out.tokens(rows.tokens, row * rows.block_size, rows.block_size)
+        out.tokens(rows.words, row * rows.num_words)
 
     def _show(self, row: i64, place: i64, media: i64, out: EventWriter) -> None:
         """Say that a content is held in a place where it was not.
@@ -272,7 +274,7 @@ class ContentTable:
         request = self.roots[int(rows.request[row])].request
         out.stored(rows.name[row], rows.name[rows.content_before(parts[0])], place, request, spans)
         for part in parts:
-            out.tokens(rows.tokens, part * rows.block_size, rows.block_size)
+            out.tokens(rows.words, part * rows.num_words)
 
     def _spans_at(self, row: i64) -> tuple[PlainKey, ...]:
         root = self.roots.get(int(self.rows.parent[row]))

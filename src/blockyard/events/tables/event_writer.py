@@ -3,12 +3,12 @@
 from typing import Any, Final
 
 from librt.vecs import vec
-from mypy_extensions import i32, i64
+from mypy_extensions import i64
 
 from ...config import CacheConfig
 from ..tagged_keys import PlainKey, lora_name, tagged, untagged
 from ..wire import MEDIA, AllBlocksCleared, BlockRemoved, BlockStored, Event, packed_list
-from .packed_numbers import NumberWriter
+from .number_writer import NameWriter, TokenWriter
 
 #: Blocks of one event; a longer chain is told in several.
 MOST_BLOCKS_AN_EVENT: Final[i64] = 512
@@ -22,8 +22,8 @@ class EventWriter:
         groups = config.layer_groups
         self._block_sizes = [group.block_size for group in groups]
         self._windows = [group.sliding_window for group in groups]
-        self._names = NumberWriter()
-        self._tokens = NumberWriter()
+        self._names = NameWriter()
+        self._tokens = TokenWriter(config.hash_block_size)
         self._begin()
 
     def _begin(self) -> None:
@@ -68,9 +68,9 @@ class EventWriter:
         self._last = name
         return True
 
-    def tokens(self, tokens: vec[i32], start: i64, count: i64) -> None:
-        """Tokens of the block that was stored last, or the next part of them."""
-        self._tokens.add_tokens(tokens, start, count)
+    def tokens(self, words: vec[i64], start: i64) -> None:
+        """Packed tokens of the block that was stored last, or of its next part, from word `start` on."""
+        self._tokens.add(words, start)
 
     def removed(self, name: i64, place: i64) -> None:
         """A block is gone."""
@@ -96,8 +96,8 @@ class EventWriter:
 
     def abandon(self) -> None:
         """Forget what is begun."""
-        self._names.take()
-        self._tokens.take()
+        self._names.drop()
+        self._tokens.drop()
         self._begin()
 
     def _close(self) -> None:

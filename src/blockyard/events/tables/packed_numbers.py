@@ -1,17 +1,16 @@
-"""Lists of numbers in msgpack: written from arrays and read into arrays, without a Python object for each number."""
+"""Lists of numbers in msgpack, read into arrays, without a Python object for each number."""
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from librt.vecs import vec
-from mypy_extensions import i32, i64, u8
+from mypy_extensions import i64
 
 from ...core.arrays import zeros_i64
-from ...core.tokens import PackedTokens, words_per_block
+from ...core.tokens import PackedTokens, are_tokens, pack_items, pack_tokens
 from ...errors import InvalidArgument
 
 LAST_FIXINT: Final[i64] = 127
-LAST_FIXARRAY: Final[i64] = 15
 FIXARRAY: Final[i64] = 0x90
 ARRAY_16: Final[i64] = 0xDC
 ARRAY_32: Final[i64] = 0xDD
@@ -25,96 +24,20 @@ INT_8: Final[i64] = 0xD0
 INT_64: Final[i64] = 0xD3
 FIRST_NEGATIVE_FIXINT: Final[i64] = 0xE0
 BYTE: Final[i64] = 256
-SPAN_16: Final[i64] = 65536
 SPAN_32: Final[i64] = 4294967296
 HALF_32: Final[i64] = 2147483648
 LOW_32: Final[i64] = 4294967295
 LOW_40: Final[i64] = 1099511627775
 #: Bytes of a word.
 WORD: Final = 8
-TOKEN_BITS: Final = 31
-LAST_TOKEN: Final[i64] = 2147483647
-#: The longest head of an array, in bytes.
-HEAD: Final[i64] = 5
-#: The longest number, in bytes.
-LONGEST: Final[i64] = 9
-FEWEST_BYTES: Final = 256
-
-
-class NumberWriter:
-    """A msgpack array of numbers from 0 on, in the making. Its memory is used again for the next one."""
-
-    def __init__(self) -> None:
-        self._bytes = vec[u8](np.zeros(FEWEST_BYTES, dtype=np.uint8))
-        self._at = HEAD
-        self.count: i64 = 0
-
-    def add(self, number: i64) -> None:
-        """One number. O(1), amortized."""
-        self._make_room(LONGEST)
-        if number <= LAST_FIXINT:
-            self._bytes[self._at] = u8(number & 255)
-            self._at += 1
-        elif number < SPAN_16:
-            self._put(UINT_16, number, 2)
-        elif number < SPAN_32:
-            self._put(UINT_32, number, 4)
-        else:
-            self._put(UINT_64, number, 8)
-        self.count += 1
-
-    def _put(self, tag: i64, number: i64, size: i64) -> None:
-        self._bytes[self._at] = u8(tag & 255)
-        for place in range(size):
-            self._bytes[self._at + size - place] = u8(number & 255)
-            number >>= 8
-        self._at += size + 1
-
-    def add_tokens(self, tokens: vec[i32], start: i64, count: i64) -> None:
-        """`count` tokens from `start`, in three or five bytes each. O(count).
-
-        Without a branch on the number: half of them would be guessed wrong.
-        """
-        self._make_room(5 * count + 2)
-        out = self._bytes
-        at = self._at
-        for index in range(start, start + count):
-            token = i64(tokens[index])
-            wide = ((SPAN_16 - 1 - token) >> 63) & 1
-            shifted = token * (SPAN_16 - (SPAN_16 - 1) * wide)
-            out[at] = u8((UINT_16 + wide) & 255)
-            out[at + 1] = u8((shifted >> 24) & 255)
-            out[at + 2] = u8((shifted >> 16) & 255)
-            out[at + 3] = u8((shifted >> 8) & 255)
-            out[at + 4] = u8(shifted & 255)
-            at += 3 + 2 * wide
-        self._at = at
-        self.count += count
-
-    def _make_room(self, size: i64) -> None:
-        if self._at + size > i64(len(self._bytes)):
-            wider = np.zeros(2 * int(self._at + size), dtype=np.uint8)
-            wider[: len(self._bytes)] = np.frombuffer(memoryview(self._bytes), dtype=np.uint8)
-            self._bytes = vec[u8](wider)
-
-    def take(self) -> bytes:
-        """The array, and begin anew. O(bytes)."""
-        count, out = self.count, self._bytes
-        if count <= LAST_FIXARRAY:
-            start = HEAD - 1
-            out[start] = u8((FIXARRAY | count) & 255)
-        elif count < SPAN_16:
-            start = HEAD - 3
-            out[start] = u8(ARRAY_16)
-        else:
-            start = HEAD - 5
-            out[start] = u8(ARRAY_32)
-        for place in range(start + 1, HEAD):
-            out[place] = u8((count >> (8 * (HEAD - 1 - place))) & 255)
-        packed = bytes(memoryview(out)[int(start) : int(self._at)])
-        self._at = HEAD
-        self.count = 0
-        return packed
+LAST_TOKEN: Final = 2**31 - 1
+NO_TOKEN: Final = "token_ids holds what is no token; a token is an integer from 0 to 2**31 - 1"
+#: Numbers from which on an array of them is worth making.
+MANY: Final[i64] = 64
+#: By tag, rows of unsigned integers of one width, as `number_writer` writes them.
+_FORMS: Final = {
+    tag: np.dtype([("tag", "u1"), ("number", number)]) for tag, number in ((0xCD, ">u2"), (0xCE, ">u4"), (0xCF, ">u8"))
+}
 
 
 def num_items(packed: bytes) -> int:
@@ -146,15 +69,34 @@ def read_tokens(packed: bytes, block_size: int) -> PackedTokens:
     count: i64 = num_items(packed)
     if count == 0:
         raise InvalidArgument("token_ids is empty; at least 1 token is needed")
+    numbers = _of_one_width(packed, count)
+    if numbers is not None:
+        if int(numbers.max()) > LAST_TOKEN:
+            raise InvalidArgument(NO_TOKEN)
+        return pack_tokens(numbers.astype(np.int32), block_size)
+    tokens = _integers(packed, count)
+    if not are_tokens(tokens):
+        raise InvalidArgument(NO_TOKEN)
+    return PackedTokens(pack_items(tokens, block_size), count)
+
+
+def _of_one_width(packed: bytes, count: i64) -> "np.typing.NDArray[Any] | None":
+    """Many unsigned integers that all have the tag of the first, as an array; None for others. O(1) for most others."""
+    first = _first_item(packed)
+    form = _FORMS.get(packed[first]) if count >= MANY else None
+    if form is None or len(packed) != first + count * form.itemsize:
+        return None
+    rows = np.frombuffer(packed, form, offset=int(first))
+    return rows["number"] if (rows["tag"] == packed[first]).all() else None
+
+
+def _integers(packed: bytes, count: i64) -> vec[i64]:
+    """Integers of any width; those from 2**63 on as the negative ones of the same bits."""
     words = _words_of(packed)
-    tokens = zeros_i64(int(-(-count // i64(block_size))) * words_per_block(block_size))
+    numbers = zeros_i64(int(count))
     at = _first_item(packed)
     place: i64 = 0
-    offset: i64 = 0
-    wrong: i64 = 0
-    left = count
-    while left > 0:  # `for _ in range(count)` would make a Python object each time
-        left -= 1
+    while place < count:  # `for place in range(count)` would make a Python object each time
         # The five bytes from `at` on: those of its word, and as many of the next one as are missing.
         bits = 8 * (at & 7)
         five = ((words[at >> 3] << bits) >> 24) & LOW_40
@@ -162,24 +104,13 @@ def read_tokens(packed: bytes, block_size: int) -> PackedTokens:
         tag = five >> 32
         if tag in (UINT_16, UINT_32):
             wide = tag - UINT_16
-            token = (five & LOW_32) >> (16 - 16 * wide)
+            numbers[place] = (five & LOW_32) >> (16 - 16 * wide)
             at += 3 + 2 * wide
         else:
-            token = _integer(words, at)
+            numbers[place] = _integer(words, at)
             at += _size(tag)
-        wrong |= token >> TOKEN_BITS
-        if offset & 1 == 0:
-            tokens[place] = token
-        else:
-            tokens[place] = tokens[place] + (token & LAST_TOKEN) * SPAN_32
-            place += 1
-        offset += 1
-        if offset == block_size:
-            place += offset & 1
-            offset = 0
-    if wrong != 0:
-        raise InvalidArgument("token_ids holds what is no token; a token is an integer from 0 to 2**31 - 1")
-    return PackedTokens(tokens, count)
+        place += 1
+    return numbers
 
 
 def read_names(packed: bytes) -> vec[i64]:
@@ -188,6 +119,9 @@ def read_names(packed: bytes) -> vec[i64]:
     Raises `InvalidArgument` for anything else. O(bytes).
     """
     count: i64 = num_items(packed)
+    numbers = _of_one_width(packed, count)
+    if numbers is not None:
+        return vec[i64](numbers.astype(np.int64))
     words = _words_of(packed)
     names = zeros_i64(int(count))
     at = _first_item(packed)

@@ -1,4 +1,4 @@
-// The prefixes of the latest prompts: how often each was asked, what of it hit, and what is cached now.
+// What is cached: the branches with most behind them, and what of each the latest prompts asked for and hit.
 
 import { count, make, onOneLine, share, times } from "./text.js";
 import { askJson } from "./wire.js";
@@ -14,9 +14,10 @@ export class Tree {
     this.kept = null;
   }
 
-  show({ branches, num_prompts: number }) {
+  show({ branches, num_prompts: number, cached, rest, rest_branches: more }) {
     this.none.hidden = branches.length > 0;
-    this.size.textContent = number ? `of the latest ${times(number, "prompt", "prompts")}` : "";
+    this.size.textContent = cached
+      ? `${times(cached, "block", "blocks")}, and the latest ${times(number, "prompt", "prompts")} that went through` : "";
     const focused = [...this.list.querySelectorAll("button")].indexOf(document.activeElement);
     const lines = [], depths = [];
     let tenant = null;
@@ -26,13 +27,28 @@ export class Tree {
         lines.push(make("li", "tenant", branch.tenant === 0 ? "Without a salt" : `Tenant ${branch.tenant}, with a salt of its own`));
         tenant = branch.tenant;
       }
-      while (depths.length && depths[depths.length - 1].below === 0) depths.pop();
+      while (depths.length && depths[depths.length - 1].below === 0) this.leave(depths, lines);
       if (depths.length) depths[depths.length - 1].below--;
       lines.push(this.line(branch, depths.length));
-      depths.push({ below: branch.below });
+      depths.push({ below: branch.below, rest: branch.rest, more: branch.rest_branches });
     }
+    while (depths.length) this.leave(depths, lines);
+    if (more) lines.push(this.rest(more, rest, 0));
     this.list.replaceChildren(...lines);
     if (focused >= 0) this.list.querySelectorAll("button")[focused]?.focus();
+  }
+
+  // A branch's shown ones are over: what else is behind it, in one line.
+  leave(depths, lines) {
+    const { rest, more } = depths.pop();
+    if (more) lines.push(this.rest(more, rest, depths.length + 1));
+  }
+
+  rest(number, blocks, depth) {
+    const text = `and ${times(number, "smaller branch", "smaller branches")}, ${times(blocks, "block", "blocks")}`;
+    const line = make("li", "rest quiet", text);
+    line.style.marginLeft = `${Math.min(depth, 8) * 16}px`;
+    return line;
   }
 
   line(branch, depth) {
@@ -42,10 +58,10 @@ export class Tree {
     bar.firstChild.style.width = `${(100 * branch.hit) / Math.max(branch.asked, 1)}%`;
     const part = make("span", "share", "", bar, make("span", "num", share(branch.hit, branch.asked)));
     const button = make("button", "", "", text, make("span", "num", times(branch.requests, "request", "requests")), part,
-      make("span", "num cached", `${count(branch.cached)} of ${times(branch.blocks, "block", "blocks")}`));
+      make("span", "num cached", times(branch.blocks, "block", "blocks") + (branch.behind ? ` + ${count(branch.behind)}` : "")));
     button.type = "button";
-    button.title = `${share(branch.hit, branch.asked)} of ${count(branch.asked)} tokens asked here came from the cache; ` +
-      `${count(branch.cached)} of ${times(branch.blocks, "block", "blocks")} cached now`;
+    button.title = (branch.asked ? `${share(branch.hit, branch.asked)} of ${count(branch.asked)} tokens asked here came from the cache; ` : "") +
+      `${times(branch.blocks, "block", "blocks")} cached here, ${count(branch.behind)} behind`;
     const key = `${branch.tenant} ${branch.depth} ${branch.text}`;
     button.setAttribute("aria-pressed", String(this.kept === key));
     button.addEventListener("click", () => this.press(button, key, branch.id));

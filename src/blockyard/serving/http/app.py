@@ -25,6 +25,7 @@ from ..openai.logprobs import TokenTexts
 from .absent_paths import why_absent
 from .api_key import KeyGuard
 from .check_route import check_routes
+from .http_figures import CountedRequests, HttpFigures
 from .live_routes import add_live_page
 from .origins import allow_origins
 from .routes import openai_routes, operator_routes
@@ -77,7 +78,9 @@ def create_app(
     app = FastAPI(title="Blockyard", lifespan=_lifespan, **off)
     app.state.engine_thread, app.state.encoder, app.state.limits = thread, encoder, limits
     app.include_router(openai_routes(service, guard))
-    app.include_router(operator_routes(service, MetricsPage(thread, engine)))
+    figures = HttpFigures()
+    app.add_middleware(CountedRequests, figures=figures)
+    app.include_router(operator_routes(service, MetricsPage(thread, engine, [figures])))
     app.include_router(tokenizer_routes(service, encoder, engine.cache.config.hash_block_size, guard))
     if has_check:
         app.include_router(check_routes(service, guard))

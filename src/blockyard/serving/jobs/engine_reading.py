@@ -86,7 +86,8 @@ class EngineCollector(Collector):
         yield self._awake()
 
     def _awake(self) -> Metric:
-        """What vLLM's status board asks for; an engine here never sleeps."""
+        """What vLLM's boards ask for; an engine here never sleeps."""
         states = GaugeMetricFamily(SLEEP_STATE, "Whether the engine is awake.", labels=[*self._labels, "sleep_state"])
-        states.add_metric([*self._labels.values(), "awake"], 1)
+        for state in ("awake", "weights_offloaded", "discard_all"):
+            states.add_metric([*self._labels.values(), state], state == "awake")
         return states

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from concurrent.futures import Future
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.registry import Collector
 
 from ...engine import Engine
-from ...metrics import CacheCollector
+from ...metrics import CacheCollector, KVEventCollector
 from .engine_reading import EngineCollector, EngineReading
 from .engine_thread import EngineThread
 
@@ -17,9 +19,10 @@ _PATIENCE_SECONDS = 1.0
 
 
 class MetricsPage:
-    """All metrics of a server as one page. thread: of the engine, which is read between two of its steps."""
+    """All metrics of a server as one page. thread: of the engine, which is read between two of its steps. others: more
+    that the page shows."""
 
-    def __init__(self, thread: EngineThread, engine: Engine) -> None:
+    def __init__(self, thread: EngineThread, engine: Engine, others: Iterable[Collector] = ()) -> None:
         self._thread = thread
         self._pending: Future[EngineReading] | None = None
         self._registry = CollectorRegistry(auto_describe=True)
@@ -28,8 +31,13 @@ class MetricsPage:
         self._registry.register(CacheCollector(lambda: thread.reading.cache, **labels, info=info))
         self._registry.register(EngineCollector(lambda: thread.reading, labels))
         self._registry.register(thread.request_figures)
+        if engine.kv_events is not None:
+            self._registry.register(KVEventCollector(engine.kv_events.stats, **labels))
         if thread.tenants is not None:
             self._registry.register(thread.tenants)
+        ProcessCollector(registry=self._registry)
+        for other in others:
+            self._registry.register(other)
 
     async def text(self) -> bytes:
         """The page as it is now, or after a second with the engine as it was. Scrapes at one time share a reading."""

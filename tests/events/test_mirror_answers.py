@@ -1,0 +1,168 @@
+"""What a mirror answers about many workers, against sets of prefixes; its tables, against dicts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from blockyard.events import Match, Mirror, Trust
+from blockyard.events.following.matches import Matches
+from blockyard.events.tables.checking import check_trie
+from blockyard.events.tables.id_pages import IdPages
+from blockyard.events.wire import AllBlocksCleared, Batch, BlockRemoved, BlockStored, Event, encode_batch, packed_list
+
+from ..support.seeds import run_seed
+
+BLOCK_SIZE = 2
+
+
+def packed(items: Sequence[int]) -> msgspec.Raw:
+    return packed_list(msgspec.msgpack.encode(list(items)))
+
+
+class Talker:
+    """A worker that says what it has: chains of blocks, each with a name of its own."""
+
+    def __init__(self, mirror: Mirror, name: str) -> None:
+        self.mirror, self.name, self.number = mirror, name, 0
+        #: From the tokens of a chain to the name of its last block, and where it lies.
+        self.names: dict[tuple[int, ...], int] = {}
+        self.media: dict[tuple[int, ...], str] = {}
+        self.say([AllBlocksCleared()])
+
+    def say(self, events: list[Event]) -> None:
+        payload = encode_batch(Batch(float(self.number), events, 0))
+        if self.number == 0:
+            self.mirror.replayed(self.name, 0, payload)
+            self.mirror.end_of_replay(self.name)
+        else:
+            self.mirror.live(self.name, self.number, payload)
+        self.number += 1
+
+    def store(self, tokens: tuple[int, ...], medium: str) -> None:
+        """The blocks of a prompt that it has not."""
+        known = 0
+        while tokens[: known + BLOCK_SIZE] in self.names and known < len(tokens):
+            known += BLOCK_SIZE
+        new = [tokens[: end + BLOCK_SIZE] for end in range(known, len(tokens), BLOCK_SIZE)]
+        if not new:
+            return
+        before = self.names.get(tokens[:known])
+        for chain in new:
+            self.names[chain] = len(self.names) + 1000 * self.number + 1
+            self.media[chain] = medium
+        names = packed([self.names[chain] for chain in new])
+        rest = packed(tokens[known:])
+        self.say([BlockStored(names, before, rest, BLOCK_SIZE, None, medium, None)])
+
+    def drop_last(self, draw: random.Random) -> None:
+        """A block that none of its own follows."""
+        ends = [chain for chain in self.names if not any(other[: len(chain)] == chain != other for other in self.names)]
+        if ends:
+            chain = draw.choice(ends)
+            self.say([BlockRemoved(packed([self.names.pop(chain)]), self.media.pop(chain))])
+
+    def has(self, tokens: tuple[int, ...]) -> tuple[int, int]:
+        """Leading tokens that it has anywhere, and on the GPU."""
+        anywhere = on_gpu = 0
+        while tokens[: anywhere + BLOCK_SIZE] in self.names and anywhere + BLOCK_SIZE <= len(tokens):
+            anywhere += BLOCK_SIZE
+            if on_gpu == anywhere - BLOCK_SIZE and self.media[tokens[:anywhere]] == "GPU":
+                on_gpu = anywhere
+        return anywhere, on_gpu
+
+
+@pytest.mark.parametrize("num_workers", [1, 63, 64, 65, 130])
+def test_an_answer_is_what_each_worker_said(num_workers: int) -> None:
+    draw = random.Random(run_seed() + num_workers)
+    mirror = Mirror()
+    talkers = [Talker(mirror, f"worker-{number}") for number in range(num_workers)]
+    prompts = [tuple(draw.randrange(2) for _ in range(BLOCK_SIZE * draw.randint(1, 70))) for _ in range(12)]
+    prompts += [prompts[0][: BLOCK_SIZE * 3] + prompt for prompt in prompts[:6]]
+    for _ in range(4 * num_workers):
+        talker = draw.choice(talkers)
+        prompt = draw.choice(prompts)
+        talker.store(prompt[: BLOCK_SIZE * draw.randint(1, len(prompt) // BLOCK_SIZE)], draw.choice(["GPU", "CPU"]))
+        if draw.random() < 0.3:
+            talker.drop_last(draw)
+    for prompt in prompts:
+        expected = {one.name: Match(*one.has(prompt), Trust.LIVE) for one in talkers if one.has(prompt)[0]}
+        found = mirror.match(prompt)
+        assert found == expected
+        assert len(found) == len(expected)
+        assert found.workers == tuple(one.name for one in talkers)
+        assert found.num_tokens.tolist() == [one.has(prompt)[0] for one in talkers]
+        assert found.num_gpu_tokens.tolist() == [one.has(prompt)[1] for one in talkers]
+    for trie in mirror._tries.values():
+        check_trie(trie)
+
+
+def test_an_answer_stays_what_it_was() -> None:
+    mirror = Mirror()
+    one, other = Talker(mirror, "one"), Talker(mirror, "other")
+    one.store((1, 2, 3, 4), "GPU")
+    before = mirror.match([1, 2, 3, 4])
+    one.say([AllBlocksCleared()])
+    other.store((1, 2), "GPU")
+    mirror.live("one", 1000, b"nothing that can be read")
+    assert before == {"one": Match(4, 4, Trust.LIVE)}
+    assert mirror.match([1, 2, 3, 4]) == {"other": Match(2, 2, Trust.LIVE)}
+    mirror.forget("other")
+    assert mirror.match([1, 2, 3, 4]) == {}
+    assert before.workers == ("one", "other")
+    assert before["one"].trust is Trust.LIVE
+
+
+def test_an_answer_reads_like_a_dict_and_cannot_be_written() -> None:
+    mirror = Mirror()
+    assert not mirror.match([1, 2])
+    Talker(mirror, "one").store((1, 2), "CPU")
+    Talker(mirror, "empty")
+    found = mirror.match([1, 2])
+    assert isinstance(found, Matches)
+    assert repr(found) == "Matches({'one': Match(num_tokens=2, num_gpu_tokens=0, trust=<Trust.LIVE: 'live'>)})"
+    assert "empty" not in found
+    assert found.get("empty") is None
+    for unknown in ("empty", "nobody"):
+        with pytest.raises(KeyError, match=unknown):
+            found[unknown]
+    with pytest.raises(ValueError, match="read-only"):
+        found.num_tokens[0] = 7
+
+
+def test_trust_of_an_answer_follows_every_message() -> None:
+    mirror = Mirror()
+    talker = Talker(mirror, "one")
+    talker.store((1, 2), "GPU")
+    assert mirror.match([1, 2])["one"].trust is Trust.LIVE
+    talker.number += 1
+    talker.say([])
+    assert mirror.match([1, 2])["one"].trust is Trust.CATCHING_UP
+    mirror.replayed("one", 2, encode_batch(Batch(2.0, [], 0)))
+    mirror.end_of_replay("one")
+    assert mirror.match([1, 2])["one"].trust is Trust.LIVE
+    mirror.live("one", 4, b"nothing that can be read")
+    assert mirror.match([1, 2])["one"].trust is Trust.UNTRUSTED
+
+
+def test_pages_of_ids_are_a_dict() -> None:
+    draw = random.Random(run_seed())
+    pages, expected = IdPages(), dict[int, int]()
+    names = [draw.randrange(400) + 2**40 * draw.randrange(2) for _ in range(300)]
+    for row in range(1, 4000):
+        name = draw.choice(names)
+        if name in expected and draw.random() < 0.6:
+            pages.take(name)
+            del expected[name]
+        elif name not in expected:
+            pages.put(name, row)
+            expected[name] = row
+        asked = draw.choice(names)
+        assert pages.find(asked) == expected.get(asked, 0)
+    for name in list(expected):
+        pages.take(name)
+    assert [pages.find(name) for name in names] == [0] * len(names)
+    assert pages.num_bytes() < 20_000
