@@ -326,9 +326,9 @@ class ManagerMachine(RuleBasedStateMachine):
         seq = draw.choice(pair.live)
         handle = pair.handle_of[seq]
         batch = pair.handles(pair.live)
-        step = self.some_step(draw, [seq])
         if pair.model.max_steps > 1 and pair.model.num_begun - pair.model.num_ended == pair.model.max_steps:
             self.land_oldest(draw)
+        step = self.some_step(draw, [seq])
         calls: tuple[Callable[[], object], ...] = (
             lambda: cache.free([*batch, handle]),
             lambda: cache.reserve([*batch, handle], 1),
