@@ -6,11 +6,13 @@ import gc
 import random
 import resource
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 
-from blockyard import BlockPool, CacheConfig, KVCacheManager, StepBuffers
+from blockyard import BlockPool, CacheConfig, KVCacheManager, StepBuffers, StepPlan
 
 from .measure import Figure, figure, nanoseconds_an_item
 from .steps import step_figures
@@ -133,6 +135,52 @@ def decode_figures(num_seqs: int = 1024, num_tokens: int = 512) -> Iterator[Figu
     yield figure("decode step, whole (mean of 16 steps)", f"{num_seqs} seqs", steps, "us", "≤ 20", 1e-3)
 
 
+def in_flight_figures(num_seqs: int = 1024, num_tokens: int = 100) -> Iterator[Figure]:
+    """What steps with numbers cost: decode steps one after another, and with the next one planned meanwhile."""
+    caches = {depth: _decoding(num_seqs, num_tokens, depth) for depth in (1, 2)}
+    for size in (1, num_seqs):
+        for depth, (cache, seqs) in caches.items():
+            plans: deque[StepPlan] = deque()
+            times = nanoseconds_an_item(_repeated(_decode(cache, seqs[:size], depth, plans), 16), ROUNDS)
+            yield figure(f"decode step with {depth} in flight", f"{size} seqs", times, "us", "", 1e-3)
+            for plan in plans:
+                cache.commit(seqs[:size], plan.num_scheduled, np.full(size, 7), plan.step)
+                cache.end_step(plan.step)
+
+
+def _decode(
+    cache: KVCacheManager, seqs: npt.NDArray[np.int64], depth: int, plans: deque[StepPlan]
+) -> Callable[[], object]:
+    """One more step is planned, and the oldest one in flight is over."""
+    ones, sampled = np.ones(len(seqs), dtype=np.int64), np.full(len(seqs), 7)
+
+    def step() -> None:
+        plans.append(cache.reserve(seqs, ones))
+        if len(plans) == depth:
+            number = plans.popleft().step
+            cache.commit(seqs, ones, sampled, number)
+            if depth > 1:
+                cache.end_step(number)
+
+    return step
+
+
+def _decoding(num_seqs: int, num_tokens: int, depth: int) -> tuple[KVCacheManager, npt.NDArray[np.int64]]:
+    """A cache whose sequences have computed their prompts, and sampled a token."""
+    config = CacheConfig(
+        num_blocks=100 * num_seqs, max_num_seqs=num_seqs, max_model_len=16384, max_steps_in_flight=depth
+    )
+    cache = KVCacheManager(config)
+    rng = np.random.default_rng(7)
+    prompts = rng.integers(0, 128_000, (num_seqs, num_tokens), dtype=np.int32)
+    seqs = np.array([cache.allocate(prompt) for prompt in prompts])
+    plan = cache.reserve(seqs)
+    cache.commit(seqs, plan.num_scheduled, np.full(num_seqs, 7), plan.step)
+    if depth > 1:
+        cache.end_step(plan.step)
+    return cache, seqs
+
+
 #: One call is timed in runs of this many.
 CALLS = 2_000
 
@@ -172,11 +220,11 @@ def small_call_figures(num_tokens: int = 17) -> Iterator[Figure]:
         yield figure(name, "1 call", nanoseconds_an_item(_repeated(call), ROUNDS), "us", bar, 1e-3)
 
 
-def _repeated(call: Callable[[], object]) -> Callable[[], int]:
+def _repeated(call: Callable[[], object], num_calls: int = CALLS) -> Callable[[], int]:
     def work() -> int:
-        for _ in range(CALLS):
+        for _ in range(num_calls):
             call()
-        return CALLS
+        return num_calls
 
     return work
 
@@ -218,3 +266,4 @@ def all_figures(sizes: tuple[int, ...] = SIZES) -> Iterator[Figure]:
     yield from decode_figures()
     yield from step_figures()
     yield from small_call_figures()
+    yield from in_flight_figures()

@@ -108,11 +108,18 @@ class Program:
     def step(self) -> None:
         seqs = self.some()
         counts = [max(self.cache.num_tokens(seq) - self.cache.num_computed_tokens(seq), 1) for seq in seqs]
+        if self.cache.config.max_steps_in_flight > 1:
+            self.land()
         plan = self.cache.reserve(seqs, counts)
         done = [seq for seq, fits in zip(seqs, plan.fits.tolist(), strict=True) if fits]
-        self.cache.commit(
-            done, [count for seq, count in zip(seqs, counts, strict=True) if seq in done], [1] * len(done)
-        )
+        computed = [count for seq, count in zip(seqs, counts, strict=True) if seq in done]
+        self.cache.commit(done, computed, [1] * len(done), plan.step or None)
+
+    def land(self) -> None:
+        """End the steps in flight; what an interruption left open has failed."""
+        for step in self.cache.steps_in_flight:
+            self.cache.commit(self.seqs, 0, None, step)
+            self.cache.end_step(step)
 
     def fork(self) -> None:
         if self.seqs:

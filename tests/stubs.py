@@ -43,6 +43,8 @@ OF_THE_CALL = {
     "append": {"next_tokens": "NextTokens"},
     "reserve": {"num_new_tokens": "OneOrMore | None"},
     "can_append": {"num_new_tokens": "OneOrMore"},
+    "commit": {"step": "Integer | None"},
+    "end_step": {"step": "Integer"},
 }
 #: What calls that take one handle or many return for each. Arrays come first: they are SupportsIndex too.
 BY_SHAPE = {

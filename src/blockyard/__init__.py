@@ -50,6 +50,7 @@ from .errors import (
     SequenceNotReady,
     StaleOffer,
     StalePlan,
+    StepsInFlight,
     TraceError,
     UnknownSequence,
 )
@@ -113,6 +114,7 @@ __all__ = [
     "StalePlan",
     "StepBuffers",
     "StepPlan",
+    "StepsInFlight",
     "SwapPlan",
     "TraceError",
     "UnknownSequence",

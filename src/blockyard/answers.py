@@ -190,7 +190,8 @@ class MissCauses:
 class Holding:
     """What one holder has not freed: a line of the leak report.
 
-    kind: "sequence", "swapped sequence" or "lease". handle: the sequence's handle, or the lease's serial.
+    kind: "sequence", "swapped sequence", "lease" or "steps in flight", for blocks that wait for `end_step`. handle: the
+    sequence's handle, the lease's serial, or the oldest step in flight.
     holder: the name it was given. block_ids, cpu_block_ids: the blocks, in order, each layer group after another; last,
     those that its first step will copy the beginning of.
     """

@@ -20,6 +20,7 @@ MAX_MODEL_LEN = 2**27
 MAX_TABLE_ENTRIES = 2**30
 MAX_GROUPS = 64
 MAX_HISTORY = 2**24
+MAX_STEPS_IN_FLIGHT = 64
 #: What ships in `blockyard.core.policies`.
 POLICY_NAMES = ("arc", "density", "fifo", "lfu", "lru", "s3fifo", "score")
 
@@ -45,6 +46,7 @@ _INTEGERS = (
     ("history_size", 0, MAX_HISTORY),
     ("residency_sample", 0, MAX_BLOCKS),
     ("num_cpu_blocks", 0, MAX_BLOCKS),
+    ("max_steps_in_flight", 1, MAX_STEPS_IN_FLIGHT),
 )
 _SWITCHES = ("enable_prefix_caching", "keep_evicted", "partial_hits", "track_misses", "enable_kv_cache_events")
 
@@ -74,6 +76,8 @@ class CacheConfig:
     history_size: events that the allocation history remembers; 0 for none.
     residency_sample: follow every n-th block id from allocation to eviction; 0 for none.
     enable_kv_cache_events: whether the manager notes what can be hit and what no more, for `take_events`.
+    max_steps_in_flight: most steps that are reserved and not ended (`end_step`), 1 to 64. With 2 or more a sequence may
+        be reserved for again before its last step is committed, and blocks wait for the steps that may use them.
 
     Raises `InvalidArgument` for a value outside its limits.
     """
@@ -95,6 +99,7 @@ class CacheConfig:
     history_size: int = 0
     residency_sample: int = 0
     enable_kv_cache_events: bool = False
+    max_steps_in_flight: int = 1
 
     def __post_init__(self) -> None:
         for name, low, high in _INTEGERS:

@@ -12,6 +12,7 @@
     │   ├── DoubleFree         a lease or block freed twice
     │   ├── ForeignBlock       a lease of another pool
     │   ├── SequenceNotReady   a call that the sequence's state does not allow yet
+    │   ├── StepsInFlight      a step reserved while as many are in flight as may be
     │   ├── StalePlan          a plan read after the cache has moved on
     │   ├── DivergedRank       a rank that has missed, doubled or altered a plan
     │   ├── ConcurrentCall     a call that arrived while another one runs on the same cache
@@ -91,6 +92,10 @@ class ForeignBlock(LogicError):
 
 class SequenceNotReady(LogicError):
     """The sequence's state does not allow the call yet."""
+
+
+class StepsInFlight(LogicError):
+    """As many steps are in flight as `max_steps_in_flight` allows: one must end before the next is reserved."""
 
 
 class StalePlan(LogicError):

@@ -73,6 +73,7 @@ class ManagerMachine(RuleBasedStateMachine):
         hash_seed=st.integers(0, 3),
         compares_all=st.sampled_from([False] * 9 + [True]),
         mood=st.sampled_from([MIXED] * 9 + [CROWD] * 9 + [LONG] * 2),
+        max_steps=st.sampled_from([1, 1, 1, 2, 3]),
     )
     def start(
         self,
@@ -85,6 +86,7 @@ class ManagerMachine(RuleBasedStateMachine):
         hash_seed: int,
         compares_all: bool,
         mood: str,
+        max_steps: int,
     ) -> None:
         self.mood = mood
         if mood != MIXED:
@@ -99,6 +101,7 @@ class ManagerMachine(RuleBasedStateMachine):
             enable_prefix_caching=caching,
             watermark=watermark,
             hash_seed=hash_seed,
+            max_steps_in_flight=max_steps,
         )
         self.count()
 
@@ -116,6 +119,8 @@ class ManagerMachine(RuleBasedStateMachine):
             Tally.refusals += self.pair.refusals
             if sys.exc_info()[0] is None:
                 self.pair.free(list(self.pair.live))
+                if model.num_begun > model.num_ended:
+                    self.pair.end_step(model.num_begun)
                 assert self.pair.cache.num_used_blocks == 0
 
     def choose(self, draw: random.Random, least: int = 1) -> list[ModelSequence]:
@@ -176,7 +181,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def reserve(self, draw: random.Random, most: int) -> None:
         self.count()
         seqs = self.choose(draw)
-        room = [self.pair.config.max_model_len - seq.num_computed for seq in seqs]
+        room = [self.pair.config.max_model_len - self.pair.model.start_of(seq) for seq in seqs]
         too_many = draw.random() < 0.02
         self.pair.reserve(seqs, [min(draw.randint(0, most), free) + too_many for free in room])
 
@@ -185,7 +190,42 @@ class ManagerMachine(RuleBasedStateMachine):
     def commit(self, draw: random.Random, share: float) -> None:
         self.count()
         seqs = self.choose(draw)
-        self.pair.commit(seqs, *self.outcome(draw, seqs, share))
+        step = self.some_step(draw, seqs)
+        if step is not None and draw.random() < 0.8:
+            seqs = [seq for seq in seqs if seq.open and seq.open[0][0] == step] or seqs
+        self.pair.commit(seqs, *self.outcome(draw, seqs, share), step)
+
+    def some_step(self, draw: random.Random, seqs: list[ModelSequence]) -> int | None:
+        """One that may be committed, of a step that is; None where steps have no numbers."""
+        if self.pair.model.max_steps == 1:
+            return None
+        return draw.choice([seq.open[0][0] for seq in seqs if seq.open] or [max(self.pair.model.num_begun, 1)])
+
+    @precondition(lambda self: self.pair is not None and self.pair.model.max_steps > 1)
+    @rule(draw=CHOICES)
+    def end_step(self, draw: random.Random) -> None:
+        self.count()
+        model = self.pair.model
+        self.pair.end_step(draw.choice((model.num_ended, *[model.num_ended + 1] * 4, model.num_begun)))
+
+    def flight_step(self, draw: random.Random, chunk: int) -> None:
+        """A step behind those in flight, one token beyond those known where all of these are; then perhaps one ends."""
+        model = self.pair.model
+        if model.num_begun - model.num_ended == model.max_steps:
+            self.land_oldest(draw)
+        limit = self.pair.config.max_model_len
+        seqs = [seq for seq in self.choose(draw) if model.start_of(seq) < limit]
+        self.pair.reserve(seqs, [min(chunk, max(len(seq.tokens) - model.start_of(seq), 1)) for seq in seqs])
+        if draw.random() < 0.5:
+            self.land_oldest(draw)
+
+    def land_oldest(self, draw: random.Random) -> None:
+        """The oldest step is committed, mostly as a whole, and ends."""
+        step = self.pair.model.num_ended + 1
+        seqs = [seq for seq in self.pair.live if seq.open and seq.open[0][0] == step]
+        if not self.pair.commit(seqs, *self.outcome(draw, seqs, draw.choice((1.0, 1.0, 0.5))), step):
+            self.pair.commit(seqs, [0] * len(seqs), None, step)
+        self.pair.end_step(step)
 
     def outcome(
         self, draw: random.Random, seqs: list[ModelSequence], share: float
@@ -214,6 +254,9 @@ class ManagerMachine(RuleBasedStateMachine):
         """What an engine does: all sequences, what they still lack, everything computed, a token sampled."""
         self.count()
         pair = self.pair
+        if pair.model.max_steps > 1:
+            self.flight_step(draw, chunk)
+            return
         room = pair.config.max_model_len
         seqs = [s for s in pair.live if s.num_computed < len(s.tokens) and s.num_computed < room]
         if self.mood == CROWD:
@@ -264,10 +307,13 @@ class ManagerMachine(RuleBasedStateMachine):
         dead = draw.choice(pair.dead_handles) if pair.dead_handles else 12345
         batch = [*pair.handles(pair.live), dead]
         draw.shuffle(batch)
+        if pair.model.max_steps > 1 and pair.model.num_begun == 0:
+            pair.reserve([], [])
+        step = self.some_step(draw, [])
         for call in (
             lambda: cache.free(batch),
             lambda: cache.reserve(batch, 1),
-            lambda: cache.commit(batch, 0),
+            lambda: cache.commit(batch, 0, step=step),
             lambda: cache.fork(dead, 1),
             lambda: cache.truncate(dead, 1),
         ):
@@ -280,16 +326,19 @@ class ManagerMachine(RuleBasedStateMachine):
         seq = draw.choice(pair.live)
         handle = pair.handle_of[seq]
         batch = pair.handles(pair.live)
+        if pair.model.max_steps > 1 and pair.model.num_begun - pair.model.num_ended == pair.model.max_steps:
+            self.land_oldest(draw)
+        step = self.some_step(draw, [seq])
         calls: tuple[Callable[[], object], ...] = (
             lambda: cache.free([*batch, handle]),
             lambda: cache.reserve([*batch, handle], 1),
             lambda: cache.reserve([handle], -1),
             lambda: cache.reserve([handle], [1, 2]),
             lambda: cache.reserve(batch, pair.config.max_model_len + 1),
-            lambda: cache.commit([handle], seq.num_reserved + 1),
-            lambda: cache.commit([handle], -1),
-            lambda: cache.commit([handle], 0, np.array([-2])),
-            lambda: cache.commit([handle], 0, np.array([1, 1])),
+            lambda: cache.commit([handle], seq.num_reserved + 1, step=step),
+            lambda: cache.commit([handle], -1, step=step),
+            lambda: cache.commit([handle], 0, np.array([-2]), step),
+            lambda: cache.commit([handle], 0, np.array([1, 1]), step),
             lambda: cache.truncate(handle, 0),
             lambda: cache.truncate(handle, len(seq.tokens) + 1),
             lambda: cache.fork(handle, 0),

@@ -85,6 +85,7 @@ def test_defaults() -> None:
         "history_size": 0,
         "residency_sample": 0,
         "enable_kv_cache_events": False,
+        "max_steps_in_flight": 1,
     }
 
 

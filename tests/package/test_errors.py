@@ -23,6 +23,7 @@ TREE = {
     "ForeignBlock": "LogicError",
     "SequenceNotReady": "LogicError",
     "StalePlan": "LogicError",
+    "StepsInFlight": "LogicError",
     "DivergedRank": "LogicError",
     "ConcurrentCall": "LogicError",
     "PolicyError": "LogicError",

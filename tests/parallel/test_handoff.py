@@ -370,6 +370,13 @@ def test_a_prompt_longer_than_a_window_is_refused_by_name() -> None:
     pair.require_empty()
 
 
+def test_a_cache_with_several_steps_in_flight_receives_nothing() -> None:
+    """A transfer would hold the oldest step, and all behind it."""
+    cache, peer = side("decode", config={"max_steps_in_flight": 2})
+    with pytest.raises(InvalidArgument, match="max_steps_in_flight 2; a receiver's cache must have 1"):
+        HandoffReceiver(cache, peer, 10)
+
+
 @pytest.mark.parametrize("options", [{"num_cpu_blocks": 20}, {"partial_hits": True}])
 def test_plans_that_move_blocks_are_carried_out(options: dict[str, Any]) -> None:
     cache, peer = side("decode", config=options)

@@ -39,6 +39,7 @@ class Pair:
             self.config.max_model_len,
             self.config.enable_prefix_caching,
             self.config.watermark_blocks,
+            self.config.max_steps_in_flight,
         )
         self.live: list[ModelSequence] = []
         self.handle_of: dict[ModelSequence, int] = {}
@@ -81,23 +82,36 @@ class Pair:
         if step is not None:
             self.num_waits += step.status.count(WAITS_FOR_PREFIX)
             self.compare_plan(step, plan)
+            assert plan.step == self.model.num_begun
         self.compare()
         return step
 
     def commit(
-        self, seqs: list[ModelSequence], num_computed: list[int], appended: list[list[int]] | None = None
-    ) -> None:
-        self.note("commit", seqs, num_computed, appended)
+        self,
+        seqs: list[ModelSequence],
+        num_computed: list[int],
+        appended: list[list[int]] | None = None,
+        step: int | None = None,
+    ) -> bool:
+        """Whether both sides took it."""
+        self.note("commit", seqs, num_computed, appended, step)
         handles = np.array(self.handles(seqs), dtype=np.int64)
         rows = None
         if appended is not None:
             width = max([1, *map(len, appended)])
             rows = np.array([new + [-1] * (width - len(new)) for new in appended], dtype=np.int64)
             rows = rows.reshape(len(seqs), width)
+        refused = self.refusals.total()
         self._both(
-            lambda: self.model.commit(seqs, num_computed, appended),
-            lambda: self.cache.commit(handles, np.array(num_computed, dtype=np.int64), rows),
+            lambda: self.model.commit(seqs, num_computed, appended, step),
+            lambda: self.cache.commit(handles, np.array(num_computed, dtype=np.int64), rows, step),
         )
+        self.compare()
+        return self.refusals.total() == refused
+
+    def end_step(self, step: int) -> None:
+        self.note("end_step", step)
+        self._both(lambda: self.model.end_step(step), lambda: self.cache.end_step(step))
         self.compare()
 
     def fork(self, seq: ModelSequence, num_children: int) -> list[ModelSequence]:
@@ -214,6 +228,8 @@ class Pair:
         num_used = self.config.num_blocks - 1 - num_free
         assert (cache.num_free_blocks, cache.num_used_blocks) == (num_free, num_used)
         assert cache.num_cached_blocks == len(model.node_of)
+        assert cache.num_fenced_blocks == len(model.until)
+        assert list(cache.steps_in_flight) == list(range(model.num_ended + 1, model.num_begun + 1))
         assert cache.num_seqs == len(self.live) == len(model.running)
         assert cache.usage == num_used / (self.config.num_blocks - 1)
         for seq in self.live:

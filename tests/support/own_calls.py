@@ -1,4 +1,4 @@
-"""Managers of eight kinds in the middle of their work, and every public call that does something, with good arguments.
+"""Managers of nine kinds in the middle of their work, and every public call that does something, with good arguments.
 
 Tests that interrupt calls, call from inside of calls, or give them hostile arguments take these in turn.
 """
@@ -29,6 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "own policy": {"eviction_policy": MRU},
     "keys": {},
     "observed": {"history_size": 6, "track_misses": True, "residency_sample": 1},
+    "in flight": {"max_steps_in_flight": 4, "num_blocks": 30},
 }
 KEYS = (LoRA("adapter"), CacheSalt("tenant"), Span("image", 1, 3))
 
@@ -60,8 +61,11 @@ class Site:
         idle = self.computed(tokens(1, 14), "idle")
         self.done = self.computed(tokens(2, 9), "done")
         self.decoding = self.computed(tokens(3, 6), "decoding", [7])
+        if cache.config.max_steps_in_flight > 1:
+            cache.free(self.computed(tokens(10, 9), "landed", ends=False))
         self.reserved = cache.allocate(tokens(4, 9), "reserved", self.keys)
-        cache.reserve([self.reserved], 9)
+        #: The step in which it is, where steps have numbers.
+        self.step = cache.reserve([self.reserved], 9).step or None
         self.waiting = cache.allocate(tokens(4, 10), "waiting", self.keys)
         self.swapped = self.computed(tokens(5, 6), "swapped")
         if cache.config.num_cpu_blocks:
@@ -73,11 +77,13 @@ class Site:
             self.pool.cache_full_blocks(self.lease, tokens(6, 8))
             self.hit = self.pool.get_cached_blocks(tokens(6, 8), holder="a hit")
 
-    def computed(self, prompt: list[int], holder: str, next_tokens: list[int] | None = None) -> int:
+    def computed(self, prompt: list[int], holder: str, next_tokens: list[int] | None = None, ends: bool = True) -> int:
         seq = self.cache.allocate(prompt, holder, self.keys)
         missing = self.cache.num_tokens(seq) - self.cache.num_computed_tokens(seq)
-        self.cache.reserve([seq], missing)
-        self.cache.commit([seq], missing, next_tokens)
+        step = self.cache.reserve([seq], missing).step or None
+        self.cache.commit([seq], missing, next_tokens, step)
+        if step is not None and ends and len(self.cache.steps_in_flight) == 1:
+            self.cache.end_step(step)
         return seq
 
     def check(self) -> None:
@@ -110,8 +116,9 @@ def _manager_calls() -> list[Call]:
         Call("reserve", lambda s: lambda: s.cache.reserve([s.reserved, s.waiting, s.decoding], [9, 2, 6])),
         Call("reserve", lambda s: lambda: s.cache.reserve(s.decoding, 40)),
         Call("reserve", lambda s: lambda: s.cache.reserve([s.reserved, s.decoding])),
-        Call("commit", lambda s: lambda: s.cache.commit([s.reserved], [9], [[3]])),
-        Call("commit", lambda s: lambda: s.cache.commit([s.reserved], 4)),
+        Call("commit", lambda s: lambda: s.cache.commit([s.reserved], [9], [[3]], s.step)),
+        Call("commit", lambda s: lambda: s.cache.commit([s.reserved], 4, None, s.step)),
+        Call("end_step", lambda s: lambda: s.cache.end_step(s.cache.steps_in_flight.start)),
         Call("can_append", lambda s: lambda: s.cache.can_append([s.decoding, s.waiting], 5)),
         Call("append", lambda s: lambda: s.cache.append([s.done], [5])),
         Call("fork", lambda s: lambda: s.cache.fork(s.decoding, 2)),
@@ -197,6 +204,8 @@ QUESTIONS: dict[str, Callable[[Site], Any]] = {
     "num_cached_blocks": lambda s: s.cache.num_cached_blocks,
     "usage": lambda s: s.cache.usage,
     "num_seqs": lambda s: s.cache.num_seqs,
+    "steps_in_flight": lambda s: s.cache.steps_in_flight,
+    "num_fenced_blocks": lambda s: s.cache.num_fenced_blocks,
     "stats": lambda s: s.cache.stats(),
     "pool.num_blocks": lambda s: s.pool.num_blocks,
     "pool.block_size": lambda s: s.pool.block_size,

@@ -49,6 +49,9 @@ class Sequence:
     num_computed: int = 0
     num_published: int = 0
     num_reserved: int = 0
+    #: Where several steps may be in flight: the step and the tokens of each open reservation, and the latest step.
+    open: list[tuple[int, int]] = field(default_factory=list)
+    last_step: int = 0
     #: Whether the last token waits for a block of the sequence's own to stand in.
     has_unplaced: bool = False
     waits_on: Sequence | None = None
@@ -80,6 +83,7 @@ class ReferenceManager:
         max_model_len: int,
         caching: bool = True,
         watermark_blocks: int = 0,
+        max_steps: int = 1,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -87,6 +91,13 @@ class ReferenceManager:
         self.max_model_len = max_model_len
         self.caching = caching
         self.watermark_blocks = watermark_blocks
+        self.max_steps = max_steps
+        #: Steps 1 to num_begun were reserved, those after num_ended are in flight.
+        self.num_begun = 0
+        self.num_ended = 0
+        #: Blocks given back that wait for a step, in order, and the step that each waits for at last.
+        self.waiting: dict[int, list[int]] = {}
+        self.until: dict[int, int] = {}
         self.queue = list(range(1, num_blocks))
         self.ref_counts = [0] * num_blocks
         self.free_rows = list(reversed(range(max_num_seqs)))
@@ -130,6 +141,30 @@ class ReferenceManager:
                 self.queue.append(block)
             else:
                 self.queue.insert(0, block)
+
+    def give_back(self, seq: Sequence, block: int) -> None:
+        """`drop`, but not before the last step of the sequence has ended; a block is kept once."""
+        step = seq.last_step
+        if step <= self.num_ended or block in self.until:
+            self.drop(block)
+        if step > self.num_ended:
+            if block not in self.until:
+                self.waiting.setdefault(step, []).append(block)
+            self.until[block] = max(step, self.until.get(block, 0))
+
+    def end_step(self, step: int) -> None:
+        if not self.num_ended < step <= self.num_begun:
+            raise Refused("InvalidArgument", "not in flight")
+        if any(opened <= step for seq in self.running.values() for opened, _ in seq.open):
+            raise Refused("SequenceNotReady", "a reservation is not committed")
+        for number in range(self.num_ended + 1, step + 1):
+            for block in self.waiting.pop(number, []):
+                if self.until[block] > step:
+                    self.waiting.setdefault(self.until[block], []).append(block)
+                else:
+                    del self.until[block]
+                    self.drop(block)
+        self.num_ended = step
 
     # ------------------------------------------------------------------ index
 
@@ -234,48 +269,59 @@ class ReferenceManager:
 
     # ------------------------------------------------------------------ a step
 
+    def start_of(self, seq: Sequence) -> int:
+        return seq.num_computed + sum(count for _, count in seq.open)
+
     def reserve(self, seqs: list[Sequence], num_new_tokens: list[int]) -> Step:
+        if self.max_steps > 1 and self.num_begun - self.num_ended == self.max_steps:
+            raise Refused("StepsInFlight")
         for seq, num_new in zip(seqs, num_new_tokens, strict=True):
-            if num_new < 0 or seq.num_computed + num_new > self.max_model_len:
+            if num_new < 0 or self.start_of(seq) + num_new > self.max_model_len:
                 raise Refused("InvalidArgument", "past max_model_len")
         step = Step()
+        self.num_begun += self.max_steps > 1
         self.served = []
         for seq, num_new in zip(seqs, num_new_tokens, strict=True):
-            status = self.reserve_one(seq, num_new, step)
+            start = self.start_of(seq)
+            status = self.reserve_one(seq, start, num_new, step)
             self.served.append(seq)
             given = num_new if status == SCHEDULED else 0
             step.status.append(status)
             step.num_scheduled.append(given)
-            step.num_computed.append(seq.num_computed)
-            for position in range(seq.num_computed, seq.num_computed + given):
+            step.num_computed.append(start)
+            for position in range(start, start + given):
                 block = seq.blocks[position // self.block_size]
                 step.slots.append(block * self.block_size + position % self.block_size)
-        for seq, given in zip(seqs, step.num_scheduled, strict=True):
-            step.pages.append(seq.blocks[: self.pages(seq.num_computed + given)])
+        for seq, start, given in zip(seqs, step.num_computed, step.num_scheduled, strict=True):
+            step.pages.append(seq.blocks[: self.pages(start + given)])
             step.tables.append(list(seq.blocks))
         return step
 
-    def reserve_one(self, seq: Sequence, num_new: int, step: Step) -> str:
-        seq.num_reserved = 0
+    def reserve_one(self, seq: Sequence, start: int, num_new: int, step: Step) -> str:
+        if self.max_steps == 1:
+            seq.num_reserved = 0
         if num_new == 0:
             return SCHEDULED
         if not self.prefix_is_coming(seq):
             return WAITS_FOR_PREFIX
-        first = seq.num_computed // self.block_size
+        first = start // self.block_size
         rewrites = seq.num_published <= first < len(seq.blocks)
         copies = rewrites and self.ref_counts[seq.blocks[first]] > 1
-        num_missing = max(0, self.pages(seq.num_computed + num_new) - len(seq.blocks))
+        num_missing = max(0, self.pages(start + num_new) - len(seq.blocks))
         if num_missing + copies > len(self.queue):
             return NO_BLOCKS
         if copies:
-            self.copy_on_write(seq, first, step)
+            self.copy_on_write(seq, start, step)
         elif rewrites and seq.blocks[first] in self.node_of:
             self.withdraw(seq.blocks[first])
         for _ in range(num_missing):
             seq.blocks.append(self.pop_block())
         if len(seq.tokens) <= len(seq.blocks) * self.block_size:
             seq.has_unplaced = False
-        seq.num_reserved = num_new
+        if self.max_steps > 1:
+            seq.last_step = self.num_begun
+            seq.open.append((self.num_begun, num_new))
+        seq.num_reserved = seq.open[0][1] if seq.open else num_new
         return SCHEDULED
 
     def prefix_is_coming(self, seq: Sequence) -> bool:
@@ -284,13 +330,16 @@ class ReferenceManager:
         if owner is None:
             return True
         coming = owner.num_reserved if owner in self.served else 0
+        if self.max_steps > 1 and (not owner.open or owner.open[0][0] != self.num_begun):
+            coming = 0
         return owner.num_computed + coming >= seq.num_needed
 
-    def copy_on_write(self, seq: Sequence, index: int, step: Step) -> None:
+    def copy_on_write(self, seq: Sequence, start: int, step: Step) -> None:
+        index = start // self.block_size
         old, new = seq.blocks[index], self.pop_block()
         seq.blocks[index] = new
-        self.drop(old)
-        if seq.num_computed % self.block_size:
+        self.give_back(seq, old)
+        if start % self.block_size:
             step.copies.append((old, new))
             self.num_copied_blocks += 1
 
@@ -299,18 +348,41 @@ class ReferenceManager:
         seqs: list[Sequence],
         num_computed: list[int],
         next_tokens: list[list[int]] | None = None,
+        step: int | None = None,
     ) -> None:
         appended = next_tokens or [[] for _ in seqs]
+        if self.max_steps > 1:
+            self.require_step(seqs, num_computed, appended, step)
         self.require_committable(seqs, num_computed, appended)
         for seq, num, new in zip(seqs, num_computed, appended, strict=True):
             seq.num_computed += num
-            seq.num_reserved = 0
+            self.end_reservation(seq, num, step)
             seq.has_unplaced |= len(new) > self.room(seq)
             seq.tokens += new
         for seq in self.running.values():
             self.settle(seq)
         for seq in seqs:
             self.publish_computed(seq)
+
+    def require_step(
+        self, seqs: list[Sequence], num_computed: list[int], appended: list[list[int]], step: int | None
+    ) -> None:
+        if step is None or not 1 <= step <= self.num_begun:
+            raise Refused("InvalidArgument", "not a step")
+        for seq, num, new in zip(seqs, num_computed, appended, strict=True):
+            steps = [opened for opened, _ in seq.open]
+            if step in steps:
+                if step != steps[0]:
+                    raise Refused("SequenceNotReady", "an earlier step is not committed")
+            elif num:
+                raise Refused("InvalidArgument", "nothing reserved in the step")
+            elif new and steps:
+                raise Refused("SequenceNotReady", "appended to while in flight")
+
+    def end_reservation(self, seq: Sequence, num: int, step: int | None) -> None:
+        if seq.open and seq.open[0][0] == step:
+            seq.open = [] if num < seq.open[0][1] else seq.open[1:]
+        seq.num_reserved = seq.open[0][1] if seq.open else 0
 
     def require_committable(self, seqs: list[Sequence], num_computed: list[int], appended: list[list[int]]) -> None:
         after = {seq: seq.num_computed + num for seq, num in zip(seqs, num_computed, strict=True)}
@@ -387,14 +459,14 @@ class ReferenceManager:
         seq.num_computed = min(seq.num_computed, num_tokens)
         seq.num_published = min(seq.num_published, num_tokens // self.block_size)
         while len(seq.blocks) > self.pages(num_tokens):
-            self.drop(seq.blocks.pop())
+            self.give_back(seq, seq.blocks.pop())
 
     def free(self, seqs: list[Sequence]) -> None:
         for seq in seqs:
             self.hand_over(seq)
             del self.running[seq.row]
             for block in reversed(seq.blocks):
-                self.drop(block)
+                self.give_back(seq, block)
             self.free_rows.append(seq.row)
 
     def hand_over(self, owner: Sequence) -> None:
@@ -415,6 +487,7 @@ class ReferenceManager:
         for seq in waiting:
             seq.waits_on = heir
             seq.num_reserved = 0
+            seq.open = []
         if heir is not None:
             owned = [index for index, block in enumerate(heir.blocks) if self.owner_of.get(block) is heir]
             heir.num_computed = min(heir.num_computed, owned[0] * self.block_size)

@@ -18,6 +18,7 @@ SCRATCH = {
     "_reached",
     "_one",
     "_idle_run",
+    "_ended_run",
     "_entry",
     "_target",
     "_transfers",
@@ -28,6 +29,7 @@ SCRATCH = {
     "_slow",
     "_num_slow",
     "_served",
+    "_starts",
     "_filled",
     "_filled_blocks",
     "_filled_parents",
@@ -41,7 +43,7 @@ SCRATCH = {
 }
 #: Packages whose objects are looked into: ours, and eviction policies of the tests.
 WALKED = ("blockyard", "tests")
-SCALARS = (int, float, str, bool, bytes, type(None), tuple)
+SCALARS = (int, float, str, bool, bytes, type(None), tuple, range)
 
 
 def snapshot(whole: KVCacheManager | BlockPool) -> dict[str, Any]:

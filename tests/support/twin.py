@@ -54,6 +54,7 @@ PLAN = (
     "indices",
     "last_page_len",
     "copies",
+    "step",
 )
 STATS = (
     "num_prompt_tokens",

@@ -99,6 +99,14 @@ def clear_i32(items: vec[i32]) -> None:
         items[index] = 0
 
 
+def power_of_two(least: int) -> int:
+    """The smallest power of two that is not below `least`."""
+    size = 1
+    while size < least:
+        size *= 2
+    return size
+
+
 def words_to_cache_line(items: vec[i64]) -> int:
     """How many leading words to skip so that the next one starts a cache line.
 

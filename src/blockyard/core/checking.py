@@ -50,9 +50,17 @@ def _check_counts(
     for lease in leases:
         for block in lease:
             held[block] += 1
+    _count_fenced(pool, held)
     for block in range(int(pool.capacity)):
         if pool.ref_cnt[i64(block)] != held[block]:
             _fail("I8", f"block {block} has ref_cnt {pool.ref_cnt[i64(block)]}, but {held[block]} holders")
+
+
+def _count_fenced(pool: BlockLedger, held: list[int]) -> None:
+    """Blocks that wait for a step in flight are held once for it."""
+    if pool.fence is not None:
+        for block in pool.fence.block_ids():
+            held[block] += 1
 
 
 def _check_rows(sequences: SequenceTable, rows: list[int]) -> None:
@@ -76,8 +84,13 @@ def _check_lengths(sequences: SequenceTable, row: i64, block_size: i64) -> None:
         _fail("I6", f"{name} has {stored} tokens in {room} slots")
     if sequences.num_computed[row] > sequences.num_tokens[row]:
         _fail("I3", f"{name} has computed {sequences.num_computed[row]} of {sequences.num_tokens[row]} tokens")
-    if sequences.num_computed[row] + sequences.num_reserved[row] > room:
+    if sequences.num_computed[row] + _num_open(sequences, row) > room:
         _fail("I6", f"{name} has reserved {sequences.num_reserved[row]} tokens beyond its {room} slots")
+
+
+def _num_open(sequences: SequenceTable, row: i64) -> i64:
+    """Tokens of all open reservations."""
+    return max(sequences.num_reserved[row], sequences.num_ahead[row])
 
 
 def _check_published(pool: BlockLedger, sequences: SequenceTable, row: i64) -> None:
@@ -106,9 +119,10 @@ def _check_writer(pool: BlockLedger, sequences: SequenceTable, row: i64) -> None
     """I7: reserved tokens go to blocks that no other sequence holds, but for joiners of what is being computed."""
     block_size = i64(pool.block_size)
     start = sequences.num_computed[row]
-    if sequences.num_reserved[row] == 0:
+    num_open = _num_open(sequences, row)
+    if num_open == 0:
         return
-    for position in range(start // block_size, (start + sequences.num_reserved[row] - 1) // block_size + 1):
+    for position in range(start // block_size, (start + num_open - 1) // block_size + 1):
         block = sequences.block_at(row, position)
         if pool.ref_cnt[block] > 1 and position >= sequences.num_published[row]:
             _fail(
@@ -175,7 +189,7 @@ def _check_group_row(store: GroupedStore, group: GroupTable, row: i64, held: lis
             _fail("I2", f"{name} has block {block} at place {place}, of which {group.num_null[row]} are null")
     if group.num_null[row] > group.first_needed(sequences.num_computed[row]):
         _fail("I2", f"{name} lacks places of its window: {group.num_null[row]} are null")
-    needed = sequences.num_computed[row] + sequences.num_reserved[row]
+    needed = sequences.num_computed[row] + _num_open(sequences, row)
     if sequences.copy_from[row]:
         # The block whose beginning is to be copied may not be there yet.
         needed -= needed % group.block_size
@@ -202,6 +216,7 @@ def _check_contents(store: GroupedStore, group: GroupTable, row: i64) -> None:
 
 
 def _check_holders(pool: ContentPool, leases: list[BlockLease], held: list[int], invariant: str) -> None:
+    _count_fenced(pool, held)
     for lease in leases:
         for block in lease:
             held[block] += 1

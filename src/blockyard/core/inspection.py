@@ -17,6 +17,7 @@ from .parts import Parts
 from .pool.block import KVCacheBlock
 from .pool.lease import BlockLease
 from .sequences.block_table import BlockTable
+from .sequences.checking import check_steps
 from .sequences.table import NO_TOKEN, is_batch, read_handles
 from .watch.misses import MissLog
 
@@ -168,6 +169,9 @@ class Inspection:
                         block.group = group if tokens > 0 else block.group
                 if block.block_id in self.sequences.copy_from[i64(row)]:
                     block.holders.append(self.sequences.name(i64(row)))
+            fence = self.parts.kv_pool.fence
+            if fence is not None and fence.until[i64(number)] > 0:
+                block.holders.append(f"step {fence.until[i64(number)]}, in flight")
             return block
         finally:
             self.gate.leave()
@@ -232,6 +236,9 @@ class Inspection:
             leases = [_lease_holding(lease, list(lease), []) for lease in self.parts.pool.leases()]
             if self.parts.cpu_pool is not None:
                 leases += [_lease_holding(lease, [], list(lease)) for lease in self.parts.cpu_pool.leases()]
+            fenced = self.parts.kv_pool.fence
+            if fenced is not None and fenced.num_blocks > 0:
+                leases.append(Holding("steps in flight", int(fenced.num_ended) + 1, "", 0, fenced.block_ids(), []))
             return sequences + leases
         finally:
             self.gate.leave()
@@ -258,6 +265,7 @@ class Inspection:
         try:
             parts = self.parts
             parts.token_blocks.check()
+            check_steps(parts.kv_pool, parts.sequences)
             leases = parts.pool.leases()
             if parts.grouped is None:
                 check_sequences(parts.token_blocks, leases, self.sequences, True)

@@ -16,6 +16,7 @@ from .calls.commit import CommitCalls
 from .calls.evict import EvictCalls
 from .calls.fork import ForkCalls
 from .calls.free import FreeCalls
+from .calls.in_flight import StepCalls, in_flight_of
 from .calls.reserve import ReserveCalls
 from .calls.resize import ResizeCalls
 from .calls.swap import swap_calls
@@ -73,8 +74,10 @@ class KVCacheManager:
         self._free = FreeCalls(self._parts)
         self._parts.gate.deferred.append(self._free)
         self._allocate = AllocateCalls(self._parts, self._free)
-        self._reserve = ReserveCalls(self._parts)
-        self._commit = CommitCalls(self._parts)
+        in_flight = in_flight_of(self._parts)
+        self._steps = StepCalls(self._parts, in_flight)
+        self._reserve = ReserveCalls(self._parts, in_flight)
+        self._commit = CommitCalls(self._parts, in_flight)
         self._fork = ForkCalls(self._parts, self._free)
         self._truncate = TruncateCalls(self._parts)
         self._swap = swap_calls(self._parts)
@@ -155,30 +158,54 @@ class KVCacheManager:
 
         seqs: handles (B,). num_new_tokens: integers (B,), or one for all; None for all that are known and not computed.
         0 is served with no slots. It may go past the known tokens (speculation); `commit` then names them. A new
-        reservation of a sequence replaces an open one.
+        reservation of a sequence replaces an open one; where several steps may be in flight it begins behind those.
         Sequences are served in order; put the owner of joined blocks before its joiners (`core/sequences/joins.py`).
-        One that cannot be served is reported in `plan.status`: it gets nothing and keeps what it has, and an open
-        reservation of it ends. Returns the plan (`StepPlan`), whose status is SCHEDULED, NO_BLOCKS or WAITS_FOR_PREFIX.
-        Raises `UnknownSequence`, `InvalidArgument`, `SequenceNotReady` for one that is swapped out, `PolicyError`.
+        One that cannot be served is reported in `plan.status`: it gets nothing and keeps what it has, and a
+        reservation that would have been replaced ends.
+        Returns the plan (`StepPlan`), whose status is SCHEDULED, NO_BLOCKS or WAITS_FOR_PREFIX.
+        Raises `UnknownSequence`, `InvalidArgument`, `SequenceNotReady` for one that is swapped out, `PolicyError`, and
+        `StepsInFlight` when `max_steps_in_flight` steps have not ended.
         """
         return self._reserve.reserve(seqs, num_new_tokens)
 
-    def commit(self, seqs: object, num_computed: object, next_tokens: object = None) -> None:
+    def commit(self, seqs: object, num_computed: object, next_tokens: object = None, step: object = None) -> None:
         """Say what the step did: the first `num_computed` reserved tokens of each sequence are computed. O(batch).
 
         num_computed: integers (B,), or one for all, at most what was reserved; 0 says that the step failed.
         next_tokens: tokens to append, integers (B,) or (B, k) with -1 for none. All known tokens but the last
         must have a block; with num_computed=0 this only appends, as after a fork.
         Full computed blocks become shareable. The reservation ends.
+        step: `plan.step`, where several steps may be in flight. The steps of a sequence are committed in their order.
+        If less is computed than was reserved, later reservations of that sequence end: commit 0 tokens for them.
         Raises `UnknownSequence`, `SequenceNotReady` or `InvalidArgument`.
         """
-        self._commit.commit(seqs, num_computed, next_tokens)
+        self._commit.commit(seqs, num_computed, next_tokens, step)
+
+    def end_step(self, step: object) -> None:
+        """No device writes or reads any more for steps up to `step`, an integer, `plan.step`. O(blocks that waited).
+
+        Until then the blocks that sequences of these steps gave back (by `free`, `truncate`, a swap, or a sliding
+        window) are held, and given to no other: `num_fenced_blocks`.
+        Raises `InvalidArgument` unless the step is in flight, and `SequenceNotReady` while a reservation of these steps
+        is not committed.
+        """
+        self._steps.end_step(step)
+
+    @property
+    def steps_in_flight(self) -> range:
+        """Numbers of the steps that were reserved and have not ended; none where only one may be in flight. O(1)."""
+        return self._steps.steps_in_flight()
+
+    @property
+    def num_fenced_blocks(self) -> int:
+        """Blocks that sequences gave back and that wait for a step to end; most are free then. O(1)."""
+        return self._steps.num_fenced_blocks()
 
     def can_append(self, seqs: object, num_new_tokens: object = 1) -> bool:
         """Whether `reserve` would serve all of `seqs` now. O(batch). Changes nothing.
 
         Cautious by a block where several forks that share their last block are asked about together, and where one
-        waits for blocks that another would compute in the same step.
+        waits for blocks that another would compute in the same step. False while no further step may be in flight.
         """
         return self._reserve.can_append(seqs, num_new_tokens)
 

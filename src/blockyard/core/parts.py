@@ -7,10 +7,12 @@ from ..hash_seeds import hash_seed_or_drawn
 from .block_pool import BlockPool, ManagedPool
 from .gate import Gate
 from .index.continuations import Continuations
+from .pool.fence import Fence
 from .pool.lease import LeaseBook
 from .pool.ledger import BlockLedger
 from .pool.observer import Clock
 from .sequences.joins import Joins
+from .sequences.open_steps import OpenSteps
 from .sequences.table import SequenceTable
 from .store.base import Store
 from .store.event_reader import EventReader
@@ -43,6 +45,9 @@ class Parts:
         self.grouped = GroupedStore(config, self.token_blocks, self.sequences, seed) if is_grouped else None
         self.store: Store = self.grouped or PlainStore(self.token_blocks, self.sequences, self.joins)
         self.kv_pool: BlockLedger = self.store.kv_pool
+        if config.max_steps_in_flight > 1:
+            self.kv_pool.fence = Fence(config.max_num_seqs, config.max_steps_in_flight, config.num_blocks)
+            self.sequences.open_steps = OpenSteps(config.max_num_seqs, config.max_steps_in_flight)
         self.clock = Clock()
         # Made by calls: a type checker takes what is assigned as None here for None in all that follows.
         self.history = self._make_history()

@@ -38,9 +38,10 @@ class Transfer:
 class HandoffReceiver:
     """Takes offers in: blocks first, then bytes, then, when all are there and right, the sequence.
 
-    cache: that takes the sequences. peer: what this side says of itself. lease: how long a transfer may take, in the
-    unit of every `now`. on_plan: called with each `StepPlan` that is made here, to carry out its copies and swaps at
-    once (`KVCache.move_blocks`); needed with a CPU pool or partial hits, which make such plans.
+    cache: that takes the sequences, with `max_steps_in_flight` 1. peer: what this side says of itself. lease: how long
+    a transfer may take, in the unit of every `now`. on_plan: called with each `StepPlan` that is made here, to carry
+    out its copies and swaps at once (`KVCache.move_blocks`); needed with a CPU pool or partial hits, which make such
+    plans.
 
     A transfer's blocks are reserved and not committed: no prompt can hit them before `finish`. Equal prompts may join
     them meanwhile, as they join blocks that are being computed: they wait, and if the transfer is aborted one of them
@@ -59,6 +60,11 @@ class HandoffReceiver:
         if on_plan is None and (config.num_cpu_blocks or config.partial_hits):
             raise InvalidArgument(
                 "on_plan is None; a cache with a CPU pool or partial hits makes plans that move blocks"
+            )
+        if config.max_steps_in_flight > 1:
+            raise InvalidArgument(
+                f"cache has max_steps_in_flight {config.max_steps_in_flight}; a receiver's cache must have 1, because "
+                f"a transfer would be a step in flight until it ends"
             )
         self.cache = cache
         self.peer = peer

@@ -5,12 +5,14 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from ...arguments import require_int, shown
 from ...errors import InvalidArgument, SequenceNotReady
 from ...ids import NO_ROW, NULL_BLOCK
 from ..arrays import filled_i64, zeros_i64
 from ..parts import Parts
 from ..sequences.table import NO_TOKEN, QUIET, read_handles
 from ..tokens import HIGH_HALF, LAST_TOKEN, LOW_HALF, int64_vector, store_token, token_table
+from .in_flight import NO_STEP, InFlight
 
 #: Added to an error about a sequence without reserved tokens.
 NOT_SCHEDULED: Final = "; nothing of it is reserved: a sequence that is not SCHEDULED in plan.status gets 0 and -1"
@@ -19,8 +21,9 @@ NOT_SCHEDULED: Final = "; nothing of it is reserved: a sequence that is not SCHE
 class CommitCalls:
     """Counts tokens as computed, appends new ones, and makes blocks that became full shareable."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, in_flight: InFlight | None) -> None:
         self.parts = parts
+        self.in_flight = in_flight
         self.gate = parts.gate
         self.token_blocks = parts.token_blocks
         self.index = parts.token_blocks.index
@@ -36,12 +39,13 @@ class CommitCalls:
         self._filled_blocks = zeros_i64(int(sequences.max_num_seqs))
         self._filled_parents = zeros_i64(int(sequences.max_num_seqs))
 
-    def commit(self, seqs: object, num_computed: object, next_tokens: object) -> None:
+    def commit(self, seqs: object, num_computed: object, next_tokens: object, step: object) -> None:
         """See `KVCacheManager.commit`."""
         self.gate.enter("commit")
         try:
             self.parts.note("commit", "")
-            self._commit(seqs, num_computed, next_tokens)
+            number = self._read_step(step)
+            self._commit(seqs, num_computed, next_tokens, number)
         finally:
             self.gate.leave()
 
@@ -50,15 +54,24 @@ class CommitCalls:
         self.gate.enter("append")
         try:
             self.parts.note("append", "")
-            self._commit(seqs, 0, next_tokens)
+            self._commit(seqs, 0, next_tokens, NO_STEP)
         finally:
             self.gate.leave()
 
-    def _commit(self, seqs: object, num_computed: object, next_tokens: object) -> None:
+    def _read_step(self, step: object) -> i64:
+        if self.in_flight is not None:
+            return self.in_flight.read_step(step)
+        if step is not None and require_int("step", step, 0, LAST_TOKEN) != 0:
+            raise InvalidArgument(f"step is {shown(step)}; with max_steps_in_flight 1 steps have no numbers: 0 or None")
+        return NO_STEP
+
+    def _commit(self, seqs: object, num_computed: object, next_tokens: object, step: i64) -> None:
         given = read_handles(seqs)
         counts = int64_vector("num_computed", num_computed, len(given))
         table = token_table("next_tokens", next_tokens, len(given))
         rows = self.sequences.rows_of(given)
+        if self.in_flight is not None:
+            self.in_flight.check_commit(rows, counts, table, step)
         if table.columns > 1:
             appended = self._count_new(table.items, table.columns, len(rows))
             self._check_many(rows, counts, appended)
@@ -70,6 +83,8 @@ class CommitCalls:
             self.sequences.version += 1
             self._append(rows, tokens)
         self._advance(rows, counts)
+        if self.in_flight is not None:
+            self.in_flight.settle(rows, counts, step)
 
     def _no_tokens(self, num_seqs: int) -> vec[i64]:
         return filled_i64(NO_TOKEN, num_seqs)

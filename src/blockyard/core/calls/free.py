@@ -80,5 +80,7 @@ class FreeCalls(Deferred):
         for block in sequences.copy_from[row]:
             self.kv_pool.release_one(block)
         self.store.close(row)
-        self.token_blocks.release(sequences.blocks, row * sequences.width, sequences.num_blocks[row])
+        self.token_blocks.give_back(row, sequences.blocks, row * sequences.width, sequences.num_blocks[row])
         sequences.close(row)
+        if self.kv_pool.fence is not None:
+            self.kv_pool.fence.last_step[row] = 0

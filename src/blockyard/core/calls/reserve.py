@@ -13,6 +13,7 @@ from ..plan.step_tokens import KnownTokens
 from ..sequences.table import NO_TOKEN, QUIET, read_handles
 from ..store.transfers import Transfers
 from ..tokens import int64_vector, store_token
+from .in_flight import InFlight
 
 
 class ReserveCalls:
@@ -22,8 +23,9 @@ class ReserveCalls:
     partly filled block, and a truncated sequence may end inside a cached one. All blocks behind it are new.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, in_flight: InFlight | None) -> None:
         self.parts = parts
+        self.in_flight = in_flight
         self.gate = parts.gate
         self.token_blocks = parts.token_blocks
         self.kv_pool = parts.kv_pool
@@ -61,6 +63,8 @@ class ReserveCalls:
         if num_new_tokens is not None:
             counts = int64_vector("num_new_tokens", num_new_tokens, len(given))
         rows = sequences.rows_of(given)
+        if self.in_flight is not None:
+            self.in_flight.require_step()
         if num_new_tokens is None:
             counts = self._all_known(rows)
         starts = self._map_ready(rows, counts)
@@ -74,7 +78,11 @@ class ReserveCalls:
         plan = StepPlan(self.tables, batch, slots, transfers)
         sequences.version += 1
         batch.version = sequences.version
-        self._record(rows, counts)
+        if self.in_flight is None:
+            self._record(rows, counts)
+        else:
+            batch.step = self.in_flight.begin()
+            self._open_ready(self.in_flight, rows, counts)
         if self._num_slow > 0:
             self._transfers = transfers
             plan._num_slots = self._serve_slow(rows, starts, counts, statuses, slots)
@@ -83,10 +91,12 @@ class ReserveCalls:
         return plan
 
     def _all_known(self, rows: vec[i64]) -> vec[i64]:
-        """All tokens of each sequence that are known and not computed."""
+        """All tokens of each sequence that are known, not computed and not in a step in flight."""
+        sequences = self.sequences
         counts = rows[:]
         for index in range(i64(len(rows))):
-            counts[index] = self.sequences.num_tokens[rows[index]] - self.sequences.num_computed[rows[index]]
+            row = rows[index]
+            counts[index] = max(sequences.num_tokens[row] - sequences.num_computed[row] - sequences.num_ahead[row], 0)
         return counts
 
     def _all_served(self, num_seqs: int) -> vec[i64]:
@@ -103,6 +113,8 @@ class ReserveCalls:
             counts = int64_vector("num_new_tokens", num_new_tokens, len(given))
             rows = self.sequences.rows_of(given)
             starts = self._map_ready(rows, counts)
+            if self.in_flight is not None and self.in_flight.is_full():
+                return False
             for index in range(i64(len(rows))):
                 if counts[index] > 0 and self.sequences.is_waiting(rows[index]):
                     return False
@@ -119,7 +131,7 @@ class ReserveCalls:
         left = self.kv_pool.queue.num_free
         needed: i64 = 0
         for index in range(i64(len(rows))):
-            self._reached[rows[index]] = starts[index]
+            self._reached[rows[index]] = self.sequences.num_computed[rows[index]]
         for index in range(i64(len(rows))):
             row = rows[index]
             if counts[index] > 0 and not self._will_wait(row):
@@ -128,7 +140,8 @@ class ReserveCalls:
                 if least <= left:
                     needed += missing
                     left -= least
-                    self._reached[row] = starts[index] + counts[index]
+                    if self.sequences.num_ahead[row] == 0:
+                        self._reached[row] = starts[index] + counts[index]
         self.kv_pool.evict_ahead(min(needed, self.kv_pool.queue.num_free))
 
     def _will_wait(self, row: i64) -> bool:
@@ -161,7 +174,7 @@ class ReserveCalls:
         starts = rows[:]
         slow = self._slow
         slots = self._slot_room
-        num_computed = sequences.num_computed
+        first = sequences.num_computed if self.in_flight is None else self.in_flight.starts(rows)
         ready = sequences.ready
         num_blocks = sequences.num_blocks
         blocks = sequences.blocks
@@ -173,7 +186,7 @@ class ReserveCalls:
         for index in range(num_seqs):
             row = rows[index]
             count = counts[index]
-            start = num_computed[row]
+            start = first[row]
             if count < 0 or count > limit - start:
                 self._refuse(index, row, count, start)
             starts[index] = start
@@ -201,15 +214,25 @@ class ReserveCalls:
 
     def _refuse(self, index: i64, row: i64, count: i64, start: i64) -> None:
         limit = self.max_model_len
+        ahead = " or in flight" if self.sequences.num_ahead[row] > 0 else ""
         raise InvalidArgument(
             f"num_new_tokens[{index}] is {count} for {self.sequences.name(row)}; "
-            f"it must be from 0 to {limit - start}: {start} tokens are computed, max_model_len is {limit}"
+            f"it must be from 0 to {limit - start}: {start} tokens are computed{ahead}, max_model_len is {limit}"
         )
 
     def _record(self, rows: vec[i64], counts: vec[i64]) -> None:
         num_reserved = self.sequences.num_reserved
         for index in range(i64(len(rows))):
             num_reserved[rows[index]] = counts[index]
+
+    def _open_ready(self, in_flight: InFlight, rows: vec[i64], counts: vec[i64]) -> None:
+        """The same where several steps may be in flight, for the sequences that take no second look."""
+        slow: i64 = 0
+        for index in range(i64(len(rows))):
+            if slow < self._num_slow and self._slow[2 * slow] == index:
+                slow += 1
+            else:
+                in_flight.open(rows[index], counts[index])
 
     def _serve_slow(
         self, rows: vec[i64], starts: vec[i64], counts: vec[i64], statuses: vec[i64], slots: vec[i64]
@@ -231,9 +254,13 @@ class ReserveCalls:
             if status != SCHEDULED:
                 statuses[index] = status
                 counts[index] = 0
-                sequences.num_reserved[row] = 0
+                if self.in_flight is None:
+                    sequences.num_reserved[row] = 0
                 failed = True
-            elif maps and not failed:
+                continue
+            if self.in_flight is not None:
+                self.in_flight.open(row, counts[index])
+            if maps and not failed:
                 table.map_run(row, starts[index], end, slots, self._slow[2 * position + 1])
         if not maps:
             return 0
@@ -277,6 +304,8 @@ class ReserveCalls:
         if not sequences.is_waiting(row):
             self.joins.settle(row)
             return False
+        if self.in_flight is not None:
+            return self.in_flight.num_reached(owner) < sequences.waits_for[row]
         reached = sequences.num_computed[owner]
         if sequences.reserved_at[owner] == sequences.version:
             reached += sequences.num_reserved[owner]
@@ -293,7 +322,7 @@ class ReserveCalls:
         new = self.token_blocks.acquire_one()
         self.token_blocks.index.rows.copy(old, new)
         self.sequences.set_block(row, position, new)
-        self.token_blocks.release_one(old)
+        self.token_blocks.give_back_one(row, old)
         if start % self.block_size != 0:
             self.store.token_block_copied(old, new, self._transfers)
 

@@ -47,7 +47,8 @@ class TruncateCalls:
         self.joins.settle_waiters(row)
         self.joins.settle(row)
         keep = min(self.store.num_token_blocks(length), sequences.num_blocks[row])
-        self.token_blocks.release(sequences.blocks, row * sequences.width + keep, sequences.num_blocks[row] - keep)
+        first = row * sequences.width + keep
+        self.token_blocks.give_back(row, sequences.blocks, first, sequences.num_blocks[row] - keep)
         sequences.cut_row(row, keep)
         if length < sequences.num_tokens[row]:
             sequences.pending_token[row] = NO_TOKEN

@@ -39,6 +39,8 @@ class Batch:
         self.starts = starts
         self.scheduled = scheduled
         self.statuses = statuses
+        #: The number of the step, 0 where steps have none.
+        self.step: i64 = 0
 
     def num_tokens(self) -> i64:
         """T, the tokens that the step computes."""

@@ -50,6 +50,14 @@ class StepPlan(SwapPlan):
         return GroupPlan(self._tables[0], self._batch)
 
     @property
+    def step(self) -> int:
+        """The number of the step, for `commit` and `end_step`: 1, 2, ... in the order of the plans.
+
+        0 where only one step may be in flight (`CacheConfig.max_steps_in_flight`), and in a plan read from bytes.
+        """
+        return int(self._batch.step)
+
+    @property
     def rows(self) -> npt.NDArray[np.int64]:
         """Each sequence's row in `KVCacheManager.block_table`, int64 (B,)."""
         return view_i64(self._batch.rows)
@@ -77,7 +85,10 @@ class StepPlan(SwapPlan):
 
     @property
     def num_computed(self) -> npt.NDArray[np.int32]:
-        """Tokens of each sequence whose keys and values are there before the step, int32 (B,)."""
+        """Tokens of each sequence whose keys and values are there before the step, int32 (B,).
+
+        Those of its steps that are in flight count.
+        """
         return view_i64(self._batch.starts).astype(np.int32)
 
     @property

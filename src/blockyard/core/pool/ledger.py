@@ -18,6 +18,7 @@ from ..index.prompt import Prompt
 from ..index.room import IndexRoom
 from ..policies.base import EvictionPolicy
 from ..policies.caught import CaughtPolicy
+from .fence import Fence, FenceRoom
 from .free_queue import FreeQueue, QueueRoom
 from .observer import Observers, PoolObserver
 from .victims import Chooser
@@ -42,6 +43,7 @@ class BlockLedger:
     pending       1 ..     yes      row+1  no: indexed, and still to be computed by the sequence in that row
     shared        1 ..     yes      0      no: any prompt can hit it
     retiring      1 ..     any      any    no: its id is beyond a pool that has shrunk; it goes when it is freed
+    fenced        1 ..     any      0      no: given back while a step in flight may use it; `Fence` holds it until then
 
     Its methods trust their callers and check nothing: a manager counts by the rows of its block table; a `BlockPool`
     is the checked face with leases.
@@ -64,10 +66,13 @@ class BlockLedger:
         self.ref_cnt = zeros_i32(self.num_blocks)
         self._one = zeros_i32(1)
         self._idle_run = zeros_i64(int(RELEASED_TOGETHER))
+        self._ended_run = zeros_i32(int(RELEASED_TOGETHER))
         #: Ids from 1 to num_blocks - 1 are given out; after a pool has shrunk, `capacity` is what there was room for.
         self.capacity: i64 = self.num_blocks
         #: Blocks beyond num_blocks that are still held; each goes when it is freed.
         self.num_retiring: i64 = 0
+        #: Where several steps may be in flight: what keeps the blocks that they may still write or read.
+        self.fence: Fence | None = None
         self.observer: PoolObserver | None = None
         #: Who chooses what is evicted; None for the order of the queue, least recently used.
         self.chooser: Chooser | None = None
@@ -287,6 +292,35 @@ class BlockLedger:
             position -= 1
         self.queue.append_run(idle, num_idle)
 
+    def give_back(self, row: i64, blocks: vec[i32], start: i64, count: i64) -> None:
+        """`release` what the sequence in `row` held; while a step of it is in flight, when that has ended. O(count)."""
+        fence = self.fence
+        if fence is None or not fence.is_open(row):
+            self.release(blocks, start, count)
+            return
+        step = fence.last_step[row]
+        position = start + count - 1
+        while position >= start:
+            if not fence.hold(i64(blocks[position]), step):
+                self.release(blocks, position, 1)
+            position -= 1
+
+    def give_back_one(self, row: i64, block: i64) -> None:
+        """The same for one block."""
+        self._one[0] = i32(block)
+        self.give_back(row, self._one, 0, 1)
+
+    def end_steps(self, step: i64) -> None:
+        """Steps up to `step` have ended: release what waits for them, in the order in which it was given back."""
+        fence = self.fence
+        if fence is None:
+            return
+        room = i64(len(self._ended_run))
+        taken = fence.take(self._ended_run, step)
+        while taken > 0:
+            self.release(self._ended_run, room - taken, taken)
+            taken = fence.take(self._ended_run, step)
+
     def acquire_one(self) -> i64:
         """Take one block, which must be free, from the head of the queue."""
         self.acquire(self._one, 0, 1)
@@ -323,6 +357,7 @@ class BlockLedger:
                 self.index.make_room_for(int(num_blocks)),
                 self.queue.make_room_for(int(num_blocks)),
                 grown_i32(self.ref_cnt, int(num_blocks)),
+                None if self.fence is None else self.fence.make_room_for(int(num_blocks)),
             )
             if self.chooser is not None:
                 self.chooser.grow(int(num_blocks))
@@ -339,6 +374,8 @@ class BlockLedger:
             self.index.move_into(room.index)
             self.queue.move_into(room.queue)
             self.ref_cnt = room.ref_cnt
+            if self.fence is not None and room.fence is not None:
+                self.fence.move_into(room.fence)
             self.capacity = room.num_blocks
         old = i64(self.num_blocks)
         self.num_blocks = int(num_blocks)
@@ -441,8 +478,11 @@ class BlockLedger:
 class LedgerRoom:
     """The arrays of a larger ledger, before they are put in place."""
 
-    def __init__(self, num_blocks: i64, index: IndexRoom, queue: QueueRoom, ref_cnt: vec[i32]) -> None:
+    def __init__(
+        self, num_blocks: i64, index: IndexRoom, queue: QueueRoom, ref_cnt: vec[i32], fence: FenceRoom | None
+    ) -> None:
         self.num_blocks = num_blocks
         self.index = index
         self.queue = queue
         self.ref_cnt = ref_cnt
+        self.fence = fence

@@ -125,7 +125,7 @@ class Joins:
         for other in range(sequences.max_num_seqs):
             if sequences.handle[other] != 0 and sequences.waits_on[other] == row:
                 self.settle(other)
-                sequences.num_reserved[other] = 0
+                sequences.end_reservations(other)
                 if other != heir:
                     self._wait(other, heir, sequences.waits_for[other])
         if sequences.is_waiting(row):

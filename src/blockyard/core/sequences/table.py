@@ -12,6 +12,7 @@ from ...ids import NO_ROW, ROW_SPAN
 from ..arrays import filled_i64, zeros_i64
 from ..tokens import int64_items, plain_int
 from .block_table import BlockTable
+from .open_steps import OpenSteps
 from .serials import Serials
 
 ROW_BITS: Final = 20
@@ -55,10 +56,11 @@ class SequenceTable(BlockTable):
     handle         open and close
     holders        open and close
     is_swapped     fork, open and close, swap
+    num_ahead      in_flight, open and close
     num_computed   allocate, commit, fork, joins, partial_hits, truncate
     num_promised   open and close
     num_published  allocate, commit, fork, truncate
-    num_reserved   commit, joins, open and close, reserve
+    num_reserved   commit, in_flight, open and close, reserve
     num_tokens     allocate, commit, fork, truncate
     num_waiters    joins
     pending_token  allocate, commit, fork, reserve, truncate
@@ -78,7 +80,12 @@ class SequenceTable(BlockTable):
         self.num_computed = zeros_i64(max_num_seqs)
         #: Leading blocks of the row that this sequence has put into the index, or hit there.
         self.num_published = zeros_i64(max_num_seqs)
+        #: Tokens of its oldest open reservation.
         self.num_reserved = zeros_i64(max_num_seqs)
+        #: Where several steps may be in flight: the open reservations of each row, and the tokens of all of them. Where
+        #: not, a new reservation replaces an open one, and nothing is ahead.
+        self.open_steps: OpenSteps | None = None
+        self.num_ahead = zeros_i64(max_num_seqs)
         #: The version in which the reservation was made: an abandoned one is not of this step.
         self.reserved_at = zeros_i64(max_num_seqs)
         #: The last token, while no block has room for it.
@@ -140,7 +147,7 @@ class SequenceTable(BlockTable):
         self.cut_row(row, 0)
         self.promise(row, 0)
         self.handle[row] = 0
-        self.num_reserved[row] = 0
+        self.end_reservations(row)
         self._epoch += 1
         self.holders[row] = ""
         self.spans[row] = {}
@@ -148,6 +155,13 @@ class SequenceTable(BlockTable):
         self.causes[row] = []
         self._free_rows[self.num_free_rows] = row
         self.num_free_rows += 1
+
+    def end_reservations(self, row: i64) -> None:
+        """Nothing of a row is reserved any more."""
+        self.num_reserved[row] = 0
+        if self.open_steps is not None:
+            self.open_steps.clear(row)
+            self.num_ahead[row] = 0
 
     def num_open_rows(self) -> i64:
         """Free rows that are not set aside for the forks of a sequence group."""

@@ -1,0 +1,202 @@
+"""Several steps in flight: what `reserve` and `commit` do with step numbers, and `end_step`."""
+
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ...arguments import require_int, shown
+from ...errors import InvalidArgument, SequenceNotReady, StepsInFlight
+from ..arrays import zeros_i64
+from ..parts import Parts
+from ..pool.fence import Fence
+from ..sequences.open_steps import OpenSteps
+from ..sequences.table import NO_TOKEN
+from ..tokens import TokenTable
+
+#: Of a call that names no step.
+NO_STEP: Final[i64] = 0
+
+
+class InFlight:
+    """Numbers the steps, and keeps for each sequence the reservations of the steps that are not committed.
+
+    A new reservation begins behind those that are open. `commit` settles one step of each sequence, the oldest first;
+    if it computed less than was reserved, the later reservations of that sequence end: they begin behind tokens that
+    are not there.
+    """
+
+    def __init__(self, parts: Parts, fence: Fence, open_steps: OpenSteps) -> None:
+        self.sequences = parts.sequences
+        self.kv_pool = parts.kv_pool
+        self.fence = fence
+        self.open_steps = open_steps
+        #: Where the next reservation of a row begins, for the rows of a batch.
+        self._starts = zeros_i64(int(parts.sequences.max_num_seqs))
+
+    # Reserving.
+
+    def starts(self, rows: vec[i64]) -> vec[i64]:
+        """By row, the tokens that are computed or in steps in flight: where a new reservation begins. O(batch)."""
+        starts = self._starts
+        num_computed = self.sequences.num_computed
+        num_ahead = self.sequences.num_ahead
+        for index in range(i64(len(rows))):
+            row = rows[index]
+            starts[row] = num_computed[row] + num_ahead[row]
+        return starts
+
+    def is_full(self) -> bool:
+        """Whether a step must end before another one begins."""
+        return self.fence.num_in_flight() >= self.fence.max_steps
+
+    def require_step(self) -> None:
+        """Raise `StepsInFlight` unless one more step may begin."""
+        fence = self.fence
+        if self.is_full():
+            raise StepsInFlight(
+                f"reserve: {fence.num_in_flight()} steps are in flight, {fence.num_ended + 1} to {fence.num_begun}; "
+                f"max_steps_in_flight is {fence.max_steps}: end step {fence.num_ended + 1} first"
+            )
+
+    def begin(self) -> i64:
+        """The number of a new step."""
+        self.fence.num_begun += 1
+        return self.fence.num_begun
+
+    def open(self, row: i64, count: i64) -> None:
+        """The sequence has its slots for `count` tokens in the step that was begun last."""
+        if count == 0:
+            return
+        step = self.fence.num_begun
+        sequences = self.sequences
+        if self.open_steps.num_open[row] == 0:
+            sequences.num_reserved[row] = count
+        self.open_steps.push(row, step, count)
+        self.fence.last_step[row] = step
+        sequences.num_ahead[row] += count
+
+    def num_reached(self, row: i64) -> i64:
+        """Tokens that a sequence has in this step as far as all of them are computed before or in it, and no earlier
+        step of it is still open."""
+        computed = self.sequences.num_computed[row]
+        if self.open_steps.oldest[row] != self.fence.num_begun:
+            return computed
+        return computed + self.open_steps.oldest_count(row)
+
+    # Committing.
+
+    def read_step(self, step: object) -> i64:
+        """What the caller of `commit` names. Raises `InvalidArgument`."""
+        begun = int(self.fence.num_begun)
+        if step is None:
+            raise InvalidArgument(
+                f"step is None; with max_steps_in_flight {self.fence.max_steps}, commit needs plan.step, the step that "
+                f"was computed"
+            )
+        if begun == 0:
+            raise InvalidArgument(f"step is {shown(step)}; no step was reserved yet")
+        return i64(require_int("step", step, 1, begun))
+
+    def check_commit(self, rows: vec[i64], counts: vec[i64], table: TokenTable, step: i64) -> None:
+        """Refuse what does not belong to `step`, before anything changes. O(batch * open reservations)."""
+        oldest = self.open_steps.oldest
+        for index in range(i64(len(rows))):
+            row = rows[index]
+            if step != NO_STEP and oldest[row] == step:
+                continue
+            if step != NO_STEP and self.open_steps.has(row, step):
+                raise SequenceNotReady(
+                    f"commit: step {oldest[row]} of {self.sequences.name(row)} comes before step {step} and is not "
+                    f"committed"
+                )
+            self._check_outside(index, row, counts[index], table, step)
+
+    def _check_outside(self, index: i64, row: i64, count: i64, table: TokenTable, step: i64) -> None:
+        """A sequence that has nothing reserved in the step: nothing of it is computed, and it may only be appended to
+        while it has nothing reserved at all."""
+        name = self.sequences.name(row)
+        if count != 0:
+            raise InvalidArgument(
+                f"num_computed[{index}] is {count} for {name}, of which nothing is reserved in step {step}: it was not "
+                f"SCHEDULED in it, or an earlier step computed less than was reserved, which ended the later ones"
+            )
+        if self.open_steps.num_open[row] == 0:
+            return
+        if step == NO_STEP or (table.columns > 0 and table.items[index * table.columns] != NO_TOKEN):
+            what = "append" if step == NO_STEP else f"next_tokens[{index}]"
+            raise SequenceNotReady(
+                f"{what}: {name} has reserved tokens in step {self.open_steps.oldest[row]}; commit that one first"
+            )
+
+    def settle(self, rows: vec[i64], counts: vec[i64], step: i64) -> None:
+        """`counts` tokens of each sequence were computed in `step`."""
+        sequences = self.sequences
+        open_steps = self.open_steps
+        for index in range(i64(len(rows))):
+            row = rows[index]
+            if step != NO_STEP and open_steps.oldest[row] == step:
+                reserved = open_steps.oldest_count(row)
+                open_steps.pop(row)
+                sequences.num_ahead[row] -= reserved
+                if counts[index] < reserved:
+                    sequences.end_reservations(row)
+            # `commit` itself knows one reservation, and has ended it.
+            if open_steps.num_open[row] > 0:
+                sequences.num_reserved[row] = open_steps.oldest_count(row)
+
+    # Ending.
+
+    def end(self, step: object) -> None:
+        """Steps up to `step` have ended: give back what waited for them."""
+        fence = self.fence
+        first = int(fence.num_ended) + 1
+        last = int(fence.num_begun)
+        if first > last:
+            raise InvalidArgument(f"step is {shown(step)}; no step is in flight")
+        number = i64(require_int("step", step, first, last))
+        for other in range(i64(first), number + 1):
+            if self.open_steps.num_of_step(other) > 0:
+                raise SequenceNotReady(
+                    f"end_step: {self.open_steps.num_of_step(other)} reservations of step {other} are not committed; "
+                    f"commit them, with num_computed=0 if the step failed, or free their sequences"
+                )
+        self.kv_pool.end_steps(number)
+
+
+class StepCalls:
+    """`end_step`, and what is asked about steps in flight."""
+
+    def __init__(self, parts: Parts, in_flight: InFlight | None) -> None:
+        self.parts = parts
+        self.gate = parts.gate
+        self.in_flight = in_flight
+
+    def end_step(self, step: object) -> None:
+        """See `KVCacheManager.end_step`."""
+        self.gate.enter("end_step")
+        try:
+            self.parts.note("end_step", "")
+            if self.in_flight is None:
+                raise InvalidArgument("end_step: max_steps_in_flight is 1; steps have numbers with 2 or more")
+            self.in_flight.end(step)
+        finally:
+            self.gate.leave()
+
+    def steps_in_flight(self) -> range:
+        """See `KVCacheManager.steps_in_flight`."""
+        if self.in_flight is None:
+            return range(1, 1)
+        fence = self.in_flight.fence
+        return range(int(fence.num_ended) + 1, int(fence.num_begun) + 1)
+
+    def num_fenced_blocks(self) -> int:
+        """See `KVCacheManager.num_fenced_blocks`."""
+        return 0 if self.in_flight is None else int(self.in_flight.fence.num_blocks)
+
+
+def in_flight_of(parts: Parts) -> InFlight | None:
+    """Where several steps may be in flight, what numbers them."""
+    fence = parts.kv_pool.fence
+    open_steps = parts.sequences.open_steps
+    return None if fence is None or open_steps is None else InFlight(parts, fence, open_steps)

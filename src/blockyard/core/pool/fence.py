@@ -1,0 +1,117 @@
+"""Blocks that sequences gave back while a step in flight may still write or read them."""
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ...ids import NULL_BLOCK
+from ..arrays import grown_i32, grown_i64, power_of_two, zeros_i32, zeros_i64
+
+
+class Fence:
+    """Holds such a block once, until the last step that a sequence holding it was in has ended.
+
+    Steps are numbered from 1 in the order in which they were begun, and end in that order. At most `max_steps` are in
+    flight: `num_ended` + 1 to `num_begun`.
+
+    The blocks that wait for a step are a list, linked through `next_block`, in the order in which they were given back.
+    A block that is given back once more, for a later step, stays in its list, and moves on when that is taken. So
+    nothing here allocates memory, and a block costs O(1) each time it is given back.
+
+    last_step: the latest step that each row was in. until: for each block the step that it waits for, 0 for none.
+    """
+
+    def __init__(self, max_num_seqs: int, max_steps: int, num_blocks: int) -> None:
+        self.max_steps: i64 = max_steps
+        size = power_of_two(max_steps)
+        self._mask: i64 = size - 1
+        self.num_begun: i64 = 0
+        self.num_ended: i64 = 0
+        self.last_step = zeros_i64(max_num_seqs)
+        self.until = zeros_i64(num_blocks)
+        self.next_block = zeros_i32(num_blocks)
+        self._first = zeros_i64(size)
+        self._last = zeros_i64(size)
+        #: Blocks that wait.
+        self.num_blocks: i64 = 0
+
+    def num_in_flight(self) -> i64:
+        """Steps that were begun and have not ended."""
+        return self.num_begun - self.num_ended
+
+    def is_open(self, row: i64) -> bool:
+        """Whether a step of this row is in flight."""
+        return self.last_step[row] > self.num_ended
+
+    def hold(self, block: i64, step: i64) -> bool:
+        """Keep a reference to a block until `step` has ended; False where one is kept already: it waits as long."""
+        waits_for = self.until[block]
+        if waits_for < step:
+            self.until[block] = step
+        if waits_for > 0:
+            return False
+        self.num_blocks += 1
+        self._put(block, step)
+        return True
+
+    def _put(self, block: i64, step: i64) -> None:
+        place = step & self._mask
+        self.next_block[block] = i32(NULL_BLOCK)
+        if self._first[place] == NULL_BLOCK:
+            self._first[place] = block
+        else:
+            self.next_block[self._last[place]] = i32(block)
+        self._last[place] = block
+
+    def take(self, out: vec[i32], step: i64) -> i64:
+        """Write blocks that wait for steps up to `step` to the end of `out`, backwards; returns how many.
+
+        To be asked again until there are none; then these steps have ended.
+        """
+        taken: i64 = 0
+        room = i64(len(out))
+        while self.num_ended < step:
+            place = self.num_ended + 1 & self._mask
+            block = self._first[place]
+            while block != NULL_BLOCK:
+                if taken == room:
+                    return taken
+                self._first[place] = i64(self.next_block[block])
+                if self.until[block] > step:
+                    self._put(block, self.until[block])
+                else:
+                    self.until[block] = 0
+                    self.num_blocks -= 1
+                    taken += 1
+                    out[room - taken] = i32(block)
+                block = self._first[place]
+            self.num_ended += 1
+        return taken
+
+    def block_ids(self) -> list[int]:
+        """The blocks that wait, by step and then as they were given back. O(blocks)."""
+        blocks: list[int] = []
+        for step in range(self.num_ended + 1, self.num_begun + 1):
+            block = self._first[step & self._mask]
+            while block != NULL_BLOCK:
+                blocks.append(int(block))
+                block = i64(self.next_block[block])
+        return blocks
+
+    # The size.
+
+    def make_room_for(self, num_blocks: int) -> "FenceRoom":
+        """Arrays for a pool of `num_blocks` blocks, with what is here."""
+        return FenceRoom(grown_i64(self.until, num_blocks), grown_i32(self.next_block, num_blocks))
+
+    def move_into(self, room: "FenceRoom") -> None:
+        """Put these arrays in place."""
+        self.until = room.until
+        self.next_block = room.next_block
+
+
+class FenceRoom:
+    """The arrays of a larger fence, before they are put in place."""
+
+    def __init__(self, until: vec[i64], next_block: vec[i32]) -> None:
+        self.until = until
+        self.next_block = next_block
