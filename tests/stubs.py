@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .support.source_only import PACKAGE_DIR
 
-STUBBED = ("core/block_pool.py", "core/manager.py")
+STUBBED = ("core/block_pool.py", "core/manager.py", "core/pool_records.py")
 
 ARGUMENTS = {
     **dict.fromkeys(["token_ids", "parents"], "Integers"),
@@ -35,6 +35,13 @@ ARGUMENTS = {
     "lease": "BlockLease",
     "found": "FoundBlocks",
     "extend_by": "Integer",
+    "at": "Integer",
+    "last": "bool",
+    "block_ids": "Integers",
+    "eviction_policy": "Policy",
+    **dict.fromkeys(["retention_blocks", "residency_sample"], "Integer"),
+    "enable_kv_cache_events": "bool",
+    "callback": "Callable[[npt.NDArray[np.int32]], object] | None",
     "policy": "Policy",
     "config": "CacheConfig",
     "now": "Number",
