@@ -21,6 +21,8 @@ from .workload import BLOCK_SIZE, ROUNDS
 
 LENGTHS = (2_048, 32_768, 131_072)
 CALLS = 200
+#: Calls a round of what is slow.
+FEW = 5
 MORE = CALLS * (ROUNDS + 1) + 10
 
 
@@ -32,7 +34,7 @@ def lease_of(pool: BlockPool, tokens: np.ndarray) -> BlockLease:
 
 def one_more_block(num_tokens: int) -> Iterator[Figure]:
     """Extend a lease by a block; cache it by its own tokens, and by the whole prompt."""
-    pool = BlockPool(num_tokens // BLOCK_SIZE + 2 * MORE, BLOCK_SIZE)
+    pool = BlockPool(num_tokens // BLOCK_SIZE + 4 * MORE, BLOCK_SIZE)
     tokens = np.arange(num_tokens + MORE * BLOCK_SIZE, dtype=np.int32)
     grown = lease_of(pool, tokens[:num_tokens])
 
@@ -43,13 +45,34 @@ def one_more_block(num_tokens: int) -> Iterator[Figure]:
 
     yield figure("extend by a block", f"{num_tokens} tokens", nanoseconds_an_item(extend, ROUNDS), "us", "", 1e-3)
     for name, form in (("int32 array", tokens), ("list", tokens.tolist())):
-        lease = pool.touch(grown, "", 0, num_tokens // BLOCK_SIZE)
-        for step in (_next(pool, lease, form, num_tokens), _from_the_start(pool, lease, form, num_tokens)):
-            calls = CALLS if step.__name__ == "cache_next_blocks" else 5
-            pool.extend(lease, 1)
-            samples = nanoseconds_an_item(_repeated(step, calls), ROUNDS)
+        for step in (cache_next_blocks, cache_full_blocks):
+            lease = pool.touch(grown, "", 0, num_tokens // BLOCK_SIZE)
+            calls = CALLS if step is cache_next_blocks else FEW
+            pool.extend(lease, calls * (ROUNDS + 1))
+            samples = nanoseconds_an_item(_block_by_block(step, pool, lease, form, calls), ROUNDS)
             yield figure(f"{step.__name__}, one more block, {name}", f"{num_tokens} tokens", samples, "us", "", 1e-3)
-        pool.free_blocks(lease)
+            pool.free_blocks(lease)
+
+
+def _block_by_block(
+    step: Callable[[BlockPool, BlockLease, Any, int], None], pool: BlockPool, lease: BlockLease, tokens: Any, calls: int
+) -> Callable[[], int]:
+    def work() -> int:
+        for _ in range(calls):
+            step(pool, lease, tokens, lease.num_cached_blocks)
+        return calls
+
+    return work
+
+
+def cache_next_blocks(pool: BlockPool, lease: BlockLease, tokens: Any, num_cached: int) -> None:
+    """One more block, by its own tokens."""
+    pool.cache_next_blocks(lease, tokens[num_cached * BLOCK_SIZE : (num_cached + 1) * BLOCK_SIZE])
+
+
+def cache_full_blocks(pool: BlockPool, lease: BlockLease, tokens: Any, num_cached: int) -> None:
+    """One more block, by the whole prompt up to its end."""
+    pool.cache_full_blocks(lease, tokens[: (num_cached + 1) * BLOCK_SIZE], num_cached)
 
 
 def _repeated(step: Callable[[], object], calls: int) -> Callable[[], int]:
@@ -59,29 +82,6 @@ def _repeated(step: Callable[[], object], calls: int) -> Callable[[], int]:
         return calls
 
     return work
-
-
-def _next(pool: BlockPool, lease: BlockLease, tokens: Any, num_tokens: int) -> Callable[[], object]:
-    """The last block of the lease, cached again and again: its content goes before each call, which is in the time."""
-    last = tokens[num_tokens : num_tokens + BLOCK_SIZE]
-    position = num_tokens // BLOCK_SIZE
-
-    def cache_next_blocks() -> None:
-        pool.cache_next_blocks(lease, last, (), position)
-        pool.copy_on_write(lease, position)
-
-    return cache_next_blocks
-
-
-def _from_the_start(pool: BlockPool, lease: BlockLease, tokens: Any, num_tokens: int) -> Callable[[], object]:
-    whole = tokens[: num_tokens + BLOCK_SIZE]
-    position = num_tokens // BLOCK_SIZE
-
-    def cache_full_blocks() -> None:
-        pool.cache_full_blocks(lease, whole, position)
-        pool.copy_on_write(lease, position)
-
-    return cache_full_blocks
 
 
 def look_ups(num_tokens: int) -> Iterator[Figure]:
