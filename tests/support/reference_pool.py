@@ -174,6 +174,8 @@ class PoolModel:
         return self._add(Lease(self._take(count)))
 
     def extend(self, number: int, count: int) -> list[int]:
+        if count < 0:
+            raise Refused("InvalidArgument")
         lease = self._live(number)
         new = self._take(count)
         lease.blocks += new
