@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .support.source_only import PACKAGE_DIR
 
-STUBBED = ("core/block_pool.py", "core/manager.py")
+STUBBED = ("core/block_pool.py", "core/manager.py", "core/pool_records.py")
 
 ARGUMENTS = {
     **dict.fromkeys(["token_ids", "parents"], "Integers"),
@@ -33,6 +33,15 @@ ARGUMENTS = {
     "holders": "Sequence[str]",
     "extra_keys": "ExtraKeys",
     "lease": "BlockLease",
+    "found": "FoundBlocks",
+    "extend_by": "Integer",
+    "at": "Integer",
+    "last": "bool",
+    "block_ids": "Integers",
+    "eviction_policy": "Policy",
+    **dict.fromkeys(["retention_blocks", "residency_sample"], "Integer"),
+    "enable_kv_cache_events": "bool",
+    "callback": "Callable[[npt.NDArray[np.int32]], object] | None",
     "policy": "Policy",
     "config": "CacheConfig",
     "now": "Number",
@@ -45,6 +54,8 @@ OF_THE_CALL = {
     "can_append": {"num_new_tokens": "OneOrMore"},
     "commit": {"step": "Integer | None"},
     "end_step": {"step": "Integer"},
+    "hold": {"num_blocks": "Integer | None"},
+    "cache_next_blocks": {"num_cached_blocks": "Integer | None"},
 }
 #: What calls that take one handle or many return for each. Arrays come first: they are SupportsIndex too.
 BY_SHAPE = {

@@ -341,9 +341,9 @@ def test_a_manager_of_no_config(config: Any) -> None:
 # ---------------------------------------------------------------- the pool alone
 
 
-@pytest.mark.parametrize("value", [0, -1, 1, 2**27 + 1, 2**70, 8.0, "8", None, True, [8]])
+@pytest.mark.parametrize("value", [0, -1, 2**27 + 1, 2**70, 8.0, "8", None, True, [8]])
 def test_sizes_of_a_pool(value: Any) -> None:
-    with pytest.raises(InvalidArgument, match=rf"num_blocks is {re.escape(repr(value))}.*2 to {2**27}"):
+    with pytest.raises(InvalidArgument, match=rf"num_blocks is {re.escape(repr(value))}.*1 to {2**27}"):
         BlockPool(value)
 
 

@@ -24,6 +24,7 @@ TREE = {
     "SequenceNotReady": "LogicError",
     "StalePlan": "LogicError",
     "StepsInFlight": "LogicError",
+    "StaleBlocks": "LogicError",
     "DivergedRank": "LogicError",
     "ConcurrentCall": "LogicError",
     "PolicyError": "LogicError",

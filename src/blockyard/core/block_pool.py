@@ -5,26 +5,31 @@ import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
-from ..answers import AllocationEvent, Resize
-from ..arguments import require_bool, require_int, require_str
+from ..answers import Resize
+from ..arguments import require_bool, require_int, require_str, shown
 from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_HISTORY
 from ..errors import InvalidArgument, OutOfBlocks, not_enough_memory
 from ..hash_seeds import hash_seed_or_drawn
-from ..ids import NULL_BLOCK
-from .arrays import view_i32, view_i64, zeros_i32
+from .arrays import view_i32, zeros_i32
 from .gate import Gate
-from .index.prompt import Prompt, make_prompt
-from .policies import make_policy
-from .policies.caught import CaughtPolicy
+from .index.prompt import Prompt, make_chunk
 from .pool.block import KVCacheBlock
-from .pool.lease import BlockLease, LeaseBook
+from .pool.by_id import evict_idle, require_free, require_ids, uncache
+from .pool.caching import cache_next, cache_prompt
+from .pool.eviction import EvictionOrder
+from .pool.found import FoundBlocks, find_computed, found_blocks, require_found
+from .pool.lease import BlockLease, LeaseBook, check_leases, held_blocks
+from .pool.lease_parts import adopt, cut_off, give_back, grow, part_of
 from .pool.ledger import BlockLedger
-from .pool.observer import Clock
+from .pool_records import PoolRecords
 from .refusing import refuse_copy, refuse_pickle, refuse_subclass
+from .store.event_reader import EventReader
+from .tokens import int64_items
 from .watch.history import AllocationHistory
+from .watch.residency import ResidencySampler
 
 
-class BlockPool:
+class BlockPool(PoolRecords):
     """Blocks of `block_size` tokens: counted, handed out, found again by their tokens, evicted.
 
     Block 0 is the null block, a placeholder in block tables; the others have ids 1 to num_blocks - 1 that never
@@ -34,9 +39,11 @@ class BlockPool:
     Use it alone, through leases, or as the pool of a `KVCacheManager`, whose sequences hold blocks by their table rows.
     One call runs at a time (`blockyard.core.gate`).
 
-    num_blocks: the null block included; 2 to 2**27. block_size: tokens a block; 1 to 4096. hash_seed: of the index's
-    hash function; None draws one that cannot be guessed. history_size: events that `history` remembers, 0 for none.
-    Raises `InvalidArgument` for values outside their limits, `NotEnoughMemory`.
+    num_blocks: the null block included; 1 to 2**27 (a pool of the null block alone gives out nothing). block_size:
+    tokens a block; 1 to 4096. hash_seed: of the index's hash function; None draws one that cannot be guessed.
+    history_size, eviction_policy, retention_blocks, residency_sample, enable_kv_cache_events: as in `CacheConfig`.
+    Raises `InvalidArgument` for values outside their limits, `NotEnoughMemory`, and `PolicyError` where making the
+    policy raises.
 
     >>> pool = BlockPool(num_blocks=10, block_size=4)
     >>> lease = pool.get_new_blocks(2)
@@ -55,108 +62,39 @@ class BlockPool:
         enable_prefix_caching: object = True,
         hash_seed: object = None,
         history_size: object = 0,
+        eviction_policy: object = "lru",
+        retention_blocks: object = 0,
+        residency_sample: object = 0,
+        enable_kv_cache_events: object = False,
     ) -> None:
-        blocks = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
+        blocks = require_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
         size = require_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
         caching = require_bool("enable_prefix_caching", enable_prefix_caching)
         seed = hash_seed_or_drawn(hash_seed)
         events = require_int("history_size", history_size, 0, MAX_HISTORY)
+        retained = require_int("retention_blocks", retention_blocks, 0, MAX_BLOCKS)
+        sample = require_int("residency_sample", residency_sample, 0, MAX_BLOCKS)
+        is_told = require_bool("enable_kv_cache_events", enable_kv_cache_events)
         try:
-            self._ledger = BlockLedger(blocks, size, size, caching, seed)
+            ledger = BlockLedger(blocks, size, size, caching, seed)
+            PoolRecords.__init__(self, ledger, Gate(), "", None)
+            self._observe(events, sample, is_told)
         except MemoryError as error:
             raise not_enough_memory(f"num_blocks is {blocks}; the system has no memory for its arrays", error)
-        self._gate = Gate()
         self._book = LeaseBook(self._ledger)
         self._gate.deferred.append(self._book)
-        self._manager = ""
-        self._history: AllocationHistory | None = None
-        if events > 0:
-            self._history = AllocationHistory(events, self._ledger.queue, Clock())
+        self._order = EvictionOrder(self._ledger, self._gate.interruption, self._clock, retained)
+        self._order.install(eviction_policy)
+
+    def _observe(self, history_size: int, residency_sample: int, enable_kv_cache_events: bool) -> None:
+        if history_size > 0:
+            self._history = AllocationHistory(history_size, self._ledger.queue, self._clock)
             self._ledger.watch(self._history)
-
-    # What is there. One number each: these may be asked at any time, also while a call runs.
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the pool, the null block included."""
-        return self._ledger.num_blocks
-
-    @property
-    def block_size(self) -> int:
-        """Tokens a block."""
-        return self._ledger.block_size
-
-    @property
-    def enable_prefix_caching(self) -> bool:
-        """Whether full blocks are indexed and hit."""
-        return self._ledger.enable_prefix_caching
-
-    @property
-    def num_usable_blocks(self) -> int:
-        """All blocks but the null block; while a pool shrinks, those that are still to go included."""
-        return self._ledger.num_usable_blocks
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Free blocks, cached ones included. O(1)."""
-        return self._ledger.num_free_blocks
-
-    @property
-    def num_used_blocks(self) -> int:
-        """Blocks that leases or sequences hold. O(1)."""
-        return self._ledger.num_used_blocks
-
-    @property
-    def num_cached_blocks(self) -> int:
-        """Blocks in the index, held or not. O(1)."""
-        return self._ledger.num_cached_blocks
-
-    @property
-    def num_retiring_blocks(self) -> int:
-        """Blocks still held that a shrunken pool will not give out again. O(1)."""
-        return self._ledger.num_retiring_blocks
-
-    @property
-    def num_evicted_blocks(self) -> int:
-        """Cached blocks that an allocation took, or a shrinking pool gave up, so far. O(1)."""
-        return int(self._ledger.num_evicted_blocks)
-
-    @property
-    def num_allocated_blocks(self) -> int:
-        """Blocks that left the free queue so far, new or revived by a hit. O(1)."""
-        return int(self._ledger.num_allocated_blocks)
-
-    @property
-    def num_freed_blocks(self) -> int:
-        """Blocks that came back to it; the rest of the allocated ones is in use. O(1)."""
-        return int(self._ledger.num_freed_blocks)
-
-    @property
-    def peak_used_blocks(self) -> int:
-        """Most blocks held at once so far. O(1)."""
-        return int(self._ledger.peak_used_blocks)
-
-    @property
-    def usage(self) -> float:
-        """Share of the usable blocks in use, 0 to 1. O(1)."""
-        return self._ledger.usage
-
-    def ref_counts(self) -> npt.NDArray[np.int32]:
-        """How often each block is held, int32 (num_blocks,), read-only, live until the pool grows.
-
-        Longer than num_blocks after the pool has shrunk: blocks may still be held there.
-        """
-        return view_i32(self._ledger.ref_cnt)
-
-    def cached_mask(self) -> npt.NDArray[np.bool_]:
-        """Which blocks are in the index, bool, as long as `ref_counts`, a copy."""
-        cached: npt.NDArray[np.bool_] = view_i64(self._ledger.index.identity)[::2] != 0
-        return cached
-
-    @property
-    def is_managed(self) -> bool:
-        """Whether it is the pool of a `KVCacheManager`, whose sequences hold blocks besides leases."""
-        return self._manager != ""
+        if residency_sample > 0:
+            self._residency = ResidencySampler(residency_sample, self._clock, self.num_blocks)
+            self._ledger.watch(self._residency)
+        if enable_kv_cache_events:
+            self._events = EventReader(self._ledger, [])
 
     def free_block_ids(self) -> npt.NDArray[np.int32]:
         """The free blocks in the order in which they will be allocated, int32 (num_free_blocks,), a copy."""
@@ -219,23 +157,20 @@ class BlockPool:
             raise
         self._ledger.acquire(blocks, start, count)
 
-    def extend(self, lease: object, num_blocks: object) -> None:
-        """Add `num_blocks` new blocks to a live lease, as after a hit. O(blocks). See `get_new_blocks`."""
+    def extend(self, lease: object, num_blocks: object) -> npt.NDArray[np.int32]:
+        """Add `num_blocks` new blocks to a live lease; returns their ids, int32 (num_blocks,). Amortised O(num_blocks).
+
+        See `get_new_blocks`.
+        """
         self._gate.enter("extend")
         try:
             count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
             held = self._book.require_live(lease)
             self._require_free(count)
             self._ledger.act("extend", held.holder)
-            old = held._blocks
-            both = zeros_i32(len(old) + count)
-            for position in range(i64(len(old))):
-                both[position] = old[position]
-            self._ledger.evict_ahead(count)
-            self._ledger.acquire(both, len(old), count)
-            held._blocks = both
+            return view_i32(grow(self._ledger, held, count))
         finally:
-            self._gate.leave()
+            self._gate.leave_with_result()
 
     def touch(self, lease: object, holder: object = "", start: object = 0, stop: object = None) -> BlockLease:
         """Hold blocks of a live lease once more, for another holder: all, or those at `start` to `stop`. O(blocks).
@@ -248,12 +183,10 @@ class BlockPool:
             first = require_int("start", start, 0, MAX_BLOCKS)
             last = None if stop is None else require_int("stop", stop, first, MAX_BLOCKS)
             held = self._book.require_live(lease)
-            end = len(held._blocks) if last is None else last
-            if not first <= end <= len(held._blocks):
-                raise InvalidArgument(f"start is {first}, stop {end}; the lease has {len(held._blocks)} blocks")
-            blocks = held._blocks[first:end]
+            end = self._require_part(held, first, last)
             self._ledger.act("touch", name)
-            another = self._book.make(blocks, name)
+            another = part_of(self._book, held, first, end, name)
+            blocks = held_blocks(another, 0, another._count)
             self._ledger.share(blocks, 0, len(blocks))
             return another
         finally:
@@ -271,28 +204,131 @@ class BlockPool:
         try:
             place = require_int("position", position, -MAX_BLOCKS, MAX_BLOCKS)
             held = self._book.require_live(lease)
-            if not 0 <= place < len(held._blocks):
-                raise InvalidArgument(f"position is {place}; the lease has {len(held._blocks)} blocks")
+            if not 0 <= place < len(held):
+                raise InvalidArgument(f"position is {place}; the lease has {len(held)} blocks")
             self._ledger.act("copy_on_write", held._holder)
             return self._book.make_own(held, place)
         finally:
             self._gate.leave_with_result()
 
-    def free_blocks(self, lease: object) -> None:
+    def release(self, lease: object, start: object, stop: object = None) -> int:
+        """Give back the blocks of a live lease at `start` to `stop`, None for its end. O(blocks given back).
+
+        The null block (0) takes their places, so the others keep theirs in a block table: for what has fallen behind a
+        sliding window. Places given back before are left. What is cached next still comes behind what was cached last.
+        To give back the end of a lease, such as rejected drafts, free what `split` cuts off.
+        Returns how many blocks were given back. Raises as `free_blocks` does, and `InvalidArgument` for positions
+        outside the lease.
+        """
+        self._gate.enter("release")
+        try:
+            first = require_int("start", start, 0, MAX_BLOCKS)
+            last = None if stop is None else require_int("stop", stop, first, MAX_BLOCKS)
+            held = self._book.require_live(lease)
+            end = self._require_part(held, first, last)
+            self._ledger.act("release", held._holder)
+            return give_back(self._ledger, held, first, end)
+        finally:
+            self._gate.leave()
+
+    def _require_part(self, lease: BlockLease, first: int, last: int | None) -> int:
+        end = len(lease) if last is None else last
+        if not first <= end <= len(lease):
+            raise InvalidArgument(f"start is {first}, stop {end}; the lease has {len(lease)} blocks")
+        return end
+
+    def split(self, lease: object, at: object, holder: object = "") -> BlockLease:
+        """Cut a live lease in two: it keeps its first `at` blocks, the lease that is returned has the others. O(those).
+
+        No block is taken or freed. `free_blocks(split(lease, n))` shortens a lease to n blocks, and `extend` goes on
+        behind them. Raises as `free_blocks` does, and `InvalidArgument` for a position outside the lease.
+        """
+        self._gate.enter("split")
+        try:
+            name = require_str("holder", holder)
+            position = require_int("at", at, 0, MAX_BLOCKS)
+            held = self._book.require_live(lease)
+            if position > len(held):
+                raise InvalidArgument(f"at is {position}; the lease has {len(held)} blocks")
+            return cut_off(self._book, held, position, name)
+        finally:
+            self._gate.leave_with_result()
+
+    def free_blocks(self, lease: object, last: object = False) -> None:
         """Free a lease, last block first. O(blocks).
 
-        Blocks that nothing holds any more go to the tail of the free queue if cached, to its front if not. A free that
-        arrives in the middle of another call is carried out when that call ends.
+        Blocks that nothing holds any more go to the tail of the free queue if cached, to its front if not: these are
+        the next to be taken, in the order in which they stood. last: the tail takes those that are not cached too, so
+        that all of them are taken again as late as the cached ones, whatever the policy.
+        A free that arrives in the middle of another call is carried out when that call ends.
         Raises `DoubleFree` for a lease already freed, `ForeignBlock` for one of another pool.
         """
+        goes_last = last is not False and require_bool("last", last)
         if not self._gate.enter_free("free_blocks"):
-            self._book.close_later(self._book.require_live(lease))
+            self._book.close_later(self._book.require_live(lease), goes_last)
             self._gate.wait()
             return
         try:
-            self._book.close(self._book.require_live(lease))
+            held = self._book.require_live(lease)
+            if goes_last:
+                self._book.close_to_the_end(held)
+            else:
+                self._book.close(held)
         finally:
             self._gate.leave()
+
+    # Blocks by their ids.
+
+    def uncache(self, block_ids: object) -> int:
+        """Let blocks lose their content, whether a lease holds them or not, as after a failed load. O(blocks).
+
+        Nothing hits them any more, nor what was cached behind them, until `cache_next_blocks` has cached them again.
+        Idle ones are the next to be taken. block_ids: integers from 1; those that cache nothing are skipped.
+        Returns how many lost their content. Raises `InvalidArgument`.
+        """
+        self._gate.enter("uncache")
+        try:
+            blocks = int64_items("block_ids", block_ids)
+            self._require_alone("uncache")
+            require_ids(blocks, int(self._ledger.capacity))
+            return uncache(self._ledger, blocks)
+        finally:
+            self._gate.leave()
+
+    def adopt(self, block_ids: object, holder: object = "") -> BlockLease:
+        """A lease on free blocks that the caller names, for pools whose free blocks somebody else hands out. O(blocks).
+
+        What they cached is evicted. Such a pool gives out no blocks itself: it caches those that it is given, and tells
+        which ones to use again (`evict`).
+        block_ids: different integers from 1 to num_blocks - 1. Raises `InvalidArgument` for others, and for a block
+        that is held.
+        """
+        self._gate.enter("adopt")
+        try:
+            blocks = int64_items("block_ids", block_ids)
+            name = require_str("holder", holder)
+            self._require_alone("adopt")
+            require_ids(blocks, self.num_blocks)
+            taken = require_free(self._ledger, blocks)
+            self._ledger.act("adopt", name)
+            return adopt(self._book, taken, name)
+        finally:
+            self._gate.leave_with_result()
+
+    def evict(self, num_blocks: object) -> npt.NDArray[np.int32]:
+        """Let the next `num_blocks` idle cached blocks lose their content; their ids in that order, int32 (n,).
+
+        They are free, and the next to be taken. O(num_blocks + free blocks that cache nothing), or what the policy
+        takes. Raises `OutOfBlocks` when fewer are idle and cached, `InvalidArgument`, and `PolicyError`.
+        """
+        self._gate.enter("evict")
+        try:
+            count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
+            self._require_alone("evict")
+            self._ledger.act("evict", "")
+            return np.array(evict_idle(self._ledger, count), dtype=np.int32)
+        finally:
+            self._gate.leave_with_result()
 
     # The prefix cache.
 
@@ -303,24 +339,93 @@ class BlockPool:
 
         token_ids: the tokens from the start of the sequence; only full blocks are indexed.
         num_cached_blocks: leading blocks of the lease that are indexed already, by a hit or an earlier call.
+        `cache_next_blocks` needs the new tokens alone.
         Raises `InvalidArgument` when the tokens fill more blocks than the lease has, when a leading block
         is not cached, or when another one is.
         """
         self._gate.enter("cache_full_blocks")
         try:
-            self._require_tokens()
-            prompt = make_prompt(token_ids, extra_keys, self.block_size)
+            prompt = self._make_prompt(token_ids, extra_keys)
             num_full = prompt.num_tokens // i64(self.block_size)
             first = i64(require_int("num_cached_blocks", num_cached_blocks, 0, int(num_full)))
             held = self._book.require_live(lease)
-            if not self.enable_prefix_caching:
-                return
-            self._check_cacheable(held, first, num_full)
-            self._check_prefix(held, prompt, first)
-            self._ledger.index.make_room(num_full)
-            self._ledger.index_prompt(prompt, first, num_full, held._blocks, 0, 0)
+            if self.enable_prefix_caching:
+                cache_prompt(self._ledger, held, prompt, first, num_full)
         finally:
             self._gate.leave()
+
+    def cache_next_blocks(
+        self, lease: object, token_ids: object, extra_keys: object = (), num_cached_blocks: object = None
+    ) -> int:
+        """Index the blocks right behind those that a lease has cached: `token_ids` are theirs. O(new tokens).
+
+        token_ids: the tokens behind the lease's cached blocks; of what fills no whole block nothing is kept, so give it
+            again. A contiguous int32 array of many whole blocks is read as it lies.
+        extra_keys: LoRA and CacheSalt count for a prompt's first block alone, and the chain carries them on. A Span has
+            its position in the prompt, and may reach out of these tokens on both sides; tokens below 0, placeholders of
+            an engine's own, may stand under spans alone.
+        num_cached_blocks: where the caller stands, for one that goes back: blocks that have these tokens already stay
+            as they are, and those that hang on a content that is gone (`uncache`) are linked anew.
+        Returns the lease's `num_cached_blocks` now. What comes before is the last cached block itself, not what a hash
+        says of it. Raises `StaleBlocks` when blocks that the lease had cached have lost their content,
+        `InvalidArgument` when the tokens fill more blocks than the lease has, for a block that caches other
+        tokens, or that others hold too (unless it had these very tokens before), and as `free_blocks` does.
+        """
+        self._gate.enter("cache_next_blocks")
+        try:
+            self._require_tokens()
+            chunk = make_chunk(token_ids, extra_keys, self.block_size)
+            asked = -1
+            if num_cached_blocks is not None:
+                asked = require_int("num_cached_blocks", num_cached_blocks, 0, MAX_BLOCKS)
+            held = self._book.require_live(lease)
+            if self.enable_prefix_caching:
+                cache_next(self._ledger, held, chunk, asked)
+            return held.num_cached_blocks
+        finally:
+            self._gate.leave()
+
+    def find_cached_blocks(self, token_ids: object, extra_keys: object = ()) -> FoundBlocks:
+        """The longest run of cached blocks that `token_ids` begins with, not held. O(blocks found).
+
+        A question: the order of eviction and the policy know nothing of it. `hold` takes what it returns, as long as
+        it is still there. A Span may end behind the tokens.
+        """
+        self._gate.enter("find_cached_blocks")
+        try:
+            return found_blocks(self._ledger, self._make_prompt(token_ids, extra_keys))
+        finally:
+            self._gate.leave_with_result()
+
+    def hold(self, found: object, holder: object = "", num_blocks: object = None, extend_by: object = 0) -> BlockLease:
+        """Hold the first `num_blocks` blocks of what was found, None for all, and `extend_by` new ones. O(blocks).
+
+        The new blocks never evict those that are held. The tokens are not read again: a content has a number that no
+        other gets. Raises `StaleBlocks` when a block holds another content by now, `ForeignBlock` for what another pool
+        found, `OutOfBlocks` when fewer than `extend_by` blocks are free besides those that are held, `InvalidArgument`,
+        and `PolicyError`.
+        """
+        self._gate.enter("hold")
+        try:
+            if not isinstance(found, FoundBlocks):
+                raise InvalidArgument(f"found is {shown(found)}; it must be what find_cached_blocks returns")
+            name = require_str("holder", holder)
+            count = len(found)
+            if num_blocks is not None:
+                count = require_int("num_blocks", num_blocks, 0, count)
+            more = require_int("extend_by", extend_by, 0, MAX_BLOCKS)
+            require_found(self._ledger, found, count)
+            idle = int(self._ledger.count_idle(found._blocks, count))
+            if more > self.num_free_blocks - idle:
+                raise OutOfBlocks(
+                    f"extend_by is {more}; besides {idle} that are hit, only {self.num_free_blocks - idle} of "
+                    f"{self.num_usable_blocks} blocks are free",
+                    more + idle,
+                    self.num_free_blocks,
+                )
+            return self._hold_hit(found._blocks[:count], "hold", name, 0, more)
+        finally:
+            self._gate.leave_with_result()
 
     def get_cached_blocks(self, token_ids: object, extra_keys: object = (), holder: object = "") -> BlockLease:
         """Hold the longest run of cached blocks that `token_ids` begins with; maybe none. O(blocks found).
@@ -330,7 +435,7 @@ class BlockPool:
         self._gate.enter("get_cached_blocks")
         try:
             name = require_str("holder", holder)
-            found = self._find_computed(self._make_prompt(token_ids, extra_keys))
+            found = find_computed(self._ledger, self._make_prompt(token_ids, extra_keys))
             return self._hold_hit(self._ledger.index.found[:found], "get_cached_blocks", name)
         finally:
             self._gate.leave_with_result()
@@ -341,34 +446,48 @@ class BlockPool:
         try:
             name = require_str("holder", holder)
             prompt = self._make_prompt(token_ids, extra_keys)
-            found = self._find_computed(prompt)
+            found = find_computed(self._ledger, prompt)
             if found == 0 or found < prompt.num_tokens // self.block_size:
                 return None
-            return self._hold_hit(self._ledger.index.found[found - 1 : found], "get_cached_block", name)
+            return self._hold_hit(self._ledger.index.found[found - 1 : found], "get_cached_block", name, found - 1)
         finally:
             self._gate.leave_with_result()
 
-    def _hold_hit(self, blocks: vec[i32], call: str, holder: str) -> BlockLease:
-        """A lease on cached blocks. An eviction policy that is interrupted when it is told leaves all as it was."""
+    def _hold_hit(self, blocks: vec[i32], call: str, holder: str, first_block: i64 = 0, more: i64 = 0) -> BlockLease:
+        """A lease on cached blocks and `more` new ones. A policy that fails, or is interrupted when it is told, leaves
+        all as it was."""
         ledger = self._ledger
         count = i64(len(blocks))
         ledger.act(call, holder)
         lease = self._book.make(blocks, holder)
+        lease._num_cached = count
+        lease._num_sure = count
+        lease._first_block = first_block
         peak = ledger.peak_used_blocks
         ledger.note_hits(blocks, 0, count)
         ledger.share(blocks, 0, count)
         if self._gate.interruption.error is not None:
-            ledger.unshare(blocks, 0, count)
-            ledger.peak_used_blocks = peak
-            self._book.take_back(lease)
+            self._let_go(lease, peak)
             self._gate.interruption.raise_now()
+        if more > 0:
+            try:
+                grow(ledger, lease, more)
+            except BaseException:
+                self._let_go(lease, peak)
+                raise
         return lease
+
+    def _let_go(self, lease: BlockLease, peak: i64) -> None:
+        """Undo a hold that has just been made."""
+        self._ledger.unshare(lease._blocks, 0, lease._count)
+        self._ledger.peak_used_blocks = peak
+        self._book.take_back(lease)
 
     def num_cached_tokens(self, token_ids: object, extra_keys: object = ()) -> int:
         """How many leading tokens of `token_ids` stand in cached, computed blocks. Holds nothing. O(blocks)."""
         self._gate.enter("num_cached_tokens")
         try:
-            return int(self._find_computed(self._make_prompt(token_ids, extra_keys))) * self.block_size
+            return int(find_computed(self._ledger, self._make_prompt(token_ids, extra_keys))) * self.block_size
         finally:
             self._gate.leave()
 
@@ -380,7 +499,7 @@ class BlockPool:
         self._gate.enter("cached_block_ids")
         try:
             prompt = self._make_prompt(token_ids, extra_keys)
-            found = self._find_computed(prompt)
+            found = find_computed(self._ledger, prompt)
             if found == 0 or found < prompt.num_tokens // self.block_size:
                 return []
             return self._ledger.index.rings.members(i64(self._ledger.index.found[found - 1]))
@@ -389,66 +508,13 @@ class BlockPool:
 
     def _make_prompt(self, token_ids: object, extra_keys: object) -> Prompt:
         self._require_tokens()
-        return make_prompt(token_ids, extra_keys, self.block_size)
-
-    def _find_computed(self, prompt: Prompt) -> i64:
-        """Leading blocks whose keys and values are there; their ids are in `index.found`."""
-        index = self._ledger.index
-        found = self._ledger.index.find_prompt(prompt, prompt.num_tokens // i64(self.block_size))
-        if index.num_pending == 0:
-            return found
-        owner = index.owner
-        blocks = index.found
-        for position in range(found):
-            if owner[i64(blocks[position])] != 0:
-                return position
-        return found
+        return make_chunk(token_ids, extra_keys, self.block_size).at(0, self.block_size)
 
     def _require_tokens(self) -> None:
         if not self._ledger.knows_tokens:
             raise InvalidArgument("this pool belongs to a manager with layer groups or a CPU pool; ask the manager")
 
-    def _check_cacheable(self, lease: BlockLease, num_cached: i64, num_full: i64) -> None:
-        if num_full > len(lease._blocks):
-            raise InvalidArgument(f"token_ids fill {num_full} blocks; the lease has {len(lease._blocks)}")
-        blocks = lease._blocks
-        index = self._ledger.index
-        ref_cnt = self._ledger.ref_cnt
-        for position in range(num_full):
-            block = blocks[position]
-            cached = index.is_cached(i64(block))
-            if cached != (position < num_cached):
-                state = "already" if cached else "not"
-                raise InvalidArgument(
-                    f"num_cached_blocks is {num_cached}, but block {block} at position {position} is {state} cached"
-                )
-            if not cached and ref_cnt[i64(block)] > 1:
-                raise InvalidArgument(
-                    f"lease {lease._serial} has block {block} at position {position}, which is held "
-                    f"{ref_cnt[i64(block)]} times; only a block that the lease holds alone can be given a content"
-                )
-
-    def _check_prefix(self, lease: BlockLease, prompt: Prompt, num_cached: i64) -> None:
-        """The leading blocks must cache these very tokens, or what follows would be indexed under a wrong prefix."""
-        index = self._ledger.index
-        found = self._ledger.index.find_prompt(prompt, num_cached)
-        for position in range(num_cached):
-            block = i64(lease._blocks[position])
-            wanted = i64(index.found[position]) if position < found else NULL_BLOCK
-            if index.content_of(block) != index.content_of(wanted):
-                raise InvalidArgument(f"token_ids differ from what block {block} at position {position} caches")
-
-    # What happened.
-
-    def history(self) -> list[AllocationEvent]:
-        """The latest `history_size` events, oldest first. O(history_size). Empty when it is off."""
-        self._gate.enter("history")
-        try:
-            return [] if self._history is None else self._history.events()
-        finally:
-            self._gate.leave()
-
-    # The size, reset and checks.
+    # The size and checks.
 
     def resize(self, num_blocks: object) -> Resize:
         """Grow or shrink to `num_blocks` blocks, the null block included. O(num_blocks); never moves a held block.
@@ -458,48 +524,21 @@ class BlockPool:
         """
         self._gate.enter("resize")
         try:
-            target = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
+            target = require_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
             self._require_alone("resize")
             return self._ledger.resize(target, self._ledger.make_room(target))
         finally:
             self._gate.leave()
 
-    def set_eviction_policy(self, policy: object) -> None:
-        """Let another policy choose what is evicted: a name, or a class or callable that makes one from num_blocks.
-
-        O(num_blocks). Raises `InvalidArgument`; `PolicyError` where making it raises.
-        """
-        self._gate.enter("set_eviction_policy")
-        try:
-            self._require_alone("set_eviction_policy")
-            num_blocks = int(self._ledger.capacity)
-            made = make_policy(policy, num_blocks)
-            if isinstance(policy, str) and policy == "lru":
-                self._ledger.choose_by(None, None)
-            else:
-                caught = CaughtPolicy(made, num_blocks, self._gate.interruption)
-                self._ledger.choose_by(caught, caught)
-        finally:
-            self._gate.leave()
-
-    def reset(self) -> None:
-        """Forget all cached content at once; blocks stay with their holders. O(num_blocks)."""
-        self._gate.enter("reset")
-        try:
-            self._require_alone("reset_prefix_cache")
-            self._ledger.reset()
-        finally:
-            self._gate.leave()
-
-    def _require_alone(self, call: str) -> None:
-        if self._manager:
-            raise InvalidArgument(f"this pool belongs to a KVCacheManager; ask the manager for {call}")
-
     def check(self) -> None:
-        """Verify what the pool alone can know: I1, I4 and the counts. O(num_blocks). Raises `InvariantError`."""
+        """Verify what the pool alone can know: I1, I4, the counts, and that its leases add up to them. O(num_blocks).
+
+        Raises `InvariantError`.
+        """
         self._gate.enter("check")
         try:
             self._ledger.check()
+            check_leases(self._ledger, self._book.leases(), not self.is_managed)
         finally:
             self._gate.leave()
 
@@ -522,9 +561,6 @@ class ManagedPool(BlockPool):
     """The pool of a manager: the manager's calls and these enter by one gate."""
 
     def __init__(self, book: LeaseBook, gate: Gate, history: AllocationHistory | None) -> None:
-        self._ledger = book.ledger
-        self._gate = gate
+        PoolRecords.__init__(self, book.ledger, gate, "KVCacheManager", history)
         self._book = book
-        self._history = history
-        self._manager = "KVCacheManager"
         gate.deferred.append(book)
