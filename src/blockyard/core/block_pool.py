@@ -330,8 +330,11 @@ class BlockPool:
         self._gate.enter("get_cached_blocks")
         try:
             name = require_str("holder", holder)
-            found = self._find_computed(self._make_prompt(token_ids, extra_keys))
-            return self._hold_hit(self._ledger.index.found[:found], "get_cached_blocks", name)
+            prompt = self._make_prompt(token_ids, extra_keys)
+            found = self._find_computed(prompt)
+            lease = self._hold_hit(self._ledger.index.found[:found], "get_cached_blocks", name)
+            self._ledger.note_misses(prompt, lease._blocks, found)
+            return lease
         finally:
             self._gate.leave_with_result()
 

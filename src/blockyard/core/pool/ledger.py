@@ -154,11 +154,21 @@ class BlockLedger:
             self.chooser = None
             return
         chooser = Chooser(policy, caught, int(self.capacity))
-        for block in self.queue.block_ids():
-            if self.index.is_cached(i64(block)):
-                chooser.insert(i64(block), self.index.chain_hash[i64(block)], 0)
+        idle = [block for block in self.queue.block_ids() if self.index.is_cached(i64(block))]
+        if chooser.needs_paths:
+            self._tell_parents(chooser, idle)
+        for block in idle:
+            chooser.insert(i64(block), self.index.chain_hash[i64(block)], 0)
         caught.raise_interruption()
         self.chooser = chooser
+
+    def _tell_parents(self, chooser: Chooser, blocks: list[int]) -> None:
+        """Where these stand, as far as what stands before them is cached. O(num_blocks)."""
+        identity = self.index.identity
+        block_of = {int(identity[2 * block]): int(block) for block in range(1, self.capacity)}
+        for block in blocks:
+            parent = block_of.get(int(identity[2 * i64(block) + 1]), NULL_BLOCK)
+            chooser.follows(i64(block), parent)
 
     def acquire(self, out: vec[i32], start: i64, count: i64) -> None:
         """Take `count` blocks, which must be free, from the head of the queue into `out[start:]`."""
@@ -206,6 +216,28 @@ class BlockLedger:
             for index in range(start, start + count):
                 self.chooser.hit(i64(blocks[index]), self.index.chain_hash[i64(blocks[index])])
 
+    def note_misses(self, prompt: Prompt, hit: vec[i32], found: i64) -> None:
+        """Tell a policy that wants to know it what a prompt asks for behind the `found` blocks that it hit. O(tokens).
+
+        Not the block with the last token, which is never hit, and nothing behind the next span: that is named by
+        contents that are not there.
+        """
+        if self.chooser is None or not self.chooser.needs_paths:
+            return
+        last = min((prompt.num_tokens - 1) // self.block_size, prompt.next_span_block(found))
+        if found >= last or found in prompt.spans:
+            return
+        index = self.index
+        chain = index.chain_hash[i64(hit[found - 1])] if found > 0 else root_hash(index.root(prompt.keys))
+        index.hash_run(prompt.words, found, last, chain)
+        for position in range(found, last):
+            self.chooser.miss(index.hashes[position])
+
+    def note_parent(self, block: i64, parent: i64) -> None:
+        """Tell the policy what stands before a block that is released next, by itself."""
+        if self.chooser is not None:
+            self.chooser.follows(block, parent)
+
     def note_hit(self, block: i64) -> None:
         """Tell the policy that a prompt hit one block."""
         if self.chooser is not None:
@@ -240,6 +272,8 @@ class BlockLedger:
                 self.num_allocated_blocks -= 1
                 self.queue.put_back(block)
                 if self.chooser is not None:
+                    if position > start:
+                        self.chooser.follows(block, i64(blocks[position - 1]))
                     self.chooser.insert(block, self.index.chain_hash[block], position - start)
             position -= 1
         if self.observer is not None:
@@ -283,6 +317,8 @@ class BlockLedger:
                     idle[num_idle] = block
                     num_idle += 1
                     if self.chooser is not None:
+                        if position > start:
+                            self.chooser.follows(block, i64(blocks[position - 1]))
                         self.chooser.insert(block, self.index.chain_hash[block], position - start)
             position -= 1
         self.queue.append_run(idle, num_idle)

@@ -272,6 +272,8 @@ class GroupTable(BlockTable):
         while place >= keep:
             block = self.block_at(row, place)
             if block != NULL_BLOCK:
+                if place > 0:
+                    self.pool.note_parent(block, self.block_at(row, place - 1))
                 self.pool.release_one(block)
             self._drop_cpu_block(row, place)
             place -= 1
