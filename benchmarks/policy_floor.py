@@ -32,7 +32,7 @@ SMALLEST_SHARE = 0.003
 LOADS = (
     "turns:requests={n},seed=71,turn=40",
     "turns:requests={n},seed=71,turn=300",
-    "trap:requests={n},seed=71",
+    "trap:requests={n},seed=71,scans=300,collection=50",
     "memoryless:requests={n},seed=71",
     "coding:requests={n},seed=71,agents=12",
     "chat:requests={n},seed=71",
