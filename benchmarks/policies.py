@@ -2,17 +2,24 @@
 
 A pool whose blocks are all cached and idle takes prompts of 750 blocks, each block evicting another, and gives them
 back. "lru" is the order of the free queue and asks no policy; "LRU, asked" is the same order as a policy. Random
-prompts are never hit, so this is the price of telling and asking a policy, not what a hit rate is worth.
+prompts are never hit, so this is the price of telling and asking a policy, not what a hit rate is worth. A policy with
+a guard is measured in turns with the same one without. Also how many bytes a policy takes for a block.
+
+    python -m benchmarks.policies --only guards    # the pairs alone
 """
 
 from __future__ import annotations
 
+import argparse
+import gc
+import resource
 import time
 from collections.abc import Callable, Iterator
+from statistics import median
 
 import blockyard
 from blockyard import BlockPool
-from blockyard.core.policies import POLICIES
+from blockyard.core.policies import POLICIES, eager_density, guarded
 from blockyard.core.policies.base import EvictionPolicy
 from blockyard.core.policies.lru import LRU
 from blockyard.core.policies.retention import Retention
@@ -74,7 +81,7 @@ def turn_over(pool: BlockPool, prompts: list) -> tuple[float, float]:
 def policy_figures(name: str, make: Maker | None, num_blocks: int) -> Iterator[Figure]:
     """Figures of one policy in one pool."""
     pool = filled_pool(num_blocks, prompts_for(num_blocks, 1))
-    pool.set_policy(None if make is None else make(num_blocks))
+    pool.set_eviction_policy("lru" if make is None else make)
     samples = [turn_over(pool, prompts_for(num_blocks, seed)[:MOST_PROMPTS]) for seed in range(2, ROUNDS + 3)][1:]
     pool.check()
     size = size_name(num_blocks)
@@ -82,9 +89,67 @@ def policy_figures(name: str, make: Maker | None, num_blocks: int) -> Iterator[F
     yield figure(f"{name}: free a block", size, [freed for _, freed in samples], "ns")
 
 
+#: What is inside a guard, as it is there.
+INSIDE: dict[str, Maker] = {"density": eager_density, "lfu": POLICIES["lfu"], "auto": POLICIES["auto"]}
+
+
+def guard_figures(name: str, make: Maker, num_blocks: int) -> Iterator[str]:
+    """The policy, and a guard around it, in turns: nanoseconds a block, both halves of its life together."""
+    makers = {name: make, f"guarded:{name}": guarded(make, False), f"strict:{name}": guarded(make, True)}
+    pools = {}
+    for label, maker in makers.items():
+        pools[label] = filled_pool(num_blocks, prompts_for(num_blocks, 1))
+        pools[label].set_eviction_policy(maker)
+    samples: dict[str, list[float]] = {label: [] for label in makers}
+    for seed in range(2, ROUNDS + 3):
+        prompts = prompts_for(num_blocks, seed)[:MOST_PROMPTS]
+        for label, pool in pools.items():
+            samples[label].append(sum(turn_over(pool, prompts)))
+    alone = median(samples[name][1:])
+    for label in makers:
+        both = median(samples[label][1:])
+        yield f"{label:<24} {size_name(num_blocks):>6} {both:>8.1f} ns a block  {100 * (both / alone - 1):+.0f} %"
+
+
+def bytes_a_block(make: Maker) -> float:
+    """What a policy for a million blocks takes at once; counts and memories that fill later are not in it."""
+    num_blocks = 1_000_000
+    before = _resident_bytes()
+    policy = make(num_blocks)
+    taken = _resident_bytes() - before
+    del policy
+    return taken / num_blocks
+
+
+def _resident_bytes() -> int:
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def print_guards() -> None:
+    """Each policy with and without its guard."""
+    for num_blocks in (10_000, 100_000):
+        for name, make in INSIDE.items():
+            for line in guard_figures(name, make, num_blocks):
+                print(line, flush=True)
+    for name, make in {**INSIDE, "guarded:density": guarded(eager_density, False)}.items():
+        print(f"{name:<24} {bytes_a_block(make):>8.0f} bytes a block", flush=True)
+
+
 def main() -> None:
-    """Print a row for each policy."""
+    """Print a row for each policy, then the guards."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=["guards"], default="")
+    options = parser.parse_args()
     print(f"blockyard {blockyard.__version__}, {blockyard.build_name()}")
+    if not options.only:
+        print_policies()
+    print_guards()
+
+
+def print_policies() -> None:
+    """A row for each policy."""
     rows: dict[str, Maker | None] = {"lru": None, **MAKERS, "plain Python": LastIn}
     for num_blocks in (10_000, 100_000):
         for name, make in rows.items():

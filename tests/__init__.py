@@ -5,7 +5,7 @@
     core       sequences: admission, allocate, reserve, commit, forks and copy-on-write (test_forks), partial hits,
                joins, layer groups and windows, swap and CPU tier, plans, bad input; whole random programs (test_world,
                test_manager_model, test_stress); calls inside of calls, finalisers, interrupts, hostile arguments
-    policies   the contract of eviction policies, their exact orders, broken ones, retention
+    policies   the contract of eviction policies, their exact orders, broken ones, retention, the guard's floor
     observe    history, residency, causes of misses, leaks, the picture and the report
     metrics    what Prometheus is told of a cache, the dashboard and the alerts that ship
     sizing     bytes of a block, how many fit
@@ -24,7 +24,8 @@
 A package, so that programs run from the repository's root: `python -m tests.stress` (a million random operations),
 `python -m tests.world` (many random worlds), `python -m tests.pools` (many walks over pools alone), `python -m
 tests.wires` (the same told to a mirror over a network that loses), `python -m tests.handoff` (a million transfers
-between caches whose processes are killed), `python -m tests.golden` (hits of every policy, counted anew), `python -m
+between caches whose processes are killed), `python -m tests.guard` (random loads through the guard, with a policy
+inside that is told the future), `python -m tests.golden` (hits of every policy, counted anew), `python -m
 tests.frame_rate` (how often the page draws), `python -m tests.wheels` (builds wheels and tests each where there is no
 compiler). And attacks, of which the tests make a small part: `python -m tests.finalisers` (garbage that frees in the
 middle of calls), `python -m tests.interrupts` (Ctrl-C at every event of every call), `python -m tests.signals` (the

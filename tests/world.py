@@ -26,6 +26,7 @@ from .support.twin import count_handles_from_the_start
 NOTHING = -1
 #: Calls of one world.
 NUM_CALLS = 150
+POLICY_NAMES = ("lru", "fifo", "lfu", "s3fifo", "arc", "score", "density", "guarded:density", "strict:lfu")
 #: Prompts that later ones begin with: some of sequences long gone, whose blocks were evicted meanwhile.
 NUM_REMEMBERED = 12
 
@@ -115,10 +116,9 @@ class World:
 
     def more_config(self, groups: tuple[Any, ...], size: int) -> dict[str, Any]:
         choose = self.random
-        policies = ["lru", "lru", "fifo", "lfu", "s3fifo", "arc", "score", "density"]
         one_size = len({group.block_size for group in groups} or {size}) == 1
         return {
-            "eviction_policy": choose.choice(policies),
+            "eviction_policy": choose.choice(POLICY_NAMES),
             "retention_blocks": choose.choice((0, 0, choose.randint(1, 20))),
             "partial_hits": one_size and choose.random() < 0.5,
             "track_misses": choose.random() < 0.5,
@@ -552,7 +552,7 @@ class World:
         self.cache.advance_time(self.now)
 
     def set_policy(self) -> None:
-        self.cache.set_eviction_policy(self.random.choice(("lru", "fifo", "lfu", "s3fifo", "arc", "score", "density")))
+        self.cache.set_eviction_policy(self.random.choice(POLICY_NAMES))
 
     def reset(self) -> None:
         """From here on names differ, so a stale hit shows as wrong keys and values."""

@@ -53,7 +53,9 @@ def check_closed(requests: list[TraceRequest]) -> None:
 def test_requests_are_sound(kind: str, options: dict[str, Any]) -> None:
     trace = make_trace(kind, requests=800, seed=3, **options)
     requests = list(trace)
-    block_size, longest = options.get("hash_block_size", 16), options.get("max_prompt_tokens", 32_768)
+    block_size, longest = (
+        options.get(name, getattr(GENERATORS[kind], name)) for name in ("hash_block_size", "max_prompt_tokens")
+    )
     assert trace.hash_block_size == block_size
     assert len(requests) == 800
     assert requests[0].arrival == 0.0

@@ -78,6 +78,10 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
     "core/pool/by_id.py": {"block": BLOCK_ID},
     "core/store/grouped.py": {"token_block": BLOCK_ID},
     "core/index/continuations.py": dict.fromkeys(["block", "following", "before", "after"], BLOCK_ID),
+    "core/policies/idle_tree.py": dict.fromkeys(["block", "parent"], BLOCK_ID),
+    "core/policies/shadow_lru.py": dict.fromkeys(
+        ["entry", "before", "ghost", "end"], "a block or a ghost, as many as blocks, twice: 2**28"
+    ),
     "core/watch/history.py": {"block": BLOCK_ID},
     "core/pool/free_queue.py": dict.fromkeys(
         ["block", "block - 1", "num_blocks - 1", "before", "after", "NULL_BLOCK"], BLOCK_ID

@@ -35,8 +35,11 @@ class Fate:
 class DensityModel(Model):
     """Lists, dicts and `min`; the arithmetic is the policy's, whole numbers throughout."""
 
-    def __init__(self, num_blocks: int, update_every: int = 0) -> None:
+    def __init__(self, num_blocks: int, update_every: int = 0, eager: bool = False) -> None:
         super().__init__(num_blocks)
+        self.eager = eager
+        #: What is assumed until so many contents were observed, in 256ths.
+        self.class_prior, self.age_prior = (51200, 51200) if eager else (512000, 256000)
         self.update_every = update_every
         self.now = 0
         self.known: dict[Block, Fate | None] = {}
@@ -171,12 +174,12 @@ class DensityModel(Model):
             for age in range(NUM_AGES):
                 entered = sum(self.entered[kind, age] for kind in range(first, end))
                 returned = sum(self.returned[kind, age] for kind in range(first, end))
-                assumed.append((returned * 2**20 + 256000 * assumed[-1]) // (entered + 256000))
+                assumed.append((returned * 2**20 + self.age_prior * assumed[-1]) // (entered + self.age_prior))
             for kind in range(first, end):
                 chances = [
                     min(
-                        (self.returned[kind, age] * 2**20 + 512000 * assumed[age + 1])
-                        // (self.entered[kind, age] + 512000),
+                        (self.returned[kind, age] * 2**20 + self.class_prior * assumed[age + 1])
+                        // (self.entered[kind, age] + self.class_prior),
                         2**20,
                     )
                     for age in range(NUM_AGES)
@@ -204,10 +207,9 @@ class DensityModel(Model):
             ratios.append(hits * 2**40 // (time + 1))
         return max(0, *ratios)
 
-    @staticmethod
-    def _step(worth: int) -> int:
-        octave = max(worth.bit_length() - 2, 0)
-        return 2 * octave + (worth >> octave)
+    def _step(self, worth: int) -> int:
+        octave = max(worth.bit_length() - (3 if self.eager else 2), 0)
+        return (4 if self.eager else 2) * octave + (worth >> octave)
 
     def clear(self) -> None:
         super().clear()

@@ -10,6 +10,7 @@ from typing import Any
 from ..core.policies import POLICIES
 from ..errors import InvalidArgument
 from ..lab.curve import HitCurves, hit_curves, put_together
+from ..lab.curve.claims import ENOUGH_SIZES, Claim, claims_of
 from ..lab.curve.drawing import draw_curves
 from ..lab.curve.page import write_page
 from ..lab.curve.side_by_side import label_in, require_one_block_size
@@ -113,7 +114,26 @@ def _print(options: argparse.Namespace, traces: list[Trace], curves: HitCurves, 
     else:
         print("\n".join(_headline(part) for part in parts_of(curves)) + "\n")
         print(as_text([_as_text_row(row) for row in _rows(curves, bytes_per_block)], num_names=0))
+        for part in parts_of(curves):
+            if len(part.sizes) >= ENOUGH_SIZES and claims_of(part):
+                print(
+                    f"\nabove lru over {len(part.sizes)} sizes, in points{f' ({part.letter})' if part.letter else ''}:"
+                )
+                print(as_text(_claim_rows(part), num_names=1))
         print("\n" + "\n".join(_conclusion(part, bytes_per_block) for part in parts_of(curves)))
+
+
+def _claim_rows(curves: HitCurves) -> list[dict[str, str]]:
+    """A row for each policy: what can be claimed for it."""
+    rows = []
+    for policy, claim in claims_of(curves).items():
+        row = {"policy": policy, "sizes below": percent(claim.below)}
+        row |= {name: f"{getattr(claim, name):+.2f}" for name in ("worst", "median", "mean", "best")}
+        has_gap = claim.gap_sizes > 0
+        row["gap closed"] = percent(claim.gap_closed) if has_gap else "-"
+        row["a fifth or more"] = percent(claim.fifth) if has_gap else "-"
+        rows.append(row)
+    return rows
 
 
 def _rows(curves: HitCurves, bytes_per_block: int) -> list[dict[str, Any]]:
@@ -156,6 +176,11 @@ def _conclusion(part: HitCurves, bytes_per_block: int) -> str:
     )
 
 
+def _as_numbers(claim: Claim) -> dict[str, float | None]:
+    """JSON has no nan."""
+    return {name: None if value != value else value for name, value in dataclasses.asdict(claim).items()}
+
+
 def _as_dict(curves: HitCurves, bytes_per_block: int) -> dict[str, Any]:
     return {
         "trace": curves.trace,
@@ -169,4 +194,5 @@ def _as_dict(curves: HitCurves, bytes_per_block: int) -> dict[str, Any]:
         "knee": dataclasses.asdict(curves.knee),
         "num_hits": {policy: hits.tolist() for policy, hits in curves.num_hits.items()},
         "sizes": _rows(curves, bytes_per_block),
+        "claims": {policy: _as_numbers(claim) for policy, claim in claims_of(curves).items()},
     }

@@ -435,8 +435,11 @@ class BlockPool(PoolRecords):
         self._gate.enter("get_cached_blocks")
         try:
             name = require_str("holder", holder)
-            found = find_computed(self._ledger, self._make_prompt(token_ids, extra_keys))
-            return self._hold_hit(self._ledger.index.found[:found], "get_cached_blocks", name)
+            prompt = self._make_prompt(token_ids, extra_keys)
+            found = find_computed(self._ledger, prompt)
+            lease = self._hold_hit(self._ledger.index.found[:found], "get_cached_blocks", name)
+            self._ledger.note_misses(prompt, lease._blocks, found)
+            return lease
         finally:
             self._gate.leave_with_result()
 

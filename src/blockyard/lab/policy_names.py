@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from ..core.policies import POLICIES, make_policy
+from ..core.policies import GUARDS, INSIDE_GUARDS, POLICIES, guarded, make_policy
 from ..core.policies.base import EvictionPolicy
 from ..errors import InvalidArgument, PolicyError
 
@@ -42,6 +42,9 @@ def policy_of(name: PolicyName) -> object:
         return name
     if name in POLICIES:
         return name
+    guard, colon, inner = name.partition(":")
+    if colon and guard in GUARDS:
+        return guarded(INSIDE_GUARDS.get(inner, policy_of(inner)), GUARDS[guard])
     path, colon, member = name.rpartition(":")
     if not colon:
         known = ", ".join(sorted(POLICIES))

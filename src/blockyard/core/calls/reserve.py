@@ -4,7 +4,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ...errors import InvalidArgument
-from ...ids import NO_ROW
+from ...ids import NO_ROW, NULL_BLOCK
 from ..arrays import zeros_i64
 from ..parts import Parts
 from ..plan.batch import NO_BLOCKS, SCHEDULED, WAITS_FOR_PREFIX, Batch
@@ -322,7 +322,7 @@ class ReserveCalls:
         new = self.token_blocks.acquire_one()
         self.token_blocks.index.rows.copy(old, new)
         self.sequences.set_block(row, position, new)
-        self.token_blocks.give_back_one(row, old)
+        self.token_blocks.give_back_one(row, old, NULL_BLOCK)
         if start % self.block_size != 0:
             self.store.token_block_copied(old, new, self._transfers)
 

@@ -46,6 +46,16 @@ class EvictionPolicy:
         """No block is idle any more: the cache was reset."""
         raise NotImplementedError("an EvictionPolicy must have clear()")
 
+    def needs_paths(self) -> bool:
+        """Whether it wants `follows` and `miss`, which cost their caller something."""
+        return False
+
+    def follows(self, block: i64, parent: i64) -> None:
+        """In its sequence `block` comes right after `parent`; `insert(block, ...)` is next. Optional."""
+
+    def miss(self, key: i64) -> None:
+        """A prompt asks for this content, which is not cached. Told before room is made for it. Optional."""
+
     def grow(self, num_blocks: int) -> None:
         """Ids now go up to num_blocks - 1."""
         self.num_blocks = num_blocks

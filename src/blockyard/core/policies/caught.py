@@ -2,8 +2,16 @@
 
 from mypy_extensions import i64
 
+from ...errors import PolicyError
 from ..gate import Interruption
 from .base import EvictionPolicy
+from .guarded import Guarded
+
+
+def name_of(policy: EvictionPolicy) -> str:
+    """The class, and of a guard the one inside it too."""
+    name = type(policy).__name__
+    return f"{name} around {name_of(policy.policy)}" if isinstance(policy, Guarded) else name
 
 
 def text_of(error: BaseException, interruption: Interruption) -> str:
@@ -27,7 +35,7 @@ class CaughtPolicy(EvictionPolicy):
     def __init__(self, policy: EvictionPolicy, num_blocks: int, interruption: Interruption) -> None:
         super().__init__(num_blocks)
         self.policy = policy
-        self.name = type(policy).__name__
+        self.name = name_of(policy)
         self.interruption = interruption
         #: What it raised first; "" while it has not.
         self.failure = ""
@@ -52,6 +60,28 @@ class CaughtPolicy(EvictionPolicy):
             self.policy.remove(block)
         except BaseException as error:
             self._keep("remove", error)
+
+    def needs_paths(self) -> bool:
+        """As the policy wants it; what it raises is a `PolicyError`."""
+        try:
+            return self.policy.needs_paths()
+        except Exception as error:
+            text = text_of(error, self.interruption)
+            raise PolicyError(f"eviction policy {self.name}: needs_paths raised {type(error).__name__}: {text}")
+
+    def follows(self, block: i64, parent: i64) -> None:
+        """What stands before `block`."""
+        try:
+            self.policy.follows(block, parent)
+        except BaseException as error:
+            self._keep("follows", error)
+
+    def miss(self, key: i64) -> None:
+        """A content is asked for that is not cached."""
+        try:
+            self.policy.miss(key)
+        except BaseException as error:
+            self._keep("miss", error)
 
     def evict(self) -> i64:
         """The policy's choice, whatever it is; what it raises is raised."""

@@ -90,6 +90,18 @@ class Retention(EvictionPolicy):
         """A prompt hit `block`."""
         self.policy.hit(block, key)
 
+    def needs_paths(self) -> bool:
+        """As the policy wants it."""
+        return self.policy.needs_paths()
+
+    def follows(self, block: i64, parent: i64) -> None:
+        """What stands before `block`, retained or not."""
+        self.policy.follows(block, parent)
+
+    def miss(self, key: i64) -> None:
+        """A content is asked for that is not cached."""
+        self.policy.miss(key)
+
     def remove(self, block: i64) -> None:
         """The idle `block` was revived; it keeps its priority."""
         self._take_out(block)

@@ -21,15 +21,18 @@ UNIT: Final[i64] = 256
 #: What is assumed, until this many contents were observed: a class is like its group, and an age like the one before.
 CLASS_PRIOR: Final = 2000
 AGE_PRIOR: Final = 1000
+#: The same for both, where less is assumed.
+EAGER_PRIOR: Final = 200
 
 
 class ReturnRates:
     """Counts by class and age: how many contents grew this old, and how many came back at this age.
 
-    num_blocks: of the pool, the unit of ages. sampled_one_in: one content in this many is counted.
+    num_blocks: of the pool, the unit of ages. sampled_one_in: one content in this many is counted. eager: whether
+    fewer observations are believed, and smaller differences counted.
     """
 
-    def __init__(self, num_blocks: int, sampled_one_in: int) -> None:
+    def __init__(self, num_blocks: int, sampled_one_in: int, eager: bool) -> None:
         #: The age at which each bucket begins, and the age at which the last one ends.
         unit = max(num_blocks, SMALLEST_POOL)
         self.begins = zeros_i64(int(NUM_AGES) + 1)
@@ -37,8 +40,10 @@ class ReturnRates:
             self.begins[age] = unit * 4 ** (age // 5) * FIFTHS[age % 5] // (16 * 128)
         self._entered = zeros_i64(int(NUM_CLASSES * NUM_AGES))
         self._returned = zeros_i64(int(NUM_CLASSES * NUM_AGES))
-        self._class_prior = max(CLASS_PRIOR // sampled_one_in, 20) * UNIT
-        self._age_prior = max(AGE_PRIOR // sampled_one_in, 1) * UNIT
+        class_prior, age_prior = (EAGER_PRIOR, EAGER_PRIOR) if eager else (CLASS_PRIOR, AGE_PRIOR)
+        self._class_prior = max(class_prior // sampled_one_in, 20) * UNIT
+        self._age_prior = max(age_prior // sampled_one_in, 1) * UNIT
+        self._steps: i64 = 4 if eager else 2
         self._worth = zeros_i64(int(NUM_CLASSES * NUM_AGES))
 
     def entered(self, cell: i64) -> None:
@@ -56,7 +61,7 @@ class ReturnRates:
             self._returned[cell] -= self._returned[cell] >> 8
 
     def worths(self) -> vec[i64]:
-        """What a block of each cell is worth, in steps of about 40 %. O(NUM_CLASSES * NUM_AGES**2).
+        """What a block of each cell is worth, in steps of about 40 %, or 20 %. O(NUM_CLASSES * NUM_AGES**2).
 
         It is the best ratio of hits to block time that one can get by keeping the block up to some age and no longer,
         which is Gittins' index. A child is never worth more than its parents in the same chain.
@@ -67,7 +72,7 @@ class ReturnRates:
         for age in range(NUM_AGES):
             self._parents_above_children(age)
         for cell in range(NUM_CLASSES * NUM_AGES):
-            self._worth[cell] = rounded(self._worth[cell])
+            self._worth[cell] = rounded(self._worth[cell], self._steps)
         return self._worth
 
     def _group_worths(self, first: i64, end: i64) -> None:
@@ -130,10 +135,10 @@ class ReturnRates:
             worth[cell] = max(worth[cell], worth[cell - NUM_AGES])
 
 
-def rounded(worth: i64) -> i64:
-    """Two steps an octave: small differences are noise, and among equals the older block goes."""
+def rounded(worth: i64, steps: i64) -> i64:
+    """Two or four steps an octave: small differences are noise, and among equals the older block goes."""
     octave: i64 = 0
-    while worth >= 4:
+    while worth >= 2 * steps:
         worth >>= 1
         octave += 1
-    return 2 * octave + worth
+    return steps * octave + worth

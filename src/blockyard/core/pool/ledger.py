@@ -174,11 +174,21 @@ class BlockLedger:
             self.chooser = None
             return
         chooser = Chooser(policy, caught, int(self.capacity))
-        for block in self.queue.block_ids():
-            if self.index.is_cached(i64(block)):
-                chooser.insert(i64(block), self.index.chain_hash[i64(block)], 0)
+        idle = [block for block in self.queue.block_ids() if self.index.is_cached(i64(block))]
+        if chooser.needs_paths:
+            self._tell_parents(chooser, idle)
+        for block in idle:
+            chooser.insert(i64(block), self.index.chain_hash[i64(block)], 0)
         caught.raise_interruption()
         self.chooser = chooser
+
+    def _tell_parents(self, chooser: Chooser, blocks: list[int]) -> None:
+        """Where these stand, as far as what stands before them is cached. O(num_blocks)."""
+        identity = self.index.identity
+        block_of = {int(identity[2 * block]): int(block) for block in range(1, self.capacity)}
+        for block in blocks:
+            parent = block_of.get(int(identity[2 * i64(block) + 1]), NULL_BLOCK)
+            chooser.follows(i64(block), parent)
 
     def acquire(self, out: vec[i32], start: i64, count: i64) -> None:
         """Take `count` blocks, which must be free, from the head of the queue into `out[start:]`."""
@@ -286,6 +296,28 @@ class BlockLedger:
             for index in range(start, start + count):
                 self.chooser.hit(i64(blocks[index]), self.index.chain_hash[i64(blocks[index])])
 
+    def note_misses(self, prompt: Prompt, hit: vec[i32], found: i64) -> None:
+        """Tell a policy that wants to know it what a prompt asks for behind the `found` blocks that it hit. O(tokens).
+
+        Not the block with the last token, which is never hit, and nothing behind the next span: that is named by
+        contents that are not there.
+        """
+        if self.chooser is None or not self.chooser.needs_paths:
+            return
+        last = min((prompt.num_tokens - 1) // self.block_size, prompt.next_span_block(found))
+        if found >= last or found in prompt.spans:
+            return
+        index = self.index
+        chain = index.chain_hash[i64(hit[found - 1])] if found > 0 else root_hash(index.root(prompt.keys))
+        index.hash_run(prompt.words, found, last, chain)
+        for position in range(found, last):
+            self.chooser.miss(index.hashes[position])
+
+    def note_parent(self, block: i64, parent: i64) -> None:
+        """Tell the policy what stands before a block that is released next, by itself."""
+        if self.chooser is not None:
+            self.chooser.follows(block, parent)
+
     def note_hit(self, block: i64) -> None:
         """Tell the policy that a prompt hit one block."""
         if self.chooser is not None:
@@ -320,6 +352,8 @@ class BlockLedger:
                 self.num_allocated_blocks -= 1
                 self.queue.put_back(block)
                 if self.chooser is not None:
+                    if position > start:
+                        self.chooser.follows(block, i64(blocks[position - 1]))
                     self.chooser.insert(block, self.index.chain_hash[block], position - start)
             position -= 1
         if self.observer is not None:
@@ -363,6 +397,8 @@ class BlockLedger:
                     idle[num_idle] = block
                     num_idle += 1
                     if self.chooser is not None:
+                        if position > start:
+                            self.chooser.follows(block, i64(blocks[position - 1]))
                         self.chooser.insert(block, self.index.chain_hash[block], position - start)
             position -= 1
         self.queue.append_run(idle, num_idle)
@@ -376,14 +412,20 @@ class BlockLedger:
         step = fence.last_step[row]
         position = start + count - 1
         while position >= start:
-            if not fence.hold(i64(blocks[position]), step):
+            before = i64(blocks[position - 1]) if position > start else NULL_BLOCK
+            if not fence.hold(i64(blocks[position]), step, before):
                 self.release(blocks, position, 1)
             position -= 1
 
-    def give_back_one(self, row: i64, block: i64) -> None:
-        """The same for one block."""
-        self._one[0] = i32(block)
-        self.give_back(row, self._one, 0, 1)
+    def give_back_one(self, row: i64, block: i64, before: i64) -> None:
+        """The same for one block, which stands behind `before` (0: not known)."""
+        fence = self.fence
+        if fence is not None and fence.is_open(row):
+            if fence.hold(block, fence.last_step[row], before):
+                return
+        elif before != NULL_BLOCK:
+            self.note_parent(block, before)
+        self.release_one(block)
 
     def end_steps(self, step: i64) -> None:
         """Steps up to `step` have ended: release what waits for them, in the order in which it was given back."""
@@ -393,8 +435,21 @@ class BlockLedger:
         room = i64(len(self._ended_run))
         taken = fence.take(self._ended_run, step)
         while taken > 0:
-            self.release(self._ended_run, room - taken, taken)
+            if self.chooser is not None and self.chooser.needs_paths:
+                self._release_each(fence, room - taken, room)
+            else:
+                self.release(self._ended_run, room - taken, taken)
             taken = fence.take(self._ended_run, step)
+
+    def _release_each(self, fence: Fence, first: i64, end: i64) -> None:
+        """The same, for a policy that is told what stands before each."""
+        position = end - 1
+        while position >= first:
+            block = i64(self._ended_run[position])
+            if fence.before[block] != NULL_BLOCK:
+                self.note_parent(block, i64(fence.before[block]))
+            self.release(self._ended_run, position, 1)
+            position -= 1
 
     def acquire_one(self) -> i64:
         """Take one block, which must be free, from the head of the queue."""

@@ -26,10 +26,21 @@ class Chooser:
         self.policy = policy
         #: The same, or what stands inside of it: it knows what went wrong.
         self.caught = caught
+        #: Whether the policy wants to be told of parents and misses.
+        self.needs_paths = policy.needs_paths()
         #: 1 + the depth of each idle block, as the policy was told; 0 for the others.
         self._idle = zeros_i64(capacity)
         #: How many blocks the policy can name.
         self.num_idle: i64 = 0
+
+    def follows(self, block: i64, parent: i64) -> None:
+        """`parent` stands before `block` in a sequence; `insert` is next."""
+        if self.needs_paths:
+            self.policy.follows(block, parent)
+
+    def miss(self, key: i64) -> None:
+        """A prompt asks for a content that is not cached."""
+        self.policy.miss(key)
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:
         """`block` became idle."""

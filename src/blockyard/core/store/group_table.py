@@ -203,7 +203,7 @@ class GroupTable(BlockTable):
         old = self.block_at(row, place)
         new = self.pool.acquire_one()
         self.set_block(row, place, new)
-        self.pool.give_back_one(row, old)
+        self.pool.give_back_one(row, old, NULL_BLOCK)
         if start % self.block_size == 0:
             return False
         transfers.copy(int(old), int(new), int(self.number))
@@ -230,7 +230,7 @@ class GroupTable(BlockTable):
         """
         first = min(self.first_needed(num_computed), self.num_blocks[row])
         for place in range(self.num_null[row], first):
-            self.pool.give_back_one(row, self.block_at(row, place))
+            self.pool.give_back_one(row, self.block_at(row, place), NULL_BLOCK)
             if self._drop_cpu_block(row, place):
                 self.num_loads[row] -= 1
         if first > self.num_null[row]:
@@ -267,7 +267,7 @@ class GroupTable(BlockTable):
         while place >= keep:
             block = self.block_at(row, place)
             if block != NULL_BLOCK:
-                self.pool.give_back_one(row, block)
+                self.pool.give_back_one(row, block, self.block_at(row, place - 1) if place > 0 else NULL_BLOCK)
             self._drop_cpu_block(row, place)
             place -= 1
         if keep < self.num_blocks[row]:
@@ -292,7 +292,7 @@ class GroupTable(BlockTable):
 
     def move_out(self, row: i64, place: i64, cpu_block: i64) -> None:
         """The block at `place` goes back to the pool; `cpu_block` (0: nothing worth keeping) stands for it."""
-        self.pool.give_back_one(row, self.block_at(row, place))
+        self.pool.give_back_one(row, self.block_at(row, place), NULL_BLOCK)
         self.set_block(row, place, NULL_BLOCK)
         self._set_cpu_block(row, place, cpu_block)
 

@@ -6,8 +6,9 @@ Read it in this order:
     draws          random lengths, popularities and arrivals, a batch at a time
     shared         texts that many prompts begin with, and the ids of their blocks
     talks          conversations whose prompts grow by what was said
-    chat, agents, system, rag, scan, bursts, mix
+    chat, agents, coding, system, rag, scan, bursts, mix
                    one kind of load each
+    hostile        trap, memoryless, turns: loads that policies which learn are wrong on
 """
 
 from __future__ import annotations
@@ -15,13 +16,28 @@ from __future__ import annotations
 from .agents import Agents
 from .bursts import Bursts
 from .chat import Chat
+from .coding import Coding
+from .hostile import Memoryless, Trap, Turns
 from .mix import Mix
 from .options import Generator
 from .rag import Rag
 from .scan import Scan
 from .system import System
 
-__all__ = ["Agents", "Bursts", "Chat", "Generator", "Mix", "Rag", "Scan", "System"]
+__all__ = [
+    "Agents",
+    "Bursts",
+    "Chat",
+    "Coding",
+    "Generator",
+    "Memoryless",
+    "Mix",
+    "Rag",
+    "Scan",
+    "System",
+    "Trap",
+    "Turns",
+]
 
 #: Every generator by its name.
 GENERATORS: dict[str, type[Generator]] = {
@@ -32,4 +48,8 @@ GENERATORS: dict[str, type[Generator]] = {
     "scan": Scan,
     "bursts": Bursts,
     "mix": Mix,
+    "coding": Coding,
+    "trap": Trap,
+    "memoryless": Memoryless,
+    "turns": Turns,
 }

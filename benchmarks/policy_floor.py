@@ -1,0 +1,130 @@
+"""How far below least recently used each policy can be, and what it gains: `python -m benchmarks.policy_floor`.
+
+Every policy, and the guarded ones, over 300 sizes of loads that nothing was tuned on: the second half of each file
+named, and traces of all generators, the hostile ones among them. A line for each load, a cell for each policy: its
+worst difference to LRU in points, and the mean share of LRU's gap to the optimum that it closes, in percent, where that
+gap is above 5 points. Prints each line as soon as it is there; below, over all loads, worst, median and mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+import blockyard
+from blockyard.core.policies import POLICIES
+from blockyard.lab.curve import HitCurves, hit_curves
+from blockyard.lab.curve.claims import Claim, claims_of
+from blockyard.lab.policy_names import OPTIMUM
+from blockyard.lab.references import References, read_references
+from blockyard.lab.sizes import spread_sizes
+from blockyard.lab.trace import Trace, TraceRequest
+from blockyard.lab.traces import open_trace
+
+SMALLEST_SHARE = 0.003
+#: Nothing was tuned on these seeds, nor looked at before.
+LOADS = (
+    "turns:requests={n},seed=71,turn=40",
+    "turns:requests={n},seed=71,turn=300",
+    "trap:requests={n},seed=71,scans=300,collection=50",
+    "memoryless:requests={n},seed=71",
+    "coding:requests={n},seed=71,agents=12",
+    "chat:requests={n},seed=71",
+    "agents:requests={n},seed=71",
+    "system:requests={n},seed=71",
+    "rag:requests={n},seed=71",
+    "scan:requests={n},seed=71",
+    "bursts:requests={n},seed=71",
+    "mix:requests={n},seed=71",
+    "chat:requests={n},seed=72,users=300,turns=9",
+    "memoryless:requests={n},seed=72,collection=60,ends=0.05",
+)
+GUARDED = ("guarded:density", "guarded:auto", "strict:density", "strict:auto")
+
+
+class SecondHalf:
+    """The later half of a trace's requests, as if nothing had been before."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.name, self.hash_block_size, self.skips = trace.name, trace.hash_block_size, trace.skips
+        self._trace, self._first = trace, sum(1 for _ in trace) // 2
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        return islice(iter(self._trace), self._first, None)
+
+
+def claims_for(references: References, name: str, policies: list[str], num_sizes: int) -> dict[str, Claim]:
+    """Of all policies on one load."""
+    working_set = references.working_set
+    sizes = spread_sizes(num_sizes, working_set, max(round(SMALLEST_SHARE * working_set), 1))
+    jobs = len(os.sched_getaffinity(0))
+    curves: HitCurves = hit_curves(references, ["lru", *policies, OPTIMUM], sizes, name=name, jobs=jobs)
+    return claims_of(curves)
+
+
+def row_of(name: str, claims: dict[str, Claim]) -> str:
+    """A line of the table."""
+    cells = [f"{claim.worst:+.2f} / {_percent(claim.gap_closed)}" for claim in claims.values()]
+    return f"| {name} | " + " | ".join(cells) + " |"
+
+
+def _percent(share: float) -> str:
+    return "-" if share != share else f"{100 * share:.0f}"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("traces", nargs="*", help="files, of which the second half is run")
+    parser.add_argument("--policies", default=",".join([*(name for name in POLICIES if name != "lru"), *GUARDED]))
+    parser.add_argument("--sizes", type=int, default=300)
+    parser.add_argument("--references", type=int, default=60_000, help="of a generated load, about")
+    parser.add_argument("--loads", type=int, default=len(LOADS), help="how many of the generated ones")
+    options = parser.parse_args()
+    policies = options.policies.split(",")
+    print(f"blockyard {blockyard.__version__}, {blockyard.build_name()}, {options.sizes} sizes\n")
+    print("| load | " + " | ".join(policies) + " |", "|---" * (len(policies) + 1) + "|", sep="\n", flush=True)
+    found: list[dict[str, Claim]] = []
+    for source in [*options.traces, *LOADS[: options.loads]]:
+        start = time.monotonic()
+        if source in options.traces:
+            references, name = read_references(SecondHalf(open_trace(source))), f"{Path(source).name}, second half"
+        else:
+            references, name = generated(source, options.references)
+        found.append(claims_for(references, name, policies, options.sizes))
+        size = f"{references.num_references:,} references"
+        print(row_of(f"{name} ({size}, {time.monotonic() - start:.0f} s)", found[-1]), flush=True)
+    print(summary(policies, found))
+
+
+def generated(pattern: str, num_references: int) -> tuple[References, str]:
+    """A generator's trace of about so many references: as many requests as that takes."""
+    few = read_references(open_trace(pattern.format(n=200)))
+    count = max(num_references * 200 // few.num_references, 200)
+    name = pattern.format(n=count)
+    return read_references(open_trace(name)), name
+
+
+def summary(policies: list[str], found: list[dict[str, Claim]]) -> str:
+    """Over all loads: the worst size of any, the mean of the means, how many loads have a size below -0.3."""
+    worst = {policy: [claims[policy].worst for claims in found] for policy in policies}
+    closed = {policy: [c[policy].gap_closed for c in found if c[policy].gap_sizes] for policy in policies}
+    fifth = {policy: [c[policy].fifth for c in found if c[policy].gap_sizes] for policy in policies}
+    lines = [
+        ("worst of all", [f"{min(worst[policy]):+.2f}" for policy in policies]),
+        ("median of the worst", [f"{np.median(worst[policy]):+.2f}" for policy in policies]),
+        ("loads below -0.3", [str(sum(value < -0.3 for value in worst[policy])) for policy in policies]),
+        ("gap closed, mean, %", [_percent(float(np.mean(closed[policy]))) for policy in policies]),
+        ("sizes with a fifth or more, mean, %", [_percent(float(np.mean(fifth[policy]))) for policy in policies]),
+    ]
+    return "\n".join(f"| **{name}** | " + " | ".join(cells) + " |" for name, cells in lines)
+
+
+if __name__ == "__main__":
+    main()

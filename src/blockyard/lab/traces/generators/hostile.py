@@ -1,0 +1,134 @@
+"""Loads made to break policies that learn: what they learned is wrong, or there is nothing to learn, or it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+
+import numpy as np
+
+from ...trace import TraceRequest
+from ..fields import read_only
+from .agents import Agents
+from .chat import Chat
+from .draws import arrivals, lengths, numbers_below, streams, uniforms
+from .options import ID_BITS, LONGEST_PROMPT, Generator, option
+from .rag import Rag
+from .scan import Scan
+from .system import System
+
+
+@dataclass(kw_only=True)
+class Documents(Generator):
+    """Requests for whole documents, each a prompt of its own.
+
+    document_tokens, output_tokens: medians of lognormal lengths; spread: their deviation, of the logarithm.
+    """
+
+    document_tokens: int = option(1000, 1, LONGEST_PROMPT)
+    output_tokens: int = option(100, 1, LONGEST_PROMPT)
+    spread: float = option(0.5, 0.0, 5.0)
+
+    def endless(self) -> Iterator[TraceRequest]:
+        """The requests, without end. Memory: 16 bytes a document that can still be asked for."""
+        lengths_of, when, inputs, draws = streams(self.seed, 4)
+        tokens = lengths(lengths_of, self.document_tokens, self.spread, self.max_prompt_tokens)
+        outputs = lengths(inputs, self.output_tokens, self.spread, self.max_prompt_tokens)
+        known: dict[int, tuple[int, int]] = {}
+        next_id = 0
+        for (arrival, _), (document, is_last) in zip(
+            arrivals(when, self.rate, self.on_seconds, self.off_seconds), self.documents(draws), strict=False
+        ):
+            if document not in known:
+                known[document] = next_id, next(tokens)
+                next_id += -(-known[document][1] // self.hash_block_size)
+            first, num_tokens = known[document]
+            if is_last:
+                del known[document]
+            ids = read_only(np.arange(first, first + -(-num_tokens // self.hash_block_size)))
+            yield TraceRequest(arrival, num_tokens, next(outputs), ids)
+
+    def documents(self, draws: np.random.Generator) -> Iterator[tuple[int, bool]]:
+        """The number of the document of each request, and whether it is the last request for it."""
+        raise NotImplementedError
+
+
+@dataclass(kw_only=True)
+class Trap(Documents):
+    """A trap after scans: `scans` requests read a collection of `collection` documents in order, again and again, so
+    that old documents return and young ones do not. From then on it is the other way round: a new document is asked for
+    `repeats` times, each time after about `window` requests, and never again.
+    """
+
+    scans: int = option(900, 0, 10**9)
+    collection: int = option(150, 1, 10**6)
+    repeats: int = option(4, 1, 1000)
+    window: int = option(12, 1, 10**5)
+
+    def documents(self, draws: np.random.Generator) -> Iterator[tuple[int, bool]]:
+        """The collection in order; then `window` open documents, of which a random one is asked for."""
+        for number in range(self.scans):
+            yield number % self.collection, number >= self.scans - self.collection
+        fresh = count(self.collection)
+        opened = [(next(fresh), self.repeats) for _ in range(self.window)]
+        for seat in numbers_below(draws, self.window):
+            document, left = opened[seat]
+            opened[seat] = (document, left - 1) if left > 1 else (next(fresh), self.repeats)
+            yield document, left == 1
+
+
+@dataclass(kw_only=True)
+class Memoryless(Documents):
+    """Nothing to learn: each request is for one of `collection` documents, all as likely, and with probability `ends`
+    it is the last one for that document, whatever came before; a new one takes its place.
+    """
+
+    collection: int = option(200, 1, 10**6)
+    ends: float = option(0.2, 0.0, 1.0)
+
+    def documents(self, draws: np.random.Generator) -> Iterator[tuple[int, bool]]:
+        """Draws with replacement."""
+        which, chances = draws.spawn(2)
+        fresh = count(self.collection)
+        opened = list(range(self.collection))
+        for seat, chance in zip(numbers_below(which, self.collection), uniforms(chances), strict=False):
+            document = opened[seat]
+            if chance < self.ends:
+                opened[seat] = next(fresh)
+            yield document, chance < self.ends
+
+
+#: What takes turns.
+PARTS: tuple[type[Generator], ...] = (Chat, Scan, Rag, Agents, System)
+
+
+@dataclass(kw_only=True)
+class Turns(Generator):
+    """Chat, scan, rag, agents and system in turns of `turn` requests: what was learned in one turn is wrong in the
+    next. No block of one is one of another; each goes on where it stopped.
+    """
+
+    turn: int = option(40, 1, 10**9)
+
+    def check_together(self) -> None:
+        """Raise `InvalidArgument` if a part could not be made, now and not when it is walked."""
+        self._parts()
+
+    def _parts(self) -> list[Generator]:
+        seeds = [int(np.random.SeedSequence([self.seed, n]).generate_state(1)[0]) for n in range(len(PARTS))]
+        return [
+            kind(seed=seed, hash_block_size=self.hash_block_size, max_prompt_tokens=self.max_prompt_tokens)
+            for kind, seed in zip(PARTS, seeds, strict=True)
+        ]
+
+    def endless(self) -> Iterator[TraceRequest]:
+        """The requests, without end. Memory: that of the parts."""
+        (when,) = streams(self.seed, 1)
+        walks = [part.endless() for part in self._parts()]
+        for place, (arrival, _) in enumerate(arrivals(when, self.rate, self.on_seconds, self.off_seconds)):
+            number = place // self.turn % len(walks)
+            request = next(walks[number])
+            if request.hash_ids is not None:
+                ids = read_only(request.hash_ids + (number << ID_BITS))
+                yield replace(request, arrival=arrival, hash_ids=ids)

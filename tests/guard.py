@@ -1,0 +1,75 @@
+"""Random loads through the guard, with the worst policies inside it.
+
+    python -m tests.guard --references 10000000 --seed N
+    python -m tests.guard --loads 10000
+
+Every load is a random tree of prompts with a random capacity, run through `Guarded` around an adversary that evicts
+what is asked for next, dice, the youngest block, or a shipped policy, and beside it through least recently used. After
+each request the guard's structures and its inequality are checked, its shadow must not have fewer hits than LRU, and a
+strict guard must not be below LRU by more than 0.2 % of the references so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable
+
+import blockyard
+from blockyard.core.policies import POLICIES
+from blockyard.core.policies.base import EvictionPolicy
+
+from .support.guard_loads import Adversary, GuardedLoad, Load
+from .support.own_policies import MRU, Dice
+from .support.seeds import run_seed
+
+INSIDE: dict[str, Callable[[int], EvictionPolicy]] = {
+    "adversary": Adversary,
+    "dice": Dice,
+    "youngest": MRU,
+    **{name: make for name, make in POLICIES.items() if name != "lru"},
+}
+
+
+def run_load(seed: int, num_references: int, inside: str, strict: bool) -> GuardedLoad:
+    """One load to its end."""
+    load = Load(seed, num_references)
+    guarded = GuardedLoad(load, INSIDE[inside](GuardedLoad.num_ids(load)), strict)
+    for number in range(len(load.requests)):
+        guarded.step(number)
+    return guarded
+
+
+def main() -> None:
+    """Run loads until there were enough; print the worst difference of each policy."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--references", type=int, default=0)
+    parser.add_argument("--loads", type=int, default=0)
+    parser.add_argument("--length", type=int, default=1000, help="references of a load")
+    parser.add_argument("--adversary", action="store_true", help="inside every guard")
+    parser.add_argument("--seed", type=int, default=run_seed())
+    options = parser.parse_args()
+    print(f"blockyard {blockyard.__version__}, {blockyard.build_name()}, seed {options.seed}", flush=True)
+    draw = random.Random(options.seed)
+    worst = {(name, strict): 0.0 for name in INSIDE for strict in (True, False)}
+    start, loads, references = time.monotonic(), 0, 0
+    while references < options.references or loads < options.loads:
+        inside = "adversary" if options.adversary else draw.choice(list(INSIDE))
+        strict = draw.random() < 0.75
+        seed = draw.randrange(2**32)
+        try:
+            done = run_load(seed, options.length, inside, strict)
+        except Exception:
+            print(f"load {seed}, {inside} inside, strict {strict}")
+            raise
+        worst[inside, strict] = min(worst[inside, strict], done.worst)
+        loads += 1
+        references += done.num_references
+    print(f"{loads:,} loads, {references:,} references, {time.monotonic() - start:.0f} s; worst, in points of LRU:")
+    for (name, strict), value in worst.items():
+        print(f"{'strict' if strict else 'learned'} {name:<12} {100 * value:+.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What may be claimed for a policy: worst, median, mean and shares, from rates that are written down here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from blockyard.cli.main import main
+from blockyard.lab.curve import HitCurves, hit_curves
+from blockyard.lab.curve.claims import claims_of
+from blockyard.lab.references import read_references
+from blockyard.lab.traces import open_trace
+
+
+@pytest.fixture(scope="module")
+def curves() -> HitCurves:
+    return hit_curves(read_references(open_trace("small")), ["lru", "arc", "optimum"], [100, 1000, 2000, 8000])
+
+
+def test_numbers(curves: HitCurves) -> None:
+    rates = {
+        "lru": np.array([0.10, 0.20, 0.30, 0.40]),
+        "arc": np.array([0.09, 0.245, 0.305, 0.40]),
+        "optimum": np.array([0.30, 0.40, 0.34, 0.40]),
+    }
+    (claim,) = claims_of(dataclasses.replace(curves, hit_rates=rates)).values()
+    assert claim.worst == pytest.approx(-1.0)
+    assert claim.best == pytest.approx(4.5)
+    assert claim.median == pytest.approx(0.25)
+    assert claim.mean == pytest.approx(1.0)
+    assert claim.below == 0.25
+    assert claim.gap_sizes == 2, "gaps of 20, 20, 4 and 0 points"
+    assert claim.gap_closed == pytest.approx((-0.05 + 0.225) / 2)
+    assert claim.fifth == 0.5
+
+
+def test_without_an_optimum_or_without_lru(curves: HitCurves) -> None:
+    two = {policy: curves.hit_rates[policy] for policy in ("lru", "arc")}
+    (claim,) = claims_of(dataclasses.replace(curves, hit_rates=two)).values()
+    assert claim.gap_sizes == 0
+    assert math.isnan(claim.gap_closed)
+    assert claims_of(dataclasses.replace(curves, hit_rates={"arc": two["arc"]})) == {}
+
+
+def test_the_command_says_it_where_there_are_enough_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["curve", "small", "--policies", "lru,fifo,strict:fifo,optimum", "--quiet", "--jobs", "1"]
+    assert main([*arguments, "--sizes", "100"]) == 0
+    printed = capsys.readouterr().out
+    assert "above lru over " in printed
+    assert "a fifth or more" in printed
+    rows = [line.split() for line in printed.splitlines() if line.startswith(("fifo ", "strict:fifo "))]
+    assert [row[0] for row in rows] == ["fifo", "strict:fifo"]
+    assert main([*arguments, "--sizes", "10"]) == 0
+    assert "above lru over " not in capsys.readouterr().out
+    assert main([*arguments, "--sizes", "10", "--json"]) == 0
+    claims = json.loads(capsys.readouterr().out)["claims"]
+    assert list(claims) == ["fifo", "strict:fifo"]
+    assert claims["fifo"]["worst"] < claims["strict:fifo"]["worst"], "fifo alone is far below"
+    assert claims["strict:fifo"]["worst"] >= -0.2
