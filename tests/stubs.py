@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .support.source_only import PACKAGE_DIR
 
-STUBBED = ("core/block_pool.py", "core/manager.py")
+STUBBED = ("core/block_pool.py", "core/manager.py", "core/named_pool.py")
 
 ARGUMENTS = {
     **dict.fromkeys(["token_ids", "parents"], "Integers"),
@@ -35,6 +35,14 @@ ARGUMENTS = {
     "lease": "BlockLease",
     "policy": "Policy",
     "config": "CacheConfig",
+    "name": "bytes",
+    "names": "Sequence[bytes]",
+    "groups": "Sequence[int]",
+    "block_ids": "Integers",
+    "blocks": "BlockLease | Integers",
+    **dict.fromkeys(["source", "target", "max_events"], "Integer"),
+    "last": "bool",
+    "eviction_policy": "Policy",
     "now": "Number",
     "expires_at": "Number | None",
 }
