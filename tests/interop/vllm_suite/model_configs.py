@@ -1,4 +1,4 @@
-"""A Hugging Face cache of configurations without weights, for tests that build schedulers: `python model_configs.py DIR`.
+"""A Hugging Face cache of configurations without weights: `python model_configs.py DIR`.
 
 vLLM's tests name models to learn their shapes. Nothing is loaded, so a config.json and any tokenizer will do.
 """

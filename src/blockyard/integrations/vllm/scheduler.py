@@ -1,4 +1,4 @@
-"""vLLM's two schedulers with Blockyard's block management: `--scheduler-cls blockyard.integrations.vllm.AsyncScheduler`.
+"""vLLM's two schedulers on Blockyard: `--scheduler-cls blockyard.integrations.vllm.AsyncScheduler`.
 
 vLLM has no factory for its block manager. So while a scheduler is being made, and only then, the two names by which
 vLLM's own code makes one lead here; after that nothing of vLLM is changed.

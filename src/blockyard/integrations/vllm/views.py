@@ -285,7 +285,8 @@ class CachedCounts:
 
     def get(self, request_id: str, default: Any = None) -> Any:
         """As of a dict."""
-        return self[request_id] if request_id in self else default
+        lease = self._manager.leases.get(request_id)
+        return default if lease is None else lease.num_cached_blocks
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._manager.leases
