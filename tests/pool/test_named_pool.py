@@ -126,10 +126,10 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "get_new_blocks": [(-1,), (1.5,), (1, 5)],
     "get_cached_blocks": [(["a"],), ([b"a"], 0, 3)],
     "hold": [([0],), ([-1],), ([20],), ([5],), ("1",), ([1.5],), ([2**63],), ([1], 3)],
-    "hold_ids": [([0],), ([5],), (None,)],
+    "hold_ids": [([0],), ([20],), (None,)],
     "new_ids": [(-1,), ("1",)],
     "free_ids": [([0],), ([True],), ([20],)],
-    "name_blocks": [([1], []), ([1], [b"a", b"b"]), ([5], [b"a"]), ([0], [b"a"]), ([1], ["a"]), ([1], [b"a"], -1)],
+    "name_blocks": [([1], []), ([1], [b"a", b"b"]), ([20], [b"a"]), ([0], [b"a"]), ([1], ["a"]), ([1], [b"a"], -1)],
     "move_names": [(5, 1), (1, 5), (1, 1), (0, 1), (3, 1), ("1", 2)],
     "uncache": [([0],), ([20],), (3,)],
     "names_of": [(-1,), (20,), (None,)],
@@ -203,6 +203,11 @@ def test_policies_choose_among_names(policy: Any) -> None:
         pool.check()
         pool.free_ids(ids, last=round_number % 3 == 0)
         pool.uncache(ids[2:3])
+        pool.hold_ids([ids[2], ids[3], ids[2]])
+        pool.check()
+        pool.free_ids([ids[2], ids[3], ids[2]])
+        pool.name_blocks(ids[2:3], [bytes([round_number, 9])])
+        pool.check()
         lease = pool.get_cached_blocks([bytes([round_number, 0]), bytes([round_number, 1])])
         pool.check()
         pool.free_blocks(lease, last=True)

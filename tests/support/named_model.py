@@ -179,8 +179,15 @@ class NamedWorld:
         for block in blocks:
             self.slow.free([block], False)
 
+    def do_adopt(self) -> Any:
+        blocks = [self.random.randrange(1, self.num_blocks) for _ in range(2)]
+        self.pool.hold_ids(blocks)
+        self.ids += blocks
+        self.slow.share(blocks)
+        return blocks
+
     def do_name(self) -> Any:
-        blocks = self.some_held()
+        blocks = [*self.some_held(), *self.slow.order[: self.random.choice([0, 0, 1])]]
         names, group = self.some_names(len(blocks))
         given = self.pool.name_blocks(blocks, names, group)
         assert given == sum(self.slow.name(block, name, group) for block, name in zip(blocks, names, strict=True))

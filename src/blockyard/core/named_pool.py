@@ -316,11 +316,14 @@ class NamedPool:
             self._gate.leave_with_result()
 
     def hold_ids(self, block_ids: object) -> None:
-        """Hold blocks once more without a lease; an id given twice is held twice. See `hold`."""
+        """Hold blocks once more without a lease; an id given twice is held twice. O(blocks).
+
+        A free block without a name is taken too, out of its place in the queue: for a caller who knows that it is still
+        what it was. Raises `InvalidArgument` for ids out of range.
+        """
         self._gate.enter("hold_ids")
         try:
             blocks = self._checked_ids(block_ids)
-            self._require_content(blocks)
             self._share(blocks)
             for position in range(i64(len(blocks))):
                 self._loose[i64(blocks[position])] += 1
@@ -375,8 +378,9 @@ class NamedPool:
     def name_blocks(self, blocks: object, names: object, group: object = 0) -> int:
         """Give each block the name at its position; how many it did not have yet. O(names).
 
-        blocks: a lease, or ids; each must be held. A block that has names already gets one more.
-        Raises `InvalidArgument` for other lengths, for a block that nothing holds, and for the null block.
+        blocks: a lease, or ids. A block that has names already gets one more; a free one keeps its place in
+            the queue, or goes to its tail under a policy other than "lru".
+        Raises `InvalidArgument` for other lengths, ids out of range, and the null block.
         """
         self._gate.enter("name_blocks")
         try:
@@ -385,7 +389,7 @@ class NamedPool:
             count = i64(len(words)) // NAME_WORDS
             if len(ids) != count:
                 raise InvalidArgument(f"there are {count} names for {len(ids)} blocks")
-            self._require_held(ids)
+            self._require_no_null(ids)
             self._ledger.make_room_for_names(count)
             return self._name_all(ids, words)
         finally:
@@ -531,11 +535,10 @@ class NamedPool:
             if self._ledger.ref_cnt[block] == 0 and not self._ledger.index.is_cached(block):
                 raise InvalidArgument(f"block_ids[{position}] is {block}, which is free and has no name")
 
-    def _require_held(self, blocks: vec[i32]) -> None:
+    def _require_no_null(self, blocks: vec[i32]) -> None:
         for position in range(i64(len(blocks))):
-            block = i64(blocks[position])
-            if block == 0 or self._ledger.ref_cnt[block] == 0:
-                raise InvalidArgument(f"block {block} at position {position} is not held; only held blocks are named")
+            if blocks[position] == 0:
+                raise InvalidArgument(f"position {position} of the lease is the null block, which has no content")
 
     def __init_subclass__(cls) -> None:
         """Refuse: a subclass of a compiled class could not be made."""

@@ -103,9 +103,10 @@ class NamedLedger(BlockLedger):
             entry -= 1
 
     def name(self, block: i64, words: vec[i64], place: i64) -> None:
-        """Give a held block a name that it does not have; `make_room_for_names` went before. O(names of the block)."""
+        """Give a block a name that it does not have; `make_room_for_names` went before. O(names of the block)."""
         entry = block
-        if self.index.is_cached(block):
+        is_first = not self.index.is_cached(block)
+        if not is_first:
             entry = self._first_unused
             self._first_unused = i64(self.next_entry[entry])
             self.next_entry[self._last_entry(block)] = i32(entry)
@@ -116,6 +117,11 @@ class NamedLedger(BlockLedger):
         for word in range(NAME_WORDS):
             self.index.rows.words[row + word] = words[place + word]
         self.index.insert(entry, self.index.hash_words_at(words, place, self._root), self._root)
+        if is_first and self.chooser is not None and self.ref_cnt[block] == 0:
+            # Blocks without a name must stand before it.
+            self.queue.remove(block)
+            self.queue.append(block)
+            self.chooser.insert(block, self.index.chain_hash[block], 0)
         if self.log is not None:
             self.log.add(CAME, block, words, place)
 
@@ -171,6 +177,37 @@ class NamedLedger(BlockLedger):
             self.queue.remove(block)
             self.queue.append_left(block)
         self.drop(block)
+
+    def share(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """See `BlockLedger.share`; a policy knows nothing of free blocks without a name."""
+        if self.chooser is None:
+            super().share(blocks, start, count)
+            return
+        for position in range(start, start + count):
+            block = i64(blocks[position])
+            if self.ref_cnt[block] == 0 and not self.index.is_cached(block):
+                self.queue.remove(block)
+                self.ref_cnt[block] = 1
+                self.num_allocated_blocks += 1
+                self._note_peak()
+            else:
+                super().share(blocks, position, 1)
+
+    def unshare(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """See `BlockLedger.unshare`."""
+        if self.chooser is None:
+            super().unshare(blocks, start, count)
+            return
+        position = start + count - 1
+        while position >= start:
+            block = i64(blocks[position])
+            if self.ref_cnt[block] == 1 and not self.index.is_cached(block):
+                self.ref_cnt[block] = 0
+                self.num_allocated_blocks -= 1
+                self.queue.put_back(block)
+            else:
+                super().unshare(blocks, position, 1)
+            position -= 1
 
     def note_named_hits(self, blocks: vec[i32]) -> None:
         """Tell the policy of a hit of those that have a name."""

@@ -9,6 +9,18 @@ from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 from blockyard import CacheSalt, ExtraKey, LoRA, Span
 
 
+#: Where vLLM's requests have a negative placeholder outside of an image, which is a token like any other to vLLM.
+PLACEHOLDER = 2**31 - 1
+
+
+def tokens_of(request: Any, start: int, stop: int) -> list[int]:
+    """The request's tokens from `start` to `stop`, as the pool takes them."""
+    tokens: list[int] = request.all_token_ids[start:stop]
+    if request.mm_features and min(tokens, default=0) < 0:
+        return [token if token >= 0 else PLACEHOLDER for token in tokens]
+    return tokens
+
+
 def extra_keys_of(request: Any, block_size: int) -> tuple[ExtraKey, ...]:
     """The request's adapter, cache salt, images and embeddings."""
     keys: list[ExtraKey] = []

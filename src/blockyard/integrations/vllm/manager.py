@@ -27,7 +27,7 @@ from vllm.v1.request import RequestStatus
 
 from blockyard import BlockLease, BlockPool, ExtraKey
 
-from .keys import extra_keys_of
+from .keys import extra_keys_of, tokens_of
 from .options import Options
 from .views import BlockIds, BlockView, CachedCounts, PoolView, TablesView
 
@@ -155,7 +155,7 @@ class KVCacheManager(stock.KVCacheManager):
         limit -= limit % self.block_size
         if limit <= 0:
             return self.empty_kv_cache_blocks, 0, 0
-        found = self.pool.find_cached_blocks(request.all_token_ids[:limit], self._keys(request))
+        found = self.pool.find_cached_blocks(tokens_of(request, 0, limit), self._keys(request))
         if self.use_eagle and len(found):
             found = found.first(len(found) - 1)
         if not len(found):
@@ -269,7 +269,7 @@ class KVCacheManager(stock.KVCacheManager):
             return self.pool.get_new_blocks(missing, request.request_id)
         found = hits.found
         if found is None:
-            tokens = request.all_token_ids[: len(hits.ids) * self.block_size]
+            tokens = tokens_of(request, 0, len(hits.ids) * self.block_size)
             found = self.pool.find_cached_blocks(tokens, self._keys(request))
             assert found.block_ids.tolist() == hits.ids, "the hit is not what the request's tokens are cached in"
         return self.pool.hold(found, request.request_id, extend_by=missing)
@@ -301,7 +301,7 @@ class KVCacheManager(stock.KVCacheManager):
         first = lease.num_cached_blocks
         if first >= full:
             return
-        tokens = request.all_token_ids[first * size : full * size]
+        tokens = tokens_of(request, first * size, full * size)
         self.pool.cache_next_blocks(lease, tokens, self._keys(request), first)
         for position, block_id in enumerate(lease.block_ids[first:full].tolist(), first):
             name = make_block_hash_with_group_id(request.block_hashes[position], 0)

@@ -178,6 +178,15 @@ class HashToBlock:
         """Give a block that is held one more hash."""
         self._pool.named.name_blocks([block.block_id], [key[:-GROUP_BYTES]], group_of(key))
 
+    def pop(self, key: Any, block_id: int) -> Any:
+        """Take a hash, its only one, from a block; None where it has not got it."""
+        if not self.contain(key, block_id):
+            return None
+        if self._pool.cached_block_hashes_by_block.get(block_id):
+            raise NotImplementedError(f"block {block_id} has several hashes, which go together")
+        self._pool.named.uncache([block_id])
+        return self._pool.blocks[block_id]
+
     def __len__(self) -> int:
         return len(self._cache)
 
@@ -284,12 +293,15 @@ class BlockPool(stock.BlockPool):
         ids = []
         others: dict[Any, list[Any]] = {}
         for block in ordered_blocks:
-            if block.pool is not self and block.pool is not None:
+            if block.pool is not self:
                 others.setdefault(block.pool, []).append(block)
             elif block.is_null:
                 block._null_count -= 1
             else:
                 ids.append(block.block_id)
+        # A block of no pool was made by somebody else and counts for itself.
+        for block in others.pop(None, ()):
+            block.ref_cnt -= 1
         self.named.free_ids(ids)
         for pool, blocks in others.items():
             pool.free_blocks(blocks)
