@@ -38,6 +38,9 @@ SCRATCH = {
     "actor",
     "running",
     "num_lookups",
+    "_name",
+    "_marks",
+    "_num_marks",
 }
 #: Packages whose objects are looked into: ours, and eviction policies of the tests.
 WALKED = ("blockyard", "tests")

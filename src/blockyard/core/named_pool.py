@@ -1,5 +1,7 @@
 """The pool known by names: blocks handed out, and found again by the bytes that their owner calls them."""
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 from librt.vecs import vec
@@ -19,6 +21,9 @@ from .pool.named_ledger import NamedLedger
 from .pool.names import MAX_GROUP, NAME_WORDS, pack_name, pack_names
 from .refusing import refuse_copy, refuse_pickle, refuse_subclass
 from .tokens import int64_items
+
+#: Above every place in a call's ids.
+MARK_STEP: Final[i64] = 134217728
 
 
 class NamedPool:
@@ -62,6 +67,9 @@ class NamedPool:
         self._book = LeaseBook(self._ledger)
         self._gate.deferred.append(self._book)
         self._name = zeros_i64(int(NAME_WORDS))
+        #: Where the latest call gave each id last: the call's number times MARK_STEP, plus the place.
+        self._marks = zeros_i64(blocks)
+        self._num_marks: i64 = 0
         self._version: i64 = 0
         self.set_eviction_policy(eviction_policy)
 
@@ -188,7 +196,8 @@ class NamedPool:
         count = i64(len(words)) // NAME_WORDS
         found = zeros_i32(int(count))
         for place in range(count):
-            found[place] = i32(self._ledger.find(words, place * NAME_WORDS))
+            block = self._ledger.find(words, place * NAME_WORDS)
+            found[place] = i32(block)
         return found
 
     def _as_array(self, blocks: vec[i32]) -> npt.NDArray[np.int32]:
@@ -339,6 +348,8 @@ class NamedPool:
         self._gate.enter("free_ids")
         try:
             blocks = self._checked_ids(block_ids)
+            if len(blocks) >= MAX_BLOCKS:
+                raise InvalidArgument(f"block_ids has {len(blocks)} ids; the limit is {MAX_BLOCKS - 1}")
             self._count_down(blocks)
             ordered = self._in_order_of_release(blocks)
             self._ledger.release(ordered, 0, i64(len(ordered)))
@@ -359,19 +370,39 @@ class NamedPool:
             loose[block] -= 1
 
     def _in_order_of_release(self, blocks: vec[i32]) -> vec[i32]:
-        """The ledger releases from the last to the first, and puts each unnamed block before those already there."""
+        """The ledger releases from the last to the first, and puts each unnamed block before those already there.
+
+        Of an id that is given several times, the last one may free the block: the others go before all.
+        """
         count = i64(len(blocks))
+        self._num_marks += 1
+        repeated = count - self._mark_last_places(blocks)
         ordered = zeros_i32(int(count))
         first: i64 = 0
-        last = count
+        last = count - repeated
         for position in range(count):
-            if self._ledger.index.is_cached(i64(blocks[position])):
+            block = i64(blocks[position])
+            if self._marks[block] != self._num_marks * MARK_STEP + position:
+                ordered[count - repeated] = blocks[position]
+                repeated -= 1
+            elif self._ledger.index.is_cached(block):
                 last -= 1
                 ordered[last] = blocks[position]
             else:
                 ordered[first] = blocks[position]
                 first += 1
         return ordered
+
+    def _mark_last_places(self, blocks: vec[i32]) -> i64:
+        """Mark where each id is given for the last time; how many ids there are."""
+        different: i64 = 0
+        oldest = self._num_marks * MARK_STEP
+        for position in range(i64(len(blocks))):
+            block = i64(blocks[position])
+            if self._marks[block] < oldest:
+                different += 1
+            self._marks[block] = oldest + position
+        return different
 
     # Names.
 
@@ -521,7 +552,8 @@ class NamedPool:
             if not 0 < items[position] < self._ledger.num_blocks:
                 limit = self._ledger.num_blocks - 1
                 raise InvalidArgument(f"block_ids[{position}] is {items[position]}; it must be from 1 to {limit}")
-            blocks[position] = i32(items[position])
+            block = items[position]
+            blocks[position] = i32(block)
         return blocks
 
     def _leased_or_ids(self, blocks: object) -> vec[i32]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ...support.places import ROOT
 from .known import CORE, KNOWN, LEFT_OUT
-from .source import HERE, tests_folder
+from .source import HERE, fetched_tests
 
 Outcomes = dict[str, str]
 
@@ -90,7 +90,7 @@ def main() -> int:
     parser.add_argument("tests", nargs="*", help="files of vLLM's, default: all of tests/v1/core")
     asked = parser.parse_args()
     python = os.path.abspath(asked.python)
-    folder = tests_folder(python)
+    folder = fetched_tests(python)
     if asked.stock and asked.stock.exists():
         stock = json.loads(asked.stock.read_text())
     else:

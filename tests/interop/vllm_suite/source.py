@@ -16,21 +16,21 @@ CACHE = ROOT / ".cache"
 HERE = Path(__file__).resolve().parent
 
 
-def tests_folder(python: str, version: str = VERSION) -> Path:
-    """The folder that holds `tests/` of this version and a hub of model configurations; fetched where it is missing."""
-    folder = CACHE / f"vllm-{version}"
+def fetched_tests(python: str) -> Path:
+    """The folder that holds `tests/` and a hub of model configurations; fetched where it is missing."""
+    folder = CACHE / f"vllm-{VERSION}"
     if not (folder / "tests" / "v1" / "core").is_dir():
-        _fetch(version, folder)
+        _fetch(folder)
     subprocess.run([python, str(HERE / "model_configs.py"), str(folder / "hub")], check=True)
     return folder
 
 
-def _fetch(version: str, folder: Path) -> None:
+def _fetch(folder: Path) -> None:
     """pip unpacks the sdist before it asks for its metadata, which fails without CUDA: what it unpacked is kept."""
     CACHE.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
-        command += ["--no-binary", ":all:", "--no-clean", "--no-build-isolation", f"vllm=={version}", "-d", scratch]
+        command += ["--no-binary", ":all:", "--no-clean", "--no-build-isolation", f"vllm=={VERSION}", "-d", scratch]
         done = subprocess.run(command, env=os.environ | {"TMPDIR": scratch}, capture_output=True, text=True)
         found = sorted(Path(scratch).glob("*/*/tests/v1/core"))
         if not found:

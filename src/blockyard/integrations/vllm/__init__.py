@@ -3,10 +3,10 @@
 Needs vLLM, which `blockyard` itself does not import. See docs/vllm.md.
 """
 
-from .contract import VLLM_VERSIONS, moved_methods
+from .contract import moved_methods
 from .manager import KVCacheManager
 from .options import Options
 from .pool import BlockPool
 from .scheduler import AsyncScheduler, Scheduler
 
-__all__ = ["VLLM_VERSIONS", "AsyncScheduler", "BlockPool", "KVCacheManager", "Options", "Scheduler", "moved_methods"]
+__all__ = ["AsyncScheduler", "BlockPool", "KVCacheManager", "Options", "Scheduler", "moved_methods"]

@@ -6,8 +6,7 @@ from typing import Any
 
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
-from blockyard import CacheSalt, ExtraKey, LoRA, Span
-
+from ... import CacheSalt, ExtraKey, LoRA, Span
 
 #: Where vLLM's requests have a negative placeholder outside of an image, which is a token like any other to vLLM.
 PLACEHOLDER = 2**31 - 1

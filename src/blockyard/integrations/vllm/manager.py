@@ -25,8 +25,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
-from blockyard import BlockLease, BlockPool, ExtraKey
-
+from ... import BlockLease, BlockPool, ExtraKey
 from .keys import extra_keys_of, tokens_of
 from .options import Options
 from .views import BlockIds, BlockView, CachedCounts, PoolView, TablesView

@@ -13,7 +13,7 @@ from vllm.distributed.kv_events import MEDIUM_GPU, AllBlocksCleared
 from vllm.logger import init_logger
 from vllm.v1.core import block_pool as stock
 
-from blockyard import NamedPool
+from ... import NamedPool
 
 logger = init_logger(__name__)
 GROUP_BYTES = 4

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from vllm.logger import init_logger
@@ -26,12 +27,13 @@ logger = init_logger(__name__)
 _MAKING = threading.RLock()
 
 
-def make_manager(options: Options, **given: Any) -> Any:
+def make_manager(options: Options, has_connector: bool = False, **given: Any) -> Any:
     """The block manager of one scheduler, by the level that the options and the model allow.
 
+    has_connector: KV connectors may hold blocks by id, which level "tokens" has no call for.
     Raises ValueError where the level that was asked for, or an option, does not serve the model.
     """
-    reason = why_not(**given)
+    reason = why_not(**given) or ("a KV connector may hold blocks by id" if has_connector else "")
     if options.level == "tokens" and reason:
         raise ValueError(f"blockyard: level 'tokens' does not serve this model: {reason}")
     if options.level == "names" or reason:
@@ -66,7 +68,8 @@ def _leading_here(module: Any, name: str, made: Callable[..., Any]) -> Iterator[
 def _managers_for(vllm_config: Any) -> Iterator[None]:
     require_known_vllm()
     options = options_of(vllm_config.additional_config)
-    with _leading_here(stock, "KVCacheManager", lambda **given: make_manager(options, **given)):
+    has_connector = vllm_config.kv_transfer_config is not None
+    with _leading_here(stock, "KVCacheManager", partial(make_manager, options, has_connector)):
         yield
 
 

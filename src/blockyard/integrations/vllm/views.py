@@ -12,7 +12,7 @@ from vllm.distributed.kv_events import MEDIUM_GPU
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-from blockyard import BlockLease, FoundBlocks
+from ... import BlockLease, FoundBlocks
 
 if TYPE_CHECKING:
     from .manager import KVCacheManager
