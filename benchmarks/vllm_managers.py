@@ -24,6 +24,7 @@ from blockyard.integrations.vllm import Options
 from blockyard.integrations.vllm.scheduler import make_manager
 
 BLOCK_SIZE = 16
+LEVELS = ("stock", "tokens", "names")
 NUM_BLOCKS = 10_000
 PROMPT, SHARED, DECODED, ROUNDS = 100, 64, 64, 5
 
@@ -90,7 +91,7 @@ def main() -> None:
     init_none_hash(sha256)
     print("| requests | stock us/step | tokens | names |\n|---|---|---|---|")
     for count in (64, 256):
-        managers = {level: manager_of(level) for level in ("stock", "tokens", "names")}
+        managers = {level: manager_of(level) for level in LEVELS}
         times: dict[str, list[float]] = {level: [] for level in managers}
         for number in range(ROUNDS + 1):
             for level, manager in managers.items():

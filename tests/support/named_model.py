@@ -189,7 +189,10 @@ class NamedWorld:
     def do_name(self) -> Any:
         blocks = [*self.some_held(), *self.slow.order[: self.random.choice([0, 0, 1])]]
         names, group = self.some_names(len(blocks))
-        given = self.pool.name_blocks(blocks, names, group)
+        if len(blocks) == 1:
+            given = int(self.pool.name_one(blocks[0], names[0], group))
+        else:
+            given = self.pool.name_blocks(blocks, names, group)
         assert given == sum(self.slow.name(block, name, group) for block, name in zip(blocks, names, strict=True))
         return given
 

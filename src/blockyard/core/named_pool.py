@@ -1,7 +1,5 @@
 """The pool known by names: blocks handed out, and found again by the bytes that their owner calls them."""
 
-from typing import Final
-
 import numpy as np
 import numpy.typing as npt
 from librt.vecs import vec
@@ -19,11 +17,9 @@ from .policies.caught import CaughtPolicy
 from .pool.lease import BlockLease, LeaseBook
 from .pool.named_ledger import NamedLedger
 from .pool.names import MAX_GROUP, NAME_WORDS, pack_name, pack_names
+from .pool.release_order import ReleaseOrder
 from .refusing import refuse_copy, refuse_pickle, refuse_subclass
 from .tokens import int64_items
-
-#: Above every place in a call's ids.
-MARK_STEP: Final[i64] = 134217728
 
 
 class NamedPool:
@@ -61,15 +57,13 @@ class NamedPool:
             self._ledger = NamedLedger(blocks, seed, events)
             #: How often each block is held without a lease.
             self._loose = zeros_i32(blocks)
+            self._order = ReleaseOrder(blocks)
         except MemoryError as error:
             raise not_enough_memory(f"num_blocks is {blocks}; the system has no memory for its arrays", error)
         self._gate = Gate()
         self._book = LeaseBook(self._ledger)
         self._gate.deferred.append(self._book)
         self._name = zeros_i64(int(NAME_WORDS))
-        #: Where the latest call gave each id last: the call's number times MARK_STEP, plus the place.
-        self._marks = zeros_i64(blocks)
-        self._num_marks: i64 = 0
         self._version: i64 = 0
         self.set_eviction_policy(eviction_policy)
 
@@ -351,7 +345,7 @@ class NamedPool:
             if len(blocks) >= MAX_BLOCKS:
                 raise InvalidArgument(f"block_ids has {len(blocks)} ids; the limit is {MAX_BLOCKS - 1}")
             self._count_down(blocks)
-            ordered = self._in_order_of_release(blocks)
+            ordered = self._order.of(self._ledger, blocks)
             self._ledger.release(ordered, 0, i64(len(ordered)))
             if last:
                 self._put_last(_reversed(blocks))
@@ -368,41 +362,6 @@ class NamedPool:
                     loose[i64(blocks[done])] += 1
                 raise DoubleFree(f"block_ids[{position}] is {block}, which is not held so often without a lease")
             loose[block] -= 1
-
-    def _in_order_of_release(self, blocks: vec[i32]) -> vec[i32]:
-        """The ledger releases from the last to the first, and puts each unnamed block before those already there.
-
-        Of an id that is given several times, the last one may free the block: the others go before all.
-        """
-        count = i64(len(blocks))
-        self._num_marks += 1
-        repeated = count - self._mark_last_places(blocks)
-        ordered = zeros_i32(int(count))
-        first: i64 = 0
-        last = count - repeated
-        for position in range(count):
-            block = i64(blocks[position])
-            if self._marks[block] != self._num_marks * MARK_STEP + position:
-                ordered[count - repeated] = blocks[position]
-                repeated -= 1
-            elif self._ledger.index.is_cached(block):
-                last -= 1
-                ordered[last] = blocks[position]
-            else:
-                ordered[first] = blocks[position]
-                first += 1
-        return ordered
-
-    def _mark_last_places(self, blocks: vec[i32]) -> i64:
-        """Mark where each id is given for the last time; how many ids there are."""
-        different: i64 = 0
-        oldest = self._num_marks * MARK_STEP
-        for position in range(i64(len(blocks))):
-            block = i64(blocks[position])
-            if self._marks[block] < oldest:
-                different += 1
-            self._marks[block] = oldest + position
-        return different
 
     # Names.
 
@@ -423,6 +382,22 @@ class NamedPool:
             self._require_no_null(ids)
             self._ledger.make_room_for_names(count)
             return self._name_all(ids, words)
+        finally:
+            self._gate.leave()
+
+    def name_one(self, block_id: object, name: object, group: object = 0) -> bool:
+        """`name_blocks` of one block; whether it did not have the name yet. O(names of the block)."""
+        self._gate.enter("name_one")
+        try:
+            number = require_int("group", group, 0, MAX_GROUP)
+            block = i64(require_int("block_id", block_id, 1, self._ledger.num_blocks - 1))
+            pack_name(self._name, 0, name, number)
+            if self._ledger.has(block, self._name, 0):
+                return False
+            self._ledger.make_room_for_names(1)
+            self._ledger.name(block, self._name, 0)
+            self._version += 1
+            return True
         finally:
             self._gate.leave()
 

@@ -176,7 +176,7 @@ class HashToBlock:
 
     def insert(self, key: Any, block: Any) -> None:
         """Give a block that is held one more hash."""
-        self._pool.named.name_blocks([block.block_id], [key[:-GROUP_BYTES]], group_of(key))
+        self._pool.named.name_one(block.block_id, key[:-GROUP_BYTES], group_of(key))
 
     def pop(self, key: Any, block_id: int) -> Any:
         """Take a hash, its only one, from a block; None where it has not got it."""
