@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .support.source_only import PACKAGE_DIR
 
-STUBBED = ("core/block_pool.py", "core/manager.py", "core/named_pool.py")
+STUBBED = ("core/block_pool.py", "core/manager.py", "core/named_pool.py", "core/pool_records.py")
 
 ARGUMENTS = {
     **dict.fromkeys(["token_ids", "parents"], "Integers"),
@@ -35,16 +35,20 @@ ARGUMENTS = {
     "lease": "BlockLease",
     "found": "FoundBlocks",
     "extend_by": "Integer",
+    "at": "Integer",
+    "last": "bool",
+    "block_ids": "Integers",
+    "eviction_policy": "Policy",
+    **dict.fromkeys(["retention_blocks", "residency_sample"], "Integer"),
+    "enable_kv_cache_events": "bool",
+    "callback": "Callable[[npt.NDArray[np.int32]], object] | None",
     "policy": "Policy",
     "config": "CacheConfig",
     "name": "bytes",
     "names": "Sequence[bytes]",
     "groups": "Sequence[int]",
-    "block_ids": "Integers",
     "blocks": "BlockLease | Integers",
     **dict.fromkeys(["source", "target", "max_events"], "Integer"),
-    "last": "bool",
-    "eviction_policy": "Policy",
     "now": "Number",
     "expires_at": "Number | None",
 }

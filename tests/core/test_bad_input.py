@@ -341,9 +341,9 @@ def test_a_manager_of_no_config(config: Any) -> None:
 # ---------------------------------------------------------------- the pool alone
 
 
-@pytest.mark.parametrize("value", [0, -1, 1, 2**27 + 1, 2**70, 8.0, "8", None, True, [8]])
+@pytest.mark.parametrize("value", [0, -1, 2**27 + 1, 2**70, 8.0, "8", None, True, [8]])
 def test_sizes_of_a_pool(value: Any) -> None:
-    with pytest.raises(InvalidArgument, match=rf"num_blocks is {re.escape(repr(value))}.*2 to {2**27}"):
+    with pytest.raises(InvalidArgument, match=rf"num_blocks is {re.escape(repr(value))}.*1 to {2**27}"):
         BlockPool(value)
 
 
@@ -388,7 +388,7 @@ def test_a_pool_refuses_and_keeps_its_state() -> None:
     pool.cache_full_blocks(lease, [1] * 8)
     refuses(InvalidArgument, lambda: pool.cache_full_blocks(lease, [1] * 8), r"already cached")
     refuses(InvalidArgument, lambda: pool.cache_full_blocks(lease, [2] * 8, 2), r"token_ids differ")
-    refuses(InvalidArgument, lambda: pool.get_cached_blocks([-1]), r"token_ids\[0\] is below 0, and no Span")
+    refuses(InvalidArgument, lambda: pool.get_cached_blocks([-1]), r"token_ids\[0\] is -1")
     refuses(InvalidArgument, lambda: pool.get_cached_block([]), r"token_ids is empty")
     for number in (-1, 8, 2**70, 1.5, None):
         refuses(InvalidArgument, lambda number=number: pool.block(number), r"block_id is")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zmq
 
-from blockyard import CacheConfig, InvalidArgument, KVCacheManager, PublisherError
+from blockyard import BlockPool, CacheConfig, InvalidArgument, KVCacheManager, PublisherError, Span
 from blockyard.events import KVEventPublisher, Mirror, Subscriber, Trust
 
 from ..support.interrupter import Interrupter
@@ -89,6 +89,54 @@ def test_a_late_consumer_gets_all_and_then_what_follows(
         assert until(subscriber, lambda: tokens_of(mirror) == 0)
 
 
+def test_a_pool_alone_is_published(publishing: Callable[..., KVEventPublisher]) -> None:
+    """A placeholder under a span is told as the last of all tokens."""
+    pool = BlockPool(20, 4, enable_kv_cache_events=True)
+    publisher = publishing(pool)
+    lease = pool.get_new_blocks(4)
+    pool.cache_next_blocks(lease, PROMPT[:8])
+    publisher.publish()
+    mirror = Mirror()
+    picture = Span("cat", 9, 2)
+    with Subscriber(mirror) as subscriber:
+        follow(subscriber, publisher)
+        assert until(subscriber, lambda: tokens_of(mirror) == 8)
+        pool.cache_next_blocks(lease, [9, -1, -1, 12], (picture,))
+        pool.cache_next_blocks(lease, [13, 14, 15, 16], (picture,))
+        publisher.publish()
+        told = [*PROMPT[:8], 9, 2**31 - 1, 2**31 - 1, 12, 13, 14, 15, 16]
+
+        def found() -> int:
+            match = mirror.match(told, (picture,)).get("worker")
+            return 0 if match is None else match.num_tokens
+
+        assert until(subscriber, lambda: found() == 16)
+        pool.uncache([2])
+        publisher.publish()
+        assert until(subscriber, lambda: found() == 4)
+        pool.cache_next_blocks(lease, PROMPT[4:8], (), 1)
+        publisher.publish()
+        assert until(subscriber, lambda: found() == 8), "what follows hangs on the old content"
+        pool.cache_next_blocks(lease, [9, -1, -1, 12, 13, 14, 15, 16], (picture,))
+        publisher.publish()
+        assert until(subscriber, lambda: found() == 16)
+        pool.reset_prefix_cache()
+        publisher.publish()
+        assert until(subscriber, lambda: found() == 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: BlockPool(4), "cache has enable_kv_cache_events=False; events need True"),
+        (lambda: make_cache().pool, "cache is the pool of a KVCacheManager; publish the manager"),
+    ],
+)
+def test_pools_that_are_not_published(make: Callable[[], BlockPool], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        KVEventPublisher(make())
+
+
 def test_a_restart_is_noticed(publishing: Callable[..., KVEventPublisher]) -> None:
     cache = make_cache()
     publisher = publishing(cache)
@@ -115,7 +163,7 @@ def test_a_port_in_use_is_one_sentence(publishing: Callable[..., KVEventPublishe
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"cache": "x"}, "cache is 'x'; it must be a KVCacheManager"),
+        ({"cache": "x"}, "cache is 'x'; it must be a KVCacheManager or a BlockPool"),
         ({"cache": make_cache(enable_kv_cache_events=False)}, "events need True"),
         ({"first_sequence": "one"}, "first_sequence is 'one'; it must be 'clock' or 'zero'"),
         ({"heartbeat": 0}, "heartbeat is 0"),

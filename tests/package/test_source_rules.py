@@ -79,6 +79,7 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
     "core/pool/named_ledger.py": dict.fromkeys(["self._first_unused", "entry", "block"], "blocks and names: 2**27"),
     "core/pool/ledger.py": {"block": BLOCK_ID},
     "core/pool/lease.py": dict.fromkeys(["block", "new"], BLOCK_ID),
+    "core/pool/by_id.py": {"block": BLOCK_ID},
     "core/store/grouped.py": {"token_block": BLOCK_ID},
     "core/index/continuations.py": dict.fromkeys(["block", "following", "before", "after"], BLOCK_ID),
     "core/watch/history.py": {"block": BLOCK_ID},

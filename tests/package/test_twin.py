@@ -10,6 +10,8 @@ import pytest
 import blockyard
 
 from ..support import source_only
+from ..support.pool_sides import PoolSide
+from ..support.pool_walk import PoolWalk
 from ..support.seeds import run_seed
 from ..support.twin import run_program
 
@@ -41,6 +43,18 @@ def test_the_same_program_sees_the_same(interpreted: ModuleType, number: int) ->
     theirs = run_program(interpreted, seed, CALLS_A_PROGRAM)
     for step, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         assert one == other, f"seed {seed}, step {step}"
+
+
+@pytest.mark.parametrize("policy", ["lru", "fifo", "lfu", "s3fifo", "arc", "score", "density"])
+def test_pools_alone_see_the_same(interpreted: ModuleType, policy: str) -> None:
+    """The calls of a scheduler of one's own: the same answers, the same sentences in errors, the same state."""
+    seed = run_seed()
+    settings = {"hash_seed": seed, "eviction_policy": policy, "enable_kv_cache_events": True}
+    sides = [PoolSide(package, 3 + seed % 20, 1 + seed % 5, **settings) for package in (blockyard, interpreted)]
+    walk = PoolWalk(seed, 3 + seed % 20, 1 + seed % 5, sides)
+    for _ in range(200):
+        walk.step()
+    assert sides[0].told == sides[1].told
 
 
 def test_the_hash_is_the_same(interpreted: ModuleType) -> None:

@@ -51,9 +51,15 @@ class Site:
         self.keys: tuple[Any, ...] = KEYS if kind == "keys" else ()
         self.knows_tokens = not self.cache.config.is_mapped
         self._begin()
-        self.alone = BlockPool(12, BLOCK_SIZE, hash_seed=5)
+        options: dict[str, Any] = {"retention_blocks": 4, "residency_sample": 2, "enable_kv_cache_events": True}
+        self.alone = BlockPool(12, BLOCK_SIZE, hash_seed=5, **options)
         self.alone_lease = self.alone.get_new_blocks(3, "alone")
         self.alone.cache_full_blocks(self.alone_lease, tokens(1, 12))
+        self.alone.extend(self.alone_lease, 1)
+        self.alone_idle = self.alone.get_new_blocks(2, "idle")
+        self.alone.cache_next_blocks(self.alone_idle, tokens(2, 8))
+        self.alone.free_blocks(self.alone_idle)
+        self.alone_found = self.alone.find_cached_blocks(tokens(2, 8))
 
     def _begin(self) -> None:
         cache = self.cache
@@ -69,9 +75,11 @@ class Site:
         cache.free(idle)
         self.lease = self.pool.get_new_blocks(2, "a lease")
         self.hit: Any = None
+        self.found: Any = None
         if self.knows_tokens:
             self.pool.cache_full_blocks(self.lease, tokens(6, 8))
             self.hit = self.pool.get_cached_blocks(tokens(6, 8), holder="a hit")
+            self.found = self.pool.find_cached_blocks(tokens(1, 12), self.keys)
 
     def computed(self, prompt: list[int], holder: str, next_tokens: list[int] | None = None) -> int:
         seq = self.cache.allocate(prompt, holder, self.keys)
@@ -162,6 +170,11 @@ def _pool_calls() -> list[Call]:
         Call("get_cached_block", lambda s: lambda: s.pool.get_cached_block(tokens(1, 12), s.keys, "new")),
         Call("num_cached_tokens", lambda s: lambda: s.pool.num_cached_tokens(tokens(1, 12), s.keys)),
         Call("cached_block_ids", lambda s: lambda: s.pool.cached_block_ids(tokens(1, 12), s.keys)),
+        Call("find_cached_blocks", lambda s: lambda: s.pool.find_cached_blocks(tokens(1, 14), s.keys)),
+        Call("hold", lambda s: lambda: s.pool.hold(s.found, "new", 2, 1)),
+        Call("cache_next_blocks", lambda s: lambda: s.pool.cache_next_blocks(s.lease, tokens(6, 8)[4:], (), 1)),
+        Call("release", lambda s: lambda: s.pool.release(s.lease, 0, 1)),
+        Call("split", lambda s: lambda: s.pool.split(s.lease, 1, "tail")),
         Call("check", lambda s: lambda: s.pool.check()),
     ]
 
@@ -173,6 +186,19 @@ def _lone_pool_calls() -> list[Call]:
         Call("resize", lambda s: lambda: s.alone.resize(3)),
         Call("set_eviction_policy", lambda s: lambda: s.alone.set_eviction_policy("s3fifo")),
         Call("reset", lambda s: lambda: s.alone.reset()),
+        Call("reset_prefix_cache", lambda s: lambda: s.alone.reset_prefix_cache()),
+        Call("extend", lambda s: lambda: s.alone.extend(s.alone_lease, 6)),
+        Call("hold", lambda s: lambda: s.alone.hold(s.alone_found, "new", extend_by=3)),
+        Call("cache_next_blocks", lambda s: lambda: s.alone.cache_next_blocks(s.alone_lease, tokens(1, 16)[12:])),
+        Call("release", lambda s: lambda: s.alone.release(s.alone_lease, 1, 4)),
+        Call("split", lambda s: lambda: s.alone.split(s.alone_lease, 2, "tail")),
+        Call("uncache", lambda s: lambda: s.alone.uncache([5, 2])),
+        Call("adopt", lambda s: lambda: s.alone.adopt([6, 8], "new")),
+        Call("evict", lambda s: lambda: s.alone.evict(1)),
+        Call("retain", lambda s: lambda: s.alone.retain(tokens(1, 12), 2, 5.0)),
+        Call("advance_time", lambda s: lambda: s.alone.advance_time(9.5)),
+        Call("take_events", lambda s: lambda: s.alone.take_events()),
+        Call("residency", lambda s: lambda: s.alone.residency()),
         Call("cache_full_blocks", lambda s: lambda: s.alone.cache_full_blocks(s.alone_lease, tokens(1, 12), 3)),
     ]
 
@@ -213,5 +239,8 @@ QUESTIONS: dict[str, Callable[[Site], Any]] = {
     "pool.usage": lambda s: s.pool.usage,
     "pool.ref_counts": lambda s: len(s.pool.ref_counts()),
     "pool.cached_mask": lambda s: len(s.pool.cached_mask()),
+    "pool.version": lambda s: s.pool.version,
+    "pool.is_managed": lambda s: s.pool.is_managed,
+    "pool.num_retained_blocks": lambda s: s.pool.num_retained_blocks,
     "pool.leases": lambda s: len(s.pool.leases()),
 }

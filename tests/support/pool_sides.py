@@ -30,6 +30,9 @@ class PoolSide:
         self.pool = package.BlockPool(num_blocks, block_size, **settings)
         self.leases: list[Any] = []
         self.found: list[Any] = []
+        #: What was said of lost contents.
+        self.lost: list[int] = []
+        self.pool.on_evict = lambda ids: self.lost.extend(ids.tolist())
         #: Whether errors are compared by their text too, as between two builds.
         self.told: list[str] = []
 
@@ -88,11 +91,32 @@ class PoolSide:
     def copy_on_write(self, lease: int, position: int) -> tuple[int, int] | None:
         return self.pool.copy_on_write(self.leases[lease], position)
 
-    def free(self, lease: int) -> None:
-        self.pool.free_blocks(self.leases[lease])
+    def free(self, lease: int, last: bool) -> None:
+        self.pool.free_blocks(self.leases[lease], last)
+
+    def release(self, lease: int, start: int, stop: int | None) -> int:
+        return self.pool.release(self.leases[lease], start, stop)
+
+    def split(self, lease: int, at: int) -> list[int]:
+        return self._add(self.pool.split(self.leases[lease], at))
+
+    def uncache(self, blocks: list[int]) -> int:
+        return self.pool.uncache(blocks)
+
+    def adopt(self, blocks: list[int]) -> list[int]:
+        return self._add(self.pool.adopt(blocks))
+
+    def evict(self, count: int) -> list[int]:
+        return self.pool.evict(count).tolist()
 
     def reset(self) -> None:
-        self.pool.reset()
+        self.pool.reset_prefix_cache()
+
+    def take_events(self) -> list[Any]:
+        """Contents that came, as their tokens, and how many went."""
+        events = self.pool.take_events()
+        came = sorted(events.token_ids.tolist())
+        return [events.cleared, came, int((events.contents < 0).sum())]
 
     def state(self) -> dict[str, Any]:
         pool = self.pool
@@ -110,5 +134,6 @@ class PoolSide:
                 for lease in self.leases
                 if lease.serial in live
             ],
+            "lost": list(self.lost),
             "idle": [found.num_idle for found in self.found[-3:]],
         }

@@ -17,8 +17,14 @@ WEIGHTS = {
     "cache_next": 14,
     "touch": 3,
     "copy_on_write": 2,
-    "free": 10,
-    "reset": 0.2,
+    "free": 9,
+    "release": 4,
+    "split": 3,
+    "uncache": 1.5,
+    "adopt": 1.5,
+    "evict": 1.5,
+    "take_events": 3,
+    "reset": 0.3,
 }
 
 
@@ -134,13 +140,14 @@ class PoolWalk:
         if lease is None:
             return None
         tokens, keys = self.prompts[lease]
-        _, num_cached, first_block = self.shape(lease)
+        length, num_cached, first_block = self.shape(lease)
         asked = None
         if self.random.random() < 0.3:
             asked = num_cached = self.random.randint(0, num_cached)
         start = (first_block + num_cached) * self.block_size
         longer = [*tokens, *[3] * (8 * self.block_size)]
-        chunk = longer[start : start + self.random.randint(1, 3 * self.block_size)]
+        room = max(length - num_cached, 0) if self.random.random() < 0.9 else 3
+        chunk = longer[start : start + self.random.randint(1, (min(room, 3) + 1) * self.block_size - 1 or 1)]
         if self.random.random() < 0.05:
             chunk = [self.random.randint(-1, 3) for _ in chunk]
         return (lease, chunk, keys, asked), None
@@ -164,10 +171,44 @@ class PoolWalk:
 
     def draw_free(self) -> Any:
         lease = self.lease()
-        return None if lease is None else ((lease,), None)
+        return None if lease is None else ((lease, self.random.random() < 0.2), None)
+
+    def draw_release(self) -> Any:
+        lease = self.lease()
+        if lease is None:
+            return None
+        length = self.shape(lease)[0]
+        start = self.random.choice((0, self.random.randint(0, length)))
+        return (lease, start, self.random.choice((None, self.count(length), min(start + 1, length)))), None
+
+    def draw_split(self) -> Any:
+        lease = self.lease()
+        return None if lease is None else ((lease, self.count(self.shape(lease)[0])), self.prompts[lease])
+
+    def ids(self, least: float) -> list[int]:
+        """Some ids; one in thirty is no block's."""
+        count = self.random.randint(0, 3)
+        first = 0 if self.random.random() < least else 1
+        return [self.random.randint(first, self.num_blocks - 1 if first else self.num_blocks) for _ in range(count)]
+
+    def draw_uncache(self) -> Any:
+        return (self.ids(0.03) if self.num_blocks > 1 else [],), None
+
+    def draw_adopt(self) -> Any:
+        blocks = self.ids(0.03) if self.num_blocks > 1 else []
+        if self.random.random() < 0.8:
+            free = self.sides[0].pool.free_block_ids().tolist()
+            blocks = self.random.sample(free, min(len(free), self.random.randint(0, 3)))
+        return (blocks,), self.prompt()
+
+    def draw_evict(self) -> Any:
+        return (self.count(3),), None
+
+    def draw_take_events(self) -> Any:
+        return (), None
 
     def draw_reset(self) -> Any:
         return (), None
 
 
-MAKES_A_LEASE = {"get_new_blocks", "hold", "get_cached", "get_cached_last", "touch", "split"}
+MAKES_A_LEASE = {"get_new_blocks", "hold", "get_cached", "get_cached_last", "touch", "split", "adopt"}

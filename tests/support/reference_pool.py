@@ -28,7 +28,8 @@ class Node:
 class Lease:
     def __init__(self, blocks: list[int]) -> None:
         self.blocks = blocks
-        self.num_cached = 0
+        #: Leading blocks that it has cached, and those of them that it has not written into since.
+        self.num_cached = self.num_sure = 0
         self.first_block = 0
         self.is_live = True
         #: What stands before the block at a position, where no held block tells.
@@ -51,6 +52,11 @@ class PoolModel:
         self.row_of: dict[int, tuple[int, ...]] = {}
         self.leases: list[Lease] = []
         self.found: list[Found] = []
+        #: Blocks that lost their content otherwise than by a reset, in order.
+        self.lost: list[int] = []
+        #: Contents that can be hit as they were when events were last taken.
+        self.told: set[Node] = set()
+        self.was_cleared = False
         self.num_evicted = self.peak = self.num_allocated = self.num_freed = 0
 
     def call(self, name: str, *arguments: Any) -> Outcome:
@@ -60,12 +66,19 @@ class PoolModel:
 
     def _pop(self) -> int:
         block = self.queue.pop(0)
-        if block in self.node_of:
-            self._withdraw(block)
-            self.num_evicted += 1
+        self._evict(block)
         self.ref_counts[block] = 1
         self.num_allocated += 1
         return block
+
+    def _evict(self, block: int) -> None:
+        if block in self.node_of:
+            self._lose(block)
+            self.num_evicted += 1
+
+    def _lose(self, block: int) -> None:
+        self._withdraw(block)
+        self.lost.append(block)
 
     def _take(self, count: int) -> list[int]:
         if count < 0:
@@ -186,13 +199,13 @@ class PoolModel:
             raise Refused("OutOfBlocks")
         self._share(blocks)
         lease = Lease(blocks + self._take(extend_by))
-        lease.num_cached = count
+        lease.num_cached = lease.num_sure = count
         return self._add(lease)
 
     def get_cached(self, tokens: list[int], keys: Keys) -> list[int]:
         lease = Lease(self._look_up(tokens, keys))
         self._share(lease.blocks)
-        lease.num_cached = len(lease.blocks)
+        lease.num_cached = lease.num_sure = len(lease.blocks)
         return self._add(lease)
 
     def get_cached_last(self, tokens: list[int], keys: Keys) -> list[int] | None:
@@ -201,7 +214,8 @@ class PoolModel:
             return None
         lease = Lease(blocks[-1:])
         self._share(lease.blocks)
-        lease.num_cached, lease.first_block = 1, len(blocks) - 1
+        lease.num_cached = lease.num_sure = 1
+        lease.first_block = len(blocks) - 1
         return self._add(lease)
 
     def cache_full(self, number: int, tokens: list[int], num_cached: int, keys: Keys) -> None:
@@ -221,14 +235,14 @@ class PoolModel:
         node = self.node_of[blocks[num_cached - 1]] if num_cached else self._root(keys)
         for block, page in list(zip(blocks, pages, strict=True))[num_cached:]:
             node = self._give(block, node, page)
-        lease.num_cached = max(still, len(pages))
+        lease.num_cached = lease.num_sure = max(still, len(pages))
 
     def _still_cached(self, lease: Lease) -> int:
         """Of the blocks that the lease has cached, those before the first that has lost its content."""
-        for position, block in enumerate(lease.blocks[: lease.num_cached]):
+        for position, block in enumerate(lease.blocks[: lease.num_sure]):
             if block and block not in self.node_of:
                 return position
-        return lease.num_cached
+        return lease.num_sure
 
     def cache_next(self, number: int, tokens: list[int], keys: Keys, num_cached: int | None) -> int:
         if (num_cached is not None and num_cached < 0) or not tokens:
@@ -257,7 +271,7 @@ class PoolModel:
             if block not in self.node_of and not may_be_given:
                 raise Refused("InvalidArgument")
         self._give_anew(blocks, pages, node, keys)
-        lease.num_cached = max(still, start + len(pages))
+        lease.num_cached = lease.num_sure = max(still, start + len(pages))
         return lease.num_cached
 
     def _before(self, lease: Lease, position: int) -> Node | None:
@@ -290,17 +304,18 @@ class PoolModel:
         part = Lease(lease.blocks[start:stop])
         part.first_block = lease.first_block + start
         part.num_cached = max(min(lease.num_cached - start, stop - start), 0)
-        if start and lease.blocks[start - 1] and start <= lease.num_cached:
+        part.num_sure = max(min(lease.num_sure - start, stop - start), 0)
+        if start and lease.blocks[start - 1] and start <= lease.num_sure:
             part.anchor = (0, self.node_of.get(lease.blocks[start - 1]))
         elif lease.anchor[0] >= start:
             part.anchor = (lease.anchor[0] - start, lease.anchor[1])
         return part
 
     def touch(self, number: int, start: int, stop: int | None) -> list[int]:
-        lease = self._live(number)
-        end = len(lease.blocks) if stop is None else stop
-        if not 0 <= start <= end <= len(lease.blocks):
+        if stop is not None and stop < start:
             raise Refused("InvalidArgument")
+        lease = self._live(number)
+        end = self._end(lease, start, stop)
         part = self._part(lease, start, end)
         self._share([block for block in part.blocks if block])
         return self._add(part)
@@ -312,20 +327,106 @@ class PoolModel:
         old = lease.blocks[position]
         if self.ref_counts[old] == 1:
             if old in self.node_of:
-                self._withdraw(old)
+                self._lose(old)
+            lease.num_sure = min(lease.num_sure, position)
             return None
         lease.blocks[position] = new = self._take(1)[0]
+        lease.num_sure = min(lease.num_sure, position)
         self._drop([old])
         return old, new
 
-    def free(self, number: int) -> None:
+    def free(self, number: int, last: bool) -> None:
         lease = self._live(number)
         lease.is_live = False
-        self._drop([block for block in lease.blocks if block])
+        held = [block for block in lease.blocks if block]
+        self._drop(held)
+        for block in reversed(held) if last else []:
+            if self.ref_counts[block] == 0:
+                self.queue.remove(block)
+                self.queue.append(block)
+
+    def release(self, number: int, start: int, stop: int | None) -> int:
+        if stop is not None and stop < start:
+            raise Refused("InvalidArgument")
+        lease = self._live(number)
+        end = self._end(lease, start, stop)
+        last = lease.num_cached
+        if start < last <= end and lease.blocks[last - 1]:
+            sure = last == lease.num_sure
+            lease.anchor = (last, self.node_of.get(lease.blocks[last - 1]) if sure else None)
+        held = [block for block in lease.blocks[start:end] if block]
+        lease.blocks[start:end] = [0] * (end - start)
+        self._drop(held)
+        return len(held)
+
+    def _end(self, lease: Lease, start: int, stop: int | None) -> int:
+        end = len(lease.blocks) if stop is None else stop
+        if not 0 <= start <= end <= len(lease.blocks):
+            raise Refused("InvalidArgument")
+        return end
+
+    def split(self, number: int, at: int) -> list[int]:
+        if at < 0:
+            raise Refused("InvalidArgument")
+        lease = self._live(number)
+        self._end(lease, at, None)
+        tail = self._part(lease, at, len(lease.blocks))
+        del lease.blocks[at:]
+        lease.num_cached = min(lease.num_cached, at)
+        lease.num_sure = min(lease.num_sure, at)
+        if lease.anchor[0] > at:
+            lease.anchor = (0, None)
+        return self._add(tail)
+
+    def uncache(self, blocks: list[int]) -> int:
+        if not all(0 < block < self.num_blocks for block in blocks):
+            raise Refused("InvalidArgument")
+        count = 0
+        for block in reversed(blocks):
+            if block in self.node_of:
+                self._lose(block)
+                count += 1
+                if self.ref_counts[block] == 0:
+                    self.queue.remove(block)
+                    self.queue.insert(0, block)
+        return count
+
+    def adopt(self, blocks: list[int]) -> list[int]:
+        if not all(0 < block < self.num_blocks and self.ref_counts[block] == 0 for block in blocks):
+            raise Refused("InvalidArgument")
+        if len(set(blocks)) < len(blocks):
+            raise Refused("InvalidArgument")
+        for block in blocks:
+            self._evict(block)
+            self.queue.remove(block)
+            self.ref_counts[block] = 1
+            self.num_allocated += 1
+        self._note_peak()
+        return self._add(Lease(list(blocks)))
+
+    def evict(self, count: int) -> list[int]:
+        if count < 0:
+            raise Refused("InvalidArgument")
+        idle = [block for block in self.queue if block in self.node_of][:count]
+        if len(idle) < count:
+            raise Refused("OutOfBlocks")
+        for block in idle:
+            self._evict(block)
+        self.queue = idle + [block for block in self.queue if block not in idle]
+        return idle
 
     def reset(self) -> None:
         self.roots.clear()
         self.node_of.clear()
+        self.told.clear()
+        self.was_cleared = True
+
+    def take_events(self) -> list[Any]:
+        now = set(self.node_of.values())
+        came = sorted(list(node.page[0]) for node in now - self.told)
+        answer = [self.was_cleared, came, len(self.told - now)]
+        self.told, self.was_cleared = now, False
+        return answer
 
     def state(self) -> dict[str, Any]:
         return {
@@ -339,5 +440,6 @@ class PoolModel:
             "leases": [
                 (list(lease.blocks), lease.num_cached, lease.first_block) for lease in self.leases if lease.is_live
             ],
+            "lost": list(self.lost),
             "idle": [self._num_idle(found.blocks) for found in self.found[-3:]],
         }

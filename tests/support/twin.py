@@ -211,7 +211,7 @@ class Program:
             outcome(lambda: cache.truncate(seq, bad)),
             outcome(lambda: self.package.CacheConfig(bad)),
             outcome(lambda: self.package.CacheConfig(8, bad)),
-            outcome(lambda: self.package.BlockPool(bad)),
+            outcome(lambda: self.package.BlockPool(bad).num_blocks),
         ]
 
 

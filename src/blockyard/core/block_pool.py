@@ -5,28 +5,31 @@ import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
-from ..answers import AllocationEvent, Resize
+from ..answers import Resize
 from ..arguments import require_bool, require_int, require_str, shown
 from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_HISTORY
 from ..errors import InvalidArgument, OutOfBlocks, not_enough_memory
 from ..hash_seeds import hash_seed_or_drawn
-from .arrays import view_i32, view_i64, zeros_i32
+from .arrays import view_i32, zeros_i32
 from .gate import Gate
 from .index.prompt import Prompt, make_chunk
-from .policies import make_policy
-from .policies.caught import CaughtPolicy
 from .pool.block import KVCacheBlock
+from .pool.by_id import evict_idle, require_free, require_ids, uncache
 from .pool.caching import cache_next, cache_prompt
+from .pool.eviction import EvictionOrder
 from .pool.found import FoundBlocks, find_computed, found_blocks, require_found
-from .pool.lease import BlockLease, LeaseBook, held_blocks
-from .pool.lease_parts import grow, part_of
+from .pool.lease import BlockLease, LeaseBook, check_leases, held_blocks
+from .pool.lease_parts import adopt, cut_off, give_back, grow, part_of
 from .pool.ledger import BlockLedger
-from .pool.observer import Clock
+from .pool_records import PoolRecords
 from .refusing import refuse_copy, refuse_pickle, refuse_subclass
+from .store.event_reader import EventReader
+from .tokens import int64_items
 from .watch.history import AllocationHistory
+from .watch.residency import ResidencySampler
 
 
-class BlockPool:
+class BlockPool(PoolRecords):
     """Blocks of `block_size` tokens: counted, handed out, found again by their tokens, evicted.
 
     Block 0 is the null block, a placeholder in block tables; the others have ids 1 to num_blocks - 1 that never
@@ -36,9 +39,11 @@ class BlockPool:
     Use it alone, through leases, or as the pool of a `KVCacheManager`, whose sequences hold blocks by their table rows.
     One call runs at a time (`blockyard.core.gate`).
 
-    num_blocks: the null block included; 2 to 2**27. block_size: tokens a block; 1 to 4096. hash_seed: of the index's
-    hash function; None draws one that cannot be guessed. history_size: events that `history` remembers, 0 for none.
-    Raises `InvalidArgument` for values outside their limits, `NotEnoughMemory`.
+    num_blocks: the null block included; 1 to 2**27 (a pool of the null block alone gives out nothing). block_size:
+    tokens a block; 1 to 4096. hash_seed: of the index's hash function; None draws one that cannot be guessed.
+    history_size, eviction_policy, retention_blocks, residency_sample, enable_kv_cache_events: as in `CacheConfig`.
+    Raises `InvalidArgument` for values outside their limits, `NotEnoughMemory`, and `PolicyError` where making the
+    policy raises.
 
     >>> pool = BlockPool(num_blocks=10, block_size=4)
     >>> lease = pool.get_new_blocks(2)
@@ -57,108 +62,39 @@ class BlockPool:
         enable_prefix_caching: object = True,
         hash_seed: object = None,
         history_size: object = 0,
+        eviction_policy: object = "lru",
+        retention_blocks: object = 0,
+        residency_sample: object = 0,
+        enable_kv_cache_events: object = False,
     ) -> None:
-        blocks = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
+        blocks = require_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
         size = require_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
         caching = require_bool("enable_prefix_caching", enable_prefix_caching)
         seed = hash_seed_or_drawn(hash_seed)
         events = require_int("history_size", history_size, 0, MAX_HISTORY)
+        retained = require_int("retention_blocks", retention_blocks, 0, MAX_BLOCKS)
+        sample = require_int("residency_sample", residency_sample, 0, MAX_BLOCKS)
+        is_told = require_bool("enable_kv_cache_events", enable_kv_cache_events)
         try:
-            self._ledger = BlockLedger(blocks, size, size, caching, seed)
+            ledger = BlockLedger(blocks, size, size, caching, seed)
+            PoolRecords.__init__(self, ledger, Gate(), "", None)
+            self._observe(events, sample, is_told)
         except MemoryError as error:
             raise not_enough_memory(f"num_blocks is {blocks}; the system has no memory for its arrays", error)
-        self._gate = Gate()
         self._book = LeaseBook(self._ledger)
         self._gate.deferred.append(self._book)
-        self._manager = ""
-        self._history: AllocationHistory | None = None
-        if events > 0:
-            self._history = AllocationHistory(events, self._ledger.queue, Clock())
+        self._order = EvictionOrder(self._ledger, self._gate.interruption, self._clock, retained)
+        self._order.install(eviction_policy)
+
+    def _observe(self, history_size: int, residency_sample: int, enable_kv_cache_events: bool) -> None:
+        if history_size > 0:
+            self._history = AllocationHistory(history_size, self._ledger.queue, self._clock)
             self._ledger.watch(self._history)
-
-    # What is there. One number each: these may be asked at any time, also while a call runs.
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the pool, the null block included."""
-        return self._ledger.num_blocks
-
-    @property
-    def block_size(self) -> int:
-        """Tokens a block."""
-        return self._ledger.block_size
-
-    @property
-    def enable_prefix_caching(self) -> bool:
-        """Whether full blocks are indexed and hit."""
-        return self._ledger.enable_prefix_caching
-
-    @property
-    def num_usable_blocks(self) -> int:
-        """All blocks but the null block; while a pool shrinks, those that are still to go included."""
-        return self._ledger.num_usable_blocks
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Free blocks, cached ones included. O(1)."""
-        return self._ledger.num_free_blocks
-
-    @property
-    def num_used_blocks(self) -> int:
-        """Blocks that leases or sequences hold. O(1)."""
-        return self._ledger.num_used_blocks
-
-    @property
-    def num_cached_blocks(self) -> int:
-        """Blocks in the index, held or not. O(1)."""
-        return self._ledger.num_cached_blocks
-
-    @property
-    def num_retiring_blocks(self) -> int:
-        """Blocks still held that a shrunken pool will not give out again. O(1)."""
-        return self._ledger.num_retiring_blocks
-
-    @property
-    def num_evicted_blocks(self) -> int:
-        """Cached blocks that an allocation took, or a shrinking pool gave up, so far. O(1)."""
-        return int(self._ledger.num_evicted_blocks)
-
-    @property
-    def num_allocated_blocks(self) -> int:
-        """Blocks that left the free queue so far, new or revived by a hit. O(1)."""
-        return int(self._ledger.num_allocated_blocks)
-
-    @property
-    def num_freed_blocks(self) -> int:
-        """Blocks that came back to it; the rest of the allocated ones is in use. O(1)."""
-        return int(self._ledger.num_freed_blocks)
-
-    @property
-    def peak_used_blocks(self) -> int:
-        """Most blocks held at once so far. O(1)."""
-        return int(self._ledger.peak_used_blocks)
-
-    @property
-    def usage(self) -> float:
-        """Share of the usable blocks in use, 0 to 1. O(1)."""
-        return self._ledger.usage
-
-    def ref_counts(self) -> npt.NDArray[np.int32]:
-        """How often each block is held, int32 (num_blocks,), read-only, live until the pool grows.
-
-        Longer than num_blocks after the pool has shrunk: blocks may still be held there.
-        """
-        return view_i32(self._ledger.ref_cnt)
-
-    def cached_mask(self) -> npt.NDArray[np.bool_]:
-        """Which blocks are in the index, bool, as long as `ref_counts`, a copy."""
-        cached: npt.NDArray[np.bool_] = view_i64(self._ledger.index.identity)[::2] != 0
-        return cached
-
-    @property
-    def is_managed(self) -> bool:
-        """Whether it is the pool of a `KVCacheManager`, whose sequences hold blocks besides leases."""
-        return self._manager != ""
+        if residency_sample > 0:
+            self._residency = ResidencySampler(residency_sample, self._clock, self.num_blocks)
+            self._ledger.watch(self._residency)
+        if enable_kv_cache_events:
+            self._events = EventReader(self._ledger, [])
 
     def free_block_ids(self) -> npt.NDArray[np.int32]:
         """The free blocks in the order in which they will be allocated, int32 (num_free_blocks,), a copy."""
@@ -247,9 +183,7 @@ class BlockPool:
             first = require_int("start", start, 0, MAX_BLOCKS)
             last = None if stop is None else require_int("stop", stop, first, MAX_BLOCKS)
             held = self._book.require_live(lease)
-            end = len(held) if last is None else last
-            if not first <= end <= len(held):
-                raise InvalidArgument(f"start is {first}, stop {end}; the lease has {len(held)} blocks")
+            end = self._require_part(held, first, last)
             self._ledger.act("touch", name)
             another = part_of(self._book, held, first, end, name)
             blocks = held_blocks(another, 0, another._count)
@@ -277,21 +211,124 @@ class BlockPool:
         finally:
             self._gate.leave_with_result()
 
-    def free_blocks(self, lease: object) -> None:
+    def release(self, lease: object, start: object, stop: object = None) -> int:
+        """Give back the blocks of a live lease at `start` to `stop`, None for its end. O(blocks given back).
+
+        The null block (0) takes their places, so the others keep theirs in a block table: for what has fallen behind a
+        sliding window. Places given back before are left. What is cached next still comes behind what was cached last.
+        To give back the end of a lease, such as rejected drafts, free what `split` cuts off.
+        Returns how many blocks were given back. Raises as `free_blocks` does, and `InvalidArgument` for positions
+        outside the lease.
+        """
+        self._gate.enter("release")
+        try:
+            first = require_int("start", start, 0, MAX_BLOCKS)
+            last = None if stop is None else require_int("stop", stop, first, MAX_BLOCKS)
+            held = self._book.require_live(lease)
+            end = self._require_part(held, first, last)
+            self._ledger.act("release", held._holder)
+            return give_back(self._ledger, held, first, end)
+        finally:
+            self._gate.leave()
+
+    def _require_part(self, lease: BlockLease, first: int, last: int | None) -> int:
+        end = len(lease) if last is None else last
+        if not first <= end <= len(lease):
+            raise InvalidArgument(f"start is {first}, stop {end}; the lease has {len(lease)} blocks")
+        return end
+
+    def split(self, lease: object, at: object, holder: object = "") -> BlockLease:
+        """Cut a live lease in two: it keeps its first `at` blocks, the lease that is returned has the others. O(those).
+
+        No block is taken or freed. `free_blocks(split(lease, n))` shortens a lease to n blocks, and `extend` goes on
+        behind them. Raises as `free_blocks` does, and `InvalidArgument` for a position outside the lease.
+        """
+        self._gate.enter("split")
+        try:
+            name = require_str("holder", holder)
+            position = require_int("at", at, 0, MAX_BLOCKS)
+            held = self._book.require_live(lease)
+            if position > len(held):
+                raise InvalidArgument(f"at is {position}; the lease has {len(held)} blocks")
+            return cut_off(self._book, held, position, name)
+        finally:
+            self._gate.leave_with_result()
+
+    def free_blocks(self, lease: object, last: object = False) -> None:
         """Free a lease, last block first. O(blocks).
 
-        Blocks that nothing holds any more go to the tail of the free queue if cached, to its front if not. A free that
-        arrives in the middle of another call is carried out when that call ends.
+        Blocks that nothing holds any more go to the tail of the free queue if cached, to its front if not: these are
+        the next to be taken, in the order in which they stood. last: the tail takes those that are not cached too, so
+        that all of them are taken again as late as the cached ones, whatever the policy.
+        A free that arrives in the middle of another call is carried out when that call ends.
         Raises `DoubleFree` for a lease already freed, `ForeignBlock` for one of another pool.
         """
+        goes_last = last is not False and require_bool("last", last)
         if not self._gate.enter_free("free_blocks"):
-            self._book.close_later(self._book.require_live(lease))
+            self._book.close_later(self._book.require_live(lease), goes_last)
             self._gate.wait()
             return
         try:
-            self._book.close(self._book.require_live(lease))
+            held = self._book.require_live(lease)
+            if goes_last:
+                self._book.close_to_the_end(held)
+            else:
+                self._book.close(held)
         finally:
             self._gate.leave()
+
+    # Blocks by their ids.
+
+    def uncache(self, block_ids: object) -> int:
+        """Let blocks lose their content, whether a lease holds them or not, as after a failed load. O(blocks).
+
+        Nothing hits them any more, nor what was cached behind them, until `cache_next_blocks` has cached them again.
+        Idle ones are the next to be taken. block_ids: integers from 1; those that cache nothing are skipped.
+        Returns how many lost their content. Raises `InvalidArgument`.
+        """
+        self._gate.enter("uncache")
+        try:
+            blocks = int64_items("block_ids", block_ids)
+            self._require_alone("uncache")
+            require_ids(blocks, int(self._ledger.capacity))
+            return uncache(self._ledger, blocks)
+        finally:
+            self._gate.leave()
+
+    def adopt(self, block_ids: object, holder: object = "") -> BlockLease:
+        """A lease on free blocks that the caller names, for pools whose free blocks somebody else hands out. O(blocks).
+
+        What they cached is evicted. Such a pool gives out no blocks itself: it caches those that it is given, and tells
+        which ones to use again (`evict`).
+        block_ids: different integers from 1 to num_blocks - 1. Raises `InvalidArgument` for others, and for a block
+        that is held.
+        """
+        self._gate.enter("adopt")
+        try:
+            blocks = int64_items("block_ids", block_ids)
+            name = require_str("holder", holder)
+            self._require_alone("adopt")
+            require_ids(blocks, self.num_blocks)
+            taken = require_free(self._ledger, blocks)
+            self._ledger.act("adopt", name)
+            return adopt(self._book, taken, name)
+        finally:
+            self._gate.leave_with_result()
+
+    def evict(self, num_blocks: object) -> npt.NDArray[np.int32]:
+        """Let the next `num_blocks` idle cached blocks lose their content; their ids in that order, int32 (n,).
+
+        They are free, and the next to be taken. O(num_blocks + free blocks that cache nothing), or what the policy
+        takes. Raises `OutOfBlocks` when fewer are idle and cached, `InvalidArgument`, and `PolicyError`.
+        """
+        self._gate.enter("evict")
+        try:
+            count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
+            self._require_alone("evict")
+            self._ledger.act("evict", "")
+            return np.array(evict_idle(self._ledger, count), dtype=np.int32)
+        finally:
+            self._gate.leave_with_result()
 
     # The prefix cache.
 
@@ -424,6 +461,7 @@ class BlockPool:
         ledger.act(call, holder)
         lease = self._book.make(blocks, holder)
         lease._num_cached = count
+        lease._num_sure = count
         lease._first_block = first_block
         peak = ledger.peak_used_blocks
         ledger.note_hits(blocks, 0, count)
@@ -476,17 +514,7 @@ class BlockPool:
         if not self._ledger.knows_tokens:
             raise InvalidArgument("this pool belongs to a manager with layer groups or a CPU pool; ask the manager")
 
-    # What happened.
-
-    def history(self) -> list[AllocationEvent]:
-        """The latest `history_size` events, oldest first. O(history_size). Empty when it is off."""
-        self._gate.enter("history")
-        try:
-            return [] if self._history is None else self._history.events()
-        finally:
-            self._gate.leave()
-
-    # The size, reset and checks.
+    # The size and checks.
 
     def resize(self, num_blocks: object) -> Resize:
         """Grow or shrink to `num_blocks` blocks, the null block included. O(num_blocks); never moves a held block.
@@ -496,48 +524,21 @@ class BlockPool:
         """
         self._gate.enter("resize")
         try:
-            target = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
+            target = require_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
             self._require_alone("resize")
             return self._ledger.resize(target, self._ledger.make_room(target))
         finally:
             self._gate.leave()
 
-    def set_eviction_policy(self, policy: object) -> None:
-        """Let another policy choose what is evicted: a name, or a class or callable that makes one from num_blocks.
-
-        O(num_blocks). Raises `InvalidArgument`; `PolicyError` where making it raises.
-        """
-        self._gate.enter("set_eviction_policy")
-        try:
-            self._require_alone("set_eviction_policy")
-            num_blocks = int(self._ledger.capacity)
-            made = make_policy(policy, num_blocks)
-            if isinstance(policy, str) and policy == "lru":
-                self._ledger.choose_by(None, None)
-            else:
-                caught = CaughtPolicy(made, num_blocks, self._gate.interruption)
-                self._ledger.choose_by(caught, caught)
-        finally:
-            self._gate.leave()
-
-    def reset(self) -> None:
-        """Forget all cached content at once; blocks stay with their holders. O(num_blocks)."""
-        self._gate.enter("reset")
-        try:
-            self._require_alone("reset_prefix_cache")
-            self._ledger.reset()
-        finally:
-            self._gate.leave()
-
-    def _require_alone(self, call: str) -> None:
-        if self._manager:
-            raise InvalidArgument(f"this pool belongs to a KVCacheManager; ask the manager for {call}")
-
     def check(self) -> None:
-        """Verify what the pool alone can know: I1, I4 and the counts. O(num_blocks). Raises `InvariantError`."""
+        """Verify what the pool alone can know: I1, I4, the counts, and that its leases add up to them. O(num_blocks).
+
+        Raises `InvariantError`.
+        """
         self._gate.enter("check")
         try:
             self._ledger.check()
+            check_leases(self._ledger, self._book.leases(), not self.is_managed)
         finally:
             self._gate.leave()
 
@@ -560,9 +561,6 @@ class ManagedPool(BlockPool):
     """The pool of a manager: the manager's calls and these enter by one gate."""
 
     def __init__(self, book: LeaseBook, gate: Gate, history: AllocationHistory | None) -> None:
-        self._ledger = book.ledger
-        self._gate = gate
+        PoolRecords.__init__(self, book.ledger, gate, "KVCacheManager", history)
         self._book = book
-        self._history = history
-        self._manager = "KVCacheManager"
         gate.deferred.append(book)

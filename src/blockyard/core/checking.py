@@ -48,7 +48,7 @@ def _check_counts(
             for block in sequences.copy_from[row]:
                 held[block] += 1
     for lease in leases:
-        for block in lease:
+        for block in lease.held_ids():
             held[block] += 1
     for block in range(int(pool.capacity)):
         if pool.ref_cnt[i64(block)] != held[block]:
@@ -203,7 +203,7 @@ def _check_contents(store: GroupedStore, group: GroupTable, row: i64) -> None:
 
 def _check_holders(pool: ContentPool, leases: list[BlockLease], held: list[int], invariant: str) -> None:
     for lease in leases:
-        for block in lease:
+        for block in lease.held_ids():
             held[block] += 1
     for block in range(int(pool.capacity)):
         if pool.ref_cnt[i64(block)] != held[block]:

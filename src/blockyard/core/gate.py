@@ -13,7 +13,7 @@ from ..errors import ConcurrentCall
 
 OPEN: Final[i64] = 0
 ENTERED: Final[i64] = 1
-#: Entered, and frees are waiting for the call to end.
+#: Entered, and frees, or something to tell, are waiting for the call to end.
 FREES_WAIT: Final[i64] = 2
 
 
@@ -44,12 +44,22 @@ class Deferred:
         raise NotImplementedError("Deferred must have carry_out()")
 
 
+class Told:
+    """Something that is told of what calls did, once they are over."""
+
+    def tell(self) -> None:
+        """Pass on what there is to tell; it runs the caller's own code."""
+        raise NotImplementedError("Told must have tell()")
+
+
 class Gate:
     """Shared by a manager and its pools. Every public call that reads or changes more than one number enters it.
 
         gate.enter("reserve")      refuses when a call runs already
         try: ...
-        finally: gate.leave()      carries out the frees that arrived meanwhile
+        finally: gate.leave()      carries out the frees that arrived meanwhile, and tells listeners
+
+    A listener is the caller's own code, so it is told when the gate is open again.
 
     An interruption is raised by the call it came up in, once that call is finished or undone. Where the result of a
     finished call would be lost with it (`leave_with_result`), the next call raises it, before it does anything.
@@ -62,6 +72,8 @@ class Gate:
         self.running = ""
         self.interruption = Interruption()
         self.deferred: list[Deferred] = []
+        self.told: list[Told] = []
+        self._is_telling = False
 
     def enter(self, call: str) -> None:
         """Begin a call. Raises `ConcurrentCall` while another runs."""
@@ -91,17 +103,33 @@ class Gate:
 
     def leave(self) -> None:
         """End a call. Raises what interrupted it, now that it is finished or undone."""
-        if self.state != ENTERED:
-            self._carry_out()
-        self.state = OPEN
+        if self.state == ENTERED:
+            self.state = OPEN
+        else:
+            self._end()
         if self.interruption.error is not None:
             self.interruption.raise_now()
 
     def leave_with_result(self) -> None:
         """End a call whose result must not be lost: what interrupted it is raised by the next one."""
-        if self.state != ENTERED:
-            self._carry_out()
-        self.state = OPEN
+        if self.state == ENTERED:
+            self.state = OPEN
+        else:
+            self._end()
+
+    def tell_later(self) -> None:
+        """The running call has something to tell when it is over."""
+        self.state = FREES_WAIT
+
+    def _end(self) -> None:
+        self._carry_out()
+        if not self._is_telling:
+            self._is_telling = True
+            try:
+                for told in self.told:
+                    told.tell()
+            finally:
+                self._is_telling = False
 
     def _carry_out(self) -> None:
         try:

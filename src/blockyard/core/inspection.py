@@ -139,8 +139,7 @@ class Inspection:
 
     def num_retained_blocks(self) -> int:
         """See `KVCacheManager.num_retained_blocks`."""
-        retention = self.evict_calls.retention
-        return 0 if retention is None else retention.num_retained
+        return self.evict_calls.order.num_retained
 
     def _num_wasted_slots(self) -> int:
         wasted: i64 = 0
@@ -229,7 +228,7 @@ class Inspection:
         self.gate.enter("leak_report")
         try:
             sequences = [self._holding(i64(row)) for row in self.sequences.live_rows()]
-            leases = [_lease_holding(lease, list(lease), []) for lease in self.parts.pool.leases()]
+            leases = [_lease_holding(lease, lease.held_ids(), []) for lease in self.parts.pool.leases()]
             if self.parts.cpu_pool is not None:
                 leases += [_lease_holding(lease, [], list(lease)) for lease in self.parts.cpu_pool.leases()]
             return sequences + leases

@@ -37,10 +37,10 @@ FEW_TOKENS: Final = 256
 class PackedTokens:
     """The tokens of one request, in blocks; the last block is padded with zeros.
 
-    placeholders: positions of tokens below 0, which are all stored as PLACEHOLDER; None without any.
+    placeholders: tokens below 0 by their positions, which are all stored as PLACEHOLDER; None without any.
     """
 
-    def __init__(self, words: vec[i64], num_tokens: i64, placeholders: list[int] | None = None) -> None:
+    def __init__(self, words: vec[i64], num_tokens: i64, placeholders: dict[int, int] | None = None) -> None:
         self.words = words
         self.num_tokens = num_tokens
         self.placeholders = placeholders
@@ -66,25 +66,25 @@ def pack_tokens(token_ids: object, block_size: int, with_placeholders: bool = Fa
     if array.dtype == np.int32 and len(array) > FEW_TOKENS:
         return _pack_as_it_lies(array, block_size, with_placeholders)
     tokens = vec[i64](np.ascontiguousarray(array, dtype=np.int64))
-    placeholders: list[int] | None = None
+    placeholders: dict[int, int] | None = None
     if not _are_tokens(tokens):
         placeholders = _placeholders(array, with_placeholders)
         tokens = vec[i64](np.maximum(np.asarray(array, dtype=np.int64), int(PLACEHOLDER)))
     return PackedTokens(_pack_items(tokens, block_size), len(array), placeholders)
 
 
-def _placeholders(tokens: npt.NDArray[Any], with_placeholders: bool) -> list[int]:
-    """Where tokens are below 0. Raises `InvalidArgument` for one that is none of these either."""
+def _placeholders(tokens: npt.NDArray[Any], with_placeholders: bool) -> dict[int, int]:
+    """The tokens below 0 by their positions. Raises `InvalidArgument` for one that is none of these either."""
     if not with_placeholders or bool((tokens > MAX_TOKEN).any()):
         _refuse_token(tokens, with_placeholders)
-    return np.flatnonzero(tokens < 0).tolist()
+    return {int(index): int(tokens[index]) for index in np.flatnonzero(tokens < 0)}
 
 
 def _pack_list(token_ids: list[Any], block_size: int, with_placeholders: bool) -> PackedTokens:
     num_tokens = len(token_ids)
     if num_tokens == 0:
         _refuse_empty()
-    placeholders: list[int] | None = None
+    placeholders: dict[int, int] | None = None
     tokens = zeros_i64(num_tokens)
     for index in range(i64(num_tokens)):
         item = token_ids[index]
@@ -95,8 +95,8 @@ def _pack_list(token_ids: list[Any], block_size: int, with_placeholders: bool) -
             if number > 0 or not with_placeholders:
                 _refuse_item(number, index)
             if placeholders is None:
-                placeholders = []
-            placeholders.append(int(index))
+                placeholders = {}
+            placeholders[int(index)] = number
             number = int(PLACEHOLDER)
         tokens[index] = number
     return PackedTokens(_pack_items(tokens, block_size), num_tokens, placeholders)
@@ -153,7 +153,7 @@ def _pack_as_it_lies(tokens: npt.NDArray[np.int32], block_size: int, with_placeh
         even = np.zeros((num_blocks, block_size + 1), dtype=np.int32)
         even[:, :block_size] = tokens.reshape(num_blocks, block_size)
         tokens = even.reshape(-1)
-    placeholders: list[int] | None = None
+    placeholders: dict[int, int] | None = None
     if np.bitwise_or.reduce(tokens) < 0:
         placeholders = _placeholders(given, with_placeholders)
         tokens = np.maximum(tokens, np.int32(PLACEHOLDER))

@@ -64,6 +64,8 @@ class PrefixIndex:
         self._keys = hash_keys(hash_seed, words_per_block(block_size))
         self._last_content: i64 = NO_CONTENT
         self.num_generations: i64 = 0
+        #: Grows whenever what a prompt can find changes.
+        self.version: i64 = 0
         self.roots = Roots(num_blocks + 1)
         self.hashes = zeros_i64(int(TILE_BLOCKS))
         self.found = zeros_i32(int(TILE_BLOCKS))
@@ -327,6 +329,7 @@ class PrefixIndex:
         self.chain_hash[block] = chain_hash
         self.owner[block] = 0
         self.num_indexed += 1
+        self.version += 1
         if self.continuations is not None:
             self.continuations.add(block, parent, self.rows.words[self.rows.start_of(block)])
         if self.log is not None:
@@ -387,6 +390,7 @@ class PrefixIndex:
             owners[block] = i32(owner)
             parent = identity[2 * block]
         self.num_indexed += last - first
+        self.version += 1
         if self.continuations is not None:
             self._add_continuations(self.continuations, blocks, start + first, start + last)
         if owner != 0:
@@ -413,6 +417,7 @@ class PrefixIndex:
     def _disown(self, block: i64) -> None:
         self.owner[block] = 0
         self.num_pending -= 1
+        self.version += 1
 
     def load_run(self, blocks: vec[i32], start: i64, count: i64) -> i64:
         """Read what `remove` will need of each block; the returned sum only keeps the loop from being dropped."""
@@ -442,6 +447,7 @@ class PrefixIndex:
             self.log.went(block, self.content_of(block), heir, self.rings, self.owner)
         self.identity[2 * block] = NO_CONTENT
         self.num_indexed -= 1
+        self.version += 1
 
     def _slot_of(self, block: i64) -> i64:
         """Where `block` stands in the table; -1 when another block stands for its content."""
@@ -480,6 +486,7 @@ class PrefixIndex:
         self.num_indexed = 0
         self.num_pending = 0
         self.num_generations += 1
+        self.version += 1
         if self.continuations is not None:
             self.continuations.clear()
         if self.log is not None:

@@ -6,6 +6,7 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from ...arguments import shown
 from ...errors import InvalidArgument
 from ...keys import (
     ExtraKey,
@@ -81,12 +82,12 @@ class Chunk:
         by_block.update(spans_by_block(spans_of(self.keys), block_size, num_blocks, int(first_block)))
         return Prompt(packed.words, packed.num_tokens, plain_keys(self.keys), by_block)
 
-    def _require_spans_at(self, placeholders: list[int], first_token: int) -> None:
+    def _require_spans_at(self, placeholders: dict[int, int], first_token: int) -> None:
         covered = is_under_spans(spans_of(self.keys), [first_token + index for index in placeholders])
         for index, is_covered in zip(placeholders, covered, strict=True):
             if not is_covered:
                 raise InvalidArgument(
-                    f"token_ids[{index}] is below 0, and no Span of extra_keys stands at position "
+                    f"token_ids[{index}] is {shown(placeholders[index])}, and no Span of extra_keys stands at position "
                     f"{first_token + index}; a token is from 0 to {MAX_TOKEN}"
                 )
 

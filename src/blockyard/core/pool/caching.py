@@ -26,6 +26,7 @@ def cache_prompt(ledger: BlockLedger, lease: BlockLease, prompt: Prompt, first: 
 
 def _set_cached(ledger: BlockLedger, lease: BlockLease, num_cached: i64) -> None:
     lease._num_cached = num_cached
+    lease._num_sure = num_cached
     lease._losses = ledger.num_losses
 
 
@@ -77,12 +78,12 @@ def num_still_cached(ledger: BlockLedger, lease: BlockLease) -> i64:
     O(1), and O(blocks) once after blocks that may be held have lost their content.
     """
     if lease._losses == ledger.num_losses:
-        return lease._num_cached
-    for position in range(lease._num_cached):
+        return lease._num_sure
+    for position in range(lease._num_sure):
         block = i64(lease._blocks[position])
         if block != NULL_BLOCK and not ledger.index.is_cached(block):
             return position
-    return lease._num_cached
+    return lease._num_sure
 
 
 def cache_next(ledger: BlockLedger, lease: BlockLease, chunk: Chunk, asked: i64) -> None:
@@ -182,7 +183,7 @@ def _index_from(
     for number in range(first, last):
         block = i64(lease._blocks[start + number])
         if ledger.index.is_cached(block):
-            ledger.drop(block)
+            ledger.unlink(block)
     if before.is_root:
         before.content = ledger.index.root(prompt.keys)
         before.chain = root_hash(before.content)

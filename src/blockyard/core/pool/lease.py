@@ -9,7 +9,7 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...arguments import shown
-from ...errors import DoubleFree, ForeignBlock, InvalidArgument, OutOfBlocks
+from ...errors import DoubleFree, ForeignBlock, InvalidArgument, InvariantError, OutOfBlocks
 from ...ids import NULL_BLOCK
 from ..arrays import view_i32
 from ..gate import Deferred
@@ -39,10 +39,13 @@ class BlockLease:
         self._num_null: i64 = 0
         #: The book of its pool, in which a live lease stands under its serial.
         self._book = book
-        #: Leading blocks that its calls have cached or found cached, and the losses of the pool (`num_losses`) when all
-        #: of them were last known to be.
+        #: Leading blocks that its calls have cached or found cached; how many of them have not been written into since;
+        #: and the losses of the pool (`num_losses`) when all of these were last known to be cached.
         self._num_cached: i64 = 0
+        self._num_sure: i64 = 0
         self._losses: i64 = 0
+        #: Freed while another call runs: whether its blocks go to the end of the queue.
+        self._goes_last = False
         #: Which block of its prompt it begins with.
         self._first_block: i64 = 0
         #: The content before the block at `_anchor`, and its chained hash, where no held block tells: 0 for the
@@ -95,6 +98,10 @@ class BlockLease:
     def __iter__(self) -> Iterator[int]:
         return iter([int(block) for block in self._blocks[: self._count]])
 
+    def held_ids(self) -> list[int]:
+        """The ids without the places that were given back. O(blocks)."""
+        return [block for block in self if block != NULL_BLOCK]
+
     def __repr__(self) -> str:
         return f"<BlockLease {self._serial} of {self._holder!r}: blocks {list(self)}>"
 
@@ -110,6 +117,23 @@ class BlockLease:
 
     def __reduce__(self) -> str:
         raise refuse_pickle("a BlockLease", "send its `block_ids`")
+
+
+def check_leases(ledger: BlockLedger, leases: list[BlockLease], is_alone: bool) -> None:
+    """What leases hold adds up to the counts, or to no more where sequences hold blocks too. O(blocks)."""
+    held = [0] * int(ledger.capacity)
+    for lease in leases:
+        ids = lease.held_ids()
+        if len(lease) - len(ids) != lease._num_null:
+            raise InvariantError(f"I8: {lease!r} counts {lease._num_null} places that were given back")
+        if not 0 <= lease._num_sure <= lease._num_cached <= lease._count <= len(lease._blocks):
+            raise InvariantError(f"I8: {lease!r} says that {lease._num_cached} of its blocks are cached")
+        for block in ids:
+            held[block] += 1
+    for block in range(int(ledger.capacity)):
+        references = int(ledger.ref_cnt[i64(block)])
+        if held[block] > references or (is_alone and held[block] < references):
+            raise InvariantError(f"I8: block {block} has ref_cnt {references}, but {held[block]} leases hold it")
 
 
 def held_blocks(lease: BlockLease, first: i64, last: i64) -> vec[i32]:
@@ -173,7 +197,7 @@ class LeaseBook(Deferred):
             ledger.block_tokens(vec[i32]([i32(block)]), ledger.block_size).tolist() if known else [],
             int(ledger.index.chain_hash[block]) if cached else None,
             ledger.index.owner[block] == 0,
-            [lease.holder for lease in self.live.values() if block != NULL_BLOCK and number in list(lease)],
+            [lease.holder for lease in self.live.values() if number in lease.held_ids()],
             ledger.block_size if known else 0,
             0 if known else None,
         )
@@ -185,6 +209,7 @@ class LeaseBook(Deferred):
         if old == NULL_BLOCK:
             raise InvalidArgument(f"position is {position}; the lease has given that block back")
         if ledger.ref_cnt[old] == 1:
+            lease._num_sure = min(lease._num_sure, position)
             if ledger.index.is_cached(old):
                 ledger.drop(old)
             return None
@@ -195,8 +220,7 @@ class LeaseBook(Deferred):
         new = ledger.acquire_one()
         blocks[position] = i32(new)
         lease._blocks = blocks
-        if position < lease._num_cached:
-            lease._losses = -1
+        lease._num_sure = min(lease._num_sure, position)
         ledger.release_one(old)
         return int(old), int(new)
 
@@ -210,12 +234,19 @@ class LeaseBook(Deferred):
             held = held_blocks(lease, 0, lease._count)
             self.ledger.release(held, 0, len(held))
 
-    def close_later(self, lease: BlockLease) -> None:
+    def close_to_the_end(self, lease: BlockLease) -> None:
+        """The same; what becomes free is the last to be taken, cached or not."""
+        held = held_blocks(lease, 0, lease._count)
+        self.close(lease)
+        self.ledger.move_last(held, 0, len(held))
+
+    def close_later(self, lease: BlockLease, goes_last: bool) -> None:
         """Free a live lease when the call that runs has ended. Raises `DoubleFree` for one that waits already."""
         if lease in self._waiting:
             raise DoubleFree(
                 f"lease {lease._serial} of {lease._holder!r} was already freed; it waits for a call to end"
             )
+        lease._goes_last = goes_last
         self._waiting.append(lease)
 
     def carry_out(self) -> None:
@@ -224,4 +255,7 @@ class LeaseBook(Deferred):
         self._waiting = []
         for lease in waiting:
             if self.live.get(lease._serial) is lease:
-                self.close(lease)
+                if lease._goes_last:
+                    self.close_to_the_end(lease)
+                else:
+                    self.close(lease)

@@ -104,7 +104,8 @@ class BlockLedger:
     @property
     def usage(self) -> float:
         """Share of the usable blocks in use, 0 to 1. O(1)."""
-        return self.num_used_blocks / self.num_usable_blocks
+        usable = self.num_usable_blocks
+        return self.num_used_blocks / usable if usable > 0 else 0.0
 
     def block_tokens(self, blocks: vec[i32], num_tokens: int) -> npt.NDArray[np.int32]:
         """The first `num_tokens` tokens stored for a run of blocks, int32 (num_tokens,), a copy."""
@@ -210,10 +211,69 @@ class BlockLedger:
 
     def drop(self, block: i64) -> None:
         """The content of a cached block is gone without an eviction: its holder writes into it."""
+        if self.observer is not None:
+            self.observer.dropping(block)
         if self.chooser is not None:
             self.chooser.forget(block)
+        self.unlink(block)
+
+    def unlink(self, block: i64) -> None:
+        """Take a block that may be held out of the index."""
         self.index.remove(block)
         self.num_losses += 1
+
+    def drop_idle(self, block: i64) -> None:
+        """The same for one in the queue: it holds nothing reusable any more, so it goes to the front."""
+        if self.chooser is not None:
+            self.chooser.remove(block)
+        self.drop(block)
+        self.move_to_front(block)
+
+    def move_to_front(self, block: i64) -> None:
+        """Let a free block be the next to be taken."""
+        self.queue.remove(block)
+        self.queue.append_left(block)
+
+    def idle_in_order(self, count: i64) -> list[int]:
+        """The first `count` idle cached blocks in the order in which they would be evicted; fewer if there are fewer.
+
+        They are in the queue still. O(count + free blocks that cache nothing), or what the policy takes. Raises
+        `PolicyError`.
+        """
+        if self.chooser is not None:
+            return [] if self.chooser.num_idle < count else self.chooser.choose_exactly(self.index, count)
+        found: list[int] = []
+        block = i64(self.queue.next_free[NULL_BLOCK])
+        while block != NULL_BLOCK and len(found) < count:
+            if self.index.is_cached(block):
+                found.append(int(block))
+            block = i64(self.queue.next_free[block])
+        return found
+
+    def take(self, blocks: vec[i32]) -> None:
+        """Hold these blocks, which must be free; what they cached is evicted. O(blocks)."""
+        for place in range(i64(len(blocks))):
+            block = i64(blocks[place])
+            if self.index.is_cached(block):
+                if self.chooser is not None:
+                    self.chooser.remove(block)
+                self.evict(block)
+            self.queue.remove(block)
+            self.ref_cnt[block] = 1
+        self.num_allocated_blocks += i64(len(blocks))
+        self._note_peak()
+        if self.observer is not None:
+            self.observer.acquired(blocks, 0, len(blocks))
+
+    def move_last(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Those of the blocks that are free are the last to be taken, cached or not, the last block first. O(count)."""
+        position = start + count - 1
+        while position >= start:
+            block = i64(blocks[position])
+            if self.ref_cnt[block] == 0 and block < i64(self.num_blocks):
+                self.queue.remove(block)
+                self.queue.append(block)
+            position -= 1
 
     def note_hits(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Tell the policy that a prompt hit these blocks; `share` follows."""

@@ -22,6 +22,9 @@ class PoolObserver:
     def evicting(self, block: i64) -> None:
         """`block` is cached, and about to be taken for something else."""
 
+    def dropping(self, block: i64) -> None:
+        """`block` is cached, and about to lose its content without an eviction."""
+
 
 class Observers(PoolObserver):
     """Several observers, told in turn."""
@@ -53,6 +56,11 @@ class Observers(PoolObserver):
         """Tell all."""
         for member in self.members:
             member.evicting(block)
+
+    def dropping(self, block: i64) -> None:
+        """Tell all."""
+        for member in self.members:
+            member.dropping(block)
 
 
 class Clock:

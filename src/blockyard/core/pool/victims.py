@@ -28,10 +28,13 @@ class Chooser:
         self.caught = caught
         #: 1 + the depth of each idle block, as the policy was told; 0 for the others.
         self._idle = zeros_i64(capacity)
+        #: How many blocks the policy can name.
+        self.num_idle: i64 = 0
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:
         """`block` became idle."""
         self._idle[block] = depth + 1
+        self.num_idle += 1
         self.policy.insert(block, key, depth)
 
     def hit(self, block: i64, key: i64) -> None:
@@ -41,6 +44,7 @@ class Chooser:
     def remove(self, block: i64) -> None:
         """`block` is idle no longer."""
         self._idle[block] = 0
+        self.num_idle -= 1
         self.policy.remove(block)
 
     def forget(self, block: i64) -> None:
@@ -51,6 +55,7 @@ class Chooser:
     def clear(self) -> None:
         """No block is idle any more."""
         clear_i64(self._idle)
+        self.num_idle = 0
         self.policy.clear()
 
     def grow(self, num_blocks: int) -> None:
@@ -64,11 +69,15 @@ class Chooser:
         return PolicyError(f"eviction policy {self.caught.name}: {self.caught.failure}; put another in its place")
 
     def choose(self, queue: FreeQueue, index: PrefixIndex, count: i64) -> list[int]:
-        """Victims for `count` blocks, after those that are free and cache nothing. Raises `PolicyError`.
+        """Victims for `count` blocks, after those at the head of the queue that cache nothing. Raises `PolicyError`.
 
+        Where there are too few victims, the rest are blocks that were freed to the end of the queue and cache nothing.
         O(count * cost of the policy). The victims are in the queue and in the index still.
         """
-        missing = count - _count_empty(queue, index, count)
+        return self.choose_exactly(index, min(count - _count_empty(queue, index, count), self.num_idle))
+
+    def choose_exactly(self, index: PrefixIndex, missing: i64) -> list[int]:
+        """`missing` victims, which must be there. Raises `PolicyError`."""
         if missing > 0 and self.caught.failure:
             raise self.error()
         victims: list[int] = []
@@ -80,6 +89,7 @@ class Chooser:
             missing -= 1
         for victim in victims:
             self._idle[i64(victim)] = 0
+        self.num_idle -= i64(len(victims))
         return victims
 
     def _choose_one(self, victims: list[int], index: PrefixIndex) -> str:
@@ -102,6 +112,7 @@ class Chooser:
     def _put_back(self, index: PrefixIndex, victims: list[int]) -> None:
         for victim in victims:
             block = i64(victim)
+            self.num_idle -= 1
             self.insert(block, index.chain_hash[block], -self._idle[block] - 1)
 
     def check(self, idle: set[int]) -> None:
@@ -109,6 +120,8 @@ class Chooser:
         told = {block for block in range(len(self._idle)) if self._idle[i64(block)] != 0}
         if told != idle:
             raise InvariantError(f"policy: it was told that {sorted(told)} are idle; {sorted(idle)} are")
+        if self.num_idle != len(told):
+            raise InvariantError(f"policy: {len(told)} blocks are idle, the count says {self.num_idle}")
         if not self.caught.failure:
             self.policy.check()
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from time import sleep
 
+import numpy as np
+
+from ...core.tokens import MAX_TOKEN
 from ...kv_events import KVCacheEvents
 from ..tables.content_table import ContentTable
 from ..wire import Batch, Event, encode_batch, encode_events, encode_parts
@@ -29,7 +33,7 @@ class Feed:
 
     def changed(self, changes: KVCacheEvents) -> Numbered | None:
         """The message about what a cache told; None where that means nothing to others."""
-        events = self._table.apply(changes)
+        events = self._table.apply(without_placeholders(changes))
         return self._number(events) if events else None
 
     def beat(self) -> Numbered:
@@ -58,3 +62,11 @@ class Feed:
 
     def _batch(self, events: list[Event]) -> Batch:
         return Batch(self._clock(), events, self._rank, self._epoch)
+
+
+def without_placeholders(changes: KVCacheEvents) -> KVCacheEvents:
+    """On the wire a token is from 0 on: a placeholder, which stands under a span, is the last of them."""
+    tokens = changes.token_ids
+    if tokens.size == 0 or tokens.min() >= 0:
+        return changes
+    return replace(changes, token_ids=np.where(tokens < 0, np.int32(MAX_TOKEN), tokens))

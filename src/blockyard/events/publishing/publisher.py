@@ -13,12 +13,14 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from ...arguments import require_int, require_str, require_unicode, shown
+from ...config import CacheConfig
+from ...core.block_pool import BlockPool
 from ...core.manager import KVCacheManager
 from ...errors import InvalidArgument, PublisherError
 from ...kv_events import KVCacheEvents
 from ..sockets import bound, zmq
 from ..tables.content_table import ContentTable
-from .feed import Feed, Numbered
+from .feed import Feed, Numbered, without_placeholders
 from .replays import Replays
 
 #: Milliseconds that the last messages get to leave at the end. Answers to replays get none: who asked asks again.
@@ -28,8 +30,8 @@ MOST_WAITING = 64
 MAX_REPLAYED = 2**24
 _FIRST_NUMBERS = ("clock", "zero")
 #: Caches that have a publisher, and what each cache has told so far: its next publisher goes on from there.
-_published: WeakSet[KVCacheManager] = WeakSet()
-_tables: WeakKeyDictionary[KVCacheManager, ContentTable] = WeakKeyDictionary()
+_published: WeakSet[KVCacheManager | BlockPool] = WeakSet()
+_tables: WeakKeyDictionary[KVCacheManager | BlockPool, ContentTable] = WeakKeyDictionary()
 
 
 class KVEventPublisher:
@@ -46,11 +48,11 @@ class KVEventPublisher:
     they are gone. While nothing happens, an empty message goes out every `heartbeat` seconds, so that a lost last
     message is noticed.
 
-    cache: made with `enable_kv_cache_events=True`; it has one publisher at a time, and nobody else calls its
-    `take_events`. endpoint: of the PUB socket. replay_endpoint: of the ROUTER socket;
-    None for the next port. topic: the first frame. first_sequence: "clock" begins with the microseconds since 1970, so
-    that a restart is a gap forwards (right for Dynamo's indexer); "zero" begins with 0 and pads snapshots (right for
-    llm-d's router, and SGLang's). replayed: messages that are kept for replays. heartbeat: seconds.
+    cache: a manager, or a `BlockPool` that is used alone, made with `enable_kv_cache_events=True`; it has one publisher
+    at a time, and nobody else calls its `take_events`. endpoint: of the PUB socket. replay_endpoint: of the ROUTER
+    socket; None for the next port. topic: the first frame. first_sequence: "clock" begins with the microseconds since
+    1970, so that a restart is a gap forwards (right for Dynamo's indexer); "zero" begins with 0 and pads snapshots
+    (right for llm-d's router, and SGLang's). replayed: messages that are kept for replays. heartbeat: seconds.
     data_parallel_rank: the rank that messages name. clock: gives seconds since 1970.
 
     Raises `InvalidArgument`, and `PublisherError` when an endpoint cannot be bound.
@@ -58,7 +60,7 @@ class KVEventPublisher:
 
     def __init__(
         self,
-        cache: KVCacheManager,
+        cache: KVCacheManager | BlockPool,
         endpoint: str = "tcp://127.0.0.1:5557",
         replay_endpoint: str | None = None,
         *,
@@ -69,9 +71,11 @@ class KVEventPublisher:
         data_parallel_rank: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        if not isinstance(cache, KVCacheManager):
-            raise InvalidArgument(f"cache is {shown(cache)}; it must be a KVCacheManager")
-        if not cache.config.enable_kv_cache_events:
+        if not isinstance(cache, (KVCacheManager, BlockPool)):
+            raise InvalidArgument(f"cache is {shown(cache)}; it must be a KVCacheManager or a BlockPool")
+        if isinstance(cache, BlockPool) and cache.is_managed:
+            raise InvalidArgument("cache is the pool of a KVCacheManager; publish the manager")
+        if not _has_events(cache):
             raise InvalidArgument("cache has enable_kv_cache_events=False; events need True")
         if first_sequence not in _FIRST_NUMBERS:
             raise InvalidArgument(f"first_sequence is {shown(first_sequence)}; it must be 'clock' or 'zero'")
@@ -84,6 +88,7 @@ class KVEventPublisher:
         if cache in _published:
             raise InvalidArgument("cache has a publisher already; close that one first")
         self._cache = cache
+        self._take: Callable[[Any], KVCacheEvents] = type(cache).take_events
         self._topic = require_unicode("topic", require_str("topic", topic)).encode()
         self._heartbeat = heartbeat
         self._feed = Feed(_table_of(cache), first_sequence == "clock", size, rank, clock)
@@ -130,7 +135,7 @@ class KVEventPublisher:
             if self._taken:
                 self._hand_over()
             # In C from the cache's log into the list: an interrupt comes before or after, and loses nothing.
-            self._taken.extend(map(KVCacheManager.take_events, (self._cache,)))
+            self._taken.extend(map(self._take, (self._cache,)))
             self._hand_over()
 
     def _hand_over(self) -> None:
@@ -218,13 +223,22 @@ class KVEventPublisher:
         self._context.term()
 
 
-def _table_of(cache: KVCacheManager) -> ContentTable:
+def _has_events(cache: KVCacheManager | BlockPool) -> bool:
+    return cache.enable_kv_cache_events if isinstance(cache, BlockPool) else cache.config.enable_kv_cache_events
+
+
+def _config_of(cache: KVCacheManager | BlockPool) -> CacheConfig:
+    """A pool has no config of its own: what counts here is the size of its blocks."""
+    return CacheConfig(2, cache.block_size) if isinstance(cache, BlockPool) else cache.config
+
+
+def _table_of(cache: KVCacheManager | BlockPool) -> ContentTable:
     """What the cache has told its earlier publishers. Raises `PublisherError` where one of them broke on the way."""
     table = _tables.get(cache)
     if table is None:
-        table = _tables[cache] = ContentTable(cache.config)
+        table = _tables[cache] = ContentTable(_config_of(cache))
     if not table.is_whole:
-        table.apply(cache.take_events())
+        table.apply(without_placeholders(cache.take_events()))
         if not table.is_whole:
             raise PublisherError(
                 "what the cache told was lost with its last publisher; reset_prefix_cache() begins anew"

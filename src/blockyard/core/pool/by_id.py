@@ -1,0 +1,58 @@
+"""What is done to blocks that a caller names by their ids, or asks for: uncached, adopted, evicted."""
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ...errors import InvalidArgument, OutOfBlocks
+from ..arrays import zeros_i32
+from .ledger import BlockLedger
+
+
+def require_ids(blocks: vec[i64], num_blocks: int) -> None:
+    """Raises `InvalidArgument` for a number that is no block of the pool's."""
+    for place in range(i64(len(blocks))):
+        if not 1 <= blocks[place] < num_blocks:
+            raise InvalidArgument(f"block_ids[{place}] is {blocks[place]}; it must be from 1 to {num_blocks - 1}")
+
+
+def require_free(ledger: BlockLedger, blocks: vec[i64]) -> vec[i32]:
+    """The ids as a lease has them. Raises `InvalidArgument` for one that is held or stands there twice. O(blocks)."""
+    taken = zeros_i32(len(blocks))
+    seen: set[int] = set()
+    for place in range(i64(len(blocks))):
+        block = blocks[place]
+        if ledger.ref_cnt[block] > 0:
+            raise InvalidArgument(f"block_ids[{place}] is {block}, which is held {ledger.ref_cnt[block]} times")
+        if int(block) in seen:
+            raise InvalidArgument(f"block_ids[{place}] is {block}, which stands there twice")
+        seen.add(int(block))
+        taken[place] = i32(block)
+    return taken
+
+
+def uncache(ledger: BlockLedger, blocks: vec[i64]) -> int:
+    """See `BlockPool.uncache`; the ids are checked. Of idle ones the first is the next to be taken then."""
+    count = 0
+    place = i64(len(blocks)) - 1
+    while place >= 0:
+        block = blocks[place]
+        if ledger.index.is_cached(block):
+            count += 1
+            if ledger.ref_cnt[block] == 0:
+                ledger.drop_idle(block)
+            else:
+                ledger.drop(block)
+        place -= 1
+    return count
+
+
+def evict_idle(ledger: BlockLedger, count: int) -> list[int]:
+    """See `BlockPool.evict`."""
+    victims = ledger.idle_in_order(count)
+    if len(victims) < count:
+        raise OutOfBlocks(f"num_blocks is {count}; fewer blocks are cached and idle", count, 0)
+    for victim in victims:
+        ledger.evict(i64(victim))
+    for victim in reversed(victims):
+        ledger.move_to_front(i64(victim))
+    return victims
