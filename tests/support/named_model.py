@@ -50,7 +50,7 @@ class SlowPool:
                 idle.append(block)
         nameless = [block for block in idle if not self.has_name(block)]
         if last:
-            self.order += [block for block in idle if block not in nameless] + nameless
+            self.order += idle
         else:
             self.order = nameless + self.order + [block for block in idle if block not in nameless]
 

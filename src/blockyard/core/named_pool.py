@@ -6,7 +6,7 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ..answers import NameEvent
-from ..arguments import require_int, require_str
+from ..arguments import require_bool, require_int, require_str
 from ..config import MAX_BLOCKS, MAX_HISTORY
 from ..errors import DoubleFree, InvalidArgument, InvariantError, OutOfBlocks, not_enough_memory
 from ..hash_seeds import hash_seed_or_drawn
@@ -274,33 +274,22 @@ class NamedPool:
         """Free a lease, last block first. O(blocks).
 
         Blocks that nothing holds any more go to the tail of the free queue if they have a name or `last` is true, to
-        its front if not; `last` counts for nothing under an eviction policy other than "lru". A free in the middle of
-        another call is carried out when that call ends (as last=False).
+        its front if not. A free in the middle of another call is carried out when that call ends.
         Raises `DoubleFree` for a lease already freed, `ForeignBlock` for one of another pool.
         """
+        goes_last = last is not False and require_bool("last", last)
         if not self._gate.enter_free("free_blocks"):
-            self._book.close_later(self._book.require_live(lease))
+            self._book.close_later(self._book.require_live(lease), goes_last)
             self._gate.wait()
             return
         try:
             held = self._book.require_live(lease)
-            blocks = held._blocks
-            self._book.close(held)
-            if last:
-                self._put_last(blocks)
+            if goes_last:
+                self._book.close_to_the_end(held)
+            else:
+                self._book.close(held)
         finally:
             self._gate.leave()
-
-    def _put_last(self, blocks: vec[i32]) -> None:
-        """What has just been freed without a name was put to the front. Under a policy it must stand there."""
-        ledger = self._ledger
-        if ledger.chooser is not None:
-            return
-        for position in range(i64(len(blocks))):
-            block = i64(blocks[i64(len(blocks)) - 1 - position])
-            if block != 0 and ledger.ref_cnt[block] == 0 and not ledger.index.is_cached(block):
-                ledger.queue.remove(block)
-                ledger.queue.append(block)
 
     # Single blocks, for engines with tables of their own.
 
@@ -341,14 +330,16 @@ class NamedPool:
         """
         self._gate.enter("free_ids")
         try:
+            goes_last = last is not False and require_bool("last", last)
             blocks = self._checked_ids(block_ids)
             if len(blocks) >= MAX_BLOCKS:
                 raise InvalidArgument(f"block_ids has {len(blocks)} ids; the limit is {MAX_BLOCKS - 1}")
             self._count_down(blocks)
             ordered = self._order.of(self._ledger, blocks)
             self._ledger.release(ordered, 0, i64(len(ordered)))
-            if last:
-                self._put_last(_reversed(blocks))
+            if goes_last:
+                backwards = _reversed(blocks)
+                self._ledger.move_last(backwards, 0, len(backwards))
         finally:
             self._gate.leave()
 
@@ -533,7 +524,8 @@ class NamedPool:
 
     def _leased_or_ids(self, blocks: object) -> vec[i32]:
         if isinstance(blocks, BlockLease):
-            return self._book.require_live(blocks)._blocks
+            held = self._book.require_live(blocks)
+            return held._blocks[: held._count]
         return self._checked_ids(blocks)
 
     def _require_content(self, blocks: vec[i32]) -> None:
