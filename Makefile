@@ -1,6 +1,6 @@
 # make demo · make test · make lint · make bench   (each makes its own .venv and rebuilds what is stale)
 # make peers TRACE=FILE   (other block managers, in environments of their own: 8 GB) · make engines   (whole engines, vLLM too)
-# make interop   (Dynamo's indexer as a judge of KV events: 80 MB)
+# make interop   (Dynamo's indexer as a judge of KV events: 80 MB) · make interop-vllm   (vLLM's own tests on Blockyard)
 # make wheels   (what a package index takes, in dist/)
 PYTHON ?= python3.11
 VENV := .venv
@@ -14,7 +14,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint bench peers engines wheels interop stress clean missing-extension
+.PHONY: demo test lint bench peers engines wheels interop interop-vllm stress clean missing-extension
 missing-extension:
 
 demo: $(VENV)/built
@@ -66,6 +66,18 @@ interop: $(VENV)/built .venv-interop/installed
 	$(@D)/bin/python -m pip install -q --disable-pip-version-check -r tests/interop/requirements-needs.txt
 	touch $@
 
+# vLLM's own tests of its block manager, stock and on ours; then generation, and microseconds a step.
+interop-vllm: $(VENV)/built .venv-vllm/installed
+	$(BIN)/python -m tests.interop.vllm_suite --python .venv-vllm/bin/python $(INTEROP_ARGS)
+	$(BIN)/python -m tests.interop.vllm_suite.models --python .venv-vllm/bin/python
+
+# Beside the environment that has vLLM: what its tests import.
+.venv-vllm/installed: .venv-peers/installed tests/interop/requirements-vllm.txt
+	$(PYTHON) -m venv $(@D)
+	echo $(abspath $(wildcard .venv-peers/lib/python3.*/site-packages)) > $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/peers.pth
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-deps -r tests/interop/requirements-vllm.txt
+	touch $@
+
 stress: $(VENV)/built
 	$(BIN)/python -m tests.stress $(STRESS_ARGS)
 
@@ -93,5 +105,5 @@ $(BUILD): $(VENV)/installed $(SOURCES) $(if $(filter 0,$(BLOCKYARD_COMPILE))$(EX
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-peers .venv-sglang .venv-wheels .venv-interop build dist src/*.egg-info
+	rm -rf $(VENV) .venv-peers .venv-sglang .venv-wheels .venv-interop .venv-vllm .cache build dist src/*.egg-info
 	find src -name '*.so' -delete

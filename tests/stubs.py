@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .support.source_only import PACKAGE_DIR
 
-STUBBED = ("core/block_pool.py", "core/manager.py", "core/pool_records.py")
+STUBBED = ("core/block_pool.py", "core/manager.py", "core/named_pool.py", "core/pool_records.py")
 
 ARGUMENTS = {
     **dict.fromkeys(["token_ids", "parents"], "Integers"),
@@ -44,6 +44,11 @@ ARGUMENTS = {
     "callback": "Callable[[npt.NDArray[np.int32]], object] | None",
     "policy": "Policy",
     "config": "CacheConfig",
+    "name": "bytes",
+    "names": "Sequence[bytes]",
+    "groups": "Sequence[int]",
+    "blocks": "BlockLease | Integers",
+    **dict.fromkeys(["source", "target", "max_events"], "Integer"),
     "now": "Number",
     "expires_at": "Number | None",
 }

@@ -13,6 +13,7 @@ from .answers import (
     Histogram,
     Holding,
     MissCauses,
+    NameEvent,
     Residency,
     Resize,
     SeqStatus,
@@ -20,6 +21,7 @@ from .answers import (
 from .config import CacheConfig
 from .core.block_pool import BlockPool
 from .core.manager import KVCacheManager
+from .core.named_pool import NamedPool
 from .core.plan import GroupPlan, PlanReceiver, PlanSender, StepBuffers, StepPlan, SwapPlan
 from .core.policies.base import EvictionPolicy
 from .core.pool.block import KVCacheBlock
@@ -96,6 +98,8 @@ __all__ = [
     "MissCauses",
     "MissingExtra",
     "ModelError",
+    "NameEvent",
+    "NamedPool",
     "NeverFits",
     "NotEnoughMemory",
     "OutOfBlocks",

@@ -202,3 +202,17 @@ class Holding:
     num_tokens: int
     block_ids: list[int]
     cpu_block_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class NameEvent:
+    """One thing that happened to a name in a `NamedPool`.
+
+    kind: "stored" (block `block_id` has it now), "removed" (it has it no longer), or "cleared": all names are gone;
+        name is b"", group and block_id are 0 then.
+    """
+
+    kind: str
+    name: bytes
+    group: int
+    block_id: int

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from blockyard import BlockPool, CacheConfig, KVCacheManager
+from blockyard import BlockPool, CacheConfig, KVCacheManager, NamedPool
 
 #: Room that calls work in and leave unspecified; nothing reads it before it is written again.
 SCRATCH = {
@@ -40,13 +40,16 @@ SCRATCH = {
     "actor",
     "running",
     "num_lookups",
+    "_name",
+    "_marks",
+    "_num_marks",
 }
 #: Packages whose objects are looked into: ours, and eviction policies of the tests.
 WALKED = ("blockyard", "tests")
 SCALARS = (int, float, str, bool, bytes, type(None), tuple, range)
 
 
-def snapshot(whole: KVCacheManager | BlockPool) -> dict[str, Any]:
+def snapshot(whole: KVCacheManager | BlockPool | NamedPool) -> dict[str, Any]:
     """All attributes of the object and of what it is made of, by their path from it."""
     found: dict[str, Any] = {}
     _walk("", whole, found, set())

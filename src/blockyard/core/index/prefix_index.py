@@ -280,6 +280,10 @@ class PrefixIndex:
         """The chained hash of one block's words right after a root."""
         return hash_rows(words, 0, self._keys, root_hash(root), self.hashes, 0, 1)
 
+    def hash_words_at(self, words: vec[i64], place: i64, root: i64) -> i64:
+        """The same of the words from `place` on."""
+        return hash_rows(words, place, self._keys, root_hash(root), self.hashes, 0, 1)
+
     def hash_block(self, block: i64, before: i64, root: i64) -> i64:
         """The chained hash of the tokens that `block` holds, after the indexed block `before` (0: after the root)."""
         chain = root_hash(root) if before == 0 else self.chain_hash[before]

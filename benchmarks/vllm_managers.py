@@ -1,0 +1,107 @@
+"""`python benchmarks/vllm_managers.py`, run by vLLM's interpreter with Blockyard on its path: no model, three managers.
+
+vLLM's own block manager, and ours on both levels, in turn: N requests with prompts of 100 tokens are admitted and
+decode 64 tokens each, all in a step; two thirds of the prompts begin with the same 64 tokens. Microseconds a step,
+prompts included, the median of rounds that take turns.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from typing import Any
+
+import torch
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_manager import KVCacheManager as Stock
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import Request, RequestStatus
+
+from blockyard.integrations.vllm import Options
+from blockyard.integrations.vllm.scheduler import make_manager
+
+BLOCK_SIZE = 16
+LEVELS = ("stock", "tokens", "names")
+NUM_BLOCKS = 10_000
+PROMPT, SHARED, DECODED, ROUNDS = 100, 64, 64, 5
+
+
+def config() -> KVCacheConfig:
+    """One group of full attention."""
+    spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    return KVCacheConfig(
+        num_blocks=NUM_BLOCKS, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+    )
+
+
+def manager_of(level: str) -> Any:
+    """Fresh."""
+    given = {"kv_cache_config": config(), "max_model_len": 8192, "scheduler_block_size": BLOCK_SIZE}
+    given |= {"hash_block_size": BLOCK_SIZE, "enable_caching": True}
+    return Stock(**given) if level == "stock" else make_manager(Options(level=level), **given)
+
+
+def requests_of(count: int, seed: int) -> list[Request]:
+    """Hashed before the clock runs, as an engine hashes them on arrival."""
+    source = random.Random(seed)
+    shared = [source.randrange(50_000) for _ in range(SHARED)]
+    hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
+    made = []
+    for number in range(count):
+        rest = PROMPT - (SHARED if number % 3 else 0)
+        tokens = (shared if number % 3 else []) + [source.randrange(50_000) for _ in range(rest)]
+        params = SamplingParams(max_tokens=DECODED, temperature=0)
+        params.update_from_generation_config({}, eos_token_id=0)
+        made.append(Request(f"{seed}-{number}", tokens, params, None, block_hasher=hasher))
+    return made
+
+
+def serve(manager: Any, requests: list[Request]) -> float:
+    """Seconds in the manager from admission to the end."""
+    spent = 0.0
+    clock = time.perf_counter
+    for request in requests:
+        start = clock()
+        blocks, num_hits, _ = manager.get_computed_blocks(request)
+        new = request.num_tokens - num_hits
+        assert manager.allocate_slots(request, new, num_hits, blocks) is not None
+        spent += clock() - start
+        request.num_computed_tokens = request.num_tokens
+        request.status = RequestStatus.RUNNING
+    for _ in range(DECODED):
+        for request in requests:
+            request.append_output_token_ids(7)
+        start = clock()
+        for request in requests:
+            manager.allocate_slots(request, 1)
+        spent += clock() - start
+        for request in requests:
+            request.num_computed_tokens += 1
+    start = clock()
+    for request in requests:
+        manager.free(request)
+    return spent + clock() - start
+
+
+def main() -> None:
+    """Print a table."""
+    init_none_hash(sha256)
+    print("| requests | stock us/step | tokens | names |\n|---|---|---|---|")
+    for count in (64, 256):
+        managers = {level: manager_of(level) for level in LEVELS}
+        times: dict[str, list[float]] = {level: [] for level in managers}
+        for number in range(ROUNDS + 1):
+            for level, manager in managers.items():
+                seconds = serve(manager, requests_of(count, number))
+                if number:
+                    times[level].append(1e6 * seconds / (DECODED + 1))
+        cells = [round(statistics.median(row), 1) for row in times.values()]
+        shares = [f"{cell} ({cell / cells[0]:.2f})" for cell in cells[1:]]
+        print(f"| {count} | {cells[0]} | {' | '.join(shares)} |")
+
+
+if __name__ == "__main__":
+    main()

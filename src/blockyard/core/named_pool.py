@@ -1,0 +1,575 @@
+"""The pool known by names: blocks handed out, and found again by the bytes that their owner calls them."""
+
+import numpy as np
+import numpy.typing as npt
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ..answers import NameEvent
+from ..arguments import require_bool, require_int, require_str
+from ..config import MAX_BLOCKS, MAX_HISTORY
+from ..errors import DoubleFree, InvalidArgument, InvariantError, OutOfBlocks, not_enough_memory
+from ..hash_seeds import hash_seed_or_drawn
+from .arrays import view_i32, zeros_i32, zeros_i64
+from .gate import Gate
+from .policies import make_policy
+from .policies.caught import CaughtPolicy
+from .pool.lease import BlockLease, LeaseBook
+from .pool.named_ledger import NamedLedger
+from .pool.names import MAX_GROUP, NAME_WORDS, pack_name, pack_names
+from .pool.release_order import ReleaseOrder
+from .refusing import refuse_copy, refuse_pickle, refuse_subclass
+from .tokens import int64_items
+
+
+class NamedPool:
+    """A pool for engines that have names for their blocks: chained hashes of tokens, or whatever else stands for
+    contents. Blockyard counts, evicts and finds; what a name means is the caller's affair, so a hit is as exact as the
+    names are: all bytes of them are compared, and never a hash of them alone.
+
+    A name is 1 to 32 bytes, in a group (an int from 0: layers of one kind, a cache salt's number). A block may have
+    several names, a name several blocks: the oldest is found. Block 0 is the null block, as in `BlockPool`.
+
+    Blocks are held by leases (`get_new_blocks`, `hold`, `free_blocks`), or, by engines that keep tables of single
+    blocks, as plain ids (`new_ids`, `hold_ids`, `free_ids`): the pool counts how often each id is held without a lease,
+    so ids cannot free what a lease holds. One call runs at a time, as in `BlockPool`.
+
+    num_blocks: the null block included; 1 to 2**27. hash_seed: of the index; None draws one. eviction_policy: as in
+    `CacheConfig`. max_events: how many events are kept for `take_events`, 0 for none; older ones are lost.
+    Raises `InvalidArgument`, `NotEnoughMemory`.
+
+    >>> pool = NamedPool(num_blocks=10)
+    >>> lease = pool.get_new_blocks(2, holder="request-1")
+    >>> pool.name_blocks(lease, [b"first", b"second"])
+    2
+    >>> pool.free_blocks(lease)
+    >>> pool.find([b"first", b"second", b"third"]).tolist()
+    [1, 2, 0]
+    """
+
+    def __init__(
+        self, num_blocks: object, hash_seed: object = None, eviction_policy: object = "lru", max_events: object = 0
+    ) -> None:
+        blocks = require_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
+        seed = hash_seed_or_drawn(hash_seed)
+        events = require_int("max_events", max_events, 0, MAX_HISTORY)
+        try:
+            self._ledger = NamedLedger(blocks, seed, events)
+            #: How often each block is held without a lease.
+            self._loose = zeros_i32(blocks)
+            self._order = ReleaseOrder(blocks)
+        except MemoryError as error:
+            raise not_enough_memory(f"num_blocks is {blocks}; the system has no memory for its arrays", error)
+        self._gate = Gate()
+        self._book = LeaseBook(self._ledger)
+        self._gate.deferred.append(self._book)
+        self._name = zeros_i64(int(NAME_WORDS))
+        self._version: i64 = 0
+        self.set_eviction_policy(eviction_policy)
+
+    # What is there. These may be asked at any time.
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool, the null block included."""
+        return self._ledger.num_blocks
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """All blocks but the null block."""
+        return self._ledger.num_blocks - 1
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Free blocks, named ones included. O(1)."""
+        return self._ledger.num_free_blocks
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that leases or ids hold. O(1)."""
+        return self._ledger.num_used_blocks
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks with a name, held or not. O(1)."""
+        return self._ledger.num_cached_blocks
+
+    @property
+    def num_names(self) -> int:
+        """Names of all blocks; a name that several blocks have counts for each. O(1)."""
+        return int(self._ledger.index.num_indexed)
+
+    @property
+    def num_evicted_blocks(self) -> int:
+        """Named blocks that an allocation took so far. O(1)."""
+        return int(self._ledger.num_evicted_blocks)
+
+    @property
+    def usage(self) -> float:
+        """Share of the usable blocks in use, 0 to 1; 0 for a pool of the null block alone. O(1)."""
+        return self._ledger.usage if self._ledger.num_blocks > 1 else 0.0
+
+    @property
+    def version(self) -> int:
+        """A number that grows whenever what can be found changes. O(1)."""
+        return int(self._version + self._ledger.num_evicted_blocks)
+
+    def ref_counts(self) -> npt.NDArray[np.int32]:
+        """How often each block is held, int32 (num_blocks,), read-only, live."""
+        return view_i32(self._ledger.ref_cnt)
+
+    def free_block_ids(self) -> npt.NDArray[np.int32]:
+        """The free blocks in the order in which they will be allocated, int32 (num_free_blocks,), a copy."""
+        self._gate.enter("free_block_ids")
+        try:
+            return np.array(self._ledger.queue.block_ids(), dtype=np.int32)
+        finally:
+            self._gate.leave()
+
+    def free_block_after(self, block_id: object = 0) -> int:
+        """The free block that is allocated after `block_id`, which is free too; after 0 the first one. 0: none. O(1).
+
+        Raises `InvalidArgument` for a block that is not free.
+        """
+        return int(self._ledger.queue.next_free[self._free_or_null(block_id)])
+
+    def free_block_before(self, block_id: object = 0) -> int:
+        """The free block that is allocated before `block_id`; before 0 the last one. 0: none. O(1)."""
+        return int(self._ledger.queue.prev_free[self._free_or_null(block_id)])
+
+    def _free_or_null(self, block_id: object) -> i64:
+        block = i64(require_int("block_id", block_id, 0, self._ledger.num_blocks - 1))
+        if self._ledger.ref_cnt[block] > 0:
+            raise InvalidArgument(f"block_id is {block}, which is held; only free blocks have a place in the queue")
+        return block
+
+    def leases(self) -> list[BlockLease]:
+        """The leases not freed yet, oldest first."""
+        return list(self._book.live.values())
+
+    def loose_counts(self) -> npt.NDArray[np.int32]:
+        """How often each block is held without a lease, int32 (num_blocks,), read-only, live."""
+        return view_i32(self._loose)
+
+    # Finding. Nothing is held, and neither the order of eviction nor a policy hears of it.
+
+    def find_one(self, name: object, group: object = 0) -> int:
+        """The block that has had this name the longest, or 0. O(1) expected."""
+        self._gate.enter("find_one")
+        try:
+            number = require_int("group", group, 0, MAX_GROUP)
+            pack_name(self._name, 0, name, number)
+            return int(self._ledger.find(self._name, 0))
+        finally:
+            self._gate.leave()
+
+    def find(self, names: object, group: object = 0) -> npt.NDArray[np.int32]:
+        """For each name the block that has had it the longest, or 0: int32 (n,). O(n)."""
+        self._gate.enter("find")
+        try:
+            words = pack_names(names, require_int("group", group, 0, MAX_GROUP))
+            return self._as_array(self._find_all(words))
+        finally:
+            self._gate.leave()
+
+    def find_prefix(self, names: object, groups: object = (0,)) -> npt.NDArray[np.int32]:
+        """The longest run from the first name on that is there in every group: int32 (len(groups), n). O(n * groups).
+
+        Row g has the blocks of `groups[g]`.
+        """
+        self._gate.enter("find_prefix")
+        try:
+            numbers = _groups(groups)
+            rows = [self._find_all(pack_names(names, number)) for number in numbers]
+            reached = min([_leading(row) for row in rows])
+            return np.array([view_i32(row)[:reached] for row in rows], dtype=np.int32).reshape(len(rows), reached)
+        finally:
+            self._gate.leave()
+
+    def _find_all(self, words: vec[i64]) -> vec[i32]:
+        count = i64(len(words)) // NAME_WORDS
+        found = zeros_i32(int(count))
+        for place in range(count):
+            block = self._ledger.find(words, place * NAME_WORDS)
+            found[place] = i32(block)
+        return found
+
+    def _as_array(self, blocks: vec[i32]) -> npt.NDArray[np.int32]:
+        return np.array(view_i32(blocks))
+
+    def names_of(self, block_id: object) -> list[tuple[bytes, int]]:
+        """The names of one block with their groups, in the order in which it got them; often none."""
+        self._gate.enter("names_of")
+        try:
+            return self._ledger.names_of(require_int("block_id", block_id, 0, self._ledger.num_blocks - 1))
+        finally:
+            self._gate.leave()
+
+    # Leases.
+
+    def get_new_blocks(self, num_blocks: object, holder: object = "") -> BlockLease:
+        """Hold blocks from the head of the free queue, evicting what they were named. O(num_blocks).
+
+        Raises `OutOfBlocks` when fewer are free, `InvalidArgument`, `PolicyError`.
+        """
+        self._gate.enter("get_new_blocks")
+        try:
+            count = self._free_count(num_blocks)
+            name = require_str("holder", holder)
+            self._ledger.evict_ahead(count)
+            blocks = zeros_i32(count)
+            lease = self._book.make(blocks, name)
+            self._ledger.acquire(blocks, 0, count)
+            return lease
+        finally:
+            self._gate.leave_with_result()
+
+    def get_cached_blocks(self, names: object, group: object = 0, holder: object = "") -> BlockLease:
+        """Hold the longest run of blocks that `names` begins with; maybe none. O(names)."""
+        self._gate.enter("get_cached_blocks")
+        try:
+            words = pack_names(names, require_int("group", group, 0, MAX_GROUP))
+            holder_name = require_str("holder", holder)
+            found = self._find_all(words)
+            return self._hold(found[: _leading(found)], holder_name)
+        finally:
+            self._gate.leave_with_result()
+
+    def hold(self, block_ids: object, holder: object = "") -> BlockLease:
+        """Hold blocks by their ids, as found: each must have a name, or be held already. O(blocks).
+
+        Raises `InvalidArgument` for ids out of range, and for a free block without a name: it is no longer what it was.
+        """
+        self._gate.enter("hold")
+        try:
+            holder_name = require_str("holder", holder)
+            blocks = self._checked_ids(block_ids)
+            self._require_content(blocks)
+            return self._hold(blocks, holder_name)
+        finally:
+            self._gate.leave_with_result()
+
+    def _hold(self, blocks: vec[i32], holder: str) -> BlockLease:
+        lease = self._book.make(blocks, holder)
+        try:
+            self._share(blocks)
+        except BaseException:
+            self._book.take_back(lease)
+            raise
+        return lease
+
+    def _share(self, blocks: vec[i32]) -> None:
+        """Count a hit. A policy that is interrupted when it is told leaves all as it was."""
+        ledger = self._ledger
+        count = i64(len(blocks))
+        peak = ledger.peak_used_blocks
+        ledger.note_named_hits(blocks)
+        ledger.share(blocks, 0, count)
+        if self._gate.interruption.error is not None:
+            ledger.unshare(blocks, 0, count)
+            ledger.peak_used_blocks = peak
+            self._gate.interruption.raise_now()
+
+    def free_blocks(self, lease: object, last: object = False) -> None:
+        """Free a lease, last block first. O(blocks).
+
+        Blocks that nothing holds any more go to the tail of the free queue if they have a name or `last` is true, to
+        its front if not. A free in the middle of another call is carried out when that call ends.
+        Raises `DoubleFree` for a lease already freed, `ForeignBlock` for one of another pool.
+        """
+        goes_last = last is not False and require_bool("last", last)
+        if not self._gate.enter_free("free_blocks"):
+            self._book.close_later(self._book.require_live(lease), goes_last)
+            self._gate.wait()
+            return
+        try:
+            held = self._book.require_live(lease)
+            if goes_last:
+                self._book.close_to_the_end(held)
+            else:
+                self._book.close(held)
+        finally:
+            self._gate.leave()
+
+    # Single blocks, for engines with tables of their own.
+
+    def new_ids(self, num_blocks: object) -> list[int]:
+        """Hold blocks from the head of the free queue without a lease; their ids. See `get_new_blocks`."""
+        self._gate.enter("new_ids")
+        try:
+            count = self._free_count(num_blocks)
+            self._ledger.evict_ahead(count)
+            blocks = zeros_i32(count)
+            self._ledger.acquire(blocks, 0, count)
+            for position in range(i64(count)):
+                self._loose[i64(blocks[position])] = 1
+            return [int(block) for block in blocks]
+        finally:
+            self._gate.leave_with_result()
+
+    def hold_ids(self, block_ids: object) -> None:
+        """Hold blocks once more without a lease; an id given twice is held twice. O(blocks).
+
+        A free block without a name is taken too, out of its place in the queue: for a caller who knows that it is still
+        what it was. Raises `InvalidArgument` for ids out of range.
+        """
+        self._gate.enter("hold_ids")
+        try:
+            blocks = self._checked_ids(block_ids)
+            self._share(blocks)
+            for position in range(i64(len(blocks))):
+                self._loose[i64(blocks[position])] += 1
+        finally:
+            self._gate.leave()
+
+    def free_ids(self, block_ids: object, last: object = False) -> None:
+        """Let go of blocks that are held without a lease, the first to be evicted first. O(blocks).
+
+        last: as in `free_blocks`. Raises `DoubleFree` for an id that is held less often than it is given;
+        nothing is freed then. In the middle of another call it is refused (`ConcurrentCall`): use leases in finalisers.
+        """
+        self._gate.enter("free_ids")
+        try:
+            goes_last = last is not False and require_bool("last", last)
+            blocks = self._checked_ids(block_ids)
+            if len(blocks) >= MAX_BLOCKS:
+                raise InvalidArgument(f"block_ids has {len(blocks)} ids; the limit is {MAX_BLOCKS - 1}")
+            self._count_down(blocks)
+            ordered = self._order.of(self._ledger, blocks)
+            self._ledger.release(ordered, 0, i64(len(ordered)))
+            if goes_last:
+                backwards = _reversed(blocks)
+                self._ledger.move_last(backwards, 0, len(backwards))
+        finally:
+            self._gate.leave()
+
+    def _count_down(self, blocks: vec[i32]) -> None:
+        """Take the loose holds away, or none of them."""
+        loose = self._loose
+        for position in range(i64(len(blocks))):
+            block = i64(blocks[position])
+            if loose[block] == 0:
+                for done in range(position):
+                    loose[i64(blocks[done])] += 1
+                raise DoubleFree(f"block_ids[{position}] is {block}, which is not held so often without a lease")
+            loose[block] -= 1
+
+    # Names.
+
+    def name_blocks(self, blocks: object, names: object, group: object = 0) -> int:
+        """Give each block the name at its position; how many it did not have yet. O(names).
+
+        blocks: a lease, or ids. A block that has names already gets one more; a free one keeps its place in
+            the queue, or goes to its tail under a policy other than "lru".
+        Raises `InvalidArgument` for other lengths, ids out of range, and the null block.
+        """
+        self._gate.enter("name_blocks")
+        try:
+            words = pack_names(names, require_int("group", group, 0, MAX_GROUP))
+            ids = self._leased_or_ids(blocks)
+            count = i64(len(words)) // NAME_WORDS
+            if len(ids) != count:
+                raise InvalidArgument(f"there are {count} names for {len(ids)} blocks")
+            self._require_no_null(ids)
+            self._ledger.make_room_for_names(count)
+            return self._name_all(ids, words)
+        finally:
+            self._gate.leave()
+
+    def name_one(self, block_id: object, name: object, group: object = 0) -> bool:
+        """`name_blocks` of one block; whether it did not have the name yet. O(names of the block)."""
+        self._gate.enter("name_one")
+        try:
+            number = require_int("group", group, 0, MAX_GROUP)
+            block = i64(require_int("block_id", block_id, 1, self._ledger.num_blocks - 1))
+            pack_name(self._name, 0, name, number)
+            if self._ledger.has(block, self._name, 0):
+                return False
+            self._ledger.make_room_for_names(1)
+            self._ledger.name(block, self._name, 0)
+            self._version += 1
+            return True
+        finally:
+            self._gate.leave()
+
+    def _name_all(self, ids: vec[i32], words: vec[i64]) -> int:
+        given = 0
+        for position in range(i64(len(ids))):
+            block = i64(ids[position])
+            if not self._ledger.has(block, words, position * NAME_WORDS):
+                self._ledger.name(block, words, position * NAME_WORDS)
+                given += 1
+        self._version += given
+        return given
+
+    def move_names(self, source: object, target: object) -> int:
+        """Take all names from one block and give them to another, which has none and is held; how many. O(names).
+
+        For a block whose owner goes on writing, while a copy keeps what it was. Raises `InvalidArgument`.
+        """
+        self._gate.enter("move_names")
+        try:
+            old = i64(require_int("source", source, 1, self._ledger.num_blocks - 1))
+            new = i64(require_int("target", target, 1, self._ledger.num_blocks - 1))
+            index = self._ledger.index
+            if not index.is_cached(old) or self._ledger.ref_cnt[old] == 0:
+                raise InvalidArgument(f"source is {old}; it must be a block that is held and has a name")
+            if index.is_cached(new) or self._ledger.ref_cnt[new] == 0:
+                raise InvalidArgument(f"target is {new}; it must be a block that is held and has no name")
+            self._version += 1
+            return int(self._ledger.move_names(old, new))
+        finally:
+            self._gate.leave()
+
+    def uncache(self, block_ids: object) -> int:
+        """Take all names from blocks, held or idle: nothing finds them any more; how many had one. O(blocks).
+
+        An idle block stays where it is in the free queue; under a policy other than "lru" it is the next to be taken.
+        Raises `InvalidArgument` for ids out of range.
+        """
+        self._gate.enter("uncache")
+        try:
+            gone = 0
+            blocks = self._checked_ids(block_ids)
+            for position in range(i64(len(blocks))):
+                if self._ledger.index.is_cached(i64(blocks[position])):
+                    self._ledger.uncache(i64(blocks[position]))
+                    gone += 1
+            self._version += gone
+            return gone
+        finally:
+            self._gate.leave()
+
+    # Policy, reset, events, checks.
+
+    def set_eviction_policy(self, policy: object) -> None:
+        """Let another policy choose what is evicted; see `BlockPool.set_eviction_policy`. O(num_blocks)."""
+        self._gate.enter("set_eviction_policy")
+        try:
+            num_blocks = self._ledger.num_blocks
+            made = make_policy(policy, num_blocks)
+            if isinstance(policy, str) and policy == "lru":
+                self._ledger.choose_by(None, None)
+            else:
+                caught = CaughtPolicy(made, num_blocks, self._gate.interruption)
+                self._ledger.choose_by(caught, caught)
+        finally:
+            self._gate.leave()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all names at once; blocks stay with their holders. O(num_blocks + names)."""
+        self._gate.enter("reset_prefix_cache")
+        try:
+            self._version += 1
+            self._ledger.reset()
+        finally:
+            self._gate.leave()
+
+    def take_events(self) -> list[NameEvent]:
+        """What happened since the last call, oldest first, at most `max_events`. O(events)."""
+        self._gate.enter("take_events")
+        try:
+            return [] if self._ledger.log is None else self._ledger.log.take()
+        finally:
+            self._gate.leave_with_result()
+
+    @property
+    def num_lost_events(self) -> int:
+        """Events that came when `max_events` were waiting, each in the place of the oldest. O(1)."""
+        return 0 if self._ledger.log is None else int(self._ledger.log.num_lost)
+
+    def check(self) -> None:
+        """Verify all that the pool knows, holds against counts included. O(num_blocks + names + leases' blocks).
+
+        Raises `InvariantError`.
+        """
+        self._gate.enter("check")
+        try:
+            self._ledger.check()
+            counts = [int(count) for count in self._loose]
+            for lease in self._book.live.values():
+                for block in lease:
+                    counts[block] += 1 if block != 0 else 0
+            for block in range(self._ledger.num_blocks):
+                if counts[block] != self._ledger.ref_cnt[i64(block)]:
+                    raise InvariantError(
+                        f"I1: block {block} has ref_cnt {self._ledger.ref_cnt[i64(block)]}; "
+                        f"leases and ids hold it {counts[block]} times"
+                    )
+        finally:
+            self._gate.leave()
+
+    # Arguments.
+
+    def _free_count(self, num_blocks: object) -> int:
+        count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
+        if count > self._ledger.queue.num_free:
+            raise OutOfBlocks(
+                f"num_blocks is {count}; only {self.num_free_blocks} of {self.num_usable_blocks} blocks are free",
+                count,
+                self.num_free_blocks,
+            )
+        return count
+
+    def _checked_ids(self, block_ids: object) -> vec[i32]:
+        items = int64_items("block_ids", block_ids)
+        blocks = zeros_i32(len(items))
+        for position in range(i64(len(items))):
+            if not 0 < items[position] < self._ledger.num_blocks:
+                limit = self._ledger.num_blocks - 1
+                raise InvalidArgument(f"block_ids[{position}] is {items[position]}; it must be from 1 to {limit}")
+            block = items[position]
+            blocks[position] = i32(block)
+        return blocks
+
+    def _leased_or_ids(self, blocks: object) -> vec[i32]:
+        if isinstance(blocks, BlockLease):
+            held = self._book.require_live(blocks)
+            return held._blocks[: held._count]
+        return self._checked_ids(blocks)
+
+    def _require_content(self, blocks: vec[i32]) -> None:
+        for position in range(i64(len(blocks))):
+            block = i64(blocks[position])
+            if self._ledger.ref_cnt[block] == 0 and not self._ledger.index.is_cached(block):
+                raise InvalidArgument(f"block_ids[{position}] is {block}, which is free and has no name")
+
+    def _require_no_null(self, blocks: vec[i32]) -> None:
+        for position in range(i64(len(blocks))):
+            if blocks[position] == 0:
+                raise InvalidArgument(f"position {position} of the lease is the null block, which has no content")
+
+    def __init_subclass__(cls) -> None:
+        """Refuse: a subclass of a compiled class could not be made."""
+        raise refuse_subclass("NamedPool")
+
+    def __copy__(self) -> "NamedPool":
+        raise refuse_copy("a NamedPool", "make another one")
+
+    def __deepcopy__(self, memo: object) -> "NamedPool":
+        raise refuse_copy("a NamedPool", "make another one")
+
+    def __reduce__(self) -> str:
+        raise refuse_pickle("a NamedPool", "make one in the other process")
+
+
+def _leading(blocks: vec[i32]) -> i64:
+    """How many blocks stand before the first 0."""
+    for position in range(i64(len(blocks))):
+        if blocks[position] == 0:
+            return position
+    return i64(len(blocks))
+
+
+def _reversed(blocks: vec[i32]) -> vec[i32]:
+    count = i64(len(blocks))
+    backwards = zeros_i32(int(count))
+    for position in range(count):
+        backwards[position] = blocks[count - 1 - position]
+    return backwards
+
+
+def _groups(groups: object) -> list[int]:
+    if not isinstance(groups, (list, tuple)) or len(groups) == 0:
+        raise InvalidArgument("groups must be a list of group numbers, at least one")
+    return [require_int(f"groups[{place}]", groups[place], 0, MAX_GROUP) for place in range(len(groups))]

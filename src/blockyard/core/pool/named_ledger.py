@@ -1,0 +1,272 @@
+"""A ledger whose blocks are known by names, several a block, not by their tokens."""
+
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ...config import MAX_BLOCKS
+from ...errors import InvalidArgument, InvariantError
+from ..arrays import grown_i32, zeros_i32
+from .ledger import BlockLedger
+from .name_log import CAME, CLEARED, WENT, NameLog
+from .names import NAME_TOKENS, NAME_WORDS, unpack_name
+
+#: Room for names beside the first one of each block is made for at least so many at once.
+FEWEST_MORE: Final[i64] = 16
+
+
+class NamedLedger(BlockLedger):
+    """Reference counts, the free queue, and the exact index over (name, group) → the blocks that have it.
+
+    The index holds an *entry* for each name of each block. Entry b is the first name of block b, so to all that reads
+    the index, a block is cached when its first entry is. Further names of a block have entries from num_blocks on;
+    `next_entry` leads from each entry of a block to its next one. Equal names of several blocks stand in a ring, the
+    oldest is found, as equal blocks do in a token index.
+    """
+
+    def __init__(self, num_blocks: int, hash_seed: int, max_events: int) -> None:
+        super().__init__(num_blocks, 1, NAME_TOKENS, True, hash_seed)
+        self.knows_tokens = False
+        self._root: i64 = self.index.root(())
+        #: The next entry of the same block, 0 after the last; of an entry that is not in use, the next such one.
+        self.next_entry = zeros_i32(num_blocks)
+        #: Whose name an entry from num_blocks on is: `owner_of[entry - num_blocks]`.
+        self.owner_of = zeros_i32(0)
+        self.num_more: i64 = 0
+        self._first_unused: i64 = 0
+        self.log: NameLog | None = None
+        if max_events > 0:
+            self.log = NameLog(max_events)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks with a name, held or not. O(1)."""
+        return int(self.index.num_indexed - self.num_more)
+
+    # Looking up.
+
+    def find(self, words: vec[i64], place: i64) -> i64:
+        """The block that has had this name the longest, or 0. O(1) expected."""
+        return self.block_of(self._entry(words, place))
+
+    def block_of(self, entry: i64) -> i64:
+        """Whose name an entry is."""
+        count = i64(self.num_blocks)
+        return entry if entry < count else i64(self.owner_of[entry - count])
+
+    def _entry(self, words: vec[i64], place: i64) -> i64:
+        return self.index.find(words, place, self.index.hash_words_at(words, place, self._root), self._root)
+
+    def has(self, block: i64, words: vec[i64], place: i64) -> bool:
+        """Whether the block has this very name. O(names of the block)."""
+        entry = block if self.index.is_cached(block) else 0
+        while entry != 0:
+            if self.index.rows.equal(words, place, entry):
+                return True
+            entry = i64(self.next_entry[entry])
+        return False
+
+    def names_of(self, block: i64) -> list[tuple[bytes, int]]:
+        """The names of a block with their groups, in the order in which it got them."""
+        found: list[tuple[bytes, int]] = []
+        entry = block if self.index.is_cached(block) else 0
+        while entry != 0:
+            found.append(unpack_name(self.index.rows.words, self.index.rows.start_of(entry)))
+            entry = i64(self.next_entry[entry])
+        return found
+
+    # Naming.
+
+    def make_room_for_names(self, count: i64) -> None:
+        """Let `count` names be given to blocks that have one. All or nothing; amortised O(count)."""
+        room = i64(len(self.owner_of))
+        if self.num_more + count <= room:
+            return
+        blocks = i64(self.num_blocks)
+        wanted = max(self.num_more + count, 2 * room, FEWEST_MORE)
+        if blocks + wanted > MAX_BLOCKS:
+            raise InvalidArgument(f"the pool has {blocks} blocks and {wanted} more names; the limit is {MAX_BLOCKS}")
+        made = self.index.make_room_for(int(blocks + wanted))
+        next_entry = grown_i32(self.next_entry, int(blocks + wanted))
+        owners = grown_i32(self.owner_of, int(wanted))
+        self.index.move_into(made)
+        self.next_entry = next_entry
+        self.owner_of = owners
+        self._link_unused(blocks + room, blocks + wanted)
+
+    def _link_unused(self, first: i64, last: i64) -> None:
+        entry = last - 1
+        while entry >= first:
+            self.next_entry[entry] = i32(self._first_unused)
+            self._first_unused = entry
+            entry -= 1
+
+    def name(self, block: i64, words: vec[i64], place: i64) -> None:
+        """Give a block a name that it does not have; `make_room_for_names` went before. O(names of the block)."""
+        entry = block
+        is_first = not self.index.is_cached(block)
+        if not is_first:
+            entry = self._first_unused
+            self._first_unused = i64(self.next_entry[entry])
+            self.next_entry[self._last_entry(block)] = i32(entry)
+            self.owner_of[entry - i64(self.num_blocks)] = i32(block)
+            self.num_more += 1
+        self.next_entry[entry] = 0
+        row = self.index.rows.start_of(entry)
+        for word in range(NAME_WORDS):
+            self.index.rows.words[row + word] = words[place + word]
+        self.index.insert(entry, self.index.hash_words_at(words, place, self._root), self._root)
+        if is_first and self.chooser is not None and self.ref_cnt[block] == 0:
+            # Blocks without a name must stand before it.
+            self.queue.remove(block)
+            self.queue.append(block)
+            self.chooser.insert(block, self.index.chain_hash[block], 0)
+        if self.log is not None:
+            self.log.add(CAME, block, words, place)
+
+    def _last_entry(self, block: i64) -> i64:
+        entry = block
+        while self.next_entry[entry] != 0:
+            entry = i64(self.next_entry[entry])
+        return entry
+
+    def move_names(self, source: i64, target: i64) -> i64:
+        """Take all names from `source`, and give them to `target`, which has none; how many. It cannot fail."""
+        names = self.names_as_words(source)
+        self.drop(source)
+        for place in range(i64(len(names)) // NAME_WORDS):
+            self.name(target, names, place * NAME_WORDS)
+        return i64(len(names)) // NAME_WORDS
+
+    def names_as_words(self, block: i64) -> vec[i64]:
+        """The names of a cached block, five words each."""
+        count: i64 = 1
+        entry = i64(self.next_entry[block])
+        while entry != 0:
+            count += 1
+            entry = i64(self.next_entry[entry])
+        words = vec[i64]([0] * int(count * NAME_WORDS))
+        entry = block
+        for position in range(count):
+            row = self.index.rows.start_of(entry)
+            for word in range(NAME_WORDS):
+                words[position * NAME_WORDS + word] = self.index.rows.words[row + word]
+            entry = i64(self.next_entry[entry])
+        return words
+
+    def evict(self, block: i64) -> None:
+        """Take all names of a cached block away."""
+        self._forget_more(block)
+        super().evict(block)
+
+    def drop(self, block: i64) -> None:
+        """The same without an eviction."""
+        self._forget_more(block)
+        super().drop(block)
+
+    def uncache(self, block: i64) -> None:
+        """Take all names of a cached block away. O(names).
+
+        An idle one stays where it is in the queue; under a policy it goes to the front, where blocks without a name
+        must stand: the policy is asked for as many victims as the head of the queue lacks.
+        """
+        is_idle = self.ref_cnt[block] == 0
+        if self.chooser is not None and is_idle:
+            self.chooser.remove(block)
+            self.queue.remove(block)
+            self.queue.append_left(block)
+        self.drop(block)
+
+    def share(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """See `BlockLedger.share`; a policy knows nothing of free blocks without a name."""
+        if self.chooser is None:
+            super().share(blocks, start, count)
+            return
+        for position in range(start, start + count):
+            block = i64(blocks[position])
+            if self.ref_cnt[block] == 0 and not self.index.is_cached(block):
+                self.queue.remove(block)
+                self.ref_cnt[block] = 1
+                self.num_allocated_blocks += 1
+                self._note_peak()
+            else:
+                super().share(blocks, position, 1)
+
+    def unshare(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """See `BlockLedger.unshare`."""
+        if self.chooser is None:
+            super().unshare(blocks, start, count)
+            return
+        position = start + count - 1
+        while position >= start:
+            block = i64(blocks[position])
+            if self.ref_cnt[block] == 1 and not self.index.is_cached(block):
+                self.ref_cnt[block] = 0
+                self.num_allocated_blocks -= 1
+                self.queue.put_back(block)
+            else:
+                super().unshare(blocks, position, 1)
+            position -= 1
+
+    def note_named_hits(self, blocks: vec[i32]) -> None:
+        """Tell the policy of a hit of those that have a name."""
+        if self.chooser is not None:
+            for position in range(i64(len(blocks))):
+                if self.index.is_cached(i64(blocks[position])):
+                    self.note_hit(i64(blocks[position]))
+
+    def _forget_more(self, block: i64) -> None:
+        self._tell_gone(block, block)
+        entry = i64(self.next_entry[block])
+        self.next_entry[block] = 0
+        while entry != 0:
+            after = i64(self.next_entry[entry])
+            self._tell_gone(block, entry)
+            self.index.remove(entry)
+            self.next_entry[entry] = i32(self._first_unused)
+            self._first_unused = entry
+            self.num_more -= 1
+            entry = after
+
+    def _tell_gone(self, block: i64, entry: i64) -> None:
+        if self.log is not None:
+            self.log.add(WENT, block, self.index.rows.words, self.index.rows.start_of(entry))
+
+    def reset(self) -> None:
+        """Forget all names at once; blocks stay with their holders. O(num_blocks + names)."""
+        super().reset()
+        self._root = self.index.root(())
+        for block in range(i64(self.num_blocks)):
+            self.next_entry[block] = 0
+        self.num_more = 0
+        self._first_unused = 0
+        self._link_unused(self.num_blocks, i64(self.num_blocks) + i64(len(self.owner_of)))
+        if self.log is not None:
+            self.log.add(CLEARED, 0, self.index.rows.words, 0)
+
+    def check(self) -> None:
+        """What `BlockLedger.check` verifies, and that every entry is of one block or unused. O(num_blocks + names)."""
+        super().check()
+        used = [0] * (self.num_blocks + len(self.owner_of))
+        for block in range(1, self.num_blocks):
+            if not self.index.is_cached(i64(block)) and self.next_entry[i64(block)] != 0:
+                raise InvariantError(f"names: block {block} has no name, but a second one")
+            self._check_entries(block, used)
+        num_more = sum(used[self.num_blocks :])
+        if num_more != self.num_more:
+            raise InvariantError(f"names: {num_more} names are second ones, the count says {self.num_more}")
+        entry = int(self._first_unused)
+        while entry != 0:
+            used[entry] += 1
+            entry = int(self.next_entry[i64(entry)])
+        if used[self.num_blocks :] != [1] * len(self.owner_of):
+            raise InvariantError("names: an entry is of two blocks, or of none and not among the unused ones")
+
+    def _check_entries(self, block: int, used: list[int]) -> None:
+        entry = int(self.next_entry[i64(block)])
+        while entry != 0:
+            used[entry] += 1
+            if self.block_of(i64(entry)) != block or not self.index.is_cached(i64(entry)) or used[entry] > 1:
+                raise InvariantError(f"names: entry {entry} of block {block} is another's, or holds no name")
+            entry = int(self.next_entry[i64(entry)])

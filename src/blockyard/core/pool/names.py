@@ -1,0 +1,75 @@
+"""Names of blocks: bytes of a caller's own making (a hash of tokens, say) and a group, packed into words."""
+
+from struct import Struct
+from typing import Final
+
+import numpy as np
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ...arguments import shown
+from ...errors import InvalidArgument
+from ..arrays import zeros_i64
+
+#: The longest name: a SHA-256. All of it is stored and compared.
+MAX_NAME_BYTES: Final = 32
+MAX_GROUP: Final = 2**31 - 1
+#: Four words of bytes, and one that holds the group and the length.
+NAME_WORDS: Final[i64] = 5
+BYTE_WORDS: Final[i64] = 4
+#: The index counts tokens, two a word.
+NAME_TOKENS: Final = 10
+GROUP_STEP: Final[i64] = 64
+_FOUR_WORDS = Struct("<4q")
+
+
+def pack_name(words: vec[i64], place: i64, name: object, group: i64) -> None:
+    """Write one name into the five words from `place` on. Raises `InvalidArgument`, and writes nothing then."""
+    if type(name) is not bytes or not 0 < len(name) <= MAX_NAME_BYTES:
+        raise _refused("name", name)
+    length = i64(len(name))
+    padded = name if length == MAX_NAME_BYTES else name.ljust(MAX_NAME_BYTES, b"\0")
+    a, b, c, d = _FOUR_WORDS.unpack(padded)
+    words[place] = a
+    words[place + 1] = b
+    words[place + 2] = c
+    words[place + 3] = d
+    words[place + BYTE_WORDS] = group * GROUP_STEP + length
+
+
+def pack_names(names: object, group: i64) -> vec[i64]:
+    """A run of names, five words each. O(names). Raises `InvalidArgument`, which says at which position."""
+    if isinstance(names, (bytes, bytearray, memoryview, str)):
+        raise InvalidArgument(f"names is {shown(names)}; it must be a list of bytes")
+    try:
+        given = list(names)  # type: ignore[call-overload]
+    except TypeError:
+        raise InvalidArgument(f"names is {shown(names)}; it must be a list of bytes")
+    joined = b"".join([_padded(given[place], place) for place in range(len(given))])
+    halves = vec[i64](np.frombuffer(joined, dtype=np.int64))
+    words = zeros_i64(len(given) * int(NAME_WORDS))
+    for place in range(i64(len(given))):
+        name: bytes = given[place]
+        for word in range(BYTE_WORDS):
+            words[place * NAME_WORDS + word] = halves[place * BYTE_WORDS + word]
+        words[place * NAME_WORDS + BYTE_WORDS] = group * GROUP_STEP + i64(len(name))
+    return words
+
+
+def _padded(name: object, place: int) -> bytes:
+    if type(name) is not bytes or not 0 < len(name) <= MAX_NAME_BYTES:
+        raise _refused(f"names[{place}]", name)
+    return name if len(name) == MAX_NAME_BYTES else name.ljust(MAX_NAME_BYTES, b"\0")
+
+
+def _refused(what: str, name: object) -> InvalidArgument:
+    if isinstance(name, bytes):
+        return InvalidArgument(f"{what} has {len(name)} bytes; a name has 1 to {MAX_NAME_BYTES}")
+    return InvalidArgument(f"{what} is {shown(name)}; a name is bytes, 1 to {MAX_NAME_BYTES} of them")
+
+
+def unpack_name(words: vec[i64], place: i64) -> tuple[bytes, int]:
+    """The name and the group in the five words from `place` on."""
+    last = words[place + BYTE_WORDS]
+    padded = _FOUR_WORDS.pack(int(words[place]), int(words[place + 1]), int(words[place + 2]), int(words[place + 3]))
+    return padded[: int(last % GROUP_STEP)], int(last // GROUP_STEP)

@@ -1,0 +1,1 @@
+"""Blockyard inside engines that exist: adapters, which import the engine and public names of Blockyard alone."""

@@ -1,0 +1,428 @@
+"""Level "tokens": vLLM's `KVCacheManager` on `blockyard.BlockPool`, for models with one full-attention group.
+
+Each request holds one lease. vLLM asks for hits without holding them, gives slots chunk by chunk, and says "cache
+these" when it gives slots; the pool has a call for each. A hit is proved by tokens; vLLM's hashes only name events.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.distributed.kv_events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored
+from vllm.logger import init_logger
+from vllm.utils.math_utils import cdiv
+from vllm.v1.core import kv_cache_manager as stock
+from vllm.v1.core.kv_cache_coordinator import _validate_prefix_cache_retention_interval
+from vllm.v1.core.kv_cache_utils import (
+    generate_block_hash_extra_keys,
+    get_block_hash,
+    make_block_hash_with_group_id,
+    maybe_convert_block_hash,
+    to_event_extra_keys,
+)
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+from vllm.v1.metrics.stats import PrefixCacheStats
+from vllm.v1.request import RequestStatus
+
+from ... import BlockLease, BlockPool, ExtraKey
+from .keys import extra_keys_of, tokens_of
+from .options import Options
+from .views import BlockIds, BlockView, CachedCounts, PoolView, TablesView
+
+logger = init_logger(__name__)
+ADMITTED = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+
+
+def why_not(
+    kv_cache_config: Any, hash_block_size: int, dcp_world_size: int = 1, enable_caching: bool = True, **others: Any
+) -> str:
+    """Why level "tokens" does not serve a model; "" where it does."""
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        return f"the model has {len(groups)} KV cache groups"
+    spec = groups[0].kv_cache_spec
+    if type(spec) not in (FullAttentionSpec, MLAAttentionSpec):
+        return f"its blocks are those of a {type(spec).__name__}"
+    block_size = spec.block_size * (dcp_world_size if spec.dcp_sharded else 1)
+    if enable_caching and hash_block_size != block_size:
+        return f"blocks have {block_size} tokens, hashes {hash_block_size}"
+    if others.get("num_hash_lookahead_tokens"):
+        return "a block's hash covers tokens behind it"
+    return ""
+
+
+class KVCacheManager(stock.KVCacheManager):
+    """vLLM's interface; requests hold leases of `pool`."""
+
+    def __init__(
+        self,
+        kv_cache_config: Any,
+        max_model_len: int,
+        scheduler_block_size: int,
+        hash_block_size: int,
+        max_in_flight_tokens: int | None = None,
+        enable_caching: bool = True,
+        use_eagle: bool = False,
+        num_hash_lookahead_tokens: int = 0,
+        num_prefill_lookahead: int = 0,
+        log_stats: bool = False,
+        enable_kv_cache_events: bool = False,
+        dcp_world_size: int = 1,
+        pcp_world_size: int = 1,
+        metrics_collector: Any = None,
+        watermark: float = 0.0,
+        enable_mamba_shared_prefix_checkpoint: bool = False,
+        options: Options | None = None,
+    ) -> None:
+        group = kv_cache_config.kv_cache_groups[0]
+        spec = group.kv_cache_spec
+        _validate_prefix_cache_retention_interval(
+            kv_cache_config.prefix_cache_retention_interval, scheduler_block_size, kv_cache_config
+        )
+        assert watermark >= 0.0, "watermark must be non-negative"
+        options = options or Options()
+        self.block_size = spec.block_size * (dcp_world_size if spec.dcp_sharded else 1)
+        self.num_blocks = kv_cache_config.num_blocks
+        self.max_model_len = max_model_len
+        self.enable_caching = enable_caching
+        self.enable_kv_cache_events = enable_kv_cache_events
+        self.use_eagle = use_eagle or group.is_eagle_group
+        self.log_stats = log_stats
+        self.metrics_collector = metrics_collector
+        self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
+        self.kv_cache_config = kv_cache_config
+        self.num_kv_cache_groups = 1
+        self.mamba_shared_prefix_checkpoint = False
+        self.retained_hit_group_ids = ()
+        self.watermark_blocks = int(watermark * self.num_blocks)
+        self.kv_cache_event_metadata = (
+            (stock.get_kv_cache_spec_kind(spec).value, stock.get_kv_cache_spec_sliding_window(spec)),
+        )
+        #: Tokens at the end of what is computed whose keys and values are not final yet.
+        self.lag = max(0, num_prefill_lookahead - 1)
+        self.pool = BlockPool(
+            self.num_blocks,
+            self.block_size,
+            enable_caching,
+            eviction_policy=options.eviction_policy,
+            residency_sample=options.residency_sample,
+        )
+        self.counts = memoryview(self.pool.ref_counts())
+        self.leases: dict[str, BlockLease] = {}
+        self.keys: dict[str, tuple[ExtraKey, ...]] = {}
+        #: Of each cached block: vLLM's hash with the group's number, and how many tokens it stands for.
+        self.names: dict[int, tuple[Any, int]] = {}
+        self.events: list[Any] = []
+        self.empty_kv_cache_blocks = BlockIds(self, [])
+        self.block_pool: Any = PoolView(self)
+        self.coordinator: Any = self._coordinator(spec, scheduler_block_size)
+
+    def _coordinator(self, spec: Any, scheduler_block_size: int) -> Any:
+        """As much of vLLM's coordinator as its scheduler and engine read."""
+        single = SimpleNamespace(
+            block_size=self.block_size,
+            kv_cache_spec=spec,
+            kv_cache_group_id=0,
+            num_cached_block=CachedCounts(self),
+            retains_longer_hit=False,
+            block_pool=self.block_pool,
+            has_positionally_stable_blocks=True,
+            req_to_blocks=TablesView(self),
+            new_block_ids=[],
+            records_new_block_ids=False,
+        )
+        return SimpleNamespace(
+            single_type_managers=(single,),
+            enable_partial_hash_hits=False,
+            num_reprefillable_tokens=self.lag,
+            eagle_group_ids={0} if self.use_eagle else set(),
+            block_pool=self.block_pool,
+            retention_interval=self.kv_cache_config.prefix_cache_retention_interval,
+            get_num_blocks_to_allocate=self._num_to_allocate,
+            scheduler_block_size=scheduler_block_size,
+            get_blocks=lambda request_id: self.get_blocks(request_id).blocks,
+        )
+
+    # Hits.
+
+    def get_computed_blocks(self, request: Any, max_cache_hit_length: int | None = None) -> tuple[Any, int, int]:
+        """The cached blocks that the request begins with, not held; vLLM caches full blocks of known tokens."""
+        if not self.prefix_cache_lookup_enabled(request):
+            return self.empty_kv_cache_blocks, 0, 0
+        limit = request.num_tokens - 1 if max_cache_hit_length is None else max_cache_hit_length
+        limit -= limit % self.block_size
+        if limit <= 0:
+            return self.empty_kv_cache_blocks, 0, 0
+        found = self.pool.find_cached_blocks(tokens_of(request, 0, limit), self._keys(request))
+        if self.use_eagle and len(found):
+            found = found.first(len(found) - 1)
+        if not len(found):
+            return self.empty_kv_cache_blocks, 0, 0
+        if self.enable_kv_cache_events and getattr(request, "kv_cache_report_mode", "incremental") == "full":
+            self._tell_stored(request, 0, len(found))
+        return BlockIds(self, found.block_ids.tolist(), found), found.num_tokens, 0
+
+    def get_computed_blocks_for_connector(
+        self, request: Any, max_cache_hit_length: int | None = None
+    ) -> tuple[Any, int, int, bool]:
+        """The same: one group cannot diverge."""
+        return *self.get_computed_blocks(request, max_cache_hit_length), False
+
+    def truncate_computed_blocks(self, blocks: Any, num_computed_tokens: int) -> Any:
+        """The first blocks of a look-up."""
+        assert num_computed_tokens % self.block_size == 0
+        count = num_computed_tokens // self.block_size
+        found = None if blocks.found is None else blocks.found.first(count)
+        return BlockIds(self, blocks.ids[:count], found)
+
+    def create_kv_cache_blocks(self, blocks: Any) -> Any:
+        """vLLM's result object over these blocks."""
+        return BlockIds(self, [block.block_id for block in blocks[0]]) if any(blocks) else self.empty_kv_cache_blocks
+
+    def _keys(self, request: Any) -> tuple[ExtraKey, ...]:
+        keys = self.keys.get(request.request_id)
+        if keys is None:
+            keys = self.keys[request.request_id] = extra_keys_of(request, self.block_size)
+        return keys
+
+    # Slots.
+
+    def allocate_slots(
+        self,
+        request: Any,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: Any = None,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
+        full_sequence_must_fit: bool = False,
+        reserved_blocks: int = 0,
+        has_scheduled_reqs: bool = True,
+        skip_zeroing_group_ids: tuple[int, ...] = (),
+    ) -> Any:
+        """Blocks for the new tokens, and hits held; None where blocks are short, and nothing has changed."""
+        if num_new_tokens == 0 and num_external_computed_tokens == 0 and num_new_computed_tokens == 0:
+            raise ValueError("num_new_tokens must be greater than 0 when there are no computed tokens to adopt")
+        lease = self.leases.get(request.request_id)
+        known = request.num_computed_tokens + num_new_computed_tokens + num_external_computed_tokens
+        after = min(known, self.max_model_len) + num_new_tokens
+        end = min(after + num_lookahead_tokens, self.max_model_len)
+        hits = new_computed_blocks if lease is None and new_computed_blocks else self.empty_kv_cache_blocks
+        missing = -(-end // self.block_size) - (len(hits.ids) if lease is None else len(lease))
+        if missing > 0 or lease is None:
+            is_admission = request.status in ADMITTED
+            watermark = self.watermark_blocks if has_scheduled_reqs and is_admission else 0
+            free = self.pool.num_free_blocks - watermark
+            if full_sequence_must_fit:
+                whole = min(request.num_tokens, self.max_model_len)
+                if self._num_needed(lease, whole, hits.ids) > free:
+                    return None
+            if self._num_needed(lease, end, hits.ids) > free - reserved_blocks:
+                return None
+        elif full_sequence_must_fit and not self._fits_whole(request, lease, has_scheduled_reqs):
+            return None
+        new = self._take(request, lease, hits, missing)
+        if not delay_cache_blocks:
+            self.cache_blocks(request, min(after, request.num_tokens))
+        return BlockIds(self, new) if new else self.empty_kv_cache_blocks
+
+    def _fits_whole(self, request: Any, lease: BlockLease, has_scheduled_reqs: bool) -> bool:
+        watermark = self.watermark_blocks if has_scheduled_reqs and request.status in ADMITTED else 0
+        needed = self._num_needed(lease, min(request.num_tokens, self.max_model_len), [])
+        return needed + watermark <= self.pool.num_free_blocks
+
+    def _num_needed(self, lease: BlockLease | None, num_tokens: int, hits: list[int]) -> int:
+        """Free blocks that go: new ones, and hits that nobody holds."""
+        blocks = cdiv(num_tokens, self.block_size)
+        if lease is not None:
+            return max(0, blocks - len(lease))
+        counts = self.counts
+        return max(0, blocks - len(hits)) + sum(counts[block_id] == 0 for block_id in hits)
+
+    def _num_to_allocate(
+        self, request_id: str, num_tokens: int, new_computed_blocks: Any = ((),), **others: Any
+    ) -> int:
+        hits = [block.block_id for block in new_computed_blocks[0]]
+        return self._num_needed(self.leases.get(request_id), num_tokens, hits)
+
+    def _take(self, request: Any, lease: BlockLease | None, hits: BlockIds, missing: int) -> list[int]:
+        """Hold the hits of a request that is admitted, and take what is missing."""
+        if lease is not None:
+            new = self.pool.extend(lease, missing).tolist() if missing > 0 else []
+        else:
+            lease = self._hold(request, hits, max(0, missing))
+            self.leases[request.request_id] = lease
+            new = lease.block_ids[len(hits.ids) :].tolist()
+            if self.metrics_collector:
+                for block_id in hits.ids:
+                    self.metrics_collector.on_block_accessed(BlockView(self, block_id))
+        if new:
+            self.note_taken(new)
+        return new
+
+    def _hold(self, request: Any, hits: BlockIds, missing: int) -> BlockLease:
+        if not hits.ids:
+            return self.pool.get_new_blocks(missing, request.request_id)
+        found = hits.found
+        if found is None:
+            tokens = tokens_of(request, 0, len(hits.ids) * self.block_size)
+            found = self.pool.find_cached_blocks(tokens, self._keys(request))
+            assert found.block_ids.tolist() == hits.ids, "the hit is not what the request's tokens are cached in"
+        return self.pool.hold(found, request.request_id, extend_by=missing)
+
+    def note_taken(self, new: list[int]) -> None:
+        """Blocks that came out of the free queue: what they cached is evicted."""
+        for block_id in new:
+            self._forget_name(block_id)
+        if self.metrics_collector:
+            for block_id in new:
+                self.metrics_collector.on_block_evicted(BlockView(self, block_id))
+                self.metrics_collector.on_block_allocated(BlockView(self, block_id))
+
+    def _forget_name(self, block_id: int) -> None:
+        name = self.names.pop(block_id, None)
+        if name is not None and self.enable_kv_cache_events:
+            removed = [maybe_convert_block_hash(get_block_hash(name[0]))]
+            self.events.append(BlockRemoved(block_hashes=removed, medium=MEDIUM_GPU, group_idx=0))
+
+    # Caching: vLLM says so when slots are given, before anything is computed.
+
+    def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
+        """Cache the full blocks up to these tokens. O(new tokens)."""
+        lease = self.leases.get(request.request_id)
+        if not self.enable_caching or lease is None:
+            return
+        size = self.block_size
+        full = max(0, num_computed_tokens - self.lag) // size
+        first = lease.num_cached_blocks
+        if first >= full:
+            return
+        tokens = tokens_of(request, first * size, full * size)
+        self.pool.cache_next_blocks(lease, tokens, self._keys(request), first)
+        for position, block_id in enumerate(lease.block_ids[first:full].tolist(), first):
+            name = make_block_hash_with_group_id(request.block_hashes[position], 0)
+            self.names[block_id] = (name, (position + 1) * size)
+        if self.enable_kv_cache_events:
+            self._tell_stored(request, first, full)
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """What these blocks cache is not found any more, as after a load that failed."""
+        for block_id in block_ids:
+            assert block_id < self.num_blocks, f"Invalid block_id {block_id} >= {self.num_blocks}"
+        cached = [block_id for block_id in block_ids if block_id in self.names]
+        self.pool.uncache(cached)
+        for block_id in cached:
+            self._forget_name(block_id)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all that is cached; False, and nothing happens, while blocks are held."""
+        used = self.pool.num_used_blocks
+        if used:
+            logger.warning("Failed to reset prefix cache because some blocks (%d) are not freed yet", used)
+            return False
+        self.pool.reset_prefix_cache()
+        self.names.clear()
+        if self.metrics_collector:
+            self.metrics_collector.reset()
+        if self.prefix_cache_stats is not None:
+            self.prefix_cache_stats.reset = True
+        if self.enable_kv_cache_events:
+            self.events.append(AllBlocksCleared())
+        logger.info("Successfully reset prefix cache")
+        return True
+
+    # The end.
+
+    def _pop(self, request: Any) -> BlockLease | None:
+        self.keys.pop(request.request_id, None)
+        return self.leases.pop(request.request_id, None)
+
+    def free(self, request: Any) -> None:
+        """Free what the request holds."""
+        lease = self._pop(request)
+        if lease is not None:
+            self.pool.free_blocks(lease)
+
+    def pop_blocks_for_free(self, request: Any) -> list[Any]:
+        """The request's blocks, to be freed later through `block_pool.free_blocks`."""
+        lease = self._pop(request)
+        if lease is None:
+            return []
+        return [BlockView(self, block_id, lease, place) for place, block_id in enumerate(lease)]
+
+    # Questions.
+
+    def get_blocks(self, request_id: str) -> Any:
+        """The blocks of a request."""
+        lease = self.leases.get(request_id)
+        return BlockIds(self, list(lease)) if lease is not None and len(lease) else self.empty_kv_cache_blocks
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """Their ids."""
+        lease = self.leases.get(request_id)
+        return ([],) if lease is None else (lease.block_ids.tolist(),)
+
+    def estimate_cached_tokens(self, request: Any) -> int:
+        """Tokens of the request that are cached."""
+        lease = self.leases.get(request.request_id)
+        return 0 if lease is None else lease.num_cached_blocks * self.block_size
+
+    # What full attention has no need of.
+
+    def remove_skipped_blocks(
+        self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
+    ) -> None:
+        """Every token is attended to."""
+
+    def new_step_starts(self) -> None:
+        """Nothing is pending."""
+
+    def take_new_block_ids(self) -> list[int]:
+        """Nothing is zeroed."""
+        return []
+
+    def record_blocks_for_zeroing(self, request_id: str, start_token: int) -> None:
+        """Nothing is zeroed."""
+
+    def take_kv_cache_block_copies(self) -> tuple[list[Any], list[Any]]:
+        """Nothing is copied."""
+        return [], []
+
+    def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
+        """There are no states."""
+        return {}
+
+    def finalize_partial_tail_offloads(self, request: Any) -> list[tuple[int, int, int]]:
+        """There are no states."""
+        return []
+
+    # Events.
+
+    def _tell_stored(self, request: Any, first: int, full: int) -> None:
+        size = self.block_size
+        extra, index = [], 0
+        for position in range(first, full):
+            keys, index = generate_block_hash_extra_keys(request, position * size, (position + 1) * size, index)
+            extra.append(keys)
+        lora = request.lora_request
+        stored = BlockStored(
+            block_hashes=[maybe_convert_block_hash(name) for name in request.block_hashes[first:full]],
+            parent_block_hash=maybe_convert_block_hash(request.block_hashes[first - 1]) if first else None,
+            token_ids=request.all_token_ids[first * size : full * size],
+            block_size=size,
+            lora_id=lora.adapter_id if lora else None,
+            medium=MEDIUM_GPU,
+            lora_name=lora.name if lora else None,
+            extra_keys=to_event_extra_keys(extra),
+            group_idx=0,
+            session_id=request.session_id,
+        )
+        self.events.append(stored)
+
+    def drain_events(self) -> list[Any]:
+        """Events since the last call; `take_events` adds what kind of cache they are of."""
+        events, self.events = self.events, []
+        return events if self.enable_kv_cache_events else []

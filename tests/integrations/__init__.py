@@ -1,0 +1,1 @@
+"""Adapters for engines that exist, as far as they can be tested without the engine."""

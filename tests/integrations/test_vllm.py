@@ -1,0 +1,132 @@
+"""The adapter for vLLM: what it asks of vLLM and of Blockyard, its options, and the suite's own bookkeeping.
+
+Without vLLM its files are loaded one by one; with it (`make interop-vllm`) the installed one is compared too.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ..interop.vllm_suite.__main__ import outcomes_in, table, unexplained
+from ..interop.vllm_suite.known import KNOWN
+from ..support.places import PACKAGE_DIR, child_environment
+
+ADAPTER = PACKAGE_DIR / "integrations" / "vllm"
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+
+
+def loaded(name: str) -> ModuleType:
+    """A file of the adapter that needs no vLLM, by itself."""
+    spec = importlib.util.spec_from_file_location(f"adapter_{name}", ADAPTER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+contract, options = loaded("contract"), loaded("options")
+
+
+def test_blockyard_does_not_import_vllm() -> None:
+    program = (
+        "import sys, blockyard; assert 'vllm' not in sys.modules; assert 'blockyard.integrations' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], env=child_environment(), check=True)
+
+
+@pytest.mark.parametrize("path", sorted(ADAPTER.glob("*.py")), ids=lambda path: path.name)
+def test_only_public_attributes_of_pools_are_used(path: Path) -> None:
+    """`pool._x`, `named._x`, `lease._x` and `found._x` would be private things of ours."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            owner = ast.unparse(node.value).rpartition(".")[2]
+            assert owner not in ("pool", "named", "lease", "found"), ast.unparse(node)
+
+
+@pytest.mark.parametrize("version", contract.VLLM_VERSIONS)
+def test_a_method_that_moved_is_named(version: str) -> None:
+    expected: dict[str, str] = contract.CONTRACTS[version]
+    assert contract.moved_methods(expected, expected.__getitem__) == []
+    for name, arguments in expected.items():
+        method = name.rpartition(":")[2]
+        gone = contract.moved_methods(expected, (expected | {name: ""}).__getitem__)
+        assert gone == [f"{method} is gone"]
+        moved = contract.moved_methods(expected, (expected | {name: f"{arguments}, more="}).__getitem__)
+        assert moved == [f"{method}({arguments}, more=); the adapter knows ({arguments})"]
+
+
+def test_arguments_are_read_from_a_function() -> None:
+    def method(self: Any, first: int, second: int = 3, *, third: bool = False) -> None: ...
+
+    assert contract.arguments_of(method) == "self, first, second=, third="
+
+
+@pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed here: `make interop-vllm` has an environment with it")
+def test_the_installed_vllm_is_what_the_adapter_was_written_for() -> None:
+    contract.require_known_vllm()
+
+
+def test_options() -> None:
+    assert options.options_of(None) == options.options_of({}) == options.options_of({"other": 1}) == options.Options()
+    given = options.options_of({"blockyard": {"level": "names", "eviction_policy": "s3fifo"}})
+    assert (given.level, given.eviction_policy, given.only_for_tokens) == ("names", "s3fifo", [])
+    assert options.options_of({"blockyard": {"residency_sample": 4}}).only_for_tokens == ["residency_sample"]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"blockyard": {"policy": "lru"}}, r"has 'policy'; it may have level, eviction_policy"),
+        ({"blockyard": {"level": "best"}}, r"level is 'best'; it must be one of auto, tokens, names"),
+        ({"blockyard": "lru"}, r"is 'lru'; it must be a dict"),
+    ],
+)
+def test_unknown_options_are_refused(given: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        options.options_of(given)
+
+
+RESULTS = """<testsuites><testsuite>
+<testcase classname="tests.v1.core.test_a" name="test_one"/>
+<testcase classname="tests.v1.core.test_a" name="test_two[x-1]"><failure message="no">.</failure></testcase>
+<testcase classname="tests.v1.core.test_b" name="test_three"><skipped/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_a_run_of_vllms_tests_is_read_and_compared(tmp_path: Path) -> None:
+    (tmp_path / "results.xml").write_text(RESULTS)
+    ours = outcomes_in(tmp_path / "results.xml")
+    assert ours == {
+        "tests/v1/core/test_a.py::test_one": "passed",
+        "tests/v1/core/test_a.py::test_two[x-1]": "failed",
+        "tests/v1/core/test_b.py::test_three": "skipped",
+    }
+    stock = ours | {"tests/v1/core/test_a.py::test_two[x-1]": "passed"}
+    assert table(stock, ours)[2:] == [
+        "| core/test_a.py | 2 | 2 | 1 |",
+        "| core/test_b.py | 1 | 0 | 0 |",
+        "| all | 3 | 2 | 1 |",
+    ]
+    (line,) = unexplained(stock, ours, {})
+    assert line.startswith("tests/v1/core/test_a.py::test_two[x-1] fails on Blockyard")
+    assert unexplained(stock, ours, {"test_a.py::test_two[x-1]": "a reason"}) == []
+    (line,) = unexplained(stock, stock, {"test_a.py::test_one": "a reason"})
+    assert "passes on Blockyard, but known.py says: a reason" in line
+
+
+def test_every_known_failure_has_its_reason_and_stands_in_the_page() -> None:
+    page = (PACKAGE_DIR.parents[1] / "docs" / "vllm.md").read_text()
+    assert len(KNOWN) <= 10
+    for name, reason in KNOWN.items():
+        assert len(reason) > 30
+        assert name.partition("::")[2].partition("[")[0] in page

@@ -1,0 +1,112 @@
+"""`python -m tests.interop.vllm_suite --python PYTHON`: vLLM's tests stock, then on Blockyard; a table by file.
+
+PYTHON is an interpreter with vLLM and what its tests import. Exit status 1 if a test that passes with stock vLLM fails
+on Blockyard and is not named in `known.py`, or if one that is named there passes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from ...support.places import ROOT
+from .known import CORE, KNOWN, LEFT_OUT
+from .source import HERE, fetched_tests
+
+Outcomes = dict[str, str]
+
+
+def run(
+    python: str, folder: Path, plugins: list[str], level: str, selected: list[str]
+) -> tuple[Outcomes, Counter[str]]:
+    """One run: test → "passed", "failed" or "skipped"; and how many tests made which managers."""
+    with tempfile.TemporaryDirectory() as scratch:
+        results, levels = Path(scratch) / "results.xml", Path(scratch) / "levels.json"
+        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *[f"-p{name}" for name in plugins]]
+        command += [*[f"--ignore={name}" for name in LEFT_OUT], f"--junitxml={results}", *(selected or [CORE])]
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(HERE / "on_path"), str(ROOT / "src")]),
+            "HF_HUB_CACHE": str(folder / "hub"),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "BLOCKYARD_LEVEL": level,
+            "BLOCKYARD_LEVELS_FILE": str(levels),
+        }
+        subprocess.run(command, cwd=folder, env=environment, stdout=sys.stderr)
+        made = json.loads(levels.read_text()) if levels.exists() else {}
+        return outcomes_in(results), Counter(" and ".join(names) or "none" for names in made.values())
+
+
+def outcomes_in(results: Path) -> Outcomes:
+    """From pytest's report."""
+    found = {}
+    for case in ElementTree.parse(results).getroot().iter("testcase"):
+        file = case.attrib["classname"].replace(".", "/")
+        parts = {child.tag for child in case}
+        outcome = "failed" if parts & {"failure", "error"} else "skipped" if "skipped" in parts else "passed"
+        found[f"{file}.py::{case.attrib['name']}"] = outcome
+    return found
+
+
+def table(stock: Outcomes, ours: Outcomes) -> list[str]:
+    """Markdown: a row for each file."""
+    lines = ["| file | tests | stock passes | Blockyard passes |", "|---|---|---|---|"]
+    files = sorted({name.partition("::")[0] for name in stock})
+    for file in files:
+        names = [name for name in stock if name.startswith(f"{file}::")]
+        passed = [sum(run.get(name) == "passed" for name in names) for run in (stock, ours)]
+        lines.append(f"| {file.removeprefix('tests/v1/')} | {len(names)} | {passed[0]} | {passed[1]} |")
+    total = [sum(outcome == "passed" for outcome in run.values()) for run in (stock, ours)]
+    return [*lines, f"| all | {len(stock)} | {total[0]} | {total[1]} |"]
+
+
+def unexplained(stock: Outcomes, ours: Outcomes, known: Mapping[str, str]) -> list[str]:
+    """What is wrong, a line each."""
+    lines = []
+    for name, outcome in stock.items():
+        fails = outcome == "passed" and ours.get(name) != "passed"
+        short = name.rpartition("/")[2]
+        if fails and short not in known:
+            lines.append(f"{name} fails on Blockyard, and known.py does not say why")
+        if short in known and ours.get(name) == "passed":
+            lines.append(f"{name} passes on Blockyard, but known.py says: {known[short]}")
+    return lines
+
+
+def main() -> int:
+    """Run both, print the table, the failures with their reasons, and what is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", required=True, help="the interpreter that has vLLM")
+    parser.add_argument("--level", default="auto", choices=("auto", "names"), help="default: auto")
+    parser.add_argument("--stock", type=Path, help="a JSON file: stock's outcomes are read from it, or kept there")
+    parser.add_argument("tests", nargs="*", help="files of vLLM's, default: all of tests/v1/core")
+    asked = parser.parse_args()
+    python = os.path.abspath(asked.python)
+    folder = fetched_tests(python)
+    if asked.stock and asked.stock.exists():
+        stock = json.loads(asked.stock.read_text())
+    else:
+        stock, _ = run(python, folder, ["vllm_fixtures"], "", asked.tests)
+        if asked.stock:
+            asked.stock.write_text(json.dumps(stock))
+    ours, levels = run(python, folder, ["vllm_fixtures", "vllm_ours"], asked.level, asked.tests)
+    print(*table(stock, ours), sep="\n")
+    print(f"\nTests by the managers that they made: {dict(levels)}")
+    for name, outcome in ours.items():
+        if outcome == "failed":
+            print(f"- {name}: {KNOWN.get(name.rpartition('/')[2], 'NOT KNOWN')}")
+    wrong = unexplained(stock, ours, KNOWN)
+    print(*wrong, sep="\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
