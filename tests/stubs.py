@@ -33,6 +33,8 @@ ARGUMENTS = {
     "holders": "Sequence[str]",
     "extra_keys": "ExtraKeys",
     "lease": "BlockLease",
+    "found": "FoundBlocks",
+    "extend_by": "Integer",
     "policy": "Policy",
     "config": "CacheConfig",
     "now": "Number",
@@ -43,6 +45,8 @@ OF_THE_CALL = {
     "append": {"next_tokens": "NextTokens"},
     "reserve": {"num_new_tokens": "OneOrMore | None"},
     "can_append": {"num_new_tokens": "OneOrMore"},
+    "hold": {"num_blocks": "Integer | None"},
+    "cache_next_blocks": {"num_cached_blocks": "Integer | None"},
 }
 #: What calls that take one handle or many return for each. Arrays come first: they are SupportsIndex too.
 BY_SHAPE = {

@@ -24,6 +24,7 @@ from .core.plan import GroupPlan, PlanReceiver, PlanSender, StepBuffers, StepPla
 from .core.policies.base import EvictionPolicy
 from .core.pool.block import KVCacheBlock
 from .core.pool.block_queue import FreeKVCacheBlockQueue
+from .core.pool.found import FoundBlocks
 from .core.pool.lease import BlockLease
 from .errors import (
     BlockyardError,
@@ -48,6 +49,7 @@ from .errors import (
     PublisherError,
     RankError,
     SequenceNotReady,
+    StaleBlocks,
     StaleOffer,
     StalePlan,
     TraceError,
@@ -76,6 +78,7 @@ __all__ = [
     "EvictionPolicy",
     "ExtraKey",
     "ForeignBlock",
+    "FoundBlocks",
     "FreeKVCacheBlockQueue",
     "GroupPlan",
     "HandoffError",
@@ -108,6 +111,7 @@ __all__ = [
     "SeqStatus",
     "SequenceNotReady",
     "Span",
+    "StaleBlocks",
     "StaleBuildWarning",
     "StaleOffer",
     "StalePlan",

@@ -13,6 +13,7 @@
     │   ├── ForeignBlock       a lease of another pool
     │   ├── SequenceNotReady   a call that the sequence's state does not allow yet
     │   ├── StalePlan          a plan read after the cache has moved on
+    │   ├── StaleBlocks        blocks that no longer hold what was found or cached in them
     │   ├── DivergedRank       a rank that has missed, doubled or altered a plan
     │   ├── ConcurrentCall     a call that arrived while another one runs on the same cache
     │   └── PolicyError        an eviction policy raised, or named a block that is not idle
@@ -95,6 +96,14 @@ class SequenceNotReady(LogicError):
 
 class StalePlan(LogicError):
     """A plan's live arrays were asked for after the cache had changed."""
+
+
+class StaleBlocks(LogicError):
+    """Blocks no longer hold what was found or cached in them; the first `num_still_cached` of them do."""
+
+    def __init__(self, message: str, num_still_cached: int = 0) -> None:
+        super().__init__(message)
+        self.num_still_cached = num_still_cached
 
 
 class DivergedRank(LogicError):

@@ -166,13 +166,19 @@ def block_spans(spans: tuple[Span, ...], block_index: int, block_size: int) -> t
     )
 
 
-def spans_by_block(spans: Iterable[Span], block_size: int, num_blocks: int) -> dict[int, tuple[BlockSpan, ...]]:
-    """`block_spans` of all of a prompt's first `num_blocks` blocks that have any. O(spans + blocks they overlap)."""
+def spans_by_block(
+    spans: Iterable[Span], block_size: int, num_blocks: int, first_block: int = 0
+) -> dict[int, tuple[BlockSpan, ...]]:
+    """`block_spans` of the `num_blocks` blocks from `first_block` of a prompt that have any, counted from that one.
+
+    O(spans + blocks they overlap).
+    """
     found: dict[int, list[BlockSpan]] = {}
     for span in spans:
-        for block in range(span.start // block_size, min(-(-span.end // block_size), num_blocks)):
+        first = max(span.start // block_size, first_block)
+        for block in range(first, min(-(-span.end // block_size), first_block + num_blocks)):
             seen = (span.kind, span.content, span.start - block * block_size, span.length)
-            found.setdefault(block, []).append(seen)
+            found.setdefault(block - first_block, []).append(seen)
     return {block: tuple(items) for block, items in found.items()}
 
 
@@ -191,6 +197,18 @@ def cut_spans(spans: dict[int, tuple[Any, ...]], num_tokens: int, block_size: in
     if begun:
         kept[last] = tuple((*item[:4], "cut at", inside) if item[2] + item[3] > inside else item for item in begun)
     return kept
+
+
+def is_under_spans(spans: Iterable[Span], positions: Iterable[int]) -> list[bool]:
+    """Whether a span stands at each of these ascending positions. O(positions + spans log spans)."""
+    ends: list[bool] = []
+    left = sorted(spans, key=lambda span: span.start, reverse=True)
+    reach = 0
+    for position in positions:
+        while left and left[-1].start <= position:
+            reach = max(reach, left.pop().end)
+        ends.append(position < reach)
+    return ends
 
 
 def require_spans_within(spans: Iterable[Span], num_tokens: int) -> None:

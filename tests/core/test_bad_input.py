@@ -388,7 +388,7 @@ def test_a_pool_refuses_and_keeps_its_state() -> None:
     pool.cache_full_blocks(lease, [1] * 8)
     refuses(InvalidArgument, lambda: pool.cache_full_blocks(lease, [1] * 8), r"already cached")
     refuses(InvalidArgument, lambda: pool.cache_full_blocks(lease, [2] * 8, 2), r"token_ids differ")
-    refuses(InvalidArgument, lambda: pool.get_cached_blocks([-1]), r"token_ids\[0\] is -1")
+    refuses(InvalidArgument, lambda: pool.get_cached_blocks([-1]), r"token_ids\[0\] is below 0, and no Span")
     refuses(InvalidArgument, lambda: pool.get_cached_block([]), r"token_ids is empty")
     for number in (-1, 8, 2**70, 1.5, None):
         refuses(InvalidArgument, lambda number=number: pool.block(number), r"block_id is")

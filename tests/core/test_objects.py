@@ -82,7 +82,7 @@ def test_the_ids_of_a_lease_cannot_be_written() -> None:
 def test_a_lease_has_no_public_list_of_blocks() -> None:
     """A list that somebody changed used to be what `free_blocks` freed."""
     public = {name for name in dir(BlockLease) if not name.startswith("_")}
-    assert public == {"serial", "holder", "block_ids"}
+    assert public == {"serial", "holder", "block_ids", "num_cached_blocks", "first_block"}
 
 
 @pytest.mark.parametrize("kind", [BlockPool, type(Site("plain").pool)])

@@ -23,6 +23,7 @@ TREE = {
     "ForeignBlock": "LogicError",
     "SequenceNotReady": "LogicError",
     "StalePlan": "LogicError",
+    "StaleBlocks": "LogicError",
     "DivergedRank": "LogicError",
     "ConcurrentCall": "LogicError",
     "PolicyError": "LogicError",

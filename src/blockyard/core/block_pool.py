@@ -6,18 +6,20 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ..answers import AllocationEvent, Resize
-from ..arguments import require_bool, require_int, require_str
+from ..arguments import require_bool, require_int, require_str, shown
 from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_HISTORY
 from ..errors import InvalidArgument, OutOfBlocks, not_enough_memory
 from ..hash_seeds import hash_seed_or_drawn
-from ..ids import NULL_BLOCK
 from .arrays import view_i32, view_i64, zeros_i32
 from .gate import Gate
-from .index.prompt import Prompt, make_prompt
+from .index.prompt import Prompt, make_chunk
 from .policies import make_policy
 from .policies.caught import CaughtPolicy
 from .pool.block import KVCacheBlock
-from .pool.lease import BlockLease, LeaseBook
+from .pool.caching import cache_next, cache_prompt
+from .pool.found import FoundBlocks, find_computed, found_blocks, require_found
+from .pool.lease import BlockLease, LeaseBook, held_blocks
+from .pool.lease_parts import grow, part_of
 from .pool.ledger import BlockLedger
 from .pool.observer import Clock
 from .refusing import refuse_copy, refuse_pickle, refuse_subclass
@@ -219,23 +221,20 @@ class BlockPool:
             raise
         self._ledger.acquire(blocks, start, count)
 
-    def extend(self, lease: object, num_blocks: object) -> None:
-        """Add `num_blocks` new blocks to a live lease, as after a hit. O(blocks). See `get_new_blocks`."""
+    def extend(self, lease: object, num_blocks: object) -> npt.NDArray[np.int32]:
+        """Add `num_blocks` new blocks to a live lease; returns their ids, int32 (num_blocks,). Amortised O(num_blocks).
+
+        See `get_new_blocks`.
+        """
         self._gate.enter("extend")
         try:
             count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
             held = self._book.require_live(lease)
             self._require_free(count)
             self._ledger.act("extend", held.holder)
-            old = held._blocks
-            both = zeros_i32(len(old) + count)
-            for position in range(i64(len(old))):
-                both[position] = old[position]
-            self._ledger.evict_ahead(count)
-            self._ledger.acquire(both, len(old), count)
-            held._blocks = both
+            return view_i32(grow(self._ledger, held, count))
         finally:
-            self._gate.leave()
+            self._gate.leave_with_result()
 
     def touch(self, lease: object, holder: object = "", start: object = 0, stop: object = None) -> BlockLease:
         """Hold blocks of a live lease once more, for another holder: all, or those at `start` to `stop`. O(blocks).
@@ -248,12 +247,12 @@ class BlockPool:
             first = require_int("start", start, 0, MAX_BLOCKS)
             last = None if stop is None else require_int("stop", stop, first, MAX_BLOCKS)
             held = self._book.require_live(lease)
-            end = len(held._blocks) if last is None else last
-            if not first <= end <= len(held._blocks):
-                raise InvalidArgument(f"start is {first}, stop {end}; the lease has {len(held._blocks)} blocks")
-            blocks = held._blocks[first:end]
+            end = len(held) if last is None else last
+            if not first <= end <= len(held):
+                raise InvalidArgument(f"start is {first}, stop {end}; the lease has {len(held)} blocks")
             self._ledger.act("touch", name)
-            another = self._book.make(blocks, name)
+            another = part_of(self._book, held, first, end, name)
+            blocks = held_blocks(another, 0, another._count)
             self._ledger.share(blocks, 0, len(blocks))
             return another
         finally:
@@ -271,8 +270,8 @@ class BlockPool:
         try:
             place = require_int("position", position, -MAX_BLOCKS, MAX_BLOCKS)
             held = self._book.require_live(lease)
-            if not 0 <= place < len(held._blocks):
-                raise InvalidArgument(f"position is {place}; the lease has {len(held._blocks)} blocks")
+            if not 0 <= place < len(held):
+                raise InvalidArgument(f"position is {place}; the lease has {len(held)} blocks")
             self._ledger.act("copy_on_write", held._holder)
             return self._book.make_own(held, place)
         finally:
@@ -303,24 +302,93 @@ class BlockPool:
 
         token_ids: the tokens from the start of the sequence; only full blocks are indexed.
         num_cached_blocks: leading blocks of the lease that are indexed already, by a hit or an earlier call.
+        `cache_next_blocks` needs the new tokens alone.
         Raises `InvalidArgument` when the tokens fill more blocks than the lease has, when a leading block
         is not cached, or when another one is.
         """
         self._gate.enter("cache_full_blocks")
         try:
-            self._require_tokens()
-            prompt = make_prompt(token_ids, extra_keys, self.block_size)
+            prompt = self._make_prompt(token_ids, extra_keys)
             num_full = prompt.num_tokens // i64(self.block_size)
             first = i64(require_int("num_cached_blocks", num_cached_blocks, 0, int(num_full)))
             held = self._book.require_live(lease)
-            if not self.enable_prefix_caching:
-                return
-            self._check_cacheable(held, first, num_full)
-            self._check_prefix(held, prompt, first)
-            self._ledger.index.make_room(num_full)
-            self._ledger.index_prompt(prompt, first, num_full, held._blocks, 0, 0)
+            if self.enable_prefix_caching:
+                cache_prompt(self._ledger, held, prompt, first, num_full)
         finally:
             self._gate.leave()
+
+    def cache_next_blocks(
+        self, lease: object, token_ids: object, extra_keys: object = (), num_cached_blocks: object = None
+    ) -> int:
+        """Index the blocks right behind those that a lease has cached: `token_ids` are theirs. O(new tokens).
+
+        token_ids: the tokens behind the lease's cached blocks; of what fills no whole block nothing is kept, so give it
+            again. A contiguous int32 array of many whole blocks is read as it lies.
+        extra_keys: LoRA and CacheSalt count for a prompt's first block alone, and the chain carries them on. A Span has
+            its position in the prompt, and may reach out of these tokens on both sides; tokens below 0, placeholders of
+            an engine's own, may stand under spans alone.
+        num_cached_blocks: where the caller stands, for one that goes back: blocks that have these tokens already stay
+            as they are, and those that hang on a content that is gone (`uncache`) are linked anew.
+        Returns the lease's `num_cached_blocks` now. What comes before is the last cached block itself, not what a hash
+        says of it. Raises `StaleBlocks` when blocks that the lease had cached have lost their content,
+        `InvalidArgument` when the tokens fill more blocks than the lease has, for a block that caches other
+        tokens, or that others hold too (unless it had these very tokens before), and as `free_blocks` does.
+        """
+        self._gate.enter("cache_next_blocks")
+        try:
+            self._require_tokens()
+            chunk = make_chunk(token_ids, extra_keys, self.block_size)
+            asked = -1
+            if num_cached_blocks is not None:
+                asked = require_int("num_cached_blocks", num_cached_blocks, 0, MAX_BLOCKS)
+            held = self._book.require_live(lease)
+            if self.enable_prefix_caching:
+                cache_next(self._ledger, held, chunk, asked)
+            return held.num_cached_blocks
+        finally:
+            self._gate.leave()
+
+    def find_cached_blocks(self, token_ids: object, extra_keys: object = ()) -> FoundBlocks:
+        """The longest run of cached blocks that `token_ids` begins with, not held. O(blocks found).
+
+        A question: the order of eviction and the policy know nothing of it. `hold` takes what it returns, as long as
+        it is still there. A Span may end behind the tokens.
+        """
+        self._gate.enter("find_cached_blocks")
+        try:
+            return found_blocks(self._ledger, self._make_prompt(token_ids, extra_keys))
+        finally:
+            self._gate.leave_with_result()
+
+    def hold(self, found: object, holder: object = "", num_blocks: object = None, extend_by: object = 0) -> BlockLease:
+        """Hold the first `num_blocks` blocks of what was found, None for all, and `extend_by` new ones. O(blocks).
+
+        The new blocks never evict those that are held. The tokens are not read again: a content has a number that no
+        other gets. Raises `StaleBlocks` when a block holds another content by now, `ForeignBlock` for what another pool
+        found, `OutOfBlocks` when fewer than `extend_by` blocks are free besides those that are held, `InvalidArgument`,
+        and `PolicyError`.
+        """
+        self._gate.enter("hold")
+        try:
+            if not isinstance(found, FoundBlocks):
+                raise InvalidArgument(f"found is {shown(found)}; it must be what find_cached_blocks returns")
+            name = require_str("holder", holder)
+            count = len(found)
+            if num_blocks is not None:
+                count = require_int("num_blocks", num_blocks, 0, count)
+            more = require_int("extend_by", extend_by, 0, MAX_BLOCKS)
+            require_found(self._ledger, found, count)
+            idle = int(self._ledger.count_idle(found._blocks, count))
+            if more > self.num_free_blocks - idle:
+                raise OutOfBlocks(
+                    f"extend_by is {more}; besides {idle} that are hit, only {self.num_free_blocks - idle} of "
+                    f"{self.num_usable_blocks} blocks are free",
+                    more + idle,
+                    self.num_free_blocks,
+                )
+            return self._hold_hit(found._blocks[:count], "hold", name, 0, more)
+        finally:
+            self._gate.leave_with_result()
 
     def get_cached_blocks(self, token_ids: object, extra_keys: object = (), holder: object = "") -> BlockLease:
         """Hold the longest run of cached blocks that `token_ids` begins with; maybe none. O(blocks found).
@@ -330,7 +398,7 @@ class BlockPool:
         self._gate.enter("get_cached_blocks")
         try:
             name = require_str("holder", holder)
-            found = self._find_computed(self._make_prompt(token_ids, extra_keys))
+            found = find_computed(self._ledger, self._make_prompt(token_ids, extra_keys))
             return self._hold_hit(self._ledger.index.found[:found], "get_cached_blocks", name)
         finally:
             self._gate.leave_with_result()
@@ -341,34 +409,47 @@ class BlockPool:
         try:
             name = require_str("holder", holder)
             prompt = self._make_prompt(token_ids, extra_keys)
-            found = self._find_computed(prompt)
+            found = find_computed(self._ledger, prompt)
             if found == 0 or found < prompt.num_tokens // self.block_size:
                 return None
-            return self._hold_hit(self._ledger.index.found[found - 1 : found], "get_cached_block", name)
+            return self._hold_hit(self._ledger.index.found[found - 1 : found], "get_cached_block", name, found - 1)
         finally:
             self._gate.leave_with_result()
 
-    def _hold_hit(self, blocks: vec[i32], call: str, holder: str) -> BlockLease:
-        """A lease on cached blocks. An eviction policy that is interrupted when it is told leaves all as it was."""
+    def _hold_hit(self, blocks: vec[i32], call: str, holder: str, first_block: i64 = 0, more: i64 = 0) -> BlockLease:
+        """A lease on cached blocks and `more` new ones. A policy that fails, or is interrupted when it is told, leaves
+        all as it was."""
         ledger = self._ledger
         count = i64(len(blocks))
         ledger.act(call, holder)
         lease = self._book.make(blocks, holder)
+        lease._num_cached = count
+        lease._first_block = first_block
         peak = ledger.peak_used_blocks
         ledger.note_hits(blocks, 0, count)
         ledger.share(blocks, 0, count)
         if self._gate.interruption.error is not None:
-            ledger.unshare(blocks, 0, count)
-            ledger.peak_used_blocks = peak
-            self._book.take_back(lease)
+            self._let_go(lease, peak)
             self._gate.interruption.raise_now()
+        if more > 0:
+            try:
+                grow(ledger, lease, more)
+            except BaseException:
+                self._let_go(lease, peak)
+                raise
         return lease
+
+    def _let_go(self, lease: BlockLease, peak: i64) -> None:
+        """Undo a hold that has just been made."""
+        self._ledger.unshare(lease._blocks, 0, lease._count)
+        self._ledger.peak_used_blocks = peak
+        self._book.take_back(lease)
 
     def num_cached_tokens(self, token_ids: object, extra_keys: object = ()) -> int:
         """How many leading tokens of `token_ids` stand in cached, computed blocks. Holds nothing. O(blocks)."""
         self._gate.enter("num_cached_tokens")
         try:
-            return int(self._find_computed(self._make_prompt(token_ids, extra_keys))) * self.block_size
+            return int(find_computed(self._ledger, self._make_prompt(token_ids, extra_keys))) * self.block_size
         finally:
             self._gate.leave()
 
@@ -380,7 +461,7 @@ class BlockPool:
         self._gate.enter("cached_block_ids")
         try:
             prompt = self._make_prompt(token_ids, extra_keys)
-            found = self._find_computed(prompt)
+            found = find_computed(self._ledger, prompt)
             if found == 0 or found < prompt.num_tokens // self.block_size:
                 return []
             return self._ledger.index.rings.members(i64(self._ledger.index.found[found - 1]))
@@ -389,54 +470,11 @@ class BlockPool:
 
     def _make_prompt(self, token_ids: object, extra_keys: object) -> Prompt:
         self._require_tokens()
-        return make_prompt(token_ids, extra_keys, self.block_size)
-
-    def _find_computed(self, prompt: Prompt) -> i64:
-        """Leading blocks whose keys and values are there; their ids are in `index.found`."""
-        index = self._ledger.index
-        found = self._ledger.index.find_prompt(prompt, prompt.num_tokens // i64(self.block_size))
-        if index.num_pending == 0:
-            return found
-        owner = index.owner
-        blocks = index.found
-        for position in range(found):
-            if owner[i64(blocks[position])] != 0:
-                return position
-        return found
+        return make_chunk(token_ids, extra_keys, self.block_size).at(0, self.block_size)
 
     def _require_tokens(self) -> None:
         if not self._ledger.knows_tokens:
             raise InvalidArgument("this pool belongs to a manager with layer groups or a CPU pool; ask the manager")
-
-    def _check_cacheable(self, lease: BlockLease, num_cached: i64, num_full: i64) -> None:
-        if num_full > len(lease._blocks):
-            raise InvalidArgument(f"token_ids fill {num_full} blocks; the lease has {len(lease._blocks)}")
-        blocks = lease._blocks
-        index = self._ledger.index
-        ref_cnt = self._ledger.ref_cnt
-        for position in range(num_full):
-            block = blocks[position]
-            cached = index.is_cached(i64(block))
-            if cached != (position < num_cached):
-                state = "already" if cached else "not"
-                raise InvalidArgument(
-                    f"num_cached_blocks is {num_cached}, but block {block} at position {position} is {state} cached"
-                )
-            if not cached and ref_cnt[i64(block)] > 1:
-                raise InvalidArgument(
-                    f"lease {lease._serial} has block {block} at position {position}, which is held "
-                    f"{ref_cnt[i64(block)]} times; only a block that the lease holds alone can be given a content"
-                )
-
-    def _check_prefix(self, lease: BlockLease, prompt: Prompt, num_cached: i64) -> None:
-        """The leading blocks must cache these very tokens, or what follows would be indexed under a wrong prefix."""
-        index = self._ledger.index
-        found = self._ledger.index.find_prompt(prompt, num_cached)
-        for position in range(num_cached):
-            block = i64(lease._blocks[position])
-            wanted = i64(index.found[position]) if position < found else NULL_BLOCK
-            if index.content_of(block) != index.content_of(wanted):
-                raise InvalidArgument(f"token_ids differ from what block {block} at position {position} caches")
 
     # What happened.
 

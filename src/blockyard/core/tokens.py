@@ -25,6 +25,8 @@ LOW_HALF: Final[i64] = 4294967295
 HIGH_HALF: Final[i64] = 4294967296
 TOKEN_BITS: Final = 31
 LAST_TOKEN: Final[i64] = MAX_TOKEN
+#: What stands in a packed row for every token below 0: equal to no real token.
+PLACEHOLDER: Final[i64] = -1
 
 #: Arrays of up to this many tokens are read as a list, which costs half of what an array of 64 bits does.
 FEWEST_TOKENS: Final = 64
@@ -33,11 +35,15 @@ FEW_TOKENS: Final = 256
 
 
 class PackedTokens:
-    """The tokens of one request, in blocks; the last block is padded with zeros."""
+    """The tokens of one request, in blocks; the last block is padded with zeros.
 
-    def __init__(self, words: vec[i64], num_tokens: i64) -> None:
+    placeholders: positions of tokens below 0, which are all stored as PLACEHOLDER; None without any.
+    """
+
+    def __init__(self, words: vec[i64], num_tokens: i64, placeholders: list[int] | None = None) -> None:
         self.words = words
         self.num_tokens = num_tokens
+        self.placeholders = placeholders
 
 
 def words_per_block(block_size: int) -> int:
@@ -45,29 +51,40 @@ def words_per_block(block_size: int) -> int:
     return (block_size + 1) // 2
 
 
-def pack_tokens(token_ids: object, block_size: int) -> PackedTokens:
+def pack_tokens(token_ids: object, block_size: int, with_placeholders: bool = False) -> PackedTokens:
     """Check `token_ids` and pack them. O(n); a long int32 array costs two or three memory copies.
 
+    with_placeholders: whether integers below 0 are taken, for the caller to look at.
     Raises `InvalidArgument` for anything but a non-empty, one-dimensional run of integers from 0 to 2**31 - 1.
     """
     if isinstance(token_ids, (list, tuple)):
         # A copy: a subclass of int may run code that changes the list.
-        return _pack_list(list(token_ids), block_size)
+        return _pack_list(list(token_ids), block_size, with_placeholders)
     array = integer_array("token_ids", token_ids)
     if len(array) <= FEWEST_TOKENS:
-        return _pack_list(array.tolist(), block_size)
+        return _pack_list(array.tolist(), block_size, with_placeholders)
     if array.dtype == np.int32 and len(array) > FEW_TOKENS:
-        return _pack_as_it_lies(array, block_size)
+        return _pack_as_it_lies(array, block_size, with_placeholders)
     tokens = vec[i64](np.ascontiguousarray(array, dtype=np.int64))
+    placeholders: list[int] | None = None
     if not _are_tokens(tokens):
-        _refuse_token(array)
-    return PackedTokens(_pack_items(tokens, block_size), len(array))
+        placeholders = _placeholders(array, with_placeholders)
+        tokens = vec[i64](np.maximum(np.asarray(array, dtype=np.int64), int(PLACEHOLDER)))
+    return PackedTokens(_pack_items(tokens, block_size), len(array), placeholders)
 
 
-def _pack_list(token_ids: list[Any], block_size: int) -> PackedTokens:
+def _placeholders(tokens: npt.NDArray[Any], with_placeholders: bool) -> list[int]:
+    """Where tokens are below 0. Raises `InvalidArgument` for one that is none of these either."""
+    if not with_placeholders or bool((tokens > MAX_TOKEN).any()):
+        _refuse_token(tokens, with_placeholders)
+    return np.flatnonzero(tokens < 0).tolist()
+
+
+def _pack_list(token_ids: list[Any], block_size: int, with_placeholders: bool) -> PackedTokens:
     num_tokens = len(token_ids)
     if num_tokens == 0:
         _refuse_empty()
+    placeholders: list[int] | None = None
     tokens = zeros_i64(num_tokens)
     for index in range(i64(num_tokens)):
         item = token_ids[index]
@@ -75,9 +92,14 @@ def _pack_list(token_ids: list[Any], block_size: int) -> PackedTokens:
             item = _integer(item, index)
         number: int = item
         if number < 0 or number > MAX_TOKEN:
-            _refuse_item(number, index)
+            if number > 0 or not with_placeholders:
+                _refuse_item(number, index)
+            if placeholders is None:
+                placeholders = []
+            placeholders.append(int(index))
+            number = int(PLACEHOLDER)
         tokens[index] = number
-    return PackedTokens(_pack_items(tokens, block_size), num_tokens)
+    return PackedTokens(_pack_items(tokens, block_size), num_tokens, placeholders)
 
 
 def _integer(item: object, index: i64) -> int:
@@ -107,7 +129,7 @@ def _pack_items(tokens: vec[i64], block_size: i64) -> vec[i64]:
     for index in range(i64(len(tokens))):
         token = tokens[index]
         if offset & 1 == 0:
-            words[position] = token
+            words[position] = token & LOW_HALF
         else:
             words[position] = words[position] + token * HIGH_HALF
             position += 1
@@ -118,7 +140,7 @@ def _pack_items(tokens: vec[i64], block_size: i64) -> vec[i64]:
     return words
 
 
-def _pack_as_it_lies(tokens: npt.NDArray[np.int32], block_size: int) -> PackedTokens:
+def _pack_as_it_lies(tokens: npt.NDArray[np.int32], block_size: int, with_placeholders: bool) -> PackedTokens:
     """A long int32 array, whose memory is that of the words where blocks are even."""
     given = tokens
     num_tokens = len(tokens)
@@ -131,17 +153,20 @@ def _pack_as_it_lies(tokens: npt.NDArray[np.int32], block_size: int) -> PackedTo
         even = np.zeros((num_blocks, block_size + 1), dtype=np.int32)
         even[:, :block_size] = tokens.reshape(num_blocks, block_size)
         tokens = even.reshape(-1)
+    placeholders: list[int] | None = None
     if np.bitwise_or.reduce(tokens) < 0:
-        _refuse_token(given)
-    return PackedTokens(vec[i64](tokens.view(np.int64)), num_tokens)
+        placeholders = _placeholders(given, with_placeholders)
+        tokens = np.maximum(tokens, np.int32(PLACEHOLDER))
+    return PackedTokens(vec[i64](tokens.view(np.int64)), num_tokens, placeholders)
 
 
 def _refuse_empty() -> None:
     raise InvalidArgument("token_ids is empty; at least 1 token is needed")
 
 
-def _refuse_token(tokens: npt.NDArray[Any]) -> None:
-    index = int(np.flatnonzero((tokens < 0) | (tokens > MAX_TOKEN))[0])
+def _refuse_token(tokens: npt.NDArray[Any], with_placeholders: bool) -> None:
+    wrong = tokens > MAX_TOKEN if with_placeholders else (tokens < 0) | (tokens > MAX_TOKEN)
+    index = int(np.flatnonzero(wrong)[0])
     raise InvalidArgument(f"token_ids[{index}] is {tokens[index]}; a token is from 0 to {MAX_TOKEN}")
 
 

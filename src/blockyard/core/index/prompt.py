@@ -6,8 +6,17 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ...keys import canonical_keys, plain_keys, require_spans_within, spans_by_block, spans_of
-from ..tokens import pack_tokens
+from ...errors import InvalidArgument
+from ...keys import (
+    ExtraKey,
+    canonical_keys,
+    is_under_spans,
+    plain_keys,
+    require_spans_within,
+    spans_by_block,
+    spans_of,
+)
+from ..tokens import MAX_TOKEN, PackedTokens, pack_tokens
 
 #: Behind every block of a prompt.
 NO_MORE: Final[i64] = 1099511627776
@@ -47,6 +56,45 @@ def make_prompt(token_ids: object, extra_keys: object, block_size: int) -> Promp
     by_block: dict[int, tuple[object, ...]] = {}
     by_block.update(spans_by_block(spans, block_size, -(-num_tokens // block_size)))
     return Prompt(packed.words, packed.num_tokens, plain_keys(keys), by_block)
+
+
+class Chunk:
+    """Tokens and keys that were read and checked, before it is known where in a prompt they stand."""
+
+    def __init__(self, packed: PackedTokens, keys: tuple[ExtraKey, ...]) -> None:
+        self.packed = packed
+        self.keys = keys
+
+    def at(self, first_block: i64, block_size: int) -> Prompt:
+        """The tokens as blocks of a prompt from `first_block` on; spans and blocks count from there.
+
+        Spans may reach out of the tokens on both sides. Raises `InvalidArgument` for a token below 0 where no span
+        stands: nothing would tell what it stands for. O(spans + blocks under them + placeholders).
+        """
+        packed = self.packed
+        if packed.placeholders is not None:
+            self._require_spans_at(packed.placeholders, int(first_block) * block_size)
+        if not self.keys:
+            return Prompt(packed.words, packed.num_tokens, (), {})
+        num_blocks = -(-int(packed.num_tokens) // block_size)
+        by_block: dict[int, tuple[object, ...]] = {}
+        by_block.update(spans_by_block(spans_of(self.keys), block_size, num_blocks, int(first_block)))
+        return Prompt(packed.words, packed.num_tokens, plain_keys(self.keys), by_block)
+
+    def _require_spans_at(self, placeholders: list[int], first_token: int) -> None:
+        covered = is_under_spans(spans_of(self.keys), [first_token + index for index in placeholders])
+        for index, is_covered in zip(placeholders, covered, strict=True):
+            if not is_covered:
+                raise InvalidArgument(
+                    f"token_ids[{index}] is below 0, and no Span of extra_keys stands at position "
+                    f"{first_token + index}; a token is from 0 to {MAX_TOKEN}"
+                )
+
+
+def make_chunk(token_ids: object, extra_keys: object, block_size: int) -> Chunk:
+    """Check and pack tokens from anywhere in a prompt, placeholders below 0 included. Raises `InvalidArgument`."""
+    packed = pack_tokens(token_ids, block_size, True)
+    return Chunk(packed, canonical_keys(extra_keys) if has_items(extra_keys) else ())
 
 
 def has_items(extra_keys: object) -> bool:

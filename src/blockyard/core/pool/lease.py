@@ -10,6 +10,7 @@ from mypy_extensions import i32, i64
 
 from ...arguments import shown
 from ...errors import DoubleFree, ForeignBlock, InvalidArgument, OutOfBlocks
+from ...ids import NULL_BLOCK
 from ..arrays import view_i32
 from ..gate import Deferred
 from ..refusing import refuse_copy, refuse_pickle, refuse_subclass
@@ -23,14 +24,32 @@ class BlockLease:
     A lease is an object and not a list of ids because an id says nothing about who may free it: ids are reused, and
     a second free of the same id would hand one block to two owners. The pool knows each of its leases by serial,
     so a double, stale or foreign free is caught in O(1), whatever has happened to the blocks since.
+
+    Where blocks were given back (`BlockPool.release`), the null block stands in their place, so that the others keep
+    their positions, which are those of a block table.
     """
 
     def __init__(self, serial: int, holder: str, blocks: vec[i32], book: dict[int, "BlockLease"]) -> None:
         self._serial = serial
         self._holder = holder
+        #: Its blocks are the first `_count`; behind them is room to grow.
         self._blocks = blocks
+        self._count: i64 = len(blocks)
+        #: How many of them are the null block.
+        self._num_null: i64 = 0
         #: The book of its pool, in which a live lease stands under its serial.
         self._book = book
+        #: Leading blocks that its calls have cached or found cached, and the losses of the pool (`num_losses`) when all
+        #: of them were last known to be.
+        self._num_cached: i64 = 0
+        self._losses: i64 = 0
+        #: Which block of its prompt it begins with.
+        self._first_block: i64 = 0
+        #: The content before the block at `_anchor`, and its chained hash, where no held block tells: 0 for the
+        #: prompt's root at its block 0, and elsewhere for what is not known.
+        self._anchor: i64 = 0
+        self._before: i64 = 0
+        self._before_hash: i64 = 0
 
     @property
     def serial(self) -> int:
@@ -44,25 +63,37 @@ class BlockLease:
 
     @property
     def block_ids(self) -> npt.NDArray[np.int32]:
-        """The ids, int32 (n,), read-only, without a copy."""
-        return view_i32(self._blocks)
+        """The ids, int32 (n,), read-only, without a copy. Ask again after a call that changes the lease."""
+        if self._count == len(self._blocks):
+            return view_i32(self._blocks)
+        return view_i32(self._blocks)[: int(self._count)]
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Leading blocks that its calls have cached or found cached: `cache_next_blocks` goes on behind them. O(1)."""
+        return int(self._num_cached)
+
+    @property
+    def first_block(self) -> int:
+        """Which block of its prompt it begins with: more than 0 for a tail (`split`) and for `get_cached_block`."""
+        return int(self._first_block)
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return int(self._count)
 
     def __getitem__(self, index: object) -> int:
         """The id at a position; take slices of `block_ids`."""
-        count = len(self._blocks)
+        count = int(self._count)
         try:
             position = index_of(index)  # type: ignore[arg-type]
         except TypeError:
             raise TypeError(f"index is {shown(index)}; it must be an integer: take slices of block_ids")
         if not -count <= position < count:
             raise IndexError(f"index is {position}; the lease has {count} blocks")
-        return int(self._blocks[i64(position)])
+        return int(self._blocks[i64(position % count)])
 
     def __iter__(self) -> Iterator[int]:
-        return iter([int(block) for block in self._blocks])
+        return iter([int(block) for block in self._blocks[: self._count]])
 
     def __repr__(self) -> str:
         return f"<BlockLease {self._serial} of {self._holder!r}: blocks {list(self)}>"
@@ -81,6 +112,19 @@ class BlockLease:
         raise refuse_pickle("a BlockLease", "send its `block_ids`")
 
 
+def held_blocks(lease: BlockLease, first: i64, last: i64) -> vec[i32]:
+    """The blocks at `first` to `last` that are still held, in order, a copy. O(last - first)."""
+    blocks = lease._blocks[first:last]
+    if lease._num_null == 0:
+        return blocks
+    count: i64 = 0
+    for position in range(i64(len(blocks))):
+        if blocks[position] != NULL_BLOCK:
+            blocks[count] = blocks[position]
+            count += 1
+    return blocks[:count]
+
+
 class LeaseBook(Deferred):
     """The leases of a pool that are not freed yet, oldest first, and those whose free waits for a call to end."""
 
@@ -93,6 +137,7 @@ class LeaseBook(Deferred):
     def make(self, blocks: vec[i32], holder: str) -> BlockLease:
         """A lease on `blocks`, live from now on: its maker takes the blocks next, which cannot fail."""
         lease = BlockLease(self._last_serial + 1, holder, blocks, self.live)
+        lease._losses = self.ledger.num_losses
         self.live[self._last_serial + 1] = lease
         self._last_serial += 1
         return lease
@@ -128,7 +173,7 @@ class LeaseBook(Deferred):
             ledger.block_tokens(vec[i32]([i32(block)]), ledger.block_size).tolist() if known else [],
             int(ledger.index.chain_hash[block]) if cached else None,
             ledger.index.owner[block] == 0,
-            [lease.holder for lease in self.live.values() if number in list(lease)],
+            [lease.holder for lease in self.live.values() if block != NULL_BLOCK and number in list(lease)],
             ledger.block_size if known else 0,
             0 if known else None,
         )
@@ -137,6 +182,8 @@ class LeaseBook(Deferred):
         """See `BlockPool.copy_on_write`."""
         ledger = self.ledger
         old = i64(lease._blocks[position])
+        if old == NULL_BLOCK:
+            raise InvalidArgument(f"position is {position}; the lease has given that block back")
         if ledger.ref_cnt[old] == 1:
             if ledger.index.is_cached(old):
                 ledger.drop(old)
@@ -148,6 +195,8 @@ class LeaseBook(Deferred):
         new = ledger.acquire_one()
         blocks[position] = i32(new)
         lease._blocks = blocks
+        if position < lease._num_cached:
+            lease._losses = -1
         ledger.release_one(old)
         return int(old), int(new)
 
@@ -155,7 +204,11 @@ class LeaseBook(Deferred):
         """Free a live lease, last block first. O(blocks)."""
         del self.live[lease._serial]
         self.ledger.act("free_blocks", lease._holder)
-        self.ledger.release(lease._blocks, 0, len(lease._blocks))
+        if lease._num_null == 0:
+            self.ledger.release(lease._blocks, 0, lease._count)
+        else:
+            held = held_blocks(lease, 0, lease._count)
+            self.ledger.release(held, 0, len(held))
 
     def close_later(self, lease: BlockLease) -> None:
         """Free a live lease when the call that runs has ended. Raises `DoubleFree` for one that waits already."""

@@ -75,6 +75,8 @@ class BlockLedger:
         #: Blocks that left the free queue, new or revived, and that came back to it.
         self.num_allocated_blocks: i64 = 0
         self.num_freed_blocks: i64 = 0
+        #: How often a block that may be held has lost its content.
+        self.num_losses: i64 = 0
         self.peak_used_blocks: i64 = 0
 
     # What is there.
@@ -113,16 +115,28 @@ class BlockLedger:
     def index_prompt(self, prompt: Prompt, first: i64, last: i64, blocks: vec[i32], start: i64, owner: i64) -> None:
         """Store and index blocks `first` to `last` of a prompt in `blocks[start + first:]`, after those before."""
         index = self.index
+        if first >= last:
+            return
+        before = i64(blocks[start + first - 1]) if first > 0 else NULL_BLOCK
+        parent = index.content_of(before) if first > 0 else index.root(prompt.keys)
+        chain = index.chain_hash[before] if first > 0 else root_hash(parent)
+        self.index_after(prompt, first, last, blocks, start, owner, parent, chain)
+
+    def index_after(
+        self, prompt: Prompt, first: i64, last: i64, blocks: vec[i32], start: i64, owner: i64, parent: i64, chain: i64
+    ) -> None:
+        """The same after a content whose chained hash is `chain`, wherever that stands."""
+        index = self.index
         while first < last:
-            before = i64(blocks[start + first - 1]) if first > 0 else NULL_BLOCK
-            parent = index.content_of(before) if first > 0 else index.root(prompt.keys)
-            chain = index.chain_hash[before] if first > 0 else root_hash(parent)
             if first in prompt.spans:
                 parent = index.root((int(parent), prompt.spans[first]))
                 chain = root_hash(parent)
             end = min(prompt.next_span_block(first), last)
             index.hash_run(prompt.words, first, end, chain)
             index.insert_run(prompt.words, first, end, blocks, start, parent, owner)
+            before = i64(blocks[start + end - 1])
+            parent = index.content_of(before)
+            chain = index.chain_hash[before]
             first = end
 
     # Holding and releasing.
@@ -199,6 +213,7 @@ class BlockLedger:
         if self.chooser is not None:
             self.chooser.forget(block)
         self.index.remove(block)
+        self.num_losses += 1
 
     def note_hits(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Tell the policy that a prompt hit these blocks; `share` follows."""
@@ -404,6 +419,7 @@ class BlockLedger:
     def reset(self) -> None:
         """Forget all cached content at once; blocks stay with their holders. O(num_blocks)."""
         self.index.clear()
+        self.num_losses += 1
         if self.chooser is not None:
             self.chooser.clear()
 

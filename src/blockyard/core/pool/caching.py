@@ -1,0 +1,189 @@
+"""Giving the blocks of a lease a content: a prompt from its start, or what comes right behind the cached blocks."""
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ...errors import InvalidArgument, StaleBlocks
+from ...ids import NO_CONTENT, NULL_BLOCK
+from ..index.hashing import root_hash
+from ..index.prefix_index import PrefixIndex
+from ..index.prompt import Chunk, Prompt
+from .lease import BlockLease
+from .ledger import BlockLedger
+
+
+def cache_prompt(ledger: BlockLedger, lease: BlockLease, prompt: Prompt, first: i64, num_full: i64) -> None:
+    """See `BlockPool.cache_full_blocks`: `first` of the prompt's `num_full` full blocks are cached already."""
+    if lease._first_block > 0:
+        raise InvalidArgument(f"lease begins with block {lease._first_block} of its prompt; use cache_next_blocks")
+    _check_cacheable(ledger, lease, first, num_full)
+    _check_prefix(ledger.index, lease, prompt, first)
+    ledger.index.make_room(num_full)
+    still = num_still_cached(ledger, lease)
+    ledger.index_prompt(prompt, first, num_full, lease._blocks, 0, 0)
+    _set_cached(ledger, lease, max(still, num_full))
+
+
+def _set_cached(ledger: BlockLedger, lease: BlockLease, num_cached: i64) -> None:
+    lease._num_cached = num_cached
+    lease._losses = ledger.num_losses
+
+
+def _check_cacheable(ledger: BlockLedger, lease: BlockLease, num_cached: i64, num_full: i64) -> None:
+    if num_full > lease._count:
+        raise InvalidArgument(f"token_ids fill {num_full} blocks; the lease has {lease._count}")
+    blocks = lease._blocks
+    index = ledger.index
+    ref_cnt = ledger.ref_cnt
+    for position in range(num_full):
+        block = blocks[position]
+        cached = index.is_cached(i64(block))
+        if cached != (position < num_cached):
+            state = "already" if cached else "not"
+            raise InvalidArgument(
+                f"num_cached_blocks is {num_cached}, but block {block} at position {position} is {state} cached"
+            )
+        if not cached and ref_cnt[i64(block)] > 1:
+            _refuse_shared(ledger, lease, position)
+        if block == NULL_BLOCK:
+            _refuse_null(position)
+
+
+def _refuse_shared(ledger: BlockLedger, lease: BlockLease, position: i64) -> None:
+    block = i64(lease._blocks[position])
+    raise InvalidArgument(
+        f"lease {lease._serial} has block {block} at position {position}, which is held "
+        f"{ledger.ref_cnt[block]} times; only a block that the lease holds alone can be given a content"
+    )
+
+
+def _refuse_null(position: i64) -> None:
+    raise InvalidArgument(f"the lease has given back its block at position {position}, which cannot be cached")
+
+
+def _check_prefix(index: PrefixIndex, lease: BlockLease, prompt: Prompt, num_cached: i64) -> None:
+    """The leading blocks must cache these very tokens, or what follows would be indexed under a wrong prefix."""
+    found = index.find_prompt(prompt, num_cached)
+    for position in range(num_cached):
+        block = i64(lease._blocks[position])
+        wanted = i64(index.found[position]) if position < found else NULL_BLOCK
+        if index.content_of(block) != index.content_of(wanted):
+            raise InvalidArgument(f"token_ids differ from what block {block} at position {position} caches")
+
+
+def num_still_cached(ledger: BlockLedger, lease: BlockLease) -> i64:
+    """How many of the blocks that the lease has cached are, up to the first that is not; places given back count.
+
+    O(1), and O(blocks) once after blocks that may be held have lost their content.
+    """
+    if lease._losses == ledger.num_losses:
+        return lease._num_cached
+    for position in range(lease._num_cached):
+        block = i64(lease._blocks[position])
+        if block != NULL_BLOCK and not ledger.index.is_cached(block):
+            return position
+    return lease._num_cached
+
+
+def cache_next(ledger: BlockLedger, lease: BlockLease, chunk: Chunk, asked: i64) -> None:
+    """See `BlockPool.cache_next_blocks`. asked: where the caller stands; below 0, where the lease does."""
+    still = num_still_cached(ledger, lease)
+    start = _start(lease, still, asked)
+    prompt = chunk.at(lease._first_block + start, ledger.block_size)
+    num_full = prompt.num_tokens // i64(ledger.block_size)
+    if start + num_full > lease._count:
+        raise InvalidArgument(
+            f"token_ids fill {num_full} blocks behind the first {start}; the lease has {lease._count}"
+        )
+    before = _Before(ledger, lease, start)
+    for number in range(num_full):
+        _require_cacheable(ledger, lease, start + number, prompt.words, number)
+    ledger.index.make_room(num_full)
+    same = _num_same(ledger.index, lease, start, prompt, num_full, before)
+    if same < num_full:
+        _index_from(ledger, lease, start, prompt, same, num_full, before)
+    _set_cached(ledger, lease, max(still, start + num_full))
+
+
+def _start(lease: BlockLease, still: i64, asked: i64) -> i64:
+    if asked < 0:
+        if still < lease._num_cached:
+            raise StaleBlocks(
+                f"lease {lease._serial} had cached {lease._num_cached} blocks; block {lease._blocks[still]} at "
+                f"position {still} is cached no longer: go on from there (num_cached_blocks={still})",
+                int(still),
+            )
+        return still
+    if asked > still:
+        raise InvalidArgument(f"num_cached_blocks is {asked}; of the lease's blocks, the first {still} are cached")
+    return asked
+
+
+class _Before:
+    """What stands before the block at a position of a lease: a content and its chained hash, or the prompt's root."""
+
+    def __init__(self, ledger: BlockLedger, lease: BlockLease, position: i64) -> None:
+        #: Whether it is the root of the prompt's keys, which may have to be made yet; content is 0 then.
+        self.is_root = lease._first_block + position == 0
+        self.content: i64 = NO_CONTENT
+        self.chain: i64 = 0
+        block = i64(lease._blocks[position - 1]) if position > 0 else NULL_BLOCK
+        if block != NULL_BLOCK:
+            self.content = ledger.index.content_of(block)
+            self.chain = ledger.index.chain_hash[block]
+        elif not self.is_root and lease._anchor == position:
+            self.content = lease._before
+            self.chain = lease._before_hash
+        if self.content == NO_CONTENT and not self.is_root:
+            raise InvalidArgument(
+                f"what comes before block {lease._first_block + position} of the prompt is not known to lease "
+                f"{lease._serial}: it was not cached when the lease was parted from it"
+            )
+
+
+def _require_cacheable(ledger: BlockLedger, lease: BlockLease, position: i64, words: vec[i64], number: i64) -> None:
+    """A block that caches something can be given the same tokens alone; so can one that others hold too, and that the
+    lease had cached before it lost its content."""
+    block = i64(lease._blocks[position])
+    if block == NULL_BLOCK:
+        _refuse_null(position)
+    cached = ledger.index.is_cached(block)
+    if cached or ledger.ref_cnt[block] > 1:
+        rows = ledger.index.rows
+        if (cached or position < lease._num_cached) and rows.equal(words, number * rows.num_words, block):
+            return
+        if not cached:
+            _refuse_shared(ledger, lease, position)
+        raise InvalidArgument(
+            f"token_ids differ from what block {block} at position {position} caches; copy_on_write it to write into it"
+        )
+
+
+def _num_same(index: PrefixIndex, lease: BlockLease, start: i64, prompt: Prompt, num_full: i64, before: _Before) -> i64:
+    """How many of the blocks are cached as these tokens after `before` already; `before` goes on with them."""
+    parent = index.known_root(prompt.keys) if before.is_root else before.content
+    for number in range(num_full):
+        block = i64(lease._blocks[start + number])
+        if number in prompt.spans:
+            parent = index.known_root((int(parent), prompt.spans[number]))
+        if not index.is_cached(block) or parent == NO_CONTENT or index.parent_of(block) != parent:
+            return number
+        parent = index.content_of(block)
+        before.is_root = False
+        before.content = parent
+        before.chain = index.chain_hash[block]
+    return num_full
+
+
+def _index_from(
+    ledger: BlockLedger, lease: BlockLease, start: i64, prompt: Prompt, first: i64, last: i64, before: _Before
+) -> None:
+    """Index blocks `first` to `last` of the tokens after `before`; what hung on a lost content is linked anew."""
+    for number in range(first, last):
+        block = i64(lease._blocks[start + number])
+        if ledger.index.is_cached(block):
+            ledger.drop(block)
+    if before.is_root:
+        before.content = ledger.index.root(prompt.keys)
+        before.chain = root_hash(before.content)
+    ledger.index_after(prompt, first, last, lease._blocks, start, 0, before.content, before.chain)

@@ -1,0 +1,319 @@
+"""Caching goes on where a lease stands: only the new tokens are read, and what comes before is a block, not a hash."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockyard import BlockPool, CacheSalt, DoubleFree, InvalidArgument, LoRA, Span, StaleBlocks
+
+from ..support.checked import prompt
+from ..support.pools import cached
+from ..support.snapshot import snapshot
+
+SIZE = 4
+TOKENS = prompt(1, 40)
+
+
+def found(pool: BlockPool, tokens: Any, keys: Any = ()) -> list[int]:
+    pool.check()
+    return pool.find_cached_blocks(tokens, keys).block_ids.tolist()
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4, 5, 8, 40])
+def test_chunk_by_chunk_is_the_same_as_at_once(chunk: int) -> None:
+    """The caller gives what is not cached yet; what fills no block is given again."""
+    pool = BlockPool(12, SIZE)
+    lease = pool.get_new_blocks(10)
+    for end in range(chunk, 41, chunk):
+        num_cached = pool.cache_next_blocks(
+            lease, TOKENS[lease.num_cached_blocks * SIZE : end] or TOKENS[end - 1 : end]
+        )
+        assert num_cached == lease.num_cached_blocks == end // SIZE
+        assert found(pool, TOKENS) == list(range(1, end // SIZE + 1))
+
+
+def test_it_goes_on_behind_a_hit() -> None:
+    pool = BlockPool(12, SIZE)
+    pool.free_blocks(cached(pool, TOKENS[:12]))
+    lease = pool.hold(pool.find_cached_blocks(TOKENS[:20]), extend_by=2)
+    assert pool.cache_next_blocks(lease, TOKENS[12:20]) == 5
+    assert found(pool, TOKENS) == list(lease) == [1, 2, 3, 4, 5]
+    held = pool.get_cached_blocks(TOKENS)
+    assert held.num_cached_blocks == 5
+    pool.extend(held, 1)
+    assert pool.cache_next_blocks(held, TOKENS[20:24]) == 6
+    assert found(pool, TOKENS) == [1, 2, 3, 4, 5, 6]
+
+
+def test_it_goes_on_behind_cache_full_blocks_and_that_behind_it() -> None:
+    pool = BlockPool(12, SIZE)
+    lease = cached(pool, TOKENS[:8])
+    pool.extend(lease, 2)
+    assert lease.num_cached_blocks == 2
+    pool.cache_next_blocks(lease, TOKENS[8:12])
+    pool.cache_full_blocks(lease, TOKENS[:16], 3)
+    assert lease.num_cached_blocks == 4
+    assert found(pool, TOKENS) == [1, 2, 3, 4]
+
+
+def test_it_goes_on_behind_one_block_in_the_middle() -> None:
+    """`get_cached_block` leases one block of a prompt; what comes next hangs on that block."""
+    pool = BlockPool(12, SIZE)
+    cached(pool, TOKENS[:12])
+    lease = pool.get_cached_block(TOKENS[:12])
+    assert lease is not None
+    assert (lease.first_block, lease.num_cached_blocks) == (2, 1)
+    pool.extend(lease, 1)
+    assert pool.cache_next_blocks(lease, TOKENS[12:16]) == 2
+    assert found(pool, TOKENS) == [1, 2, 3, 4]
+    with pytest.raises(InvalidArgument, match="lease begins with block 2 of its prompt"):
+        pool.cache_full_blocks(lease, TOKENS[:8])
+
+
+def test_the_parent_is_the_block_itself_and_not_its_content_elsewhere() -> None:
+    """Two leases hold equal blocks; both go on, each behind its own, and the contents are shared."""
+    pool = BlockPool(12, SIZE)
+    one, two = cached(pool, TOKENS[:8]), cached(pool, TOKENS[:8])
+    for lease in (one, two):
+        pool.extend(lease, 1)
+        pool.cache_next_blocks(lease, TOKENS[8:12])
+    assert found(pool, TOKENS) == [1, 2, 5]
+    assert pool.cached_block_ids(TOKENS[:12]) == [5, 6]
+    pool.free_blocks(one)
+    assert pool.cached_block_ids(TOKENS[:12]) == [5, 6]
+
+
+def test_keys_count_at_the_beginning() -> None:
+    pool = BlockPool(12, SIZE)
+    lease = pool.get_new_blocks(3)
+    keys = (LoRA("adapter"), CacheSalt("tenant"))
+    pool.cache_next_blocks(lease, TOKENS[:4], keys)
+    pool.cache_next_blocks(lease, TOKENS[4:12], keys)
+    assert found(pool, TOKENS) == []
+    assert found(pool, TOKENS, keys) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("cuts", [[40], [4, 40], [8, 16, 40], [12, 20, 24, 40], list(range(4, 41, 4))])
+def test_spans_are_the_same_however_the_prompt_is_cut(cuts: list[int]) -> None:
+    """Images reach over the ends of chunks on both sides; all of them are given with every chunk."""
+    keys = (Span("cat", 6, 8), Span("dog", 13, 10), Span("bird", 30, 1))
+    pool = BlockPool(22, SIZE)
+    whole, parts = cached_under(pool, keys), pool.get_new_blocks(10)
+    at = 0
+    for end in cuts:
+        pool.cache_next_blocks(parts, TOKENS[at:end], keys)
+        at = end
+    assert found(pool, TOKENS, keys) == list(whole)
+    for end in range(4, 41, 4):
+        assert pool.cached_block_ids(TOKENS[:end], keys) == [whole[end // 4 - 1], parts[end // 4 - 1]]
+    assert found(pool, TOKENS) == [whole[0]]
+
+
+def cached_under(pool: BlockPool, keys: Any) -> Any:
+    lease = pool.get_new_blocks(10)
+    pool.cache_full_blocks(lease, TOKENS, extra_keys=keys)
+    return lease
+
+
+# ---------------------------------------------------------------- placeholders
+
+
+@pytest.mark.parametrize("make", [list, np.array, lambda tokens: np.array(tokens, dtype=np.int32)])
+@pytest.mark.parametrize("pad", [0, 60, 300])
+def test_placeholders_stand_under_spans_alone(make: Any, pad: int) -> None:
+    """A list, an array that is read token by token, and one that is read as it lies."""
+    tokens = [5, 5, -1, -7, -1, -1, 6, 6, *range(pad)]
+    pool = BlockPool(100, SIZE)
+    keys = (Span("cat", 2, 4),)
+    lease = pool.get_new_blocks(len(tokens) // SIZE)
+    for less in ((), (Span("cat", 2, 3),), (Span("cat", 3, 3),)):
+        before = snapshot(pool)
+        with pytest.raises(InvalidArgument, match=r"^token_ids\[\d\] is below 0, and no Span of extra_keys stands at"):
+            pool.cache_next_blocks(lease, make(tokens), less)
+        with pytest.raises(InvalidArgument, match="below 0"):
+            pool.find_cached_blocks(make(tokens), less)
+        assert snapshot(pool) == before
+    pool.cache_next_blocks(lease, make(tokens), keys)
+    assert found(pool, make(tokens), keys) == list(lease)
+    assert found(pool, [5, 5, -1, -1, -1, -1, 6, 6], keys) == [1, 2], "all placeholders are one"
+    for token in (0, 1, 2**31 - 1):
+        real = [max(item, token) if item < 0 else item for item in tokens]
+        assert found(pool, real, keys) == []
+        assert found(pool, real) == []
+    assert pool.block(1).token_ids == [5, 5, -1, -1]
+
+
+def test_a_placeholder_is_found_at_its_place_in_the_prompt() -> None:
+    pool = BlockPool(10, SIZE)
+    lease = cached(pool, prompt(1, 4))
+    pool.extend(lease, 1)
+    with pytest.raises(InvalidArgument, match=r"token_ids\[1\] is below 0, and no Span .* at position 5;"):
+        pool.cache_next_blocks(lease, [1, -1, 2, 3], (Span("cat", 1, 1),))
+    assert pool.cache_next_blocks(lease, [1, -1, 2, 3], (Span("cat", 5, 1),)) == 2
+
+
+@pytest.mark.parametrize("token", [2**31, 2**63, -(2**70), 1.5, None, True])
+def test_what_is_no_token_is_refused_among_placeholders_too(token: Any) -> None:
+    pool = BlockPool(10, SIZE)
+    if token == -(2**70):
+        assert pool.find_cached_blocks([token] * 4, (Span("cat", 0, 4),)).num_tokens == 0
+        return
+    with pytest.raises(InvalidArgument, match=r"^token_ids"):
+        pool.find_cached_blocks([-1, token, 1, 1], (Span("cat", 0, 4),))
+
+
+# ---------------------------------------------------------------- what was lost, and caught
+
+
+def test_going_back_changes_nothing_where_all_is_there() -> None:
+    pool = BlockPool(10, SIZE)
+    lease = cached(pool, TOKENS[:12])
+    before = snapshot(pool)
+    for start in range(4):
+        if start < 3:
+            assert pool.cache_next_blocks(lease, TOKENS[4 * start : 12], (), start) == 3
+    assert {key for key in before if snapshot(pool)[key] != before[key]} == set()
+
+
+def test_after_a_reset_the_lease_says_so() -> None:
+    pool = BlockPool(10, SIZE)
+    lease = cached(pool, TOKENS[:8])
+    pool.extend(lease, 1)
+    pool.reset()
+    before = snapshot(pool)
+    with pytest.raises(
+        StaleBlocks, match=r"had cached 2 blocks; block 1 at position 0 is cached no longer.*=0"
+    ) as error:
+        pool.cache_next_blocks(lease, TOKENS[8:12])
+    assert snapshot(pool) == before
+    assert error.value.num_still_cached == 0
+    assert pool.cache_next_blocks(lease, TOKENS[:12], (), 0) == 3
+    assert found(pool, TOKENS) == [1, 2, 3]
+
+
+def test_a_block_that_is_written_into_is_not_gone_on_from() -> None:
+    """Its content is no more; what hung on it is linked anew once it is cached again."""
+    pool = BlockPool(10, SIZE)
+    lease = cached(pool, TOKENS[:12])
+    pool.extend(lease, 1)
+    pool.copy_on_write(lease, 1)
+    assert found(pool, TOKENS) == [1]
+    with pytest.raises(StaleBlocks) as error:
+        pool.cache_next_blocks(lease, TOKENS[12:16])
+    assert error.value.num_still_cached == 1
+    assert pool.cache_next_blocks(lease, TOKENS[4:8], (), 1) == 2
+    assert found(pool, TOKENS) == [1, 2], "block 3 still hangs on what is gone"
+    assert pool.cache_next_blocks(lease, TOKENS[8:16]) == 4
+    assert found(pool, TOKENS) == [1, 2, 3, 4]
+
+
+def test_other_tokens_than_a_block_caches_are_refused() -> None:
+    pool = BlockPool(10, SIZE)
+    lease = cached(pool, TOKENS[:8])
+    before = snapshot(pool)
+    with pytest.raises(InvalidArgument, match="token_ids differ from what block 2 at position 1 caches"):
+        pool.cache_next_blocks(lease, [9, 9, 9, 9], (), 1)
+    assert snapshot(pool) == before
+
+
+def test_a_block_that_others_hold_is_given_no_content() -> None:
+    pool = BlockPool(10, SIZE)
+    lease = pool.get_new_blocks(2)
+    other = pool.touch(lease, "other", 1)
+    before = snapshot(pool)
+    with pytest.raises(InvalidArgument, match="block 2 at position 1, which is held 2 times"):
+        pool.cache_next_blocks(lease, TOKENS[:8])
+    assert snapshot(pool) == before
+    pool.free_blocks(other)
+    assert pool.cache_next_blocks(lease, TOKENS[:8]) == 2
+
+
+def test_a_part_that_begins_behind_what_is_not_cached_is_not_gone_on_from() -> None:
+    pool = BlockPool(10, SIZE)
+    lease = pool.get_new_blocks(3)
+    part = pool.touch(lease, "part", 2)
+    pool.free_blocks(lease)
+    with pytest.raises(InvalidArgument, match="what comes before block 2 of the prompt is not known to lease 2"):
+        pool.cache_next_blocks(part, TOKENS[8:12])
+    pool.check()
+
+
+def test_a_part_that_begins_behind_a_cached_block_goes_on() -> None:
+    pool = BlockPool(10, SIZE)
+    lease = cached(pool, TOKENS[:8])
+    pool.extend(lease, 1)
+    part = pool.touch(lease, "part", 2)
+    pool.free_blocks(lease)
+    assert pool.cache_next_blocks(part, TOKENS[8:12]) == 1
+    assert found(pool, TOKENS) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"token_ids": TOKENS[:12]}, "token_ids fill 3 blocks behind the first 1; the lease has 3"),
+        ({"token_ids": []}, "token_ids is empty"),
+        ({"token_ids": [-1]}, r"token_ids\[0\] is below 0"),
+        ({"num_cached_blocks": 2}, "num_cached_blocks is 2; of the lease's blocks, the first 1 are cached"),
+        ({"num_cached_blocks": -1}, "num_cached_blocks is -1"),
+        ({"num_cached_blocks": 0.0}, "num_cached_blocks is 0.0"),
+        ({"extra_keys": "salt"}, "extra_keys is 'salt'"),
+        ({"lease": None}, "lease is None"),
+    ],
+)
+def test_bad_arguments_change_nothing(arguments: dict[str, Any], text: str) -> None:
+    pool = BlockPool(10, SIZE)
+    lease = cached(pool, TOKENS[:4])
+    pool.extend(lease, 2)
+    before = snapshot(pool)
+    with pytest.raises(InvalidArgument, match=f"^{text}"):
+        pool.cache_next_blocks(**{"lease": lease, "token_ids": TOKENS[4:8], **arguments})
+    assert snapshot(pool) == before
+
+
+def test_a_freed_lease_is_refused() -> None:
+    pool = BlockPool(10, SIZE)
+    lease = cached(pool, TOKENS[:4])
+    pool.free_blocks(lease)
+    with pytest.raises(DoubleFree):
+        pool.cache_next_blocks(lease, TOKENS[4:8])
+
+
+def test_caching_off_caches_nothing() -> None:
+    pool = BlockPool(10, SIZE, enable_prefix_caching=False)
+    lease = pool.get_new_blocks(2)
+    assert pool.cache_next_blocks(lease, TOKENS[:8]) == 0
+    assert pool.num_cached_blocks == 0
+
+
+# ---------------------------------------------------------------- extend
+
+
+def test_extend_returns_the_new_ids_as_a_copy() -> None:
+    pool = BlockPool(40, SIZE)
+    lease = pool.get_new_blocks(1)
+    seen = [1]
+    for count in (2, 0, 1, 1, 7, 3):
+        new = pool.extend(lease, count)
+        assert new.dtype == np.int32
+        seen += new.tolist()
+        assert lease.block_ids.tolist() == list(lease) == seen
+        assert (len(lease), lease[-1]) == (len(seen), seen[-1])
+    with pytest.raises(IndexError):
+        lease[len(seen)]
+    pool.free_blocks(lease)
+    assert pool.num_used_blocks == 0
+    pool.check()
+
+
+def test_a_view_of_the_blocks_stays_as_it_was_when_the_lease_grows() -> None:
+    pool = BlockPool(40, SIZE)
+    lease = pool.get_new_blocks(2)
+    pool.extend(lease, 1)
+    view = lease.block_ids
+    pool.extend(lease, 1)
+    pool.extend(lease, 20)
+    assert view.tolist() == [1, 2, 3]
