@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..arguments import require_int
 from .. import BlockLease, BlockPool, FoundBlocks
+from ..arguments import require_int
 from ..errors import InvalidArgument, OutOfBlocks
 
 #: mini-sglang numbers its pages from 0; block 0 of a pool is the null block, so that a pool has one more.
@@ -65,8 +65,9 @@ class CacheManager:
 
     def match_req(self, req: Any) -> MatchResult:
         """The cached pages that a pending request begins with, all but its last token considered. Nothing is held."""
-        tokens = req.input_ids[: len(req.input_ids) - 1]
-        return MatchResult(CacheHandle(self.pool.find_cached_blocks(tokens.numpy()), self.page_size, self.device))
+        found = self.pool.find_cached_blocks(req.input_ids.numpy())
+        most = (len(req.input_ids) - 1) // self.page_size
+        return MatchResult(CacheHandle(found.first(min(len(found), most)), self.page_size, self.device))
 
     @property
     def available_size(self) -> int:

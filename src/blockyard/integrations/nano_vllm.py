@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence as TokenSequence
 from typing import Any, Protocol
 
-from ..arguments import require_int
 from .. import BlockLease, BlockPool, FoundBlocks
+from ..arguments import require_int
 from ..errors import InvalidArgument
 
 #: nano-vllm numbers its blocks from 0; block 0 of a pool is the null block, so that a pool has one more.
@@ -101,7 +101,8 @@ class BlockManager:
             self.pool.cache_next_blocks(self._leases[seq.seq_id], tokens, num_cached_blocks=start)
 
     def _find(self, seq: Sequence) -> FoundBlocks:
-        return self.pool.find_cached_blocks(seq.token_ids[: (seq.num_blocks - 1) * self.block_size])
+        found = self.pool.find_cached_blocks(seq.token_ids)
+        return found.first(min(len(found), seq.num_blocks - 1))
 
     def _needs_block(self, seq: Sequence) -> bool:
         return len(seq) % self.block_size == 1 or self.block_size == 1

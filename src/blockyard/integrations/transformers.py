@@ -2,13 +2,13 @@
 
     from blockyard.integrations.transformers import pooled_cache
 
-    with pooled_cache(eviction_policy="lru"):
+    with pooled_cache(eviction_policy="lru") as pools:
         outputs = model.generate_batch(inputs, generation_config=..., continuous_batching_config=...)
 
 transformers has no place for another block manager, so two classes of its cache are exchanged while the context lasts;
 caches that are made in it keep them. Written for transformers 5.19, for models of which all layers attend to all
-tokens. What changes: a hit is compared token by token (transformers trusts 8 bytes of a hash), and under pressure
-cached blocks go one by one, the least recently used first (transformers drops all of them at once).
+tokens. What changes: a hit is compared token by token (transformers trusts 8 bytes of a hash), and cached blocks go one
+by one, in the order of a policy (transformers drops all of them at once). Equal blocks of two requests stay apart.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class PooledAllocator(FullAttentionCacheAllocator):
     `blocks` is the pool. Block tables have its ids, moved behind the two sectors that transformers keeps to itself.
     """
 
-    pool_options: dict[str, Any] = {}
+    pool_options: dict[str, Any]
+    pools: list[BlockPool]
 
     def _after_cache_tensor_init(
         self, non_trash_bytes: int, bytes_per_sector: int, cache_tensor: torch.Tensor, pool: PooledSectors
@@ -87,26 +88,23 @@ class PooledAllocator(FullAttentionCacheAllocator):
         self._leases: dict[str, BlockLease] = {}
         self._found: FoundBlocks | None = None
         self.ledger = _Ledger(self.blocks)
+        self.pools.append(self.blocks)
 
     def allocate_cache_to_request(self, request_id: str, past_length: int, query_length: int) -> None:
         """Give a request blocks for its new tokens. Raises `OutOfBlocks` if there are not enough."""
         self._extend(request_id, self.needs_new_blocks(request_id, past_length, query_length))
 
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
-        """End a request's lease. no_cache: what nobody else holds cannot be found any more, either."""
+        """End a request's lease. no_cache has no effect: what is cached can be taken as well as what is empty."""
         self.block_table.pop(request_id, None)
         lease = self._leases.pop(request_id, None)
-        if lease is None:
-            return
-        block_ids = lease.block_ids.tolist()
-        self.blocks.free_blocks(lease)
-        if no_cache:
-            self.blocks.uncache([block for block in block_ids if self.blocks.block(block).ref_count == 0])
+        if lease is not None:
+            self.blocks.free_blocks(lease)
 
     def match_prefix_blocks(self, prompt_ids: list[int]) -> list[int]:
         """The cached blocks that a prompt begins with, its last token left to be computed."""
-        whole = (len(prompt_ids) - 1) // self.tokens_per_page * self.tokens_per_page
-        self._found = self.blocks.find_cached_blocks(prompt_ids[:whole])
+        found = self.blocks.find_cached_blocks(prompt_ids)
+        self._found = found.first(min(len(found), (len(prompt_ids) - 1) // self.tokens_per_page))
         return self._numbered(self._found.block_ids)
 
     def acquire_prefix_blocks(self, request_id: str, prefix_len: int, block_ids: list[int]) -> None:
@@ -170,17 +168,18 @@ class _Ledger:
 
 
 @contextmanager
-def pooled_cache(**pool_options: Any) -> Iterator[None]:
-    """Caches of continuous batching that are made meanwhile keep their blocks in a `BlockPool`.
+def pooled_cache(**pool_options: Any) -> Iterator[list[BlockPool]]:
+    """Caches of continuous batching that are made meanwhile keep their blocks in a `BlockPool`; yields these pools.
 
     pool_options: of `BlockPool`: eviction_policy, retention_blocks, history_size and so on. A model with layers of
     other kinds raises `InvalidArgument` when its cache is made. Not for use by several threads at once.
     """
-    allocator = type("PooledAllocator", (PooledAllocator,), {"pool_options": pool_options})
+    pools: list[BlockPool] = []
+    allocator = type("PooledAllocator", (PooledAllocator,), {"pool_options": pool_options, "pools": pools})
     own_allocators, own_pool = _cache.ATTN_TYPE_TO_ALLOCATOR, _cache.CachePool
     _cache.ATTN_TYPE_TO_ALLOCATOR = {**own_allocators, FULL_ATTENTION: allocator}
     _cache.CachePool = PooledSectors
     try:
-        yield
+        yield pools
     finally:
         _cache.ATTN_TYPE_TO_ALLOCATOR, _cache.CachePool = own_allocators, own_pool
