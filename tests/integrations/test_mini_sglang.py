@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
 
 from blockyard import InvalidArgument, OutOfBlocks
 from blockyard.integrations import mini_sglang

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -72,11 +74,11 @@ def test_what_does_not_fit_changes_nothing() -> None:
 
 def test_it_is_installed_before_anything_runs() -> None:
     scheduler = SmallScheduler(20, 4, 64)
-    scheduler.block_manager.blocks = [None] * 20
+    stock = SimpleNamespace(blocks=[None] * 20, block_size=BLOCK_SIZE)
+    scheduler.block_manager = cast(Any, stock)
     installed = nano_vllm.install(scheduler, eviction_policy="fifo")
     assert scheduler.block_manager is installed
     assert installed.pool.num_usable_blocks == 20
-    installed.blocks = [None] * 20
     scheduler.add(SmallSequence([1, 2, 3, 4, 5], 4))
     scheduler.schedule()
     with pytest.raises(InvalidArgument, match="scheduler has 1 sequences with blocks"):

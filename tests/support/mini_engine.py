@@ -98,7 +98,7 @@ class SmallManagers:
 
 
 def drive(managers: Any, cache: CacheManager, budget: int) -> dict[int, list[int]]:
-    """Run what was added to its end; each request's tokens. Raises `AssertionError` where a slot holds another context."""
+    """Run what was added to its end; each request's tokens. Raises `AssertionError` where a slot holds another's."""
     slots: dict[int, int] = {}
     done: dict[int, list[int]] = {}
     for _ in range(10_000):

@@ -87,7 +87,7 @@ class CacheManager:
             self.pool.free_blocks(lease)
 
     def allocate_paged(self, reqs: Sequence[Any]) -> None:
-        """Give each request pages up to its `device_len`. Raises `OutOfBlocks` if not all of them fit; none is given."""
+        """Give each request pages up to its `device_len`. Raises `OutOfBlocks` if not all fit; none is given then."""
         missing = [-(-req.device_len // self.page_size) - len(_lease(req)) for req in reqs]
         num_missing = sum(number for number in missing if number > 0)
         if num_missing > self.pool.num_free_blocks:

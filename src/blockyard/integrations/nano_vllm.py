@@ -12,7 +12,6 @@ evicted by a policy of one's choice, and the pool can be watched and checked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as TokenSequence
 from typing import Any, Protocol
 
 from .. import BlockLease, BlockPool, FoundBlocks
@@ -27,7 +26,7 @@ class Sequence(Protocol):
     """What is read of nano-vllm's sequences."""
 
     seq_id: int
-    token_ids: TokenSequence[int]
+    token_ids: list[int]
     block_table: list[int]
     num_cached_tokens: int
     num_scheduled_tokens: int
@@ -63,7 +62,7 @@ class BlockManager:
         return len(found)
 
     def allocate(self, seq: Sequence, num_cached_blocks: int) -> None:
-        """Give a sequence that many cached blocks and new ones for the rest. Raises `OutOfBlocks` if they do not fit."""
+        """Give a sequence that many cached blocks, and new ones for the rest. Raises `OutOfBlocks` if there are too few."""
         asked, found = self._found or (-1, None)
         if found is None or asked != seq.seq_id or len(found) < num_cached_blocks:
             found = self._find(seq)
@@ -113,9 +112,10 @@ def install(scheduler: Any, **pool_options: Any) -> BlockManager:
 
     Raises `InvalidArgument` if sequences have blocks of the old one.
     """
-    old = scheduler.block_manager
     held = [seq for seq in (*scheduler.waiting, *scheduler.running) if seq.block_table]
     if held:
         raise InvalidArgument(f"scheduler has {len(held)} sequences with blocks; install it before the first step")
-    scheduler.block_manager = BlockManager(len(old.blocks), old.block_size, **pool_options)
-    return scheduler.block_manager
+    old = scheduler.block_manager
+    manager = BlockManager(len(old.blocks), old.block_size, **pool_options)
+    scheduler.block_manager = manager
+    return manager

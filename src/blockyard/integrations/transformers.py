@@ -64,7 +64,7 @@ class PooledSectors(CachePool):
     def free_blocks(self, index: int, block_ids: list[int]) -> None:
         """Nothing: blocks are freed with their leases."""
 
-    def count_free_blocks(self, index: int) -> int:
+    def count_free_blocks(self, index: int) -> int:  # noqa: ARG002  # transformers calls it so
         """Blocks that a request can be given: empty ones, and cached ones that nobody holds."""
         return self.blocks.num_free_blocks
 
@@ -94,7 +94,7 @@ class PooledAllocator(FullAttentionCacheAllocator):
         """Give a request blocks for its new tokens. Raises `OutOfBlocks` if there are not enough."""
         self._extend(request_id, self.needs_new_blocks(request_id, past_length, query_length))
 
-    def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
+    def free_blocks(self, request_id: str, no_cache: bool = False) -> None:  # noqa: ARG002  # likewise
         """End a request's lease. no_cache has no effect: what is cached can be taken as well as what is empty."""
         self.block_table.pop(request_id, None)
         lease = self._leases.pop(request_id, None)
