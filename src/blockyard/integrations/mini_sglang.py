@@ -133,7 +133,7 @@ def install(scheduler: Any, **pool_options: Any) -> CacheManager:
 
 
 def _lease(req: Any) -> BlockLease:
-    lease = req.cache_handle.lease
+    lease: BlockLease | None = req.cache_handle.lease
     if lease is None:
         raise InvalidArgument(f"req {req.uid} holds nothing; its handle was not locked, or it has ended")
     return lease

@@ -62,7 +62,7 @@ class BlockManager:
         return len(found)
 
     def allocate(self, seq: Sequence, num_cached_blocks: int) -> None:
-        """Give a sequence that many cached blocks, and new ones for the rest. Raises `OutOfBlocks` if there are too few."""
+        """Give a sequence that many cached blocks, and new ones for the rest. Raises `OutOfBlocks` without them."""
         asked, found = self._found or (-1, None)
         if found is None or asked != seq.seq_id or len(found) < num_cached_blocks:
             found = self._find(seq)

@@ -37,7 +37,7 @@ except ImportError as error:
     ) from error
 
 
-class PooledSectors(CachePool):
+class PooledSectors(CachePool):  # type: ignore[misc]  # untyped
     """What transformers asks for free memory: all sectors belong to one allocator, whose pool counts its blocks."""
 
     blocks: BlockPool
@@ -69,7 +69,7 @@ class PooledSectors(CachePool):
         return self.blocks.num_free_blocks
 
 
-class PooledAllocator(FullAttentionCacheAllocator):
+class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # untyped
     """A full-attention allocator whose blocks come from a `BlockPool`, by one lease for each request.
 
     `blocks` is the pool. Block tables have its ids, moved behind the two sectors that transformers keeps to itself.
@@ -150,7 +150,7 @@ class PooledAllocator(FullAttentionCacheAllocator):
 
     def _numbered(self, block_ids: np.ndarray) -> list[int]:
         """As transformers numbers them."""
-        return (block_ids + self._moved_by).tolist()
+        return [block + self._moved_by for block in block_ids.tolist()]
 
 
 class _Ledger:
