@@ -1,0 +1,121 @@
+"""nano-vllm on a `BlockPool`: its scheduler, its engine and its block tables stay as they are.
+
+    from blockyard.integrations import nano_vllm
+
+    llm = LLM(path)
+    nano_vllm.install(llm.scheduler)
+
+Written for nano-vllm with chunked prefill (2026), whose block manager has the six methods below. What changes: a hit is
+compared token by token up to the root (nano-vllm compares a block's own tokens, and its parents' by hash), blocks are
+evicted by a policy of one's choice, and the pool can be watched and checked.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from .. import BlockLease, BlockPool, FoundBlocks
+from ..arguments import require_int
+from ..errors import InvalidArgument
+
+#: nano-vllm numbers its blocks from 0; block 0 of a pool is the null block, so that a pool has one more.
+_FIRST = 1
+
+
+class Sequence(Protocol):
+    """What is read of nano-vllm's sequences."""
+
+    seq_id: int
+    token_ids: list[int]
+    block_table: list[int]
+    num_cached_tokens: int
+    num_scheduled_tokens: int
+
+    def __len__(self) -> int:
+        """Tokens."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that its tokens take."""
+
+
+class BlockManager:
+    """nano-vllm's block manager. num_blocks, block_size: as there. pool_options: of `BlockPool`, eviction_policy say.
+
+    `pool` is the pool, whose ids are higher by 1 than those in block tables. Raises `InvalidArgument` for sizes outside
+    the pool's limits.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, **pool_options: Any) -> None:
+        number = require_int("num_blocks", num_blocks, 1, 2**31 - 2)
+        self.pool = BlockPool(number + _FIRST, block_size, **pool_options)
+        self.block_size = self.pool.block_size
+        self._leases: dict[int, BlockLease] = {}
+        self._found: tuple[int, FoundBlocks] | None = None
+
+    def can_allocate(self, seq: Sequence) -> int:
+        """Blocks of a waiting sequence that are cached, its last one left out; -1 if the others do not fit."""
+        found = self._find(seq)
+        if self.pool.num_free_blocks < seq.num_blocks - len(found) + found.num_idle:
+            return -1
+        self._found = (seq.seq_id, found)
+        return len(found)
+
+    def allocate(self, seq: Sequence, num_cached_blocks: int) -> None:
+        """Give a sequence that many cached blocks, and new ones for the rest. Raises `OutOfBlocks` without them."""
+        asked, found = self._found or (-1, None)
+        if found is None or asked != seq.seq_id or len(found) < num_cached_blocks:
+            found = self._find(seq)
+        self._found = None
+        num_new = seq.num_blocks - num_cached_blocks
+        lease = self.pool.hold(found, f"seq {seq.seq_id}", num_blocks=num_cached_blocks, extend_by=num_new)
+        self._leases[seq.seq_id] = lease
+        seq.block_table.extend((lease.block_ids - _FIRST).tolist())
+        seq.num_cached_tokens = num_cached_blocks * self.block_size
+
+    def deallocate(self, seq: Sequence) -> None:
+        """Free a sequence's blocks; those that are cached can be found until they are evicted."""
+        lease = self._leases.pop(seq.seq_id, None)
+        if lease is not None:
+            self.pool.free_blocks(lease)
+        seq.num_cached_tokens = 0
+        seq.block_table.clear()
+
+    def can_append(self, seq: Sequence) -> bool:
+        """Whether there is a block for a sequence's newest token, if it needs one."""
+        return not self._needs_block(seq) or self.pool.num_free_blocks > 0
+
+    def may_append(self, seq: Sequence) -> None:
+        """Give a sequence a block for its newest token, if it needs one. Raises `OutOfBlocks` if there is none."""
+        if self._needs_block(seq):
+            new = self.pool.extend(self._leases[seq.seq_id], 1)
+            seq.block_table.append(int(new[0]) - _FIRST)
+
+    def hash_blocks(self, seq: Sequence) -> None:
+        """Cache the blocks that the step filled. O(new tokens)."""
+        start = seq.num_cached_tokens // self.block_size
+        end = (seq.num_cached_tokens + seq.num_scheduled_tokens) // self.block_size
+        if end > start:
+            tokens = seq.token_ids[start * self.block_size : end * self.block_size]
+            self.pool.cache_next_blocks(self._leases[seq.seq_id], tokens, num_cached_blocks=start)
+
+    def _find(self, seq: Sequence) -> FoundBlocks:
+        found = self.pool.find_cached_blocks(seq.token_ids)
+        return found.first(min(len(found), seq.num_blocks - 1))
+
+    def _needs_block(self, seq: Sequence) -> bool:
+        return len(seq) % self.block_size == 1 or self.block_size == 1
+
+
+def install(scheduler: Any, **pool_options: Any) -> BlockManager:
+    """Replace the block manager of a nano-vllm scheduler, before it has run anything.
+
+    Raises `InvalidArgument` if sequences have blocks of the old one.
+    """
+    held = [seq for seq in (*scheduler.waiting, *scheduler.running) if seq.block_table]
+    if held:
+        raise InvalidArgument(f"scheduler has {len(held)} sequences with blocks; install it before the first step")
+    old = scheduler.block_manager
+    manager = BlockManager(len(old.blocks), old.block_size, **pool_options)
+    scheduler.block_manager = manager
+    return manager

@@ -1,0 +1,95 @@
+"""mini-sglang's cache manager on a pool: random traffic through its interface, and what it refuses."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from blockyard import InvalidArgument, OutOfBlocks
+from blockyard.integrations import mini_sglang
+from blockyard.integrations.mini_sglang import CacheManager
+
+from ..support.mini_engine import SmallManagers, SmallReq, drive
+from ..support.seeds import run_seed
+
+
+def prompts_of(draw: random.Random, count: int) -> list[list[int]]:
+    heads = [[draw.randrange(50) for _ in range(draw.randint(1, 20))] for _ in range(3)]
+    return [draw.choice(heads) + [draw.randrange(50) for _ in range(draw.randint(1, 9))] for _ in range(count)]
+
+
+def answers(num_pages: int, page_size: int, seed: int) -> dict[int, list[int]]:
+    draw = random.Random(seed)
+    cache = CacheManager(num_pages, page_size, torch.zeros((6, 64), dtype=torch.int32))
+    managers = SmallManagers(cache, 6)
+    for uid, prompt in enumerate(prompts_of(draw, 12)):
+        managers.add(uid, torch.tensor(prompt, dtype=torch.int32), draw.randint(1, 8))
+    done = drive(managers, cache, draw.choice((5, 16, 64)))
+    cache.check_integrity()
+    assert cache.pool.num_used_blocks == 0
+    assert cache.available_size == num_pages * page_size
+    assert len(managers.rows) == 6
+    return done
+
+
+@pytest.mark.parametrize("number", range(30))
+def test_random_traffic_reads_what_was_written(number: int) -> None:
+    seed = run_seed() + number
+    page_size = (1, 2, 4)[number % 3]
+    assert answers(64 // page_size, page_size, seed) == answers(2000, page_size, seed)
+
+
+def pending(length: int, max_tokens: int = 2) -> SimpleNamespace:
+    tokens = torch.arange(length, dtype=torch.int32)
+    return SimpleNamespace(uid=7, input_ids=tokens, max_tokens=max_tokens, handle=None)
+
+
+def test_all_but_the_last_token_can_be_found_and_a_handle_is_one_requests() -> None:
+    cache = CacheManager(8, 4, torch.zeros((2, 64), dtype=torch.int32))
+    asked = pending(12)
+    asked.handle = cache.match_req(asked).cuda_handle
+    cache.lock(asked.handle)
+    req = SmallReq(asked, 0, 0, 12)
+    cache.allocate_paged([req])
+    req.complete_one()
+    cache.cache_req(req, finished=False)
+    handle = cache.match_req(asked).cuda_handle
+    assert handle.cached_len == 8
+    assert handle.get_matched_indices().tolist() == list(range(8))
+    with pytest.raises(InvalidArgument, match="locked already"):
+        cache.lock(asked.handle)
+    cache.cache_req(req, finished=True)
+    with pytest.raises(InvalidArgument, match="req 7 holds nothing"):
+        cache.cache_req(req, finished=True)
+    cache.check_integrity()
+
+
+def test_what_does_not_fit_changes_nothing() -> None:
+    cache = CacheManager(2, 4, torch.zeros((2, 64), dtype=torch.int32))
+    asked = pending(12)
+    asked.handle = cache.match_req(asked).cuda_handle
+    cache.lock(asked.handle)
+    with pytest.raises(OutOfBlocks, match="3 pages are needed for 1 requests; 2 are free"):
+        cache.allocate_paged([SmallReq(asked, 0, 0, 12)])
+    assert cache.available_size == 8
+    cache.unlock(asked.handle)
+    cache.unlock(asked.handle)
+
+
+def test_it_is_installed_before_the_first_request() -> None:
+    old = SimpleNamespace(num_pages=20, page_size=4, page_table=torch.zeros((2, 64), dtype=torch.int32))
+    managers = SimpleNamespace(runnable=False, cache_manager=old)
+    idle = SimpleNamespace(runnable=False)
+    scheduler = SimpleNamespace(cache_manager=old, prefill_manager=managers, decode_manager=idle)
+    installed = mini_sglang.install(scheduler, eviction_policy="fifo")
+    assert scheduler.cache_manager is managers.cache_manager is installed
+    assert installed.available_size == 80
+    managers.runnable = True
+    with pytest.raises(InvalidArgument, match="has requests"):
+        mini_sglang.install(scheduler)

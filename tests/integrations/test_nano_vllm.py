@@ -1,0 +1,91 @@
+"""nano-vllm's block manager on a pool: random traffic through its interface, and what it refuses."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from blockyard import InvalidArgument, OutOfBlocks
+from blockyard.integrations import nano_vllm
+from blockyard.integrations.nano_vllm import BlockManager
+
+from ..support.nano_engine import BLOCK_SIZE, SmallScheduler, SmallSequence, drive
+from ..support.seeds import run_seed
+
+
+def traffic(draw: random.Random, count: int) -> list[SmallSequence]:
+    """Prompts of a few families, so that many begin alike."""
+    heads = [[draw.randrange(50) for _ in range(draw.randint(1, 20))] for _ in range(3)]
+    tails = [[draw.randrange(50) for _ in range(draw.randint(1, 9))] for _ in range(count)]
+    return [SmallSequence(draw.choice(heads) + tail, draw.randint(1, 12)) for tail in tails]
+
+
+def answers(num_blocks: int, seed: int) -> tuple[list[list[int]], int]:
+    draw = random.Random(seed)
+    sequences = traffic(draw, 12)
+    scheduler = SmallScheduler(num_blocks, draw.randint(1, 6), draw.choice((7, 16, 64)))
+    computed = drive(scheduler, sequences, BLOCK_SIZE)
+    pool = scheduler.block_manager.pool
+    pool.check()
+    assert pool.num_used_blocks == 0
+    assert pool.num_blocks == num_blocks + 1
+    return [seq.token_ids for seq in sequences], computed
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_random_traffic_reads_what_was_written(number: int) -> None:
+    seed = run_seed() + number
+    few, _ = answers(12, seed)
+    many, computed = answers(400, seed)
+    assert few == many
+    assert computed < sum(len(seq) for seq in traffic(random.Random(seed), 12))
+
+
+def test_a_prompt_that_was_served_is_found_but_for_its_last_block() -> None:
+    manager = BlockManager(8, 4)
+    first, second = (SmallSequence(list(range(12)), 4) for _ in range(2))
+    assert manager.can_allocate(first) == 0
+    manager.allocate(first, 0)
+    assert first.block_table == [0, 1, 2]
+    first.num_scheduled_tokens = 12
+    manager.hash_blocks(first)
+    assert manager.can_allocate(second) == 2
+    manager.allocate(second, 2)
+    assert second.block_table == [0, 1, 3]
+    assert second.num_cached_tokens == 8
+    manager.deallocate(first)
+    manager.deallocate(second)
+    assert manager.pool.num_used_blocks == 0
+
+
+def test_what_does_not_fit_changes_nothing() -> None:
+    manager = BlockManager(2, 4)
+    seq = SmallSequence(list(range(12)), 4)
+    assert manager.can_allocate(seq) == -1
+    with pytest.raises(OutOfBlocks):
+        manager.allocate(seq, 0)
+    assert seq.block_table == []
+    assert manager.pool.num_free_blocks == 2
+    manager.deallocate(seq)
+
+
+def test_it_is_installed_before_anything_runs() -> None:
+    scheduler = SmallScheduler(20, 4, 64)
+    stock = SimpleNamespace(blocks=[None] * 20, block_size=BLOCK_SIZE)
+    scheduler.block_manager = cast(Any, stock)
+    installed = nano_vllm.install(scheduler, eviction_policy="fifo")
+    assert scheduler.block_manager is installed
+    assert installed.pool.num_usable_blocks == 20
+    scheduler.add(SmallSequence([1, 2, 3, 4, 5], 4))
+    scheduler.schedule()
+    with pytest.raises(InvalidArgument, match="scheduler has 1 sequences with blocks"):
+        nano_vllm.install(scheduler)
+
+
+@pytest.mark.parametrize(("arguments", "said"), [((0, 4), "num_blocks is 0"), ((4, 0), "block_size is 0")])
+def test_bad_sizes_are_named(arguments: tuple[int, int], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        BlockManager(*arguments)
