@@ -20,9 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .. import BlockLease, BlockPool, FoundBlocks
-from ..arguments import require_int
-from ..errors import InvalidArgument, OutOfBlocks
+from .. import BlockLease, BlockPool, FoundBlocks, InvalidArgument, OutOfBlocks
 
 #: mini-sglang numbers its pages from 0; block 0 of a pool is the null block, so that a pool has one more.
 _FIRST = 1
@@ -57,8 +55,10 @@ class CacheManager:
     """
 
     def __init__(self, num_pages: int, page_size: int, page_table: torch.Tensor, **pool_options: Any) -> None:
-        self.num_pages = require_int("num_pages", num_pages, 1, 2**31 - 2)
-        self.pool = BlockPool(self.num_pages + _FIRST, page_size, **pool_options)
+        if num_pages < 1:
+            raise InvalidArgument(f"num_pages is {num_pages}; it must be at least 1")
+        self.num_pages = num_pages
+        self.pool = BlockPool(num_pages + _FIRST, page_size, **pool_options)
         self.page_size = self.pool.block_size
         self.page_table = page_table
         self.device = page_table.device

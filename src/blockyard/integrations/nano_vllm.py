@@ -14,9 +14,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from .. import BlockLease, BlockPool, FoundBlocks
-from ..arguments import require_int
-from ..errors import InvalidArgument
+from .. import BlockLease, BlockPool, FoundBlocks, InvalidArgument
 
 #: nano-vllm numbers its blocks from 0; block 0 of a pool is the null block, so that a pool has one more.
 _FIRST = 1
@@ -47,8 +45,9 @@ class BlockManager:
     """
 
     def __init__(self, num_blocks: int, block_size: int, **pool_options: Any) -> None:
-        number = require_int("num_blocks", num_blocks, 1, 2**31 - 2)
-        self.pool = BlockPool(number + _FIRST, block_size, **pool_options)
+        if num_blocks < 1:
+            raise InvalidArgument(f"num_blocks is {num_blocks}; it must be at least 1")
+        self.pool = BlockPool(num_blocks + _FIRST, block_size, **pool_options)
         self.block_size = self.pool.block_size
         self._leases: dict[int, BlockLease] = {}
         self._found: tuple[int, FoundBlocks] | None = None

@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import BlockLease, BlockPool, FoundBlocks
-from ..errors import InvalidArgument, MissingExtra
+from .. import BlockLease, BlockPool, FoundBlocks, InvalidArgument, MissingExtra
 
 try:
     import torch
