@@ -23,11 +23,11 @@ export class Tree {
     let tenant = null;
     const tenants = new Set(branches.map((branch) => branch.tenant)).size;
     for (const branch of branches) {
+      while (depths.length && depths[depths.length - 1].below === 0) this.leave(depths, lines);
       if (tenants > 1 && branch.tenant !== tenant && branch.depth === 0) {
-        lines.push(make("li", "tenant", branch.tenant === 0 ? "Without a salt" : `Tenant ${branch.tenant}, with a salt of its own`));
+        lines.push(make("li", "tenant", branch.tenant === 0 ? "Without a salt or an adapter" : `Tenant ${branch.tenant}, with a salt or an adapter of its own`));
         tenant = branch.tenant;
       }
-      while (depths.length && depths[depths.length - 1].below === 0) this.leave(depths, lines);
       if (depths.length) depths[depths.length - 1].below--;
       lines.push(this.line(branch, depths.length));
       depths.push({ below: branch.below, rest: branch.rest, more: branch.rest_branches });
