@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from blockyard import BlockPool, CacheConfig, ConcurrentCall, InvalidArgument, KVCacheManager, OverBudget, PolicyError
+from blockyard.core.gate import Gate
+from blockyard.core.pool.listener import LossTeller
 
 from ..support.checked import prompt
 from ..support.own_policies import MRU
@@ -270,6 +272,28 @@ def test_the_pool_of_a_manager_tells_too() -> None:
     cache.allocate(prompt(2, 12))
     assert told == [5, 4, 3]
     cache.check()
+
+
+def test_what_one_listener_does_is_told_to_another_before_the_call_returns() -> None:
+    """The pools of a manager share a gate: the second's listener makes the first lose a block."""
+    gate = Gate()
+    first, second = LossTeller(gate), LossTeller(gate)
+    gate.told += [first, second]
+    told: list[Any] = []
+
+    def hear_second(block_ids: np.ndarray) -> None:
+        told.append(("second", block_ids.tolist()))
+        if len(told) == 1:
+            gate.enter("a call of the listener")
+            first.note(7)
+            gate.leave()
+
+    first.callback = lambda block_ids: told.append(("first", block_ids.tolist()))
+    second.callback = hear_second
+    gate.enter("a call")
+    second.note(3)
+    gate.leave()
+    assert told == [("second", [3]), ("first", [7])]
 
 
 def test_a_pool_with_a_listener_is_collected() -> None:

@@ -47,8 +47,8 @@ class Deferred:
 class Told:
     """Something that is told of what calls did, once they are over."""
 
-    def tell(self) -> None:
-        """Pass on what there is to tell; it runs the caller's own code."""
+    def tell(self) -> bool:
+        """Pass on what there is to tell, if there is something: it runs the caller's own code."""
         raise NotImplementedError("Told must have tell()")
 
 
@@ -126,10 +126,18 @@ class Gate:
         if not self._is_telling:
             self._is_telling = True
             try:
-                for told in self.told:
-                    told.tell()
+                # What one listener does may be the next thing to tell another.
+                while self._tell_all():
+                    pass
             finally:
                 self._is_telling = False
+
+    def _tell_all(self) -> bool:
+        has_told = False
+        for told in self.told:
+            if told.tell():
+                has_told = True
+        return has_told
 
     def _carry_out(self) -> None:
         try:

@@ -29,9 +29,11 @@ class LossTeller(Told):
             self._lost.append(int(block))
             self._gate.tell_later()
 
-    def tell(self) -> None:
+    def tell(self) -> bool:
         """Call the callback with what was lost, until nothing more is."""
+        has_told = False
         while self._lost:
+            has_told = True
             lost = self._lost
             self._lost = []
             callback = self.callback
@@ -42,6 +44,7 @@ class LossTeller(Told):
                     self._warn(error)
                 except BaseException as error:
                     self._gate.interruption.note(error)
+        return has_told
 
     def _warn(self, error: Exception) -> None:
         text = text_of(error, self._gate.interruption)
