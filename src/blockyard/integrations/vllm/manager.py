@@ -108,7 +108,7 @@ class KVCacheManager(stock.KVCacheManager):
             eviction_policy=options.eviction_policy,
             residency_sample=options.residency_sample,
         )
-        self.counts = memoryview(self.pool.ref_counts())
+        self.counts = self.pool.ref_counts().data
         self.leases: dict[str, BlockLease] = {}
         self.keys: dict[str, tuple[ExtraKey, ...]] = {}
         #: Of each cached block: vLLM's hash with the group's number, and how many tokens it stands for.

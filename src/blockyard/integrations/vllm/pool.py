@@ -227,7 +227,7 @@ class BlockPool(stock.BlockPool):
         self.hash_block_size = hash_block_size
         self.num_hash_lookahead_tokens = num_hash_lookahead_tokens
         self.named = NamedPool(num_gpu_blocks, eviction_policy=self.eviction_policy)
-        self.counts = memoryview(self.named.ref_counts())
+        self.counts = self.named.ref_counts().data
         self.blocks: list[Any] = [Block(block_id, self) for block_id in range(num_gpu_blocks)]
         self.null_block = self.blocks[0]
         self.free_block_queue: Any = FreeQueue(self.named, self.blocks)
