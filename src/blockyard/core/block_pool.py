@@ -21,6 +21,7 @@ from .pool.found import FoundBlocks, find_computed, found_blocks, require_found
 from .pool.lease import BlockLease, LeaseBook, check_leases, held_blocks
 from .pool.lease_parts import adopt, cut_off, give_back, grow, part_of
 from .pool.ledger import BlockLedger
+from .pool.misses import note_misses
 from .pool_records import PoolRecords
 from .refusing import refuse_copy, refuse_pickle, refuse_subclass
 from .store.event_reader import EventReader
@@ -438,7 +439,7 @@ class BlockPool(PoolRecords):
             prompt = self._make_prompt(token_ids, extra_keys)
             found = find_computed(self._ledger, prompt)
             lease = self._hold_hit(self._ledger.index.found[:found], "get_cached_blocks", name)
-            self._ledger.note_misses(prompt, lease._blocks, found)
+            note_misses(self._ledger, prompt, lease._blocks, found)
             return lease
         finally:
             self._gate.leave_with_result()

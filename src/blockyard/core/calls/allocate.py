@@ -10,6 +10,7 @@ from ...errors import InvalidArgument
 from ..index.hit import Hit
 from ..index.prompt import Prompt, make_prompt
 from ..parts import Parts
+from ..pool.misses import note_misses
 from ..sequences.table import NO_TOKEN
 from .admission import LATER, NEVER, OK, AdmissionControl
 from .free import FreeCalls
@@ -230,7 +231,7 @@ class AllocateCalls:
         first = row * sequences.width
         sequences.put_blocks(row, hit.blocks, found)
         self.token_blocks.note_hits(hit.blocks, 0, found)
-        self.token_blocks.note_misses(prompt, hit.blocks, found)
+        note_misses(self.token_blocks, prompt, hit.blocks, found)
         self.token_blocks.share(hit.blocks, 0, found)
         self.partial_hits.hold(row, hit)
         self.store.hold_hits(row, hit)

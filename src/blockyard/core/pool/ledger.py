@@ -15,12 +15,12 @@ from ..index.checking import check_index
 from ..index.hashing import root_hash
 from ..index.prefix_index import PrefixIndex
 from ..index.prompt import Prompt
-from ..index.room import IndexRoom
 from ..policies.base import EvictionPolicy
 from ..policies.caught import CaughtPolicy
-from .fence import Fence, FenceRoom
-from .free_queue import FreeQueue, QueueRoom
+from .fence import Fence
+from .free_queue import FreeQueue
 from .observer import Observers, PoolObserver
+from .room import LedgerRoom
 from .victims import Chooser
 
 #: Blocks freed in one run.
@@ -295,23 +295,6 @@ class BlockLedger:
         if self.chooser is not None:
             for index in range(start, start + count):
                 self.chooser.hit(i64(blocks[index]), self.index.chain_hash[i64(blocks[index])])
-
-    def note_misses(self, prompt: Prompt, hit: vec[i32], found: i64) -> None:
-        """Tell a policy that wants to know it what a prompt asks for behind the `found` blocks that it hit. O(tokens).
-
-        Not the block with the last token, which is never hit, and nothing behind the next span: that is named by
-        contents that are not there.
-        """
-        if self.chooser is None or not self.chooser.needs_paths:
-            return
-        last = min((prompt.num_tokens - 1) // self.block_size, prompt.next_span_block(found))
-        if found >= last or found in prompt.spans:
-            return
-        index = self.index
-        chain = index.chain_hash[i64(hit[found - 1])] if found > 0 else root_hash(index.root(prompt.keys))
-        index.hash_run(prompt.words, found, last, chain)
-        for position in range(found, last):
-            self.chooser.miss(index.hashes[position])
 
     def note_parent(self, block: i64, parent: i64) -> None:
         """Tell the policy what stands before a block that is released next, by itself."""
@@ -604,16 +587,3 @@ class BlockLedger:
         check_index(self.index)
         if self.chooser is not None:
             self.chooser.check({block for block in free if self.index.is_cached(i64(block))})
-
-
-class LedgerRoom:
-    """The arrays of a larger ledger, before they are put in place."""
-
-    def __init__(
-        self, num_blocks: i64, index: IndexRoom, queue: QueueRoom, ref_cnt: vec[i32], fence: FenceRoom | None
-    ) -> None:
-        self.num_blocks = num_blocks
-        self.index = index
-        self.queue = queue
-        self.ref_cnt = ref_cnt
-        self.fence = fence

@@ -5,7 +5,8 @@ from mypy_extensions import i64
 
 from ..index.hit import Hit
 from ..pool.block import KVCacheBlock
-from ..pool.ledger import BlockLedger, LedgerRoom
+from ..pool.ledger import BlockLedger
+from ..pool.room import LedgerRoom
 from ..sequences.block_table import BlockTable
 from ..sequences.table import SequenceTable
 from ..watch.misses import MissLog

@@ -17,7 +17,8 @@ from ...ids import NULL_BLOCK
 from ..arrays import view_i64, zeros_i64
 from ..index.hit import Hit
 from ..pool.block import KVCacheBlock
-from ..pool.ledger import BlockLedger, LedgerRoom
+from ..pool.ledger import BlockLedger
+from ..pool.room import LedgerRoom
 from ..sequences.block_table import BlockTable
 from ..sequences.table import SequenceTable
 from ..watch.misses import MissLog
