@@ -63,6 +63,9 @@ def busy(cache: KVCacheManager, number: int) -> Iterator[None]:
         cache.commit(running, plan.num_scheduled, [7 if fits else -1 for fits in plan.fits])
         while running and (random.random() < 0.4 or cache.num_free_blocks < 8):
             cache.free(running.pop(random.randrange(len(running))))
+        for seq in [seq for seq in running if cache.num_tokens(seq) == FOLLOWED.max_model_len]:
+            cache.free(seq)
+            running.remove(seq)
         yield
 
 

@@ -22,6 +22,8 @@ NOT_IN_STUBS = r""".*\.__mypyc_attrs__
 .*\.__(deep)?copy__
 blockyard\.core\.block_pool\.(Block|Managed)Pool
 blockyard\.core\.manager\.KVCacheManager
+blockyard\.core\.named_pool\.NamedPool
+blockyard\.core\.named_pool\.NamedPool\.find_prefix
 blockyard\.core\.[a-z_.]+\.[A-Z_]+
 """
 

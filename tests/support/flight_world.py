@@ -173,9 +173,27 @@ class FlightWorld(World):
             for item, slots in zip(flight.items, runs, strict=True):
                 memory[slots] = NOTHING if item.is_doomed else item.names[item.start :]
         flight.is_written = True
+        self.spoil_earlier(flight)
         is_late = any(not other.is_written for other in self.flights[: self.flights.index(flight)])
         self.counts["steps that overtook others"] += is_late
         self.read_again(flight)
+
+    def spoil_earlier(self, flight: Flight) -> None:
+        """A step that fails may write over what an earlier one wrote for nothing, and has read by then."""
+        spoilt = {
+            (group, slot)
+            for group, runs in enumerate(flight.slots)
+            for item, slots in zip(flight.items, runs, strict=True)
+            if item.is_doomed
+            for slot in slots.tolist()
+        }
+        earlier = self.flights[: self.flights.index(flight)] if spoilt else []
+        for other in (other for other in earlier if flight.comes_after(other)):
+            for group, size in enumerate(self.sizes):
+                for item, table in zip(other.items, other.tables[group].tolist(), strict=True):
+                    places = range(min(item.num_valid, len(table) * size))
+                    hit = (place for place in places if (group, table[place // size] * size + place % size) in spoilt)
+                    item.num_valid = next(hit, item.num_valid)
 
     def read_again(self, flight: Flight) -> None:
         """All that the step attends to stands where its tables said."""
