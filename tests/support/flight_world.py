@@ -172,10 +172,25 @@ class FlightWorld(World):
             memory = self.gpu.blocks[group].reshape(-1)
             for item, slots in zip(flight.items, runs, strict=True):
                 memory[slots] = NOTHING if item.is_doomed else item.names[item.start :]
+                if item.is_doomed:
+                    self.spoil(item, group, slots.tolist())
         flight.is_written = True
         is_late = any(not other.is_written for other in self.flights[: self.flights.index(flight)])
         self.counts["steps that overtook others"] += is_late
         self.read_again(flight)
+
+    def spoil(self, failed: Item, group: int, slots: list[int]) -> None:
+        """A joiner whose owner was freed computes the same blocks itself, and fails: what the owner's step reads there
+        is wrong from now on, but nobody takes that step's results."""
+        size = self.sizes[group]
+        for flight in self.flights:
+            for index, item in enumerate(flight.items):
+                if self.is_live(item):
+                    continue
+                table = flight.tables[group][index]
+                for position, slot in enumerate(slots, failed.start):
+                    if position < item.num_valid and table[position // size] * size + position % size == slot:
+                        item.num_valid = position
 
     def read_again(self, flight: Flight) -> None:
         """All that the step attends to stands where its tables said."""
