@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from blockyard import CacheConfig, InvalidArgument, KVCacheManager, PolicyError
+from blockyard import CacheConfig, InvalidArgument, KVCacheManager, NamedPool, PolicyError
 from blockyard.core.policies import make_policy
 from blockyard.core.policies.base import EvictionPolicy
 from blockyard.core.policies.lfu import LFU
@@ -51,6 +51,21 @@ def rich(policy: EvictionPolicy) -> Guarded:
     for key in range(4000):
         guard.miss(key)
     return guard
+
+
+def test_blocks_freed_by_their_ids_stand_behind_what_is_cached_before_them() -> None:
+    """A table is freed backwards, its last block without a name. The next turn fills that block: were it what the first
+    block follows, the prompt would be a circle, and its first block the one to go."""
+    pool = NamedPool(20, eviction_policy=lambda num_blocks: rich(MRU(num_blocks)))
+    names = [b"%d" % number for number in range(5)]
+    table = pool.new_ids(5)
+    pool.name_blocks(table[:4], names[:4])
+    pool.free_ids(table[::-1])
+    pool.hold_ids(table)
+    pool.name_blocks(table[4:], names[4:])
+    pool.free_ids(table[::-1])
+    pool.new_ids(pool.num_free_blocks - 5)
+    assert [pool.new_ids(1) for _ in range(5)] == [[block] for block in reversed(table)]
 
 
 def test_what_follows_the_choice_goes_before_it() -> None:

@@ -380,7 +380,8 @@ class BlockLedger:
                     idle[num_idle] = block
                     num_idle += 1
                     if self.chooser is not None:
-                        if position > start:
+                        # What caches nothing stands before no content: ids come with unnamed ones first.
+                        if position > start and identity[2 * i64(blocks[position - 1])] != NO_CONTENT:
                             self.chooser.follows(block, i64(blocks[position - 1]))
                         self.chooser.insert(block, self.index.chain_hash[block], position - start)
             position -= 1
