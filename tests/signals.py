@@ -197,6 +197,8 @@ class Program:
         self.cache.free(self.seqs)
         for lease in self.leases:
             self.pool.free_blocks(lease)
+        for step in self.cache.steps_in_flight:
+            self.cache.end_step(step)
         self.cache.check()
         assert self.cache.num_used_blocks == 0
 
