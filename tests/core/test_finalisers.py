@@ -15,7 +15,7 @@ from ..support.checked import prompt
 from ..support.cycles import collector_at, collector_off, leave_to_die
 from ..support.seeds import run_seed
 
-NUM_WORLDS = 40 if blockyard.compiled() else 6
+NUM_WORLDS = 24 if blockyard.compiled() else 6
 
 
 def make_cache() -> KVCacheManager:

@@ -18,7 +18,7 @@ from ..support.flight_world import FlightWorld, HastyWorld
 from ..support.seeds import run_seed
 from ..support.snapshot import snapshot
 
-NUM_WORLDS = 80 if blockyard.compiled() else 8
+NUM_WORLDS = 50 if blockyard.compiled() else 8
 
 
 def flying(depth: int = 3, **settings: Any) -> Checked:

@@ -13,8 +13,8 @@ from ..support import seeds, source_only
 from ..support.seeds import run_seed
 from ..world import World, run_worlds
 
-NUM_CALLS = 90_000 if blockyard.compiled() else 6_000
-NUM_TWINS = 40
+NUM_CALLS = 60_000 if blockyard.compiled() else 6_000
+NUM_TWINS = 24
 CALLS_A_TWIN = 80
 
 #: What a run has to have done, or it proves less than it seems to.

@@ -8,7 +8,7 @@ from ..support import seeds
 from ..support.seeds import run_seed
 from ..wires import CALLS_A_WORLD, run_worlds
 
-NUM_WORLDS = 120 if blockyard.compiled() else 4
+NUM_WORLDS = 70 if blockyard.compiled() else 4
 
 
 def test_after_a_heartbeat_the_mirror_is_the_cache() -> None:

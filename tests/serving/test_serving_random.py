@@ -21,7 +21,7 @@ from blockyard.serving import ServerLimits
 from ..support.seeds import run_seed
 from ..support.servers import MODEL, Running, running_server, tiny_engine
 
-NUM_REQUESTS = 120
+NUM_REQUESTS = 80
 VALUES: dict[str, list[Any]] = {
     "presence_penalty": [-2, 0, 2, 2.01],
     "frequency_penalty": [-2, 0, 2],
