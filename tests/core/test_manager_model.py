@@ -26,7 +26,7 @@ from ..support.seeds import run_seed
 
 NUM_STEPS_REQUIRED = 10_000
 STEPS_AN_EXAMPLE = 60
-NUM_EXAMPLES = int(os.environ.get("BLOCKYARD_EXAMPLES", "190" if blockyard.compiled() else "190"))
+NUM_EXAMPLES = int(os.environ.get("BLOCKYARD_EXAMPLES", "190"))
 BLOCK_SIZES = (1, 2, 3, 4, 16)
 #: What a step chooses by. One drawn number, and not each choice, goes to hypothesis: it steps faster, explores more
 #: evenly, and shrinks to fewer steps; `Pair.log` then tells what they were.
