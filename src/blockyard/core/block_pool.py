@@ -389,7 +389,8 @@ class BlockPool(PoolRecords):
         """The longest run of cached blocks that `token_ids` begins with, not held. O(blocks found).
 
         A question: the order of eviction and the policy know nothing of it. `hold` takes what it returns, as long as
-        it is still there. A Span may end behind the tokens.
+        it is still there, and tells a guard what was not found: let it take an empty answer too. A Span may end behind
+        the tokens.
         """
         self._gate.enter("find_cached_blocks")
         try:
@@ -423,7 +424,7 @@ class BlockPool(PoolRecords):
                     more + idle,
                     self.num_free_blocks,
                 )
-            return self._hold_hit(found._blocks[:count], "hold", name, 0, more)
+            return self._hold_hit(found._blocks[:count], "hold", name, 0, more, found)
         finally:
             self._gate.leave_with_result()
 
@@ -456,7 +457,15 @@ class BlockPool(PoolRecords):
         finally:
             self._gate.leave_with_result()
 
-    def _hold_hit(self, blocks: vec[i32], call: str, holder: str, first_block: i64 = 0, more: i64 = 0) -> BlockLease:
+    def _hold_hit(
+        self,
+        blocks: vec[i32],
+        call: str,
+        holder: str,
+        first_block: i64 = 0,
+        more: i64 = 0,
+        found: FoundBlocks | None = None,
+    ) -> BlockLease:
         """A lease on cached blocks and `more` new ones. A policy that fails, or is interrupted when it is told, leaves
         all as it was."""
         ledger = self._ledger
@@ -472,6 +481,9 @@ class BlockPool(PoolRecords):
         if self._gate.interruption.error is not None:
             self._let_go(lease, peak)
             self._gate.interruption.raise_now()
+        if found is not None:
+            # Before the new blocks evict: a guard knows then that these contents are in use.
+            ledger.note_missed_keys(found._missed)
         if more > 0:
             try:
                 grow(ledger, lease, more)

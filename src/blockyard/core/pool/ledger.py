@@ -302,16 +302,23 @@ class BlockLedger:
         Not the block with the last token, which is never hit, and nothing behind the next span: that is named by
         contents that are not there.
         """
-        if self.chooser is None or not self.chooser.needs_paths:
-            return
+        self.note_missed_keys(self.missed_keys(prompt, hit, found))
+
+    def missed_keys(self, prompt: Prompt, hit: vec[i32], found: i64) -> vec[i64]:
+        """The keys of these; none where no policy wants to know them."""
         last = min((prompt.num_tokens - 1) // self.block_size, prompt.next_span_block(found))
-        if found >= last or found in prompt.spans:
-            return
+        if self.chooser is None or not self.chooser.needs_paths or found >= last or found in prompt.spans:
+            return zeros_i64(0)
         index = self.index
         chain = index.chain_hash[i64(hit[found - 1])] if found > 0 else root_hash(index.root(prompt.keys))
         index.hash_run(prompt.words, found, last, chain)
-        for position in range(found, last):
-            self.chooser.miss(index.hashes[position])
+        return index.hashes[found:last]
+
+    def note_missed_keys(self, keys: vec[i64]) -> None:
+        """Tell the policy what was asked for and is not there."""
+        if self.chooser is not None:
+            for position in range(i64(len(keys))):
+                self.chooser.miss(keys[position])
 
     def note_parent(self, block: i64, parent: i64) -> None:
         """Tell the policy what stands before a block that is released next, by itself."""
