@@ -106,7 +106,7 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
         "owner": ROW,
     },
     "core/sequences/block_table.py": {"block": BLOCK_ID},
-    "core/pool/fence.py": {"block": BLOCK_ID, "NULL_BLOCK": "0"},
+    "core/pool/fence.py": {"block": BLOCK_ID, "before": BLOCK_ID, "NULL_BLOCK": "0"},
     "core/store/group_table.py": {"block": BLOCK_ID},
 }
 
