@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from blockyard import CacheConfig, InvalidArgument, KVCacheManager, NamedPool, PolicyError
+from blockyard import BlockPool, CacheConfig, InvalidArgument, KVCacheManager, NamedPool, PolicyError
 from blockyard.core.policies import make_policy
 from blockyard.core.policies.base import EvictionPolicy
 from blockyard.core.policies.lfu import LFU
@@ -51,6 +51,33 @@ def rich(policy: EvictionPolicy) -> Guarded:
     for key in range(4000):
         guard.miss(key)
     return guard
+
+
+def hits_of(prompts: list[list[int]], policy: object) -> int:
+    """Hits of prompts in one-token blocks that are looked up, held, cached and freed, one after another."""
+    pool, hits = BlockPool(60, 1, hash_seed=1, eviction_policy=policy), 0
+    for tokens in prompts:
+        found = pool.find_cached_blocks([*tokens, 99])
+        lease = pool.hold(found, extend_by=len(tokens) - len(found))
+        hits += len(found)
+        if len(found) < len(tokens):
+            pool.cache_next_blocks(lease, tokens[len(found) :])
+        pool.free_blocks(lease)
+    pool.check()
+    return hits
+
+
+def test_the_floor_stands_where_prompts_are_looked_up_and_held() -> None:
+    """What a lookup misses is told before the new blocks push it out of the shadow."""
+    for seed in range(3):
+        draw = random.Random(seed)
+        roots = [[draw.randrange(50) for _ in range(draw.randint(1, 8))] for _ in range(30)]
+        prompts = [
+            draw.choice(roots) + [draw.randrange(3) for _ in range(draw.choice((0, 0, draw.randint(1, 6))))]
+            for _ in range(1500)
+        ]
+        least = hits_of(prompts, "lru") - sum(map(len, prompts)) // 500
+        assert hits_of(prompts, lambda num_blocks: Guarded(MRU(num_blocks), True)) >= least
 
 
 def test_blocks_freed_by_their_ids_stand_behind_what_is_cached_before_them() -> None:

@@ -255,7 +255,6 @@ def test_a_part_that_begins_behind_a_cached_block_goes_on() -> None:
     ("arguments", "text"),
     [
         ({"token_ids": TOKENS[:12]}, "token_ids fill 3 blocks behind the first 1; the lease has 3"),
-        ({"token_ids": []}, "token_ids is empty"),
         ({"token_ids": [-1]}, r"token_ids\[0\] is -1"),
         ({"num_cached_blocks": 2}, "num_cached_blocks is 2; of the lease's blocks, the first 1 are cached"),
         ({"num_cached_blocks": -1}, "num_cached_blocks is -1"),
@@ -317,3 +316,13 @@ def test_a_view_of_the_blocks_stays_as_it_was_when_the_lease_grows() -> None:
     pool.extend(lease, 1)
     pool.extend(lease, 20)
     assert view.tolist() == [1, 2, 3]
+
+
+def test_no_tokens_cache_nothing() -> None:
+    pool = BlockPool(10, 4)
+    lease = pool.get_new_blocks(2)
+    assert pool.cache_next_blocks(lease, []) == 0
+    assert pool.cache_next_blocks(lease, [1, 2, 3, 4]) == 1
+    assert pool.cache_next_blocks(lease, np.array([], dtype=np.int32)) == 1
+    assert pool.cache_next_blocks(lease, ()) == 1
+    pool.check()

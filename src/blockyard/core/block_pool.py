@@ -12,7 +12,7 @@ from ..errors import InvalidArgument, OutOfBlocks, not_enough_memory
 from ..hash_seeds import hash_seed_or_drawn
 from .arrays import view_i32, zeros_i32
 from .gate import Gate
-from .index.prompt import Prompt, make_chunk
+from .index.prompt import Prompt, has_tokens, make_chunk
 from .pool.block import KVCacheBlock
 from .pool.by_id import evict_idle, require_free, require_ids, uncache
 from .pool.caching import cache_next, cache_prompt
@@ -21,7 +21,7 @@ from .pool.found import FoundBlocks, find_computed, found_blocks, require_found
 from .pool.lease import BlockLease, LeaseBook, check_leases, held_blocks
 from .pool.lease_parts import adopt, cut_off, give_back, grow, part_of
 from .pool.ledger import BlockLedger
-from .pool.misses import note_misses
+from .pool.misses import note_missed_keys, note_misses
 from .pool_records import PoolRecords
 from .refusing import refuse_copy, refuse_pickle, refuse_subclass
 from .store.event_reader import EventReader
@@ -360,8 +360,8 @@ class BlockPool(PoolRecords):
     ) -> int:
         """Index the blocks right behind those that a lease has cached: `token_ids` are theirs. O(new tokens).
 
-        token_ids: the tokens behind the lease's cached blocks; of what fills no whole block nothing is kept, so give it
-            again. A contiguous int32 array of many whole blocks is read as it lies.
+        token_ids: the tokens behind the lease's cached blocks, or none; of what fills no block nothing is kept, so
+            give it again. A contiguous int32 array of many whole blocks is read as it lies.
         extra_keys: LoRA and CacheSalt count for a prompt's first block alone, and the chain carries them on. A Span has
             its position in the prompt, and may reach out of these tokens on both sides; tokens below 0, placeholders of
             an engine's own, may stand under spans alone.
@@ -375,12 +375,12 @@ class BlockPool(PoolRecords):
         self._gate.enter("cache_next_blocks")
         try:
             self._require_tokens()
-            chunk = make_chunk(token_ids, extra_keys, self.block_size)
+            chunk = make_chunk(token_ids, extra_keys, self.block_size) if has_tokens(token_ids) else None
             asked = -1
             if num_cached_blocks is not None:
                 asked = require_int("num_cached_blocks", num_cached_blocks, 0, MAX_BLOCKS)
             held = self._book.require_live(lease)
-            if self.enable_prefix_caching:
+            if self.enable_prefix_caching and chunk is not None:
                 cache_next(self._ledger, held, chunk, asked)
             return held.num_cached_blocks
         finally:
@@ -390,7 +390,8 @@ class BlockPool(PoolRecords):
         """The longest run of cached blocks that `token_ids` begins with, not held. O(blocks found).
 
         A question: the order of eviction and the policy know nothing of it. `hold` takes what it returns, as long as
-        it is still there. A Span may end behind the tokens.
+        it is still there, and tells a guard what was not found: let it take an empty answer too. A Span may end behind
+        the tokens.
         """
         self._gate.enter("find_cached_blocks")
         try:
@@ -424,7 +425,7 @@ class BlockPool(PoolRecords):
                     more + idle,
                     self.num_free_blocks,
                 )
-            return self._hold_hit(found._blocks[:count], "hold", name, 0, more)
+            return self._hold_hit(found._blocks[:count], "hold", name, 0, more, found)
         finally:
             self._gate.leave_with_result()
 
@@ -457,7 +458,15 @@ class BlockPool(PoolRecords):
         finally:
             self._gate.leave_with_result()
 
-    def _hold_hit(self, blocks: vec[i32], call: str, holder: str, first_block: i64 = 0, more: i64 = 0) -> BlockLease:
+    def _hold_hit(
+        self,
+        blocks: vec[i32],
+        call: str,
+        holder: str,
+        first_block: i64 = 0,
+        more: i64 = 0,
+        found: FoundBlocks | None = None,
+    ) -> BlockLease:
         """A lease on cached blocks and `more` new ones. A policy that fails, or is interrupted when it is told, leaves
         all as it was."""
         ledger = self._ledger
@@ -473,6 +482,9 @@ class BlockPool(PoolRecords):
         if self._gate.interruption.error is not None:
             self._let_go(lease, peak)
             self._gate.interruption.raise_now()
+        if found is not None:
+            # Before the new blocks evict: a guard knows then that these contents are in use.
+            note_missed_keys(ledger, found._missed)
         if more > 0:
             try:
                 grow(ledger, lease, more)

@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from typing import Final
 
+import numpy as np
 from librt.vecs import vec
 from mypy_extensions import i64
 
@@ -96,6 +97,13 @@ def make_chunk(token_ids: object, extra_keys: object, block_size: int) -> Chunk:
     """Check and pack tokens from anywhere in a prompt, placeholders below 0 included. Raises `InvalidArgument`."""
     packed = pack_tokens(token_ids, block_size, True)
     return Chunk(packed, canonical_keys(extra_keys) if has_items(extra_keys) else ())
+
+
+def has_tokens(token_ids: object) -> bool:
+    """False for an empty list or array."""
+    if isinstance(token_ids, (list, tuple)):
+        return len(token_ids) > 0
+    return not isinstance(token_ids, np.ndarray) or token_ids.size > 0
 
 
 def has_items(extra_keys: object) -> bool:

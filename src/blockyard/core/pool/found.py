@@ -11,6 +11,7 @@ from ..arrays import view_i32, zeros_i64
 from ..index.prompt import Prompt
 from ..refusing import refuse_pickle, refuse_subclass
 from .ledger import BlockLedger
+from .misses import missed_keys
 
 
 class FoundBlocks:
@@ -20,10 +21,12 @@ class FoundBlocks:
     blocks only as long as they have it, whatever has happened in between.
     """
 
-    def __init__(self, ledger: BlockLedger, blocks: vec[i32], contents: vec[i64]) -> None:
+    def __init__(self, ledger: BlockLedger, blocks: vec[i32], contents: vec[i64], missed: vec[i64]) -> None:
         self._ledger = ledger
         self._blocks = blocks
         self._contents = contents
+        #: Keys of what the prompt asks for besides, for a policy that wants to know it.
+        self._missed = missed
 
     @property
     def block_ids(self) -> npt.NDArray[np.int32]:
@@ -46,7 +49,7 @@ class FoundBlocks:
     def first(self, num_blocks: object) -> "FoundBlocks":
         """The first `num_blocks` of them. O(num_blocks). Raises `InvalidArgument` for more than there are."""
         count = require_int("num_blocks", num_blocks, 0, len(self._blocks))
-        return FoundBlocks(self._ledger, self._blocks[:count], self._contents[:count])
+        return FoundBlocks(self._ledger, self._blocks[:count], self._contents[:count], self._missed)
 
     def __repr__(self) -> str:
         return f"<FoundBlocks {[int(block) for block in self._blocks]}>"
@@ -81,7 +84,7 @@ def found_blocks(ledger: BlockLedger, prompt: Prompt) -> FoundBlocks:
     contents = zeros_i64(int(count))
     for position in range(count):
         contents[position] = identity[2 * i64(blocks[position])]
-    return FoundBlocks(ledger, blocks, contents)
+    return FoundBlocks(ledger, blocks, contents, missed_keys(ledger, prompt, blocks, count))
 
 
 def require_found(ledger: BlockLedger, found: FoundBlocks, count: i64) -> None:
