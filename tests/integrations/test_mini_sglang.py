@@ -93,3 +93,8 @@ def test_it_is_installed_before_the_first_request() -> None:
     managers.runnable = True
     with pytest.raises(InvalidArgument, match="has requests"):
         mini_sglang.install(scheduler)
+
+
+def test_what_is_no_scheduler_is_named() -> None:
+    with pytest.raises(InvalidArgument, match="scheduler is a int; it must be mini-sglang's"):
+        mini_sglang.install(3)

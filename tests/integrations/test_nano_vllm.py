@@ -41,7 +41,7 @@ def test_random_traffic_reads_what_was_written(number: int) -> None:
     few, _ = answers(12, seed)
     many, computed = answers(400, seed)
     assert few == many
-    assert computed < sum(len(seq) for seq in traffic(random.Random(seed), 12))
+    assert computed <= sum(len(seq) for seq in traffic(random.Random(seed), 12))
 
 
 def test_a_prompt_that_was_served_is_found_but_for_its_last_block() -> None:
@@ -83,6 +83,11 @@ def test_it_is_installed_before_anything_runs() -> None:
     scheduler.schedule()
     with pytest.raises(InvalidArgument, match="scheduler has 1 sequences with blocks"):
         nano_vllm.install(scheduler)
+
+
+def test_what_is_no_scheduler_is_named() -> None:
+    with pytest.raises(InvalidArgument, match="scheduler is a int; it must be nano-vllm's"):
+        nano_vllm.install(3)
 
 
 @pytest.mark.parametrize(("arguments", "said"), [((0, 4), "num_blocks is 0"), ((4, 0), "block_size is 0")])

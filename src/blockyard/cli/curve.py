@@ -115,7 +115,9 @@ def _print(options: argparse.Namespace, traces: list[Trace], curves: HitCurves, 
         print("\n".join(_headline(part) for part in parts_of(curves)) + "\n")
         print(as_text([_as_text_row(row) for row in _rows(curves, bytes_per_block)], num_names=0))
         for part in parts_of(curves):
-            if len(part.sizes) >= ENOUGH_SIZES and claims_of(part):
+            # Of sizes that come to the same number of blocks one is run.
+            asked = options.sizes if options.blocks is None else len(part.sizes)
+            if asked >= ENOUGH_SIZES and claims_of(part):
                 print(
                     f"\nabove lru over {len(part.sizes)} sizes, in points{f' ({part.letter})' if part.letter else ''}:"
                 )

@@ -122,8 +122,10 @@ class CacheManager:
 def install(scheduler: Any, **pool_options: Any) -> CacheManager:
     """Replace the cache manager of a mini-sglang scheduler, before it has run anything.
 
-    Raises `InvalidArgument` if requests wait or run.
+    Raises `InvalidArgument` if requests wait or run, and for what is no such scheduler.
     """
+    if not (hasattr(scheduler, "cache_manager") and hasattr(scheduler, "prefill_manager")):
+        raise InvalidArgument(f"scheduler is a {type(scheduler).__name__}; it must be mini-sglang's Scheduler")
     old = scheduler.cache_manager
     if scheduler.prefill_manager.runnable or scheduler.decode_manager.runnable:
         raise InvalidArgument("scheduler has requests; install it before the first one")

@@ -109,8 +109,10 @@ class BlockManager:
 def install(scheduler: Any, **pool_options: Any) -> BlockManager:
     """Replace the block manager of a nano-vllm scheduler, before it has run anything.
 
-    Raises `InvalidArgument` if sequences have blocks of the old one.
+    Raises `InvalidArgument` if sequences have blocks of the old one, and for what is no such scheduler.
     """
+    if not (hasattr(scheduler, "block_manager") and hasattr(scheduler, "waiting")):
+        raise InvalidArgument(f"scheduler is a {type(scheduler).__name__}; it must be nano-vllm's, llm.scheduler")
     held = [seq for seq in (*scheduler.waiting, *scheduler.running) if seq.block_table]
     if held:
         raise InvalidArgument(f"scheduler has {len(held)} sequences with blocks; install it before the first step")
