@@ -194,13 +194,16 @@ def test_hostile_prompts_are_text(tmp_path: Path) -> None:
 
 
 def test_a_chat_takes_blocks_and_hits(tmp_path: Path) -> None:
-    with running_server(tiny_engine(num_blocks=200)) as server, browser(tmp_path) as page:
+    # A token of this model is any byte: as text, and read again, an answer of n tokens is one of up to 3 n.
+    engine = tiny_engine(num_blocks=200, max_position_embeddings=2048)
+    with running_server(engine) as server, browser(tmp_path) as page:
         open_page(page, server)
         for turn in range(2):
             page.evaluate("document.getElementById('question').focus()")
             page.write("Say something about paging, please, and say it twice.")
             page.press("Enter")
-            page.wait(f"document.querySelectorAll('.used').length === {turn + 1}")
+            page.wait(f"document.querySelectorAll('.used, .turn.error').length === {turn + 1}")
+        assert page.evaluate("[...document.querySelectorAll('.turn.error')].map((one) => one.textContent)") == []
         used = page.evaluate("[...document.querySelectorAll('.used')].map((one) => one.textContent)")
         assert used[0].startswith("0 of ")
         assert not used[1].startswith("0 of "), "the second turn repeats the first, which is cached"

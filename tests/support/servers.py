@@ -23,9 +23,11 @@ MODEL = "tiny"
 _PATIENCE_SECONDS = 60
 
 
-def tiny_engine(num_blocks: int = 200, max_num_seqs: int = 8, **options: Any) -> Engine:
+def tiny_engine(
+    num_blocks: int = 200, max_num_seqs: int = 8, *, max_position_embeddings: int = 512, **options: Any
+) -> Engine:
     """An engine over a model with random weights and a token for each byte."""
-    model = tiny_model("llama-gqa", vocab_size=NUM_TOKENS)
+    model = tiny_model("llama-gqa", vocab_size=NUM_TOKENS, max_position_embeddings=max_position_embeddings)
     return Engine(model, byte_tokenizer(), num_blocks=num_blocks, max_num_seqs=max_num_seqs, **options)
 
 
