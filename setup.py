@@ -7,6 +7,7 @@ is short. A wheel is built in a temporary directory and leaves the checkout as i
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -84,14 +85,32 @@ def extensions(scratch: Path) -> list:
     )
     add_docstrings(modules, [Path(source) for source in sources])
     if os.name == "posix":
-        # Lets the C compiler inline across functions of the one shared library: 3 to 5 % on the hot loops.
+        # The first lets the C compiler inline across functions of the one shared library: 3 to 5 % on the hot loops.
+        # The second saves two minutes: gcc looks for long at how C that nobody wrote by hand is indented.
         for module in modules:
-            module.extra_compile_args = [*module.extra_compile_args, "-fno-semantic-interposition"]
+            flags = ["-fno-semantic-interposition", "-Wno-misleading-indentation"]
+            module.extra_compile_args = [*module.extra_compile_args, *flags]
+        use_all_cores(modules)
     return modules
+
+
+def use_all_cores(modules: list) -> None:
+    """Have gcc compile the one large C file on every core: as link-time optimization, which it splits by itself."""
+    compiler = [*shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"), "--version"]
+    told = subprocess.run(compiler, capture_output=True, text=True, check=False).stdout
+    if "Free Software Foundation" in told and (os.cpu_count() or 1) > 1:
+        for module in modules:
+            if any("__native_" in source for source in module.sources):
+                module.extra_compile_args = [*module.extra_compile_args, "-flto"]
+                module.extra_link_args = [*module.extra_link_args, f"-flto={os.cpu_count()}"]
 
 
 class BuildExtension(build_ext):
     """An in-place build is on record when it is done, and not before: one that failed leaves the old record."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
 
     def run(self) -> None:
         super().run()
