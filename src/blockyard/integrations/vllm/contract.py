@@ -52,6 +52,8 @@ _COMMON = {
     f"{MANAGER}.take_boundary_state_offloads": "self",
     f"{MANAGER}.finalize_partial_tail_offloads": "self, request",
     f"{MANAGER}.new_step_starts": "self",
+    f"{MANAGER}.record_prefix_cache_stats": "self, request, num_hits",
+    f"{MANAGER}.make_prefix_cache_stats": "self",
     f"{BLOCKS}.get_block_ids": "self, allow_none=, group_ids=",
     f"{BLOCKS}.get_unhashed_block_ids": "self",
     f"{BLOCKS}.get_unhashed_block_ids_all_groups": "self",

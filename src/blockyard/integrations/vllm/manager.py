@@ -27,6 +27,7 @@ from vllm.v1.request import RequestStatus
 
 from ... import BlockLease, BlockPool, ExtraKey
 from .keys import extra_keys_of, tokens_of
+from .misses import MissCauses
 from .options import Options
 from .views import BlockIds, BlockView, CachedCounts, PoolView, TablesView
 
@@ -107,7 +108,9 @@ class KVCacheManager(stock.KVCacheManager):
             enable_caching,
             eviction_policy=options.eviction_policy,
             residency_sample=options.residency_sample,
+            retention_blocks=options.retention_blocks,
         )
+        self.misses = MissCauses(options.miss_causes, self.block_size) if options.miss_causes else None
         self.counts = self.pool.ref_counts().data
         self.leases: dict[str, BlockLease] = {}
         self.keys: dict[str, tuple[ExtraKey, ...]] = {}
@@ -148,6 +151,12 @@ class KVCacheManager(stock.KVCacheManager):
 
     def get_computed_blocks(self, request: Any, max_cache_hit_length: int | None = None) -> tuple[Any, int, int]:
         """The cached blocks that the request begins with, not held; vLLM caches full blocks of known tokens."""
+        found = self._computed_blocks(request, max_cache_hit_length)
+        if self.misses is not None:
+            self.misses.ask(request, found[1])
+        return found
+
+    def _computed_blocks(self, request: Any, max_cache_hit_length: int | None) -> tuple[Any, int, int]:
         if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0, 0
         limit = request.num_tokens - 1 if max_cache_hit_length is None else max_cache_hit_length
@@ -186,6 +195,12 @@ class KVCacheManager(stock.KVCacheManager):
             keys = self.keys[request.request_id] = extra_keys_of(request, self.block_size)
         return keys
 
+    def record_prefix_cache_stats(self, request: Any, num_hits: int) -> None:
+        """A request is admitted: its prompt tokens and hits are counted, and why the others were not found."""
+        super().record_prefix_cache_stats(request, num_hits)
+        if self.misses is not None:
+            self.misses.admit(request)
+
     # Slots.
 
     def allocate_slots(
@@ -204,12 +219,23 @@ class KVCacheManager(stock.KVCacheManager):
         skip_zeroing_group_ids: tuple[int, ...] = (),
     ) -> Any:
         """Blocks for the new tokens, and hits held; None where blocks are short, and nothing has changed."""
-        if num_new_tokens == 0 and num_external_computed_tokens == 0 and num_new_computed_tokens == 0:
-            raise ValueError("num_new_tokens must be greater than 0 when there are no computed tokens to adopt")
         lease = self.leases.get(request.request_id)
         known = request.num_computed_tokens + num_new_computed_tokens + num_external_computed_tokens
-        after = min(known, self.max_model_len) + num_new_tokens
-        end = min(after + num_lookahead_tokens, self.max_model_len)
+        longest = self.max_model_len
+        after = (known if known < longest else longest) + num_new_tokens
+        end = after + num_lookahead_tokens
+        if end > longest:
+            end = longest
+        if lease is not None and num_new_tokens and end <= len(lease) * self.block_size:
+            # Most steps of most requests: there is room.
+            if full_sequence_must_fit and not self._fits_whole(request, lease, has_scheduled_reqs):
+                return None
+            # A cheap question first: `num_tokens` is a property, and rarely is a block full.
+            if not delay_cache_blocks and after >= (lease.num_cached_blocks + 1) * self.block_size:
+                self.cache_blocks(request, min(after, request.num_tokens))
+            return self.empty_kv_cache_blocks
+        if num_new_tokens == 0 and num_external_computed_tokens == 0 and num_new_computed_tokens == 0:
+            raise ValueError("num_new_tokens must be greater than 0 when there are no computed tokens to adopt")
         hits = new_computed_blocks if lease is None and new_computed_blocks else self.empty_kv_cache_blocks
         missing = -(-end // self.block_size) - (len(hits.ids) if lease is None else len(lease))
         if missing > 0 or lease is None:
@@ -217,7 +243,7 @@ class KVCacheManager(stock.KVCacheManager):
             watermark = self.watermark_blocks if has_scheduled_reqs and is_admission else 0
             free = self.pool.num_free_blocks - watermark
             if full_sequence_must_fit:
-                whole = min(request.num_tokens, self.max_model_len)
+                whole = min(request.num_tokens, longest)
                 if self._num_needed(lease, whole, hits.ids) > free:
                     return None
             if self._num_needed(lease, end, hits.ids) > free - reserved_blocks:
@@ -275,8 +301,10 @@ class KVCacheManager(stock.KVCacheManager):
 
     def note_taken(self, new: list[int]) -> None:
         """Blocks that came out of the free queue: what they cached is evicted."""
+        names = self.names
         for block_id in new:
-            self._forget_name(block_id)
+            if block_id in names:
+                self._forget_name(block_id)
         if self.metrics_collector:
             for block_id in new:
                 self.metrics_collector.on_block_evicted(BlockView(self, block_id))
@@ -284,7 +312,11 @@ class KVCacheManager(stock.KVCacheManager):
 
     def _forget_name(self, block_id: int) -> None:
         name = self.names.pop(block_id, None)
-        if name is not None and self.enable_kv_cache_events:
+        if name is None:
+            return
+        if self.misses is not None:
+            self.misses.went(get_block_hash(name[0]))
+        if self.enable_kv_cache_events:
             removed = [maybe_convert_block_hash(get_block_hash(name[0]))]
             self.events.append(BlockRemoved(block_hashes=removed, medium=MEDIUM_GPU, group_idx=0))
 
@@ -302,9 +334,12 @@ class KVCacheManager(stock.KVCacheManager):
             return
         tokens = tokens_of(request, first * size, full * size)
         self.pool.cache_next_blocks(lease, tokens, self._keys(request), first)
-        for position, block_id in enumerate(lease.block_ids[first:full].tolist(), first):
-            name = make_block_hash_with_group_id(request.block_hashes[position], 0)
-            self.names[block_id] = (name, (position + 1) * size)
+        names, hashes = self.names, request.block_hashes
+        for position in range(first, full):
+            names[lease[position]] = (make_block_hash_with_group_id(hashes[position], 0), (position + 1) * size)
+        if self.misses is not None:
+            for block_hash in hashes[first:full]:
+                self.misses.came(block_hash)
         if self.enable_kv_cache_events:
             self._tell_stored(request, first, full)
 
@@ -325,6 +360,8 @@ class KVCacheManager(stock.KVCacheManager):
             return False
         self.pool.reset_prefix_cache()
         self.names.clear()
+        if self.misses is not None:
+            self.misses.were_reset()
         if self.metrics_collector:
             self.metrics_collector.reset()
         if self.prefix_cache_stats is not None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 LEVELS = ("auto", "tokens", "names")
+ONLY_FOR_TOKENS = ("residency_sample", "retention_blocks")
+COUNTS = (*ONLY_FOR_TOKENS, "miss_causes")
 
 
 @dataclass(frozen=True)
@@ -17,20 +19,28 @@ class Options:
         takes the first that serves the model.
     eviction_policy: a name, as in `CacheConfig`.
     residency_sample: how many blocks are watched for how long they stay; "tokens" only.
+    retention_blocks: how many blocks `scheduler.kv_cache_manager.pool.retain` may keep at most; "tokens" only.
+    miss_causes: how many evicted hashes are remembered, to say why a prompt was not found; 0: nothing is said.
     """
 
     level: str = "auto"
     eviction_policy: str = "lru"
     residency_sample: int = 0
+    retention_blocks: int = 0
+    miss_causes: int = 0
 
     def __post_init__(self) -> None:
+        for name in COUNTS:
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                raise ValueError(f"blockyard: {name} is {value!r}; it must be an integer from 0")
         if self.level not in LEVELS:
             raise ValueError(f"blockyard: level is {self.level!r}; it must be one of {', '.join(LEVELS)}")
 
     @property
     def only_for_tokens(self) -> list[str]:
         """Options that are set and that the level "names" does not have."""
-        return [name for name in ("residency_sample",) if getattr(self, name)]
+        return [name for name in ONLY_FOR_TOKENS if getattr(self, name)]
 
 
 def options_of(additional_config: Any) -> Options:

@@ -7,6 +7,7 @@ objects, and its hashes are the names. Events and hashing are inherited.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from vllm.distributed.kv_events import MEDIUM_GPU, AllBlocksCleared
@@ -14,6 +15,7 @@ from vllm.logger import init_logger
 from vllm.v1.core import block_pool as stock
 
 from ... import NamedPool
+from .misses import MissCauses
 
 logger = init_logger(__name__)
 GROUP_BYTES = 4
@@ -200,15 +202,22 @@ class HashToBlock:
         return {key: next(iter(blocks.values())) if len(blocks) == 1 else blocks for key, blocks in found.items()}
 
 
-def group_of(key: bytes) -> int:
+@cache
+def group_number(suffix: bytes) -> int:
     """The group's number, which vLLM writes behind the hash."""
-    return int.from_bytes(key[-GROUP_BYTES:], "big")
+    return int.from_bytes(suffix, "big")
+
+
+def group_of(key: bytes) -> int:
+    """The number of the group of a key."""
+    return group_number(key[-GROUP_BYTES:])
 
 
 class BlockPool(stock.BlockPool):
-    """vLLM's interface. `named` is the pool below; `eviction_policy` is set by whoever makes a subclass."""
+    """vLLM's interface. `named` is the pool below; `eviction_policy` and `misses` are set by whoever makes a subclass."""
 
     eviction_policy: Any = "lru"
+    misses: MissCauses | None = None
 
     def __init__(
         self,
@@ -241,6 +250,9 @@ class BlockPool(stock.BlockPool):
     def get_cached_block(self, block_hash: Any, kv_cache_group_ids: list[int]) -> list[Any] | None:
         """The block of this hash in each group; None where one lacks it."""
         find_one, blocks = self.named.find_one, self.blocks
+        if len(kv_cache_group_ids) == 1:
+            block_id = find_one(block_hash, kv_cache_group_ids[0])
+            return [blocks[block_id]] if block_id else None
         found = []
         for group in kv_cache_group_ids:
             block_id = find_one(block_hash, group)
@@ -259,21 +271,46 @@ class BlockPool(stock.BlockPool):
             self._notify_reuse(taken)
         if self.enable_caching:
             for block in taken:
-                if block._block_hash is not None or self.metrics_collector:
-                    self._maybe_evict_cached_block(block)
+                if self.metrics_collector:
+                    self.metrics_collector.on_block_evicted(block)
+                if block._block_hash is not None:
+                    self._emit_block_removed_events(self._forget_hashes(block))
         if self.metrics_collector:
             for block in taken:
                 self.metrics_collector.on_block_allocated(block)
         return taken
 
+    def _forget_hashes(self, block: Any) -> list[Any]:
+        """The hashes of a block, which the pool below has forgotten already."""
+        hashes = [block._block_hash]
+        if self.cached_block_hashes_by_block:
+            hashes += self.cached_block_hashes_by_block.pop(block.block_id, ())
+        block._block_hash = block._block_hash_num_tokens = None
+        if self.misses is not None:
+            for key in hashes:
+                self.misses.went(key[:-GROUP_BYTES])
+        return hashes
+
     def _remove_cached_block_hashes(self, block: Any) -> list[Any]:
-        """All hashes of a block, which has none then; the pool has forgotten them already if it was evicted."""
+        """All hashes of a block, which has none then."""
         if block._block_hash is None:
             return []
-        hashes = [block._block_hash, *self.cached_block_hashes_by_block.pop(block.block_id, ())]
         self.named.uncache([block.block_id])
-        block.reset_hash()
-        return hashes
+        return self._forget_hashes(block)
+
+    def _insert_block_hash(self, block_hash_with_group_id: Any, block: Any, num_tokens: int | None) -> None:
+        """Give a block that is held one hash more."""
+        key = block_hash_with_group_id
+        more = self.cached_block_hashes_by_block.get(block.block_id, ())
+        if block._block_hash == key or key in more:
+            return
+        self.named.name_one(block.block_id, key[:-GROUP_BYTES], group_number(key[-GROUP_BYTES:]))
+        if block._block_hash is None:
+            block._block_hash, block._block_hash_num_tokens = key, num_tokens
+        else:
+            self.cached_block_hashes_by_block.setdefault(block.block_id, set()).add(key)
+        if self.misses is not None:
+            self.misses.came(key[:-GROUP_BYTES])
 
     def touch(self, blocks: Sequence[Any]) -> None:
         """Hold blocks once more: hits, and what connectors pin."""
@@ -322,6 +359,8 @@ class BlockPool(stock.BlockPool):
             )
             return False
         self.named.reset_prefix_cache()
+        if self.misses is not None:
+            self.misses.were_reset()
         self.cached_block_hashes_by_block.clear()
         if self._reuse_watchers:
             self._notify_reuse([self.blocks[block_id] for block_id in list(self._reuse_watchers)])

@@ -21,6 +21,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler as StockAsyncSched
 from . import pool
 from .contract import require_known_vllm
 from .manager import KVCacheManager, why_not
+from .misses import MissCauses
 from .options import Options, options_of
 
 logger = init_logger(__name__)
@@ -45,11 +46,47 @@ def make_manager(options: Options, has_connector: bool = False, **given: Any) ->
     return KVCacheManager(**given, options=options)
 
 
+class NamedManager(StockManager):
+    """vLLM's own manager, which says why prompts were not found."""
+
+    def get_computed_blocks(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's answer; why it found no more is noted."""
+        found = super().get_computed_blocks(request, *args, **kwargs)
+        self._misses.ask(request, found[1])
+        return found
+
+    def get_computed_blocks_for_connector(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """The same."""
+        found = super().get_computed_blocks_for_connector(request, *args, **kwargs)
+        self._misses.ask(request, found[1])
+        return found
+
+    def record_prefix_cache_stats(self, request: Any, num_hits: int) -> None:
+        """A request is admitted: what was noted counts."""
+        super().record_prefix_cache_stats(request, num_hits)
+        self._misses.admit(request)
+
+    @property
+    def _misses(self) -> MissCauses:
+        found: MissCauses = self.block_pool.misses  # type: ignore[attr-defined]
+        return found
+
+
 def named_manager(options: Options, **given: Any) -> Any:
     """vLLM's own manager on our pool."""
-    made = type("BlockPool", (pool.BlockPool,), {"eviction_policy": options.eviction_policy})
+    misses = None
+    if options.miss_causes:
+        size = given["hash_block_size"]
+        others = {group.kv_cache_spec.block_size for group in given["kv_cache_config"].kv_cache_groups} - {size}
+        if others:
+            raise ValueError(
+                f"blockyard: miss_causes is not there for blocks of {min(others)} tokens where hashes have {size}"
+            )
+        misses = MissCauses(options.miss_causes, size)
+    attributes = {"eviction_policy": options.eviction_policy, "misses": misses}
+    made = type("BlockPool", (pool.BlockPool,), attributes)
     with _leading_here(kv_cache_coordinator, "BlockPool", made):
-        return StockManager(**given)
+        return (NamedManager if misses else StockManager)(**given)
 
 
 @contextmanager
