@@ -149,7 +149,14 @@ NAMES = table_names((ROOT / "docs" / "coming-from.md").read_text())
 def exists(name: str) -> bool:
     cache = KVCacheManager(CacheConfig(num_blocks=4, max_num_seqs=1))
     plan = cache.reserve([cache.allocate([1])], 1)
-    things = {"cache": cache, "pool": BlockPool(4), "plan": plan, "block": cache.block(1)}
+    pool = BlockPool(4)
+    things = {
+        "cache": cache,
+        "pool": pool,
+        "plan": plan,
+        "block": cache.block(1),
+        "found": pool.find_cached_blocks([1]),
+    }
     owner, _, attribute = name.rpartition(".")
     if owner in PACKAGES:
         return hasattr(importlib.import_module(f"blockyard.{owner}"), attribute)

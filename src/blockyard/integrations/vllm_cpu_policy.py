@@ -1,0 +1,43 @@
+"""Blockyard's eviction policies for vLLM's own CPU tier, by its configuration alone:
+
+    vllm serve MODEL --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 8589934592, "eviction_policy": "guarded:density",
+                                      "cache_policy_module_path": "blockyard.integrations.vllm_cpu_policy"}}'
+
+`eviction_policy` is any name that `BlockPool` knows, also after "guarded:" or "strict:". vLLM has its own `lru` and
+`arc` and takes those first; "LRU" and "ARC" are ours. Written for the `CachePolicy` of vLLM 0.32 and 0.33.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import InvalidArgument, MissingExtra
+from ..policies import make_policy
+from .chunk_order import ChunkOrder
+
+try:
+    from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
+except ImportError as error:
+    raise MissingExtra(f"blockyard.integrations.vllm_cpu_policy needs vLLM 0.32 or 0.33 ({error})") from error
+
+#: What vLLM would take for its own.
+_OURS = {"LRU": "lru", "ARC": "arc"}
+
+
+def __getattr__(name: str) -> type[CachePolicy]:
+    """vLLM looks for `eviction_policy` as a class of this module. Raises `AttributeError` for an unknown one."""
+    policy = _OURS.get(name, name)
+    try:
+        if name.startswith("_"):
+            raise InvalidArgument(f"eviction_policy is {name!r}")
+        make_policy(policy, 2)
+    except InvalidArgument as error:
+        raise AttributeError(f"module {__name__!r} has no {name!r}: {error}; LRU and ARC are ours too") from None
+
+    def begin(self: Any, cache_capacity: int) -> None:
+        ChunkOrder.__init__(self, cache_capacity, policy)
+
+    made = type(name, (ChunkOrder, CachePolicy), {"__init__": begin, "__doc__": f"{policy} behind vLLM's door."})
+    globals()[name] = made
+    return made
