@@ -66,9 +66,10 @@ interop: $(VENV)/built .venv-interop/installed
 	$(@D)/bin/python -m pip install -q --disable-pip-version-check -r tests/interop/requirements-needs.txt
 	touch $@
 
-# vLLM's own tests of its block manager, stock and on ours; then generation, and microseconds a step.
+# vLLM's own tests of its block manager, stock and on ours; ours of its schedulers; then generation, and microseconds a step.
 interop-vllm: $(VENV)/built .venv-vllm/installed
 	$(BIN)/python -m tests.interop.vllm_suite --python .venv-vllm/bin/python $(INTEROP_ARGS)
+	$(BIN)/python -m tests.interop.vllm_suite.ours --python .venv-vllm/bin/python
 	$(BIN)/python -m tests.interop.vllm_suite.models --python .venv-vllm/bin/python
 
 # Beside the environment that has vLLM: what its tests import.
