@@ -100,6 +100,7 @@ RESULTS = """<testsuites><testsuite>
 <testcase classname="tests.v1.core.test_a" name="test_one"/>
 <testcase classname="tests.v1.core.test_a" name="test_two[x-1]"><failure message="no">.</failure></testcase>
 <testcase classname="tests.v1.core.test_b" name="test_three"><skipped/></testcase>
+<testcase classname="tests.v1.core.test_b.TestPool" name="test_four"/>
 </testsuite></testsuites>"""
 
 
@@ -110,12 +111,13 @@ def test_a_run_of_vllms_tests_is_read_and_compared(tmp_path: Path) -> None:
         "tests/v1/core/test_a.py::test_one": "passed",
         "tests/v1/core/test_a.py::test_two[x-1]": "failed",
         "tests/v1/core/test_b.py::test_three": "skipped",
+        "tests/v1/core/test_b.py::TestPool::test_four": "passed",
     }
     stock = ours | {"tests/v1/core/test_a.py::test_two[x-1]": "passed"}
     assert table(stock, ours)[2:] == [
         "| core/test_a.py | 2 | 2 | 1 |",
-        "| core/test_b.py | 1 | 0 | 0 |",
-        "| all | 3 | 2 | 1 |",
+        "| core/test_b.py | 2 | 1 | 1 |",
+        "| all | 4 | 3 | 2 |",
     ]
     (line,) = unexplained(stock, ours, {})
     assert line.startswith("tests/v1/core/test_a.py::test_two[x-1] fails on Blockyard")

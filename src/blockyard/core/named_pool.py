@@ -157,8 +157,7 @@ class NamedPool:
         """The block that has had this name the longest, or 0. O(1) expected."""
         self._gate.enter("find_one")
         try:
-            number = require_int("group", group, 0, MAX_GROUP)
-            pack_name(self._name, 0, name, number)
+            pack_name(self._name, 0, name, _group(group))
             return int(self._ledger.find(self._name, 0))
         finally:
             self._gate.leave()
@@ -380,8 +379,8 @@ class NamedPool:
         """`name_blocks` of one block; whether it did not have the name yet. O(names of the block)."""
         self._gate.enter("name_one")
         try:
-            number = require_int("group", group, 0, MAX_GROUP)
-            block = i64(require_int("block_id", block_id, 1, self._ledger.num_blocks - 1))
+            number = _group(group)
+            block = self._block(block_id)
             pack_name(self._name, 0, name, number)
             if self._ledger.has(block, self._name, 0):
                 return False
@@ -534,6 +533,13 @@ class NamedPool:
             if self._ledger.ref_cnt[block] == 0 and not self._ledger.index.is_cached(block):
                 raise InvalidArgument(f"block_ids[{position}] is {block}, which is free and has no name")
 
+    def _block(self, block_id: object) -> i64:
+        """A block's number; a plain int is checked here, since a call of `require_int` takes as long as a look-up."""
+        last = self._ledger.num_blocks - 1
+        if type(block_id) is int and 0 < block_id <= last:
+            return i64(block_id)
+        return i64(require_int("block_id", block_id, 1, last))
+
     def _require_no_null(self, blocks: vec[i32]) -> None:
         for position in range(i64(len(blocks))):
             if blocks[position] == 0:
@@ -567,6 +573,13 @@ def _reversed(blocks: vec[i32]) -> vec[i32]:
     for position in range(count):
         backwards[position] = blocks[count - 1 - position]
     return backwards
+
+
+def _group(group: object) -> i64:
+    """A group's number; see `_block`."""
+    if type(group) is int and 0 <= group <= MAX_GROUP:
+        return i64(group)
+    return i64(require_int("group", group, 0, MAX_GROUP))
 
 
 def _groups(groups: object) -> list[int]:

@@ -23,7 +23,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from blockyard.integrations.vllm import AsyncScheduler, Scheduler
 
 #: A configuration without weights, which `model_configs.py` writes.
-MODEL = "facebook/opt-125m"
+MODEL = "Qwen/Qwen3-0.6B"
 BLOCK_SIZE = 16
 LEVELS = ("tokens", "names")
 NO_TOKEN = 50256

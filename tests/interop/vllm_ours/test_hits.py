@@ -55,7 +55,10 @@ def test_eviction_order_is_vllms(seed: int) -> None:
             engine.add(request_of(f"r{number}", list(tokens), number % 3 + 1))
             engine.drain()
         queues = [
-            [(block.block_id, block.block_hash) for block in engine.manager.block_pool.free_block_queue.get_all_free_blocks()]
+            [
+                (block.block_id, block.block_hash)
+                for block in engine.manager.block_pool.free_block_queue.get_all_free_blocks()
+            ]
             for engine in engines
         ]
         assert queues[1] == queues[0]

@@ -104,6 +104,12 @@ class Died(Exception):
     """An engine's."""
 
 
+def some_steps(engine: Engine) -> None:
+    """Enough for nine allocations."""
+    for _ in range(3):
+        engine.step()
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("is_after", [False, True])
@@ -128,8 +134,7 @@ def test_an_engine_dies_in_the_middle_of_a_step(call: int, is_after: bool, level
     engine.manager.allocate_slots = dying
     engine.add(request_of("last", list(range(30)), 5))
     with pytest.raises(Died):
-        for _ in range(3):
-            engine.step()
+        some_steps(engine)
     engine.manager.allocate_slots = allocate
     engine.check()
     engine.pending.clear()

@@ -25,16 +25,21 @@ Outcomes = dict[str, str]
 
 
 def run(
-    python: str, folder: Path, plugins: list[str], level: str, selected: list[str]
+    python: str, folder: Path, hub: Path, plugins: list[str], level: str, selected: list[str]
 ) -> tuple[Outcomes, Counter[str]]:
-    """One run: test → "passed", "failed" or "skipped"; and how many tests made which managers."""
+    """One run: test → "passed", "failed" or "skipped"; and how many tests made which managers.
+
+    folder: has vLLM's `tests`; where it has a `vllm` too, that is taken before the installed one.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         results, levels = Path(scratch) / "results.xml", Path(scratch) / "levels.json"
         command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *[f"-p{name}" for name in plugins]]
+        # Not our settings, nor vLLM's tests/conftest.py, which imports its whole model zoo.
+        command += [f"-c{os.devnull}", f"--rootdir={folder}", f"--confcutdir={folder / CORE}"]
         command += [*[f"--ignore={name}" for name in LEFT_OUT], f"--junitxml={results}", *(selected or [CORE])]
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(HERE / "on_path"), str(ROOT / "src")]),
-            "HF_HUB_CACHE": str(folder / "hub"),
+            "PYTHONPATH": os.pathsep.join([str(folder), str(HERE / "on_path"), str(ROOT / "src")]),
+            "HF_HUB_CACHE": str(hub),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
             "BLOCKYARD_LEVEL": level,
@@ -49,10 +54,11 @@ def outcomes_in(results: Path) -> Outcomes:
     """From pytest's report."""
     found = {}
     for case in ElementTree.parse(results).getroot().iter("testcase"):
-        file = case.attrib["classname"].replace(".", "/")
+        file, is_in_class, inside = case.attrib["classname"].partition(".Test")
+        name = f"Test{inside}::{case.attrib['name']}" if is_in_class else case.attrib["name"]
         parts = {child.tag for child in case}
         outcome = "failed" if parts & {"failure", "error"} else "skipped" if "skipped" in parts else "passed"
-        found[f"{file}.py::{case.attrib['name']}"] = outcome
+        found[f"{file.replace('.', '/')}.py::{name}"] = outcome
     return found
 
 
@@ -86,18 +92,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", required=True, help="the interpreter that has vLLM")
     parser.add_argument("--level", default="auto", choices=("auto", "names"), help="default: auto")
+    parser.add_argument(
+        "--vllm", type=Path, help="an unpacked source distribution of another vLLM: its tests, its Python"
+    )
     parser.add_argument("--stock", type=Path, help="a JSON file: stock's outcomes are read from it, or kept there")
     parser.add_argument("tests", nargs="*", help="files of vLLM's, default: all of tests/v1/core")
     asked = parser.parse_args()
     python = os.path.abspath(asked.python)
-    folder = fetched_tests(python)
+    fetched = fetched_tests(python)
+    folder, hub = (asked.vllm or fetched).resolve(), fetched / "hub"
     if asked.stock and asked.stock.exists():
         stock = json.loads(asked.stock.read_text())
     else:
-        stock, _ = run(python, folder, ["vllm_fixtures"], "", asked.tests)
+        stock, _ = run(python, folder, hub, ["vllm_fixtures"], "", asked.tests)
         if asked.stock:
             asked.stock.write_text(json.dumps(stock))
-    ours, levels = run(python, folder, ["vllm_fixtures", "vllm_ours"], asked.level, asked.tests)
+    ours, levels = run(python, folder, hub, ["vllm_fixtures", "vllm_ours"], asked.level, asked.tests)
     print(*table(stock, ours), sep="\n")
     print(f"\nTests by the managers that they made: {dict(levels)}")
     for name, outcome in ours.items():

@@ -1,8 +1,9 @@
-"""`python generation.py MODEL REQUESTS NEW BLOCKS`: one model in vLLM, stock and on both levels, in one process.
+"""`python generation.py MODEL REQUESTS NEW BLOCKS sync|async`: one model in vLLM, in one process.
 
-Run by vLLM's interpreter, with Blockyard on its path. Two rounds of the same greedy requests, two thirds of which begin
-alike. Prints a line of JSON for each: a digest of all tokens, cached tokens, preemptions, microseconds a step in the
-block manager. Exit status 1 if tokens, hits or preemptions differ, or if a block leaked.
+Run by vLLM's interpreter, with Blockyard on its path: stock vLLM, then both levels. Two rounds of the same greedy
+requests, two thirds of which begin alike. Prints a line of JSON for each: a digest of all tokens, cached tokens,
+preemptions, microseconds a step in the block manager. Exit status 1 if tokens, hits or preemptions differ, or if a
+block leaked.
 """
 
 from __future__ import annotations
@@ -45,11 +46,16 @@ def count_time(manager: Any, spent: dict[str, float]) -> None:
         setattr(manager, name, timed)
 
 
-def play(model: str, level: str, num_requests: int, num_new: int, num_blocks: int) -> dict[str, Any]:
+def play(
+    model: str, level: str, num_requests: int, num_new: int, num_blocks: int, asynchronous: bool
+) -> dict[str, Any]:
     """Two rounds on one engine."""
-    settings: dict[str, Any] = {}
+    # A CPU's engine plans synchronously, whichever scheduler it has.
+    settings: dict[str, Any] = {"scheduler_cls": "vllm.v1.core.sched.async_scheduler.AsyncScheduler"}
+    if not asynchronous:
+        settings = {}
     if level != "stock":
-        settings["scheduler_cls"] = "blockyard.integrations.vllm.Scheduler"
+        settings["scheduler_cls"] = f"blockyard.integrations.vllm.{'AsyncScheduler' if asynchronous else 'Scheduler'}"
         settings["additional_config"] = {"blockyard": {"level": level}}
     llm = LLM(
         model,
@@ -92,6 +98,7 @@ def play(model: str, level: str, num_requests: int, num_new: int, num_blocks: in
     reset = manager.reset_prefix_cache()
     return {
         "level": level,
+        "scheduler": type(scheduler).__name__,
         "tokens": digest.hexdigest()[:12],
         "cached": cached,
         "preempted": seen["preempted"],
@@ -105,9 +112,10 @@ def play(model: str, level: str, num_requests: int, num_new: int, num_blocks: in
 def main() -> int:
     """Play all three and compare."""
     model, num_requests, num_new, num_blocks = sys.argv[1], *map(int, sys.argv[2:5])
+    asynchronous = sys.argv[5] == "async"
     found = []
     for level in ("stock", "tokens", "names"):
-        found.append(play(model, level, num_requests, num_new, num_blocks))
+        found.append(play(model, level, num_requests, num_new, num_blocks, asynchronous))
         print(json.dumps(found[-1]), flush=True)
         gc.collect()
     same = [[one[name] for name in ("tokens", "cached", "preempted", "steps")] for one in found]

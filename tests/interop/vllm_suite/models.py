@@ -17,8 +17,8 @@ from blockyard.engine.model import demo_model_path
 from ...support.places import ROOT
 from .source import HERE
 
-#: Requests, new tokens of each, blocks.
-RUNS = ((64, 24, 728), (64, 24, 120), (256, 24, 728))
+#: Requests, new tokens of each, blocks, which of vLLM's schedulers.
+RUNS = ((64, 24, 728, "sync"), (64, 24, 120, "async"), (256, 8, 728, "sync"), (256, 8, 300, "async"))
 SETTINGS = {
     "PYTHONPATH": str(ROOT / "src"),
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -39,7 +39,7 @@ def main() -> int:
     environment = os.environ | SETTINGS
     failed = 0
     for run in RUNS:
-        print(f"{run[0]} requests of {run[1]} new tokens, {run[2]} blocks", flush=True)
+        print(f"{run[0]} requests of {run[1]} new tokens, {run[2]} blocks, {run[3]}", flush=True)
         command = [python, str(HERE / "generation.py"), model, *map(str, run)]
         failed += subprocess.run(command, env=environment).returncode != 0
     subprocess.run([python, str(ROOT / "benchmarks" / "vllm_managers.py")], env=environment, check=True)

@@ -214,7 +214,7 @@ def group_of(key: bytes) -> int:
 
 
 class BlockPool(stock.BlockPool):
-    """vLLM's interface. `named` is the pool below; `eviction_policy` and `misses` are set by whoever makes a subclass."""
+    """vLLM's interface. `named` is the pool below; a subclass, made for one scheduler, sets the policy and `misses`."""
 
     eviction_policy: Any = "lru"
     misses: MissCauses | None = None
