@@ -61,7 +61,7 @@ class CacheStats:
     num_wasted_slots: slots that running sequences hold and no known token fills, now (internal fragmentation).
     num_retained_blocks: blocks that a wish keeps (`retain`), held or idle, now.
     num_sessions: sessions that are known (`allocate(session=...)`, `hint`), now.
-    num_hinted_evictions: evicted blocks that were chosen because of a hint; those that shrinking takes are none.
+    num_hinted_evictions: evicted blocks that were chosen because of a hint.
     """
 
     num_prompt_tokens: int

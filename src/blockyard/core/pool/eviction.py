@@ -57,6 +57,7 @@ class EvictionOrder:
         self.caught = caught
         if self.ledger.chooser is not None:
             self.ledger.chooser.sessions = sessions
+            self.ledger.chooser.hinted = hinted
 
     def know_sessions(self, max_sessions: int) -> Sessions:
         """Have sessions known from now on, and hints around the policy, if it takes any. O(num_blocks).
@@ -84,6 +85,7 @@ class EvictionOrder:
             self.hinted = caught.let_hint(sessions, num_blocks, self.ledger.chooser.told())
         self.sessions = sessions
         self.ledger.chooser.sessions = sessions
+        self.ledger.chooser.hinted = self.hinted
         return sessions
 
     def make_session_room(self, sessions: Sessions) -> bool:
@@ -119,7 +121,7 @@ class EvictionOrder:
         return 0 if self.retention is None else self.retention.num_retained
 
     def num_hinted_evictions(self) -> int:
-        """Blocks that were chosen because of a hint, whatever the policy was."""
+        """Blocks that were evicted because of a hint, under all policies."""
         return self._num_hinted_before + (0 if self.hinted is None else int(self.hinted.num_evicted))
 
     def retain(self, blocks: list[int], priority: int, expires_at: float | None) -> int:

@@ -10,6 +10,7 @@ from ..arrays import clear_i64, grown_i64, zeros_i64
 from ..index.prefix_index import PrefixIndex
 from ..policies.base import EvictionPolicy
 from ..policies.caught import CaughtPolicy, text_of
+from ..policies.hinted import Hinted
 from ..policies.retention import Retention
 from ..policies.sessions import Sessions
 from .free_queue import FreeQueue
@@ -31,6 +32,7 @@ class Chooser:
         self.needs_paths = policy.needs_paths()
         #: Whose blocks they are, where sessions are known.
         self.sessions: Sessions | None = None
+        self.hinted: Hinted | None = None
         #: 1 + the depth of each idle block, as the policy was told; 0 for the others.
         self._idle = zeros_i64(capacity)
         #: How many blocks the policy can name.
@@ -67,6 +69,8 @@ class Chooser:
             self.policy.forget(int(block))
         if self.sessions is not None:
             self.sessions.forget_block(block)
+            if self.hinted is not None:
+                self.hinted.gone(block)
 
     def told(self) -> list[int]:
         """The blocks that the policy inside of retention knows as idle. O(num_blocks)."""
