@@ -26,7 +26,10 @@ from .support.twin import count_handles_from_the_start
 NOTHING = -1
 #: Calls of one world.
 NUM_CALLS = 150
-POLICY_NAMES = ("lru", "fifo", "lfu", "s3fifo", "arc", "score", "density", "guarded:density", "strict:lfu")
+POLICY_NAMES = (
+    *("lru", "fifo", "lfu", "s3fifo", "arc", "score", "density", "auto"),
+    *("guarded:density", "guarded:auto", "strict:density", "strict:lfu"),
+)
 #: Prompts that later ones begin with: some of sequences long gone, whose blocks were evicted meanwhile.
 NUM_REMEMBERED = 12
 

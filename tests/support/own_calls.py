@@ -1,4 +1,4 @@
-"""Managers of nine kinds in the middle of their work, and every public call that does something, with good arguments.
+"""Managers of ten kinds in the middle of their work, and every public call that does something, with good arguments.
 
 Tests that interrupt calls, call from inside of calls, or give them hostile arguments take these in turn.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import blockyard
 from blockyard import BlockPool, CacheConfig, CacheSalt, KVCacheManager, LayerGroup, LoRA, Span
+from blockyard.policies import Guarded
 
 from .own_policies import MRU
 from .twin import count_handles_from_the_start
@@ -27,6 +28,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "partial hits": {"partial_hits": True},
     "retention": {"retention_blocks": 10},
     "own policy": {"eviction_policy": MRU},
+    "guard": {"eviction_policy": lambda num_blocks: Guarded(MRU(num_blocks), strict=True)},
     "keys": {},
     "observed": {"history_size": 6, "track_misses": True, "residency_sample": 1},
     "in flight": {"max_steps_in_flight": 4, "num_blocks": 30},
