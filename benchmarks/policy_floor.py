@@ -4,14 +4,20 @@ Every policy, and the guarded ones, over 300 sizes of loads that nothing was tun
 named, and traces of all generators, the hostile ones among them. A line for each load, a cell for each policy: its
 worst difference to LRU in points, and the mean share of LRU's gap to the optimum that it closes, in percent, where that
 gap is above 5 points. Prints each line as soon as it is there; below, over all loads, worst, median and mean.
+
+All of it takes an hour or more. With --found FILE what was run is kept there, and not run again:
+
+    python -m benchmarks.policy_floor trace.jsonl --found floor.jsonl
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
@@ -59,6 +65,32 @@ class SecondHalf:
         return islice(iter(self._trace), self._first, None)
 
 
+class Found:
+    """Claims that were run before, a JSON object a line in `path`; none are kept where that is empty."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._claims: dict[tuple[str, int, str], Claim] = {}
+        if path and Path(path).exists():
+            for line in Path(path).read_text().splitlines():
+                row = json.loads(line)
+                self._claims[row["load"], row["sizes"], row["policy"]] = Claim(**row["claim"])
+
+    def claims(self, load: str, sizes: int, policies: list[str]) -> dict[str, Claim]:
+        """Of these policies, those that were run on the load."""
+        return {name: self._claims[load, sizes, name] for name in policies if (load, sizes, name) in self._claims}
+
+    def keep(self, load: str, sizes: int, claims: dict[str, Claim]) -> None:
+        """Write them down."""
+        for name, claim in claims.items():
+            self._claims[load, sizes, name] = claim
+            if self._path:
+                with open(self._path, "a") as file:
+                    file.write(
+                        json.dumps({"load": load, "sizes": sizes, "policy": name, "claim": asdict(claim)}) + "\n"
+                    )
+
+
 def claims_for(references: References, name: str, policies: list[str], num_sizes: int) -> dict[str, Claim]:
     """Of all policies on one load."""
     working_set = references.working_set
@@ -82,14 +114,17 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="*", help="files, of which the second half is run")
-    parser.add_argument("--policies", default=",".join([*(name for name in POLICIES if name != "lru"), *GUARDED]))
-    parser.add_argument("--sizes", type=int, default=300)
-    parser.add_argument("--references", type=int, default=60_000, help="of a generated load, about")
-    parser.add_argument("--loads", type=int, default=len(LOADS), help="how many of the generated ones")
+    everything = ",".join([*(name for name in POLICIES if name != "lru"), *GUARDED])
+    parser.add_argument("--policies", default=everything, help="a cell for each, in this order (all, and the guarded)")
+    parser.add_argument("--sizes", type=int, default=300, help="pools, from 0.3 %% of the contents to all (300)")
+    parser.add_argument("--references", type=int, default=60_000, help="of a generated load, about (60000)")
+    parser.add_argument("--loads", type=int, default=len(LOADS), help="how many of the generated ones (all)")
+    parser.add_argument("--found", default="", help="a file that keeps what was run, so that another run goes on")
     options = parser.parse_args()
     policies = options.policies.split(",")
     print(f"blockyard {blockyard.__version__}, {blockyard.build_name()}, {options.sizes} sizes\n")
     print("| load | " + " | ".join(policies) + " |", "|---" * (len(policies) + 1) + "|", sep="\n", flush=True)
+    kept = Found(options.found)
     found: list[dict[str, Claim]] = []
     for source in [*options.traces, *LOADS[: options.loads]]:
         start = time.monotonic()
@@ -97,7 +132,11 @@ def main() -> None:
             references, name = read_references(SecondHalf(open_trace(source))), f"{Path(source).name}, second half"
         else:
             references, name = generated(source, options.references)
-        found.append(claims_for(references, name, policies, options.sizes))
+        claims = kept.claims(name, options.sizes, policies)
+        missing = [policy for policy in policies if policy not in claims]
+        if missing:
+            kept.keep(name, options.sizes, claims_for(references, name, missing, options.sizes))
+        found.append(kept.claims(name, options.sizes, policies))
         size = f"{references.num_references:,} references"
         print(row_of(f"{name} ({size}, {time.monotonic() - start:.0f} s)", found[-1]), flush=True)
     print(summary(policies, found))
@@ -116,10 +155,14 @@ def summary(policies: list[str], found: list[dict[str, Claim]]) -> str:
     worst = {policy: [claims[policy].worst for claims in found] for policy in policies}
     closed = {policy: [c[policy].gap_closed for c in found if c[policy].gap_sizes] for policy in policies}
     fifth = {policy: [c[policy].fifth for c in found if c[policy].gap_sizes] for policy in policies}
+    mean = {policy: [claims[policy].mean for claims in found] for policy in policies}
+    below = {policy: [claims[policy].below for claims in found] for policy in policies}
     lines = [
         ("worst of all", [f"{min(worst[policy]):+.2f}" for policy in policies]),
         ("median of the worst", [f"{np.median(worst[policy]):+.2f}" for policy in policies]),
         ("loads below -0.3", [str(sum(value < -0.3 for value in worst[policy])) for policy in policies]),
+        ("mean of all sizes, points", [f"{np.mean(mean[policy]):+.2f}" for policy in policies]),
+        ("sizes below LRU, mean, %", [_percent(float(np.mean(below[policy]))) for policy in policies]),
         ("gap closed, mean, %", [_percent(float(np.mean(closed[policy]))) for policy in policies]),
         ("sizes with a fifth or more, mean, %", [_percent(float(np.mean(fifth[policy]))) for policy in policies]),
     ]

@@ -3,7 +3,7 @@
 An argument acts while it is read: it frees a sequence or a lease that the call is about, changes the list it stands in,
 or raises. Whatever the call comes to, the state afterwards is one that honest calls reach as well.
 
-    python -m tests.hostile        # every disguise of every argument, on managers of eight kinds
+    python -m tests.hostile        # every disguise of every argument, on managers of ten kinds
 """
 
 from __future__ import annotations

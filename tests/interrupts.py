@@ -1,4 +1,4 @@
-"""A KeyboardInterrupt at every event of every Python frame inside every public call, on managers of eight kinds.
+"""A KeyboardInterrupt at every event of every Python frame inside every public call, on managers of ten kinds.
 
 Ctrl-C arrives where the interpreter looks for signals: in frames of Python. `sys.settrace` is called at each call, line
 and return of such frames; here it raises at the k-th one, for every k. Afterwards all laws hold, and the state is the
@@ -88,7 +88,7 @@ def state(site: Site) -> dict[str, Any]:
         words, first = whole[path.replace("first_word", "words")], whole.pop(path)
         whole[path.replace("first_word", "words")] = words[first : first + len(words) - WORDS_TO_ALIGN]
     whole = {path: value for path, value in whole.items() if not any(part in path for part in OF_A_POLICY)}
-    return without_traces(whole, site) if site.kind == "own policy" else whole
+    return without_traces(whole, site) if site.kind in ("own policy", "guard") else whole
 
 
 def without_traces(whole: dict[str, Any], site: Site) -> dict[str, Any]:

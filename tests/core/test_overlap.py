@@ -15,7 +15,8 @@ from blockyard import SeqStatus
 
 from ..support.checked import Checked, prompt
 from ..support.seeds import run_seed
-from ..world import Seq, World
+from ..support.world_memory import Seq
+from ..world import World
 
 
 def test_two_steps_of_other_sequences_may_be_in_flight() -> None:

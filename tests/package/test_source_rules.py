@@ -73,6 +73,7 @@ def test_no_slow_object_is_made_in_a_compiled_loop(path: Path) -> None:
 #: check at construction that keeps it in range.
 BLOCK_ID = "a block id: below num_blocks, at most MAX_BLOCKS = 2**27"
 TABLE_ROW = "a row of a table of what a cache told: below its capacity, which memory limits"
+GUARD_ROW = "a row of a block or of as many ghosts, 13 words of both: below 2**31"
 ROW = "a row plus one: at most MAX_SEQS = 2**20"
 CHECKED_ONCE: dict[str, dict[str, str]] = {
     "core/named_pool.py": {"block": BLOCK_ID},
@@ -87,10 +88,10 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
         "depth": "a block's place in its sequence: below MAX_TABLE_ENTRIES = 2**30",
         "slot + 1": "a session: at most MAX_SESSIONS = 2**20",
     },
-    "core/policies/idle_tree.py": dict.fromkeys(["block", "parent"], BLOCK_ID),
-    "core/policies/shadow_lru.py": dict.fromkeys(
-        ["entry", "before", "ghost", "end"], "a block or a ghost, as many as blocks, twice: 2**28"
-    ),
+    "core/policies/ghosts.py": dict.fromkeys(["row", "self._free"], "a row: at most twice the capacity, 2**28"),
+    "core/policies/idle_tree.py": dict.fromkeys(["row", "row_of(parent)"], GUARD_ROW),
+    "core/policies/shadow_lru.py": dict.fromkeys(["row", "ghost", "end", "self._free_ghost"], GUARD_ROW)
+    | {"key & LOW_31": "31 bits", "key >> 31": "a key: below 2**62"},
     "core/watch/history.py": {"block": BLOCK_ID},
     "core/pool/free_queue.py": dict.fromkeys(
         ["block", "block - 1", "num_blocks - 1", "before", "after", "NULL_BLOCK"], BLOCK_ID

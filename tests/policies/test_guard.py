@@ -27,11 +27,12 @@ def test_the_inequality_holds_at_every_step_and_the_shadow_has_no_fewer_hits_tha
         run_load(seed, 250, inside, strict)
 
 
-def test_the_adversary_is_held_where_it_would_lose_everything() -> None:
+@pytest.mark.parametrize(("strict", "thousandths"), [(True, 2), (False, 3)])
+def test_the_adversary_is_held_where_it_would_lose_everything(strict: bool, thousandths: int) -> None:
     """Seed 6: alone it loses most of LRU's hits."""
-    done = run_load(6, 3000, "adversary", True)
+    done = run_load(6, 3000, "adversary", strict)
     assert done.lru.num_hits > 1000
-    assert done.run.num_hits >= done.lru.num_hits - done.num_references // 500
+    assert done.run.num_hits >= done.lru.num_hits - thousandths * done.num_references // 1000
 
 
 # ---------------------------------------------------------------- the order
@@ -186,8 +187,7 @@ def test_in_a_manager_the_floor_is_that_of_a_manager_under_lru(inside: str, stri
         asked += len(prompt) // 4
         cache.check()
         assert guards[0].num_shadow_hits >= lru_hits
-        if strict:
-            assert hits >= lru_hits - asked // 500 - 1
+        assert hits >= lru_hits - (2 if strict else 3) * asked // 1000 - 1
     assert lru_hits > 100
 
 

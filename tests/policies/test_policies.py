@@ -333,6 +333,28 @@ def test_ghosts_against_a_list(seed: int, capacity: int) -> None:
         assert len(ghosts) == len(listed)
 
 
+@pytest.mark.parametrize("capacity", [63, 64, 1000])
+def test_ghosts_that_outgrow_their_first_rows(capacity: int) -> None:
+    choose = random.Random(capacity)
+    ghosts = Ghosts(capacity)
+    listed: dict[int, int] = {}
+    for value in range(5000):
+        key = choose.randrange(2000) * choose.choice([1, 2**40])
+        listed.pop(key, None)
+        if choose.random() < 0.8:
+            listed[key] = value
+            ghosts.remember(key, value)
+        else:
+            ghosts.take(key)
+        if len(listed) > capacity:
+            del listed[next(iter(listed))]
+        assert len(ghosts) == len(listed)
+    assert {key: ghosts.number(key) for key in listed} == listed
+    assert sum(ghosts.holds(number * 2**40) for number in range(2000)) == sum(
+        number * 2**40 in listed for number in range(2000)
+    )
+
+
 def test_the_checks_can_fail() -> None:
     """A block that is told twice to be idle breaks the law of every structure, and its check says so."""
     lists = BlockLists(1, 4)

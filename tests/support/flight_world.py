@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..world import NOTHING, Seq, World
+from ..world import World
+from .world_memory import NOTHING, Seq
 
 
 class Item:

@@ -152,7 +152,7 @@ class GuardedLoad:
         self.guard.check()
         ahead = self.run.num_hits - self.lru.num_hits
         self.worst = min(self.worst, ahead / self.num_references)
-        if self.guard.strict and 1000 * ahead < -2 * self.num_references:
+        if 1000 * ahead < (-2 if self.guard.strict else -3) * self.num_references:
             raise AssertionError(f"request {number}: {self.run.num_hits} hits, LRU has {self.lru.num_hits}")
         if self.guard.num_shadow_hits < self.lru.num_hits:
             raise AssertionError(

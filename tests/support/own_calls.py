@@ -11,6 +11,7 @@ from typing import Any
 
 import blockyard
 from blockyard import BlockPool, CacheConfig, CacheSalt, KVCacheManager, LayerGroup, LoRA, Span
+from blockyard.policies import Guarded
 
 from .own_policies import MRU
 from .twin import count_handles_from_the_start
@@ -28,6 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "retention": {"retention_blocks": 10},
     "own policy": {"eviction_policy": MRU},
     "hints": {"eviction_policy": "strict:lfu", "max_sessions": 6},
+    "guard": {"eviction_policy": lambda num_blocks: Guarded(MRU(num_blocks), strict=True)},
     "keys": {},
     "observed": {"history_size": 6, "track_misses": True, "residency_sample": 1},
     "in flight": {"max_steps_in_flight": 4, "num_blocks": 30},

@@ -40,15 +40,23 @@ def policy_of(name: PolicyName) -> object:
         if not callable(name):
             raise InvalidArgument(f"policies has {name!r}; it must be a name, or make an EvictionPolicy")
         return name
-    if name in POLICIES:
-        return name
     guard, colon, inner = name.partition(":")
     if colon and guard in GUARDS:
-        return guarded(INSIDE_GUARDS.get(inner, policy_of(inner)), GUARDS[guard])
+        return guarded(INSIDE_GUARDS.get(inner, _inside(inner, name)), GUARDS[guard])
+    return _inside(name, name)
+
+
+def _inside(name: str, whole: str) -> object:
+    """The policy of this name; `whole` is what the user wrote, a guard's name before it or none."""
+    if name in POLICIES:
+        return name
     path, colon, member = name.rpartition(":")
     if not colon:
         known = ", ".join(sorted(POLICIES))
-        raise InvalidArgument(f"policies has {name!r}; it must be one of {known}, or a class: file.py:ClassName")
+        raise InvalidArgument(
+            f"policies has {whole!r}; it must be one of {known}, or a class: file.py:ClassName; "
+            f"before either may stand {' or '.join(f'{guard}:' for guard in GUARDS)}"
+        )
     return _member_of(Path(path), member)
 
 

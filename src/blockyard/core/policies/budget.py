@@ -10,7 +10,7 @@ from ...errors import InvariantError
 HIT: Final[i64] = 10_000
 #: Credit for each reference: hits that the guard may lose, in ten-thousandths.
 STRICT_BUDGET: Final[i64] = 20
-LEARNED_BUDGET: Final[i64] = 15
+LEARNED_BUDGET: Final[i64] = 25
 #: Shares, in 1,024ths: all, and the least that is asked for an exposed content however seldom such contents return.
 WHOLE: Final[i64] = 1024
 LEAST_SHARE: Final[i64] = 205
@@ -18,7 +18,7 @@ LEAST_SHARE: Final[i64] = 205
 PRIOR_SHIFT: Final[i64] = 3
 LEAST_PRIOR: Final[i64] = 25
 #: What exposed contents may lose beyond the credit, for each reference, in ten-thousandths of a hit.
-RISK: Final[i64] = 50
+RISK: Final[i64] = 5
 #: The counts of exposed contents halve in this many times the capacity, and those of a small pool's later.
 HALF_LIFE: Final[i64] = 4
 HALF_LIFE_AT_LEAST: Final[i64] = 2000
@@ -29,7 +29,7 @@ class DeviationBudget:
 
     strict: an exposed content, which the shadow has and the pool has not, is taken for a hit that will be lost, so that
     credit never falls below the number of exposed contents. Otherwise for three times the share of exposed contents
-    that were asked for of late, and a fifth at least; and they may be more than the credit by 0.5 % of the references.
+    that were asked for of late, and a fifth at least; and they may be more than the credit by 0.05 % of the references.
 
     balance: the same without the cap of credit, which is one hit a block above the budget.
     """
@@ -84,7 +84,7 @@ class DeviationBudget:
     def allows(self, num_exposed: i64) -> bool:
         """Whether one more content may be exposed besides `num_exposed`."""
         needed = (num_exposed + 1) * HIT
-        if self.credit * WHOLE < self.share() * needed:
+        if self.credit < needed and self.credit * WHOLE < self.share() * needed:
             return False
         return self.strict or self.credit + self._num_references * RISK >= needed
 
