@@ -21,8 +21,10 @@ import blockyard
 from blockyard import BlockPool
 from blockyard.core.policies import POLICIES, eager_density, guarded
 from blockyard.core.policies.base import EvictionPolicy
+from blockyard.core.policies.hinted import Hinted
 from blockyard.core.policies.lru import LRU
 from blockyard.core.policies.retention import Retention
+from blockyard.core.policies.sessions import Sessions
 
 from .core import PROMPT_BLOCKS, filled_pool, prompts_for, size_name
 from .measure import Figure, figure
@@ -36,6 +38,7 @@ Maker = Callable[[int], EvictionPolicy]
 MAKERS: dict[str, Maker] = {
     "LRU, asked": LRU,
     **{name: make for name, make in POLICIES.items() if name != "lru"},
+    "hints around LRU": lambda num_blocks: Hinted(LRU(num_blocks), num_blocks, Sessions(num_blocks, 65_536), []),
     "retention around LRU": lambda num_blocks: Retention(LRU(num_blocks), num_blocks),
 }
 

@@ -4,9 +4,10 @@
     python -m tests.guard --loads 10000
 
 Every load is a random tree of prompts with a random capacity, run through `Guarded` around an adversary that evicts
-what is asked for next, dice, the youngest block, or a shipped policy, and beside it through least recently used. After
-each request the guard's structures and its inequality are checked, its shadow must not have fewer hits than LRU, and a
-strict guard must not be below LRU by more than 0.2 % of the references so far, a learned one not by more than 0.3 %.
+what is asked for next, hints that say the opposite of what is true, dice, the youngest block, or a shipped policy, and
+beside it through least recently used. After each request the guard's structures and its inequality are checked, its
+shadow must not have fewer hits than LRU, and a strict guard must not be below LRU by more than 0.2 % of the references
+so far, a learned one not by more than 0.3 %.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from blockyard.core.policies import POLICIES
 from blockyard.core.policies.base import EvictionPolicy
 
 from .support.guard_loads import Adversary, GuardedLoad, Load
+from .support.lies import Lies
 from .support.own_policies import MRU, Dice
 from .support.seeds import run_seed
 
 INSIDE: dict[str, Callable[[int], EvictionPolicy]] = {
     "adversary": Adversary,
+    "lying hints": Lies,
     "dice": Dice,
     "youngest": MRU,
     **{name: make for name, make in POLICIES.items() if name != "lru"},

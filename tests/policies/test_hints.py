@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from blockyard import CacheConfig, EvictionPolicy, HintOutcome, InvalidArgument, KVCacheManager, UnknownSequence
+from blockyard import (
+    CacheConfig,
+    EvictionPolicy,
+    HintOutcome,
+    InvalidArgument,
+    KVCacheManager,
+    PolicyError,
+    UnknownSequence,
+)
 from blockyard.policies import LFU, Guarded
 
 from ..support.own_policies import MRU
@@ -393,3 +401,128 @@ def test_a_policy_may_choose_by_hints_itself() -> None:
     turn(cache, prompt(5, 3))
     assert cached(cache, 1, 3) != [4, 4]
     assert cached(cache, 1) == [4]
+
+
+# ---------------------------------------------------------------- policies that break their contract
+
+
+class Faulty(MRU):
+    """The block idle shortest goes first, until a fault is set."""
+
+    fault = ""
+
+    def insert(self, block: int, key: int, depth: int) -> None:
+        if self.fault == "insert":
+            raise KeyError("broken insert")
+        super().insert(block, key, depth)
+
+    def remove(self, block: int) -> None:
+        if self.fault == "remove":
+            raise KeyError("broken remove")
+        super().remove(block)
+
+    def evict(self) -> int:
+        return 1 if self.fault == "evict" else super().evict()
+
+    def takes_hints(self) -> bool:
+        if self.fault == "takes_hints":
+            raise KeyError("broken takes_hints")
+        return True
+
+    def needs_hints(self) -> bool:
+        if self.fault == "needs_hints":
+            raise KeyError("broken needs_hints")
+        return False
+
+
+@pytest.fixture
+def faulty() -> Any:
+    """The class, whose fault every cache of the test sees."""
+
+    class OfThisTest(Faulty):
+        pass
+
+    return OfThisTest
+
+
+@pytest.mark.parametrize("fault", ["takes_hints", "needs_hints"])
+def test_a_policy_that_raises_when_it_is_asked_about_hints(faulty: Any, fault: str) -> None:
+    cache = make_cache(faulty)
+    faulty.fault = fault
+    with pytest.raises(PolicyError, match=f"OfThisTest: {fault} raised KeyError: 'broken {fault}'"):
+        cache.allocate(prompt(1), session="a")
+    cache.check()
+    assert (cache.num_seqs, cache.num_sessions) == (0, 0)
+    faulty.fault = ""
+    turn(cache, prompt(1), "a")
+    assert cache.hint("a", over=True) is ACCEPTED
+
+
+def test_a_policy_that_raises_when_a_block_is_taken_from_it(faulty: Any) -> None:
+    cache = make_cache(faulty)
+    for number, session in enumerate("abc", 1):
+        turn(cache, prompt(number), session)
+    cache.hint("a", over=True)
+    faulty.fault = "remove"
+    before = cache.stats()
+    with pytest.raises(PolicyError, match="OfThisTest: evict raised KeyError: 'broken remove'"):
+        cache.allocate(prompt(4), session="d")
+    cache.check()
+    assert cache.stats() == before
+    faulty.fault = ""
+    turn(cache, prompt(4), "d")
+    assert cached(cache, 1, 2, 3) == [0, 4, 4]
+
+
+def test_a_policy_that_raises_when_what_was_kept_is_given_back(faulty: Any) -> None:
+    cache = make_cache(faulty)
+    for number, session in enumerate("abc", 1):
+        turn(cache, prompt(number), session)
+    cache.hint("c", back_in=5)
+    turn(cache, prompt(4, 1))
+    faulty.fault = "insert"
+    cache.advance_time(6.0)
+    cache.check()
+    with pytest.raises(PolicyError, match="OfThisTest: insert raised KeyError: 'broken insert'"):
+        cache.allocate(prompt(5))
+    cache.set_eviction_policy("lru")
+    turn(cache, prompt(5))
+    cache.check()
+
+
+def test_a_policy_that_names_a_block_twice(faulty: Any) -> None:
+    """Its first answer was kept on a hint's word; the same again is refused, and whatever was asked is undone."""
+    cache = make_cache(faulty)
+    for number, session in enumerate("abc", 1):
+        turn(cache, prompt(number), session)
+    assert cache.block(1).is_cached
+    cache.hint("a", back_in=5)
+    faulty.fault = "evict"
+    with pytest.raises(PolicyError, match="OfThisTest: evict raised ValueError: block 1 was chosen before"):
+        cache.allocate(prompt(4))
+    cache.set_eviction_policy("lru")
+    turn(cache, prompt(4))
+    assert cached(cache, 1) == [4]
+
+
+def run_lies(policy: str, lies: bool) -> KVCacheManager:
+    """Four prompts in turn and each time a new one, which all fit; what comes next is said to be over."""
+    cache = make_cache(policy, num_blocks=41)
+    for number in range(600):
+        turn_number = number % 5
+        tokens = prompt(turn_number, 8) if turn_number < 4 else prompt(100 + number)
+        turn_unchecked(cache, tokens, f"{turn_number if turn_number < 4 else number}")
+        if lies:
+            cache.hint(f"{turn_number + 1 if turn_number < 3 else 0}", over=True)
+    cache.check()
+    return cache
+
+
+@pytest.mark.parametrize("guard", ["guarded", "strict"])
+def test_a_guard_keeps_the_floor_whatever_is_hinted(guard: str) -> None:
+    alone = run_lies("lru", False).stats()
+    least = alone.num_hit_tokens - 0.0065 * alone.num_prompt_tokens
+    assert run_lies("lru", True).stats().num_hit_tokens < 0.95 * least
+    cache = run_lies(f"{guard}:lru", True)
+    assert cache.stats().num_hit_tokens >= least
+    assert cache.stats().num_hinted_evictions > 0
