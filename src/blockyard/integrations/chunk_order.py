@@ -47,7 +47,7 @@ class ChunkOrder:
     only if it has none left, what requests that still run use, from the oldest request's last chunk on.
 
     cache_capacity: chunks of the tier. policy: a name or whatever `BlockPool(eviction_policy=)` takes. O(1) a chunk and
-    call, besides the policy's own cost; about 400 bytes a chunk, the policy not counted.
+    call, besides the policy's own cost; about 330 bytes a chunk, the policy not counted.
 
     Raises `InvalidArgument` for a capacity below 0 and an unknown policy, `PolicyError` where making one raises.
     """
