@@ -41,7 +41,9 @@ class Server:
     """A process of its own, with its engine in another one, as `vllm serve` makes them."""
 
     def __init__(self, folder: Path) -> None:
-        self.port, self.events_port = free_port(), free_port()
+        self.port = free_port()
+        # vLLM binds to sockets of files, and to TCP ports of all interfaces alone.
+        self.events = f"ipc://{folder}/events"
         metadata = folder / "vllm-0.32.0+cpu.dist-info"
         metadata.mkdir()
         # `vllm serve` asks for the metadata of a package named vllm; the wheel for CPUs has another name.
@@ -49,9 +51,7 @@ class Server:
         counted = folder / "counted"
         counted.mkdir()
         options = '{"blockyard": {"eviction_policy": "s3fifo", "miss_causes": 10000}}'
-        events = (
-            f'{{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://127.0.0.1:{self.events_port}"}}'
-        )
+        events = f'{{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "{self.events}"}}'
         command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", MODEL]
         command += ["--scheduler-cls", "blockyard.integrations.vllm.AsyncScheduler", "--additional-config", options]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--kv-events-config", events]
@@ -61,6 +61,7 @@ class Server:
             "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
             "PROMETHEUS_MULTIPROC_DIR": str(counted),
             "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_LOGGING_LEVEL": "INFO",
             "VLLM_NO_USAGE_STATS": "1",
         }
         self.log = folder / "server.log"
@@ -124,7 +125,7 @@ class Batch(msgspec.Struct, array_like=True):  # type: ignore[call-arg]
 def test_a_client_is_answered(server: Server) -> None:
     """Twice the same prompt: the same answer, the second from the cache; causes and events are there."""
     subscriber = zmq.Context.instance().socket(zmq.SUB)
-    subscriber.connect(f"tcp://127.0.0.1:{server.events_port}")
+    subscriber.connect(server.events)
     subscriber.setsockopt(zmq.SUBSCRIBE, b"")
     time.sleep(1)
     client = OpenAI(base_url=server.url("/v1"), api_key="none")

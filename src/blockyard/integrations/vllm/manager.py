@@ -31,7 +31,8 @@ from .misses import MissCauses
 from .options import Options
 from .views import BlockIds, BlockView, CachedCounts, PoolView, TablesView
 
-logger = init_logger(__name__)
+# Below the one logger that vLLM gives handlers to.
+logger = init_logger(f"vllm.{__name__}")
 ADMITTED = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 

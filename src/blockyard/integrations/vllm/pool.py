@@ -17,7 +17,8 @@ from vllm.v1.core import block_pool as stock
 from ... import NamedPool
 from .misses import MissCauses
 
-logger = init_logger(__name__)
+# Below the one logger that vLLM gives handlers to.
+logger = init_logger(f"vllm.{__name__}")
 GROUP_BYTES = 4
 
 

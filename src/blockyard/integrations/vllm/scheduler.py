@@ -24,7 +24,8 @@ from .manager import KVCacheManager, why_not
 from .misses import MissCauses
 from .options import Options, options_of
 
-logger = init_logger(__name__)
+# Below the one logger that vLLM gives handlers to.
+logger = init_logger(f"vllm.{__name__}")
 _MAKING = threading.RLock()
 
 
