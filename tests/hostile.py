@@ -52,6 +52,7 @@ TARGETS = [
         "allocate",
         lambda s: {"token_ids": tokens(1, 14), "holder": "h", "extra_keys": s.keys, "num_seqs": 2, "resumed": True},
     ),
+    _cache("allocate", lambda s: {"token_ids": tokens(1, 14), "session": "idle"}),
     _cache(
         "try_allocate",
         lambda s: {"token_ids": tokens(1, 14), "holder": "h", "extra_keys": s.keys, "num_seqs": 2, "resumed": True},
@@ -80,6 +81,9 @@ TARGETS = [
     _cache("set_eviction_policy", lambda s: {"policy": MRU}),
     _cache("retain", lambda s: {"token_ids": tokens(1, 12), "priority": 2, "expires_at": 5.0, "extra_keys": s.keys}),
     _cache("advance_time", lambda s: {"now": 9.5}),
+    _cache("hint", lambda s: {"target": "idle", "over": True}),
+    _cache("hint", lambda s: {"target": s.decoding, "back_in": 2.5}),
+    _cache("hint", lambda s: {"target": s.done, "back_at": 9}),
     _cache("token_ids", lambda s: {"seq": s.decoding}),
     _cache("block_ids", lambda s: {"seq": s.decoding, "group": 0}),
     _cache("num_cached_tokens", lambda s: {"token_ids": tokens(1, 14), "extra_keys": s.keys}),

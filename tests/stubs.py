@@ -50,7 +50,9 @@ ARGUMENTS = {
     "blocks": "BlockLease | Integers",
     **dict.fromkeys(["source", "target", "max_events"], "Integer"),
     "now": "Number",
-    "expires_at": "Number | None",
+    **dict.fromkeys(["expires_at", "back_in", "back_at"], "Number | None"),
+    "session": "str | None",
+    "over": "bool",
 }
 #: Arguments of one call that another one takes otherwise.
 OF_THE_CALL = {
@@ -59,6 +61,7 @@ OF_THE_CALL = {
     "can_append": {"num_new_tokens": "OneOrMore"},
     "commit": {"step": "Integer | None"},
     "end_step": {"step": "Integer"},
+    "hint": {"target": "Integer | str"},
     "hold": {"num_blocks": "Integer | None"},
     "cache_next_blocks": {"num_cached_blocks": "Integer | None"},
 }

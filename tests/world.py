@@ -125,6 +125,8 @@ class World:
             "history_size": choose.choice((0, 0, 5)),
             "residency_sample": choose.choice((0, 0, 1, 3)),
             "enable_kv_cache_events": self.seed % 3 != 0,
+            "max_sessions": choose.choice((0, 1, 3, 3, 100)),
+            "hint_horizon": 2.0,
         }
 
     # ------------------------------------------------------------------ names of keys and values
@@ -169,6 +171,7 @@ class World:
             (self.resize, 1),
             (self.retain, 2),
             (self.advance_time, 2),
+            (self.hint, 4),
             (self.set_policy, 0.5),
         ]
 
@@ -219,6 +222,7 @@ class World:
         self.counts[kind + "tokens hit"] += stats.num_hit_tokens
         self.counts[kind + "blocks copied"] += stats.num_copied_blocks
         self.counts[kind + "blocks evicted"] += stats.num_evicted_blocks
+        self.counts[kind + "blocks evicted by a hint"] += stats.num_hinted_evictions
         self.cache.free([seq.handle for seq in self.seqs])
         self.cache.check()
         assert self.cache.num_used_blocks == 0
@@ -271,7 +275,7 @@ class World:
         answer = self.cache.can_allocate(tokens, keys + spans, num_seqs).name
         self.require_hope(answer)
         try:
-            handle = self.cache.allocate(tokens, "someone", keys + spans, num_seqs)
+            handle = self.cache.allocate(tokens, "someone", keys + spans, num_seqs, session=self.session())
         except self.package.CapacityError:
             assert answer != "OK"
             raise
@@ -287,6 +291,23 @@ class World:
         hit = self.cache.num_computed_tokens(handle)
         self.counts["hits over a span"] += any(span.start < hit for span in spans)
         return hit
+
+    def session(self) -> str | None:
+        """Of a few sessions one, in two of three worlds."""
+        return self.random.choice((None, "a", "b", "c", "d", "e")) if self.seed % 3 else None
+
+    def hint(self) -> str:
+        """True or not: it may change what is evicted, and nothing else."""
+        choose = self.random
+        target = choose.choice(
+            ([seq.handle for seq in self.seqs] or ["a"]) if choose.random() < 0.3 else list("abcdef")
+        )
+        said = choose.choice(
+            ({}, {"over": True}, {"over": True}, {"back_in": 3 * choose.random()}, {"back_at": self.now + 1})
+        )
+        outcome = self.cache.hint(target, **said)
+        self.counts[f"hint {outcome.value}"] += 1
+        return str(outcome.name)
 
     def require_hope(self, answer: str) -> None:
         """LATER promises that waiting helps; with nobody left to wait for it would be a wait forever."""

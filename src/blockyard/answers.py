@@ -60,6 +60,8 @@ class CacheStats:
     num_running_seqs: rows in use now.
     num_wasted_slots: slots that running sequences hold and no known token fills, now (internal fragmentation).
     num_retained_blocks: blocks that a wish keeps (`retain`), held or idle, now.
+    num_sessions: sessions that are known (`allocate(session=...)`, `hint`), now.
+    num_hinted_evictions: evicted blocks that were chosen because of a hint; those that shrinking takes are none.
     """
 
     num_prompt_tokens: int
@@ -77,11 +79,36 @@ class CacheStats:
     num_allocated_blocks: int = 0
     num_freed_blocks: int = 0
     num_retained_blocks: int = 0
+    num_sessions: int = 0
+    num_hinted_evictions: int = 0
 
     @property
     def hit_rate(self) -> float:
         """Share of the prompt tokens taken from the cache, 0 to 1."""
         return self.num_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+
+class HintOutcome(Enum):
+    """What became of a hint. True in an `if` for ACCEPTED and CLIPPED.
+
+    ACCEPTED: it holds until the session goes on, or another hint. CLIPPED: it holds, but the time was beyond
+    `hint_horizon`, and is that now. REFUSED: nothing has changed: the policy takes no hints, the cache knows no
+    sessions, the time has passed, or a newer sequence of the session has begun. UNKNOWN: no such session, or it was
+    forgotten.
+    """
+
+    #: It holds until the session goes on, or another hint.
+    ACCEPTED = "accepted"
+    #: It holds, with the latest time that there may be.
+    CLIPPED = "clipped"
+    #: Nothing has changed: no hints are taken, or this one contradicts what is newer.
+    REFUSED = "refused"
+    #: No such session.
+    UNKNOWN = "unknown"
+
+    def __bool__(self) -> bool:
+        """True where the hint holds."""
+        return self is HintOutcome.ACCEPTED or self is HintOutcome.CLIPPED
 
 
 class Resize(Enum):

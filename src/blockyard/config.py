@@ -7,7 +7,7 @@ import numbers
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from .arguments import require_bool, require_int, shown
+from .arguments import require_bool, require_int, require_number, shown
 from .errors import InvalidArgument
 from .groups import LayerGroup
 from .hash_seeds import MAX_HASH_SEED
@@ -21,6 +21,7 @@ MAX_TABLE_ENTRIES = 2**30
 MAX_GROUPS = 64
 MAX_HISTORY = 2**24
 MAX_STEPS_IN_FLIGHT = 64
+MAX_SESSIONS = 2**20
 #: What ships in `blockyard.core.policies`.
 POLICY_NAMES = ("arc", "auto", "density", "fifo", "lfu", "lru", "s3fifo", "score")
 #: What may stand before such a name, with a colon.
@@ -55,6 +56,7 @@ _INTEGERS = (
     ("residency_sample", 0, MAX_BLOCKS),
     ("num_cpu_blocks", 0, MAX_BLOCKS),
     ("max_steps_in_flight", 1, MAX_STEPS_IN_FLIGHT),
+    ("max_sessions", 0, MAX_SESSIONS),
 )
 _SWITCHES = ("enable_prefix_caching", "keep_evicted", "partial_hits", "track_misses", "enable_kv_cache_events")
 
@@ -85,6 +87,10 @@ class CacheConfig:
     history_size: events that the allocation history remembers; 0 for none.
     residency_sample: follow every n-th block id from allocation to eviction; 0 for none.
     enable_kv_cache_events: whether the manager notes what can be hit and what no more, for `take_events`.
+    max_sessions: sessions that are known at a time (`hint`), 0 to 2**20; of more the one heard of longest ago is
+        forgotten. With 0 there are none, and every hint is refused.
+    hint_horizon: how far ahead a session's return may be said, in logical time (`advance_time`), above 0; what is
+        beyond is cut to it.
     max_steps_in_flight: most steps that are reserved and not ended (`end_step`), 1 to 64. With 2 or more a sequence may
         be reserved for again before its last step is committed, and blocks wait for the steps that may use them.
 
@@ -109,6 +115,8 @@ class CacheConfig:
     residency_sample: int = 0
     enable_kv_cache_events: bool = False
     max_steps_in_flight: int = 1
+    max_sessions: int = 65_536
+    hint_horizon: float = 86_400.0
 
     def __post_init__(self) -> None:
         for name, low, high in _INTEGERS:
@@ -127,6 +135,9 @@ class CacheConfig:
         if self.num_cpu_blocks == 1:
             require_int("num_cpu_blocks", self.num_cpu_blocks, 2, MAX_BLOCKS)
         object.__setattr__(self, "watermark", _share("watermark", self.watermark))
+        object.__setattr__(self, "hint_horizon", require_number("hint_horizon", self.hint_horizon))
+        if self.hint_horizon <= 0:
+            raise InvalidArgument(f"hint_horizon is {shown(self.hint_horizon)}; it must be above 0")
         entries = self.max_num_seqs * self.max_blocks_per_seq
         if entries > MAX_TABLE_ENTRIES:
             raise InvalidArgument(

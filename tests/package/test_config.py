@@ -86,6 +86,8 @@ def test_defaults() -> None:
         "residency_sample": 0,
         "enable_kv_cache_events": False,
         "max_steps_in_flight": 1,
+        "max_sessions": 65536,
+        "hint_horizon": 86400.0,
     }
 
 

@@ -82,6 +82,11 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
     "core/pool/by_id.py": {"block": BLOCK_ID},
     "core/store/grouped.py": {"token_block": BLOCK_ID},
     "core/index/continuations.py": dict.fromkeys(["block", "following", "before", "after"], BLOCK_ID),
+    "core/policies/session_lists.py": {"block": BLOCK_ID},
+    "core/policies/hinted.py": {
+        "depth": "a block's place in its sequence: below MAX_TABLE_ENTRIES = 2**30",
+        "slot + 1": "a session: at most MAX_SESSIONS = 2**20",
+    },
     "core/policies/idle_tree.py": dict.fromkeys(["block", "parent"], BLOCK_ID),
     "core/policies/shadow_lru.py": dict.fromkeys(
         ["entry", "before", "ghost", "end"], "a block or a ghost, as many as blocks, twice: 2**28"

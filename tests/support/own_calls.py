@@ -1,4 +1,4 @@
-"""Managers of nine kinds in the middle of their work, and every public call that does something, with good arguments.
+"""Managers of ten kinds in the middle of their work, and every public call that does something, with good arguments.
 
 Tests that interrupt calls, call from inside of calls, or give them hostile arguments take these in turn.
 """
@@ -27,6 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "partial hits": {"partial_hits": True},
     "retention": {"retention_blocks": 10},
     "own policy": {"eviction_policy": MRU},
+    "hints": {"eviction_policy": "strict:lfu", "max_sessions": 6},
     "keys": {},
     "observed": {"history_size": 6, "track_misses": True, "residency_sample": 1},
     "in flight": {"max_steps_in_flight": 4, "num_blocks": 30},
@@ -77,6 +78,8 @@ class Site:
         if cache.config.num_cpu_blocks:
             cache.swap_out([self.swapped])
         cache.free(idle)
+        if self.kind == "hints":
+            cache.hint("idle", back_in=7.0)
         self.lease = self.pool.get_new_blocks(2, "a lease")
         self.hit: Any = None
         self.found: Any = None
@@ -86,7 +89,7 @@ class Site:
             self.found = self.pool.find_cached_blocks(tokens(1, 12), self.keys)
 
     def computed(self, prompt: list[int], holder: str, next_tokens: list[int] | None = None, ends: bool = True) -> int:
-        seq = self.cache.allocate(prompt, holder, self.keys)
+        seq = self.cache.allocate(prompt, holder, self.keys, session=holder if self.kind == "hints" else None)
         missing = self.cache.num_tokens(seq) - self.cache.num_computed_tokens(seq)
         step = self.cache.reserve([seq], missing).step or None
         self.cache.commit([seq], missing, next_tokens, step)
@@ -114,6 +117,7 @@ def _manager_calls() -> list[Call]:
         Call("allocate", lambda s: lambda: s.cache.allocate(tokens(1, 14), "new", s.keys)),
         Call("allocate", lambda s: lambda: s.cache.allocate(tokens(9, 22), "new", s.keys, 2)),
         Call("allocate", lambda s: lambda: s.cache.allocate([*tokens(1, 6), 5, 5], "new", s.keys, resumed=True)),
+        Call("allocate", lambda s: lambda: s.cache.allocate(tokens(9, 22), "new", s.keys, session="idle")),
         Call("try_allocate", lambda s: lambda: s.cache.try_allocate(tokens(1, 14), "new", s.keys)),
         Call("can_allocate_batch", lambda s: lambda: s.cache.can_allocate_batch([tokens(1, 9), tokens(8, 5)], s.keys)),
         Call("allocate_batch", lambda s: lambda: s.cache.allocate_batch([tokens(1, 9), tokens(8, 5)], (), s.keys)),
@@ -145,6 +149,9 @@ def _manager_calls() -> list[Call]:
         Call("set_eviction_policy", lambda s: lambda: s.cache.set_eviction_policy(MRU)),
         Call("retain", lambda s: lambda: s.cache.retain(tokens(1, 12), 2, 5.0, s.keys)),
         Call("advance_time", lambda s: lambda: s.cache.advance_time(9.5)),
+        Call("hint", lambda s: lambda: s.cache.hint("idle", over=True)),
+        Call("hint", lambda s: lambda: s.cache.hint(s.decoding, back_in=5.5)),
+        Call("hint", lambda s: lambda: s.cache.hint(s.done, back_at=9)),
         Call("num_cached_tokens", lambda s: lambda: s.cache.num_cached_tokens(tokens(1, 14), s.keys)),
         Call("num_tokens", lambda s: lambda: s.cache.num_tokens([s.decoding, s.done])),
         Call("num_computed_tokens", lambda s: lambda: s.cache.num_computed_tokens([s.decoding, s.done])),
@@ -230,6 +237,7 @@ QUESTIONS: dict[str, Callable[[Site], Any]] = {
     "num_cached_blocks": lambda s: s.cache.num_cached_blocks,
     "usage": lambda s: s.cache.usage,
     "num_seqs": lambda s: s.cache.num_seqs,
+    "num_sessions": lambda s: s.cache.num_sessions,
     "steps_in_flight": lambda s: s.cache.steps_in_flight,
     "num_fenced_blocks": lambda s: s.cache.num_fenced_blocks,
     "stats": lambda s: s.cache.stats(),

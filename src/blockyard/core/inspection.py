@@ -12,6 +12,7 @@ from ..kv_events import KVCacheEvents
 from .arrays import view_i32, view_i64, zeros_i64
 from .calls.allocate import AllocateCalls
 from .calls.evict import EvictCalls
+from .calls.hints import HintCalls
 from .checking import check_groups, check_sequences
 from .parts import Parts
 from .pool.block import KVCacheBlock
@@ -25,8 +26,11 @@ from .watch.misses import MissLog
 class Inspection:
     """Questions about a cache. Those that read more than one number enter the gate."""
 
-    def __init__(self, parts: Parts, allocate_calls: AllocateCalls, evict_calls: EvictCalls) -> None:
+    def __init__(
+        self, parts: Parts, allocate_calls: AllocateCalls, evict_calls: EvictCalls, hint_calls: HintCalls
+    ) -> None:
         self.parts = parts
+        self.hint_calls = hint_calls
         self.gate = parts.gate
         self.sequences = parts.sequences
         self.store = parts.store
@@ -136,6 +140,8 @@ class Inspection:
             num_allocated_blocks=pool.num_allocated_blocks,
             num_freed_blocks=pool.num_freed_blocks,
             num_retained_blocks=self.num_retained_blocks(),
+            num_sessions=self.hint_calls.num_sessions(),
+            num_hinted_evictions=self.evict_calls.order.num_hinted_evictions(),
         )
 
     def num_retained_blocks(self) -> int:
@@ -265,6 +271,7 @@ class Inspection:
             parts = self.parts
             parts.token_blocks.check()
             check_steps(parts.kv_pool, parts.sequences)
+            self.hint_calls.check()
             leases = parts.pool.leases()
             if parts.grouped is None:
                 check_sequences(parts.token_blocks, leases, self.sequences, True)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..answers import Admission, AllocationEvent, CacheStats, Holding, MissCauses, Residency, Resize
+from ..answers import Admission, AllocationEvent, CacheStats, HintOutcome, Holding, MissCauses, Residency, Resize
 from ..arguments import shown
 from ..config import CacheConfig
 from ..errors import InvalidArgument, not_enough_memory
@@ -16,6 +16,7 @@ from .calls.commit import CommitCalls
 from .calls.evict import EvictCalls
 from .calls.fork import ForkCalls
 from .calls.free import FreeCalls
+from .calls.hints import HintCalls
 from .calls.in_flight import StepCalls, in_flight_of
 from .calls.reserve import ReserveCalls
 from .calls.resize import ResizeCalls
@@ -73,7 +74,9 @@ class KVCacheManager:
         self._parts = Parts(config)
         self._free = FreeCalls(self._parts)
         self._parts.gate.deferred.append(self._free)
-        self._allocate = AllocateCalls(self._parts, self._free)
+        self._evict = EvictCalls(self._parts)
+        self._hints = HintCalls(self._parts, self._evict.order)
+        self._allocate = AllocateCalls(self._parts, self._free, self._hints)
         in_flight = in_flight_of(self._parts)
         self._steps = StepCalls(self._parts, in_flight)
         self._reserve = ReserveCalls(self._parts, in_flight)
@@ -81,10 +84,9 @@ class KVCacheManager:
         self._fork = ForkCalls(self._parts, self._free)
         self._truncate = TruncateCalls(self._parts)
         self._swap = swap_calls(self._parts)
-        self._evict = EvictCalls(self._parts)
         self._resize = ResizeCalls(self._parts, self._allocate.admission)
         self._contents = CachedContents(self._parts.token_blocks.index, self._parts.config.hash_block_size)
-        self._inspection = Inspection(self._parts, self._allocate, self._evict)
+        self._inspection = Inspection(self._parts, self._allocate, self._evict, self._hints)
 
     # Admission.
 
@@ -102,6 +104,7 @@ class KVCacheManager:
         extra_keys: object = (),
         num_seqs: object = 1,
         resumed: object = False,
+        session: object = None,
     ) -> int:
         """Admit a prompt: hold the blocks of its longest cached prefix, and new ones for the rest. O(tokens).
 
@@ -110,11 +113,13 @@ class KVCacheManager:
         num_seqs: sequences that will come of this prompt (parallel sampling): their rows are set aside, so that
         `fork(seq, num_seqs - 1)` finds them, and admission counts the blocks they copy first.
         resumed: the request ran before and was preempted: its tokens are counted apart, as neither prompt nor hit.
+        session: a name of 1 to 200 characters for what `hint` speaks of, None for none; what was said about the session
+        is over, as it goes on.
         Returns the sequence's handle. `num_computed_tokens` then tells the hit: whole blocks (unless `partial_hits`),
         never the last token. Raises `NeverFits`, `OutOfBlocks`, `OutOfRows` (or see `try_allocate`), `InvalidArgument`,
         and `PolicyError` when an eviction policy fails.
         """
-        return self._allocate.allocate(token_ids, holder, extra_keys, num_seqs, resumed)
+        return self._allocate.allocate(token_ids, holder, extra_keys, num_seqs, resumed, session)
 
     def try_allocate(
         self,
@@ -123,13 +128,14 @@ class KVCacheManager:
         extra_keys: object = (),
         num_seqs: object = 1,
         resumed: object = False,
+        session: object = None,
     ) -> int | Admission:
         """`allocate` where it fits, else LATER or NEVER: what a scheduler's loop wants, in one lookup. O(tokens).
 
         Returns the sequence's handle, or the `Admission` that `can_allocate` would answer; nothing has changed then.
         Raises `InvalidArgument`, and `PolicyError` as `allocate` does.
         """
-        return self._allocate.try_allocate(token_ids, holder, extra_keys, num_seqs, resumed)
+        return self._allocate.try_allocate(token_ids, holder, extra_keys, num_seqs, resumed, session)
 
     def can_allocate_batch(self, prompts: object, extra_keys: object = ()) -> Admission:
         """Whether `allocate_batch` would take these prompts together: OK, LATER or NEVER. O(tokens)."""
@@ -314,6 +320,24 @@ class KVCacheManager:
         config has no budget.
         """
         return self._evict.retain(token_ids, priority, expires_at, extra_keys)
+
+    def hint(
+        self, target: object, *, over: object = False, back_in: object = None, back_at: object = None
+    ) -> HintOutcome:
+        """Say what a session will do next: one of the three, or none, to take back what was said. O(log sessions).
+
+        target: the session's name, or a running sequence, which needs no name. over: it does not come back; what it
+        alone has used is evicted before all else. back_in, back_at: it comes back in so much logical time, or at that
+        time (`advance_time`): what it holds is kept till then, as long as anything else is idle.
+        A wish: hints change in which order idle blocks are evicted, nothing else. Returns what became of it
+        (`HintOutcome`). Raises `InvalidArgument`, and `UnknownSequence` for a sequence that has ended.
+        """
+        return self._hints.hint(target, over, back_in, back_at)
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that are known, at most `max_sessions`. O(1)."""
+        return self._hints.num_sessions()
 
     def advance_time(self, now: object) -> None:
         """Tell the cache what time it is, in any unit: for expiries, residency and the history. It never goes back.

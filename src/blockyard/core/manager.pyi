@@ -6,7 +6,7 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from ..answers import Admission, AllocationEvent, CacheStats, Holding, MissCauses, Residency, Resize
+from ..answers import Admission, AllocationEvent, CacheStats, HintOutcome, Holding, MissCauses, Residency, Resize
 from ..config import CacheConfig
 from ..hints import ExtraKeys, Integer, Integers, NextTokens, Number, OneOrMore, Policy
 from ..kv_events import KVCacheEvents
@@ -26,6 +26,7 @@ class KVCacheManager:
         extra_keys: ExtraKeys = (),
         num_seqs: Integer = 1,
         resumed: bool = False,
+        session: str | None = None,
     ) -> int: ...
     def try_allocate(
         self,
@@ -34,6 +35,7 @@ class KVCacheManager:
         extra_keys: ExtraKeys = (),
         num_seqs: Integer = 1,
         resumed: bool = False,
+        session: str | None = None,
     ) -> int | Admission: ...
     def can_allocate_batch(self, prompts: Sequence[Integers], extra_keys: ExtraKeys = ()) -> Admission: ...
     def allocate_batch(
@@ -68,6 +70,11 @@ class KVCacheManager:
     def retain(
         self, token_ids: Integers, priority: Integer = 1, expires_at: Number | None = None, extra_keys: ExtraKeys = ()
     ) -> int: ...
+    def hint(
+        self, target: Integer | str, *, over: bool = False, back_in: Number | None = None, back_at: Number | None = None
+    ) -> HintOutcome: ...
+    @property
+    def num_sessions(self) -> int: ...
     def advance_time(self, now: Number) -> None: ...
     def reset_prefix_cache(self) -> None: ...
     @overload

@@ -7,6 +7,7 @@ from ..hash_seeds import hash_seed_or_drawn
 from .block_pool import BlockPool, ManagedPool
 from .gate import Gate
 from .index.continuations import Continuations
+from .policies.sessions import Sessions
 from .pool.fence import Fence
 from .pool.lease import LeaseBook
 from .pool.ledger import BlockLedger
@@ -56,6 +57,8 @@ class Parts:
         if config.partial_hits:
             self.token_blocks.index.continuations = Continuations(self.token_blocks.num_blocks)
         self.events = self._make_events()
+        #: The sessions of sequences, once one has been named.
+        self.sessions = self._make_no_sessions()
         self.leases = LeaseBook(self.kv_pool)
         self.pool: BlockPool = ManagedPool(self.leases, self.gate, self.history)
         self.cpu_pool = self._make_cpu_pool()
@@ -85,6 +88,9 @@ class Parts:
         if not self.config.enable_kv_cache_events:
             return None
         return EventReader(self.token_blocks, self.store.content_pools())
+
+    def _make_no_sessions(self) -> Sessions | None:
+        return None
 
     def _make_cpu_pool(self) -> BlockPool | None:
         pool = self.store.cpu_pool

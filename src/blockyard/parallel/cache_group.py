@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..answers import Admission, CacheStats, Holding
+from ..answers import Admission, CacheStats, HintOutcome, Holding
 from ..arguments import require_int, require_number, shown
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, NeverFits, OutOfBlocks, UnknownSequence
@@ -75,6 +75,7 @@ class CacheGroup:
         extra_keys: object = (),
         num_seqs: object = 1,
         resumed: object = False,
+        session: object = None,
     ) -> Placement | Admission:
         """Admit a prompt on the best rank that has room. O(tokens * ranks).
 
@@ -83,7 +84,7 @@ class CacheGroup:
         """
         answer = Admission.NEVER
         for rank in self._by_cost(token_ids, extra_keys):
-            placed = self._try_rank(rank, (token_ids, holder, extra_keys, num_seqs, resumed))
+            placed = self._try_rank(rank, (token_ids, holder, extra_keys, num_seqs, resumed, session))
             if isinstance(placed, Placement):
                 return placed
             if placed is Admission.LATER:
@@ -111,9 +112,10 @@ class CacheGroup:
         extra_keys: object = (),
         num_seqs: object = 1,
         resumed: object = False,
+        session: object = None,
     ) -> Placement:
         """As `try_allocate`, and raises `OutOfBlocks` for LATER (too few blocks or rows), `NeverFits` for NEVER."""
-        answer = self.try_allocate(token_ids, holder, extra_keys, num_seqs, resumed)
+        answer = self.try_allocate(token_ids, holder, extra_keys, num_seqs, resumed, session)
         if answer is Admission.NEVER:
             raise NeverFits(f"a prompt of {len(token_ids)} tokens fits no empty cache of {len(self.caches)}")  # type: ignore[arg-type]
         if isinstance(answer, Admission):
@@ -184,6 +186,18 @@ class CacheGroup:
         self._require_idle()
         for cache in self.caches:
             cache.reset_prefix_cache()
+
+    def hint(
+        self, target: int | str, *, over: bool = False, back_in: float | None = None, back_at: float | None = None
+    ) -> HintOutcome:
+        """Say what a session will do next, to the caches of all ranks that know it, or to a sequence's own; as there.
+
+        Returns the best outcome of all ranks. Raises as `KVCacheManager.hint`.
+        """
+        self._require_idle()
+        caches = self.caches if isinstance(target, str) else (self.caches[self.rank_of(target)],)
+        found = {cache.hint(target, over=over, back_in=back_in, back_at=back_at) for cache in caches}
+        return next(outcome for outcome in HintOutcome if outcome in found)
 
     def advance_time(self, now: float) -> None:
         """Tell every cache the time. Raises `InvalidArgument` for a time that one of them has left behind."""

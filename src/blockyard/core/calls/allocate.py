@@ -11,10 +11,11 @@ from ..index.hit import Hit
 from ..index.prompt import Prompt, make_prompt
 from ..parts import Parts
 from ..pool.misses import note_misses
-from ..sequences.table import NO_TOKEN
+from ..sequences.table import NO_TOKEN, UNDONE
 from .admission import LATER, NEVER, OK, AdmissionControl
 from .free import FreeCalls
 from .held_hits import HeldHits
+from .hints import HintCalls, require_session
 from .partial_hits import PartialHits
 
 #: What stands for an `Admission` where a handle is expected; handles are positive.
@@ -25,8 +26,9 @@ REFUSED_FOREVER: Final[i64] = -1
 class AllocateCalls:
     """All that can fail comes before the first change: arguments, lookup, admission, memory, the eviction policy."""
 
-    def __init__(self, parts: Parts, free_calls: FreeCalls) -> None:
+    def __init__(self, parts: Parts, free_calls: FreeCalls, hints: HintCalls) -> None:
         self.parts = parts
+        self.hints = hints
         self.gate = parts.gate
         self.interruption = parts.gate.interruption
         self.admission = AdmissionControl(parts)
@@ -78,21 +80,35 @@ class AllocateCalls:
 
     # Admission.
 
-    def allocate(self, token_ids: object, holder: object, extra_keys: object, num_seqs: object, resumed: object) -> int:
+    def allocate(
+        self,
+        token_ids: object,
+        holder: object,
+        extra_keys: object,
+        num_seqs: object,
+        resumed: object,
+        session: object,
+    ) -> int:
         """See `KVCacheManager.allocate`."""
         self.gate.enter("allocate")
         try:
-            return int(self._allocate(token_ids, holder, extra_keys, num_seqs, resumed, True))
+            return int(self._allocate(token_ids, holder, extra_keys, num_seqs, resumed, session, True))
         finally:
             self.gate.leave_with_result()
 
     def try_allocate(
-        self, token_ids: object, holder: object, extra_keys: object, num_seqs: object, resumed: object
+        self,
+        token_ids: object,
+        holder: object,
+        extra_keys: object,
+        num_seqs: object,
+        resumed: object,
+        session: object,
     ) -> int | Admission:
         """See `KVCacheManager.try_allocate`."""
         self.gate.enter("try_allocate")
         try:
-            handle = self._allocate(token_ids, holder, extra_keys, num_seqs, resumed, False)
+            handle = self._allocate(token_ids, holder, extra_keys, num_seqs, resumed, session, False)
             if handle == REFUSED_FOR_NOW:
                 return LATER
             return NEVER if handle == REFUSED_FOREVER else int(handle)
@@ -100,13 +116,21 @@ class AllocateCalls:
             self.gate.leave_with_result()
 
     def _allocate(
-        self, token_ids: object, holder: object, extra_keys: object, num_seqs: object, resumed: object, raises: bool
+        self,
+        token_ids: object,
+        holder: object,
+        extra_keys: object,
+        num_seqs: object,
+        resumed: object,
+        session: object,
+        raises: bool,
     ) -> i64:
         """The handle of the prompt's sequence; where it does not fit, an error or what stands for an `Admission`."""
         prompt = make_prompt(token_ids, extra_keys, int(self.block_size))
         name = require_str("holder", holder)
         count = i64(require_int("num_seqs", num_seqs, 1, int(self.sequences.max_num_seqs)))
         again = require_bool("resumed", resumed)
+        key = None if session is None else require_session("session", session)
         prompts = [prompt]
         hits = [self.admission.look_up(prompt)]
         if raises:
@@ -116,7 +140,13 @@ class AllocateCalls:
             if answer is not OK:
                 return REFUSED_FOR_NOW if answer is LATER else REFUSED_FOREVER
             self.sequences.require_rows(count)
-        return self._admit(prompts, hits, [name], count, again)[0]
+        if key is None:
+            return self._admit(prompts, hits, [name], count, again)[0]
+        is_known = self.hints.prepare()
+        handle = i64(self._admit(prompts, hits, [name], count, again)[0])
+        if is_known:
+            self.hints.bind(self.sequences.live_row(handle), key)
+        return handle
 
     def allocate_batch(self, prompts: object, holders: object, extra_keys: object) -> list[int]:
         """See `KVCacheManager.allocate_batch`."""
@@ -155,6 +185,7 @@ class AllocateCalls:
                 rows.append(int(self._admit_one(prompt, hit, holders[index], num_seqs, resumed, alone)))
         except BaseException:
             for row in reversed(rows):
+                self.sequences.session[i64(row)] = UNDONE
                 self.free_calls.end(row)
             self.sequences.version = version
             pool.peak_used_blocks, pool.num_allocated_blocks, pool.num_freed_blocks = peak, allocated, freed

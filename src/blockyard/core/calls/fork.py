@@ -71,6 +71,7 @@ class ForkCalls:
         sequences.root[child] = sequences.root[row]
         sequences.generation[child] = sequences.generation[row]
         sequences.spans[child] = sequences.spans[row]
+        sequences.session[child] = sequences.session[row]
         sequences.is_swapped[child] = sequences.is_swapped[row]
         sequences.raise_alert(child)
         sequences.raise_alert(row)

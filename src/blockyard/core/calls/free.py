@@ -6,7 +6,8 @@ from mypy_extensions import i64
 from ...errors import UnknownSequence
 from ..gate import Deferred
 from ..parts import Parts
-from ..sequences.table import read_handles
+from ..policies.sessions import Sessions
+from ..sequences.table import UNDONE, read_handles
 
 
 class FreeCalls(Deferred):
@@ -17,6 +18,7 @@ class FreeCalls(Deferred):
     """
 
     def __init__(self, parts: Parts) -> None:
+        self.parts = parts
         self.gate = parts.gate
         self.token_blocks = parts.token_blocks
         self.kv_pool = parts.kv_pool
@@ -77,6 +79,8 @@ class FreeCalls(Deferred):
         """Free a row and all it holds. O(blocks)."""
         sequences = self.sequences
         self.joins.leave(row)
+        if self.parts.sessions is not None:
+            self._mark(row, self.parts.sessions)
         for block in sequences.copy_from[row]:
             self.kv_pool.release_one(block)
         self.store.close(row)
@@ -84,3 +88,15 @@ class FreeCalls(Deferred):
         sequences.close(row)
         if self.kv_pool.fence is not None:
             self.kv_pool.fence.last_step[row] = 0
+
+    def _mark(self, row: i64, sessions: Sessions) -> None:
+        """Say of the cached blocks of a row whose they are. O(blocks)."""
+        tag = self.sequences.session[row]
+        if tag == UNDONE:
+            return
+        index = self.kv_pool.index
+        for table in self.store.tables:
+            for place in range(table.num_blocks[row]):
+                block = table.block_at(row, place)
+                if index.is_cached(block):
+                    sessions.mark(block, tag)

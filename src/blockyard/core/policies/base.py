@@ -56,6 +56,20 @@ class EvictionPolicy:
     def miss(self, key: i64) -> None:
         """A prompt asks for this content, which is not cached. Told before room is made for it. Optional."""
 
+    def takes_hints(self) -> bool:
+        """Whether hints may decide before it (`KVCacheManager.hint`); they are refused otherwise."""
+        return True
+
+    def needs_hints(self) -> bool:
+        """Whether it wants `hinted`, and to choose by hints itself: none decides before it then."""
+        return False
+
+    def hinted(self, block: i64, is_over: bool, back_at: float | None) -> None:
+        """What is known of the session of the idle `block`, right after `insert` and when it changes. Optional.
+
+        is_over: it does not come back. back_at: the logical time at which it does; None where nothing is known.
+        """
+
     def grow(self, num_blocks: int) -> None:
         """Ids now go up to num_blocks - 1."""
         self.num_blocks = num_blocks

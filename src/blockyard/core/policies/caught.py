@@ -6,12 +6,32 @@ from ...errors import PolicyError
 from ..gate import Interruption
 from .base import EvictionPolicy
 from .guarded import Guarded
+from .hinted import Hinted
+from .sessions import Sessions
 
 
 def name_of(policy: EvictionPolicy) -> str:
     """The class, and of a guard the one inside it too."""
+    if isinstance(policy, Hinted):
+        return name_of(policy.policy)
     name = type(policy).__name__
     return f"{name} around {name_of(policy.policy)}" if isinstance(policy, Guarded) else name
+
+
+def innermost_guard(policy: EvictionPolicy) -> Guarded | None:
+    """The guard that the policy stands in which chooses; None for one without."""
+    found: Guarded | None = None
+    while isinstance(policy, Guarded):
+        found = policy
+        policy = policy.policy
+    return found
+
+
+def innermost(policy: EvictionPolicy) -> EvictionPolicy:
+    """The policy that chooses, inside of all guards."""
+    while isinstance(policy, Guarded):
+        policy = policy.policy
+    return policy
 
 
 def text_of(error: BaseException, interruption: Interruption) -> str:
@@ -66,8 +86,45 @@ class CaughtPolicy(EvictionPolicy):
         try:
             return self.policy.needs_paths()
         except Exception as error:
-            text = text_of(error, self.interruption)
-            raise PolicyError(f"eviction policy {self.name}: needs_paths raised {type(error).__name__}: {text}")
+            raise self._asked("needs_paths", error)
+
+    def _asked(self, method: str, error: Exception) -> PolicyError:
+        text = text_of(error, self.interruption)
+        return PolicyError(f"eviction policy {self.name}: {method} raised {type(error).__name__}: {text}")
+
+    # Hints go to the policy that chooses, inside of all guards.
+
+    def takes_hints(self) -> bool:
+        """As the policy inside wants it; what it raises is a `PolicyError`."""
+        try:
+            return innermost(self.policy).takes_hints()
+        except Exception as error:
+            raise self._asked("takes_hints", error)
+
+    def let_hint(self, sessions: Sessions, num_blocks: int, idle: list[int]) -> Hinted:
+        """Put hints around the policy that chooses. idle: the blocks that it knows as idle. Raises `PolicyError`."""
+        guard = innermost_guard(self.policy)
+        inside = self.policy if guard is None else guard.policy
+        if guard is not None:
+            idle = [block for block in idle if block != guard.choice()]
+        try:
+            layer = Hinted(inside, num_blocks, sessions, idle)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise self._asked("needs_hints", error)
+        if guard is None:
+            self.policy = layer
+        else:
+            guard.policy = layer
+        return layer
+
+    def restate(self, layer: Hinted, slot: i64) -> None:
+        """What is known of a session has changed, which may give the policy blocks back."""
+        try:
+            layer.restate(slot)
+        except BaseException as error:
+            self._keep("hinted" if layer.tells else "insert", error)
 
     def follows(self, block: i64, parent: i64) -> None:
         """What stands before `block`."""

@@ -60,6 +60,10 @@ class Guarded(EvictionPolicy):
         """Contents that least recently used would still have, and the pool has not. O(1)."""
         return int(self._shadow.num_exposed)
 
+    def choice(self) -> i64:
+        """The policy's latest choice, while blocks below it go first; 0 for none. The policy knows it no longer."""
+        return self._chosen
+
     def needs_paths(self) -> bool:
         """It wants to be told of parents and misses."""
         return True

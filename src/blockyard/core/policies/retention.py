@@ -64,6 +64,10 @@ class Retention(EvictionPolicy):
         while self._expiries.num_items > 0 and self._expiries.lowest() <= latest:
             self.set_priority(int(self._expiries.first()), 0, None)
 
+    def is_inner(self, block: int) -> bool:
+        """Whether the policy knows the block as idle."""
+        return self._is_inner[i64(block)] != 0
+
     def insert(self, block: i64, key: i64, depth: i64) -> None:
         """`block` became idle."""
         self._key[block] = key

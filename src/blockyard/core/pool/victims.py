@@ -11,6 +11,7 @@ from ..index.prefix_index import PrefixIndex
 from ..policies.base import EvictionPolicy
 from ..policies.caught import CaughtPolicy, text_of
 from ..policies.retention import Retention
+from ..policies.sessions import Sessions
 from .free_queue import FreeQueue
 
 
@@ -28,6 +29,8 @@ class Chooser:
         self.caught = caught
         #: Whether the policy wants to be told of parents and misses.
         self.needs_paths = policy.needs_paths()
+        #: Whose blocks they are, where sessions are known.
+        self.sessions: Sessions | None = None
         #: 1 + the depth of each idle block, as the policy was told; 0 for the others.
         self._idle = zeros_i64(capacity)
         #: How many blocks the policy can name.
@@ -62,6 +65,14 @@ class Chooser:
         """What `block` cached is gone, chosen or not (a shrinking pool asks no policy): nor is it retained."""
         if isinstance(self.policy, Retention):
             self.policy.forget(int(block))
+        if self.sessions is not None:
+            self.sessions.forget_block(block)
+
+    def told(self) -> list[int]:
+        """The blocks that the policy inside of retention knows as idle. O(num_blocks)."""
+        idle = [block for block in range(len(self._idle)) if self._idle[i64(block)] != 0]
+        retention = self.policy
+        return [block for block in idle if retention.is_inner(block)] if isinstance(retention, Retention) else idle
 
     def clear(self) -> None:
         """No block is idle any more."""

@@ -25,6 +25,8 @@ QUIET: Final[i64] = 0
 ALERT: Final[i64] = 1
 #: No token is waiting for a block.
 NO_TOKEN: Final[i64] = -1
+#: Where the tag of a session stands: a sequence that is taken back has used nothing.
+UNDONE: Final[i64] = -1
 
 
 class SequenceTable(BlockTable):
@@ -67,6 +69,7 @@ class SequenceTable(BlockTable):
     ready          joins, open and close, plain
     reserved_at    reserve
     root           allocate, fork
+    session        allocate, fork, hints, open and close
     spans          allocate, fork, open and close, truncate
     waits_for      joins
     waits_from     joins
@@ -111,6 +114,8 @@ class SequenceTable(BlockTable):
         #: Why its prompt missed, if that is asked for.
         self.causes: list[list[int]] = [[]] * max_num_seqs
         self.holders: list[str] = [""] * max_num_seqs
+        #: The tag of its session (`policies/sessions`); 0 for none.
+        self.session = zeros_i64(max_num_seqs)
         self._free_rows = zeros_i64(max_num_seqs)
         for index in range(i64(max_num_seqs)):
             self._free_rows[index] = i64(max_num_seqs) - 1 - index
@@ -135,6 +140,7 @@ class SequenceTable(BlockTable):
         row = self._free_rows[self.num_free_rows]
         self.handle[row] = self._serials.draw() * ROW_SPAN + row
         self.holders[row] = holder
+        self.session[row] = 0
         self.waits_on[row] = NO_ROW
         self.alert[row] = QUIET
         self.ready[row] = 0

@@ -1,0 +1,166 @@
+"""`hint`, and the names of sessions: what a caller says about who comes back, and when."""
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from ...answers import HintOutcome
+from ...arguments import require_bool, require_number, require_str, shown
+from ...errors import InvalidArgument, InvariantError, not_enough_memory
+from ..parts import Parts
+from ..policies.sessions import BACK, OVER, UNKNOWN, Sessions
+from ..pool.eviction import EvictionOrder
+from ..sequences.table import read_handle
+
+MAX_NAME: Final = 200
+#: Enum members, read once.
+ACCEPTED: Final = HintOutcome.ACCEPTED
+CLIPPED: Final = HintOutcome.CLIPPED
+REFUSED: Final = HintOutcome.REFUSED
+NO_SESSION: Final = HintOutcome.UNKNOWN
+
+
+class HintCalls:
+    """Sessions by name, or by the handle of a sequence that was hinted without one; all of it made at first use."""
+
+    def __init__(self, parts: Parts, order: EvictionOrder) -> None:
+        self.parts = parts
+        self.gate = parts.gate
+        self.sequences = parts.sequences
+        self.clock = parts.clock
+        self.order = order
+        self.horizon: float = parts.config.hint_horizon
+        self._max_sessions = parts.config.max_sessions if parts.config.enable_prefix_caching else 0
+        self._slots: dict[object, int] = {}
+        self._names: list[object] = []
+
+    def num_sessions(self) -> int:
+        """See `KVCacheManager.num_sessions`."""
+        return len(self._slots)
+
+    # A sequence of a session begins.
+
+    def prepare(self) -> bool:
+        """Have room for one session more, before anything changes; False where none are known.
+
+        Raises `PolicyError`, and `NotEnoughMemory`.
+        """
+        if self._max_sessions == 0:
+            return False
+        try:
+            sessions = self.parts.sessions
+            if sessions is None:
+                sessions = self.order.know_sessions(self._max_sessions)
+                self.parts.sessions = sessions
+            self.order.make_session_room(sessions)
+        except MemoryError as error:
+            raise not_enough_memory("session: the system has no memory for one more session", error)
+        while len(self._names) < sessions.num_slots:
+            self._names.append(None)
+        return True
+
+    def bind(self, row: i64, name: object) -> None:
+        """The sequence in `row` is what the session of this name holds now; `prepare` came before."""
+        sessions = self.parts.sessions
+        if sessions is None:
+            return
+        slot = i64(self._slots.get(name, -1))
+        if slot < 0:
+            slot = self._open(sessions, name)
+        self.sequences.session[row] = self.order.begin(sessions, slot)
+        sessions.hear(slot)
+
+    def _open(self, sessions: Sessions, name: object) -> i64:
+        if not sessions.make_room():
+            oldest = sessions.oldest()
+            self.order.forget_session(sessions, oldest)
+            del self._slots[self._names[int(oldest)]]
+        slot = sessions.open()
+        self._names[int(slot)] = name
+        self._slots[name] = int(slot)
+        return slot
+
+    # What is said.
+
+    def hint(self, target: object, over: object, back_in: object, back_at: object) -> HintOutcome:
+        """See `KVCacheManager.hint`."""
+        self.gate.enter("hint")
+        try:
+            is_over = require_bool("over", over)
+            after = None if back_in is None else require_number("back_in", back_in)
+            time = None if back_at is None else require_number("back_at", back_at)
+            if is_over + (after is not None) + (time is not None) > 1:
+                raise InvalidArgument(
+                    f"over is {is_over}, back_in is {shown(after)}, back_at is {shown(time)}; give at most one of them"
+                )
+            if after is not None:
+                if after < 0:
+                    raise InvalidArgument(f"back_in is {after}; it must be at least 0")
+                time = self.clock.now + after
+            if isinstance(target, str):
+                return self._of_name(require_session("target", target), is_over, time)
+            return self._of_sequence(read_handle(target), is_over, time)
+        finally:
+            self.gate.leave()
+
+    def _of_name(self, name: str, is_over: bool, back_at: float | None) -> HintOutcome:
+        if self._max_sessions == 0:
+            return REFUSED
+        slot = i64(self._slots.get(name, -1))
+        return NO_SESSION if slot < 0 else self._say(slot, is_over, back_at)
+
+    def _of_sequence(self, handle: i64, is_over: bool, back_at: float | None) -> HintOutcome:
+        """Of a sequence without a session one is made, which no name leads to."""
+        row = self.sequences.live_row(handle)
+        if self._max_sessions == 0:
+            return REFUSED
+        tag = self.sequences.session[row]
+        sessions = self.parts.sessions
+        if tag > 0 and sessions is not None:
+            slot = sessions.slot_of(tag)
+            if slot < 0:
+                return NO_SESSION
+            return self._say(slot, is_over, back_at) if sessions.is_latest(tag) else REFUSED
+        if not is_over and back_at is None:
+            return ACCEPTED
+        self.prepare()
+        if self.order.hinted is None or self._has_passed(back_at):
+            return REFUSED
+        self.bind(row, int(handle))
+        return self._say(i64(self._slots[int(handle)]), is_over, back_at)
+
+    def _has_passed(self, back_at: float | None) -> bool:
+        return back_at is not None and back_at < self.clock.now
+
+    def _say(self, slot: i64, is_over: bool, back_at: float | None) -> HintOutcome:
+        sessions = self.parts.sessions
+        if sessions is None or self.order.hinted is None or self._has_passed(back_at):
+            return REFUSED
+        sessions.hear(slot)
+        if back_at is None:
+            self.order.say(sessions, slot, OVER if is_over else UNKNOWN, 0.0)
+            return ACCEPTED
+        latest = self.clock.now + self.horizon
+        self.order.say(sessions, slot, BACK, min(back_at, latest))
+        return ACCEPTED if back_at <= latest else CLIPPED
+
+    def check(self) -> None:
+        """Names lead to the sessions that are known, and back. O(num_blocks + sessions). Raises `InvariantError`."""
+        sessions = self.parts.sessions
+        if sessions is None:
+            return
+        sessions.check()
+        named = sorted(self._slots.values())
+        if named != sorted(sessions.slots()):
+            raise InvariantError(f"sessions: {len(named)} have a name, {sessions.num_sessions} are known")
+        for name, slot in self._slots.items():
+            if self._names[slot] != name:
+                raise InvariantError(f"sessions: {shown(name)} leads to slot {slot}, which has another name")
+
+
+def require_session(name: str, value: object) -> str:
+    """A session's name: a string of 1 to 200 characters."""
+    text = require_str(name, value)
+    if not 1 <= len(text) <= MAX_NAME:
+        raise InvalidArgument(f"{name} has {len(text)} characters; it must have 1 to {MAX_NAME}")
+    return text

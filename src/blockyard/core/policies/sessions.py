@@ -1,0 +1,228 @@
+"""What is known of sessions: which blocks each one alone has used, and what was said about its return."""
+
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ...errors import InvariantError
+from ..arrays import clear_i64, grown_float, grown_i64, zeros_float, zeros_i64
+from .block_heap import BlockHeap
+from .block_list import BlockLists
+from .retention import order_of
+
+#: What is known of a session: nothing, that it does not come back, or when it does.
+UNKNOWN: Final[i64] = 0
+OVER: Final[i64] = 1
+BACK: Final[i64] = 2
+#: Whose a block is: nobody's yet, or used by several sessions, or by requests without one.
+NOBODY: Final[i64] = 0
+SHARED: Final[i64] = -1
+#: A tag is serial * 2**20 + slot. Serials are drawn anew for each sequence of a session.
+SLOT_MASK: Final[i64] = 1048575
+SLOT_SPAN: Final[i64] = 1048576
+FIRST_SLOTS: Final[i64] = 64
+
+
+class Sessions:
+    """Sessions by their slot, and for each block the tag of the sequence that used it last; up to `max_sessions`.
+
+    A block belongs to a session as long as it alone has used it: one that two sessions have used, or a request without
+    a session, is shared, and no hint concerns it. So whatever follows a block of a session is that session's too. The
+    sequence begun last is what a session holds; its blocks that only earlier ones used are its old ones.
+
+    8 bytes a block and about 200 bytes a session, made when the first sessions come. All operations are O(1), but those
+    that change when a session comes back: O(log sessions).
+    """
+
+    def __init__(self, num_blocks: int, max_sessions: int) -> None:
+        self.max_sessions: i64 = max_sessions
+        #: Logical time.
+        self.now: float = 0.0
+        self.num_slots: i64 = min(FIRST_SLOTS, self.max_sessions)
+        slots = int(self.num_slots)
+        self.state = zeros_i64(slots)
+        self.back_at = zeros_float(slots)
+        #: The tags of the first and of the latest sequence of the session in each slot; 0 in a free one.
+        self._first = zeros_i64(slots)
+        self._latest = zeros_i64(slots)
+        self._free = zeros_i64(slots)
+        self._num_free: i64 = 0
+        self._offer(0)
+        self._num_drawn: i64 = 0
+        #: Those that come back, by when they do.
+        self._due = BlockHeap(slots)
+        #: Slots in use, the one that was heard of longest ago first.
+        self._heard = BlockLists(1, slots)
+        self._owner = zeros_i64(num_blocks)
+
+    def _offer(self, first: i64) -> None:
+        """Slots from `first` on are free; the lowest is taken first."""
+        slot = self.num_slots - 1
+        while slot >= first:
+            self._free[self._num_free] = slot
+            self._num_free += 1
+            slot -= 1
+
+    @property
+    def num_sessions(self) -> i64:
+        """Sessions that are known."""
+        return self.num_slots - self._num_free
+
+    # Slots.
+
+    def make_room(self) -> bool:
+        """Have a free slot, with more memory if need be; False when `max_sessions` are known. Changes nothing else."""
+        if self._num_free > 0:
+            return True
+        if self.num_slots >= self.max_sessions:
+            return False
+        slots = int(min(2 * self.num_slots, self.max_sessions))
+        state = grown_i64(self.state, slots)
+        back_at = grown_float(self.back_at, slots)
+        first = grown_i64(self._first, slots)
+        latest = grown_i64(self._latest, slots)
+        free = grown_i64(self._free, slots)
+        self._due.grow(slots)
+        self._heard.grow(slots)
+        self.state = state
+        self.back_at = back_at
+        self._first = first
+        self._latest = latest
+        self._free = free
+        old = self.num_slots
+        self.num_slots = slots
+        self._offer(old)
+        return True
+
+    def open(self) -> i64:
+        """A slot for a new session; there must be a free one."""
+        self._num_free -= 1
+        slot = self._free[self._num_free]
+        self._heard.append(0, slot)
+        self._first[slot] = 0
+        return slot
+
+    def close(self, slot: i64) -> None:
+        """Forget a session: its blocks are nobody's, and shared when they are used again."""
+        self.say(slot, UNKNOWN, 0.0)
+        self._first[slot] = 0
+        self._latest[slot] = 0
+        self._heard.remove(slot)
+        self._free[self._num_free] = slot
+        self._num_free += 1
+
+    def oldest(self) -> i64:
+        """The session that was heard of longest ago; there must be one."""
+        return self._heard.head(0)
+
+    def begin(self, slot: i64) -> i64:
+        """The tag of a new sequence of a session: what it holds from now on."""
+        self._num_drawn += 1
+        tag = self._num_drawn * SLOT_SPAN + slot
+        if self._first[slot] == 0:
+            self._first[slot] = tag
+        self._latest[slot] = tag
+        return tag
+
+    def slot_of(self, tag: i64) -> i64:
+        """The slot of the session that a tag belongs to; -1 if there is none, or it was forgotten."""
+        if tag <= 0:
+            return -1
+        slot = tag & SLOT_MASK
+        return slot if self._first[slot] != 0 and tag >= self._first[slot] else -1
+
+    def is_latest(self, tag: i64) -> bool:
+        """Whether a tag is that of its session's newest sequence."""
+        return tag > 0 and self._latest[tag & SLOT_MASK] == tag
+
+    # What is said.
+
+    def say(self, slot: i64, state: i64, back_at: float) -> None:
+        """This is known of the session now, and nothing else."""
+        if self.state[slot] == BACK:
+            self._due.remove(slot)
+        self.state[slot] = state
+        self.back_at[slot] = back_at
+        if state == BACK:
+            self._due.insert(slot, order_of(back_at))
+
+    def hear(self, slot: i64) -> None:
+        """The session was heard of: of all it is forgotten last."""
+        self._heard.remove(slot)
+        self._heard.append(0, slot)
+
+    def overdue(self) -> i64:
+        """A session that should have come back before now; -1 for none."""
+        if self._due.num_items > 0 and self._due.lowest() < order_of(self.now):
+            return self._due.first()
+        return -1
+
+    # Blocks.
+
+    def owner(self, block: i64) -> i64:
+        """The tag of the sequence that used `block` last, if its session alone has used it; else 0 or -1."""
+        return self._owner[block]
+
+    def mark(self, block: i64, tag: i64) -> None:
+        """A sequence that used `block` ends. tag: its own, or 0 for one without a session."""
+        if block >= i64(len(self._owner)):
+            # The pool grew while its policy took no hints.
+            return
+        owner = self._owner[block]
+        slot = self.slot_of(tag)
+        if slot < 0:
+            self._owner[block] = SHARED
+        elif owner == NOBODY:
+            self._owner[block] = tag
+        elif self.slot_of(owner) != slot:
+            self._owner[block] = SHARED
+        elif tag > owner:
+            self._owner[block] = tag
+
+    def forget_block(self, block: i64) -> None:
+        """The content of `block` is gone."""
+        if block < i64(len(self._owner)):
+            self._owner[block] = NOBODY
+
+    def forget_blocks(self) -> None:
+        """All contents are gone. O(num_blocks)."""
+        clear_i64(self._owner)
+
+    def make_block_room(self, num_blocks: int) -> None:
+        """Know ids up to num_blocks - 1 at least."""
+        if num_blocks > len(self._owner):
+            self._owner = grown_i64(self._owner, num_blocks)
+
+    def room_for(self, num_blocks: int) -> vec[i64]:
+        """The array of owners for ids up to num_blocks - 1, for `move_into`."""
+        return grown_i64(self._owner, num_blocks)
+
+    def move_into(self, owner: vec[i64]) -> None:
+        """Put it in place."""
+        self._owner = owner
+
+    # Checks.
+
+    def slots(self) -> list[int]:
+        """Slots in use, the one that was heard of longest ago first."""
+        return self._heard.blocks(0)
+
+    def check(self) -> None:
+        """Slots, tags and times agree. O(num_blocks + sessions). Raises `InvariantError`."""
+        self._heard.check()
+        self._due.check()
+        used = set(self.slots())
+        if len(used) != self.num_sessions or self.num_sessions > self.max_sessions:
+            raise InvariantError(
+                f"sessions: {len(used)} are in use, {self.num_sessions} are counted, of at most {self.max_sessions}"
+            )
+        for slot in range(self.num_slots):
+            if (self._first[slot] != 0) != (int(slot) in used) or self._latest[slot] < self._first[slot]:
+                raise InvariantError(f"sessions: slot {slot} has tags {self._first[slot]} to {self._latest[slot]}")
+            if (self.state[slot] == BACK) != self._due.holds(slot) or (self.state[slot] != 0 and int(slot) not in used):
+                raise InvariantError(f"sessions: slot {slot} is in state {self.state[slot]}, due or not")
+        for block in range(i64(len(self._owner))):
+            tag = self._owner[block]
+            if tag > 0 and self.slot_of(tag) >= 0 and tag > self._latest[tag & SLOT_MASK]:
+                raise InvariantError(f"sessions: block {block} has a tag that was never drawn: {tag}")
