@@ -157,7 +157,9 @@ class _Sample:
         while self.num_kept > self.max_references and self.halvings < _MOST_HALVINGS:
             self._halve()
 
-    def _filtered(self, ids: NDArray[np.int64], starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+    def _filtered(
+        self, ids: NDArray[np.int64], starts: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         if self.halvings == 0:
             return ids, np.diff(starts)
         kept = (_mixed(ids) >> np.uint64(64 - self.halvings)) == 0

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+import numpy as np
 from numpy.typing import NDArray
+
+Key = TypeVar("Key", str, int)
 
 #: Sessions that are remembered while a trace is read; the one that was used longest ago is forgotten first.
 MAX_SESSIONS = 2**20
@@ -26,7 +31,7 @@ class SessionTeller:
         #: The last full block of a session's newest prompt, which names all that is before it too.
         self._by_end: dict[int, int] = {}
 
-    def number(self, name: str, block_ids: NDArray, num_full_blocks: int) -> int:
+    def number(self, name: str, block_ids: NDArray[np.int64], num_full_blocks: int) -> int:
         """The session of the next request: from 0, in the order in which they began.
 
         name: as the trace has it, "" for none. block_ids: (n,) of its prompt. num_full_blocks: how many of these are
@@ -40,7 +45,7 @@ class SessionTeller:
         end = next((block for block in reversed(full) if block in self._by_end), None)
         return self._put(self._by_end, full[-1], None if end is None else self._by_end.pop(end))
 
-    def _put(self, sessions: dict, key: object, number: int | None) -> int:
+    def _put(self, sessions: dict[Key, int], key: Key, number: int | None) -> int:
         """Remember a session, as the latest one used; a new one for None."""
         found = self._new() if number is None else number
         sessions[key] = found
