@@ -15,6 +15,7 @@ from ..lab.curve.drawing import draw_curves
 from ..lab.curve.page import write_page
 from ..lab.curve.side_by_side import label_in, require_one_block_size
 from ..lab.curve.words import parts_of
+from ..lab.oracle import HintOracle
 from ..lab.output_file import require_output
 from ..lab.policy_names import OPTIMUM, parse_policies
 from ..lab.references import MAX_REFERENCES, References, read_references
@@ -39,6 +40,7 @@ def run_curve(options: argparse.Namespace) -> int:
             raise InvalidArgument(f"output is {path!r}; it must end in {', '.join(_WRITERS)}")
         require_output(path, tuple(_WRITERS))  # before hours of work, and before the first of several is written
     policies = parse_policies(options.policies) if options.policies else _default_policies(options)
+    hints = _chosen_hints(options)
     traces = [open_chosen_trace(options, name) for name in [options.trace, *options.beside]]
     references = [_read(options, trace) for trace in traces]
     for trace in traces:
@@ -47,7 +49,9 @@ def run_curve(options: argparse.Namespace) -> int:
         [(short_name(trace), found.tokens_a_block) for trace, found in zip(traces, references, strict=True)]
     )
     sizes = _sizes(options, max(found.working_set for found in references))
-    several = [_run(options, trace, found, policies, sizes) for trace, found in zip(traces, references, strict=True)]
+    several = [
+        _run(options, trace, found, policies, sizes, hints) for trace, found in zip(traces, references, strict=True)
+    ]
     curves = put_together(several)
     bytes_per_block = _bytes_per_block(options, references[0])
     for path in options.output:
@@ -61,15 +65,33 @@ def _default_policies(options: argparse.Namespace) -> list[str]:
     return ["lru", OPTIMUM] if options.beside else [*POLICIES, OPTIMUM]
 
 
+def _chosen_hints(options: argparse.Namespace) -> HintOracle | None:
+    """Who gives hints; None for nobody."""
+    figures = {name: getattr(options, f"hint_{name}") for name in ("coverage", "error", "wrong", "seed")}
+    given = {name: figure for name, figure in figures.items() if figure is not None}
+    if options.hints is not None:
+        return HintOracle(tuple(dict.fromkeys(part.strip() for part in options.hints.split(","))), **given)
+    if given:
+        raise InvalidArgument(f"hint_{next(iter(given))} goes with hints")
+    return None
+
+
 def _run(
-    options: argparse.Namespace, trace: Trace, references: References, policies: list[str], sizes: list[int]
+    options: argparse.Namespace,
+    trace: Trace,
+    references: References,
+    policies: list[str],
+    sizes: list[int],
+    hints: HintOracle | None,
 ) -> HitCurves:
-    num_runs = len(sizes) * len([policy for policy in policies if policy != "lru"])
+    num_hinted = len([policy for policy in policies if policy != OPTIMUM]) if hints else 0
+    num_runs = len(sizes) * (len([policy for policy in policies if policy != "lru"]) + num_hinted)
     with WorkBar("runs", num_runs, not options.quiet) as bar:
         return hit_curves(
             references,
             policies,
             sizes,
+            hints=hints,
             name=short_name(trace),
             jobs=chosen_jobs(options, max(num_runs, 1)),
             backend=options.backend,
@@ -83,6 +105,7 @@ def _read(options: argparse.Namespace, trace: Trace) -> References:
             trace,
             block_size=options.block_size,
             max_references=MAX_REFERENCES if options.max_references is None else options.max_references,
+            with_sessions=options.hints is not None,
             on_request=bar.update,
         )
 
@@ -117,7 +140,7 @@ def _print(options: argparse.Namespace, traces: list[Trace], curves: HitCurves, 
         for part in parts_of(curves):
             # Of sizes that come to the same number of blocks one is run.
             asked = options.sizes if options.blocks is None else len(part.sizes)
-            if asked >= ENOUGH_SIZES and claims_of(part):
+            if (asked >= ENOUGH_SIZES or part.hints) and claims_of(part):
                 print(
                     f"\nabove lru over {len(part.sizes)} sizes, in points{f' ({part.letter})' if part.letter else ''}:"
                 )
@@ -166,6 +189,7 @@ def _headline(curves: HitCurves) -> str:
     return (
         f"{letter}{curves.trace}: {curves.num_requests:,} requests, {curves.num_references:,} references to "
         f"{curves.working_set:,} blocks of {curves.tokens_a_block} tokens{sampled}"
+        f"{f'; hints: {curves.hints}' if curves.hints else ''}"
     )
 
 
@@ -193,6 +217,7 @@ def _as_dict(curves: HitCurves, bytes_per_block: int) -> dict[str, Any]:
         "bytes_per_block": bytes_per_block,
         "sample_rate": curves.sample_rate,
         "infinite": curves.infinite,
+        "hints": curves.hints,
         "knee": dataclasses.asdict(curves.knee),
         "num_hits": {policy: hits.tolist() for policy, hits in curves.num_hits.items()},
         "sizes": _rows(curves, bytes_per_block),

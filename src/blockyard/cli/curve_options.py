@@ -23,6 +23,7 @@ examples:
   blockyard curve trace.jsonl --model llama-3.1-8b          sizes in GiB too
   blockyard curve mon.jsonl --beside tue.jsonl --policies lru,optimum -o days.html   two traces in one picture
   blockyard curve trace.jsonl --policies lru,mine.py:Mine,optimum --blocks 1k,3k,10k,30k
+  blockyard curve trace.jsonl --policies lru,density,optimum --hints over,wait --hint-coverage 0.5 --hint-error 1.0
 """
 
 
@@ -44,11 +45,34 @@ def add_curve_options(commands: Any) -> None:
         help="another trace in the same table and pictures, with blocks of the same size; may be given often",
     )
     _add_cache(parser.add_argument_group("cache"))
+    _add_hints(parser.add_argument_group("hints"))
     add_running_options(parser)
     parser.add_argument(
         "-o", "--output", action="append", default=[], metavar="FILE", help=".png, .svg or .html; may be given often"
     )
     add_output_options(parser, "size")
+
+
+def _add_hints(group: Any) -> None:
+    group.add_argument(
+        "--hints",
+        metavar="LIST",
+        help="also run each policy with hints: over (a session's last request was its last), wait (when its next turn "
+        "comes), or both",
+    )
+    group.add_argument(
+        "--hint-coverage", type=float, metavar="SHARE", help="of the sessions that give hints, 0 to 1; default: 1"
+    )
+    group.add_argument(
+        "--hint-error",
+        type=float,
+        metavar="S",
+        help="waits are off by a lognormal factor, e to the power of S to either side; default: 0",
+    )
+    group.add_argument(
+        "--hint-wrong", type=float, metavar="SHARE", help="of the hints that say the opposite, 0 to 1; default: 0"
+    )
+    group.add_argument("--hint-seed", type=int, metavar="N", help="who gives them, and the errors; default: 0")
 
 
 def _add_cache(group: Any) -> None:

@@ -328,7 +328,7 @@ class KVCacheManager:
 
         target: the session's name, or a running sequence, which needs no name. over: it does not come back; what it
         alone has used is evicted before all else. back_in, back_at: it comes back in so much logical time, or at that
-        time (`advance_time`): what it holds is kept till then, as long as anything else is idle.
+        time (`advance_time`): what it holds is kept till then, unless others may be wanted sooner (docs/hints.md).
         A wish: hints change in which order idle blocks are evicted, nothing else. Returns what became of it
         (`HintOutcome`). Raises `InvalidArgument`, and `UnknownSequence` for a sequence that has ended.
         """

@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..answers import HintOutcome
 from ..arguments import require_int
+from ..core.calls.hints import require_session
 from ..errors import InvalidArgument, InvariantError
 from ..keys import ExtraKey
 from ..progress import WorkBar
@@ -249,17 +251,34 @@ class Engine:
         *,
         priority: int = 0,
         extra_keys: Sequence[ExtraKey] = (),
+        session: str | None = None,
     ) -> int:
         """Queue one prompt for `step`; returns its request id. Raises as `generate` does.
 
         priority: lower goes first; a level is worth 256 steps of waiting (`scheduling.scheduler`). extra_keys: a
-        `CacheSalt`, say: it shares blocks only with requests that have the same ones (`blockyard.keys`).
+        `CacheSalt`, say: it shares blocks only with requests that have the same ones (`blockyard.keys`). session: a
+        name for the conversation that this is a turn of, 1 to 200 characters, for `hint`; None for none.
         """
         require_int("priority", priority, -_MAX_PRIORITY, _MAX_PRIORITY)
         wanted = SamplingParams() if sampling is None else sampling
-        request = self._intake.request("prompt", prompt, wanted, priority, extra_keys)
+        request = self._intake.request("prompt", prompt, wanted, priority, extra_keys, session)
         self._scheduler.add(request)
         return request.request_id
+
+    def hint(self, session: str, *, over: bool = False, back_in: float | None = None) -> HintOutcome:
+        """Say what comes next of a session: that it is over, or that its next turn comes in `back_in` seconds.
+
+        With neither, what was said is taken back. It is told to the cache (`KVCacheManager.hint`), at the time of the
+        engine's clock: seconds are those of `clock`. What is said holds for the session's newest state and until its
+        next turn is admitted, whatever became of the one before: of `n` completions, of a request that was preempted or
+        aborted. It changes what is evicted first, and no token. A session is known from the step that admits its
+        first request; until then the answer is `HintOutcome.UNKNOWN`.
+
+        Cost as of `KVCacheManager.hint`. Raises `InvalidArgument` for a name, a time or a combination that cannot be.
+        """
+        name = require_session("session", session)
+        self.cache.advance_time(self._clock())
+        return self.cache.hint(name, over=over, back_in=back_in)
 
     def max_new_tokens(self, num_prompt_tokens: int, n: int = 1) -> int:
         """The largest max_tokens that `add_request` takes for such a prompt; 0 if none."""

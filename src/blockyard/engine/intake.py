@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..core.calls.hints import require_session
 from ..errors import InvalidArgument
 from ..keys import ExtraKey, canonical_keys, require_spans_within, spans_of
 from .decoding.speculation import Drafter, PromptLookup
@@ -54,6 +55,7 @@ class Intake:
         sampling: SamplingParams,
         priority: int = 0,
         extra_keys: Sequence[ExtraKey] = (),
+        session: str | None = None,
     ) -> Request:
         """A request for one prompt, which errors call `name`. Raises `InvalidArgument` or `NeverFits`. O(tokens)."""
         if not isinstance(sampling, SamplingParams):
@@ -61,6 +63,8 @@ class Intake:
         if sampling.stop and self._tokenizer is None:
             raise InvalidArgument(f"stop of {name} is {sampling.stop!r}, but the engine has no tokenizer to find it")
         sampling.require_tokens_below(self._shape.vocab_size)
+        if session is not None:
+            require_session("session", session)
         token_ids = encode_prompt(name, prompt, self._tokenizer, self._shape.vocab_size)
         keys = canonical_keys(extra_keys)
         require_spans_within(spans_of(keys), len(token_ids))
@@ -76,6 +80,7 @@ class Intake:
             stops,
             priority=priority,
             extra_keys=keys,
+            session=session,
             tokenizer=self._tokenizer,
             make_drafter=self._make_drafter,
         )

@@ -93,7 +93,7 @@ class Request:
     stop_token_ids: tokens that end a branch. extra_keys: canonical; it shares blocks only under the same ones. due: the
     step at which it stands in line, its priority counted in. is_forked: whether the branches behind the first exist in
     the cache. num_cached_tokens: prompt tokens that the cache had when the request first computed something; None
-    before. misses: why it had no more, when it was first admitted.
+    before. misses: why it had no more, when it was first admitted. session: whose turn it is; None for none.
     """
 
     request_id: int
@@ -109,6 +109,7 @@ class Request:
     num_preemptions: int = 0
     num_cpu_cached_tokens: int = 0
     misses: MissCauses | None = None
+    session: str | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -136,11 +137,12 @@ def make_request(
     *,
     priority: int = 0,
     extra_keys: tuple[ExtraKey, ...] = (),
+    session: str | None = None,
     tokenizer: Any = None,
     make_drafter: Callable[[], Drafter | None] | None = None,
 ) -> Request:
     """A request with its branches. make_drafter: called for each branch; None for no speculation."""
-    request = Request(request_id, prompt_token_ids, sampling, stop_token_ids, priority, extra_keys)
+    request = Request(request_id, prompt_token_ids, sampling, stop_token_ids, priority, extra_keys, session=session)
     for index in range(sampling.n):
         drafter = None if make_drafter is None else make_drafter()
         text = GeneratedText(tokenizer, sampling.stop)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..arguments import require_int
 from ..errors import TraceError
+from .sessions import SessionTeller
 from .survey import Surveyor, TraceSurvey
 from .trace import Trace, TraceRequest
 
@@ -37,6 +38,8 @@ class References:
     survey, num_references: of the whole trace, exactly. longest_request: blocks of the longest prompt.
     halvings: a content is in the sample with probability 2**-halvings, by a hash of its id; 0 is the whole trace.
     group: (num_contents,) uint8, 0 to 3, by another part of the same hash: four samples in one, to see how they differ.
+    sessions, arrivals: (requests with a sampled block,) int64: the session that each is a turn of (`SessionTeller`),
+    and when it arrived, in microseconds since the trace began. Empty unless they were asked for.
     """
 
     ids: NDArray[np.int64]
@@ -47,6 +50,8 @@ class References:
     num_references: int
     longest_request: int
     halvings: int
+    sessions: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    arrivals: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def num_requests(self) -> int:
@@ -74,13 +79,20 @@ class References:
         return int(np.diff(self.starts).max(initial=0))
 
     def select(self, group: int) -> References:
-        """One of the four samples, a quarter of this one."""
+        """One of the four samples, a quarter of this one, without sessions."""
         kept = self.group[self.ids] == group
         lengths = np.diff(_starts_of(kept, self.starts))
         starts = _starts_from(lengths[lengths > 0])
         contents, dense = np.unique(self.ids[kept], return_inverse=True)
+        none = np.empty(0, np.int64)
         return dataclasses.replace(
-            self, ids=dense.astype(np.int64), starts=starts, group=self.group[contents], halvings=self.halvings + 2
+            self,
+            ids=dense.astype(np.int64),
+            starts=starts,
+            group=self.group[contents],
+            halvings=self.halvings + 2,
+            sessions=none,
+            arrivals=none,
         )
 
 
@@ -90,14 +102,15 @@ def read_references(
     block_size: int = 16,
     max_references: int = MAX_REFERENCES,
     halvings: int = 0,
+    with_sessions: bool = False,
     on_request: Callable[[int], None] | None = None,
 ) -> References:
     """Walk through a trace once and keep its references, or a sample of them.
 
     block_size: tokens a block of traces that have tokens; one with hash ids has its own. max_references: where the
     sample grows above it, half of the contents are dropped, and so on (fixed-size SHARDS: Waldspurger et al.,
-    FAST 2015), so memory is bounded whatever the trace. halvings: where to begin. on_request: called with the number of
-    requests read, now and then.
+    FAST 2015), so memory is bounded whatever the trace. halvings: where to begin. with_sessions: also tell whose turn
+    each request is (`SessionTeller`), for hints. on_request: called with the number of requests read, now and then.
 
     Raises `UnknownContents` for a trace that does not say what its prompts contain, `TraceError` for one without
     requests, and what the trace's reader raises.
@@ -107,12 +120,13 @@ def read_references(
     sample = _Sample(max_references, require_int("halvings", halvings, 0, _MOST_HALVINGS))
     surveyor = Surveyor(trace.name)
     tokens_a_block = trace.hash_block_size or block_size
+    teller = SessionTeller() if with_sessions else None
     num_requests = 0
     for chunk in _chunks(trace):
         prompts = [_named_blocks(trace, request, tokens_a_block) for request in chunk]
         for request in chunk:
             surveyor.add(request)
-        sample.add(prompts)
+        sample.add(prompts, _turns(teller, chunk, prompts, tokens_a_block))
         num_requests += len(chunk)
         if on_request is not None:
             on_request(num_requests)
@@ -129,35 +143,40 @@ class _Sample:
     longest_request: int = 0
     ids: list[NDArray[np.int64]] = field(default_factory=list)
     lengths: list[NDArray[np.int64]] = field(default_factory=list)
+    #: Session and arrival of each request that is kept, (n, 2) a chunk; (n, 0) where they are not wanted.
+    turns: list[NDArray[np.int64]] = field(default_factory=list)
     num_kept: int = 0
 
-    def add(self, prompts: list[NDArray[np.int64]]) -> None:
+    def add(self, prompts: list[NDArray[np.int64]], turns: NDArray[np.int64]) -> None:
         ids = np.concatenate(prompts) if prompts else np.empty(0, np.int64)
         lengths = np.array([len(prompt) for prompt in prompts], np.int64)
         self.num_references += len(ids)
         self.longest_request = max(self.longest_request, int(lengths.max(initial=0)))
         starts = _starts_from(lengths)
-        self._append(*self._filtered(ids, starts))
+        self._append(*self._filtered(ids, starts), turns)
         while self.num_kept > self.max_references and self.halvings < _MOST_HALVINGS:
             self._halve()
 
-    def _filtered(self, ids: NDArray[np.int64], starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+    def _filtered(
+        self, ids: NDArray[np.int64], starts: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         if self.halvings == 0:
             return ids, np.diff(starts)
         kept = (_mixed(ids) >> np.uint64(64 - self.halvings)) == 0
         return ids[kept], np.diff(_starts_of(kept, starts))
 
-    def _append(self, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+    def _append(self, ids: NDArray[np.int64], lengths: NDArray[np.int64], turns: NDArray[np.int64]) -> None:
         self.ids.append(ids)
         self.lengths.append(lengths[lengths > 0])
+        self.turns.append(turns[lengths > 0])
         self.num_kept += len(ids)
 
     def _halve(self) -> None:
-        chunks = list(zip(self.ids, self.lengths, strict=True))
-        self.ids, self.lengths, self.num_kept = [], [], 0
+        chunks = list(zip(self.ids, self.lengths, self.turns, strict=True))
+        self.ids, self.lengths, self.turns, self.num_kept = [], [], [], 0
         self.halvings += 1
-        for ids, lengths in chunks:
-            self._append(*self._filtered(ids, _starts_from(lengths)))
+        for ids, lengths, turns in chunks:
+            self._append(*self._filtered(ids, _starts_from(lengths)), turns)
 
     def finish(self, survey: TraceSurvey, tokens_a_block: int) -> References:
         ids = np.concatenate(self.ids) if self.ids else np.empty(0, np.int64)
@@ -166,6 +185,8 @@ class _Sample:
         contents, dense = np.unique(ids, return_inverse=True)
         starts = _starts_from(np.concatenate(self.lengths))
         group = (_mixed(contents) & np.uint64(3)).astype(np.uint8)
+        turns = np.concatenate(self.turns)
+        told = turns if turns.shape[1] else np.empty((0, 2), np.int64)
         return References(
             ids=dense.astype(np.int64),
             starts=starts,
@@ -175,6 +196,8 @@ class _Sample:
             num_references=self.num_references,
             longest_request=self.longest_request,
             halvings=self.halvings,
+            sessions=told[:, 0].copy(),
+            arrivals=told[:, 1].copy(),
         )
 
 
@@ -188,6 +211,19 @@ def _chunks(trace: Trace) -> Iterator[list[TraceRequest]]:
             yield chunk
             chunk, num_tokens = [], 0
     yield chunk
+
+
+def _turns(
+    teller: SessionTeller | None, chunk: list[TraceRequest], prompts: list[NDArray[np.int64]], tokens_a_block: int
+) -> NDArray[np.int64]:
+    """Session and arrival of each request, (n, 2); (n, 0) without a teller."""
+    if teller is None:
+        return np.empty((len(chunk), 0), np.int64)
+    turns = np.empty((len(chunk), 2), np.int64)
+    for row, request, prompt in zip(turns, chunk, prompts, strict=True):
+        row[0] = teller.number(request.session, prompt, request.num_prompt_tokens // tokens_a_block)
+        row[1] = round(request.arrival * 1_000_000)
+    return turns
 
 
 def _named_blocks(trace: Trace, request: TraceRequest, block_size: int) -> NDArray[np.int64]:

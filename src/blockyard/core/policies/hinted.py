@@ -1,11 +1,11 @@
-"""Hints around a policy: what is over goes first; what comes back is kept, and of that goes first what is back last."""
+"""Hints around a policy: what is over goes first; what comes back is kept, unless that is later than others may."""
 
 from typing import Final
 
 from mypy_extensions import i32, i64
 
 from ...errors import InvariantError
-from ..arrays import clear_i32, grown_i32, grown_i64, zeros_i32, zeros_i64
+from ..arrays import clear_i32, grown_float, grown_i32, grown_i64, zeros_float, zeros_i32, zeros_i64
 from .base import EvictionPolicy
 from .block_heap import BlockHeap
 from .retention import order_of
@@ -13,16 +13,12 @@ from .session_lists import SessionLists
 from .sessions import BACK, OVER, UNKNOWN, Sessions
 
 #: What a block is here: held, idle and known to the policy, or idle and kept from it.
+NONE: Final[i64] = 0
 HELD: Final[i32] = 0
 INNER: Final[i32] = 1
 KEPT: Final[i32] = 2
 #: No longer idle, and evicted on a hint's word unless it is put back.
 TAKEN: Final[i32] = 3
-#: Who comes back later than in this many turnovers of the pool is not worth keeping. On the first half of the Mooncake
-#: conversation 4 to 16 are alike; 1 gives most of the gain away, and no limit keeps too much in a small pool.
-FAR: Final = 8.0
-#: No turnover has been seen: nothing is too late.
-UNKNOWN_YET: Final = 1e308
 
 
 class Hinted(EvictionPolicy):
@@ -30,16 +26,17 @@ class Hinted(EvictionPolicy):
 
     - A session that is over: its blocks go before all others, the session that was over first first, its blocks from
       the last to the first.
-    - A session that comes back: its blocks are kept, as the policy would choose them, until no other is idle; then
-      those of the session that comes back last go first. They go before all others, too, where it comes back later than
-      eight times the time in which the pool evicts as many blocks as it has. When the time is over they are the
-      policy's again, as blocks that became idle at that moment if it had chosen them meanwhile.
+    - A session that comes back: its blocks are kept, whatever the policy would choose, until it does. But when it comes
+      back later than the policy's choice may be wanted, they go first, of the session that comes back last: least
+      recently used takes a block that has been idle for some time as wanted in as long a time, and so does this. When
+      its time is over they are the policy's again, as blocks that became idle at that moment if it had chosen them
+      meanwhile.
     - Every other block, and what several sessions use: the policy's own.
 
     A policy that says `needs_hints` is told what was said instead, and chooses itself.
 
     sessions: what was said, changed by others, who then call `restate`. idle: blocks that `policy` knows as idle.
-    O(log sessions) amortised an event on top of the policy's own; 28 bytes a block, about 80 a session.
+    O(log sessions) amortised an event on top of the policy's own; 40 bytes a block, about 100 a session.
     """
 
     def __init__(self, policy: EvictionPolicy, num_blocks: int, sessions: Sessions, idle: list[int]) -> None:
@@ -60,13 +57,12 @@ class Hinted(EvictionPolicy):
         self.num_slots: i64 = slots
         self._num_inner: i64 = 0
         self._num_kept: i64 = 0
+        #: The policy's latest choice, while what comes back later goes first.
+        self._chosen: i64 = NONE
+        #: The logical time at which each idle block became idle.
+        self._since = zeros_float(num_blocks)
         #: Blocks that were evicted because of a hint.
         self.num_evicted: i64 = 0
-        #: The time in which the pool lately evicted as many blocks as it has; when it began to do so again, and how
-        #: many it has since.
-        self._turnover: float = UNKNOWN_YET
-        self._round_began: float = sessions.now
-        self._num_in_round: i64 = 0
         for block in idle:
             self._where[i64(block)] = INNER
             self._num_inner += 1
@@ -79,6 +75,7 @@ class Hinted(EvictionPolicy):
         self._num_inner += 1
         self._key[block] = key
         self._depth[block] = i32(depth)
+        self._since[block] = self.sessions.now
         self._link(block)
         self.policy.insert(block, key, depth)
         if self.tells:
@@ -112,43 +109,52 @@ class Hinted(EvictionPolicy):
             self._num_inner -= 1
         else:
             self._num_kept -= 1
+        if block == self._chosen:
+            self._chosen = NONE
         self._where[block] = HELD
         self._unlink(block)
 
     # Choosing.
 
     def evict(self) -> i64:
-        """What is over; else the policy's choice of what nobody comes back for; else what is wanted again last."""
-        self._count_round()
-        if not self.tells and self._over.num_items > 0:
+        """What is over; else the policy's choice of what nobody is to come back for, or what comes back still later."""
+        if self._over.num_items > 0 and not self.tells:
             return self._take(self._first_of(self._over.first()))
-        if not self.tells and self._returning.num_items > 0 and self._is_far(self._returning.first()):
-            return self._take(self._first_of(self._returning.first()))
-        while self._num_inner > 0:
+        if self._chosen != NONE and self._is_expected(self._chosen):
+            self._chosen = NONE
+        while self._chosen == NONE and self._num_inner > 0:
             block = self.policy.evict()
             if not 0 < block < len(self._where) or self._where[block] != INNER:
                 return self._refused(block)
-            if self.tells or not self._is_expected(block):
+            if self.tells:
                 self._leave(block)
                 return block
-            self._where[block] = KEPT
-            self._num_inner -= 1
-            self._num_kept += 1
-        if self._returning.num_items == 0:
+            self._keep(block)
+        if self._returning.num_items > 0 and (self._chosen == NONE or self._returns_later()):
+            return self._take(self._first_of(self._returning.first()))
+        block = self._chosen
+        if block == NONE:
             raise ValueError("no block is idle")
-        return self._take(self._first_of(self._returning.first()))
+        self._leave(block)
+        return block
 
-    def _count_round(self) -> None:
-        self._num_in_round += 1
-        if self._num_in_round >= i64(len(self._where)):
-            self._num_in_round = 0
-            self._turnover = self.sessions.now - self._round_began
-            self._round_began = self.sessions.now
+    def _keep(self, block: i64) -> None:
+        """The policy has chosen `block`, and knows it no longer: it is the choice, unless it is wanted again."""
+        self._where[block] = KEPT
+        self._num_inner -= 1
+        self._num_kept += 1
+        if not self._is_expected(block):
+            self._chosen = block
 
-    def _is_far(self, slot: i64) -> bool:
-        """Whether the session comes back too late to be kept. Nothing is known of time before it moves."""
-        turnover = max(self._turnover, self.sessions.now - self._round_began)
-        return turnover > 0 and self.sessions.back_at[slot] - self.sessions.now > FAR * turnover
+    def _returns_later(self) -> bool:
+        """Whether the session that comes back last does so later than the policy's choice may be wanted.
+
+        Least recently used takes what was used long ago as wanted in as long a time; so it is taken here. Where no time
+        has passed, the choice goes.
+        """
+        now = self.sessions.now
+        idle = now - self._since[self._chosen]
+        return idle > 0.0 and self.sessions.back_at[self._returning.first()] - now > idle
 
     def _refused(self, block: i64) -> i64:
         """A choice that is not idle is left to who asked. A kept block is idle, and not the policy's: ValueError."""
@@ -230,7 +236,7 @@ class Hinted(EvictionPolicy):
         block = self._lists.head(number)
         while block != 0:
             following = self._lists.after(block)
-            if self._where[block] == KEPT:
+            if self._where[block] == KEPT and block != self._chosen:
                 self._where[block] = INNER
                 self._num_kept -= 1
                 self._num_inner += 1
@@ -285,6 +291,7 @@ class Hinted(EvictionPolicy):
         clear_i32(self._slot)
         self._num_inner = 0
         self._num_kept = 0
+        self._chosen = NONE
         self.sessions.forget_blocks()
         self.policy.clear()
 
@@ -294,6 +301,7 @@ class Hinted(EvictionPolicy):
         slot = grown_i32(self._slot, num_blocks)
         key = grown_i64(self._key, num_blocks)
         depth = grown_i32(self._depth, num_blocks)
+        since = grown_float(self._since, num_blocks)
         owner = self.sessions.room_for(num_blocks)
         self._lists.grow(num_blocks)
         self.policy.grow(num_blocks)
@@ -302,6 +310,7 @@ class Hinted(EvictionPolicy):
         self._slot = slot
         self._key = key
         self._depth = depth
+        self._since = since
         self.sessions.move_into(owner)
 
     def grow_slots(self) -> None:

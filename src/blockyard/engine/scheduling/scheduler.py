@@ -261,7 +261,10 @@ class Scheduler:
         """The branch's sequence, looked up and admitted in one call, or why it is not admitted."""
         num_seqs = 1 if branch.request.is_forked else branch.request.sampling.n
         resumed = branch.request.num_cached_tokens is not None
-        return self._cache.try_allocate(branch.token_ids, _holder(branch), branch.request.extra_keys, num_seqs, resumed)
+        request = branch.request
+        return self._cache.try_allocate(
+            branch.token_ids, _holder(branch), request.extra_keys, num_seqs, resumed, session=request.session
+        )
 
     def _count_cached(self, step: ScheduledStep) -> None:
         """A request's hit is what it need not compute when it first computes something, and not what it hoped for."""

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.policies.base import EvictionPolicy
 from ...errors import InvalidArgument, PolicyError
+from ..oracle import HintOracle, SaidHints
 from ..policy_names import OPTIMUM, PolicyName, label_of, no_exit, place_of, policy_for
 from ..references import References
 from ..simulation.belady import Belady
+from ..simulation.hinted_run import HintedRun
 from ..simulation.policy_run import PolicyRun
 from ..simulation.stack_distance import LRUStack
 from ..sweep import run_all
 from .knee import Knee, find_knee
+
+#: Behind the name of a policy that was told hints.
+WITH_HINTS = " + hints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +30,11 @@ class HitCurves:
     """Block hit rates of one trace, by policy and capacity.
 
     sizes: (S,) capacities in blocks of `tokens_a_block` tokens, ascending. hit_rates: policy to (S,) shares of the
-    trace's block references that hit, 0 to 1; "optimum" is an upper bound for all others. infinite: with no limit.
-    error: policy to (S,) standard errors of a sampled curve, empty if the whole trace was used. num_hits: policy to
-    (S,) exact counts, of the sample if sampled. knee: of LRU's curve at every capacity, not only at `sizes`, whichever
-    policies were asked for. parts: of curves of several traces put together, the curves of each; else
-    empty. letter: of such a part.
+    trace's block references that hit, 0 to 1; "optimum" is an upper bound for all others, "lru + hints" is "lru" with
+    hints. infinite: with no limit. error: policy to (S,) standard errors of a sampled curve, empty if the whole trace
+    was used. num_hits: policy to (S,) exact counts, of the sample if sampled. knee: of LRU's curve at every capacity,
+    not only at `sizes`, whichever policies were asked for. parts: of curves of several traces put together, the curves
+    of each; else empty. letter: of such a part. hints: what was said where rows have hints, in words.
     """
 
     trace: str
@@ -44,6 +51,7 @@ class HitCurves:
     knee: Knee
     parts: tuple[HitCurves, ...] = ()
     letter: str = ""
+    hints: str = ""
 
 
 def hit_curves(
@@ -51,6 +59,7 @@ def hit_curves(
     policies: Sequence[PolicyName],
     sizes: Sequence[int],
     *,
+    hints: HintOracle | None = None,
     name: str = "",
     jobs: int = 1,
     backend: str = "processes",
@@ -59,7 +68,8 @@ def hit_curves(
     """Run every policy at every size.
 
     policies: names as `parse_policies` gives them, or what makes a policy from a number of blocks, known by its
-    `__name__`; "optimum" is Belady's. sizes: blocks, ascending. LRU takes one pass
+    `__name__`; "optimum" is Belady's. sizes: blocks, ascending. hints: every policy is also run with what this
+    says of the trace's sessions, under its name and `WITH_HINTS`; the references must have them. LRU takes one pass
     for all sizes, O(references * log references); every other policy one for each. A sampled trace is run in
     caches smaller by the same rate (miniature simulation: Waldspurger et al., USENIX ATC 2017). jobs, backend,
     on_done: as in `run_all`. Raises `InvalidArgument`.
@@ -72,7 +82,15 @@ def hit_curves(
         raise InvalidArgument(f"policies has {', '.join(wanted)}; each name may stand once")
     capacities = [max(round(size * references.rate), 1) for size in sizes]
     others = [policy for policy in wanted if policy != "lru"]
-    cells = [(references, made[policy], capacity) for policy in others for capacity in capacities]
+    cells: list[tuple[Any, ...]] = [
+        (references, made[policy], capacity) for policy in others for capacity in capacities
+    ]
+    if hints is not None:
+        said = hints.say(references)
+        hinted = [policy for policy in wanted if policy != OPTIMUM]
+        cells += [(references, made[policy], capacity, said) for policy in hinted for capacity in capacities]
+        others += [f"{policy}{WITH_HINTS}" for policy in hinted]
+        wanted = [row for policy in wanted for row in (policy, f"{policy}{WITH_HINTS}") if row in (policy, *others)]
     counted = iter(run_all(count_hits, cells, jobs=jobs, backend=backend, on_done=on_done))
     num_hits = {policy: np.array([next(counted) for _ in capacities], np.int64) for policy in others}
     stack = lru_hits(references)
@@ -95,28 +113,40 @@ def hit_curves(
         infinite=infinite,
         error=_sampling_errors(references, capacities) if references.halvings and "lru" in wanted else {},
         knee=_knee_of_lru(references, stack, infinite),
+        hints="" if hints is None else hints.words,
     )
 
 
-def count_hits(references: References, policy: PolicyName, capacity: int) -> int:
+def count_hits(references: References, policy: PolicyName, capacity: int, said: SaidHints | None = None) -> int:
     """Block references that hit in `capacity` blocks. O(references * cost of the policy).
 
-    Raises `PolicyError` where a policy raises or names what is not cached.
+    said: hints that the policy is told, if not None. Raises `PolicyError` where a policy raises or names what is not
+    cached.
     """
     ids, starts = np.ascontiguousarray(references.ids), np.ascontiguousarray(references.starts)
     if policy == OPTIMUM:
         optimum = Belady(capacity, ids, references.num_contents)
         optimum.run(starts)
         return optimum.num_hits
-    longest = references.longest_sampled
     with no_exit(label_of(policy)):
-        run = PolicyRun(policy_for(policy, capacity + longest + 1), capacity, references.num_contents, longest)
+        run = _run_of(policy_for(policy, capacity + references.longest_sampled + 1), references, capacity, said)
         try:
-            run.run(ids, starts)
+            if isinstance(run, HintedRun) and said is not None:
+                run.run_turns(ids, starts, references.sessions, said.kind, said.back_at, said.now)
+            else:
+                run.run(ids, starts)
         except Exception as error:
             where = f"policy {label_of(policy)}, {capacity} blocks{place_of(error)}"
             raise PolicyError(f"{where}: {type(error).__name__}: {error}") from error
     return run.num_hits
+
+
+def _run_of(policy: EvictionPolicy, references: References, capacity: int, said: SaidHints | None) -> PolicyRun:
+    longest = references.longest_sampled
+    if said is None:
+        return PolicyRun(policy, capacity, references.num_contents, longest)
+    num_sessions = int(references.sessions.max(initial=-1)) + 1
+    return HintedRun(policy, capacity, references.num_contents, longest, num_sessions)
 
 
 def lru_hits(references: References) -> NDArray[np.int64]:

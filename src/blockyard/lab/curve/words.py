@@ -81,6 +81,8 @@ def foot_of(curves: HitCurves) -> str:
     said = "One request after another, in the order of the trace."
     if curves.sample_rate < 1:
         said += f" Sampled: 1 block in {1 / curves.sample_rate:,.0f}."
+    if curves.hints:
+        said += f" Hints: {curves.hints}."
     if curves.error:
         said += f" The band of {', '.join(map(printable, curves.error))} is two standard errors to each side."
     return said

@@ -94,7 +94,8 @@ class PolicyRun:
                     self._policy.follows(self._slot[content], self._slot[ids[place - 1]])
                 self._policy.insert(self._slot[content], content, place - start)
 
-    def _evict(self) -> None:
+    def _evict(self) -> i64:
+        """Give up what the policy chooses; returns the slot that is free now."""
         slot = self._policy.evict()
         if slot < 1 or slot >= len(self._content) or self._slot[self._content[slot]] != slot:
             raise PolicyError(f"evict returned block {slot}, which is not idle")
@@ -102,3 +103,4 @@ class PolicyRun:
         self._free[self._num_free] = slot
         self._num_free += 1
         self.num_evicted += 1
+        return slot

@@ -25,6 +25,7 @@ from ..openai.logprobs import TokenTexts
 from .absent_paths import why_absent
 from .api_key import KeyGuard
 from .check_route import check_routes
+from .hint_route import hint_routes
 from .http_figures import CountedRequests, HttpFigures
 from .live_routes import add_live_page
 from .origins import allow_origins
@@ -78,6 +79,7 @@ def create_app(
     app = FastAPI(title="Blockyard", lifespan=_lifespan, **off)
     app.state.engine_thread, app.state.encoder, app.state.limits = thread, encoder, limits
     app.include_router(openai_routes(service, guard))
+    app.include_router(hint_routes(service, guard))
     figures = HttpFigures()
     app.add_middleware(CountedRequests, figures=figures)
     app.include_router(operator_routes(service, MetricsPage(thread, engine, [figures])))

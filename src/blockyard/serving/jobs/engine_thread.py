@@ -222,7 +222,11 @@ class EngineThread:
             return
         try:
             job.request_id = self._engine.add_request(
-                job.prompt, job.sampling, priority=job.priority, extra_keys=job.extra_keys
+                job.prompt,
+                job.sampling,
+                priority=job.priority,
+                extra_keys=job.extra_keys,
+                session=job.session,
             )
         except Exception as error:
             self._end(job, as_api_error(error))

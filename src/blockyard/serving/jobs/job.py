@@ -39,12 +39,13 @@ class Mailbox:
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One prompt on its way. Only the engine thread writes the fields after `parent`.
+    """One prompt on its way. Only the engine thread writes the fields after `session`.
 
     position: which prompt of the client's request. extra_keys: it shares blocks only under the same ones. name: of
     that request, in the log. parent: the span of whoever asked. arrived_at: when the request did, in seconds of
-    `time.perf_counter`. started_at: when the first step began that computed something of it. first_token_at,
-    last_token_at: when the first token of all came, and the last of each completion.
+    `time.perf_counter`. session: whose turn it is, by the engine's name. started_at: when the first step began that
+    computed something of it. first_token_at, last_token_at: when the first token of all came, and the last of each
+    completion.
     """
 
     prompt: EncodedPrompt
@@ -56,6 +57,7 @@ class Job:
     extra_keys: tuple[ExtraKey, ...] = ()
     name: str = ""
     parent: Context | None = None
+    session: str | None = None
     started_at: float | None = None
     first_token_at: float | None = None
     last_token_at: dict[int, float] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from ..limits import ServerLimits
 from ..openai.protocol import ChatRequest, GenerationFields
 from .job import Job, Mailbox
 from .prompts import PromptEncoder
+from .session_names import session_name
 
 _SEED_MASK = 2**63 - 1
 
@@ -40,6 +41,7 @@ class Planner:
         field = "messages" if isinstance(request, ChatRequest) else "prompt"
         prompts = request.prompts()
         self._require_completions(request.n, len(prompts))
+        session = self._session(request, len(prompts))
         mailbox, jobs = Mailbox(), []
         keys = () if request.cache_salt is None else (CacheSalt(request.cache_salt),)
         for position, prompt in enumerate(prompts):
@@ -47,8 +49,17 @@ class Planner:
             encoded = await self._encoder.encode(place, prompt)
             num_tokens = self._num_new_tokens(request, len(encoded.token_ids), place)
             sampling = self._sampling(request, num_tokens, position)
-            jobs.append(Job(encoded, sampling, request.priority, position, mailbox, arrived_at, keys, name))
+            job = Job(encoded, sampling, request.priority, position, mailbox, arrived_at, keys, name, session=session)
+            jobs.append(job)
         return jobs
+
+    def _session(self, request: GenerationFields, num_prompts: int) -> str | None:
+        """The session's name in the engine. One state of it is the newest, so it goes with one prompt."""
+        if request.session_id is None:
+            return None
+        if num_prompts > 1:
+            raise invalid(f"'session_id' goes with one prompt; the request has {num_prompts}", "session_id")
+        return session_name(request.session_id, request.cache_salt)
 
     def _require_completions(self, n: int, num_prompts: int) -> None:
         if n > self._max_num_seqs:

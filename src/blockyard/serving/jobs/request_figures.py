@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
+from ...answers import HintOutcome
 from ...engine import FinishReason, GenerationResult
 from .job import Job
 
@@ -47,6 +48,9 @@ class RequestFigures(Collector):
         self._refused = self._split_counter("blockyard:requests_refused", "Requests that were not taken.", "reason")
         self.cancelled = counter("blockyard:requests_cancelled", "Requests whose client went away or took too long.")
         self.failed = counter("blockyard:requests_failed", "Requests that ended with an error behind the queue.")
+        self._hints = self._split_counter("blockyard:hints", "Hints about sessions, by what came of them.", "outcome")
+        for outcome in HintOutcome:
+            self._hints.labels(*self._labels.values(), outcome.value)
         self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests that came to their end.")
         self._cached_tokens = counter("vllm:prompt_tokens_cached", "Those of them that the cache had.")
         self._generated_tokens = counter("vllm:generation_tokens", "Tokens generated.")
@@ -125,6 +129,10 @@ class RequestFigures(Collector):
     def count_refusal(self, reason: str) -> None:
         """A request that was not taken: "queue_full" or "not_serving". O(1)."""
         self._refused.labels(*self._labels.values(), reason).inc()
+
+    def count_hint(self, outcome: str) -> None:
+        """A hint about a session, which the cache accepted, clipped, refused or did not know. O(1)."""
+        self._hints.labels(*self._labels.values(), outcome).inc()
 
     def _count_times(self, job: Job, result: GenerationResult, now: float) -> None:
         """Queue, prefill and decode follow one another from its arrival to its last token."""

@@ -25,6 +25,10 @@ from .unsupported_fields import REFUSED_IN_CHATS, REFUSED_IN_COMPLETIONS
 
 #: Longer ones say nothing more: a salt is kept for as long as one of its blocks can be hit.
 MAX_SALT = 1024
+#: Of a session's id, as in the cache.
+MAX_SESSION_ID = 200
+Salt = Annotated[StrictStr, Field(min_length=1, max_length=MAX_SALT)]
+SessionId = Annotated[StrictStr, Field(min_length=1, max_length=MAX_SESSION_ID)]
 _Text = StrictStr
 _StopString = Annotated[StrictStr, Field(min_length=1, max_length=256)]
 _Penalty = Annotated[StrictFloat, Field(ge=-MAX_PENALTY, le=MAX_PENALTY, allow_inf_nan=False)]
@@ -76,7 +80,8 @@ class GenerationFields(RequestFields):
     ignore_eos: StrictBool = False
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64), FIRST_ERROR] = Field(default_factory=list)
     priority: Annotated[StrictInt, Field(ge=-(2**20), le=2**20)] = 0
-    cache_salt: Annotated[StrictStr, Field(min_length=1, max_length=MAX_SALT)] | None = None
+    cache_salt: Salt | None = None
+    session_id: SessionId | None = None
 
     @property
     def wants_usage(self) -> bool:

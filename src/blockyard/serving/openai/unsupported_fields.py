@@ -24,7 +24,6 @@ HARMLESS = frozenset(
         "request_id",
         "safety_identifier",
         "service_tier",
-        "session_id",
         "store",
         "user",
     }

@@ -1,0 +1,138 @@
+"""The same loop with hints about sessions: after each request someone may say what comes next of its session."""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ...core.arrays import zeros_i64
+from ...core.policies.base import EvictionPolicy
+from ...core.policies.caught import innermost, innermost_guard
+from ...core.policies.hinted import Hinted
+from ...core.policies.sessions import BACK, OVER, SLOT_SPAN, UNKNOWN, Sessions
+from .policy_run import PolicyRun
+
+#: What is said of a session, as the arrays have it.
+SAYS_OVER: Final[i64] = 1
+SAYS_WAIT: Final[i64] = 2
+
+
+class HintedRun(PolicyRun):
+    """A `PolicyRun` whose requests are turns of sessions, with hints that reach the policy as in a pool.
+
+    They decide before the policy that chooses, inside of its guard if it has one. A new turn of a session ends what was
+    said of it, and so does the time at which it should have come back. Up to 2**20 sessions are known; the one that was
+    begun first is forgotten for another. A policy that takes no hints is run without.
+
+    num_sessions: sessions are numbers from 0 to num_sessions - 1.
+    """
+
+    def __init__(
+        self, policy: EvictionPolicy, capacity: i64, num_contents: i64, longest_request: i64, num_sessions: i64
+    ) -> None:
+        super().__init__(policy, capacity, num_contents, longest_request)
+        num_blocks = int(capacity + longest_request + 1)
+        self._sessions = Sessions(num_blocks, int(min(max(num_sessions, 1), SLOT_SPAN)))
+        self._hinted: Hinted | None = None
+        if innermost(policy).takes_hints():
+            self._hinted = self._let_hint(policy, num_blocks)
+        #: 1 + the slot of each session; 0 for one that is not known. And the session in each slot.
+        self._slot_of = zeros_i64(int(num_sessions))
+        self._session_in = zeros_i64(int(self._sessions.max_sessions))
+        #: The tag of the request that runs.
+        self._tag: i64 = 0
+
+    def _let_hint(self, policy: EvictionPolicy, num_blocks: int) -> Hinted:
+        guard = innermost_guard(policy)
+        layer = Hinted(innermost(policy), num_blocks, self._sessions, [])
+        if guard is None:
+            self._policy = layer
+        else:
+            guard.policy = layer
+        return layer
+
+    def run_turns(
+        self,
+        ids_array: npt.NDArray[np.int64],
+        starts_array: npt.NDArray[np.int64],
+        sessions_array: npt.NDArray[np.int64],
+        kinds_array: npt.NDArray[np.int64],
+        back_at_array: npt.NDArray[np.int64],
+        now_array: npt.NDArray[np.int64],
+    ) -> None:
+        """Run all requests, and say of the session of each what `kinds` has for it: nothing, over, or back at a time.
+
+        ids, starts: as in `run`. sessions, kinds, back_at, now: one a request. All are contiguous int64 arrays.
+        """
+        ids, starts = vec[i64](ids_array), vec[i64](starts_array)
+        sessions, kinds = vec[i64](sessions_array), vec[i64](kinds_array)
+        back_at, now = vec[i64](back_at_array), vec[i64](now_array)
+        for request in range(i64(len(starts)) - 1):
+            self._advance(now[request])
+            slot = self._begin(sessions[request])
+            self._request(ids, starts[request], starts[request + 1])
+            if kinds[request] == SAYS_OVER:
+                self._say(slot, OVER, 0.0)
+            elif kinds[request] == SAYS_WAIT:
+                self._say(slot, BACK, float(back_at[request]))
+
+    def _advance(self, now: i64) -> None:
+        """Sessions that should have come back before now are as if nothing had been said."""
+        self._sessions.now = float(now)
+        slot = self._sessions.overdue()
+        while slot >= 0:
+            self._say(slot, UNKNOWN, 0.0)
+            slot = self._sessions.overdue()
+
+    def _say(self, slot: i64, state: i64, back_at: float) -> None:
+        self._sessions.say(slot, state, back_at)
+        if self._hinted is not None:
+            self._hinted.restate(slot)
+
+    def _begin(self, session: i64) -> i64:
+        """A turn of a session begins; returns its slot."""
+        slot = self._slot_of[session] - 1
+        if slot < 0:
+            slot = self._open(session)
+        self._sessions.hear(slot)
+        self._say(slot, UNKNOWN, 0.0)
+        if self._hinted is not None:
+            self._hinted.supersede(slot)
+        self._tag = self._sessions.begin(slot)
+        return slot
+
+    def _open(self, session: i64) -> i64:
+        slots = self._sessions.num_slots
+        if not self._sessions.make_room():
+            self._forget(self._sessions.oldest())
+        if self._hinted is not None and self._sessions.num_slots != slots:
+            self._hinted.grow_slots()
+        slot = self._sessions.open()
+        self._slot_of[session] = slot + 1
+        self._session_in[slot] = session
+        return slot
+
+    def _forget(self, slot: i64) -> None:
+        self._say(slot, UNKNOWN, 0.0)
+        if self._hinted is not None:
+            self._hinted.forget(slot)
+        self._sessions.close(slot)
+        self._slot_of[self._session_in[slot]] = 0
+
+    def _give_back(self, ids: vec[i64], start: i64, stop: i64) -> None:
+        """Idle again, and the session's if it alone has used them."""
+        for place in range(start, stop):
+            self._sessions.mark(self._slot[ids[place]], self._tag)
+        super()._give_back(ids, start, stop)
+
+    def _evict(self) -> i64:
+        slot = super()._evict()
+        self._sessions.forget_block(slot)
+        return slot
+
+    def check(self) -> None:
+        """Sessions and hints are sound. O(slots + sessions). Raises `InvariantError`."""
+        self._sessions.check()
+        self._policy.check()

@@ -1,0 +1,60 @@
+"""The requests of POST /v1/hints, and their answers: what comes next of a session. It is nobody's API but ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, StrictFloat
+
+from ..errors import invalid
+from .fields import FIRST_ERROR, Fields, RequestFields, parse_fields, read_object
+from .protocol import Salt, SessionId
+
+#: Of one request.
+MAX_HINTS = 256
+#: A year, in seconds: no wait is longer.
+MAX_WAIT = 31_536_000.0
+
+
+class Hint(Fields):
+    """action: "over", the session has no next turn; "wait", it comes in `back_in` seconds; "forget", what was said
+    before holds no longer. cache_salt: that of the session's requests."""
+
+    session_id: SessionId
+    action: Literal["over", "wait", "forget"]
+    back_in: Annotated[StrictFloat, Field(ge=0, le=MAX_WAIT, allow_inf_nan=False)] | None = None
+    cache_salt: Salt | None = None
+
+    @classmethod
+    def _asked_for(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def answer(self, outcome: str) -> dict[str, Any]:
+        """What came of it, as the client reads it."""
+        return {"session_id": self.session_id, "action": self.action, "outcome": outcome}
+
+
+class OneHint(RequestFields, Hint):
+    """A body that is one hint."""
+
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+
+class HintList(RequestFields):
+    """A body with several."""
+
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    hints: Annotated[list[Hint], Field(min_length=1, max_length=MAX_HINTS), FIRST_ERROR]
+
+
+def parse_hints(body: bytes) -> list[Hint]:
+    """Read a body: one hint, or `hints`, a list of up to 256. Raises `ApiError` (400) for what is not understood."""
+    fields = read_object(body)
+    hints: list[Hint] = []
+    hints += parse_fields(HintList, fields).hints if "hints" in fields else [parse_fields(OneHint, fields)]
+    for place, hint in enumerate(hints):
+        name = f"hints[{place}].back_in" if "hints" in fields else "back_in"
+        if (hint.action == "wait") != (hint.back_in is not None):
+            raise invalid(f"'{name}' goes with the action 'wait', and that needs it", name)
+    return hints
