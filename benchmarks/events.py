@@ -6,6 +6,7 @@ import argparse
 import json
 import statistics
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,9 @@ BLOCK_SIZE = 16
 #: Blocks that one step publishes: a long prompt.
 A_STEP = 2000
 ROUNDS = 15
+#: Steps whose times are taken without a snapshot beside them, and at most.
+ALONE_STEPS, MOST_STEPS = 1000, 10_000
+DEVICE_SECONDS = 0.0005
 
 
 def make_cache(num_blocks: int, on: bool) -> KVCacheManager:
@@ -79,7 +83,7 @@ def other_threads(num_blocks: int) -> None:
     cache = make_cache(10_000, True)
     feed = Feed(ContentTable(cache.config), True, 100, None, time.time)
     draw = np.random.default_rng(2)
-    publish, ingest = [], []
+    publish, ingest, own = [], [], []
     mirror = Mirror(hash_seed=1)
     mirror.replayed("worker", *feed.beat())
     for message in feed.replay(0):
@@ -88,14 +92,17 @@ def other_threads(num_blocks: int) -> None:
     for _ in range(ROUNDS):
         run_prompt(cache, draw)
         changes = cache.take_events()
-        begin = time.perf_counter()
+        begin, busy = time.perf_counter(), time.thread_time()
         message = feed.changed(changes)
+        own.append(time.thread_time() - busy)
         publish.append(time.perf_counter() - begin)
         if message is not None:
             ingest.append(timed(lambda message=message: mirror.live("worker", *message)))
     print("publisher's thread, a block stored (and evicted)", nanoseconds(publish, A_STEP))
+    print("the same, of its own time on a core             ", nanoseconds(own, A_STEP))
     print("mirror, a block stored (and removed)            ", nanoseconds(ingest, A_STEP))
     snapshot(num_blocks)
+    stalls(num_blocks)
     match()
 
 
@@ -112,6 +119,40 @@ def snapshot(num_blocks: int) -> None:
     seconds, own = time.perf_counter() - begin, time.thread_time() - own
     size = f"{len(payload) / 1e6:.1f} MB"
     print(f"snapshot of {num_blocks:,} blocks: {1000 * seconds:.0f} ms, {1000 * own:.0f} of its own, {size}")
+
+
+def stalls(num_blocks: int) -> None:
+    """Steps of an engine's thread alone, and while another one makes snapshots.
+
+    An engine waits for its device between steps and leaves the interpreter to others: a lap is a step and how much
+    longer than asked for the wait took, until the thread had the interpreter again.
+    """
+    told = make_cache(num_blocks, True)
+    feed = Feed(ContentTable(told.config), True, 100, None, time.time)
+    draw = np.random.default_rng(5)
+    for _ in range(num_blocks // A_STEP):
+        run_prompt(told, draw)
+        feed.changed(told.take_events())
+    cache = make_cache(4000, True)
+    seqs = [cache.allocate(draw.integers(0, 100_000, 200, dtype=np.int32)) for _ in range(4)]
+    cache.commit(seqs, cache.reserve(seqs).num_scheduled, [7] * len(seqs))
+
+    def lap() -> float:
+        begin = time.perf_counter()
+        cache.commit(seqs, cache.reserve(seqs).num_scheduled, [7] * len(seqs))
+        time.sleep(DEVICE_SECONDS)
+        return time.perf_counter() - begin - DEVICE_SECONDS
+
+    for name, snapshots in (("alone", 0), ("beside snapshots", 3)):
+        thread = threading.Thread(target=lambda count=snapshots: [list(feed.replay(0)) for _ in range(count)])
+        seconds = []
+        thread.start()
+        while len(seconds) < MOST_STEPS and (thread.is_alive() or (not snapshots and len(seconds) < ALONE_STEPS)):
+            seconds.append(lap())
+        thread.join()
+        each = [1e3 * quantile for quantile in np.quantile(seconds, [0.5, 0.99, 0.999, 1.0])]
+        figures = ", ".join(f"{one:.3f}" for one in each)
+        print(f"engine's lap {name}: median, 99 %, 99.9 %, longest of {len(seconds):,}: {figures} ms")
 
 
 def match() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import socket
 import time
 
@@ -11,6 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("zmq")
 
 from blockyard import InvalidArgument, ModelError, PublisherError
+from blockyard.cli.model_loading import _kv_events
 from blockyard.engine import Engine, SamplingParams
 from blockyard.events import Mirror, Subscriber, Trust
 
@@ -82,3 +84,14 @@ def test_bad_options_are_named() -> None:
         Engine(model, num_blocks=30, kv_events={"port": 1})
     with pytest.raises(InvalidArgument, match="endpoint is 'nowhere'; it must begin with tcp://"):
         Engine(model, num_blocks=30, kv_events="nowhere")
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1", "tcp://127.0.0.1:", "tcp://127.0.0.1:70000", "tcp://h:-1"])
+def test_an_endpoint_without_a_port_is_one_sentence_that_names_the_option(endpoint: str) -> None:
+    expected = f"is {endpoint!r}; it must end with a port from 0 to 65535, as tcp://127.0.0.1:5557 does"
+    with pytest.raises(InvalidArgument) as told:
+        Engine.from_pretrained("no model", kv_events=endpoint)
+    assert str(told.value) == f"endpoint {expected}"
+    with pytest.raises(InvalidArgument) as told:
+        _kv_events(argparse.Namespace(kv_events=endpoint, kv_events_topic=""))
+    assert str(told.value) == f"--kv-events {expected}"

@@ -18,12 +18,16 @@ from blockyard.events.tables.checking import check_trie
 from blockyard.events.tables.number_writer import NameWriter, TokenWriter
 from blockyard.events.tables.packed_numbers import read_names, read_tokens
 from blockyard.events.wire import (
+    MOST_KEY_ITEMS,
+    NO_KEYS,
     AllBlocksCleared,
     Batch,
     BlockRemoved,
     BlockStored,
     decode_batch,
     encode_batch,
+    keys_in,
+    packed_keys,
     packed_list,
 )
 
@@ -58,7 +62,7 @@ def packed(items: list[Any]) -> msgspec.Raw:
 
 
 STORED = BlockStored(
-    packed([FIRST, SECOND]), None, packed([*range(1, 9)]), 4, None, "GPU", None, None, 0, "full_attention"
+    packed([FIRST, SECOND]), None, packed([*range(1, 9)]), 4, None, "GPU", None, NO_KEYS, 0, "full_attention"
 )
 
 
@@ -76,7 +80,7 @@ def test_lists_of_numbers_are_written_and_read_as_msgpack_does() -> None:
         numbers = [draw.randrange(2 ** draw.randint(1, bits)) for _ in range(length)]
         for number in numbers:
             writer.add(number)
-        ours = writer.take()
+        ours = bytes(writer.take())
         assert msgspec.msgpack.decode(ours) == list(read_names(ours)) == numbers
         names = [
             draw.choice([number, -number, 2**63 + number, number.to_bytes(draw.choice([8, 32]), "big")])
@@ -90,18 +94,30 @@ def test_lists_of_numbers_are_written_and_read_as_msgpack_does() -> None:
 def test_tokens_are_written_and_read_as_msgpack_does(block_size: int) -> None:
     draw = np.random.default_rng(run_seed())
     writer = TokenWriter(block_size)
-    for limit in (100, 2**31, 256, 65536, 65537, 2**31, 65536):
+    for limit in (100, 2**31, 256, 65536, 65537, 2**31, 65536, 70_000):
         for num_blocks in (1, 7, 37):
             tokens = draw.integers(0, limit, num_blocks * block_size)
+            if limit == 70_000:  # some eights have a wide one
+                tokens[draw.random(len(tokens)) < 0.9] = 5
             tokens[-1] = limit - 1
             expected = pack_tokens(tokens, block_size).words
             for place in range(num_blocks):
                 writer.add(expected, place * ((block_size + 1) // 2))
-            ours = writer.take()
+            ours = bytes(writer.take())
             assert msgspec.msgpack.decode(ours) == tokens.tolist()
-            assert len(ours) <= 5 + len(tokens) * (3 if limit <= 65536 else 5)
+            assert len(ours) == msgpack_head(len(tokens)) + bytes_by_eights(tokens)
             for form in (ours, msgspec.msgpack.encode(tokens.tolist())):
                 assert list(read_tokens(form, block_size).words) == list(expected)
+
+
+def msgpack_head(count: int) -> int:
+    return 1 if count < 16 else 3 if count < 65536 else 5
+
+
+def bytes_by_eights(tokens: np.ndarray) -> int:
+    """Three bytes a token where none of eight neighbours is above 65,535, five where one is."""
+    eights = [tokens[place : place + 8] for place in range(0, len(tokens), 8)]
+    return sum(len(eight) * (3 if eight.max() < 65536 else 5) for eight in eights)
 
 
 @pytest.mark.parametrize("place", [0, 1, 99])
@@ -164,6 +180,35 @@ def test_a_flood_of_tiny_events_is_refused_before_it_is_read() -> None:
         tracemalloc.stop()
     few = b"\x93\xcb" + bytes(8) + b"\xdc\x00\x02" + b"\x91\xa1x" * 2 + b"\xc0"
     assert decode_batch(few).events == []
+
+
+@pytest.mark.parametrize("field", ["keys", "extra_keys"])
+def test_keys_of_very_many_items_are_refused_before_they_are_read(field: str) -> None:
+    num_items = 2**24
+    flood = b"\x92\xdd" + num_items.to_bytes(4, "big") + b"\x90" * num_items + b"\xc0"
+    event = msgspec.msgpack.encode(FIELDS)
+    event = bytes([event[0] + 1]) + event[1:] + msgspec.msgpack.encode(field) + flood
+    payload = b"\x92\xcb" + bytes(8) + b"\x92\x81\xa4type\xb0AllBlocksCleared" + event
+    mirror = Mirror(hash_seed=1)
+    tracemalloc.start()
+    try:
+        mirror.replayed("worker", 5, payload)
+        mirror.end_of_replay("worker")
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(payload)
+    finally:
+        tracemalloc.stop()
+    assert mirror.trust("worker") is Trust.UNTRUSTED
+    with pytest.raises(InvalidArgument, match=f"{field} of one event holds more than 524,288 lists and items"):
+        keys_in(field, msgspec.Raw(flood))
+
+
+def test_long_keys_are_read_where_they_are_few() -> None:
+    rows: list[list[Any]] = [["x" * MOST_KEY_ITEMS, b"y" * 70_000, 2**40, 1.5, None, True, {"a": [1]}, "z"], []]
+    assert keys_in("keys", packed_keys(rows)) == rows
+    most = [[0] * (MOST_KEY_ITEMS - 2 * len(rows)), ["y" * 40]]
+    assert keys_in("keys", packed_keys(most)) == most
+    with pytest.raises(InvalidArgument):
+        keys_in("keys", packed_keys([[0, *most[0]], most[1]]))
 
 
 def test_deep_nesting_is_refused() -> None:

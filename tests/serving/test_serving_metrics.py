@@ -67,6 +67,14 @@ def test_blocks_lives_and_causes_of_misses(served: Running) -> None:
     assert sum(missed.values()) - missed["recomputed"] == not_hit
 
 
+def test_refusals_are_counted_from_nought(served: Running) -> None:
+    """An alert on a rate sees the first refusal only where there was a sample before it."""
+    status, _, page = served.call("GET", "/metrics")
+    assert status == 200
+    for reason in ("queue_full", "not_serving"):
+        assert re.search(rf'^blockyard:requests_refused_total{{[^}}]*reason="{reason}"}} 0\.0$', page.decode(), re.M)
+
+
 def test_an_engine_that_follows_nothing_says_nothing_of_it() -> None:
     with running_server(tiny_engine()) as running:
         page = page_of(running)

@@ -99,6 +99,7 @@ def running_server(
     access_log: bool = False,
     cors_origins: tuple[str, ...] = (),
     ui: str = "text",
+    model_name: str = MODEL,
     **more: Any,
 ) -> Iterator[Running]:
     """Serve an engine in a thread for as long as the block lasts. more: of `ServerOptions`."""
@@ -110,7 +111,7 @@ def running_server(
         listening.set()
 
     options = ServerOptions(
-        model_name=MODEL,
+        model_name=model_name,
         port=0,
         limits=limits or ServerLimits(),
         api_key=api_key,

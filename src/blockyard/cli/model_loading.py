@@ -93,7 +93,10 @@ def _kv_events(options: argparse.Namespace) -> dict[str, Any] | None:
     """Where they go, for the commands that publish them."""
     if getattr(options, "kv_events", None) is None:
         return None
-    return {"endpoint": options.kv_events, "topic": options.kv_events_topic}
+    from ..events.sockets import require_endpoint  # needs the extra `events`
+
+    endpoint = require_endpoint("--kv-events", options.kv_events)
+    return {"endpoint": endpoint, "topic": options.kv_events_topic}
 
 
 def _cache_options(options: argparse.Namespace) -> dict[str, Any]:

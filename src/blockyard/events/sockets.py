@@ -13,7 +13,9 @@ try:
 except ImportError as error:
     raise MissingExtra(f"KV events need {error.name}: pip install 'blockyard[events]'") from error
 
-__all__ = ["bound", "connected", "zmq"]
+__all__ = ["bound", "connected", "require_endpoint", "zmq"]
+
+LAST_PORT = 65535
 
 
 def bound(context: Any, kind: int, name: str, endpoint: str, linger: int) -> Any:
@@ -37,11 +39,22 @@ def connected(context: Any, kind: int, name: str, endpoint: str, max_message_byt
     return _opened(socket, socket.connect, "connected to", name, endpoint)
 
 
+def require_endpoint(name: str, endpoint: object) -> str:
+    """An address that sockets take, as far as that can be told without one. Raises `InvalidArgument`."""
+    given = require_unicode(name, require_str(name, endpoint))
+    if "://" not in given:
+        raise InvalidArgument(f"{name} is {given!r}; it must begin with tcp://, as tcp://127.0.0.1:5557 does")
+    port = given.rpartition(":")[2]
+    if given.startswith("tcp://") and port != "*" and not (port.isdecimal() and int(port) <= LAST_PORT):
+        raise InvalidArgument(
+            f"{name} is {given!r}; it must end with a port from 0 to {LAST_PORT}, as tcp://127.0.0.1:5557 does"
+        )
+    return given
+
+
 def _opened(socket: Any, act: Callable[[str], None], verb: str, name: str, endpoint: str) -> Any:
     try:
-        if "://" not in require_unicode(name, require_str(name, endpoint)):
-            raise InvalidArgument(f"{name} is {endpoint!r}; it must begin with tcp://, as tcp://127.0.0.1:5557 does")
-        act(endpoint)
+        act(require_endpoint(name, endpoint))
     except BaseException as error:
         socket.close()
         if isinstance(error, zmq.ZMQError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import InvalidArgument, MissingExtra
+from .packed_items import has_more_items
 
 try:
     import msgspec
@@ -26,13 +27,17 @@ END_SEQUENCE = (-1).to_bytes(8, "big", signed=True)
 MAX_SEQUENCE = 2**63 - 1
 #: Events of one message that are read one by one: in arrays, or beside one of a type that is not known.
 MOST_EVENTS = 2**17
+#: Lists and items in the keys of one event: read, one of a byte may take 80. With them an event takes 42 MB at most.
+MOST_KEY_ITEMS = 2**19
+#: Keys of an event that has none.
+NO_KEYS = msgspec.Raw(b"\xc0")
 
 
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
     """Blocks of one chain, each after the one before, the first after `parent_block_hash` (None: at the beginning).
 
     Lists of numbers stay in msgpack, which compiled code writes (`tables/number_writer`) and reads
-    (`tables/packed_numbers`).
+    (`tables/packed_numbers`); keys too, until `keys_in` has seen that they are few.
 
     Two fields of our own, which other consumers pass over. keys: for each block what besides tokens decides it, tagged,
     as `blockyard.keys` has it; extra_keys has the same without tags, as vLLM sends it. num_groups: layer groups of the
@@ -46,11 +51,11 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
     lora_id: int | None
     medium: str | None
     lora_name: str | None
-    extra_keys: list[list[Any] | None] | None = None
+    extra_keys: msgspec.Raw = NO_KEYS
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
-    keys: list[list[Any]] | None = None
+    keys: msgspec.Raw = NO_KEYS
     num_groups: int | None = None
 
 
@@ -110,19 +115,41 @@ _batch_decoder = msgspec.msgpack.Decoder(Batch)
 _raw_decoder = msgspec.msgpack.Decoder(_RawBatch)
 _raws_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _event_decoder: Any = msgspec.msgpack.Decoder(Event)
+_keys_decoder = msgspec.msgpack.Decoder(list[list[Any] | None] | None)
 _fields_decoder = msgspec.msgpack.Decoder(dict[str, msgspec.Raw] | list[msgspec.Raw])
 
 
-def packed_list(packed: bytes) -> msgspec.Raw:
+def packed_list(packed: bytes | memoryview) -> msgspec.Raw:
     """A list in msgpack as a field of an event."""
     return msgspec.Raw(packed)
 
 
+def packed_keys(rows: list[list[Any] | None] | list[list[Any]]) -> msgspec.Raw:
+    """The keys of an event's blocks, a row for each, as a field of it."""
+    return msgspec.Raw(_encoder.encode(rows))
+
+
+def keys_in(field: str, packed: msgspec.Raw) -> list[list[Any] | None] | None:
+    """The rows of `BlockStored.keys` or `extra_keys`, None for no keys. O(bytes).
+
+    Raises `InvalidArgument` for other things, and for more than `MOST_KEY_ITEMS` lists and items, which are not read.
+    """
+    if packed is NO_KEYS:
+        return None
+    content = bytes(packed)
+    if len(content) > MOST_KEY_ITEMS and has_more_items(content, MOST_KEY_ITEMS):
+        raise InvalidArgument(f"{field} of one event holds more than {MOST_KEY_ITEMS:,} lists and items, the limit")
+    try:
+        rows: list[list[Any] | None] | None = _keys_decoder.decode(content)
+    except _UNREADABLE as error:
+        raise InvalidArgument(f"{field} is no list of keys: {error}") from error
+    return rows
+
+
 def encode_batch(batch: Batch) -> bytes:
     """The payload of one message. The rank is always there: Dynamo's decoder wants it; the epoch only if it counts."""
-    writer = BatchWriter(batch)
-    writer.add(batch.events)
-    return bytes(writer.finish())
+    fields = (batch.ts, batch.events, batch.data_parallel_rank)
+    return _encoder.encode(fields if batch.epoch is None else (*fields, batch.epoch))
 
 
 class BatchWriter:

@@ -19,7 +19,7 @@ from ..tables.block_trie import BlockTrie, Path
 from ..tables.lengths import HolderRows, Lengths
 from ..tables.packed_numbers import num_items
 from ..tagged_keys import lora_name, untagged
-from ..wire import GPU, MAX_SEQUENCE, AllBlocksCleared, BlockRemoved, BlockStored, Event, Payload
+from ..wire import GPU, MAX_SEQUENCE, AllBlocksCleared, BlockRemoved, BlockStored, Event, Payload, keys_in
 from .matches import Matches
 from .stream import Message, MessageOrder, Trust
 
@@ -376,17 +376,18 @@ def _medium(name: str | None) -> int:
 def _keys_of(event: BlockStored, num_blocks: int) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
     """The keys of a request and those of each block, as the trie compares them."""
     request: tuple[Any, ...]
-    if event.keys is not None:
-        rows = [_frozen(row) for row in event.keys]
+    given, plain = keys_in("keys", event.keys), keys_in("extra_keys", event.extra_keys)
+    if given is not None:
+        rows = [_frozen(row) for row in given]
         if any(type(key) is not tuple for row in rows for key in row):
             raise InvalidArgument("keys holds what is no list")
         request = tuple(key for key in (rows[0] if rows else ()) if key and key[0] != "span")
         blocks = [tuple(key[1:] for key in row if key and key[0] == "span") for row in rows]
-    elif event.extra_keys is not None or _adapter_of(event) is not None:
+    elif plain is not None or _adapter_of(event) is not None:
         adapter = _adapter_of(event)
         request = _untagged_request(adapter)
         # Older senders have the adapter's name alone, newer ones have it in each block's keys too.
-        blocks = [_frozen(row) for row in event.extra_keys or [None if adapter is None else [adapter]] * num_blocks]
+        blocks = [_frozen(row) for row in plain or [None if adapter is None else [adapter]] * num_blocks]
     else:
         return (), []
     if len(blocks) != num_blocks:

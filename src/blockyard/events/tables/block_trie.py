@@ -19,6 +19,8 @@ from .packed_numbers import read_names, read_tokens
 
 #: Holders whose bits share a word.
 HOLDERS_A_WORD: Final[i64] = 64
+LOW_16: Final[i64] = 65535
+LOW_32: Final[i64] = 4294967295
 #: Media: a block is on the GPU, or on something slower.
 MEDIA: Final[i64] = 2
 FEWEST_NODES: Final = 64
@@ -344,28 +346,30 @@ class BlockTrie:
         for position in range(i64(len(path))):
             row = i64(path[position]) * width
             gpu = held[row + word]
-            missing = everywhere & ~(gpu | held[row + slower])
-            if missing | (on_gpu & ~gpu) != 0:
-                self._leave(missing, first, position, lengths, 0)
-                self._leave(on_gpu & ~gpu, first, position, lengths, 1)
+            off_gpu = on_gpu & ~gpu
+            if off_gpu != 0 or everywhere & ~(gpu | held[row + slower]) != 0:
+                missing = everywhere & ~(gpu | held[row + slower])
+                self._leave(missing, off_gpu, first, position, lengths)
                 everywhere &= ~missing
                 on_gpu &= gpu
                 if everywhere == 0:
                     return
-        self._leave(everywhere, first, i64(len(path)), lengths, 0)
-        self._leave(on_gpu, first, i64(len(path)), lengths, 1)
+        self._leave(everywhere, on_gpu, first, i64(len(path)), lengths)
 
-    def _leave(self, left: i64, first: i64, position: i64, lengths: vec[i64], column: i64) -> None:
-        """Holders, as bits, whose blocks of a path end here."""
-        holder = first
-        if left < 0:
-            lengths[(first + HOLDERS_A_WORD - 1) * MEDIA + column] = position
-            left -= self._bits[HOLDERS_A_WORD - 1]
-        while left != 0:
-            if left & 1 != 0:
-                lengths[holder * MEDIA + column] = position
-            left >>= 1
-            holder += 1
+    def _leave(self, left: i64, off_gpu: i64, first: i64, position: i64, lengths: vec[i64]) -> None:
+        """Holders, as bits, whose blocks of a path end here; and those whose blocks on the GPU do."""
+        both = left | off_gpu
+        bits = self._bits
+        holder: i64 = 0
+        while both != 0:
+            holder = _lowest_bit(both)
+            bit = bits[holder]
+            at = (first + holder) * MEDIA
+            if left & bit != 0:
+                lengths[at] = position
+            if off_gpu & bit != 0:
+                lengths[at + 1] = position
+            both &= ~bit
 
     def runs(self, path: "Path", holder: i64) -> list[int]:
         """For each block of a path, how many up to it the holder has without one missing. O(blocks)."""
@@ -477,3 +481,24 @@ def _next_with_keys(block_keys: list[tuple[object, ...]], first: i64, last: i64)
         if block_keys[position]:
             return position
     return last
+
+
+def _lowest_bit(bits: i64) -> i64:
+    """The place of the lowest bit of a word that has one, in six steps."""
+    place: i64 = 0
+    if bits & LOW_32 == 0:
+        bits >>= 32
+        place = 32
+    if bits & LOW_16 == 0:
+        bits >>= 16
+        place += 16
+    if bits & 255 == 0:
+        bits >>= 8
+        place += 8
+    if bits & 15 == 0:
+        bits >>= 4
+        place += 4
+    if bits & 3 == 0:
+        bits >>= 2
+        place += 2
+    return place + 1 - (bits & 1)

@@ -1,13 +1,13 @@
 """From single blocks to events: neighbours of one chain share an event, removals from one place another."""
 
-from typing import Any, Final
+from typing import Final
 
 from librt.vecs import vec
 from mypy_extensions import i64
 
 from ...config import CacheConfig
 from ..tagged_keys import PlainKey, lora_name, tagged, untagged
-from ..wire import MEDIA, AllBlocksCleared, BlockRemoved, BlockStored, Event, packed_list
+from ..wire import MEDIA, NO_KEYS, AllBlocksCleared, BlockRemoved, BlockStored, Event, packed_keys, packed_list
 from .number_writer import NameWriter, TokenWriter
 
 #: Blocks of one event; a longer chain is told in several.
@@ -116,13 +116,14 @@ class EventWriter:
         count, window = int(self._names.count), self._windows[group]
         names, tokens = packed_list(self._names.take()), packed_list(self._tokens.take())
         request, spans = self._request, self._spans
-        extra_keys: list[list[Any] | None] | None = None
-        keys: list[list[Any]] | None = None
+        extra_keys = keys = NO_KEYS
         if request or spans:
             is_first = self._before == 0
             rows = [spans.get(place, ()) for place in range(count)]
-            extra_keys = [untagged(request, row, is_first and place == 0) for place, row in enumerate(rows)]
-            keys = [tagged(request, row) for row in rows]
+            extra_keys = packed_keys(
+                [untagged(request, row, is_first and place == 0) for place, row in enumerate(rows)]
+            )
+            keys = packed_keys([tagged(request, row) for row in rows])
         return BlockStored(
             names,
             int(self._before) or None,

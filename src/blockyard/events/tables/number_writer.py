@@ -1,7 +1,8 @@
 """Lists of numbers written in msgpack from arrays, without a Python object or a branch for each number.
 
-All numbers of a list are as wide as its largest one needs: three, five or nine bytes. msgpack allows that, and eight
-numbers of one width are whole words, which a few shifts make; a width for each number is four times as slow.
+Names of a list are as wide as its largest one needs, five or nine bytes; tokens as wide as the largest of eight
+neighbours needs, three or five. msgpack allows that, and eight numbers of one width are whole words, which a few shifts
+make; a width for each number is four times as slow.
 """
 
 from typing import Final
@@ -30,12 +31,12 @@ SPAN_40: Final[i64] = 2**40
 SPAN_48: Final[i64] = 2**48
 SPAN_56: Final[i64] = 2**56
 LOW_32: Final[i64] = 2**32 - 1
-#: Bits above the low 16 of the two tokens of a word.
-ABOVE_16: Final[i64] = 0x7FFF0000 * (2**32 + 1)
+#: Bits above the low 16 of a token.
+ABOVE_16: Final[i64] = 0x7FFF0000
 #: Numbers that are written together.
 EIGHT: Final[i64] = 8
 #: Bytes of a word.
-WORD: Final = 8
+WORD: Final[i64] = 8
 FEWEST_ITEMS: Final = 64
 
 
@@ -62,13 +63,13 @@ class NameWriter:
         self.count = 0
         self._seen = 0
 
-    def take(self) -> bytes:
+    def take(self) -> memoryview:
         """The array, and begin anew. O(numbers)."""
         count, names = self.count, self._names
         is_wide = self._seen >= SPAN_32
         self.drop()
         if is_wide:
-            return _head(count) + _nine_bytes_each(names, count)
+            return memoryview(_head(count) + _nine_bytes_each(names, count))
         _clear_eight(names, count)
         self._out = _with_room(self._out, count)
         at: i64 = 1
@@ -97,7 +98,6 @@ class TokenWriter:
         self._words_a_block: i64 = words_per_block(block_size)
         self._words = zeros_i64(FEWEST_ITEMS)
         self._out = zeros_i64(FEWEST_ITEMS)
-        self._seen: i64 = 0
         self._num_words: i64 = 0
 
     def add(self, words: vec[i64], start: i64) -> None:
@@ -106,32 +106,22 @@ class TokenWriter:
         if at + size + EIGHT > i64(len(self._words)):
             self._words = grown_i64(self._words, 2 * int(at + size + EIGHT))
         own = self._words
-        seen: i64 = 0
         for place in range(size):
-            word = words[start + place]
-            own[at + place] = word
-            seen |= word
-        self._seen |= seen
+            own[at + place] = words[start + place]
         self._num_words = at + size
 
     def drop(self) -> None:
         """Begin anew."""
         self._num_words = 0
-        self._seen = 0
 
-    def take(self) -> bytes:
+    def take(self) -> memoryview:
         """The array, of one block or more, and begin anew. O(tokens)."""
         count = self._num_words // self._words_a_block * self._block_size
         words = self._words if self._block_size % 2 == 0 else self._without_gaps(int(count))
         _clear_eight(words, self._num_words)
-        is_wide = self._seen & ABOVE_16 != 0
         self.drop()
         self._out = _with_room(self._out, count)
-        if is_wide:
-            _write_wide(self._out, words, count)
-            return _finished(self._out, count, 5 * count)
-        _write_narrow(self._out, words, count)
-        return _finished(self._out, count, 3 * count)
+        return _finished(self._out, count, _write_tokens(self._out, words, count))
 
     def _without_gaps(self, count: int) -> vec[i64]:
         """The words of tokens that stand one behind another, whatever the size of their blocks."""
@@ -141,24 +131,25 @@ class TokenWriter:
         return pack_rows(eights)
 
 
-def _write_wide(out: vec[i64], words: vec[i64], count: i64) -> None:
+def _write_tokens(out: vec[i64], words: vec[i64], count: i64) -> i64:
+    """Tokens from packed words, eight in a width; returns the bytes that they take."""
     at: i64 = 1
     place: i64 = 0
+    missing: i64 = 0
     while 2 * place < count:
         a, b, c, d = words[place], words[place + 1], words[place + 2], words[place + 3]
-        _put_32(out, at, a & LOW_32, a >> 32, b & LOW_32, b >> 32, c & LOW_32, c >> 32, d & LOW_32, d >> 32)
         place += 4
-        at += 5
-
-
-def _write_narrow(out: vec[i64], words: vec[i64], count: i64) -> None:
-    at: i64 = 1
-    place: i64 = 0
-    while 2 * place < count:
-        a, b, c, d = words[place], words[place + 1], words[place + 2], words[place + 3]
-        _put_16(out, at, a & LOW_32, a >> 32, b & LOW_32, b >> 32, c & LOW_32, c >> 32, d & LOW_32, d >> 32)
-        place += 4
-        at += 3
+        missing = 2 * place - count
+        either = a | b | c | d
+        if (either | (either >> 32)) & ABOVE_16 == 0:
+            _put_16(out, at, a & LOW_32, a >> 32, b & LOW_32, b >> 32, c & LOW_32, c >> 32, d & LOW_32, d >> 32)
+            at += 3
+            missing *= 3
+        else:
+            _put_32(out, at, a & LOW_32, a >> 32, b & LOW_32, b >> 32, c & LOW_32, c >> 32, d & LOW_32, d >> 32)
+            at += 5
+            missing *= 5
+    return WORD * (at - 1) - (missing if missing > 0 else 0)
 
 
 def _put_16(out: vec[i64], at: i64, a: i64, b: i64, c: i64, d: i64, e: i64, f: i64, g: i64, h: i64) -> None:
@@ -218,8 +209,8 @@ def _head(count: i64) -> bytes:
     return int(_head_word(count)).to_bytes(int(_head_size(count)), "big")
 
 
-def _finished(out: vec[i64], count: i64, num_bytes: i64) -> bytes:
-    """The bytes of an array of which all but the head is written, from word 1 on."""
+def _finished(out: vec[i64], count: i64, num_bytes: i64) -> memoryview:
+    """The bytes of an array of which all but the head is written, from word 1 on. They are copied once, here."""
     out[0] = _head_word(count)
     swapped = view_i64(out)[: int(1 + (num_bytes + WORD - 1) // WORD)].astype(">i8")
-    return swapped.view(np.uint8)[int(WORD - _head_size(count)) : int(WORD + num_bytes)].tobytes()
+    return swapped.view(np.uint8)[int(WORD - _head_size(count)) : int(WORD + num_bytes)].data

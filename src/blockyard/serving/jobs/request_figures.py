@@ -25,6 +25,8 @@ _PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50)
 
 #: The reason of a request that failed, beside those of `FinishReason`.
 _ERROR = "error"
+#: Why a request is not taken.
+REFUSALS = ("queue_full", "not_serving")
 
 
 class RequestFigures(Collector):
@@ -46,6 +48,8 @@ class RequestFigures(Collector):
         for reason in (*FinishReason, _ERROR):  # from the start, so that the share of errors is known to be 0
             self._ended.labels(*self._labels.values(), str(reason))
         self._refused = self._split_counter("blockyard:requests_refused", "Requests that were not taken.", "reason")
+        for reason in REFUSALS:  # likewise, so that an alert sees the first one
+            self._refused.labels(*self._labels.values(), reason)
         self.cancelled = counter("blockyard:requests_cancelled", "Requests whose client went away or took too long.")
         self.failed = counter("blockyard:requests_failed", "Requests that ended with an error behind the queue.")
         self._hints = self._split_counter("blockyard:hints", "Hints about sessions, by what came of them.", "outcome")
@@ -127,7 +131,7 @@ class RequestFigures(Collector):
         self._ended.labels(*self._labels.values(), _ERROR).inc()
 
     def count_refusal(self, reason: str) -> None:
-        """A request that was not taken: "queue_full" or "not_serving". O(1)."""
+        """A request that was not taken, and why: one of `REFUSALS`. O(1)."""
         self._refused.labels(*self._labels.values(), reason).inc()
 
     def count_hint(self, outcome: str) -> None:
