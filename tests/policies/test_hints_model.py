@@ -26,7 +26,7 @@ class Walk:
         self.num_blocks = self.random.choice((4, 9, 20))
         self.sessions = Sessions(self.num_blocks, MAX_SESSIONS)
         self.hinted = Hinted(LRU(self.num_blocks), self.num_blocks, self.sessions, [])
-        self.model = HintModel(self.num_blocks)
+        self.model = HintModel()
         self.empty = set(range(1, self.num_blocks))
         self.idle: set[int] = set()
         self.running: list[tuple[str | None, int, int, list[int]]] = []

@@ -4,33 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-FAR = 8.0
-
 
 class HintModel:
     """Blocks, whose they are, what was said, and what goes next.
 
     owner: block → (session, number of the sequence), None where it is shared; missing where nobody has used it.
     idle: blocks in the order in which they became idle, or were given back, as least recently used has them.
-    kept: those that it would have evicted, were they not kept.
-    order: when each became idle. old_since: and when its session held it no more.
+    kept: those that it would have evicted, were they not kept. chosen: the one of them that nobody is to come back for.
+    order: when each became idle, idle_from: in logical time. old_since: and when its session held it no more.
     said: session → "over" or a time. since: when a session that is over came to have idle blocks.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
+    def __init__(self) -> None:
         self.owner: dict[int, Any] = {}
         self.idle: list[int] = []
         self.kept: list[int] = []
+        self.chosen = 0
         self.order: dict[int, int] = {}
+        self.idle_from: dict[int, float] = {}
         self.old_since: dict[int, int] = {}
         self.said: dict[str, Any] = {}
         self.since: dict[str, int] = {}
         self.latest: dict[str, int] = {}
         self.now = 0.0
-        self.turnover = float("inf")
-        self.round_began = 0.0
-        self.num_in_round = 0
         self.count = 0
 
     def tick(self) -> int:
@@ -57,6 +53,7 @@ class HintModel:
         self.said[session] = said
         if said is None:
             mine = [block for block in sorted(self.kept, key=lambda b: self.order[b]) if self.of(block) == session]
+            mine = [block for block in mine if block != self.chosen]
             # What it holds no more was given back when its newest sequence began.
             self.idle += mine
             self.kept = [block for block in self.kept if block not in mine]
@@ -89,14 +86,14 @@ class HintModel:
         self.idle.append(block)
         self.order[block] = self.tick()
         self.old_since[block] = self.order[block]
+        self.idle_from[block] = self.now
 
     def remove(self, block: int) -> None:
+        if block == self.chosen:
+            self.chosen = 0
         (self.idle if block in self.idle else self.kept).remove(block)
 
     def evict(self) -> int:
-        self.num_in_round += 1
-        if self.num_in_round >= self.num_blocks:
-            self.turnover, self.round_began, self.num_in_round = self.now - self.round_began, self.now, 0
         block = self.choose()
         self.remove(block)
         return block
@@ -108,14 +105,19 @@ class HintModel:
             first = min(over, key=lambda block: self.since[self.of(block) or ""])
             mine = [block for block in over if self.of(block) == self.of(first)]
             return min(mine, key=lambda block: (self.is_current(block), self.old_since[block], self.order[block]))
+        if self.chosen and self.is_expected(self.chosen):
+            self.chosen = 0
+        while not self.chosen and self.idle:
+            block = self.idle.pop(0)
+            self.kept.append(block)
+            self.chosen = 0 if self.is_expected(block) else block
         back = [block for block in everything if self.is_expected(block)]
         last = max(back, key=lambda block: self.said[self.of(block) or ""], default=0)
-        turnover = max(self.turnover, self.now - self.round_began)
-        if last and turnover > 0 and self.said[self.of(last) or ""] - self.now > FAR * turnover:
-            return last
-        while self.idle and self.is_expected(self.idle[0]):
-            self.kept.append(self.idle.pop(0))
-        return self.idle[0] if self.idle else last
+        if last and self.chosen:
+            idle_for = self.now - self.idle_from[self.chosen]
+            is_later = 0 < idle_for < self.said[self.of(last) or ""] - self.now
+            return last if is_later else self.chosen
+        return last or self.chosen
 
     def is_expected(self, block: int) -> bool:
         return isinstance(self.said.get(self.of(block) or ""), float) and self.is_current(block)
