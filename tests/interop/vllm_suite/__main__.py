@@ -35,7 +35,17 @@ def run(
         results, levels = Path(scratch) / "results.xml", Path(scratch) / "levels.json"
         if (folder / "vllm").is_dir():
             name_as_for_cpus(Path(scratch))
-        command = [python, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *[f"-p{name}" for name in plugins]]
+        command = [
+            python,
+            "-P",
+            "-m",
+            "pytest",
+            "-q",
+            "--import-mode=append",
+            "-p",
+            "no:cacheprovider",
+            *[f"-p{name}" for name in plugins],
+        ]
         # Not our settings, nor vLLM's tests/conftest.py, which imports its whole model zoo.
         command += [f"-c{os.devnull}", f"--rootdir={folder}", f"--confcutdir={folder / CORE}"]
         command += [*[f"--ignore={name}" for name in LEFT_OUT], f"--junitxml={results}", *(selected or [CORE])]
