@@ -32,8 +32,13 @@ GIVE_HANDLES = ("allocate", "allocate_batch", "fork", "regroup", "get_new_blocks
 #: An interrupted callback leaves a policy that has failed, and says so (`PolicyError`).
 OF_A_POLICY = (".caught.", ".policy.", ".interruption.")
 
-#: Drawn or told during a call that a policy's callback interrupted, and of no consequence.
-UNDONE_BUT_SEEN = ("sequences._epoch", "sequences._serials._last", "chooser._idle", "free_rows", ".num_rewrites")
+#: Drawn, told or made room for during a call that a policy's callback interrupted, and of no consequence.
+UNDONE_BUT_SEEN = (
+    *("sequences._epoch", "sequences._serials._last", "chooser._idle", "free_rows", ".num_rewrites"),
+    *("parts.sessions", "order.sessions", "order.hinted", "chooser.sessions", "chooser.hinted"),
+)
+#: What the first call that names a session makes room in.
+NAMES = ".hints._names"
 #: Words of slack in an array that begins at a cache line.
 WORDS_TO_ALIGN = 8
 
@@ -96,7 +101,7 @@ def without_traces(whole: dict[str, Any], site: Site) -> dict[str, Any]:
     rows = site.cache._parts.sequences.max_num_seqs
     live = set(site.cache._parts.sequences.live_rows())
     for path, value in list(whole.items()):
-        if path.endswith(UNDONE_BUT_SEEN):
+        if path.endswith(UNDONE_BUT_SEEN) or NAMES in path:
             del whole[path]
         elif ".sequences." in path and isinstance(value, list) and value and len(value) % rows == 0:
             width = len(value) // rows
