@@ -34,6 +34,15 @@ def innermost(policy: EvictionPolicy) -> EvictionPolicy:
     return policy
 
 
+def choices(policy: EvictionPolicy) -> list[int]:
+    """Idle blocks that guards around the policy have had from it and not given yet: it knows them no longer."""
+    found: list[int] = []
+    while isinstance(policy, Guarded):
+        found.append(int(policy.choice()))
+        policy = policy.policy
+    return found
+
+
 def text_of(error: BaseException, interruption: Interruption) -> str:
     """What an exception says, or that it cannot: its `__str__` is the user's code too."""
     try:
@@ -105,8 +114,8 @@ class CaughtPolicy(EvictionPolicy):
         """Put hints around the policy that chooses. idle: the blocks that it knows as idle. Raises `PolicyError`."""
         guard = innermost_guard(self.policy)
         inside = self.policy if guard is None else guard.policy
-        if guard is not None:
-            idle = [block for block in idle if block != guard.choice()]
+        chosen = choices(self.policy)
+        idle = [block for block in idle if block not in chosen]
         try:
             layer = Hinted(inside, num_blocks, sessions, idle)
         except MemoryError:

@@ -107,7 +107,7 @@ class Hinted(EvictionPolicy):
     def _leave(self, block: i64) -> None:
         if self._where[block] == INNER:
             self._num_inner -= 1
-        else:
+        elif self._where[block] == KEPT:
             self._num_kept -= 1
         if block == self._chosen:
             self._chosen = NONE
@@ -296,7 +296,7 @@ class Hinted(EvictionPolicy):
         self.policy.clear()
 
     def grow(self, num_blocks: int) -> None:
-        """Ids now go up to num_blocks - 1."""
+        """Ids now go up to num_blocks - 1, also where the policy raises; for MemoryError nothing has grown."""
         where = grown_i32(self._where, num_blocks)
         slot = grown_i32(self._slot, num_blocks)
         key = grown_i64(self._key, num_blocks)
@@ -304,7 +304,13 @@ class Hinted(EvictionPolicy):
         since = grown_float(self._since, num_blocks)
         owner = self.sessions.room_for(num_blocks)
         self._lists.grow(num_blocks)
-        self.policy.grow(num_blocks)
+        failure: BaseException | None = None
+        try:
+            self.policy.grow(num_blocks)
+        except MemoryError:
+            raise
+        except BaseException as error:
+            failure = error
         super().grow(num_blocks)
         self._where = where
         self._slot = slot
@@ -312,6 +318,8 @@ class Hinted(EvictionPolicy):
         self._depth = depth
         self._since = since
         self.sessions.move_into(owner)
+        if failure is not None:
+            raise failure
 
     def grow_slots(self) -> None:
         """Make room for as many sessions as have a slot now."""

@@ -74,7 +74,10 @@ class SessionLists:
         clear_i32(self._tail)
 
     def grow(self, num_blocks: int) -> None:
-        """Make room for ids up to num_blocks - 1."""
+        """Make room for ids up to num_blocks - 1 at least."""
+        if num_blocks <= len(self._next):
+            # A growth that failed elsewhere had come this far.
+            return
         following = grown_i32(self._next, num_blocks)
         previous = grown_i32(self._prev, num_blocks)
         self._next = following
