@@ -53,10 +53,10 @@ class HintCalls:
                 sessions = self.order.know_sessions(self._max_sessions)
                 self.parts.sessions = sessions
             self.order.make_session_room(sessions)
+            while len(self._names) < sessions.num_slots:
+                self._names.append(None)
         except MemoryError as error:
             raise not_enough_memory("session: the system has no memory for one more session", error)
-        while len(self._names) < sessions.num_slots:
-            self._names.append(None)
         return True
 
     def bind(self, row: i64, name: object) -> None:
