@@ -62,10 +62,10 @@ class HintOracle:
 
     @property
     def words(self) -> str:
-        """What is said, by whom: "over and wait, by 50 % of the sessions; waits off by a factor of 2.72"."""
+        """What is said, by whom: "over and wait, by 50 % of the sessions; waits typically off by a factor of 2.72"."""
         words = f"{' and '.join(self.kinds)}, by {100 * self.coverage:g} % of the sessions"
         if self.error:
-            words += f"; waits off by a factor of {np.exp(self.error):.3g}"
+            words += f"; waits typically off by a factor of {np.exp(self.error):.3g}"
         return f"{words}; {100 * self.wrong:g} % wrong" if self.wrong else words
 
     def say(self, references: References) -> SaidHints:
