@@ -204,7 +204,7 @@ class Program:
 
 
 def interrupt_many(count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """So many interruptions, on managers of every kind in turn: what happened, and what broke."""
+    """`count` interruptions, on managers of every kind in turn: what happened, and what broke."""
     counts: Counter[str] = Counter()
     broken: list[str] = []
     draw = random.Random(seed)

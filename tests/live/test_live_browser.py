@@ -6,8 +6,7 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from blockyard.live.desk import Surroundings
 from blockyard.live.snapshot import Snapshot, take_snapshot
 
 from ..support.browser import CHROMIUM, Browser, browser
+from ..support.clients import asking
 from ..support.live_caches import state_of
 from ..support.servers import Running, running_server, tiny_engine
 
@@ -63,27 +63,17 @@ class Truth:
         return snapshot
 
 
-@contextmanager
-def load(server: Running, num_clients: int = 3) -> Iterator[None]:
+def load(server: Running, num_clients: int = 3) -> AbstractContextManager[None]:
     """Clients that ask until the block is left, a hundred times at most, with beginnings that they share."""
-    stop = threading.Event()
 
-    def ask(number: int) -> None:
+    def ask(number: int, stop: threading.Event) -> None:
         for turn in range(100):
             if stop.is_set():
                 return
             prompt = f"{'shared beginning ' * (2 + turn % 3)}{number} {turn}"
             server.post("/v1/completions", prompt=prompt, max_tokens=12, temperature=0, n=1 + turn % 2)
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(num_clients)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(60)
+    return asking(ask, num_clients, timeout=60)
 
 
 def open_page(page: Browser, server: Running, num_frames: int = 1, **options: Any) -> None:
