@@ -176,7 +176,7 @@ class World:
             self.counts["contents told of"] += len(events.contents)
 
     def count_slid(self) -> None:
-        """How often a running sequence stood with blocks behind its window given back."""
+        """How often a running sequence stood with blocks behind its window released."""
         for group, window in enumerate(self.windows):
             if window and any(
                 len(ids) and not ids[0]
