@@ -28,7 +28,7 @@ BUILDS = not BUILDERS.isdisjoint(sys.argv)
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(SOURCE / "blockyard"))
 from _docstrings import documented_c  # noqa: E402
-from _sources import compiled_sources, source_digest, write_build_record  # noqa: E402
+from _sources import MYPY_OPTIONS, compiled_sources, source_digest, write_build_record  # noqa: E402
 from _weakrefs import with_weak_references  # noqa: E402
 
 sys.dont_write_bytecode = False
@@ -78,11 +78,10 @@ def extensions(scratch: Path) -> list:
 
     sources = [str(path.relative_to(ROOT)) for path in compiled_sources(SOURCE / "blockyard")]
     os.chdir(ROOT)
-    mypy_options = [] if KEEPS else ["--cache-dir", str(scratch / "mypy")]
+    cache = ROOT / "build" if KEEPS else scratch
     target = None if KEEPS else str(scratch / "c")
-    modules = mypycify(
-        [*mypy_options, *sources], opt_level="3", debug_level="0", group_name="blockyard", target_dir=target
-    )
+    arguments = [*MYPY_OPTIONS, f"--cache-dir={cache / 'mypy'}", *sources]
+    modules = mypycify(arguments, opt_level="3", debug_level="0", group_name="blockyard", target_dir=target)
     add_docstrings(modules, [Path(source) for source in sources])
     if os.name == "posix":
         # The first lets the C compiler inline across functions of the one shared library: 3 to 5 % on the hot loops.

@@ -1,4 +1,4 @@
-"""What a pool costs under a scheduler of one's own: one more block at any length, and a look-up with its hold.
+"""What a pool costs under a scheduler of one's own: one more block at any length, and a lookup with its hold.
 
     python -m benchmarks.own_scheduler
 

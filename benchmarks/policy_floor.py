@@ -143,7 +143,7 @@ def main() -> None:
 
 
 def generated(pattern: str, num_references: int) -> tuple[References, str]:
-    """A generator's trace of about so many references: as many requests as that takes."""
+    """A generator's trace of about `num_references` references: as many requests as that takes."""
     few = read_references(open_trace(pattern.format(n=200)))
     count = max(num_references * 200 // few.num_references, 200)
     name = pattern.format(n=count)

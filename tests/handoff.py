@@ -438,7 +438,7 @@ class World:
 
 
 def run(num_transfers: int, seed: int, ticks_a_world: int = 2000) -> Counter[str]:
-    """Worlds one after another until so many transfers were begun; what happened in all of them."""
+    """Worlds one after another until `num_transfers` transfers were begun; what happened in all of them."""
     counts: Counter[str] = Counter()
     draw = random.Random(seed)
     while counts["transfers"] < num_transfers:

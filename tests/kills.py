@@ -204,7 +204,7 @@ def _told(heard: Connection) -> str:
 
 
 def run(num_kills: int, seed: int) -> Counter[str]:
-    """So many trials; what they did together."""
+    """`num_kills` trials; what they did together."""
     draw = random.Random(seed)
     counts: Counter[str] = Counter()
     for _ in range(num_kills):

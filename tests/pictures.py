@@ -10,14 +10,14 @@ import argparse
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from blockyard.engine import Engine
 from blockyard.engine.model import demo_model_path
 
 from .support.browser import Browser, browser
+from .support.clients import asking
 from .support.servers import Running, running_server
 
 DESK, PHONE = (1440, 960), (390, 844)
@@ -38,12 +38,10 @@ CLIENTS = 6
 ASKED = "How much does it cost to send a parcel abroad?"
 
 
-@contextmanager
-def clients(server: Running) -> Iterator[None]:
+def clients(server: Running) -> AbstractContextManager[None]:
     """Clients that talk, turn after turn, until the block is left."""
-    stop = threading.Event()
 
-    def talk(number: int) -> None:
+    def talk(number: int, stop: threading.Event) -> None:
         turn = 0
         while not stop.is_set():
             told = [{"role": "system", "content": HOUSES[number % len(HOUSES)]}]
@@ -59,15 +57,7 @@ def clients(server: Running) -> Iterator[None]:
                     return
             turn += 1
 
-    threads = [threading.Thread(target=talk, args=(number,)) for number in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(120)
+    return asking(talk, CLIENTS, timeout=120)
 
 
 def open_page(page: Browser, server: Running, size: tuple[int, int], is_dark: bool, scale: float) -> None:

@@ -79,7 +79,7 @@ class Program:
         self.leases: list[Any] = []
 
     def run(self) -> None:
-        """For ever; ends by an interruption."""
+        """Runs forever; ends by an interruption."""
         acts = [self.allocate] * 4 + [self.batch] + [self.step] * 6 + [self.fork, self.regroup, self.free, self.free]
         acts += [self.lease, self.lease, self.free_lease, self.retain, self.resize, self.truncate, self.look, self.swap]
         while True:
@@ -172,7 +172,7 @@ class Program:
     # After an interruption.
 
     def reconcile(self) -> None:
-        """The laws hold; what a lost result named is found and given back."""
+        """The laws hold; what a lost result named is found and released."""
         self.find_interruption()
         self.cache.check()
         self.seqs = self.found("sequence", self.seqs, list(self.cache.running()), self.cache.free)
@@ -204,7 +204,7 @@ class Program:
 
 
 def interrupt_many(count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """So many interruptions, on managers of every kind in turn: what happened, and what broke."""
+    """`count` interruptions, on managers of every kind in turn: what happened, and what broke."""
     counts: Counter[str] = Counter()
     broken: list[str] = []
     draw = random.Random(seed)

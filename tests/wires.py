@@ -113,7 +113,7 @@ def plain(keys: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def run_worlds(num_worlds: int, num_calls: int, seed: int) -> Counter[str]:
-    """So many worlds, each with a mirror of its own; the cache of some is replaced by an empty one on the way."""
+    """`num_worlds` worlds, each with a mirror of its own; the cache of some is replaced by an empty one on the way."""
     draw = random.Random(seed)
     counts: Counter[str] = Counter()
     for _ in range(num_worlds):

@@ -120,12 +120,12 @@ class World:
     # ------------------------------------------------------------------ running
 
     def run(self, num_calls: int) -> None:
-        """So many random calls, the laws proved after each; then everything ends and nothing may be left."""
+        """`num_calls` random calls, the laws proved after each; then everything ends and nothing may be left."""
         self.run_calls(num_calls)
         self.finish()
 
     def run_calls(self, num_calls: int) -> None:
-        """So many random calls."""
+        """`num_calls` random calls."""
         actors = self.actors()
         for _ in range(num_calls):
             self.act(self.random.choices([a for a, _ in actors], [w for _, w in actors])[0])
@@ -176,7 +176,7 @@ class World:
             self.counts["contents told of"] += len(events.contents)
 
     def count_slid(self) -> None:
-        """How often a running sequence stood with blocks behind its window given back."""
+        """How often a running sequence stood with blocks behind its window released."""
         for group, window in enumerate(self.windows):
             if window and any(
                 len(ids) and not ids[0]

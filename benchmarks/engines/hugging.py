@@ -67,5 +67,5 @@ class GenerateBatch(Contestant):
 
 
 def greedy(num_new: int) -> GenerationConfig:
-    """So many of the likeliest tokens, past any end: no token of a vocabulary is -1."""
+    """The n likeliest tokens, past any end: no token of a vocabulary is -1."""
     return GenerationConfig(do_sample=False, max_new_tokens=num_new, eos_token_id=-1, pad_token_id=0)

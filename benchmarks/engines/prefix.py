@@ -27,7 +27,7 @@ STEP_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """So many requests at once, and tokens: of the system prompt, of each question, of each answer."""
+    """How many requests at once, and how many tokens: of the system prompt, of each question, of each answer."""
 
     num_requests: int = 16
     num_system: int = 1000

@@ -13,6 +13,9 @@ COMPILED_ROOMS = ("core", "events/tables", "lab/simulation")
 #: Modules outside of them whose constants and formulas hot code uses, so they are compiled with it.
 COMPILED_GROUND = ("ids.py", "windows.py")
 BUILD_RECORD = "_build_record.py"
+#: How mypy is asked for them. Where a wheel is built the extras are not installed, and what stays interpreted and
+#: imports them is not to be reported.
+MYPY_OPTIONS = ("--follow-imports=silent",)
 
 
 def compiled_sources(package: Path) -> list[Path]:

@@ -49,6 +49,6 @@ class WorkBar:
             self._progress.stop()
 
     def update(self, num_done: int, state: str = "") -> None:
-        """So many units are done. state: what else there is to say, behind the bar."""
+        """`num_done` units are done. state: what else there is to say, behind the bar."""
         if self._progress is not None:
             self._progress.update(self._task, completed=num_done, state=state)

@@ -65,7 +65,7 @@ def test_a_window_of_one_holds_no_block_but_the_one_it_writes() -> None:
 @pytest.mark.parametrize("block_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("window", range(1, 10))
 def test_the_smallest_pool_a_window_runs_in(block_size: int, window: int) -> None:
-    """`LayerGroup.num_blocks` token by token is the truth: so many blocks are OK and enough, one less is NEVER."""
+    """`LayerGroup.num_blocks` token by token is the truth: that many blocks are OK and enough, one less is NEVER."""
     group = LayerGroup(block_size, window)
     most = max(group.num_blocks(computed + 1, computed) for computed in range(20))
     cache = grouped(group, num_blocks=1 + most)

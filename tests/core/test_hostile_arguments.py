@@ -13,7 +13,7 @@ from ..support import seeds
 from ..support.own_calls import MANAGER_CALLS, POOL_CALLS, Site
 from ..support.seeds import run_seed
 
-SHARE = 0.07 if blockyard.compiled() else 0.025
+SHARE = 0.05 if blockyard.compiled() else 0.02
 #: Calls without arguments.
 BARE = {"reset_prefix_cache", "running", "history", "leak_report", "check", "free_block_ids", "take_events"}
 

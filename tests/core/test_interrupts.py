@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
     not blockyard.compiled(), reason="interpreted code is interrupted between any two lines"
 )
 
-SHARE = 0.3
+SHARE = 0.2
 
 
 def test_an_interrupt_anywhere_leaves_the_state_before_or_after() -> None:

@@ -210,7 +210,7 @@ def test_a_hit_shares_blocks_and_the_rest_is_new() -> None:
 
 
 def test_prompts_that_grow_by_a_block_hit_all_before() -> None:
-    """Turn after turn of a chat, around and beyond the sixty-four blocks that a look-up takes at once."""
+    """Turn after turn of a chat, around and beyond the sixty-four blocks that a lookup takes at once."""
     cache = Checked(num_blocks=200, block_size=1, max_model_len=150)
     hits = []
     for length in (63, 64, 65, 66, 67, 128, 129, 130, 131):

@@ -34,7 +34,7 @@ CHOICES = st.integers(0, 2**32).map(random.Random)
 #: BLOCKYARD_SHRINK=0 shows a failing program as it was found, at once; shrinking it can take minutes.
 PHASES = [p for p in Phase if p != Phase.shrink or os.environ.get("BLOCKYARD_SHRINK") != "0"]
 MIXED, CROWD, LONG = "mixed", "crowd", "long"
-#: Blocks that a look-up takes in one pass; long prompts come near multiples of it.
+#: Blocks that a lookup takes in one pass; long prompts come near multiples of it.
 TILE = 64
 KEYS: tuple[tuple[Any, ...], ...] = ((), (), (), (), (), (LoRA("a"),), (CacheSalt("a"),))
 
@@ -54,7 +54,7 @@ class ManagerMachine(RuleBasedStateMachine):
     """Small pools, few tokens and few prompts, so that everything collides with everything.
 
     Crowds are prompts that branch off one another, in a pool that holds them all, computed slowly, so that sequences
-    join blocks that others have yet to compute, and lose those others. Long prompts have more blocks than a look-up
+    join blocks that others have yet to compute, and lose those others. Long prompts have more blocks than a lookup
     takes in one pass.
     """
 

@@ -459,7 +459,7 @@ def test_with_groups_the_contexts_stay_right_and_beginnings_are_taken() -> None:
 
 
 def test_at_most_32_blocks_that_begin_alike_are_compared_the_latest_first() -> None:
-    """So a popular first token cannot make look-ups slow; the price is a shorter beginning, never a wrong one."""
+    """So a popular first token cannot make lookups slow; the price is a shorter beginning, never a wrong one."""
     cache = partial(num_blocks=60, block_size=4)
     cache.free(cache.prefilled([1, 2, 3, 4]))
     for number in range(31):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from blockyard import InvalidArgument, ModelError, NeverFits
 from blockyard.engine import Engine, SamplingParams
 from blockyard.engine.gguf import converted_folder, file_digest, is_whole
 
-from ..support.tiny_models import demo_model_or_skip, mixed_prompts, reference_tokens, tiny_model, tokens_of
+from ..support.tiny_gguf import write_gguf
+from ..support.tiny_models import mixed_prompts, reference_tokens, tiny_model, tokens_of
 
 
 @pytest.fixture(scope="module")
@@ -132,22 +132,47 @@ def test_an_unknown_device_is_refused(llama: Any, tmp_path: Path) -> None:
         Engine.from_pretrained(tmp_path, device="nowhere")
 
 
-@pytest.mark.slow
 def test_a_gguf_file_is_converted_once_and_a_broken_copy_again(tmp_path: Path) -> None:
-    source = demo_model_or_skip()
-    whole = converted_folder(source)  # in the user's cache folder
+    source, cache = tmp_path / "tiny.gguf", tmp_path / "cache"
+    write_gguf(source, seed=1)
+    whole = converted_folder(source, cache)
     assert is_whole(whole)
-    broken = tmp_path / "models" / whole.name
-    shutil.copytree(whole, broken)
-    assert converted_folder(source, tmp_path) == broken
-    with (broken / "model.safetensors").open("r+b") as file:
-        file.seek(1_000_000)
-        file.write(b"\xff")
-    assert not is_whole(broken)
-    assert converted_folder(source, tmp_path) == broken
-    assert is_whole(broken)
-    manifest = json.loads((broken / "blockyard.json").read_text())
-    assert manifest["files"]["model.safetensors"] == file_digest(whole / "model.safetensors")
-    assert [path.name for path in (tmp_path / "models").iterdir()] == [whole.name]  # nothing half-made stays
-    (broken / "config.json").unlink()
-    assert not is_whole(broken)
+    weights, manifest = whole / "model.safetensors", whole / "blockyard.json"
+    digest, made_at = file_digest(weights), manifest.stat().st_mtime_ns
+    assert converted_folder(source, cache) == whole
+    assert manifest.stat().st_mtime_ns == made_at
+    content = bytearray(weights.read_bytes())
+    content[10_000] ^= 255
+    weights.write_bytes(content)
+    assert not is_whole(whole)
+    assert converted_folder(source, cache) == whole
+    assert is_whole(whole)
+    assert json.loads(manifest.read_text())["files"][weights.name] == file_digest(weights) == digest
+    write_gguf(source, seed=2)
+    other = converted_folder(source, cache)
+    assert file_digest(other / weights.name) != digest
+    # Nothing half-made stays.
+    assert {path.name for path in (cache / "models").iterdir()} == {whole.name, other.name}
+    (whole / "config.json").unlink()
+    assert not is_whole(whole)
+
+
+def test_a_converted_model_is_what_was_written(tmp_path: Path) -> None:
+    """Its weights, a quantized one among them, its words, and what it answers."""
+    written = write_gguf(tmp_path / "tiny.gguf", seed=3)
+    folder = converted_folder(tmp_path / "tiny.gguf", tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    weights = model.state_dict()
+    for own, theirs in (
+        ("embed_tokens", "token_embd"),
+        ("layers.0.self_attn.v_proj", "blk.0.attn_v"),
+        ("layers.0.mlp.down_proj", "blk.0.ffn_down"),
+    ):
+        assert torch.equal(weights[f"model.{own}.weight"], torch.from_numpy(written[f"{theirs}.weight"]))
+    prompts = mixed_prompts((5, 20))
+    engine = Engine.from_pretrained(folder, num_blocks=20)
+    answers = engine.generate(prompts, SamplingParams(max_tokens=4))
+    assert [answer.token_ids for answer in answers] == reference_tokens(model, prompts, 4)
+    words = transformers.AutoTokenizer.from_pretrained(folder)
+    assert words.decode(words("the th\u00e9").input_ids) == "the th\u00e9"
+    assert len(words("the").input_ids) == 1

@@ -6,8 +6,7 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from blockyard.live.desk import Surroundings
 from blockyard.live.snapshot import Snapshot, take_snapshot
 
 from ..support.browser import CHROMIUM, Browser, browser
+from ..support.clients import asking
 from ..support.live_caches import state_of
 from ..support.servers import Running, running_server, tiny_engine
 
@@ -63,27 +63,18 @@ class Truth:
         return snapshot
 
 
-@contextmanager
-def load(server: Running, num_clients: int = 3) -> Iterator[None]:
-    """Clients that ask until the block is left, a hundred times at most, with beginnings that they share."""
-    stop = threading.Event()
+def load(server: Running, num_clients: int = 3) -> AbstractContextManager[None]:
+    """Clients that ask until the block is left, with beginnings that they share; none asks for more than a minute."""
 
-    def ask(number: int) -> None:
-        for turn in range(100):
-            if stop.is_set():
-                return
+    def ask(number: int, stop: threading.Event) -> None:
+        until = time.monotonic() + 60
+        turn = 0
+        while not stop.is_set() and time.monotonic() < until:
+            turn += 1
             prompt = f"{'shared beginning ' * (2 + turn % 3)}{number} {turn}"
             server.post("/v1/completions", prompt=prompt, max_tokens=12, temperature=0, n=1 + turn % 2)
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(num_clients)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(60)
+    return asking(ask, num_clients, timeout=60)
 
 
 def open_page(page: Browser, server: Running, num_frames: int = 1, **options: Any) -> None:
@@ -148,7 +139,10 @@ def test_colours_of_the_cells_are_those_of_the_states(tmp_path: Path) -> None:
     with running_server(tiny_engine(num_blocks=60, max_num_seqs=4)) as server, browser(tmp_path) as page:
         with load(server):
             open_page(page, server, 10)
-            page.evaluate("document.getElementById('pause').click()")
+            page.wait("""(() => {
+              const map = blockyard.map, cells = Array.from({ length: map.numCells }, (_, cell) => map.one(cell).state);
+              return new Set(cells).size >= 3 && (document.getElementById('pause').click(), true);
+            })()""")
         time.sleep(1)  # until what has just changed is no longer framed
         found = page.evaluate(pixels)
         assert len(found) == 59

@@ -50,7 +50,7 @@ def samples(collector: Collector) -> dict[str, float]:
 
 
 def busy(cache: KVCacheManager, number: int) -> Iterator[None]:
-    """So many random calls: prompts that share beginnings, decodes, preemptions, ends."""
+    """Random calls: prompts that share beginnings, decodes, preemptions, ends."""
     random.seed(run_seed())
     running: list[int] = []
     for step in range(number):

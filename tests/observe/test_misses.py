@@ -22,7 +22,7 @@ def causes(
 ) -> dict[str, int]:
     """The causes that are not 0, of a prompt that is computed and freed; they add up.
 
-    forgets: whether so many evictions came since that some of them may be forgotten.
+    forgets: whether enough evictions came since that some of them may be forgotten.
     """
     seq = cache.allocate(tokens, "", keys, 1, resumed)
     found = cache.miss_causes(seq)

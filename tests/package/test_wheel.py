@@ -1,4 +1,4 @@
-"""A wheel is built without a trace in the checkout, and an sdist holds what its tests read."""
+"""A wheel is built without a trace in the checkout and without the extras; an sdist holds what its tests read."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from ..support.places import ROOT
+from ..support.places import PACKAGE_DIR, ROOT
+
+sys.path.insert(0, str(PACKAGE_DIR))
+from _sources import MYPY_OPTIONS, compiled_sources
+
+sys.path.pop(0)
 
 LEFT_OVERS = shutil.ignore_patterns(
     ".git", ".venv*", "build", "dist", "*.egg-info", "*.so", "__pycache__", ".*_cache", ".hypothesis", "shared"
 )
+BUILD_NEEDS = ("numpy", "librt", "mypy_extensions.py")
 LYING_RECORD = 'SOURCE_DIGEST = "of another build"\n'
 
 
@@ -59,3 +67,19 @@ def test_an_sdist_holds_the_repository(checkout: Path, tmp_path: Path) -> None:
     with tarfile.open(build("build_sdist", checkout, tmp_path / "sdist")) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     assert before - inside == {"src/blockyard/_build_record.py"}
+
+
+def test_what_is_compiled_passes_mypy_without_the_extras(tmp_path: Path) -> None:
+    """As in the environment that pip makes for a build: the needs of `[build-system]` and nothing else."""
+    pytest.importorskip("mypy")
+    venv.create(tmp_path / "bare", symlinks=True)
+    (site_packages,) = (tmp_path / "bare").glob("lib/python*/site-packages")
+    for name in BUILD_NEEDS:
+        (site_packages / name).symlink_to(Path(sysconfig.get_path("purelib")) / name)
+    options = [*MYPY_OPTIONS, f"--python-executable={tmp_path / 'bare' / 'bin' / 'python'}"]
+    options += [f"--cache-dir={tmp_path / 'cache'}"]
+    sources = map(str, compiled_sources(PACKAGE_DIR))
+    command = [sys.executable, "-m", "mypy", *options, *sources]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert "Success" in done.stdout, done.stdout

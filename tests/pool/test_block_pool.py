@@ -136,7 +136,7 @@ def test_evicting_a_prefix_before_its_suffix_loses_both() -> None:
 
 
 def test_a_hit_is_counted_before_it_is_returned() -> None:
-    """So nothing can evict it between the look-up and its use (I8); vLLM needs a separate touch for that."""
+    """So nothing can evict it between the lookup and its use (I8); vLLM needs a separate touch for that."""
     pool = BlockPool(4, 4)
     pool.free_blocks(cached(pool, prompt(1, 12)))
     hit = pool.get_cached_blocks(prompt(1, 12), holder="reader")

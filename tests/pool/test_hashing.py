@@ -72,7 +72,7 @@ def test_every_hash_fits_its_bits() -> None:
 
 
 def test_a_chain_can_be_taken_up_anywhere() -> None:
-    """Look-ups hash tile by tile, and a grown sequence goes on from its last block: the hashes must be the same."""
+    """Lookups hash tile by tile, and a grown sequence goes on from its last block: the hashes must be the same."""
     words, keys = list(range(1, 41)), hash_keys(7, 4)
     whole = hashes_of(words, list(keys), 99)
     for first in range(1, 10):

@@ -1,4 +1,4 @@
-"""Leases that are parted, that give back what fell behind a window, and that are freed to the end of the queue."""
+"""Leases that are parted, that release what fell behind a window, and that are freed to the end of the queue."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_null_block_stays_in_the_place_of_what_was_given_back() -> None:
     assert pool.release(lease, 0, 2) == 2
     assert (list(lease), len(lease), lease.block_ids.tolist()) == ([0, 0, 3, 4, 5], 5, [0, 0, 3, 4, 5])
     assert order(pool) == [1, 2, 6, 7, 8, 9]
-    assert pool.release(lease, 1, 4) == 2, "one of the three is given back already"
+    assert pool.release(lease, 1, 4) == 2, "one of the three is released already"
     assert pool.release(lease, 0) == 1
     assert pool.release(lease, 0) == 0
     assert pool.release(lease, 5) == 0
@@ -75,9 +75,9 @@ def test_a_place_that_was_given_back_cannot_be_cached() -> None:
     pool.extend(lease, 2)
     pool.release(lease, 1, 2)
     before = snapshot(pool)
-    with pytest.raises(InvalidArgument, match="has given back its block at position 1, which cannot be cached"):
+    with pytest.raises(InvalidArgument, match="has released its block at position 1, which cannot be cached"):
         pool.cache_next_blocks(lease, TOKENS[4:12])
-    with pytest.raises(InvalidArgument, match="has given back its block at position 1"):
+    with pytest.raises(InvalidArgument, match="has released its block at position 1"):
         pool.cache_full_blocks(lease, TOKENS[:12], 1)
     with pytest.raises(InvalidArgument, match="position is 1; the lease has given that block back"):
         pool.copy_on_write(lease, 1)

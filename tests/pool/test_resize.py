@@ -244,7 +244,7 @@ def test_a_pool_alone_shrinks_around_its_leases() -> None:
     assert pool.num_retiring_blocks == 2
     pool.free_blocks(both)
     assert pool.num_retiring_blocks == 0
-    # Blocks that cache nothing go to the front, and the last given back is the first to be taken.
+    # Blocks that cache nothing go to the front, and the last released is the first to be taken.
     assert pool.free_block_ids().tolist() == [4]
     pool.free_blocks(low)
     assert pool.free_block_ids().tolist() == [1, 2, 3, 4]
@@ -287,7 +287,7 @@ def test_every_policy_is_told_what_goes_and_what_comes(policy: str) -> None:
 
 
 def test_what_goes_is_retained_no_longer() -> None:
-    """The budget of retained blocks is given back, by idle blocks at once and by held ones when they retire."""
+    """The budget of retained blocks is released, by idle blocks at once and by held ones when they retire."""
     cache = Checked(num_blocks=9, block_size=4, retention_blocks=4)
     cache.free(cache.prefilled(prompt(1, 16)))
     held = cache.prefilled(prompt(2, 16))

@@ -1,4 +1,4 @@
-"""The line that says how it goes: every so many seconds of work, by a clock that moves with the steps."""
+"""The line that says how it goes: every few seconds of work, by a clock that moves with the steps."""
 
 from __future__ import annotations
 

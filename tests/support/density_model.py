@@ -38,7 +38,7 @@ class DensityModel(Model):
     def __init__(self, num_blocks: int, update_every: int = 0, eager: bool = False) -> None:
         super().__init__(num_blocks)
         self.eager = eager
-        #: What is assumed until so many contents were observed, in 256ths.
+        #: What is assumed until this many contents were observed, in 256ths.
         self.class_prior, self.age_prior = (51200, 51200) if eager else (512000, 256000)
         self.update_every = update_every
         self.now = 0

@@ -135,7 +135,7 @@ def random_blocks(draw: random.Random, count: int) -> list[Block]:
 
 
 def blocks_at(chains: Chains, homes: dict[int, int], draw: random.Random) -> list[Block]:
-    """So many random blocks with each of these home slots."""
+    """Random blocks: for each home slot, as many as `homes` asks."""
     wanted, blocks = dict(homes), []
     while any(wanted.values()):
         block = random_block(draw)

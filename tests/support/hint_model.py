@@ -9,7 +9,7 @@ class HintModel:
     """Blocks, whose they are, what was said, and what goes next.
 
     owner: block → (session, number of the sequence), None where it is shared; missing where nobody has used it.
-    idle: blocks in the order in which they became idle, or were given back, as least recently used has them.
+    idle: blocks in the order in which they became idle, or were released, as least recently used has them.
     kept: those that it would have evicted, were they not kept. chosen: the one of them that nobody is to come back for.
     order: when each became idle, idle_from: in logical time. old_since: and when its session held it no more.
     said: session → "over" or a time. since: when a session that is over came to have idle blocks.
@@ -54,7 +54,7 @@ class HintModel:
         if said is None:
             mine = [block for block in sorted(self.kept, key=lambda b: self.order[b]) if self.of(block) == session]
             mine = [block for block in mine if block != self.chosen]
-            # What it holds no more was given back when its newest sequence began.
+            # What it holds no more was released when its newest sequence began.
             self.idle += mine
             self.kept = [block for block in self.kept if block not in mine]
 

@@ -95,7 +95,7 @@ class ReferenceManager:
         #: Steps 1 to num_begun were reserved, those after num_ended are in flight.
         self.num_begun = 0
         self.num_ended = 0
-        #: Blocks given back that wait for a step, in order, and the step that each waits for at last.
+        #: Blocks released that wait for a step, in order, and the step that each waits for at last.
         self.waiting: dict[int, list[int]] = {}
         self.until: dict[int, int] = {}
         self.queue = list(range(1, num_blocks))

@@ -37,7 +37,7 @@ def changes_without_trace(block: Sequence[int], keys: Sequence[int]) -> list[Vec
 
 
 def flood(block: Sequence[int], keys: Sequence[int], count: int, draw: random.Random) -> list[list[int]]:
-    """So many different blocks with the hash of `block`."""
+    """`count` different blocks with the hash of `block`."""
     vectors = changes_without_trace(block, keys)
     found: dict[tuple[int, ...], None] = {}
     while len(found) < count:

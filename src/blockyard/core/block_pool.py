@@ -213,12 +213,12 @@ class BlockPool(PoolRecords):
             self._gate.leave_with_result()
 
     def release(self, lease: object, start: object, stop: object = None) -> int:
-        """Give back the blocks of a live lease at `start` to `stop`, None for its end. O(blocks given back).
+        """Release the blocks of a live lease at `start` to `stop`, None for its end. O(blocks released).
 
         The null block (0) takes their places, so the others keep theirs in a block table: for what has fallen behind a
-        sliding window. Places given back before are left. What is cached next still comes behind what was cached last.
-        To give back the end of a lease, such as rejected drafts, free what `split` cuts off.
-        Returns how many blocks were given back. Raises as `free_blocks` does, and `InvalidArgument` for positions
+        sliding window. Places released before are left. What is cached next still comes behind what was cached last.
+        To release the end of a lease, such as rejected drafts, free what `split` cuts off.
+        Returns how many blocks were released. Raises as `free_blocks` does, and `InvalidArgument` for positions
         outside the lease.
         """
         self._gate.enter("release")

@@ -190,7 +190,7 @@ class KVCacheManager:
     def end_step(self, step: object) -> None:
         """No device writes or reads any more for steps up to `step`, an integer, `plan.step`. O(blocks that waited).
 
-        Until then the blocks that sequences of these steps gave back (by `free`, `truncate`, a swap, or a sliding
+        Until then the blocks that sequences of these steps released (by `free`, `truncate`, a swap, or a sliding
         window) are held, and given to no other: `num_fenced_blocks`.
         Raises `InvalidArgument` unless the step is in flight, and `SequenceNotReady` while a reservation of these steps
         is not committed.
@@ -204,7 +204,7 @@ class KVCacheManager:
 
     @property
     def num_fenced_blocks(self) -> int:
-        """Blocks that sequences gave back and that wait for a step to end; most are free then. O(1)."""
+        """Blocks that sequences released and that wait for a step to end; most are free then. O(1)."""
         return self._steps.num_fenced_blocks()
 
     def can_append(self, seqs: object, num_new_tokens: object = 1) -> bool:

@@ -534,7 +534,7 @@ class NamedPool:
                 raise InvalidArgument(f"block_ids[{position}] is {block}, which is free and has no name")
 
     def _block(self, block_id: object) -> i64:
-        """A block's number; a plain int is checked here, since a call of `require_int` takes as long as a look-up."""
+        """A block's number; a plain int is checked here, since a call of `require_int` takes as long as a lookup."""
         last = self._ledger.num_blocks - 1
         if type(block_id) is int and 0 < block_id <= last:
             return i64(block_id)

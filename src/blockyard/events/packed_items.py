@@ -10,7 +10,7 @@ _LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA:
 
 
 def has_more_items(packed: bytes, limit: int) -> bool:
-    """Whether well-formed msgpack has more than so many items, lists and maps among them. O(items, at most limit)."""
+    """Whether well-formed msgpack has more than `limit` items, lists and maps among them. O(items, at most limit)."""
     at = count = 0
     while at < len(packed) and count <= limit:
         tag = packed[at]

@@ -141,7 +141,7 @@ class ChunkOrder:
         self._let_go(use)
 
     def evict(self, n: int, protected: set[bytes]) -> list[tuple[bytes, Any]] | None:
-        """Drop n chunks, none of them protected; None, and nothing changed, where there are not so many."""
+        """Drop n chunks, none of them protected; None, and nothing changed, where there are fewer."""
         if len(self._evictable) - len(protected & self._evictable) < n:
             return None
         kept = [key for key in protected if key in self._idle]

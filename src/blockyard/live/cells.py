@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from .states import GONE, IDLE, LOADING, PENDING, PRIVATE, RETIRING, SHARED, States
 
-#: Up to so many blocks are a cell each; beyond, so many cells are all there are.
+#: Up to this many blocks are a cell each; beyond, there are no more cells than this.
 MAX_SINGLE_CELLS = 4096
 MAX_SHARED_CELLS = 2048
 #: Bytes of a cell that stands for several blocks: four shares, and the highest count.

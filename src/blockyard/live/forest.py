@@ -110,7 +110,7 @@ def _sums(above: Ints, size: Ints) -> tuple[Ints, Ints]:
 
 
 def heaviest(forest: Forest, most: int) -> list[int]:
-    """The branches with most behind them, each after the one before it, at most so many. O(branches * most)."""
+    """The branches with most behind them, each after the one before it, at most `most`. O(branches * most)."""
     found: list[int] = []
     waiting: list[tuple[int, int]] = []
     _offer(waiting, forest, NONE, most)

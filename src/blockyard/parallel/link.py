@@ -53,7 +53,7 @@ class Connection(Protocol):
         """The next message. Raises `EOFError` or `OSError` when the other side has gone."""
 
     def poll(self, timeout: float = 0.0, /) -> bool:
-        """Whether a message comes within so many seconds; True also when the other side has gone."""
+        """Whether a message comes within `timeout` seconds; True also when the other side has gone."""
 
 
 class _Link:

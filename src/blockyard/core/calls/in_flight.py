@@ -148,7 +148,7 @@ class InFlight:
     # Ending.
 
     def end(self, step: object) -> None:
-        """Steps up to `step` have ended: give back what waited for them."""
+        """Steps up to `step` have ended: release what waited for them."""
         fence = self.fence
         first = int(fence.num_ended) + 1
         last = int(fence.num_begun)

@@ -30,7 +30,7 @@ class CachedContents:
         return view_i64(self._index.identity).reshape(-1, 2)[first:last].copy()
 
     def keys(self, most: int) -> dict[int, tuple[object, ...]]:
-        """The extra keys of roots by id, of at most so many, the latest used ones. O(most).
+        """The extra keys of roots by id, of at most `most`, the latest used ones. O(most).
 
         Those of a request, or (the content or root before it, what stands in the block besides text).
         """

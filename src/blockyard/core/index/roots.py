@@ -43,7 +43,7 @@ class Roots:
         return self.latest(len(self._contents))
 
     def latest(self, most: int) -> dict[int, tuple[object, ...]]:
-        """The extra keys of at most so many roots, the latest used ones. O(most)."""
+        """The extra keys of at most `most` roots, the latest used ones. O(most)."""
         found: dict[int, tuple[object, ...]] = {}
         for keys, content in reversed(self._contents.items()):
             if len(found) >= most:

@@ -15,7 +15,7 @@ from ..arrays import view_i64, zeros_i64
 def writable_array(name: str, value: object, num_dimensions: int) -> npt.NDArray[Any]:
     """The memory of `value` as a numpy array, never a copy of it.
 
-    Raises `InvalidArgument` unless it is one of int32 or int64, contiguous, writable and of so many dimensions.
+    Raises `InvalidArgument` unless it is one of int32 or int64, contiguous, writable and of as many dimensions.
     """
     array = _shared_array(name, value)
     if array.dtype != np.int32 and array.dtype != np.int64:

@@ -131,9 +131,9 @@ class StepPlan(SwapPlan):
     def fill(self, buffers: object, pad_to: object = None, pad_tokens_to: object = None) -> None:
         """Write the step into the caller's own arrays (`StepBuffers`), without making any. O(B + T + new blocks).
 
-        pad_to: at least so many sequences, and as many tokens: what the graph of a decode step was captured for. A
+        pad_to: at least this many sequences, and as many tokens: what the graph of a decode step was captured for. A
         padded sequence has length 0 and null blocks, and begins and ends at T; a padded token has slot -1, id 0 and
-        position 0. pad_tokens_to: at least so many tokens instead. What lies behind is left as it is.
+        position 0. pad_tokens_to: at least this many tokens instead. What lies behind is left as it is.
         Tokens that are not known are -1, as in `input_ids`. The first group's tables and slots: see `groups`.
         Raises `InvalidArgument` when an array is too small or `pad_to` below the step's own size, `StalePlan`, and
         `ConcurrentCall` when the same buffers are being filled; nothing is written then.

@@ -78,7 +78,7 @@ class DeviationBudget:
         self._ended += 1
 
     def exposures_ended(self, count: i64) -> None:
-        """So many exposed contents were dropped by the shadow before anybody asked for them."""
+        """`count` exposed contents were dropped by the shadow before anybody asked for them."""
         self._ended += count
 
     def allows(self, num_exposed: i64) -> bool:

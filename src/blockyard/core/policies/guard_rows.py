@@ -43,5 +43,5 @@ def first_ghost(num_blocks: i64) -> i64:
 
 
 def new_rows(num_blocks: int) -> vec[i32]:
-    """Empty rows for so many blocks and as many ghosts, 52 bytes of each."""
+    """Empty rows for `num_blocks` blocks and as many ghosts, 52 bytes of each."""
     return zeros_i32(int(FIRST) + int(BLOCK_WORDS + GHOST_WORDS) * num_blocks)

@@ -7,7 +7,7 @@ from mypy_extensions import i64
 from .ghosts import Ghosts
 from .heap_policy import HeapPolicy
 
-#: So many contents are counted, evicted ones included.
+#: This many contents are counted, evicted ones included.
 MAX_COUNTED: Final = 2**20
 
 

@@ -59,7 +59,7 @@ def _refuse_shared(ledger: BlockLedger, lease: BlockLease, position: i64) -> Non
 
 
 def _refuse_null(position: i64) -> None:
-    raise InvalidArgument(f"the lease has given back its block at position {position}, which cannot be cached")
+    raise InvalidArgument(f"the lease has released its block at position {position}, which cannot be cached")
 
 
 def _check_prefix(index: PrefixIndex, lease: BlockLease, prompt: Prompt, num_cached: i64) -> None:
@@ -73,7 +73,7 @@ def _check_prefix(index: PrefixIndex, lease: BlockLease, prompt: Prompt, num_cac
 
 
 def num_still_cached(ledger: BlockLedger, lease: BlockLease) -> i64:
-    """How many of the blocks that the lease has cached are, up to the first that is not; places given back count.
+    """How many of the blocks that the lease has cached are, up to the first that is not; places released count.
 
     O(1), and O(blocks) once after blocks that may be held have lost their content.
     """

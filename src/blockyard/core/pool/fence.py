@@ -1,4 +1,4 @@
-"""Blocks that sequences gave back while a step in flight may still write or read them."""
+"""Blocks that sequences released while a step in flight may still write or read them."""
 
 from librt.vecs import vec
 from mypy_extensions import i32, i64
@@ -13,9 +13,9 @@ class Fence:
     Steps are numbered from 1 in the order in which they were begun, and end in that order. At most `max_steps` are in
     flight: `num_ended` + 1 to `num_begun`.
 
-    The blocks that wait for a step are a list, linked through `next_block`, in the order in which they were given back.
-    A block that is given back once more, for a later step, stays in its list, and moves on when that is taken. So
-    nothing here allocates memory, and a block costs O(1) each time it is given back.
+    The blocks that wait for a step are a list, linked through `next_block`, in the order in which they were released.
+    A block that is released once more, for a later step, stays in its list, and moves on when that is taken. So
+    nothing here allocates memory, and a block costs O(1) each time it is released.
 
     last_step: the latest step that each row was in. until: for each block the step that it waits for, 0 for none.
     before: for each block that waits the one before it in its sequence, for policies that want to know it.
@@ -91,7 +91,7 @@ class Fence:
         return taken
 
     def block_ids(self) -> list[int]:
-        """The blocks that wait, by step and then as they were given back. O(blocks)."""
+        """The blocks that wait, by step and then as they were released. O(blocks)."""
         blocks: list[int] = []
         for step in range(self.num_ended + 1, self.num_begun + 1):
             block = self._first[step & self._mask]

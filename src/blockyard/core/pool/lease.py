@@ -25,7 +25,7 @@ class BlockLease:
     a second free of the same id would hand one block to two owners. The pool knows each of its leases by serial,
     so a double, stale or foreign free is caught in O(1), whatever has happened to the blocks since.
 
-    Where blocks were given back (`BlockPool.release`), the null block stands in their place, so that the others keep
+    Where blocks were released (`BlockPool.release`), the null block stands in their place, so that the others keep
     their positions, which are those of a block table.
     """
 
@@ -99,7 +99,7 @@ class BlockLease:
         return iter([int(block) for block in self._blocks[: self._count]])
 
     def held_ids(self) -> list[int]:
-        """The ids without the places that were given back. O(blocks)."""
+        """The ids without the places that were released. O(blocks)."""
         return [block for block in self if block != NULL_BLOCK]
 
     def __repr__(self) -> str:
@@ -125,7 +125,7 @@ def check_leases(ledger: BlockLedger, leases: list[BlockLease], is_alone: bool) 
     for lease in leases:
         ids = lease.held_ids()
         if len(lease) - len(ids) != lease._num_null:
-            raise InvariantError(f"I8: {lease!r} counts {lease._num_null} places that were given back")
+            raise InvariantError(f"I8: {lease!r} counts {lease._num_null} places that were released")
         if not 0 <= lease._num_sure <= lease._num_cached <= lease._count <= len(lease._blocks):
             raise InvariantError(f"I8: {lease!r} says that {lease._num_cached} of its blocks are cached")
         for block in ids:

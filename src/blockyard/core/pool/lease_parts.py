@@ -1,4 +1,4 @@
-"""Leases that grow, are parted, and give back some of their blocks."""
+"""Leases that grow, are parted, and release some of their blocks."""
 
 from typing import Final
 
@@ -50,7 +50,7 @@ def part_of(book: LeaseBook, lease: BlockLease, first: i64, last: i64, holder: s
 def _anchor_at(ledger: BlockLedger, part: BlockLease, lease: BlockLease, position: i64) -> None:
     """Let the beginning of `part` know what stands before the block at `position` of `lease`, if that is known.
 
-    A block that is given back may be the last of what was cached; its content is known under its number all the same.
+    A block that is released may be the last of what was cached; its content is known under its number all the same.
     """
     block = i64(lease._blocks[position - 1]) if position > 0 else NULL_BLOCK
     if block != NULL_BLOCK and position <= lease._num_sure:

@@ -43,7 +43,7 @@ class BlockLedger:
     pending       1 ..     yes      row+1  no: indexed, and still to be computed by the sequence in that row
     shared        1 ..     yes      0      no: any prompt can hit it
     retiring      1 ..     any      any    no: its id is beyond a pool that has shrunk; it goes when it is freed
-    fenced        1 ..     any      0      no: given back while a step in flight may use it; `Fence` holds it until then
+    fenced        1 ..     any      0      no: released while a step in flight may use it; `Fence` holds it until then
 
     Its methods trust their callers and check nothing: a manager counts by the rows of its block table; a `BlockPool`
     is the checked face with leases.
@@ -412,7 +412,7 @@ class BlockLedger:
         self.release_one(block)
 
     def end_steps(self, step: i64) -> None:
-        """Steps up to `step` have ended: release what waits for them, in the order in which it was given back."""
+        """Steps up to `step` have ended: release what waits for them, in the order in which it was released."""
         fence = self.fence
         if fence is None:
             return

@@ -12,7 +12,7 @@ from .ledger import BlockLedger
 from .name_log import CAME, CLEARED, WENT, NameLog
 from .names import NAME_TOKENS, NAME_WORDS, unpack_name
 
-#: Room for names beside the first one of each block is made for at least so many at once.
+#: Room for names beside the first one of each block is made for at least this many at once.
 FEWEST_MORE: Final[i64] = 16
 
 

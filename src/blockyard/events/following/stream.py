@@ -13,7 +13,7 @@ from ..wire import AllBlocksCleared, Batch, Payload, decode_batch
 #: Live messages that are kept while a replay is awaited; with more, another replay is needed.
 MOST_AHEAD = 4096
 MOST_AHEAD_BYTES = 2**26
-#: Of so many latest messages a checksum is kept, to tell one that came twice from one of a publisher that began anew.
+#: A checksum is kept of this many latest messages, to tell one that came twice from one of a publisher that began anew.
 REMEMBERED = 1024
 
 

@@ -248,7 +248,7 @@ class ContentTable:
             out.removed(self.rows.name[one], place)
 
     def _is_held(self, row: i64, group: i64, media: i64) -> bool:
-        """Whether a layer group holds a content on one of the first so many media."""
+        """Whether a layer group holds a content on one of the first `media` media."""
         for medium in range(media):
             if self.places.find(row, MEDIA * group + medium) != 0:
                 return True

@@ -189,7 +189,7 @@ def _nine_bytes_each(names: vec[i64], count: i64) -> bytes:
 
 
 def _with_room(out: vec[i64], count: i64) -> vec[i64]:
-    """At least the words of so many numbers below 2**32, and one before them for the head."""
+    """At least the words of `count` numbers below 2**32, and one before them for the head."""
     size = 1 + 5 * ((count + EIGHT - 1) // EIGHT)
     return out if size <= i64(len(out)) else zeros_i64(int(2 * size))
 

@@ -180,7 +180,7 @@ class KVCacheManager(stock.KVCacheManager):
         return *self.get_computed_blocks(request, max_cache_hit_length), False
 
     def truncate_computed_blocks(self, blocks: Any, num_computed_tokens: int) -> Any:
-        """The first blocks of a look-up."""
+        """The first blocks of a lookup."""
         assert num_computed_tokens % self.block_size == 0
         count = num_computed_tokens // self.block_size
         found = None if blocks.found is None else blocks.found.first(count)

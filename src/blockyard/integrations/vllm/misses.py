@@ -68,7 +68,7 @@ class MissCauses:
         self.cached.clear()
 
     def ask(self, request: Any, num_hits: int) -> None:
-        """What a look-up means, to be counted if the request is admitted now. O(blocks that were not hit)."""
+        """What a lookup means, to be counted if the request is admitted now. O(blocks that were not hit)."""
         self._asked = request.request_id, self.causes(request.block_hashes, request.num_tokens, num_hits)
 
     def admit(self, request: Any) -> None:

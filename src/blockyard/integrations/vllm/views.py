@@ -71,7 +71,7 @@ class BlockView:
 
 
 class BlockIds(KVCacheBlocks):
-    """vLLM's KVCacheBlocks over plain ids; `found` is what a look-up returned, for the allocation that follows."""
+    """vLLM's KVCacheBlocks over plain ids; `found` is what a lookup returned, for the allocation that follows."""
 
     __slots__ = ("_manager", "found", "ids")
 

@@ -14,7 +14,7 @@ from .words import above_lru
 ENOUGH_SIZES = 100
 #: Differences smaller than this, in points, are none.
 SAME_POINTS = 0.005
-#: The share of LRU's gap to the optimum says something where that gap is above so many points.
+#: The share of LRU's gap to the optimum says something where that gap is above this many points.
 GAP_POINTS = 5.0
 #: "A fifth or more" of the gap.
 FIFTH = 0.2

@@ -90,7 +90,7 @@ class RequestFigures(Collector):
                 yield family
 
     def count_step(self, num_tokens: int) -> None:
-        """A step that computed so many tokens. O(1)."""
+        """A step that computed `num_tokens` tokens. O(1)."""
         if num_tokens:
             self._step_tokens.observe(num_tokens)
 
