@@ -266,6 +266,53 @@ def test_events_that_nobody_takes_are_counted() -> None:
     assert (pool.num_lost_events, pool.take_events()) == (1, [])
 
 
+class NoMemory:
+    """Stands for the order of release where the system has no memory for it."""
+
+    def of(self, ledger: object, blocks: object) -> object:
+        raise MemoryError
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_free_that_finds_no_memory_frees_nothing(last: bool) -> None:
+    # A compiled attribute takes no stand-in.
+    pool = source_only.load_interpreted().NamedPool(6)
+    ids = pool.new_ids(3)
+    order, pool._order = pool._order, NoMemory()
+    with pytest.raises(MemoryError):
+        pool.free_ids(ids, last=last)
+    pool.check()
+    assert pool.num_used_blocks == 3
+    pool._order = order
+    pool.free_ids(ids, last=last)
+    pool.check()
+    assert pool.num_used_blocks == 0
+
+
+def test_a_block_is_not_held_more_often_than_its_count_can_say() -> None:
+    pool = NamedPool(4)
+    (block,) = pool.new_ids(1)
+    pool.name_one(block, b"a")
+    most = 2**31 - 1
+    # Two thousand million holds take minutes; the counts are set to what they would be.
+    pool._ledger.ref_cnt[block] = pool._loose[block] = most - 1  # type: ignore[attr-defined]
+    assert pool.ref_counts()[block] == pool.loose_counts()[block] == most - 1
+    before = snapshot(pool)
+    limit = rf"block_ids\[0\] is {block}, .* held {most - 1} times.* {most} times"
+    for hold in (lambda: pool.hold_ids([block, block]), lambda: pool.hold([block, block])):
+        with pytest.raises(InvalidArgument, match=limit):
+            hold()
+        assert snapshot(pool) == before
+        pool.check()
+    pool.hold_ids([block])
+    for hold_one in (lambda: pool.hold_ids([block]), lambda: pool.get_cached_blocks([b"a"])):
+        with pytest.raises(InvalidArgument, match=f"{most} times, the limit"):
+            hold_one()
+    assert pool.loose_counts()[block] == most
+    assert pool.leases() == []
+    pool.check()
+
+
 def test_version_grows_when_what_is_found_changes() -> None:
     pool = NamedPool(4)
     versions = [pool.version]

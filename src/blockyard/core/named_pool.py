@@ -1,5 +1,7 @@
 """The pool known by names: blocks handed out, and found again by the bytes that their owner calls them."""
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 from librt.vecs import vec
@@ -20,6 +22,9 @@ from .pool.names import MAX_GROUP, NAME_WORDS, pack_name, pack_names
 from .pool.release_order import ReleaseOrder
 from .refusing import refuse_copy, refuse_pickle, refuse_subclass
 from .tokens import int64_items
+
+#: How often a block can be held: counts are int32.
+MAX_HOLDS: Final[i64] = 2147483647
 
 
 class NamedPool:
@@ -261,6 +266,7 @@ class NamedPool:
         """Count a hit. A policy that is interrupted when it is told leaves all as it was."""
         ledger = self._ledger
         count = i64(len(blocks))
+        self._require_countable(blocks)
         peak = ledger.peak_used_blocks
         ledger.note_named_hits(blocks)
         ledger.share(blocks, 0, count)
@@ -310,7 +316,8 @@ class NamedPool:
         """Hold blocks once more without a lease; an id given twice is held twice. O(blocks).
 
         A free block without a name is taken too, out of its place in the queue: for a caller who knows that it is still
-        what it was. Raises `InvalidArgument` for ids out of range.
+        what it was. Raises `InvalidArgument` for ids out of range, and where a block could be held more than 2**31 - 1
+        times.
         """
         self._gate.enter("hold_ids")
         try:
@@ -333,11 +340,12 @@ class NamedPool:
             blocks = self._checked_ids(block_ids)
             if len(blocks) >= MAX_BLOCKS:
                 raise InvalidArgument(f"block_ids has {len(blocks)} ids; the limit is {MAX_BLOCKS - 1}")
-            self._count_down(blocks)
+            # All that takes memory comes first: where there is none, nothing has changed.
             ordered = self._order.of(self._ledger, blocks)
+            backwards = _reversed(blocks) if goes_last else ordered
+            self._count_down(blocks)
             self._ledger.release(ordered, 0, i64(len(ordered)))
             if goes_last:
-                backwards = _reversed(blocks)
                 self._ledger.move_last(backwards, 0, len(backwards))
         finally:
             self._gate.leave()
@@ -526,6 +534,17 @@ class NamedPool:
             held = self._book.require_live(blocks)
             return held._blocks[: held._count]
         return self._checked_ids(blocks)
+
+    def _require_countable(self, blocks: vec[i32]) -> None:
+        """Refuse holds that a count of 32 bits might not have room for. A block given twice is one of both."""
+        room = MAX_HOLDS - i64(len(blocks))
+        for position in range(i64(len(blocks))):
+            block = i64(blocks[position])
+            if i64(self._ledger.ref_cnt[block]) > room:
+                raise InvalidArgument(
+                    f"block_ids[{position}] is {block}, which is held {self._ledger.ref_cnt[block]} times; with "
+                    f"{len(blocks)} ids more it could be held more often than {MAX_HOLDS} times, the limit"
+                )
 
     def _require_content(self, blocks: vec[i32]) -> None:
         for position in range(i64(len(blocks))):
