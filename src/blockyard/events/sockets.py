@@ -16,6 +16,9 @@ except ImportError as error:
 __all__ = ["bound", "connected", "require_endpoint", "zmq"]
 
 LAST_PORT = 65535
+#: Frames of so many bytes are sent from where they are. A copy holds the interpreter's lock, and a thread of pyzmq's
+#: own lets go of what was not copied.
+COPIED_BYTES = 2**18
 
 
 def bound(context: Any, kind: int, name: str, endpoint: str, linger: int) -> Any:
@@ -25,6 +28,7 @@ def bound(context: Any, kind: int, name: str, endpoint: str, linger: int) -> Any
     """
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, linger)
+    socket.copy_threshold = COPIED_BYTES
     return _opened(socket, socket.bind, "bound", name, endpoint)
 
 

@@ -43,7 +43,9 @@ class IdPages:
     def find(self, name: i64) -> i64:
         """The row of an id, 0 for none. O(1) expected."""
         page = self._page_of(name >> PAGE_BITS)
-        return 0 if page == 0 else i64(self._rows[page * IDS_A_PAGE + (name & LAST_OF_PAGE)])
+        if page == 0:
+            return 0  # `0 if ... else ...` would make a Python object
+        return i64(self._rows[page * IDS_A_PAGE + (name & LAST_OF_PAGE)])
 
     def put(self, name: i64, row: i64) -> None:
         """Give a row to an id that has none. O(1) expected, amortized."""
