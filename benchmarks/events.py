@@ -27,6 +27,8 @@ BLOCK_SIZE = 16
 #: Blocks that one step publishes: a long prompt.
 A_STEP = 2000
 ROUNDS = 15
+#: Messages that are kept for replays here; as many are made before times count.
+KEPT = 8
 #: Steps whose times are taken without a snapshot beside them, and at most.
 ALONE_STEPS, MOST_STEPS = 1000, 20_000
 SNAPSHOTS = 5
@@ -43,9 +45,9 @@ def make_cache(num_blocks: int, on: bool) -> KVCacheManager:
     )
 
 
-def run_prompt(cache: KVCacheManager, draw: np.random.Generator) -> float:
+def run_prompt(cache: KVCacheManager, draw: np.random.Generator, vocabulary: int = 100_000) -> float:
     """Seconds of a prompt's life but for its end, where it evicts as many blocks as it publishes."""
-    tokens = draw.integers(0, 100_000, BLOCK_SIZE * A_STEP, dtype=np.int32)
+    tokens = draw.integers(0, vocabulary, BLOCK_SIZE * A_STEP, dtype=np.int32)
     begin = time.perf_counter()
     seq = cache.allocate(tokens)
     cache.reserve([seq], len(tokens))
@@ -85,32 +87,36 @@ def engine_thread() -> None:
     print("engine's thread, take_events                  ", nanoseconds(take, A_STEP))
 
 
-def other_threads(num_blocks: int) -> None:
-    """The publisher's work, the mirror's, a snapshot, a match over 64 workers."""
+def other_threads(vocabulary: int) -> None:
+    """The publisher's work and the mirror's, where messages take the memory of earlier ones."""
     cache = make_cache(10_000, True)
-    feed = Feed(ContentTable(cache.config), True, 100, None, time.time)
+    feed = Feed(ContentTable(cache.config), True, KEPT, None, time.time)
     draw = np.random.default_rng(2)
-    publish, ingest, own = [], [], []
+    publish, own, ingest, own_ingest = [], [], [], []
     mirror = Mirror(hash_seed=1)
     mirror.replayed("worker", *feed.beat())
     for message in feed.replay(0):
         mirror.replayed("worker", *message)
     mirror.end_of_replay("worker")
-    for _ in range(ROUNDS):
-        run_prompt(cache, draw)
+    for number in range(2 * KEPT + 2 * ROUNDS):
+        run_prompt(cache, draw, vocabulary)
         changes = cache.take_events()
         begin, busy = time.perf_counter(), time.thread_time()
         message = feed.changed(changes)
-        own.append(time.thread_time() - busy)
-        publish.append(time.perf_counter() - begin)
-        if message is not None:
-            ingest.append(timed(lambda message=message: mirror.live("worker", *message)))
-    print("publisher's thread, a block stored (and evicted)", nanoseconds(publish, A_STEP))
-    print("the same, of its own time on a core             ", nanoseconds(own, A_STEP))
-    print("mirror, a block stored (and removed)            ", nanoseconds(ingest, A_STEP))
-    snapshot(num_blocks)
-    stalls(num_blocks)
-    match()
+        middle, half = time.perf_counter(), time.thread_time()
+        assert message is not None
+        mirror.live("worker", *message)
+        end, done = time.perf_counter(), time.thread_time()
+        if number >= 2 * KEPT:
+            publish.append(middle - begin)
+            own.append(half - busy)
+            ingest.append(end - middle)
+            own_ingest.append(done - half)
+    print(f"random tokens below {vocabulary:,}, median and least, a block stored and one gone:")
+    print("publisher's thread                            ", nanoseconds(publish, A_STEP))
+    print("the same, of its own time on a core           ", nanoseconds(own, A_STEP))
+    print("mirror                                        ", nanoseconds(ingest, A_STEP))
+    print("the same, of its own time on a core           ", nanoseconds(own_ingest, A_STEP))
 
 
 def filled(num_blocks: int, seed: int) -> tuple[KVCacheManager, np.random.Generator]:
@@ -286,7 +292,11 @@ def main() -> None:
     if options.vllm_python:
         beside_vllm(options.vllm_python)
     engine_thread()
-    other_threads(options.blocks)
+    for vocabulary in (65_536, 100_000):
+        other_threads(vocabulary)
+    snapshot(options.blocks)
+    stalls(options.blocks)
+    match()
 
 
 if __name__ == "__main__":

@@ -303,6 +303,24 @@ def test_who_has_asked_when_a_publisher_closes_is_answered(
         closing.join()
 
 
+def test_who_asks_while_a_publisher_closes_is_answered(publishing: Callable[..., KVEventPublisher]) -> None:
+    """A consumer that is behind sees the gap in the last messages, and asks, when the publisher is on its way out."""
+    publisher = publishing(make_cache())
+    with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
+        asking.setsockopt(zmq.LINGER, 0)
+        asking.connect(publisher.replay_endpoint)
+        for is_closing in (False, True):
+            if is_closing:
+                closing = threading.Thread(target=publisher.close)
+                closing.start()
+                time.sleep(0.05)
+            asking.send_multipart([b"", bytes(8)])
+            while asking.poll(5000) and asking.recv_multipart()[-2] != (-1).to_bytes(8, "big", signed=True):
+                pass
+        closing.join()
+    assert publisher.stats().num_replays == 2
+
+
 def test_a_thread_that_ended_is_told(publishing: Callable[..., KVEventPublisher]) -> None:
     cache = make_cache()
     publisher = publishing(cache)

@@ -26,8 +26,9 @@ from .replays import Replays
 #: Milliseconds that the last messages get to leave at the end, and the answers to replays. Not everybody who asked and
 #: hears nothing asks again: Dynamo's indexer waits for ever, and reads no messages meanwhile.
 LAST_MESSAGES_MS = 1000
-#: Milliseconds without a request after which nobody is thought to ask any more.
-LAST_REQUEST_MS = 20
+#: Milliseconds without a request after which nobody is thought to ask any more, where somebody has asked before; a
+#: consumer on a busy machine was seen to read messages 110 ms late.
+LAST_REQUEST_MS = 250
 #: Hand-overs that may wait for the thread; after that they stay in the cache's log, which is bounded and loses nothing.
 MOST_WAITING = 64
 MAX_REPLAYED = 2**24
@@ -164,7 +165,7 @@ class KVEventPublisher:
     def close(self) -> None:
         """Send what is left, answer who asks, and end the thread and the sockets. A second call does nothing.
 
-        It takes 20 ms, and up to two seconds where a consumer reads nothing.
+        It takes 0.25 s where consumers have asked for replays, and up to two seconds where one reads nothing.
         """
         if self._thread.is_alive():
             if self._taken:
@@ -221,12 +222,14 @@ class KVEventPublisher:
 
     def _finish_replays(self) -> None:
         """Answer who has asked or is just asking: the last messages may have shown a gap to somebody."""
+        replays = self._replays
         deadline = time.monotonic() + LAST_MESSAGES_MS / 1000
         while time.monotonic() < deadline:
-            has_requests = self._router.poll(0 if self._replays.are_waiting else LAST_REQUEST_MS)
-            if not has_requests and not self._replays.are_waiting:
+            has_consumers = replays.num_answered + replays.num_given_up > 0
+            has_requests = self._router.poll(LAST_REQUEST_MS if has_consumers and not replays.are_waiting else 0)
+            if not has_requests and not replays.are_waiting:
                 return
-            self._replays.go_on(bool(has_requests))
+            replays.go_on(bool(has_requests))
 
     def _drain_wakes(self) -> None:
         with contextlib.suppress(BlockingIOError):

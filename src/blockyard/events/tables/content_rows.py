@@ -32,8 +32,8 @@ class ContentRows:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all. O(1): rows are set when they are taken."""
-        self._by_id = IdPages()
+        """Forget all. Rows are set when they are taken."""
+        self._by_id = IdPages(int(self.capacity))
         self.num_rows: i64 = 0
         self._next_row: i64 = 1
         self._free: i64 = 0
