@@ -14,6 +14,7 @@ import zmq
 
 from blockyard import BlockPool, CacheConfig, InvalidArgument, KVCacheManager, PublisherError, Span
 from blockyard.events import KVEventPublisher, Mirror, Subscriber, Trust
+from blockyard.events.publishing import publisher as publishers
 
 from ..support.interrupter import Interrupter
 
@@ -295,6 +296,7 @@ def test_who_has_asked_when_a_publisher_closes_is_answered(
         while not publisher._is_closing:
             time.sleep(0.001)
         asking.send_multipart([b"", bytes(8)])
+        assert publisher._router.poll(5000)  # it is there; the thread, which is held, does not use the socket
         goes_on.set()
         assert asking.poll(5000)
         assert len(asking.recv_multipart()[-1]) > 0
@@ -303,8 +305,11 @@ def test_who_has_asked_when_a_publisher_closes_is_answered(
         closing.join()
 
 
-def test_who_asks_while_a_publisher_closes_is_answered(publishing: Callable[..., KVEventPublisher]) -> None:
+def test_who_asks_while_a_publisher_closes_is_answered(
+    publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A consumer that is behind sees the gap in the last messages, and asks, when the publisher is on its way out."""
+    monkeypatch.setattr(publishers, "LAST_REQUEST_MS", 900)
     publisher = publishing(make_cache())
     with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
         asking.setsockopt(zmq.LINGER, 0)
