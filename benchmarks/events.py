@@ -6,25 +6,34 @@ import argparse
 import json
 import statistics
 import subprocess
-import threading
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import zmq
 
 from blockyard import CacheConfig, KVCacheManager
+from blockyard.events import KVEventPublisher
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.publishing.feed import Feed
+from blockyard.events.publishing.turns import Turns
 from blockyard.events.tables.content_table import ContentTable
+from blockyard.events.wire import END_SEQUENCE
 
 ROOT = Path(__file__).parent.parent
 BLOCK_SIZE = 16
 #: Blocks that one step publishes: a long prompt.
 A_STEP = 2000
 ROUNDS = 15
+#: Messages that are kept for replays here; as many are made before times count.
+KEPT = 8
 #: Steps whose times are taken without a snapshot beside them, and at most.
-ALONE_STEPS, MOST_STEPS = 1000, 10_000
+ALONE_STEPS, MOST_STEPS = 1000, 20_000
+SNAPSHOTS = 5
+#: The longest that a process answers.
+ANSWER_SECONDS = 120
 DEVICE_SECONDS = 0.0005
 
 
@@ -36,9 +45,9 @@ def make_cache(num_blocks: int, on: bool) -> KVCacheManager:
     )
 
 
-def run_prompt(cache: KVCacheManager, draw: np.random.Generator) -> float:
+def run_prompt(cache: KVCacheManager, draw: np.random.Generator, vocabulary: int = 100_000) -> float:
     """Seconds of a prompt's life but for its end, where it evicts as many blocks as it publishes."""
-    tokens = draw.integers(0, 100_000, BLOCK_SIZE * A_STEP, dtype=np.int32)
+    tokens = draw.integers(0, vocabulary, BLOCK_SIZE * A_STEP, dtype=np.int32)
     begin = time.perf_counter()
     seq = cache.allocate(tokens)
     cache.reserve([seq], len(tokens))
@@ -78,81 +87,153 @@ def engine_thread() -> None:
     print("engine's thread, take_events                  ", nanoseconds(take, A_STEP))
 
 
-def other_threads(num_blocks: int) -> None:
-    """The publisher's work, the mirror's, a snapshot, a match over 64 workers."""
+def other_threads(vocabulary: int) -> None:
+    """The publisher's work and the mirror's, where messages take the memory of earlier ones."""
     cache = make_cache(10_000, True)
-    feed = Feed(ContentTable(cache.config), True, 100, None, time.time)
+    feed = Feed(ContentTable(cache.config), True, KEPT, None, time.time)
     draw = np.random.default_rng(2)
-    publish, ingest, own = [], [], []
+    publish, own, ingest, own_ingest = [], [], [], []
     mirror = Mirror(hash_seed=1)
     mirror.replayed("worker", *feed.beat())
     for message in feed.replay(0):
         mirror.replayed("worker", *message)
     mirror.end_of_replay("worker")
-    for _ in range(ROUNDS):
-        run_prompt(cache, draw)
+    for number in range(2 * KEPT + 2 * ROUNDS):
+        run_prompt(cache, draw, vocabulary)
         changes = cache.take_events()
         begin, busy = time.perf_counter(), time.thread_time()
         message = feed.changed(changes)
-        own.append(time.thread_time() - busy)
-        publish.append(time.perf_counter() - begin)
-        if message is not None:
-            ingest.append(timed(lambda message=message: mirror.live("worker", *message)))
-    print("publisher's thread, a block stored (and evicted)", nanoseconds(publish, A_STEP))
-    print("the same, of its own time on a core             ", nanoseconds(own, A_STEP))
-    print("mirror, a block stored (and removed)            ", nanoseconds(ingest, A_STEP))
-    snapshot(num_blocks)
-    stalls(num_blocks)
-    match()
+        middle, half = time.perf_counter(), time.thread_time()
+        assert message is not None
+        mirror.live("worker", *message)
+        end, done = time.perf_counter(), time.thread_time()
+        if number >= 2 * KEPT:
+            publish.append(middle - begin)
+            own.append(half - busy)
+            ingest.append(end - middle)
+            own_ingest.append(done - half)
+    print(f"random tokens below {vocabulary:,}, median and least, a block stored and one gone:")
+    print("publisher's thread                            ", nanoseconds(publish, A_STEP))
+    print("the same, of its own time on a core           ", nanoseconds(own, A_STEP))
+    print("mirror                                        ", nanoseconds(ingest, A_STEP))
+    print("the same, of its own time on a core           ", nanoseconds(own_ingest, A_STEP))
+
+
+def filled(num_blocks: int, seed: int) -> tuple[KVCacheManager, np.random.Generator]:
+    """A cache whose pool is full of contents that nobody holds; what it told has not been taken."""
+    cache = make_cache(num_blocks, True)
+    draw = np.random.default_rng(seed)
+    for _ in range(num_blocks // A_STEP):
+        run_prompt(cache, draw)
+    return cache, draw
+
+
+class Held(Turns):
+    """Turns whose own time on a core is noted: as long as that a compiled call may keep the interpreter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+        self._since = time.thread_time()
+
+    def begin(self) -> None:
+        super().begin()
+        self._since = time.thread_time()
+
+    def rest(self) -> None:
+        """Note the turn where it ends here."""
+        busy = time.thread_time()
+        if self.is_over():
+            self.seconds.append(busy - self._since)
+            super().rest()
+            self._since = time.thread_time()
 
 
 def snapshot(num_blocks: int) -> None:
     """All of a pool in one message."""
-    cache = make_cache(num_blocks, True)
+    cache, _ = filled(num_blocks, 3)
     feed = Feed(ContentTable(cache.config), True, 100, None, time.time)
-    draw = np.random.default_rng(3)
-    for _ in range(num_blocks // A_STEP):
-        run_prompt(cache, draw)
-        feed.changed(cache.take_events())
-    begin, own = time.perf_counter(), time.thread_time()
-    ((_, payload),) = feed.replay(0)
-    seconds, own = time.perf_counter() - begin, time.thread_time() - own
-    size = f"{len(payload) / 1e6:.1f} MB"
-    print(f"snapshot of {num_blocks:,} blocks: {1000 * seconds:.0f} ms, {1000 * own:.0f} of its own, {size}")
+    feed.changed(cache.take_events())
+    feed.turns = held = Held()
+    for _ in range(SNAPSHOTS):
+        begin, own = time.perf_counter(), time.thread_time()
+        ((_, payload),) = feed.replay(0)
+        seconds, own = time.perf_counter() - begin, time.thread_time() - own
+        size = f"{len(payload) / 1e6:.1f} MB"
+        print(f"snapshot of {num_blocks:,} blocks: {1000 * seconds:.0f} ms, {1000 * own:.0f} of its own, {size}")
+    print("its turns, of its own time: " + quantiles(held.seconds))
+
+
+def quantiles(seconds: list[float]) -> str:
+    """Median, 99 %, 99.9 % and longest."""
+    each = ", ".join(f"{1e3 * one:.3f}" for one in np.quantile(seconds, [0.5, 0.99, 0.999, 1.0]))
+    return f"median, 99 %, 99.9 %, longest of {len(seconds):,}: {each} ms"
 
 
 def stalls(num_blocks: int) -> None:
-    """Steps of an engine's thread alone, and while another one makes snapshots.
+    """Steps of an engine's thread alone, and while its publisher answers replays of another process with snapshots.
 
     An engine waits for its device between steps and leaves the interpreter to others: a lap is a step and how much
-    longer than asked for the wait took, until the thread had the interpreter again.
+    longer than asked for the wait took, until the thread had the interpreter again. For comparison the laps of a thread
+    beside whose process another one does the same work: what the machine does to it without an interpreter in common.
     """
-    told = make_cache(num_blocks, True)
-    feed = Feed(ContentTable(told.config), True, 100, None, time.time)
-    draw = np.random.default_rng(5)
-    for _ in range(num_blocks // A_STEP):
-        run_prompt(told, draw)
-        feed.changed(told.take_events())
+    asking = [sys.executable, "-m", "benchmarks.events", "--ask"]
+    making = [sys.executable, "-m", "benchmarks.events", "--answer", str(num_blocks)]
+    print("engine's lap alone: " + quantiles(laps(None)))
+    with subprocess.Popen(making, stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
+        assert other.stdout is not None
+        endpoint = other.stdout.readline().strip()
+        print("engine's lap beside another process's snapshots: " + quantiles(laps([*asking, endpoint])))
+        other.terminate()
+    told, _ = filled(num_blocks, 5)
+    with KVEventPublisher(told, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*") as publisher:
+        publisher.publish()
+        print("engine's lap beside snapshots: " + quantiles(laps([*asking, publisher.replay_endpoint])))
+        stats = publisher.stats()
+        print(f"{stats.num_snapshots} snapshots, {stats.snapshot_bytes / 1e6:.0f} MB, {stats.num_replays} replays")
+
+
+def laps(beside: list[str] | None) -> list[float]:
+    """Seconds of laps while another process runs, from its first line on; without one, of `ALONE_STEPS`."""
     cache = make_cache(4000, True)
+    draw = np.random.default_rng(6)
     seqs = [cache.allocate(draw.integers(0, 100_000, 200, dtype=np.int32)) for _ in range(4)]
     cache.commit(seqs, cache.reserve(seqs).num_scheduled, [7] * len(seqs))
-
-    def lap() -> float:
+    program = None if beside is None else subprocess.Popen(beside, stdout=subprocess.PIPE, cwd=ROOT)
+    if program is not None:
+        assert program.stdout is not None
+        program.stdout.readline()
+    seconds: list[float] = []
+    while len(seconds) < MOST_STEPS and (len(seconds) < ALONE_STEPS if program is None else program.poll() is None):
         begin = time.perf_counter()
         cache.commit(seqs, cache.reserve(seqs).num_scheduled, [7] * len(seqs))
         time.sleep(DEVICE_SECONDS)
-        return time.perf_counter() - begin - DEVICE_SECONDS
+        seconds.append(time.perf_counter() - begin - DEVICE_SECONDS)
+        cache.take_events()
+    if program is not None:
+        assert program.wait(60) == 0
+    return seconds
 
-    for name, snapshots in (("alone", 0), ("beside snapshots", 3)):
-        thread = threading.Thread(target=lambda count=snapshots: [list(feed.replay(0)) for _ in range(count)])
-        seconds = []
-        thread.start()
-        while len(seconds) < MOST_STEPS and (thread.is_alive() or (not snapshots and len(seconds) < ALONE_STEPS)):
-            seconds.append(lap())
-        thread.join()
-        each = [1e3 * quantile for quantile in np.quantile(seconds, [0.5, 0.99, 0.999, 1.0])]
-        figures = ", ".join(f"{one:.3f}" for one in each)
-        print(f"engine's lap {name}: median, 99 %, 99.9 %, longest of {len(seconds):,}: {figures} ms")
+
+def ask(endpoint: str) -> None:
+    """A consumer: asks for all, some times, and reads the answers."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(endpoint)
+        print("asking", flush=True)
+        for _ in range(SNAPSHOTS):
+            socket.send_multipart((b"", bytes(8)))
+            while socket.recv_multipart()[-2] != END_SEQUENCE:
+                pass
+
+
+def answer(num_blocks: int) -> None:
+    """A process that answers replays with snapshots until it is ended."""
+    told, _ = filled(num_blocks, 5)
+    with KVEventPublisher(told, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*") as publisher:
+        publisher.publish()
+        print(publisher.replay_endpoint, flush=True)
+        time.sleep(ANSWER_SECONDS)
 
 
 def match() -> None:
@@ -199,13 +280,23 @@ def beside_vllm(python: str) -> None:
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(prog="benchmarks.events", description=main.__doc__)
-    parser.add_argument("--blocks", type=int, default=200_000, help="of the snapshot; default: 200,000")
+    parser.add_argument("--blocks", type=int, default=200_000, help="of snapshots; default: 200,000")
     parser.add_argument("--vllm-python", help="the interpreter of an environment with vLLM (`make peers` makes one)")
+    parser.add_argument("--ask", metavar="ENDPOINT", help=argparse.SUPPRESS)
+    parser.add_argument("--answer", metavar="BLOCKS", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.ask:
+        return ask(options.ask)
+    if options.answer:
+        return answer(options.answer)
     if options.vllm_python:
         beside_vllm(options.vllm_python)
     engine_thread()
-    other_threads(options.blocks)
+    for vocabulary in (65_536, 100_000):
+        other_threads(vocabulary)
+    snapshot(options.blocks)
+    stalls(options.blocks)
+    match()
 
 
 if __name__ == "__main__":

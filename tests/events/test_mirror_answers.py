@@ -150,7 +150,7 @@ def test_trust_of_an_answer_follows_every_message() -> None:
 
 def test_pages_of_ids_are_a_dict() -> None:
     draw = random.Random(run_seed())
-    pages, expected = IdPages(), dict[int, int]()
+    pages, expected = IdPages(0), dict[int, int]()
     names = [draw.randrange(400) + 2**40 * draw.randrange(2) for _ in range(300)]
     for row in range(1, 4000):
         name = draw.choice(names)

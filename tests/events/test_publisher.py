@@ -14,6 +14,7 @@ import zmq
 
 from blockyard import BlockPool, CacheConfig, InvalidArgument, KVCacheManager, PublisherError, Span
 from blockyard.events import KVEventPublisher, Mirror, Subscriber, Trust
+from blockyard.events.publishing import publisher as publishers
 
 from ..support.interrupter import Interrupter
 
@@ -270,6 +271,59 @@ def test_closing_twice_is_nothing_and_what_was_published_is_out(publishing: Call
         publisher.close()
         assert until(subscriber, lambda: tokens_of(mirror) == 12)
     publisher.publish()
+
+
+def test_who_has_asked_when_a_publisher_closes_is_answered(
+    publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dynamo's indexer waits for an answer for ever, and takes in nothing meanwhile."""
+    cache = make_cache()
+    publisher = publishing(cache)
+    beat, is_held, goes_on = publisher._feed.beat, threading.Event(), threading.Event()
+
+    def held() -> Any:
+        is_held.set()
+        assert goes_on.wait(10)
+        return beat()
+
+    monkeypatch.setattr(publisher._feed, "beat", held)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
+        asking.setsockopt(zmq.LINGER, 0)
+        asking.connect(publisher.replay_endpoint)
+        assert is_held.wait(10)  # the thread has looked for requests, and does so once more before it ends
+        closing = threading.Thread(target=publisher.close)
+        closing.start()
+        while not publisher._is_closing:
+            time.sleep(0.001)
+        asking.send_multipart([b"", bytes(8)])
+        assert publisher._router.poll(5000)  # it is there; the thread, which is held, does not use the socket
+        goes_on.set()
+        assert asking.poll(5000)
+        assert len(asking.recv_multipart()[-1]) > 0
+        assert asking.poll(5000)
+        assert asking.recv_multipart()[-2] == (-1).to_bytes(8, "big", signed=True)
+        closing.join()
+
+
+def test_who_asks_while_a_publisher_closes_is_answered(
+    publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A consumer that is behind sees the gap in the last messages, and asks, when the publisher is on its way out."""
+    monkeypatch.setattr(publishers, "LAST_REQUEST_MS", 900)
+    publisher = publishing(make_cache())
+    with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
+        asking.setsockopt(zmq.LINGER, 0)
+        asking.connect(publisher.replay_endpoint)
+        for is_closing in (False, True):
+            if is_closing:
+                closing = threading.Thread(target=publisher.close)
+                closing.start()
+                time.sleep(0.05)
+            asking.send_multipart([b"", bytes(8)])
+            while asking.poll(5000) and asking.recv_multipart()[-2] != (-1).to_bytes(8, "big", signed=True):
+                pass
+        closing.join()
+    assert publisher.stats().num_replays == 2
 
 
 def test_a_thread_that_ended_is_told(publishing: Callable[..., KVEventPublisher]) -> None:

@@ -120,6 +120,24 @@ def bytes_by_eights(tokens: np.ndarray) -> int:
     return sum(len(eight) * (3 if eight.max() < 65536 else 5) for eight in eights)
 
 
+def test_numbers_of_mixed_widths_are_read_as_they_stand() -> None:
+    """Runs of one width of any length behind one another, with tags of other widths among their bytes."""
+    draw = random.Random(run_seed())
+    widths = {0: (b"", 128), 1: (b"\xcc", 256), 2: (b"\xcd", 2**16), 4: (b"\xce", 2**31), 8: (b"\xcf", 2**31)}
+    for _ in range(400):
+        expected: list[int] = []
+        content = b""
+        for _ in range(draw.randint(1, 30)):
+            width = draw.choice((2, 4) * 6 + (0, 1, 8))
+            tag, limit = widths[width]
+            for _ in range(draw.choice((1, 3, 7, 8, 9, 16, 24))):
+                number = draw.choice((draw.randrange(limit), 0xCD, 0xCE, 0xCDCE, 0x4ECDCECD, limit - 1)) % limit
+                expected.append(number)
+                content += tag + number.to_bytes(max(width, 1), "big")
+        head = b"\xdd" + len(expected).to_bytes(4, "big")
+        assert list(read_tokens(head + content, 1).words) == expected
+
+
 @pytest.mark.parametrize("place", [0, 1, 99])
 def test_lists_that_look_alike_and_hold_something_else_are_read_one_by_one(place: int) -> None:
     numbers = bytearray(b"\xdc\x00\x64" + b"\xce\x00\x01\x00\x02" * 100)

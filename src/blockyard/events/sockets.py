@@ -16,6 +16,8 @@ except ImportError as error:
 __all__ = ["bound", "connected", "require_endpoint", "zmq"]
 
 LAST_PORT = 65535
+#: Frames of so many bytes are sent from where they are; a thread of pyzmq's own lets go of them. Others are copied.
+SENT_FROM_PLACE = 2**18
 
 
 def bound(context: Any, kind: int, name: str, endpoint: str, linger: int) -> Any:
@@ -25,6 +27,7 @@ def bound(context: Any, kind: int, name: str, endpoint: str, linger: int) -> Any
     """
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, linger)
+    socket.copy_threshold = SENT_FROM_PLACE
     return _opened(socket, socket.bind, "bound", name, endpoint)
 
 

@@ -18,7 +18,7 @@ except ImportError as error:
     raise MissingExtra(f"KV events need {error.name}: pip install 'blockyard[events]'") from error
 
 #: The third frame of a message.
-Payload = bytes | bytearray
+Payload = bytes | memoryview
 #: Media as vLLM names them.
 GPU, CPU = "GPU", "CPU"
 MEDIA = (GPU, CPU)
@@ -152,33 +152,17 @@ def encode_batch(batch: Batch) -> bytes:
     return _encoder.encode(fields if batch.epoch is None else (*fields, batch.epoch))
 
 
-class BatchWriter:
-    """The payload of one message whose events come a few at a time, in one buffer. batch: all but its events."""
+def encode_frame(batch: Batch) -> tuple[bytes, bytes]:
+    """What stands before the list of events in a payload, and what stands after it."""
+    tail = _encoder.encode(batch.data_parallel_rank)
+    if batch.epoch is not None:
+        tail += _encoder.encode(batch.epoch)
+    return bytes([0x90 + (3 if batch.epoch is None else 4)]) + _encoder.encode(batch.ts), tail
 
-    def __init__(self, batch: Batch) -> None:
-        self._tail = _encoder.encode(batch.data_parallel_rank)
-        if batch.epoch is not None:
-            self._tail += _encoder.encode(batch.epoch)
-        self._out = bytearray([0x90 + (3 if batch.epoch is None else 4)]) + _encoder.encode(batch.ts)
-        #: Where the head of the list of events stands: as many bytes as a long list's takes.
-        self._head = len(self._out)
-        self._out += b"\xdd\0\0\0\0"
-        self._num_events = 0
 
-    def add(self, events: list[Event]) -> None:
-        """Encode them behind those before. O(bytes), amortized."""
-        for event in events:
-            _encoder.encode_into(event, self._out, -1)
-        self._num_events += len(events)
-
-    def finish(self) -> bytearray:
-        """The payload."""
-        if self._num_events < 16:
-            self._out[self._head : self._head + 5] = bytes([0x90 + self._num_events])
-        else:
-            self._out[self._head + 1 : self._head + 5] = self._num_events.to_bytes(4, "big")
-        self._out += self._tail
-        return self._out
+def encode_event(event: Event, out: bytearray) -> None:
+    """One event of such a list, in place of what `out` held. O(bytes)."""
+    _encoder.encode_into(event, out)
 
 
 def decode_batch(payload: Payload) -> Batch:

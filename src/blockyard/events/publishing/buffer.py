@@ -19,12 +19,12 @@ class ReplayBuffer:
 
     def __init__(self, first: int, size: int, pads: bool) -> None:
         self.next_sequence = first
-        self._payloads: deque[bytes] = deque(maxlen=size)
+        self._payloads: deque[Payload] = deque(maxlen=size)
         self._first = first
         self._pads = pads
         self._num_lives = 1
 
-    def add(self, payload: bytes) -> int:
+    def add(self, payload: Payload) -> int:
         """Number a message."""
         self._payloads.append(payload)
         self.next_sequence += 1

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from time import sleep
 
 import numpy as np
 
 from ...core.tokens import MAX_TOKEN
 from ...kv_events import KVCacheEvents
 from ..tables.content_table import ContentTable
-from ..wire import Batch, BatchWriter, Event, Payload, encode_batch
+from ..wire import Batch, Event, Payload, encode_batch
 from .buffer import ReplayBuffer
+from .long_batch import LongBatch
+from .turns import Turns
 
-#: Parts of a snapshot that are made in one go, in half a millisecond: then others that wait for the interpreter get it.
-EVENTS_A_TURN = 8
+#: Events that are encoded in one go; more are encoded in turns.
+FEW_EVENTS = 16
 #: Numbers from 0 on that a replay fills up, in a few seconds; after them they begin anew.
 MOST_PADDED = 2**20
 #: A message: its number and its payload.
@@ -34,6 +35,7 @@ class Feed:
         self._epoch = None if from_clock else began
         self._buffer = ReplayBuffer(began if from_clock else 0, replayed, pads=not from_clock)
         self._table = table
+        self.turns = Turns()
         #: Messages numbered so far, and the bytes of their payloads; those that say nothing; snapshots and their bytes.
         self.num_messages = self.num_bytes = self.num_heartbeats = 0
         self.num_snapshots = self.snapshot_bytes = 0
@@ -42,7 +44,8 @@ class Feed:
 
     def changed(self, changes: KVCacheEvents) -> Numbered | None:
         """The message about what a cache told; None where that means nothing to others."""
-        events = self._table.apply(without_placeholders(changes))
+        self.turns.begin()
+        events = self._table.apply(without_placeholders(changes), self.turns.rest)
         return self._number(events) if events else None
 
     def beat(self) -> Numbered:
@@ -55,21 +58,28 @@ class Feed:
         return self._buffer.replay(start, self._snapshot, self._encoded([]))
 
     def _snapshot(self) -> Payload:
-        """All that is held, in one message. In between other threads run: an engine's may wait."""
-        writer = BatchWriter(self._batch([]))
-        for number, events in enumerate(self._table.snapshot()):
-            writer.add(events)
-            if number % EVENTS_A_TURN == 0:
-                sleep(0)
-        payload = writer.finish()
+        """All that is held, in one message, made in turns: an engine's thread may wait for the interpreter."""
+        self.turns.begin()
+        payload = self._in_turns(self._table.snapshot(), self._table.num_snapshot_bytes())
         self.num_snapshots += 1
         self.snapshot_bytes += len(payload)
         return payload
 
+    def _in_turns(self, parts: Iterable[list[Event]], num_bytes: int) -> Payload:
+        """A message of so many bytes, or somewhat more."""
+        message = LongBatch(self._batch([]), num_bytes)
+        for events in parts:
+            for event in events:
+                message.add(event)
+            self.turns.rest()
+        return message.finish()
+
     def _number(self, events: list[Event]) -> Numbered:
         if self._epoch is not None and self._buffer.next_sequence >= self.most_padded:
             self._begin_anew()
-        payload = self._encoded(events)
+        payload = (
+            self._encoded(events) if len(events) <= FEW_EVENTS else self._in_turns(([one] for one in events), 2**20)
+        )
         self.num_messages += 1
         self.num_bytes += len(payload)
         return self._buffer.add(payload), payload

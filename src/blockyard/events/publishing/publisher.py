@@ -23,8 +23,12 @@ from ..tables.content_table import ContentTable
 from .feed import Feed, Numbered, without_placeholders
 from .replays import Replays
 
-#: Milliseconds that the last messages get to leave at the end. Answers to replays get none: who asked asks again.
+#: Milliseconds that the last messages get to leave at the end, and the answers to replays. Not everybody who asked and
+#: hears nothing asks again: Dynamo's indexer waits for ever, and reads no messages meanwhile.
 LAST_MESSAGES_MS = 1000
+#: Milliseconds without a request after which nobody is thought to ask any more, where somebody has asked before; a
+#: consumer on a busy machine was seen to read messages 110 ms late.
+LAST_REQUEST_MS = 250
 #: Hand-overs that may wait for the thread; after that they stay in the cache's log, which is bounded and loses nothing.
 MOST_WAITING = 64
 MAX_REPLAYED = 2**24
@@ -159,7 +163,10 @@ class KVEventPublisher:
             self._wake_up()
 
     def close(self) -> None:
-        """Send what is left, and end the thread and the sockets. A second call does nothing."""
+        """Send what is left, answer who asks, and end the thread and the sockets. A second call does nothing.
+
+        It takes 0.25 s where consumers have asked for replays, and up to two seconds where one reads nothing.
+        """
         if self._thread.is_alive():
             if self._taken:
                 self._hand_over()
@@ -210,7 +217,19 @@ class KVEventPublisher:
                 beat = time.monotonic() + self._heartbeat
             self._replays.go_on(self._router in ready)
             if is_closing:
+                self._finish_replays()
                 return
+
+    def _finish_replays(self) -> None:
+        """Answer who has asked or is just asking: the last messages may have shown a gap to somebody."""
+        replays = self._replays
+        deadline = time.monotonic() + LAST_MESSAGES_MS / 1000
+        while time.monotonic() < deadline:
+            has_consumers = replays.num_answered + replays.num_given_up > 0
+            has_requests = self._router.poll(LAST_REQUEST_MS if has_consumers and not replays.are_waiting else 0)
+            if not has_requests and not replays.are_waiting:
+                return
+            replays.go_on(bool(has_requests))
 
     def _drain_wakes(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -228,7 +247,7 @@ class KVEventPublisher:
     def _send(self, message: Numbered) -> None:
         sequence, payload = message
         # A PUB socket drops what a slow consumer does not read; that one sees a gap and asks for a replay.
-        self._pub.send_multipart((self._topic, sequence.to_bytes(8, "big"), payload), zmq.DONTWAIT)
+        self._pub.send_multipart((self._topic, sequence.to_bytes(8, "big"), payload), zmq.DONTWAIT, copy=False)
         self._sent_at = time.monotonic()
 
     def _close_sockets(self) -> None:
@@ -250,7 +269,7 @@ def _bound_sockets(context: Any, endpoint: str, replay_endpoint: str | None) -> 
     try:
         sockets.append(bound(context, zmq.PUB, "endpoint", endpoint, LAST_MESSAGES_MS))
         replays_at = replay_endpoint or _next_port(sockets[0].get_string(zmq.LAST_ENDPOINT))
-        sockets.append(bound(context, zmq.ROUTER, "replay_endpoint", replays_at, 0))
+        sockets.append(bound(context, zmq.ROUTER, "replay_endpoint", replays_at, LAST_MESSAGES_MS))
     except BaseException:
         for socket in sockets:
             socket.close()

@@ -85,7 +85,7 @@ class Replays:
                 self._end(identity)
                 return True
             try:
-                self._router.send_multipart((identity, b"", *message), zmq.DONTWAIT)
+                self._router.send_multipart((identity, b"", *message), zmq.DONTWAIT, copy=False)
             except zmq.Again:
                 self._unsent[identity] = message
                 return self._wait_for(identity, number > 0)

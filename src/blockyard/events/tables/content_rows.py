@@ -10,6 +10,7 @@ from ...core.tokens import words_per_block
 from .id_pages import IdPages
 
 FEWEST_ROWS: Final = 64
+MOST_AT_START: Final = 2**20
 #: What a row is: nothing that is there now, though something stands behind it; a content; a root.
 GONE: Final[i32] = 0
 CONTENT: Final[i32] = 1
@@ -20,20 +21,22 @@ class ContentRows:
     """A row for each content and root, and for each id behind which something stands. Row 0 is none.
 
     Those that stand behind another are a list: its `first_child`, then `next_one`. `request` is the row of the root of
-    the requests that get to a row, 0 where none does. Arrays double when they are full; a free row is used again.
+    the requests that get to a row, 0 where none does. A free row is used again. There is room for `num_rows` from the
+    start, up to a million, because a copy of large arrays keeps the interpreter from others; arrays double where that
+    is not enough.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, num_rows: int) -> None:
         self.num_words: i64 = words_per_block(block_size)
+        self._set_arrays(min(num_rows + FEWEST_ROWS, MOST_AT_START))
         self.clear()
 
     def clear(self) -> None:
-        """Forget all."""
-        self._by_id = IdPages()
+        """Forget all. Rows are set when they are taken."""
+        self._by_id = IdPages(int(self.capacity))
         self.num_rows: i64 = 0
         self._next_row: i64 = 1
         self._free: i64 = 0
-        self._set_arrays(FEWEST_ROWS)
 
     def _set_arrays(self, capacity: int) -> None:
         self.capacity: i64 = capacity
@@ -131,7 +134,9 @@ class ContentRows:
             return i64(self.first_child[row])
         while row != top and self.next_one[row] == 0:
             row = i64(self.parent[row])
-        return 0 if row == top else i64(self.next_one[row])
+        if row == top:
+            return 0
+        return i64(self.next_one[row])
 
     def deepest(self, row: i64) -> i64:
         """Down along first children. Where a walk in which each comes before the one that it stands behind begins."""

@@ -19,14 +19,16 @@ NO_PAGE: Final[i64] = -1
 class IdPages:
     """A page is found by a hash, or is that of the id before. It stays while one of its ids has a row.
 
-    Memory: 5 bytes an id where all of a page are there; up to 200 where one is.
+    Memory: 5 bytes an id where all of a page are there; up to 200 where one is. There is room for `num_ids` neighbours
+    from the start.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_ids: int) -> None:
+        num_pages = FEWEST_PAGES + num_ids // int(IDS_A_PAGE)
         self._pages = HoldingTable(0)
-        self._rows = zeros_i32(FEWEST_PAGES * int(IDS_A_PAGE))
+        self._rows = zeros_i32(num_pages * int(IDS_A_PAGE))
         #: Rows of each page; of a free one, the next free one.
-        self._used = zeros_i32(FEWEST_PAGES)
+        self._used = zeros_i32(num_pages)
         self._next_page: i64 = 1
         self._free: i64 = 0
         #: The number and the page that were looked for last.
@@ -43,7 +45,9 @@ class IdPages:
     def find(self, name: i64) -> i64:
         """The row of an id, 0 for none. O(1) expected."""
         page = self._page_of(name >> PAGE_BITS)
-        return 0 if page == 0 else i64(self._rows[page * IDS_A_PAGE + (name & LAST_OF_PAGE)])
+        if page == 0:
+            return 0  # `0 if ... else ...` would make a Python object
+        return i64(self._rows[page * IDS_A_PAGE + (name & LAST_OF_PAGE)])
 
     def put(self, name: i64, row: i64) -> None:
         """Give a row to an id that has none. O(1) expected, amortized."""
