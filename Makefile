@@ -1,6 +1,7 @@
 # make demo · make test · make lint · make bench   (each makes its own .venv and rebuilds what is stale)
 # make peers TRACE=FILE   (other block managers, in environments of their own: 8 GB) · make engines   (whole engines, vLLM too)
 # make interop   (Dynamo's indexer as a judge of KV events: 80 MB) · make interop-vllm   (vLLM's own tests on Blockyard)
+# make interop-sglang   (SGLang's own cache beside ours; SGLANG=checkout: its unit tests on Blockyard)
 # make wheels   (what a package index takes, in dist/)
 PYTHON ?= python3.11
 VENV := .venv
@@ -14,7 +15,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint bench peers engines wheels interop interop-vllm stress clean missing-extension
+.PHONY: demo test lint bench peers engines wheels interop interop-vllm interop-sglang stress clean missing-extension
 missing-extension:
 
 demo: $(VENV)/built
@@ -81,6 +82,18 @@ interop-vllm: $(VENV)/built .venv-vllm/installed
 	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-deps -r tests/interop/requirements-vllm.txt
 	touch $@
 
+# SGLang's own radix cache beside ours; with SGLANG=checkout its unit tests, stock and on Blockyard.
+interop-sglang: $(VENV)/built .venv-sglang-tests/installed
+	PYTHONPATH=src .venv-sglang-tests/bin/python -m pytest -p no:cacheprovider tests/integrations/test_sglang.py tests/interop/test_sglang.py $(PYTEST_ARGS)
+	$(if $(SGLANG),$(BIN)/python -m tests.interop.sglang_suite --python .venv-sglang-tests/bin/python --sglang $(SGLANG))
+
+# Beside the environment that has SGLang: what tests import.
+.venv-sglang-tests/installed: .venv-sglang/installed tests/interop/requirements-sglang.txt
+	$(PYTHON) -m venv $(@D)
+	echo $(abspath $(wildcard .venv-sglang/lib/python3.*/site-packages)) > $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/sglang.pth
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-deps -r tests/interop/requirements-sglang.txt
+	touch $@
+
 stress: $(VENV)/built
 	$(BIN)/python -m tests.stress $(STRESS_ARGS)
 
@@ -108,5 +121,5 @@ $(BUILD): $(VENV)/installed $(SOURCES) $(if $(filter 0,$(BLOCKYARD_COMPILE))$(EX
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-peers .venv-sglang .venv-wheels .venv-interop .venv-vllm .cache build dist src/*.egg-info
+	rm -rf $(VENV) .venv-peers .venv-sglang .venv-sglang-tests .venv-wheels .venv-interop .venv-vllm .cache build dist src/*.egg-info
 	find src -name '*.so' -delete

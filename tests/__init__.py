@@ -21,7 +21,8 @@
     integrations   adapters for other engines, without the engines: vLLM's signatures, options, imports; a small
                tier in the place of vLLM's, for our policies in it
     interop    other systems' own programs beside ours (`make interop`): Dynamo's indexer; vLLM's own tests on Blockyard
-               (`make interop-vllm`), and our policies in its CPU tier
+               (`make interop-vllm`), and our policies in its CPU tier; SGLang's radix cache beside ours
+               (`make interop-sglang`)
     support    what several of them share: the reference model, random programs, tiny models, servers
 
 A package, so that programs run from the repository's root: `python -m tests.stress` (a million random operations),

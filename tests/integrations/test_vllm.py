@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from blockyard.integrations.signatures import arguments_of
+
 from ..interop.vllm_suite.__main__ import outcomes_in, table, unexplained
 from ..interop.vllm_suite.known import KNOWN
 from ..support.places import PACKAGE_DIR, child_environment
@@ -25,7 +27,7 @@ HAS_VLLM = importlib.util.find_spec("vllm") is not None
 
 def loaded(name: str) -> ModuleType:
     """A file of the adapter that needs no vLLM, by itself."""
-    spec = importlib.util.spec_from_file_location(f"adapter_{name}", ADAPTER / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"blockyard.integrations.vllm_alone.{name}", ADAPTER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -68,7 +70,7 @@ def test_a_method_that_moved_is_named(version: str) -> None:
 def test_arguments_are_read_from_a_function() -> None:
     def method(self: Any, first: int, second: int = 3, *, third: bool = False) -> None: ...
 
-    assert contract.arguments_of(method) == "self, first, second=, third="
+    assert arguments_of(method) == "self, first, second=, third="
 
 
 @pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed here: `make interop-vllm` has an environment with it")

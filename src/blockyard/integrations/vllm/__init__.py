@@ -3,7 +3,7 @@
 Needs vLLM, which `blockyard` itself does not import. See docs/vllm.md.
 """
 
-from .contract import moved_methods
+from ..signatures import moved_methods
 from .manager import KVCacheManager
 from .options import Options
 from .pool import BlockPool

@@ -1,14 +1,11 @@
 """What the adapter was written for: the arguments of each method of vLLM that it replaces or calls.
 
-The names of arguments, in order, `=` where there is a default. A vLLM whose methods differ is refused with their names.
+A vLLM whose methods differ is refused with their names (`integrations.signatures`).
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+from ..signatures import moved_methods
 
 VLLM_VERSIONS = ("0.32", "0.33")
 POOL = "vllm.v1.core.block_pool:BlockPool"
@@ -84,32 +81,6 @@ CONTRACTS: dict[str, dict[str, str]] = {
         f"{MANAGER}.get_computed_blocks_for_connector": "self, request, max_cache_hit_length=",
     },
 }
-
-
-def arguments_of(function: Callable[..., Any]) -> str:
-    """The names of its arguments, as they stand in the contract."""
-    parameters = inspect.signature(function).parameters.values()
-    return ", ".join(p.name + ("" if p.default is inspect.Parameter.empty else "=") for p in parameters)
-
-
-def found_in_vllm(name: str) -> str:
-    """The arguments of one method of the installed vLLM; "" where it is gone."""
-    module, _, path = name.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part, None)
-    return "" if found is None else arguments_of(found)
-
-
-def moved_methods(contract: Mapping[str, str], found: Callable[[str], str] = found_in_vllm) -> list[str]:
-    """What differs: a line for each method that is gone or takes other arguments."""
-    lines = []
-    for name, expected in contract.items():
-        is_there = found(name)
-        if is_there != expected:
-            method = name.rpartition(":")[2]
-            lines.append(f"{method}({is_there}); the adapter knows ({expected})" if is_there else f"{method} is gone")
-    return lines
 
 
 def require_known_vllm() -> None:

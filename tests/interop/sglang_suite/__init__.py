@@ -1,0 +1,1 @@
+"""SGLang's own unit tests of its radix cache, stock and on Blockyard."""
