@@ -8,7 +8,7 @@ checkouts of their sources, which are on no package index; both sides compute on
 offloading are its own, with blocks for all requests and for less than half of them. The two sides take turns; a step's
 time is of the calls alone, prompts and ends included, and the ratio is of the sums of two runs beside each other.
 
-mini-sglang compares keys in a kernel that is built on demand; here numpy does it, at about the same cost.
+mini-sglang compares keys in a kernel that is built on demand; here numpy does it.
 """
 
 from __future__ import annotations
