@@ -1,4 +1,4 @@
-"""What a pool costs under a scheduler of one's own: one more block at any length, and a lookup with its hold.
+"""What a pool costs under a scheduler of one's own: one more block at any length, a lookup with its hold, `evict`.
 
     python -m benchmarks.own_scheduler
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -109,8 +110,31 @@ def look_ups(num_tokens: int) -> Iterator[Figure]:
         yield figure(name, f"{num_tokens} tokens", samples, "us", "", 1e-3)
 
 
+def evictions(num_blocks: int) -> Iterator[Figure]:
+    """`evict(1)` in a pool of which almost nothing is cached: the blocks that cache nothing stand before the others."""
+    pool = BlockPool(num_blocks, BLOCK_SIZE)
+    number = iter(range(ROUNDS * CALLS * 10))
+
+    def cache_some() -> None:
+        for _ in range(CALLS):
+            lease = pool.get_new_blocks(1)
+            pool.cache_full_blocks(lease, np.full(BLOCK_SIZE, next(number), np.int32))
+            pool.free_blocks(lease)
+
+    samples = []
+    for _ in range(ROUNDS):
+        cache_some()
+        start = perf_counter_ns()
+        for _ in range(CALLS):
+            pool.evict(1)
+        samples.append((perf_counter_ns() - start) / CALLS)
+    yield figure("evict(1), the rest is empty", f"{num_blocks} blocks", samples, "us", "", 1e-3)
+
+
 def all_figures() -> Iterator[Figure]:
     """Every figure."""
+    for num_blocks in (1_000, 100_000, 1_000_000):
+        yield from evictions(num_blocks)
     for num_tokens in (256, 8_192):
         yield from look_ups(num_tokens)
     for num_tokens in LENGTHS:

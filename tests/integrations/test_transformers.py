@@ -13,11 +13,11 @@ from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
-from blockyard import BlockPool
+from blockyard import BlockPool, InvalidArgument
 from blockyard.engine.model import load_model
 from blockyard.integrations.transformers import pooled_cache
 
-from ..support.tiny_models import demo_model_or_skip, mixed_prompts, reference_tokens, tiny_model
+from ..support.tiny_models import WINDOWED, demo_model_or_skip, mixed_prompts, reference_tokens, tiny_model
 
 SHARED = mixed_prompts((40, 33, 40, 57, 17, 35, 41, 33), shared=32)
 
@@ -97,10 +97,22 @@ def test_other_caches_are_as_they_were() -> None:
     assert pools == []
 
 
-def test_the_real_model() -> None:
+@pytest.mark.parametrize("num_blocks", [64, 5])
+def test_the_real_model(num_blocks: int) -> None:
+    """With five blocks of 16 tokens one of the two prompts runs at a time, or is preempted and resumed."""
     model, tokenizer = load_model(demo_model_or_skip())
     text = "The museum opens at ten and closes at five. " * 4
     prompts = [tokenizer(text + end).input_ids for end in ("It is open from", "It is closed from")]
+    options = {"page_size": 16, "num_blocks": num_blocks}
     with pooled_cache() as pools:
-        assert batch_tokens(model, prompts, 2, page_size=16) == reference_tokens(model, prompts, 2)
+        assert batch_tokens(model, prompts, 6, **options) == reference_tokens(model, prompts, 6)
     require_empty(pools)
+
+
+@pytest.mark.parametrize("shape", list(WINDOWED))
+def test_models_with_windows_are_refused_by_name(shape: str) -> None:
+    """Before anything is computed."""
+    model = tiny_model(shape)
+    with pooled_cache() as pools, pytest.raises(InvalidArgument, match=r"^the model has sliding_attention layers"):
+        batch_tokens(model, SHARED[:2], 2)
+    assert pools == []

@@ -10,8 +10,9 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -36,7 +37,7 @@ def loaded(name: str) -> ModuleType:
     return module
 
 
-contract, options = loaded("contract"), loaded("options")
+contract, options, misses = loaded("contract"), loaded("options"), loaded("misses")
 
 
 def test_blockyard_does_not_import_vllm() -> None:
@@ -134,3 +135,79 @@ def test_every_known_failure_has_its_reason_and_stands_in_the_page() -> None:
     for name, reason in KNOWN.items():
         assert len(reason) > 30
         assert name.partition("::")[2].partition("[")[0] in page
+
+
+# ---------------------------------------------------------------- causes of misses
+
+
+class Asking:
+    """A request of vLLM's, as the log of misses sees it."""
+
+    def __init__(self, tokens: list[int], salt: str | None = None, adapter: str = "", num_preemptions: int = 0) -> None:
+        self.all_token_ids, self.cache_salt, self.num_preemptions = tokens, salt, num_preemptions
+        self.num_tokens = len(tokens)
+        self.request_id = f"{tokens} {salt} {adapter}"
+        self.lora_request = SimpleNamespace(name=adapter, path=f"/{adapter}") if adapter else None
+        ends = range(4, len(tokens) + 1, 4)
+        self.block_hashes = [repr((tokens[:end], salt, adapter)).encode() for end in ends]
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A log for blocks of four tokens, without Prometheus."""
+    monkeypatch.setattr(misses, "counter", MagicMock())
+    return misses.MissCauses(100, 4)
+
+
+def new_causes(log: Any, request: Asking, num_hits: int = 0) -> dict[str, int]:
+    """Those that a request adds when it is admitted; its full blocks are cached then."""
+    before = dict(log.totals)
+    log.ask(request, num_hits)
+    log.admit(request)
+    for block_hash in request.block_hashes[num_hits // 4 :]:
+        log.came(block_hash)
+    return {cause: tokens - before[cause] for cause, tokens in log.totals.items() if tokens != before[cause]}
+
+
+def test_tokens_cached_under_other_keys_have_a_cause_of_their_own(log: Any) -> None:
+    tokens = list(range(9))
+    assert new_causes(log, Asking(tokens, "a")) == {"never_seen": 8, "tail": 1}
+    assert new_causes(log, Asking(tokens, "b")) == {"other_keys": 8, "tail": 1}
+    assert new_causes(log, Asking(tokens)) == {"other_keys": 8, "tail": 1}
+    assert new_causes(log, Asking(tokens, adapter="poet")) == {"other_keys": 8, "tail": 1}
+    assert new_causes(log, Asking(tokens, adapter="poet"), 8) == {"hit": 8, "tail": 1}
+    assert new_causes(log, Asking([*tokens[:4], 7, 7, 7, 7, 7], adapter="poet"), 4) == {
+        "hit": 4,
+        "never_seen": 4,
+        "tail": 1,
+    }, "what is found has these keys"
+    assert new_causes(log, Asking([5, *tokens])) == {"never_seen": 8, "tail": 2}
+
+
+def test_what_was_evicted_under_its_own_keys_is_not_under_others(log: Any) -> None:
+    tokens = list(range(9))
+    first = Asking(tokens, "a")
+    new_causes(log, first)
+    new_causes(log, Asking(tokens, "b"))
+    for block_hash in first.block_hashes:
+        log.went(block_hash)
+    assert new_causes(log, first) == {"evicted": 8, "tail": 1}
+
+
+def test_a_prompt_shorter_than_a_block_has_no_first_block(log: Any) -> None:
+    assert new_causes(log, Asking([1, 2, 3], "a")) == {"tail": 3}
+    assert log.first_blocks == {}
+    assert new_causes(log, Asking([1, 2, 3], "b")) == {"tail": 3}
+
+
+def test_first_blocks_are_bounded_and_the_latest_stay(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(misses, "MAX_FIRST_BLOCKS", 2)
+    for number in (1, 2, 1, 3):
+        new_causes(log, Asking([number] * 5, "a"))
+    assert len(log.first_blocks) == 2
+    assert new_causes(log, Asking([1] * 5, "b"))["other_keys"] == 4
+    assert new_causes(log, Asking([2] * 5, "b"))["never_seen"] == 4, "forgotten"
+
+
+def test_a_preempted_request_counts_no_second_time(log: Any) -> None:
+    assert new_causes(log, Asking(list(range(9)), "a", num_preemptions=1)) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,32 @@ def test_evicted_blocks_are_free_and_the_next_to_be_taken() -> None:
         pool.evict(2)
     assert snapshot(pool) == before
     assert pool.evict(0).tolist() == []
+
+
+def test_blocks_that_cache_nothing_stand_anywhere() -> None:
+    """Before the idle ones, between them and behind: what is evicted is the next idle one in the order of the queue."""
+    pool = BlockPool(40, SIZE)
+    choose = random.Random(5)
+    leases = []
+    for number in range(400):
+        act = choose.random()
+        if act < 0.4 and pool.num_free_blocks >= 3:
+            leases.append(pool.get_new_blocks(3))
+            if choose.random() < 0.6:
+                pool.cache_full_blocks(leases[-1], prompt(number, choose.choice((4, 8, 12))))
+        elif act < 0.7 and leases:
+            pool.free_blocks(leases.pop(choose.randrange(len(leases))), choose.random() < 0.5)
+        elif act < 0.72:
+            pool.reset_prefix_cache()
+        else:
+            cached_now = pool.cached_mask()
+            idle = [block for block in order(pool) if cached_now[block]]
+            count = choose.randint(0, min(len(idle), 3))
+            assert pool.evict(count).tolist() == idle[:count]
+            assert order(pool)[:count] == idle[:count]
+            with pytest.raises(OutOfBlocks):
+                pool.evict(len(idle) - count + 1)
+        pool.check()
 
 
 @pytest.mark.parametrize("policy", ["fifo", "lfu", "s3fifo", "arc", "score", "density", MRU])

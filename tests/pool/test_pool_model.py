@@ -14,8 +14,10 @@ from ..support.seeds import run_seed
 
 def walk(seed: int, num_calls: int) -> PoolWalk:
     num_blocks, block_size = 1 + seed % 24, 1 + seed % 5
-    pool = PoolSide(blockyard, num_blocks, block_size, hash_seed=seed, enable_kv_cache_events=True)
-    sides = [pool, PoolModel(num_blocks, block_size)]
+    retention_blocks = (0, 3, 9)[seed % 3]
+    settings = {"hash_seed": seed, "enable_kv_cache_events": True, "retention_blocks": retention_blocks}
+    pool = PoolSide(blockyard, num_blocks, block_size, **settings)
+    sides = [pool, PoolModel(num_blocks, block_size, retention_blocks)]
     walked = PoolWalk(seed, num_blocks, block_size, sides)
     for number in range(num_calls):
         try:

@@ -245,7 +245,8 @@ class RetentionModel(Model):
         self.is_inner: dict[Block, bool] = {}
 
     def wish(self, block: Block, key: Key, priority: int, expires_at: float | None) -> None:
-        idle = block in self.is_inner
+        before = self.wishes[block][1] if block in self.wishes else 0
+        idle = block in self.is_inner and priority != before
         if idle:
             self.remove(block)
         self.wishes.pop(block, None)

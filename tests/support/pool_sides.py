@@ -109,6 +109,16 @@ class PoolSide:
     def evict(self, count: int) -> list[int]:
         return self.pool.evict(count).tolist()
 
+    def retain(self, tokens: list[int], priority: int, expires_at: float | None, keys: tuple[Any, ...]) -> int:
+        return self.pool.retain(tokens, priority, expires_at, self.keys(keys))
+
+    def advance_time(self, now: float) -> int:
+        self.pool.advance_time(now)
+        return self.pool.num_retained_blocks
+
+    def resize(self, num_blocks: int) -> str:
+        return self.pool.resize(num_blocks).name
+
     def reset(self) -> None:
         self.pool.reset_prefix_cache()
 
@@ -125,6 +135,8 @@ class PoolSide:
             "free": pool.free_block_ids().tolist(),
             "ref_counts": pool.ref_counts().tolist(),
             "cached": pool.cached_mask().tolist(),
+            "retained": pool.num_retained_blocks,
+            "retiring": pool.num_retiring_blocks,
             "evicted": pool.num_evicted_blocks,
             "peak": pool.peak_used_blocks,
             "allocated": pool.num_allocated_blocks,

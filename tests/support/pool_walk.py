@@ -23,6 +23,9 @@ WEIGHTS = {
     "uncache": 1.5,
     "adopt": 1.5,
     "evict": 1.5,
+    "retain": 3,
+    "advance_time": 1.5,
+    "resize": 1,
     "take_events": 3,
     "reset": 0.3,
 }
@@ -41,6 +44,8 @@ class PoolWalk:
         self.num_leases = self.num_found = 0
         self.found_prompts: list[tuple[list[int], tuple[Any, ...]]] = []
         self.outcomes: dict[str, int] = {}
+        self.most_blocks = num_blocks + 6
+        self.now = 0.0
 
     def step(self) -> None:
         """One call on both sides; every answer and the whole state are equal."""
@@ -67,6 +72,10 @@ class PoolWalk:
             self.found_prompts.append(prompt)
         elif name == "free":
             self.live.remove(arguments[0])
+        elif name == "resize":
+            self.num_blocks = arguments[0]
+        elif name == "advance_time":
+            self.now = arguments[0]
         elif name in MAKES_A_LEASE and answer[1] is not None:
             self.prompts[self.num_leases] = prompt
             self.live.append(self.num_leases)
@@ -203,6 +212,17 @@ class PoolWalk:
 
     def draw_evict(self) -> Any:
         return (self.count(3),), None
+
+    def draw_retain(self) -> Any:
+        tokens, keys = self.prompt()
+        ends = self.random.choice((None, self.now - 1, self.now + self.random.randint(0, 6)))
+        return (tokens, self.count(3), ends, keys), None
+
+    def draw_advance_time(self) -> Any:
+        return (self.now + self.random.choice((-0.5, 0, 1, 2.5)),), None
+
+    def draw_resize(self) -> Any:
+        return (self.count(self.most_blocks),), None
 
     def draw_take_events(self) -> Any:
         return (), None

@@ -42,8 +42,15 @@ class Found:
 
 
 class PoolModel:
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, retention_blocks: int = 0) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
+        self.retention_blocks = retention_blocks
+        #: Idle cached blocks as they became idle, or got another priority: with a budget of retention, who goes next.
+        self.idle: list[int] = []
+        #: Priorities above 0, and when they end: in the order in which that was said.
+        self.priority_of: dict[int, int] = {}
+        self.end_of: dict[int, float] = {}
+        self.now = 0.0
         self.queue = list(range(1, num_blocks))
         self.ref_counts = [0] * num_blocks
         self.roots: dict[Any, Node] = {}
@@ -78,13 +85,39 @@ class PoolModel:
 
     def _lose(self, block: int) -> None:
         self._withdraw(block)
+        self._forget_priority(block)
+        if block in self.idle:
+            self.idle.remove(block)
         self.lost.append(block)
+
+    def _forget_priority(self, block: int) -> None:
+        self.priority_of.pop(block, None)
+        self.end_of.pop(block, None)
+
+    def _victims(self, count: int) -> list[int]:
+        """The idle blocks that go next. Those of a priority go last, the lowest first."""
+        if self.retention_blocks:
+            return sorted(self.idle, key=lambda block: self.priority_of.get(block, 0))[:count]
+        return [block for block in self.queue if block in self.node_of][:count]
+
+    def _evict_ahead(self, count: int) -> None:
+        """Where priorities decide, the queue's order does not: what has to go goes to its front before it is taken."""
+        if not self.retention_blocks:
+            return
+        empty = [block in self.node_of for block in self.queue[:count]] + [True]
+        for block in self._victims(max(count - empty.index(True), 0)):
+            self._evict(block)
+            self._to_front([block])
+
+    def _to_front(self, blocks: list[int]) -> None:
+        self.queue = blocks + [block for block in self.queue if block not in blocks]
 
     def _take(self, count: int) -> list[int]:
         if count < 0:
             raise Refused("InvalidArgument")
         if count > len(self.queue):
             raise Refused("OutOfBlocks")
+        self._evict_ahead(count)
         blocks = [self._pop() for _ in range(count)]
         self._note_peak()
         return blocks
@@ -93,20 +126,24 @@ class PoolModel:
         for block in blocks:
             if self.ref_counts[block] == 0:
                 self.queue.remove(block)
+                self.idle.remove(block)
                 self.num_allocated += 1
             self.ref_counts[block] += 1
         self._note_peak()
 
     def _note_peak(self) -> None:
-        self.peak = max(self.peak, self.num_blocks - 1 - len(self.queue))
+        self.peak = max(self.peak, sum(count > 0 for count in self.ref_counts))
 
     def _drop(self, blocks: list[int]) -> None:
         for block in reversed(blocks):
             self.ref_counts[block] -= 1
             if self.ref_counts[block] == 0:
                 self.num_freed += 1
-                if block in self.node_of:
+                if block >= self.num_blocks:
+                    self._evict(block)
+                elif block in self.node_of:
                     self.queue.append(block)
+                    self.idle.append(block)
                 else:
                     self.queue.insert(0, block)
 
@@ -343,7 +380,7 @@ class PoolModel:
         held = [block for block in lease.blocks if block]
         self._drop(held)
         for block in reversed(held) if last else []:
-            if self.ref_counts[block] == 0:
+            if block in self.queue:
                 self.queue.remove(block)
                 self.queue.append(block)
 
@@ -381,7 +418,7 @@ class PoolModel:
         return self._add(tail)
 
     def uncache(self, blocks: list[int]) -> int:
-        if not all(0 < block < self.num_blocks for block in blocks):
+        if not all(0 < block < len(self.ref_counts) for block in blocks):
             raise Refused("InvalidArgument")
         count = 0
         for block in reversed(blocks):
@@ -389,8 +426,7 @@ class PoolModel:
                 self._lose(block)
                 count += 1
                 if self.ref_counts[block] == 0:
-                    self.queue.remove(block)
-                    self.queue.insert(0, block)
+                    self._to_front([block])
         return count
 
     def adopt(self, blocks: list[int]) -> list[int]:
@@ -409,15 +445,59 @@ class PoolModel:
     def evict(self, count: int) -> list[int]:
         if count < 0:
             raise Refused("InvalidArgument")
-        idle = [block for block in self.queue if block in self.node_of][:count]
-        if len(idle) < count:
+        victims = self._victims(count)
+        if len(victims) < count:
             raise Refused("OutOfBlocks")
-        for block in idle:
+        for block in victims:
             self._evict(block)
-        self.queue = idle + [block for block in self.queue if block not in idle]
-        return idle
+        self._to_front(victims)
+        return victims
+
+    def retain(self, tokens: list[int], priority: int, expires_at: float | None, keys: Keys) -> int:
+        blocks = self._look_up(tokens, keys)
+        if not self.retention_blocks or priority < 0:
+            raise Refused("InvalidArgument")
+        if priority and len(set(blocks) | set(self.priority_of)) > self.retention_blocks:
+            raise Refused("OverBudget")
+        for block in blocks:
+            self._prefer(block, priority, expires_at)
+        return len(blocks)
+
+    def _prefer(self, block: int, priority: int, expires_at: float | None) -> None:
+        if block in self.idle and self.priority_of.get(block, 0) != priority:
+            self.idle.remove(block)
+            self.idle.append(block)
+        self._forget_priority(block)
+        if priority:
+            self.priority_of[block] = priority
+            if expires_at is not None:
+                self.end_of[block] = expires_at
+
+    def advance_time(self, now: float) -> int:
+        if now < self.now:
+            raise Refused("InvalidArgument")
+        self.now = now
+        over = [block for block, end in self.end_of.items() if end <= now]
+        for block in sorted(over, key=self.end_of.__getitem__):
+            self._prefer(block, 0, None)
+        return len(self.priority_of)
+
+    def resize(self, num_blocks: int) -> str:
+        if num_blocks < 1:
+            raise Refused("InvalidArgument")
+        old, self.num_blocks = self.num_blocks, num_blocks
+        self.ref_counts += [0] * (num_blocks - len(self.ref_counts))
+        self._to_front([block for block in range(old, num_blocks) if self.ref_counts[block] == 0])
+        for block in range(num_blocks, old):
+            if self.ref_counts[block] == 0:
+                self._evict(block)
+                self.queue.remove(block)
+        return "DEFERRED" if any(self.ref_counts[num_blocks:]) else "APPLIED"
 
     def reset(self) -> None:
+        self.idle.clear()
+        self.priority_of.clear()
+        self.end_of.clear()
         self.roots.clear()
         self.node_of.clear()
         self.told.clear()
@@ -434,7 +514,9 @@ class PoolModel:
         return {
             "free": list(self.queue),
             "ref_counts": list(self.ref_counts),
-            "cached": [block in self.node_of for block in range(self.num_blocks)],
+            "cached": [block in self.node_of for block in range(len(self.ref_counts))],
+            "retained": len(self.priority_of),
+            "retiring": sum(count > 0 for count in self.ref_counts[self.num_blocks :]),
             "evicted": self.num_evicted,
             "peak": self.peak,
             "allocated": self.num_allocated,

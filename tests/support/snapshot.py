@@ -18,6 +18,9 @@ SCRATCH = {
     "_reached",
     "_one",
     "_idle_run",
+    # How far a search need not look again: where a call is undone it knows less than before, and never too much.
+    "last_empty",
+    "num_empty",
     "_ended_run",
     "_entry",
     "_target",

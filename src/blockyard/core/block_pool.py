@@ -319,8 +319,9 @@ class BlockPool(PoolRecords):
     def evict(self, num_blocks: object) -> npt.NDArray[np.int32]:
         """Let the next `num_blocks` idle cached blocks lose their content; their ids in that order, int32 (n,).
 
-        They are free, and the next to be taken. O(num_blocks + free blocks that cache nothing), or what the policy
-        takes. Raises `OutOfBlocks` when fewer are idle and cached, `InvalidArgument`, and `PolicyError`.
+        They are free, and the next to be taken. O(num_blocks), or what the policy takes; blocks that cache nothing and
+        stand before them are passed once, not at every call. Raises `OutOfBlocks` when fewer are idle and cached,
+        `InvalidArgument`, and `PolicyError`.
         """
         self._gate.enter("evict")
         try:

@@ -58,7 +58,7 @@ class Parts:
             self.token_blocks.index.continuations = Continuations(self.token_blocks.num_blocks)
         self.events = self._make_events()
         #: The sessions of sequences, once one has been named.
-        self.sessions = self._make_no_sessions()
+        self.sessions: Sessions | None = None
         self.leases = LeaseBook(self.kv_pool)
         self.pool: BlockPool = ManagedPool(self.leases, self.gate, self.history)
         self.cpu_pool = self._make_cpu_pool()
@@ -88,9 +88,6 @@ class Parts:
         if not self.config.enable_kv_cache_events:
             return None
         return EventReader(self.token_blocks, self.store.content_pools())
-
-    def _make_no_sessions(self) -> Sessions | None:
-        return None
 
     def _make_cpu_pool(self) -> BlockPool | None:
         pool = self.store.cpu_pool

@@ -140,11 +140,9 @@ class AllocateCalls:
             if answer is not OK:
                 return REFUSED_FOR_NOW if answer is LATER else REFUSED_FOREVER
             self.sequences.require_rows(count)
-        if key is None:
-            return self._admit(prompts, hits, [name], count, again)[0]
-        is_known = self.hints.prepare()
+        is_known = key is not None and self.hints.prepare()
         handle = i64(self._admit(prompts, hits, [name], count, again)[0])
-        if is_known:
+        if key is not None and is_known:
             self.hints.bind(self.sequences.live_row(handle), key)
         return handle
 

@@ -41,9 +41,14 @@ class Retention(EvictionPolicy):
         return self._priority[i64(block)] > 0
 
     def set_priority(self, block: int, priority: int, expires_at: float | None) -> None:
-        """Retain what `block` holds until `expires_at` (None: for good), or with priority 0 no longer. O(log n)."""
+        """Retain what `block` holds until `expires_at` (None: for good), or with priority 0 no longer. O(log n).
+
+        An idle block whose priority changes counts as idle from now on; with the priority that it has, it keeps its
+        place.
+        """
         index = i64(block)
         idle = self._retained.holds(index) or self._is_inner[index] != 0
+        idle = idle and priority != self._priority[index]
         if idle:
             self._take_out(index)
         self.num_retained += (1 if priority > 0 else 0) - (1 if self._priority[index] > 0 else 0)

@@ -22,6 +22,12 @@ class FreeQueue:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_free: i64 = num_blocks - 1
+        #: No block up to this one, from the head on, caches anything; the null block where nothing is known. The ledger
+        #: says so; blocks that leave the queue are noticed here.
+        self.last_empty: i64 = num_blocks - 1
+        #: At least so many blocks stand up to there. It may be fewer than there are, so that a removal need not ask
+        #: whether its block stands before: then the ledger passes some once more.
+        self.num_empty: i64 = num_blocks - 1
         self.next_free = zeros_i32(num_blocks)
         self.prev_free = zeros_i32(num_blocks)
         next_free = self.next_free
@@ -57,6 +63,9 @@ class FreeQueue:
         """Take `block` out, wherever it is. O(1)."""
         before = self.prev_free[block]
         after = self.next_free[block]
+        self.num_empty -= 1
+        if block == self.last_empty:
+            self.last_empty = i64(before)
         self.next_free[i64(before)] = after
         self.prev_free[i64(after)] = before
         self.num_free -= 1
@@ -70,6 +79,9 @@ class FreeQueue:
     def popleft_n(self, out: vec[i32], start: i64, count: i64) -> None:
         """Move the first `count` blocks, which must be there, to `out[start:]`. O(count)."""
         next_free = self.next_free
+        self.num_empty -= count
+        if self.num_empty <= 0:
+            self.last_empty = NULL_BLOCK
         block = i64(next_free[NULL_BLOCK])
         for index in range(start, start + count):
             out[index] = i32(block)
@@ -108,6 +120,10 @@ class FreeQueue:
             if i64(self.prev_free[block]) != before:
                 raise InvariantError(f"free queue: block {block} points back to {self.prev_free[block]}, not {before}")
             before = block
+        if self.last_empty != NULL_BLOCK and self.last_empty not in ids[max(int(self.num_empty) - 1, 0) :]:
+            raise InvariantError(
+                f"free queue: block {self.last_empty}, up to which all are empty, is not there behind {self.num_empty}"
+            )
         if i64(self.prev_free[NULL_BLOCK]) != before:
             raise InvariantError(f"free queue: the tail is {self.prev_free[NULL_BLOCK]}, the last block is {before}")
 

@@ -21,7 +21,7 @@ from .fence import Fence
 from .free_queue import FreeQueue
 from .observer import Observers, PoolObserver
 from .room import LedgerRoom
-from .victims import Chooser
+from .victims import Chooser, check_empty
 
 #: Blocks freed in one run.
 RELEASED_TOGETHER: Final[i64] = 512
@@ -252,17 +252,23 @@ class BlockLedger:
     def idle_in_order(self, count: i64) -> list[int]:
         """The first `count` idle cached blocks in the order in which they would be evicted; fewer if there are fewer.
 
-        They are in the queue still. O(count + free blocks that cache nothing), or what the policy takes. Raises
-        `PolicyError`.
+        They are in the queue still. O(count), and one step for each empty block that is passed for the first time since
+        it came there; or what the policy takes. Raises `PolicyError`.
         """
         if self.chooser is not None:
             return [] if self.chooser.num_idle < count else self.chooser.choose_exactly(self.index, count)
         found: list[int] = []
-        block = i64(self.queue.next_free[NULL_BLOCK])
+        queue = self.queue
+        if queue.last_empty == NULL_BLOCK:
+            queue.num_empty = 0
+        block = i64(queue.next_free[queue.last_empty])
         while block != NULL_BLOCK and len(found) < count:
             if self.index.is_cached(block):
                 found.append(int(block))
-            block = i64(self.queue.next_free[block])
+            elif len(found) == 0:
+                queue.last_empty = block
+                queue.num_empty += 1
+            block = i64(queue.next_free[block])
         return found
 
     def take(self, blocks: vec[i32]) -> None:
@@ -586,5 +592,6 @@ class BlockLedger:
                 f"{self.num_used_blocks} are in use"
             )
         check_index(self.index)
+        check_empty(self.queue, self.index)
         if self.chooser is not None:
             self.chooser.check({block for block in free if self.index.is_cached(i64(block))})

@@ -7,6 +7,7 @@ from mypy_extensions import i32, i64
 
 from ...config import MAX_BLOCKS
 from ...errors import InvalidArgument, InvariantError
+from ...ids import NULL_BLOCK
 from ..arrays import grown_i32, zeros_i32
 from .ledger import BlockLedger
 from .name_log import CAME, CLEARED, WENT, NameLog
@@ -117,11 +118,14 @@ class NamedLedger(BlockLedger):
         for word in range(NAME_WORDS):
             self.index.rows.words[row + word] = words[place + word]
         self.index.insert(entry, self.index.hash_words_at(words, place, self._root), self._root)
-        if is_first and self.chooser is not None and self.ref_cnt[block] == 0:
-            # Blocks without a name must stand before it.
-            self.queue.remove(block)
-            self.queue.append(block)
-            self.chooser.insert(block, self.index.chain_hash[block], 0)
+        if is_first and self.ref_cnt[block] == 0:
+            # It gets its name where it stands in the queue.
+            self.queue.last_empty = NULL_BLOCK
+            if self.chooser is not None:
+                # Blocks without a name must stand before it.
+                self.queue.remove(block)
+                self.queue.append(block)
+                self.chooser.insert(block, self.index.chain_hash[block], 0)
         if self.log is not None:
             self.log.add(CAME, block, words, place)
 

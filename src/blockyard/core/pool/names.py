@@ -27,6 +27,10 @@ def pack_name(words: vec[i64], place: i64, name: object, group: i64) -> None:
     """Write one name into the five words from `place` on. Raises `InvalidArgument`, and writes nothing then."""
     if type(name) is not bytes or not 0 < len(name) <= MAX_NAME_BYTES:
         raise _refused("name", name)
+    _pack(words, place, name, group)
+
+
+def _pack(words: vec[i64], place: i64, name: bytes, group: i64) -> None:
     length = i64(len(name))
     padded = name if length == MAX_NAME_BYTES else name.ljust(MAX_NAME_BYTES, b"\0")
     for word in range(BYTE_WORDS):
@@ -57,7 +61,7 @@ def pack_names(names: object, group: i64) -> vec[i64]:
         name = given[place]
         if type(name) is not bytes or not 0 < len(name) <= MAX_NAME_BYTES:
             raise _refused(f"names[{place}]", name)
-        pack_name(words, place * NAME_WORDS, name, group)
+        _pack(words, place * NAME_WORDS, name, group)
     return words
 
 

@@ -160,3 +160,12 @@ def _count_empty(queue: FreeQueue, index: PrefixIndex, most: i64) -> i64:
         count += 1
         block = i64(queue.next_free[block])
     return count
+
+
+def check_empty(queue: FreeQueue, index: PrefixIndex) -> None:
+    """The queue's blocks up to `last_empty` cache nothing. O(free)."""
+    block = i64(queue.last_empty)
+    while block != NULL_BLOCK:
+        if index.is_cached(block):
+            raise InvariantError(f"free queue: block {block} is cached; all up to {queue.last_empty} are empty")
+        block = i64(queue.prev_free[block])

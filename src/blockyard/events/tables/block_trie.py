@@ -347,8 +347,8 @@ class BlockTrie:
             row = i64(path[position]) * width
             gpu = held[row + word]
             off_gpu = on_gpu & ~gpu
-            if off_gpu != 0 or everywhere & ~(gpu | held[row + slower]) != 0:
-                missing = everywhere & ~(gpu | held[row + slower])
+            missing = everywhere & ~(gpu | held[row + slower])
+            if off_gpu != 0 or missing != 0:
                 self._leave(missing, off_gpu, first, position, lengths)
                 everywhere &= ~missing
                 on_gpu &= gpu

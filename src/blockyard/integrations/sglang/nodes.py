@@ -11,7 +11,7 @@ from ... import BlockLease, BlockPool, FoundBlocks, InvalidArgument
 class Node:
     """A cached beginning, and the lease on it while it is locked.
 
-    found: what a look-up found; None for nothing, and for what a request has just cached: this is locked from the
+    found: what a lookup found; None for nothing, and for what a request has just cached: this is locked from the
     beginning and cannot be locked again after it was unlocked. A node of a pool that has been reset belongs to the old
     pool still.
     """
