@@ -26,7 +26,7 @@ from blockyard.integrations.vllm.scheduler import make_manager
 
 BLOCK_SIZE = 16
 LEVELS = ("stock", "tokens", "names")
-NUM_BLOCKS = 10_000
+NUM_BLOCKS = 20_000
 PROMPT, SHARED, DECODED, ROUNDS = 100, 64, 64, 5
 
 
@@ -91,7 +91,7 @@ def main() -> None:
     """Print a table."""
     init_none_hash(sha256)
     print("| requests | stock us/step | tokens | names |\n|---|---|---|---|")
-    for count in (64, 256):
+    for count in (64, 256, 1024):
         managers = {level: manager_of(level) for level in LEVELS}
         times: dict[str, list[float]] = {level: [] for level in managers}
         for number in range(ROUNDS + 1):
