@@ -110,6 +110,7 @@ class KVCacheManager(stock.KVCacheManager):
             eviction_policy=options.eviction_policy,
             residency_sample=options.residency_sample,
             retention_blocks=options.retention_blocks,
+            enable_kv_cache_events=bool(options.events),
         )
         self.misses = MissCauses(options.miss_causes, self.block_size) if options.miss_causes else None
         self.counts = self.pool.ref_counts().data

@@ -6,8 +6,6 @@ vLLM's own code makes one lead here; after that nothing of vLLM is changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,6 +17,7 @@ from .contract import require_known_vllm
 from .manager import KVCacheManager, why_not
 from .named import leading_here, named_manager
 from .options import Options, options_of
+from .pool_events import PoolEvents
 
 # Below the one logger that vLLM gives handlers to.
 logger = init_logger(f"vllm.{__name__}")
@@ -35,33 +34,61 @@ def make_manager(options: Options, has_connector: bool = False, **given: Any) ->
         raise ValueError(f"blockyard: level 'tokens' does not serve this model: {reason}")
     if options.level == "names" or reason:
         if options.only_for_tokens:
-            raise ValueError(f"blockyard: {options.only_for_tokens[0]} is not there on level 'names' ({reason})")
+            name = options.only_for_tokens[0]
+            instead = "; vLLM's --kv-events-config is" if name == "events" else ""
+            raise ValueError(
+                f"blockyard: {name} is not there on level 'names' ({reason or 'which was asked for'}){instead}"
+            )
         logger.info("blockyard: hits are proved by vLLM's hashes (level 'names'): %s", reason or "asked for")
         return named_manager(options, **given)
+    if options.events and not given.get("enable_caching", True):
+        raise ValueError("blockyard: events is set, but prefix caching is off: there is nothing to tell")
     logger.info("blockyard: hits are proved by tokens (level 'tokens'), eviction %s", options.eviction_policy)
     return KVCacheManager(**given, options=options)
 
 
-@contextmanager
-def _managers_for(vllm_config: Any) -> Iterator[None]:
-    require_known_vllm()
-    options = options_of(vllm_config.additional_config)
-    has_connector = vllm_config.kv_transfer_config is not None
-    with leading_here(stock, "KVCacheManager", partial(make_manager, options, has_connector)):
-        yield
+class OnBlockyard:
+    """What both of vLLM's schedulers get: the block manager, and where they are asked for the pool's own events."""
+
+    kv_cache_manager: Any
+    #: None where the option `events` is not given.
+    pool_events: PoolEvents | None = None
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        require_known_vllm()
+        options = options_of(vllm_config.additional_config)
+        has_connector = vllm_config.kv_transfer_config is not None
+        with leading_here(stock, "KVCacheManager", partial(make_manager, options, has_connector)):
+            super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
+        if options.events:
+            rank = vllm_config.parallel_config.data_parallel_index
+            self.pool_events = PoolEvents(self.kv_cache_manager.pool, options.events, rank)
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's; the step's events go out with it, as vLLM's own do."""
+        outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+        if self.pool_events is not None:
+            self.pool_events.publish()
+        return outputs
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """vLLM's; no step need follow for it to be told."""
+        was_reset: bool = super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
+        if self.pool_events is not None:
+            self.pool_events.publish()
+        return was_reset
+
+    def shutdown(self) -> None:
+        """vLLM's; the last events are sent."""
+        super().shutdown()  # type: ignore[misc]
+        if self.pool_events is not None:
+            self.pool_events.publish()
+            self.pool_events.close()
 
 
-class Scheduler(stock.Scheduler):
+class Scheduler(OnBlockyard, stock.Scheduler):
     """vLLM's scheduler; its block manager is Blockyard's."""
 
-    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        with _managers_for(vllm_config):
-            super().__init__(vllm_config, *args, **kwargs)
 
-
-class AsyncScheduler(StockAsyncScheduler):
+class AsyncScheduler(OnBlockyard, StockAsyncScheduler):
     """vLLM's asynchronous scheduler; its block manager is Blockyard's."""
-
-    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        with _managers_for(vllm_config):
-            super().__init__(vllm_config, *args, **kwargs)
