@@ -184,5 +184,6 @@ class Engine:
         assert self.num_free_blocks == self.manager.block_pool.num_gpu_blocks - 1
         if self.pool is not None:
             assert not self.pool.leases()
+        assert not getattr(self.manager, "keys", None), "of a request that is gone"
         assert self.scheduler.reset_prefix_cache()
         self.check()

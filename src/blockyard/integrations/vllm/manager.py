@@ -228,7 +228,7 @@ class KVCacheManager(stock.KVCacheManager):
         end = after + num_lookahead_tokens
         if end > longest:
             end = longest
-        if lease is not None and num_new_tokens and end <= len(lease) * self.block_size:
+        if lease is not None and num_new_tokens and end <= len(lease) * self.block_size and not reserved_blocks:
             # Most steps of most requests: there is room.
             if full_sequence_must_fit and not self._fits_whole(request, lease, has_scheduled_reqs):
                 return None
@@ -240,7 +240,7 @@ class KVCacheManager(stock.KVCacheManager):
             raise ValueError("num_new_tokens must be greater than 0 when there are no computed tokens to adopt")
         hits = new_computed_blocks if lease is None and new_computed_blocks else self.empty_kv_cache_blocks
         missing = -(-end // self.block_size) - (len(hits.ids) if lease is None else len(lease))
-        if missing > 0 or lease is None:
+        if missing > 0 or lease is None or reserved_blocks:
             is_admission = request.status in ADMITTED
             watermark = self.watermark_blocks if has_scheduled_reqs and is_admission else 0
             free = self.pool.num_free_blocks - watermark
