@@ -113,6 +113,7 @@ def main() -> int:
     unknown = sorted(set(asked.parts) - set(PARTS))
     if unknown:
         parser.error(f"PART is {unknown[0]!r}; it must be one of {', '.join(PARTS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what a part started is ended too
     python, outcomes = os.path.abspath(asked.python), {}
     for name in asked.parts or PARTS:
         print(f"== {name}: {PARTS[name].what}", file=sys.stderr, flush=True)
