@@ -67,13 +67,9 @@ interop: $(VENV)/built .venv-interop/installed
 	$(@D)/bin/python -m pip install -q --disable-pip-version-check -r tests/interop/requirements-needs.txt
 	touch $@
 
-# vLLM's own tests of its block manager, stock and on ours; ours of its schedulers; generation, microseconds a step; its
-# CPU tier.
+# vLLM's own tests, stock and on ours; ours of its schedulers; its CPU tier; generation; a summary at the end.
 interop-vllm: $(VENV)/built .venv-vllm/installed
-	$(BIN)/python -m tests.interop.vllm_suite --python .venv-vllm/bin/python $(INTEROP_ARGS)
-	$(BIN)/python -m tests.interop.vllm_suite.ours --python .venv-vllm/bin/python
-	$(BIN)/python -m tests.interop.vllm_suite.models --python .venv-vllm/bin/python
-	VLLM_PYTHON=.venv-vllm/bin/python $(BIN)/python -m pytest tests/interop/test_vllm_cpu_policy.py
+	$(BIN)/python -m tests.interop.vllm_suite.everything --python .venv-vllm/bin/python $(INTEROP_ARGS)
 
 # Beside the environment that has vLLM: what its tests import.
 .venv-vllm/installed: .venv-peers/installed tests/interop/requirements-vllm.txt

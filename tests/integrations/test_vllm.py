@@ -18,8 +18,9 @@ import pytest
 
 from blockyard.integrations.signatures import arguments_of
 
-from ..interop.vllm_suite.__main__ import outcomes_in, table, unexplained
-from ..interop.vllm_suite.known import KNOWN
+from ..interop.vllm_suite import everything
+from ..interop.vllm_suite.__main__ import failures, outcomes_in, table, unexplained
+from ..interop.vllm_suite.known import KNOWN, KNOWN_OF_CONNECTORS
 from ..support.places import PACKAGE_DIR, child_environment
 
 ADAPTER = PACKAGE_DIR / "integrations" / "vllm"
@@ -129,10 +130,48 @@ def test_a_run_of_vllms_tests_is_read_and_compared(tmp_path: Path) -> None:
     assert "passes on Blockyard, but known.py says: a reason" in line
 
 
+def test_a_failure_of_stock_is_not_ours() -> None:
+    stock = {"tests/v1/core/test_a.py::test_one[a/b]": "passed", "tests/v1/core/test_a.py::test_two": "failed"}
+    ours = dict.fromkeys(stock, "failed")
+    assert failures(stock, ours, {"test_a.py::test_one[a/b]": "a reason"}) == [
+        "- tests/v1/core/test_a.py::test_one[a/b]: a reason",
+        "- tests/v1/core/test_a.py::test_two: fails with stock vLLM here too",
+    ]
+    assert failures(stock, ours, {})[0].endswith("NOT KNOWN")
+
+
+def test_a_part_has_its_limit() -> None:
+    """What takes longer is ended, what fails is said, and what was printed is kept."""
+    sleeps = everything.Part(
+        "sleeps", 3, ("timeit", "-n1", "-r1", "print('begun', flush=True)\nimport time; time.sleep(60)")
+    )
+    outcome = everything.run(sleeps, "python")
+    assert (outcome.status, outcome.said) == (None, "begun\n")
+    assert 3 <= outcome.seconds < 50
+    assert everything.verdict(sleeps, outcome) == "ended after 3 s"
+    says = everything.Part("says", 50, ("timeit", "-n1", "-r1", "print('{python}')"))
+    outcome = everything.run(says, "a python")
+    assert outcome.status == 0
+    assert outcome.said.startswith("a python\n")
+    assert everything.verdict(says, outcome) == "as it should be"
+    fails = everything.run(everything.Part("fails", 50, ("timeit", "not Python")), "python")
+    assert everything.verdict(says, fails) == "WRONG (exit status 1)"
+
+
+def test_the_summary_has_all_parts() -> None:
+    outcomes = {
+        name: everything.Outcome(f"{name} said", 1.2, number % 2) for number, name in enumerate(everything.PARTS)
+    }
+    lines = everything.summary(outcomes)
+    assert sum("as it should be" in line for line in lines) == 3
+    assert {f"{name} said" for name in outcomes} <= set(lines)
+    assert len(outcomes) == 6
+
+
 def test_every_known_failure_has_its_reason_and_stands_in_the_page() -> None:
     page = (PACKAGE_DIR.parents[1] / "docs" / "vllm.md").read_text()
     assert len(KNOWN) <= 10
-    for name, reason in KNOWN.items():
+    for name, reason in (KNOWN | KNOWN_OF_CONNECTORS).items():
         assert len(reason) > 30
         assert name.partition("::")[2].partition("[")[0] in page
 

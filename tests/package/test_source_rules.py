@@ -285,7 +285,7 @@ OUTSIDE = {
 #: Rooms that may name `__version__` and its like.
 KNOWS_THE_VERSION = {"cli", "__main__", "integrations", "engine", "lab", "serving"}
 #: Modules of the package whose names are public too, each by its `__all__`.
-PUBLIC_MODULES = {"policies"}
+PUBLIC_MODULES = {"events", "policies"}
 NO_OUTSIDE_WORLD = {"time", "datetime", "random", "secrets", "os", "socket", "threading", "uuid"}
 
 

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as StockAsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -32,7 +32,7 @@ HASHER = get_request_block_hasher(BLOCK_SIZE, sha256)
 
 
 def config_of(num_blocks: int, **others: Any) -> tuple[VllmConfig, KVCacheConfig]:
-    """vLLM's configuration, and one group of full attention."""
+    """vLLM's configuration, and one group of full attention; with `window` a second one that slides."""
     max_len, budget = others.get("max_model_len", 2048), others.get("max_num_batched_tokens", 2048)
     connector = others.get("connector")
     cache = CacheConfig(block_size=BLOCK_SIZE, gpu_memory_utilization=0.9, enable_prefix_caching=True)
@@ -49,12 +49,20 @@ def config_of(num_blocks: int, **others: Any) -> tuple[VllmConfig, KVCacheConfig
         ),
         model_config=ModelConfig(model=MODEL, dtype="float16", skip_tokenizer_init=True, max_model_len=max_len),
         cache_config=cache,
+        parallel_config=ParallelConfig(data_parallel_size=4, data_parallel_rank=others["rank"])
+        if "rank" in others
+        else ParallelConfig(),
         kv_transfer_config=connector and KVTransferConfig(**connector),
         kv_events_config=others.get("events"),
         additional_config={"blockyard": others["options"]} if others.get("options") else {},
     )
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32)
     groups = [KVCacheGroupSpec(["layer"], spec)]
+    if window := others.get("window"):
+        sliding = SlidingWindowSpec(
+            block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32, sliding_window=window
+        )
+        groups.append(KVCacheGroupSpec(["windowed layer"], sliding))
     return vllm_config, KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
 
 
@@ -176,5 +184,6 @@ class Engine:
         assert self.num_free_blocks == self.manager.block_pool.num_gpu_blocks - 1
         if self.pool is not None:
             assert not self.pool.leases()
+        assert not getattr(self.manager, "keys", None), "of a request that is gone"
         assert self.scheduler.reset_prefix_cache()
         self.check()

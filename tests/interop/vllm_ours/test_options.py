@@ -24,6 +24,9 @@ from .test_programs import Program
         ({"eviction_policy": "best"}, "best"),
         ({"level": "names", "residency_sample": 4}, "residency_sample is not there on level 'names'"),
         ({"level": "names", "retention_blocks": 4}, "retention_blocks is not there on level 'names'"),
+        ({"level": "names", "events": "tcp://127.0.0.1:*"}, "which was asked for\\); vLLM's --kv-events-config is"),
+        ({"events": 5557}, "events is 5557; it must be an address"),
+        ({"events": "tcp://127.0.0.1:port"}, "it must end with a port"),
         ({"miss_causes": -1}, "miss_causes is -1; it must be an integer from 0"),
         ({"retention_blocks": "4"}, "retention_blocks is '4'; it must be an integer from 0"),
     ],
@@ -50,7 +53,7 @@ def test_causes_of_misses(level: str) -> None:
     before = {sample.labels["cause"]: sample.value for sample in samples()}
     engine = Engine(level, 21, options={"miss_causes": 1000})
     first = list(range(40))
-    misses = engine.manager.misses if level == "tokens" else engine.manager.block_pool.misses
+    misses = engine.manager.misses
     totals = misses.totals
     served(engine, "a", first)
     assert seen(totals) == {"never_seen": 32, "tail": 8}
@@ -72,6 +75,19 @@ def test_causes_of_misses(level: str) -> None:
     engine.require_empty()
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_look_up_that_was_skipped_counts_nothing(level: str) -> None:
+    """Whoever asks for the prompt's log-probabilities gets no hits; vLLM does not count such a request either."""
+    engine = Engine(level, 41, options={"miss_causes": 1000})
+    served(engine, "a", list(range(40)))
+    request = request_of("b", list(range(40)), 1)
+    request.skip_reading_prefix_cache = True
+    engine.add(request)
+    engine.drain()
+    assert sum(engine.manager.misses.totals.values()) == engine.queries == 40
+    engine.require_empty()
+
+
 def samples() -> list[Any]:
     """The counter's, without the moments of creation."""
     return [sample for metric in counter().collect() for sample in metric.samples if sample.name.endswith("_total")]
@@ -82,7 +98,7 @@ def test_causes_add_up_under_random_programs(level: str) -> None:
     """With preemptions, aborts and resets: every prompt token that vLLM counts has one cause, and hits are vLLM's."""
     engine = Engine(level, 60, max_model_len=512, max_num_batched_tokens=128, options={"miss_causes": 50})
     Program(7, [engine]).run(300)
-    misses = engine.manager.misses if level == "tokens" else engine.manager.block_pool.misses
+    misses = engine.manager.misses
     assert sum(misses.totals.values()) == engine.queries
     assert misses.totals["hit"] == engine.hits > 0
     assert misses.totals["evicted"] > 0

@@ -18,7 +18,7 @@ from ...support.places import ROOT
 from .source import HERE
 
 #: Requests, new tokens of each, blocks, which of vLLM's schedulers.
-RUNS = ((64, 24, 728, "sync"), (64, 24, 120, "async"), (256, 8, 728, "sync"), (256, 8, 300, "async"))
+RUNS = ((64, 8, 728, "sync"), (64, 8, 120, "async"), (256, 8, 728, "sync"), (256, 8, 300, "async"))
 SETTINGS = {
     "PYTHONPATH": str(ROOT / "src"),
     "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -34,6 +34,7 @@ def main() -> int:
     folder = str(HERE.parent / "vllm_ours")
     # Not the settings of our own suite: its plugins are not in vLLM's environment.
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(ROOT)]
+    command += ["--timeout=900"]
     command += ["--confcutdir", folder, *(asked.tests or [folder])]
     return subprocess.run(command, cwd=ROOT, env=environment).returncode
 

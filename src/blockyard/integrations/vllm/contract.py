@@ -11,6 +11,8 @@ VLLM_VERSIONS = ("0.32", "0.33")
 POOL = "vllm.v1.core.block_pool:BlockPool"
 MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
 BLOCKS = "vllm.v1.core.kv_cache_manager:KVCacheBlocks"
+#: Of one kind of layers: level "names" says beforehand when these would change nothing.
+GROUP = "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager"
 
 _COMMON = {
     f"{POOL}.get_cached_block": "self, block_hash, kv_cache_group_ids",
@@ -55,6 +57,11 @@ _COMMON = {
     f"{BLOCKS}.get_unhashed_block_ids": "self",
     f"{BLOCKS}.get_unhashed_block_ids_all_groups": "self",
     f"{BLOCKS}.new_empty": "self",
+    f"{GROUP}.get_num_blocks_to_allocate": "self, request_id, num_tokens, new_computed_blocks, total_computed_tokens, "
+    "num_local_computed_tokens, num_tokens_main_model, apply_admission_cap=, prefill_end=",
+    f"{GROUP}.allocate_new_blocks": "self, request_id, num_tokens, num_tokens_main_model",
+    f"{GROUP}.cache_blocks": "self, request, num_tokens, retention_interval=, replay_boundaries",
+    f"{GROUP}.remove_skipped_blocks": "self, request_id, processed_computed_tokens, num_prompt_tokens=",
 }
 _MANAGER_0_32 = (
     "self, kv_cache_config, max_model_len, scheduler_block_size, hash_block_size, max_in_flight_tokens=, "

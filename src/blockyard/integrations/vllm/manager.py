@@ -110,6 +110,7 @@ class KVCacheManager(stock.KVCacheManager):
             eviction_policy=options.eviction_policy,
             residency_sample=options.residency_sample,
             retention_blocks=options.retention_blocks,
+            enable_kv_cache_events=bool(options.events),
         )
         self.misses = MissCauses(options.miss_causes, self.block_size) if options.miss_causes else None
         self.counts = self.pool.ref_counts().data
@@ -152,14 +153,14 @@ class KVCacheManager(stock.KVCacheManager):
 
     def get_computed_blocks(self, request: Any, max_cache_hit_length: int | None = None) -> tuple[Any, int, int]:
         """The cached blocks that the request begins with, not held; vLLM caches full blocks of known tokens."""
+        if not self.prefix_cache_lookup_enabled(request):
+            return self.empty_kv_cache_blocks, 0, 0
         found = self._computed_blocks(request, max_cache_hit_length)
         if self.misses is not None:
             self.misses.ask(request, found[1])
         return found
 
     def _computed_blocks(self, request: Any, max_cache_hit_length: int | None) -> tuple[Any, int, int]:
-        if not self.prefix_cache_lookup_enabled(request):
-            return self.empty_kv_cache_blocks, 0, 0
         limit = request.num_tokens - 1 if max_cache_hit_length is None else max_cache_hit_length
         limit -= limit % self.block_size
         if limit <= 0:
@@ -227,19 +228,19 @@ class KVCacheManager(stock.KVCacheManager):
         end = after + num_lookahead_tokens
         if end > longest:
             end = longest
-        if lease is not None and num_new_tokens and end <= len(lease) * self.block_size:
+        if lease is not None and num_new_tokens and end <= len(lease) * self.block_size and not reserved_blocks:
             # Most steps of most requests: there is room.
             if full_sequence_must_fit and not self._fits_whole(request, lease, has_scheduled_reqs):
                 return None
             # A cheap question first: `num_tokens` is a property, and rarely is a block full.
             if not delay_cache_blocks and after >= (lease.num_cached_blocks + 1) * self.block_size:
-                self.cache_blocks(request, min(after, request.num_tokens))
+                self._cache(request, lease, min(after, request.num_tokens))
             return self.empty_kv_cache_blocks
         if num_new_tokens == 0 and num_external_computed_tokens == 0 and num_new_computed_tokens == 0:
             raise ValueError("num_new_tokens must be greater than 0 when there are no computed tokens to adopt")
         hits = new_computed_blocks if lease is None and new_computed_blocks else self.empty_kv_cache_blocks
         missing = -(-end // self.block_size) - (len(hits.ids) if lease is None else len(lease))
-        if missing > 0 or lease is None:
+        if missing > 0 or lease is None or reserved_blocks:
             is_admission = request.status in ADMITTED
             watermark = self.watermark_blocks if has_scheduled_reqs and is_admission else 0
             free = self.pool.num_free_blocks - watermark
@@ -253,7 +254,7 @@ class KVCacheManager(stock.KVCacheManager):
             return None
         new = self._take(request, lease, hits, missing)
         if not delay_cache_blocks:
-            self.cache_blocks(request, min(after, request.num_tokens))
+            self._cache(request, self.leases[request.request_id], min(after, request.num_tokens))
         return BlockIds(self, new) if new else self.empty_kv_cache_blocks
 
     def _fits_whole(self, request: Any, lease: BlockLease, has_scheduled_reqs: bool) -> bool:
@@ -326,7 +327,11 @@ class KVCacheManager(stock.KVCacheManager):
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
         """Cache the full blocks up to these tokens. O(new tokens)."""
         lease = self.leases.get(request.request_id)
-        if not self.enable_caching or lease is None:
+        if lease is not None:
+            self._cache(request, lease, num_computed_tokens)
+
+    def _cache(self, request: Any, lease: BlockLease, num_computed_tokens: int) -> None:
+        if not self.enable_caching:
             return
         size = self.block_size
         full = max(0, num_computed_tokens - self.lag) // size

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 LEVELS = ("auto", "tokens", "names")
-ONLY_FOR_TOKENS = ("residency_sample", "retention_blocks")
-COUNTS = (*ONLY_FOR_TOKENS, "miss_causes")
+COUNTS = ("residency_sample", "retention_blocks", "miss_causes")
+ONLY_FOR_TOKENS = ("residency_sample", "retention_blocks", "events")
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class Options:
     residency_sample: how many blocks are watched for how long they stay; "tokens" only.
     retention_blocks: how many blocks `scheduler.kv_cache_manager.pool.retain` may keep at most; "tokens" only.
     miss_causes: how many evicted hashes are remembered, to say why a prompt was not found; 0: nothing is said.
+    events: the address where `blockyard.events` publishes what the pool holds, such as "tcp://127.0.0.1:5557"; "" for
+        nowhere; "tokens" only.
     """
 
     level: str = "auto"
@@ -28,12 +30,15 @@ class Options:
     residency_sample: int = 0
     retention_blocks: int = 0
     miss_causes: int = 0
+    events: str = ""
 
     def __post_init__(self) -> None:
         for name in COUNTS:
             value = getattr(self, name)
             if type(value) is not int or value < 0:
                 raise ValueError(f"blockyard: {name} is {value!r}; it must be an integer from 0")
+        if not isinstance(self.events, str) or (self.events and "://" not in self.events):
+            raise ValueError(f"blockyard: events is {self.events!r}; it must be an address as tcp://127.0.0.1:5557 is")
         if self.level not in LEVELS:
             raise ValueError(f"blockyard: level is {self.level!r}; it must be one of {', '.join(LEVELS)}")
 

@@ -6,27 +6,21 @@ vLLM's own code makes one lead here; after that nothing of vLLM is changed.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from vllm.logger import init_logger
-from vllm.v1.core import kv_cache_coordinator
-from vllm.v1.core.kv_cache_manager import KVCacheManager as StockManager
 from vllm.v1.core.sched import scheduler as stock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as StockAsyncScheduler
 
-from . import pool
 from .contract import require_known_vllm
 from .manager import KVCacheManager, why_not
-from .misses import MissCauses
+from .named import leading_here, named_manager
 from .options import Options, options_of
+from .pool_events import PoolEvents
 
 # Below the one logger that vLLM gives handlers to.
 logger = init_logger(f"vllm.{__name__}")
-_MAKING = threading.RLock()
 
 
 def make_manager(options: Options, has_connector: bool = False, **given: Any) -> Any:
@@ -40,88 +34,61 @@ def make_manager(options: Options, has_connector: bool = False, **given: Any) ->
         raise ValueError(f"blockyard: level 'tokens' does not serve this model: {reason}")
     if options.level == "names" or reason:
         if options.only_for_tokens:
-            raise ValueError(f"blockyard: {options.only_for_tokens[0]} is not there on level 'names' ({reason})")
+            name = options.only_for_tokens[0]
+            instead = "; vLLM's --kv-events-config is" if name == "events" else ""
+            raise ValueError(
+                f"blockyard: {name} is not there on level 'names' ({reason or 'which was asked for'}){instead}"
+            )
         logger.info("blockyard: hits are proved by vLLM's hashes (level 'names'): %s", reason or "asked for")
         return named_manager(options, **given)
+    if options.events and not given.get("enable_caching", True):
+        raise ValueError("blockyard: events is set, but prefix caching is off: there is nothing to tell")
     logger.info("blockyard: hits are proved by tokens (level 'tokens'), eviction %s", options.eviction_policy)
     return KVCacheManager(**given, options=options)
 
 
-class NamedManager(StockManager):
-    """vLLM's own manager, which says why prompts were not found."""
+class OnBlockyard:
+    """What both of vLLM's schedulers get: the block manager, and where they are asked for the pool's own events."""
 
-    def get_computed_blocks(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's answer; why it found no more is noted."""
-        found = super().get_computed_blocks(request, *args, **kwargs)
-        self._misses.ask(request, found[1])
-        return found
+    kv_cache_manager: Any
+    #: None where the option `events` is not given.
+    pool_events: PoolEvents | None = None
 
-    def get_computed_blocks_for_connector(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """The same."""
-        found = super().get_computed_blocks_for_connector(request, *args, **kwargs)
-        self._misses.ask(request, found[1])
-        return found
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        require_known_vllm()
+        options = options_of(vllm_config.additional_config)
+        has_connector = vllm_config.kv_transfer_config is not None
+        with leading_here(stock, "KVCacheManager", partial(make_manager, options, has_connector)):
+            super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
+        if options.events:
+            rank = vllm_config.parallel_config.data_parallel_index
+            self.pool_events = PoolEvents(self.kv_cache_manager.pool, options.events, rank)
 
-    def record_prefix_cache_stats(self, request: Any, num_hits: int) -> None:
-        """A request is admitted: what was noted counts."""
-        super().record_prefix_cache_stats(request, num_hits)
-        self._misses.admit(request)
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's; the step's events go out with it, as vLLM's own do."""
+        outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+        if self.pool_events is not None:
+            self.pool_events.publish()
+        return outputs
 
-    @property
-    def _misses(self) -> MissCauses:
-        found: MissCauses = self.block_pool.misses  # type: ignore[attr-defined]
-        return found
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """vLLM's; no step need follow for it to be told."""
+        was_reset: bool = super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
+        if self.pool_events is not None:
+            self.pool_events.publish()
+        return was_reset
 
-
-def named_manager(options: Options, **given: Any) -> Any:
-    """vLLM's own manager on our pool."""
-    misses = None
-    if options.miss_causes:
-        size = given["hash_block_size"]
-        others = {group.kv_cache_spec.block_size for group in given["kv_cache_config"].kv_cache_groups} - {size}
-        if others:
-            raise ValueError(
-                f"blockyard: miss_causes is not there for blocks of {min(others)} tokens where hashes have {size}"
-            )
-        misses = MissCauses(options.miss_causes, size)
-    attributes = {"eviction_policy": options.eviction_policy, "misses": misses}
-    made = type("BlockPool", (pool.BlockPool,), attributes)
-    with _leading_here(kv_cache_coordinator, "BlockPool", made):
-        return (NamedManager if misses else StockManager)(**given)
+    def shutdown(self) -> None:
+        """vLLM's; the last events are sent."""
+        super().shutdown()  # type: ignore[misc]
+        if self.pool_events is not None:
+            self.pool_events.publish()
+            self.pool_events.close()
 
 
-@contextmanager
-def _leading_here(module: Any, name: str, made: Callable[..., Any]) -> Iterator[None]:
-    """Let a name of one of vLLM's modules lead to ours, in one thread at a time."""
-    with _MAKING:
-        before = getattr(module, name)
-        setattr(module, name, made)
-        try:
-            yield
-        finally:
-            setattr(module, name, before)
-
-
-@contextmanager
-def _managers_for(vllm_config: Any) -> Iterator[None]:
-    require_known_vllm()
-    options = options_of(vllm_config.additional_config)
-    has_connector = vllm_config.kv_transfer_config is not None
-    with _leading_here(stock, "KVCacheManager", partial(make_manager, options, has_connector)):
-        yield
-
-
-class Scheduler(stock.Scheduler):
+class Scheduler(OnBlockyard, stock.Scheduler):
     """vLLM's scheduler; its block manager is Blockyard's."""
 
-    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        with _managers_for(vllm_config):
-            super().__init__(vllm_config, *args, **kwargs)
 
-
-class AsyncScheduler(StockAsyncScheduler):
+class AsyncScheduler(OnBlockyard, StockAsyncScheduler):
     """vLLM's asynchronous scheduler; its block manager is Blockyard's."""
-
-    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        with _managers_for(vllm_config):
-            super().__init__(vllm_config, *args, **kwargs)

@@ -5,7 +5,7 @@ The manager keeps plain ids; objects are made when somebody asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_events import MEDIUM_GPU
@@ -254,8 +254,8 @@ class PoolView:
         return self._manager.drain_events()
 
 
-class TablesView:
-    """`req_to_blocks` of vLLM's managers."""
+class TablesView(Mapping[str, Any]):
+    """`req_to_blocks` of vLLM's managers, where a request that holds nothing has an empty list."""
 
     def __init__(self, manager: KVCacheManager) -> None:
         self._manager = manager
@@ -270,11 +270,14 @@ class TablesView:
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._manager.leases
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._manager.leases)
+
     def __len__(self) -> int:
         return len(self._manager.leases)
 
 
-class CachedCounts:
+class CachedCounts(Mapping[str, int]):
     """`num_cached_block` of vLLM's managers."""
 
     def __init__(self, manager: KVCacheManager) -> None:
@@ -283,13 +286,8 @@ class CachedCounts:
     def __getitem__(self, request_id: str) -> int:
         return self._manager.leases[request_id].num_cached_blocks
 
-    def get(self, request_id: str, default: Any = None) -> Any:
-        """As of a dict."""
-        lease = self._manager.leases.get(request_id)
-        return default if lease is None else lease.num_cached_blocks
-
-    def __contains__(self, request_id: object) -> bool:
-        return request_id in self._manager.leases
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._manager.leases)
 
     def __len__(self) -> int:
         return len(self._manager.leases)

@@ -27,6 +27,8 @@ Stock = kv_cache_manager.KVCacheManager
 ARGUMENTS = ("kv_cache_config", "max_model_len", "scheduler_block_size", "hash_block_size")
 #: Per test: which managers it made.
 made: Counter[str] = Counter()
+#: Per test: Blockyard's pools below them.
+pools: list[Any] = []
 levels: dict[str, list[str]] = {}
 
 
@@ -36,7 +38,9 @@ class Factory(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
         manager = make_manager(Options(level="names" if LEVEL == "names" else "auto"), **given)
-        made["tokens" if isinstance(manager, KVCacheManager) else "names"] += 1
+        is_tokens = isinstance(manager, KVCacheManager)
+        made["tokens" if is_tokens else "names"] += 1
+        pools.append(manager.pool if is_tokens else manager.block_pool.named)
         assert LEVEL != "auto" or isinstance(manager, KVCacheManager) == (not why_not(**given))
         return manager
 
@@ -59,10 +63,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Any:
-    """Note which managers a test makes."""
+    """Note which managers a test makes; of pools that a test makes by itself nothing is known here."""
     made.clear()
+    pools.clear()
     result = yield
     levels[item.nodeid] = sorted(made)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Any:
+    """After a test, whatever it did, the pools that it made are whole."""
+    result = yield
+    for pool in pools:
+        pool.check()
     return result
 
 

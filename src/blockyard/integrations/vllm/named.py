@@ -1,0 +1,162 @@
+"""Level "names": vLLM's own `KVCacheManager`, with Blockyard's pool below and a short way for most steps.
+
+Most steps of most requests need no block and fill none. vLLM walks through all of its groups to find that out; here two
+comparisons a group say it, and everything else goes vLLM's way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from vllm.v1.core import kv_cache_coordinator as coordinators
+from vllm.v1.core import single_type_kv_cache_manager as groups
+from vllm.v1.core.kv_cache_manager import KVCacheManager as StockManager
+from vllm.v1.request import RequestStatus
+
+from .misses import MissCauses
+from .options import Options
+from .pool import BlockPool
+
+#: Classes whose allocation is nothing but their base's: blocks for all tokens, full ones cached. No subclass of them.
+PLAIN_GROUPS = (groups.FullAttentionManager, groups.SlidingWindowManager, groups.ChunkedLocalAttentionManager)
+PLAIN_COORDINATORS = (
+    coordinators.UnitaryKVCacheCoordinator,
+    coordinators.HybridKVCacheCoordinator,
+    coordinators.KVCacheCoordinatorNoPrefixCache,
+)
+_LEADING = threading.RLock()
+
+
+def _noting_misses(look_up: Callable[..., Any]) -> Callable[..., Any]:
+    """A lookup of vLLM's; why it found no more is noted."""
+
+    @wraps(look_up)
+    def noting(manager: NamedManager, request: Any, *args: Any, **kwargs: Any) -> Any:
+        found = look_up(manager, request, *args, **kwargs)
+        if manager.misses is not None and manager.prefix_cache_lookup_enabled(request):
+            manager.misses.ask(request, found[1])
+        return found
+
+    return noting
+
+
+class NamedManager(StockManager):
+    """vLLM's own manager. `misses` says why prompts were not found, where it was asked for."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.misses: MissCauses | None = getattr(self.block_pool, "misses", None)
+        plain = self.coordinator.single_type_managers
+        size = given["hash_block_size"]
+        # Where blocks and hashes differ in size, a step may cache a part of a block, or copy one.
+        is_plain = type(self.coordinator) in PLAIN_COORDINATORS and all(
+            type(group) in PLAIN_GROUPS and group.block_size == size for group in plain
+        )
+        self._plain: tuple[Any, ...] = plain if is_plain else ()
+        self._windows = tuple(group for group in self._plain if type(group) is not groups.FullAttentionManager)
+
+    get_computed_blocks = _noting_misses(StockManager.get_computed_blocks)
+    get_computed_blocks_for_connector = _noting_misses(StockManager.get_computed_blocks_for_connector)
+
+    def record_prefix_cache_stats(self, request: Any, num_hits: int) -> None:
+        """A request is admitted: what was noted counts."""
+        super().record_prefix_cache_stats(request, num_hits)
+        if self.misses is not None:
+            self.misses.admit(request)
+
+    def allocate_slots(
+        self,
+        request: Any,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: Any = None,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
+        full_sequence_must_fit: bool = False,
+        reserved_blocks: int = 0,
+        has_scheduled_reqs: bool = True,
+        skip_zeroing_group_ids: tuple[int, ...] = (),
+    ) -> Any:
+        """vLLM's answer. Where a running request has room in its last blocks, it is found in O(groups)."""
+        if (
+            self._plain
+            and num_new_tokens
+            and new_computed_blocks is None
+            and request.status is RequestStatus.RUNNING
+            and not (num_new_computed_tokens or num_external_computed_tokens)
+            and not (full_sequence_must_fit or reserved_blocks)
+            and self._has_room(request, num_new_tokens, num_lookahead_tokens, delay_cache_blocks)
+        ):
+            return self.empty_kv_cache_blocks
+        return super().allocate_slots(
+            request,
+            num_new_tokens,
+            num_new_computed_tokens,
+            new_computed_blocks,
+            num_lookahead_tokens,
+            num_external_computed_tokens,
+            delay_cache_blocks,
+            num_encoder_tokens,
+            full_sequence_must_fit,
+            reserved_blocks,
+            has_scheduled_reqs,
+            skip_zeroing_group_ids,
+        )
+
+    def _has_room(self, request: Any, num_new_tokens: int, num_lookahead_tokens: int, delay_cache_blocks: bool) -> bool:
+        """Whether the step takes no block and caches none; what a window has left behind is freed then."""
+        name, longest, computed = request.request_id, self.max_model_len, request.num_computed_tokens
+        after = (computed if computed < longest else longest) + num_new_tokens
+        end = after + num_lookahead_tokens
+        if end > longest:
+            end = longest
+        is_cached = self.enable_caching and not delay_cache_blocks
+        for group in self._plain:
+            size = group.block_size
+            if end > len(group.req_to_blocks.get(name, ())) * size:
+                return False
+            if is_cached and after >= (group.num_cached_block.get(name, 0) + 1) * size:
+                return False
+        if self._windows:
+            processed = max(0, min(computed, longest) - request.num_in_flight_tokens)
+            for group in self._windows:
+                group.remove_skipped_blocks(name, processed, request.num_prompt_tokens)
+        return True
+
+
+def named_manager(options: Options, **given: Any) -> Any:
+    """vLLM's own manager on our pool.
+
+    Raises ValueError where hashes are not of whole blocks and causes of misses are asked for.
+    """
+    misses = None
+    if options.miss_causes:
+        size = given["hash_block_size"]
+        others = {group.kv_cache_spec.block_size for group in given["kv_cache_config"].kv_cache_groups} - {size}
+        if others:
+            raise ValueError(
+                f"blockyard: miss_causes is not there for blocks of {min(others)} tokens where hashes have {size}"
+            )
+        misses = MissCauses(options.miss_causes, size)
+    attributes = {"eviction_policy": options.eviction_policy, "misses": misses}
+    made = type("BlockPool", (BlockPool,), attributes)
+    with leading_here(coordinators, "BlockPool", made):
+        return NamedManager(**given)
+
+
+@contextmanager
+def leading_here(module: Any, name: str, made: Callable[..., Any]) -> Iterator[None]:
+    """Let a name of one of vLLM's modules lead to ours, in one thread at a time."""
+    with _LEADING:
+        before = getattr(module, name)
+        setattr(module, name, made)
+        try:
+            yield
+        finally:
+            setattr(module, name, before)
