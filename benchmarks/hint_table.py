@@ -73,12 +73,12 @@ class Row:
         return 100 * self.above[wide] / self.gap[wide]
 
 
-def rows_for(references: References, policies: list[str], num_sizes: int) -> dict[str, list[Row]]:
-    """For each policy a row without hints, and one for each way of giving them."""
+def rows_for(references: References, policies: list[str], ways: list[str], num_sizes: int) -> dict[str, list[Row]]:
+    """For each policy a row without hints, and one for each of these ways of giving them."""
     working_set = references.working_set
     sizes = spread_sizes(num_sizes, working_set // 2, max(working_set // 100, 1))
     capacities = [max(round(size * references.rate), 1) for size in sizes]
-    said = [None, *(oracle.say(references) for oracle in WAYS.values())]
+    said = [None, *(WAYS[way].say(references) for way in ways)]
     asked = [(policy, way) for policy in policies for way in said]
     runs: list[tuple[Any, ...]] = [(references, policy, size, way) for policy, way in asked for size in capacities]
     runs += [(references, OPTIMUM, size) for size in capacities]
@@ -121,20 +121,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="*", help="files, of which the second half is run")
     parser.add_argument("--policies", default=",".join(POLICIES), help="names")
+    parser.add_argument("--ways", default=";".join(WAYS), help="names of columns, with ; between them (all)")
     parser.add_argument("--sizes", type=int, default=20)
     parser.add_argument("--loads", default=",".join(map(str, range(len(LOADS)))), help="which of the generated ones")
     options = parser.parse_args()
-    policies = options.policies.split(",")
+    policies, ways = options.policies.split(","), [way.strip() for way in options.ways.split(";")]
     print(f"blockyard {blockyard.__version__}, {blockyard.build_name()}, {options.sizes} sizes\n")
-    ways = ["no hints", *WAYS]
-    print("| load, policy | " + " | ".join(ways) + " |", "|---" * (len(ways) + 1) + "|", sep="\n", flush=True)
+    heads = ["load, policy", "no hints", *ways]
+    print("| " + " | ".join(heads) + " |", "|---" * len(heads) + "|", sep="\n", flush=True)
     found: dict[str, list[list[Row]]] = {policy: [] for policy in policies}
     for source in [*options.traces, *(LOADS[int(number)] for number in options.loads.split(",") if number)]:
         is_file = source in options.traces
         trace = SecondHalf(open_trace(source)) if is_file else open_trace(source)
         references = read_references(trace, with_sessions=True)
         name = f"{Path(source).name}, second half" if is_file else source
-        for policy, rows in rows_for(references, policies, options.sizes).items():
+        for policy, rows in rows_for(references, policies, ways, options.sizes).items():
             found[policy].append(rows)
             cells = " | ".join(cell(row) for row in rows)
             print(f"| {name} ({references.num_references:,} references), {policy} | {cells} |", flush=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..policy_names import OPTIMUM
 from .hit_rates import HitCurves
@@ -44,20 +43,18 @@ def claims_of(curves: HitCurves) -> dict[str, Claim]:
     gap = np.zeros(len(curves.sizes))
     if OPTIMUM in curves.hit_rates and "lru" in curves.hit_rates:
         gap = 100 * (curves.hit_rates[OPTIMUM] - curves.hit_rates["lru"])
-    return {policy: claim_of(points, gap) for policy, points in above_lru(curves).items()}
-
-
-def claim_of(points: NDArray[np.float64], gap: NDArray[np.float64]) -> Claim:
-    """Of one row. points: (S,) above LRU; gap: (S,) from LRU to the optimum, in points, zeros if not known. O(S)."""
     has_gap = gap > GAP_POINTS
-    closed = points[has_gap] / gap[has_gap]
-    return Claim(
-        worst=float(points.min()),
-        median=float(np.median(points)),
-        mean=float(points.mean()),
-        best=float(points.max()),
-        below=float(np.mean(points < -SAME_POINTS)),
-        gap_closed=float(closed.mean()) if len(closed) else float("nan"),
-        fifth=float(np.mean(closed >= FIFTH)) if len(closed) else float("nan"),
-        gap_sizes=len(closed),
-    )
+    claims = {}
+    for policy, points in above_lru(curves).items():
+        closed = points[has_gap] / gap[has_gap]
+        claims[policy] = Claim(
+            worst=float(points.min()),
+            median=float(np.median(points)),
+            mean=float(points.mean()),
+            best=float(points.max()),
+            below=float(np.mean(points < -SAME_POINTS)),
+            gap_closed=float(closed.mean()) if len(closed) else float("nan"),
+            fifth=float(np.mean(closed >= FIFTH)) if len(closed) else float("nan"),
+            gap_sizes=len(closed),
+        )
+    return claims
