@@ -142,8 +142,12 @@ class AllocateCalls:
             self.sequences.require_rows(count)
         if key is None:
             return self._admit(prompts, hits, [name], count, again)[0]
-        is_known = self.hints.prepare()
-        handle = i64(self._admit(prompts, hits, [name], count, again)[0])
+        is_known = self.hints.prepare(key)
+        try:
+            handle = i64(self._admit(prompts, hits, [name], count, again)[0])
+        except BaseException:
+            self.hints.cancel(key)
+            raise
         if is_known:
             self.hints.bind(self.sequences.live_row(handle), key)
         return handle
