@@ -3,9 +3,11 @@
 A pool whose blocks are all cached and idle takes prompts of 750 blocks, each block evicting another, and gives them
 back. "lru" is the order of the free queue and asks no policy; "LRU, asked" is the same order as a policy. Random
 prompts are never hit, so this is the price of telling and asking a policy, not what a hit rate is worth. A policy with
-a guard is measured in turns with the same one without. Also how many bytes a policy takes for a block.
+a guard is measured in turns with the same one without. Also how many bytes a policy takes for a block. Hints are
+measured beside a short sequence with and without a session, in turns, as times of the latter; and bytes a session.
 
     python -m benchmarks.policies --only guards    # the pairs alone
+    python -m benchmarks.policies --only hints     # hints alone
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 import blockyard
-from blockyard import BlockPool
+from blockyard import BlockPool, CacheConfig, KVCacheManager
 from blockyard.core.policies import POLICIES, eager_density, guarded
 from blockyard.core.policies.base import EvictionPolicy
 from blockyard.core.policies.hinted import Hinted
@@ -140,15 +142,96 @@ def print_guards() -> None:
         print(f"{name:<24} {bytes_a_block(make):>8.0f} bytes a block", flush=True)
 
 
+#: Sessions that are known while hints are timed, and those whose bytes are counted; each has two idle blocks.
+HINTED_SESSIONS = 10_000
+COUNTED_SESSIONS = 100_000
+BLOCK = 16
+
+
+class Chats:
+    """A cache that `names` have run a short sequence in, each its own two blocks. All of them fit."""
+
+    def __init__(self, policy: str, names: list[str], has_sessions: bool) -> None:
+        num_blocks = 2 * len(names) + 100
+        self.cache = KVCacheManager(
+            CacheConfig(num_blocks, BLOCK, max_model_len=4 * BLOCK, max_sessions=2**17, eviction_policy=policy)
+        )
+        self.names, self.has_sessions = names, has_sessions
+        self.prompts = [list(range(100 * number, 100 * number + 2 * BLOCK)) for number in range(len(names))]
+        self.turns()
+
+    def turns(self) -> None:
+        """Each goes on: allocate, reserve, commit, free."""
+        cache = self.cache
+        for name, prompt in zip(self.names, self.prompts, strict=True):
+            seq = cache.allocate(prompt, session=name) if self.has_sessions else cache.allocate(prompt)
+            cache.commit([seq], cache.reserve([seq]).num_scheduled)
+            cache.free(seq)
+
+    def say(self, **said: object) -> None:
+        """The same hint for all."""
+        for name in self.names:
+            self.cache.hint(name, **said)  # type: ignore[arg-type]
+
+
+def hint_times(policy: str) -> Iterator[str]:
+    """Nanoseconds of CPU time of a turn and of a hint, in turns, each as times of a turn without a session."""
+    names = [f"chat-{number}" for number in range(HINTED_SESSIONS)]
+    without, chats = Chats(policy, names, False), Chats(policy, names, True)
+    does: dict[str, Callable[[], None]] = {
+        "a turn without a session": without.turns,
+        "a turn of a session": chats.turns,
+        "hint: over": lambda: chats.say(over=True),
+        "hint: taken back": chats.say,
+        "hint: back_in": lambda: chats.say(back_in=30.0),
+        "hint: back_in, another": lambda: chats.say(back_in=20.0),
+        "a turn of one that was to come back": chats.turns,
+    }
+    samples: dict[str, list[float]] = {name: [] for name in does}
+    for _ in range(ROUNDS + 1):
+        for name, do in does.items():
+            start = time.process_time_ns()
+            do()
+            samples[name].append((time.process_time_ns() - start) / len(names))
+    chats.cache.check()
+    base = median(samples["a turn without a session"][1:])
+    for name, found in samples.items():
+        middle = median(found[1:])
+        yield f"{policy:<16} {name:<36} {min(found[1:]):>8.0f} {middle:>8.0f} ns  {middle / base:.2f}"
+
+
+def bytes_a_session() -> float:
+    """What is resident for a session that comes back, its name aside, when 100,000 are known and hold no block."""
+    names = [f"chat-{number}" for number in range(COUNTED_SESSIONS)]
+    cache = KVCacheManager(CacheConfig(100, BLOCK, max_model_len=4 * BLOCK, max_sessions=2**17))
+    cache.free(cache.allocate([1], session="first"))
+    before = _resident_bytes()
+    for name in names:
+        cache.free(cache.allocate([1], session=name))
+        cache.hint(name, back_in=30.0)
+    return (_resident_bytes() - before) / len(names)
+
+
+def print_hints() -> None:
+    """Hints around two policies, least and median."""
+    for policy in ("lru", "guarded:density"):
+        for line in hint_times(policy):
+            print(line, flush=True)
+    print(f"{'hints':<16} {bytes_a_session():>8.0f} bytes a session", flush=True)
+
+
 def main() -> None:
-    """Print a row for each policy, then the guards."""
+    """Print a row for each policy, then the guards, then hints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["guards"], default="")
+    parser.add_argument("--only", choices=["guards", "hints"], default="")
     options = parser.parse_args()
     print(f"blockyard {blockyard.__version__}, {blockyard.build_name()}")
     if not options.only:
         print_policies()
-    print_guards()
+    if options.only != "hints":
+        print_guards()
+    if options.only != "guards":
+        print_hints()
 
 
 def print_policies() -> None:

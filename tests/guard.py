@@ -2,6 +2,7 @@
 
     python -m tests.guard --references 10000000 --seed N
     python -m tests.guard --loads 10000
+    python -m tests.guard --loads 10000 --guard learned --inside auto
 
 Every load is a random tree of prompts with a random capacity, run through `Guarded` around an adversary that evicts
 what is asked for next, hints that say the opposite of what is true, dice, the youngest block, or a shipped policy, and
@@ -50,27 +51,32 @@ def main() -> None:
     parser.add_argument("--references", type=int, default=0)
     parser.add_argument("--loads", type=int, default=0)
     parser.add_argument("--length", type=int, default=1000, help="references of a load")
-    parser.add_argument("--adversary", action="store_true", help="inside every guard")
+    parser.add_argument("--inside", choices=INSIDE, help="of every guard; drawn for each load unless given")
+    parser.add_argument("--adversary", dest="inside", action="store_const", const="adversary", help="the same")
+    parser.add_argument("--guard", choices=["strict", "learned"], help="of every load; three in four strict by default")
     parser.add_argument("--seed", type=int, default=run_seed())
     options = parser.parse_args()
     print(f"blockyard {blockyard.__version__}, {blockyard.build_name()}, seed {options.seed}", flush=True)
     draw = random.Random(options.seed)
-    worst = {(name, strict): 0.0 for name in INSIDE for strict in (True, False)}
+    worst: dict[tuple[str, bool], float] = {}
     start, loads, references = time.monotonic(), 0, 0
-    while references < options.references or loads < options.loads:
-        inside = "adversary" if options.adversary else draw.choice(list(INSIDE))
-        strict = draw.random() < 0.75
-        seed = draw.randrange(2**32)
-        try:
-            done = run_load(seed, options.length, inside, strict)
-        except Exception:
-            print(f"load {seed}, {inside} inside, strict {strict}")
-            raise
-        worst[inside, strict] = min(worst[inside, strict], done.worst)
-        loads += 1
-        references += done.num_references
+    try:
+        while references < options.references or loads < options.loads:
+            inside = options.inside or draw.choice(list(INSIDE))
+            strict = options.guard == "strict" if options.guard else draw.random() < 0.75
+            seed = draw.randrange(2**32)
+            try:
+                done = run_load(seed, options.length, inside, strict)
+            except Exception:
+                print(f"load {seed}, {inside} inside, strict {strict}")
+                raise
+            worst[inside, strict] = min(worst.get((inside, strict), 0.0), done.worst)
+            loads += 1
+            references += done.num_references
+    except KeyboardInterrupt:
+        print("stopped")
     print(f"{loads:,} loads, {references:,} references, {time.monotonic() - start:.0f} s; worst, in points of LRU:")
-    for (name, strict), value in worst.items():
+    for (name, strict), value in sorted(worst.items()):
         print(f"{'strict' if strict else 'learned'} {name:<12} {100 * value:+.3f}")
 
 

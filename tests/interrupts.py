@@ -35,7 +35,7 @@ OF_A_POLICY = (".caught.", ".policy.", ".interruption.")
 #: Drawn, told or made room for during a call that a policy's callback interrupted, and of no consequence.
 UNDONE_BUT_SEEN = (
     *("sequences._epoch", "sequences._serials._last", "chooser._idle", "free_rows", ".num_rewrites"),
-    *("parts.sessions", "order.sessions", "order.hinted", "chooser.sessions", "chooser.hinted"),
+    *("parts.sessions", "order.life", "chooser.sessions", "chooser.hinted"),
 )
 #: What the first call that names a session makes room in.
 NAMES = ".hints._names"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from blockyard.cli.main import main
+from blockyard.cli.tables import as_narrow_text
 from blockyard.lab.curve import HitCurves, hit_curves
 from blockyard.lab.curve.claims import claims_of
 from blockyard.lab.references import read_references
@@ -52,12 +53,56 @@ def test_the_command_says_it_where_there_are_enough_sizes(capsys: pytest.Capture
     printed = capsys.readouterr().out
     assert "above lru over " in printed
     assert "a fifth or more" in printed
+    assert "a fifth or more: the share of these sizes where it is 20.00 % or more" in printed
     rows = [line.split() for line in printed.splitlines() if line.startswith(("fifo ", "strict:fifo "))]
     assert [row[0] for row in rows] == ["fifo", "strict:fifo"]
     assert main([*arguments, "--sizes", "10"]) == 0
-    assert "above lru over " not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "above lru over " not in printed
+    assert "takes 100 sizes or more: --sizes 300" in printed
     assert main([*arguments, "--sizes", "10", "--json"]) == 0
     claims = json.loads(capsys.readouterr().out)["claims"]
     assert list(claims) == ["fifo", "strict:fifo"]
     assert claims["fifo"]["worst"] < claims["strict:fifo"]["worst"], "fifo alone is far below"
     assert claims["strict:fifo"]["worst"] >= -0.2
+
+
+@pytest.mark.parametrize(
+    ("policies", "said", "unsaid"),
+    [
+        ("lru,strict:fifo", ("above lru over", "add optimum to the policies"), "a fifth or more:"),
+        ("fifo,strict:fifo", ("add lru to the policies",), "above lru over"),
+        ("lru,optimum", ("knee of lru",), "claimed"),
+    ],
+)
+def test_the_command_says_what_is_missing(
+    policies: str, said: tuple[str, ...], unsaid: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["curve", "small", "--policies", policies, "--quiet", "--jobs", "1", "--sizes", "100"]) == 0
+    printed = capsys.readouterr().out
+    assert all(words in printed for words in said)
+    assert unsaid not in printed
+
+
+def test_a_table_that_is_too_wide_is_cut_into_several(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of them has the sizes, none is wider than 120 columns, and together they have all that the JSON has."""
+    arguments = ["curve", "chat:requests=80,seed=3", "--quiet", "--jobs", "1", "--sizes", "3", "--hints", "over"]
+    arguments += ["--policies", "lru,fifo,guarded:lfu,strict:lfu,guarded:density,strict:density,optimum"]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines()[1:])) <= 120
+    tables = [part.splitlines() for part in printed.split("\n\n") if part.lstrip().startswith("blocks")]
+    assert len(tables) > 1
+    heads = [table[0].split("  ") for table in tables]
+    names = [name.strip() for head in heads for name in head if name.strip() not in ("", "blocks", "tokens")]
+    assert main([*arguments, "--json"]) == 0
+    sizes = json.loads(capsys.readouterr().out)["sizes"]
+    assert names == [name for name in sizes[0] if name not in ("blocks", "tokens")]
+    for table in tables:
+        assert [int(line.split()[0].replace(",", "")) for line in table[1:]] == [row["blocks"] for row in sizes]
+
+
+def test_a_column_wider_than_the_table_may_be_stands_alone() -> None:
+    rows = [{"n": "1", "a": "x" * 30, "b": "y", "c": "z"}]
+    text = as_narrow_text(rows, num_keys=1, width=10)
+    assert text.split("\n\n") == [f"n  {' ' * 29}a\n1  {'x' * 30}", "n  b  c\n1  y  z"]

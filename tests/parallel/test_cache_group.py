@@ -12,6 +12,7 @@ from blockyard import (
     CacheConfig,
     CacheSalt,
     ConcurrentCall,
+    HintOutcome,
     InvalidArgument,
     KVCacheManager,
     NeverFits,
@@ -251,4 +252,64 @@ def test_a_free_inside_a_call_waits_for_its_end() -> None:
     pool.free_blocks(pool.get_new_blocks(Frees()))
     assert left == [1]
     assert group.leak_report() == []
+    group.check()
+
+
+# ---------------------------------------------------------------- hints
+
+
+def turn(group: CacheGroup, rank: int, tokens: list[int], session: str | None) -> None:
+    """A sequence of a session on this rank, from its beginning to its end."""
+    cache = group.caches[rank]
+    seq = cache.allocate(tokens, session=session)
+    cache.commit([seq], cache.reserve([seq]).num_scheduled)
+    cache.free(seq)
+
+
+def test_a_hint_reaches_every_rank_that_knows_the_session() -> None:
+    """Its blocks go first on both ranks where it was, and on the third all goes as before."""
+    group = group_of(3, num_blocks=13, max_model_len=64)
+    for rank in range(3):
+        for number, name in enumerate("xys"):
+            turn(group, rank, [1000 * number + place for place in range(16)], None if rank == 2 else name)
+    assert group.hint("s", over=True) is HintOutcome.ACCEPTED
+    for rank in range(3):
+        turn(group, rank, [9000 + place for place in range(16)], None)
+    cached = [[c.pool.num_cached_tokens([1000 * n + p for p in range(16)]) for n in range(3)] for c in group.caches]
+    assert cached == [[16, 16, 0], [16, 16, 0], [0, 16, 16]]
+    group.check()
+
+
+def test_the_best_outcome_of_a_hint_counts() -> None:
+    group = group_of(2)
+    assert group.hint("s", over=True) is HintOutcome.UNKNOWN
+    turn(group, 1, list(range(16)), "s")
+    group.caches[0].advance_time(50.0)
+    assert group.hint("s", back_at=40.0) is HintOutcome.ACCEPTED
+    group.advance_time(60.0)
+    assert group.hint("s", back_at=40.0) is HintOutcome.REFUSED
+    assert group.hint("s", back_in=1e9) is HintOutcome.CLIPPED
+    assert group.hint("t", back_in=1.0) is HintOutcome.UNKNOWN
+
+
+def test_a_hint_about_a_sequence_goes_to_its_own_rank() -> None:
+    group = group_of(3, num_blocks=13, max_model_len=64)
+    placed = [run(group, [100 * number + place for place in range(16)], free=False) for number in range(3)]
+    assert group.hint(placed[1].seq, over=True) is HintOutcome.ACCEPTED
+    assert [cache.num_sessions for cache in group.caches] == [0, 1, 0]
+    group.free([one.seq for one in placed])
+    with pytest.raises(UnknownSequence):
+        group.hint(placed[1].seq, over=True)
+    group.check()
+
+
+@pytest.mark.parametrize("said", [{"over": 1}, {"back_in": -1}, {"over": True, "back_in": 2}, {"back_at": "soon"}])
+def test_a_bad_hint_reaches_no_rank(said: dict[str, Any]) -> None:
+    group = group_of(2)
+    for rank in range(2):
+        turn(group, rank, list(range(16)), "s")
+    with pytest.raises(InvalidArgument):
+        group.hint("s", **said)
+    with pytest.raises(InvalidArgument, match="target"):
+        group.hint("", over=True)
     group.check()

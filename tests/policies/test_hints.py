@@ -361,6 +361,21 @@ def test_after_a_reset_nothing_is_anybodys() -> None:
     assert cached(cache, 1, 2, 3) == [4, 2, 4]
 
 
+def test_after_a_reset_under_a_policy_without_hints_nothing_is_anybodys() -> None:
+    """The blocks of session "a" are those of "b" afterwards, and no one else's."""
+    cache = make_cache(Deaf, num_blocks=9)
+    turn(cache, prompt(1), "a")
+    turn(cache, prompt(6), "a")
+    cache.reset_prefix_cache()
+    turn(cache, prompt(2), "b")
+    turn(cache, prompt(3), "c")
+    cache.set_eviction_policy("lru")
+    assert cache.hint("c", over=True) is ACCEPTED
+    turn(cache, prompt(4))
+    assert cached(cache, 2, 3, 4) == [4, 0, 4]
+    assert cache.stats().num_hinted_evictions == 4
+
+
 class Asks(EvictionPolicy):
     """Chooses by hints itself: what is over, then the oldest that nobody comes back for."""
 
@@ -470,6 +485,9 @@ def test_a_policy_that_raises_when_a_block_is_taken_from_it(faulty: Any) -> None
     cache.check()
     assert cache.stats() == before
     faulty.fault = ""
+    with pytest.raises(PolicyError, match="it raised KeyError when it was told of an eviction; put another in its pl"):
+        cache.allocate(prompt(4), session="d")
+    cache.set_eviction_policy("lru")
     turn(cache, prompt(4), "d")
     assert cached(cache, 1, 2, 3) == [0, 4, 4]
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..core.policies import POLICIES
 from ..errors import InvalidArgument
 from ..lab.curve import HitCurves, hit_curves, put_together
-from ..lab.curve.claims import ENOUGH_SIZES, Claim, claims_of
+from ..lab.curve.claims import ENOUGH_SIZES, FIFTH, GAP_POINTS, Claim, claims_of
 from ..lab.curve.drawing import draw_curves
 from ..lab.curve.page import write_page
 from ..lab.curve.side_by_side import label_in, require_one_block_size
@@ -24,7 +24,7 @@ from ..lab.trace import Trace
 from ..progress import WorkBar
 from ..sizing import KVCacheSpec
 from ..sizing.known_models import model_config
-from .tables import as_csv, as_json, as_text, percent, short_number
+from .tables import as_csv, as_json, as_narrow_text, as_text, percent, short_number
 from .trace_options import chosen_jobs, open_chosen_trace, report_skips, short_name, skips_as_dict
 
 _GIB = 2**30
@@ -136,16 +136,35 @@ def _print(options: argparse.Namespace, traces: list[Trace], curves: HitCurves, 
         print(as_csv(_rows(curves, bytes_per_block)))
     else:
         print("\n".join(_headline(part) for part in parts_of(curves)) + "\n")
-        print(as_text([_as_text_row(row) for row in _rows(curves, bytes_per_block)], num_names=0))
+        rows = [_as_text_row(row) for row in _rows(curves, bytes_per_block)]
+        print(as_narrow_text(rows, num_keys=3 if bytes_per_block else 2))
         for part in parts_of(curves):
             # Of sizes that come to the same number of blocks one is run.
             asked = options.sizes if options.blocks is None else len(part.sizes)
-            if (asked >= ENOUGH_SIZES or part.hints) and claims_of(part):
-                print(
-                    f"\nabove lru over {len(part.sizes)} sizes, in points{f' ({part.letter})' if part.letter else ''}:"
-                )
-                print(as_text(_claim_rows(part), num_names=1))
+            for text in _claims(part, asked):
+                print(f"\n{text}")
         print("\n" + "\n".join(_conclusion(part, bytes_per_block) for part in parts_of(curves)))
+
+
+def _claims(curves: HitCurves, num_asked: int) -> list[str]:
+    """What can be claimed for each policy over so many sizes, and what is missing for it; none where it is all LRU."""
+    if not set(curves.hit_rates) - {"lru", OPTIMUM}:
+        return []
+    if num_asked < ENOUGH_SIZES and not curves.hints:
+        return [f"What may be claimed for a policy takes {ENOUGH_SIZES} sizes or more: --sizes 300"]
+    if "lru" not in curves.hit_rates:
+        return ["What may be claimed for a policy is its distance from lru: add lru to the policies"]
+    of = f" ({curves.letter})" if curves.letter else ""
+    table = as_text(_claim_rows(curves), num_names=1)
+    said = [f"above lru over {len(curves.sizes)} sizes, in points{of}:\n{table}"]
+    if OPTIMUM not in curves.hit_rates:
+        return [*said, "How much of the gap between lru and the optimum is closed: add optimum to the policies"]
+    what = f"where optimum is more than {GAP_POINTS:g} points above lru"
+    said.append(
+        f"gap closed: how far from lru to optimum, mean of the sizes {what};\n"
+        f"a fifth or more: the share of these sizes where it is {percent(FIFTH)} or more"
+    )
+    return said
 
 
 def _claim_rows(curves: HitCurves) -> list[dict[str, str]]:

@@ -13,6 +13,8 @@ from .._build import build_name
 
 #: One line: column to value.
 Row = dict[str, Any]
+#: Columns of text that a table has at most, unless two of its columns need more.
+WIDTH = 120
 
 
 def as_text(rows: Sequence[dict[str, str]], num_names: int = 1) -> str:
@@ -27,6 +29,22 @@ def as_text(rows: Sequence[dict[str, str]], num_names: int = 1) -> str:
         ).rstrip()
         for line in lines
     )
+
+
+def as_narrow_text(rows: Sequence[dict[str, str]], num_keys: int, width: int = WIDTH) -> str:
+    """The same, all columns to the right; what is wider than `width` is cut into tables, one below the other.
+
+    The first `num_keys` columns stand in each.
+    """
+    columns = list(rows[0])
+    widths = {column: 2 + max(len(column), *(len(row[column]) for row in rows)) for column in columns}
+    keys = columns[:num_keys]
+    parts: list[list[str]] = [[]]
+    for column in columns[num_keys:]:
+        if parts[-1] and sum(widths[name] for name in [*keys, *parts[-1], column]) - 2 > width:
+            parts.append([])
+        parts[-1].append(column)
+    return "\n\n".join(as_text([{name: row[name] for name in [*keys, *part]} for row in rows], 0) for part in parts)
 
 
 def as_csv(rows: Sequence[Row]) -> str:

@@ -140,9 +140,15 @@ class AllocateCalls:
             if answer is not OK:
                 return REFUSED_FOR_NOW if answer is LATER else REFUSED_FOREVER
             self.sequences.require_rows(count)
-        is_known = key is not None and self.hints.prepare()
-        handle = i64(self._admit(prompts, hits, [name], count, again)[0])
-        if key is not None and is_known:
+        if key is None:
+            return self._admit(prompts, hits, [name], count, again)[0]
+        is_known = self.hints.prepare(key)
+        try:
+            handle = i64(self._admit(prompts, hits, [name], count, again)[0])
+        except BaseException:
+            self.hints.cancel(key)
+            raise
+        if is_known:
             self.hints.bind(self.sequences.live_row(handle), key)
         return handle
 

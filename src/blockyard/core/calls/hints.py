@@ -8,7 +8,8 @@ from ...answers import HintOutcome
 from ...arguments import require_bool, require_number, require_str, shown
 from ...errors import InvalidArgument, InvariantError, not_enough_memory
 from ..parts import Parts
-from ..policies.sessions import BACK, OVER, UNKNOWN, Sessions
+from ..policies.session_life import SessionLife
+from ..policies.sessions import BACK, OVER, UNKNOWN
 from ..pool.eviction import EvictionOrder
 from ..sequences.table import read_handle
 
@@ -31,51 +32,59 @@ class HintCalls:
         self.order = order
         self.horizon: float = parts.config.hint_horizon
         self._max_sessions = parts.config.max_sessions if parts.config.enable_prefix_caching else 0
+        #: The slot of each session; -1 for a name that `prepare` has made room for.
         self._slots: dict[object, int] = {}
         self._names: list[object] = []
 
     def num_sessions(self) -> int:
         """See `KVCacheManager.num_sessions`."""
-        return len(self._slots)
+        sessions = self.parts.sessions
+        return 0 if sessions is None else int(sessions.num_sessions)
 
     # A sequence of a session begins.
 
-    def prepare(self) -> bool:
-        """Have room for one session more, before anything changes; False where none are known.
+    def prepare(self, name: object) -> bool:
+        """Have room for one session more, and its name, before anything changes; False where none are known.
 
-        Raises `PolicyError`, and `NotEnoughMemory`.
+        `bind` or `cancel` follows. Raises `PolicyError`, and `NotEnoughMemory`.
         """
         if self._max_sessions == 0:
             return False
         try:
-            sessions = self.parts.sessions
-            if sessions is None:
-                sessions = self.order.know_sessions(self._max_sessions)
-                self.parts.sessions = sessions
-            self.order.make_session_room(sessions)
-            while len(self._names) < sessions.num_slots:
+            life = self.order.life
+            if life is None:
+                life = self.order.know_sessions(self._max_sessions)
+                self.parts.sessions = life.sessions
+            life.make_room()
+            while len(self._names) < life.sessions.num_slots:
                 self._names.append(None)
+            if name not in self._slots:
+                self._slots[name] = -1
         except MemoryError as error:
             raise not_enough_memory("session: the system has no memory for one more session", error)
         return True
 
     def bind(self, row: i64, name: object) -> None:
         """The sequence in `row` is what the session of this name holds now; `prepare` came before."""
-        sessions = self.parts.sessions
-        if sessions is None:
+        life = self.order.life
+        if life is None:
             return
         slot = i64(self._slots.get(name, -1))
         if slot < 0:
-            slot = self._open(sessions, name)
-        self.sequences.session[row] = self.order.begin(sessions, slot)
-        sessions.hear(slot)
+            slot = self._open(life, name)
+        self.sequences.session[row] = life.begin(slot)
 
-    def _open(self, sessions: Sessions, name: object) -> i64:
-        if not sessions.make_room():
-            oldest = sessions.oldest()
-            self.order.forget_session(sessions, oldest)
+    def cancel(self, name: object) -> None:
+        """No sequence of the session begins after all."""
+        if self._slots.get(name, 0) < 0:
+            del self._slots[name]
+
+    def _open(self, life: SessionLife, name: object) -> i64:
+        if not life.make_room():
+            oldest = life.sessions.oldest()
+            life.forget(oldest)
             del self._slots[self._names[int(oldest)]]
-        slot = sessions.open()
+        slot = life.sessions.open()
         self._names[int(slot)] = name
         self._slots[name] = int(slot)
         return slot
@@ -123,25 +132,28 @@ class HintCalls:
             return self._say(slot, is_over, back_at) if sessions.is_latest(tag) else REFUSED
         if not is_over and back_at is None:
             return ACCEPTED
-        self.prepare()
-        if self.order.hinted is None or self._has_passed(back_at):
+        self.prepare(int(handle))
+        if not self._takes(back_at):
+            self.cancel(int(handle))
             return REFUSED
         self.bind(row, int(handle))
         return self._say(i64(self._slots[int(handle)]), is_over, back_at)
 
-    def _has_passed(self, back_at: float | None) -> bool:
-        return back_at is not None and back_at < self.clock.now
+    def _takes(self, back_at: float | None) -> bool:
+        """Whether the policy takes hints, and the time has not passed."""
+        life = self.order.life
+        return life is not None and life.hinted is not None and (back_at is None or back_at >= self.clock.now)
 
     def _say(self, slot: i64, is_over: bool, back_at: float | None) -> HintOutcome:
-        sessions = self.parts.sessions
-        if sessions is None or self.order.hinted is None or self._has_passed(back_at):
+        life = self.order.life
+        if life is None or not self._takes(back_at):
             return REFUSED
-        sessions.hear(slot)
+        life.sessions.hear(slot)
         if back_at is None:
-            self.order.say(sessions, slot, OVER if is_over else UNKNOWN, 0.0)
+            life.say(slot, OVER if is_over else UNKNOWN, 0.0)
             return ACCEPTED
         latest = self.clock.now + self.horizon
-        self.order.say(sessions, slot, BACK, min(back_at, latest))
+        life.say(slot, BACK, min(back_at, latest))
         return ACCEPTED if back_at <= latest else CLIPPED
 
     def check(self) -> None:

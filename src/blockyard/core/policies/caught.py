@@ -5,42 +5,9 @@ from mypy_extensions import i64
 from ...errors import PolicyError
 from ..gate import Interruption
 from .base import EvictionPolicy
-from .guarded import Guarded
 from .hinted import Hinted
+from .nested import innermost, name_of, put_hints
 from .sessions import Sessions
-
-
-def name_of(policy: EvictionPolicy) -> str:
-    """The class, and of a guard the one inside it too."""
-    if isinstance(policy, Hinted):
-        return name_of(policy.policy)
-    name = type(policy).__name__
-    return f"{name} around {name_of(policy.policy)}" if isinstance(policy, Guarded) else name
-
-
-def innermost_guard(policy: EvictionPolicy) -> Guarded | None:
-    """The guard that the policy stands in which chooses; None for one without."""
-    found: Guarded | None = None
-    while isinstance(policy, Guarded):
-        found = policy
-        policy = policy.policy
-    return found
-
-
-def innermost(policy: EvictionPolicy) -> EvictionPolicy:
-    """The policy that chooses, inside of all guards."""
-    while isinstance(policy, Guarded):
-        policy = policy.policy
-    return policy
-
-
-def choices(policy: EvictionPolicy) -> list[int]:
-    """Idle blocks that guards around the policy have had from it and not given yet: it knows them no longer."""
-    found: list[int] = []
-    while isinstance(policy, Guarded):
-        found.append(int(policy.choice()))
-        policy = policy.policy
-    return found
 
 
 def text_of(error: BaseException, interruption: Interruption) -> str:
@@ -112,20 +79,12 @@ class CaughtPolicy(EvictionPolicy):
 
     def let_hint(self, sessions: Sessions, num_blocks: int, idle: list[int]) -> Hinted:
         """Put hints around the policy that chooses. idle: the blocks that it knows as idle. Raises `PolicyError`."""
-        guard = innermost_guard(self.policy)
-        inside = self.policy if guard is None else guard.policy
-        chosen = choices(self.policy)
-        idle = [block for block in idle if block not in chosen]
         try:
-            layer = Hinted(inside, num_blocks, sessions, idle)
+            self.policy, layer = put_hints(self.policy, num_blocks, sessions, idle)
         except MemoryError:
             raise
         except Exception as error:
             raise self._asked("needs_hints", error)
-        if guard is None:
-            self.policy = layer
-        else:
-            guard.policy = layer
         return layer
 
     def restate(self, layer: Hinted, slot: i64) -> None:

@@ -4,7 +4,8 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from ...errors import InvariantError, PolicyError
+from ...errors import InvariantError
+from .around import AroundPolicy
 from .base import EvictionPolicy
 from .budget import DeviationBudget
 from .idle_tree import IdleTree
@@ -13,7 +14,7 @@ from .shadow_lru import ShadowLRU
 NONE: Final[i64] = 0
 
 
-class Guarded(EvictionPolicy):
+class Guarded(AroundPolicy):
     """`policy` chooses as long as its hits, with a small budget, stay above those of least recently used.
 
     A shadow of the same size, of keys alone, is kept in order of last use. When the policy's choice is a content that
@@ -30,8 +31,7 @@ class Guarded(EvictionPolicy):
 
     def __init__(self, policy: EvictionPolicy, strict: bool = False) -> None:
         num_blocks = int(policy.num_blocks)
-        super().__init__(num_blocks)
-        self.policy = policy
+        super().__init__(policy, num_blocks)
         self.strict = strict
         self._shadow = ShadowLRU(num_blocks)
         self._tree = IdleTree(self._shadow.rows, num_blocks)
@@ -46,8 +46,6 @@ class Guarded(EvictionPolicy):
         #: Whether the call that runs has asked for a victim, and whether that failed and is being undone.
         self._has_asked = False
         self._is_undoing = False
-        #: Whether the policy was interrupted while it was told something, and may have missed it.
-        self._missed = ""
 
     @property
     def num_shadow_hits(self) -> int:
@@ -124,8 +122,7 @@ class Guarded(EvictionPolicy):
 
     def evict(self) -> i64:
         """The policy's choice, or what stands below it; without credit, the oldest orphan."""
-        if self._missed:
-            raise PolicyError(f"it {self._missed} when it was told of an eviction; put another in its place")
+        self.require_told()
         self._has_asked = True
         self._is_undoing = False
         self._budget.exposures_ended(self._shadow.trim(max(self._num_idle - 1, 0)))
@@ -163,11 +160,7 @@ class Guarded(EvictionPolicy):
     def _tell(self, block: i64) -> i64:
         """`block` goes, which the policy knows only if it was its choice."""
         if block != self._chosen:
-            try:
-                self.policy.remove(block)
-            except BaseException as error:
-                self._missed = f"raised {type(error).__name__}"
-                raise
+            self.tell_gone(block)
         return block
 
     def _give(self, block: i64) -> None:
@@ -186,8 +179,7 @@ class Guarded(EvictionPolicy):
         self._shadow.clear()
         self._num_idle = 0
         self._chosen = NONE
-        self._missed = ""
-        self.policy.clear()
+        super().clear()
 
     def grow(self, num_blocks: int) -> None:
         """Ids now go up to num_blocks - 1; the shadow fills as the pool does."""

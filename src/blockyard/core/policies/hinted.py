@@ -6,6 +6,7 @@ from mypy_extensions import i32, i64
 
 from ...errors import InvariantError
 from ..arrays import clear_i32, grown_float, grown_i32, grown_i64, zeros_float, zeros_i32, zeros_i64
+from .around import AroundPolicy
 from .base import EvictionPolicy
 from .block_heap import BlockHeap
 from .retention import order_of
@@ -21,7 +22,7 @@ KEPT: Final[i32] = 2
 TAKEN: Final[i32] = 3
 
 
-class Hinted(EvictionPolicy):
+class Hinted(AroundPolicy):
     """The policy inside decides, but for blocks of sessions of which something was said.
 
     - A session that is over: its blocks go before all others, the session that was over first first, its blocks from
@@ -40,8 +41,7 @@ class Hinted(EvictionPolicy):
     """
 
     def __init__(self, policy: EvictionPolicy, num_blocks: int, sessions: Sessions, idle: list[int]) -> None:
-        super().__init__(num_blocks)
-        self.policy = policy
+        super().__init__(policy, num_blocks)
         self.sessions = sessions
         self.tells = policy.needs_hints()
         slots = int(sessions.num_slots)
@@ -81,22 +81,6 @@ class Hinted(EvictionPolicy):
         if self.tells:
             self._tell(block)
 
-    def hit(self, block: i64, key: i64) -> None:
-        """A prompt hit `block`."""
-        self.policy.hit(block, key)
-
-    def needs_paths(self) -> bool:
-        """As the policy wants it."""
-        return self.policy.needs_paths()
-
-    def follows(self, block: i64, parent: i64) -> None:
-        """What stands before `block`."""
-        self.policy.follows(block, parent)
-
-    def miss(self, key: i64) -> None:
-        """A content is asked for that is not cached."""
-        self.policy.miss(key)
-
     def remove(self, block: i64) -> None:
         """The idle `block` was revived. The policy knows of it unless it had chosen it."""
         is_inner = self._where[block] == INNER
@@ -118,6 +102,7 @@ class Hinted(EvictionPolicy):
 
     def evict(self) -> i64:
         """What is over; else the policy's choice of what nobody is to come back for, or what comes back still later."""
+        self.require_told()
         if self._over.num_items > 0 and not self.tells:
             return self._take(self._first_of(self._over.first()))
         if self._chosen != NONE and self._is_expected(self._chosen):
@@ -170,10 +155,15 @@ class Hinted(EvictionPolicy):
     def _take(self, block: i64) -> i64:
         """`block` goes because of a hint."""
         if self._where[block] == INNER:
-            self.policy.remove(block)
+            self.tell_gone(block)
         self._leave(block)
         self._where[block] = TAKEN
         return block
+
+    def spare(self, block: i64) -> None:
+        """`block` is not evicted for now: a guard had it as the policy's choice, and it was hit or retained."""
+        if self._where[block] == TAKEN:
+            self._where[block] = HELD
 
     def gone(self, block: i64) -> None:
         """The content of `block` is evicted, or dropped."""
@@ -292,8 +282,7 @@ class Hinted(EvictionPolicy):
         self._num_inner = 0
         self._num_kept = 0
         self._chosen = NONE
-        self.sessions.forget_blocks()
-        self.policy.clear()
+        super().clear()
 
     def grow(self, num_blocks: int) -> None:
         """Ids now go up to num_blocks - 1, also where the policy raises; for MemoryError nothing has grown."""
@@ -330,11 +319,13 @@ class Hinted(EvictionPolicy):
         self.num_slots = slots
 
     def check(self) -> None:
-        """Lists, sessions and counts agree. O(num_blocks + sessions). Raises `InvariantError`."""
+        """Lists and counts agree with what is known of sessions, which others check. O(num_blocks + sessions).
+
+        Raises `InvariantError`.
+        """
         self._lists.check()
         self._over.check()
         self._returning.check()
-        self.sessions.check()
         self._check_counts()
         linked = 0
         for slot in self.sessions.slots():

@@ -7,6 +7,7 @@ from mypy_extensions import i64
 
 from ...errors import InvariantError
 from ..arrays import clear_i64, grown_i64, zeros_i64
+from .around import AroundPolicy
 from .base import EvictionPolicy
 from .block_heap import BlockHeap
 
@@ -14,7 +15,7 @@ from .block_heap import BlockHeap
 MAGNITUDE: Final = 2**63 - 1
 
 
-class Retention(EvictionPolicy):
+class Retention(AroundPolicy):
     """A wish around a policy: blocks with a priority above 0 are evicted only when no other block is idle.
 
     Among them the lowest priority goes first, then the one idle longest. A priority can be set, changed and taken back
@@ -23,8 +24,7 @@ class Retention(EvictionPolicy):
     """
 
     def __init__(self, policy: EvictionPolicy, num_blocks: int) -> None:
-        super().__init__(num_blocks)
-        self.policy = policy
+        super().__init__(policy, num_blocks)
         self.num_retained = 0
         self._priority = zeros_i64(num_blocks)
         self._key = zeros_i64(num_blocks)
@@ -95,22 +95,6 @@ class Retention(EvictionPolicy):
             self._num_inner -= 1
             self.policy.remove(block)
 
-    def hit(self, block: i64, key: i64) -> None:
-        """A prompt hit `block`."""
-        self.policy.hit(block, key)
-
-    def needs_paths(self) -> bool:
-        """As the policy wants it."""
-        return self.policy.needs_paths()
-
-    def follows(self, block: i64, parent: i64) -> None:
-        """What stands before `block`, retained or not."""
-        self.policy.follows(block, parent)
-
-    def miss(self, key: i64) -> None:
-        """A content is asked for that is not cached."""
-        self.policy.miss(key)
-
     def remove(self, block: i64) -> None:
         """The idle `block` was revived; it keeps its priority."""
         self._take_out(block)
@@ -143,7 +127,7 @@ class Retention(EvictionPolicy):
 
     def clear(self) -> None:
         """The cache was reset: nothing is retained any more. It asks for no memory."""
-        self.policy.clear()
+        super().clear()
         self._retained.clear()
         self._expiries.clear()
         clear_i64(self._priority)

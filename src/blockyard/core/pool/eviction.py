@@ -11,7 +11,8 @@ from ..policies import make_policy
 from ..policies.caught import CaughtPolicy
 from ..policies.hinted import Hinted
 from ..policies.retention import Retention
-from ..policies.sessions import UNKNOWN, Sessions
+from ..policies.session_life import SessionLife
+from ..policies.sessions import Sessions
 from .ledger import BlockLedger
 from .observer import Clock
 
@@ -27,10 +28,8 @@ class EvictionOrder:
         self.clock = clock
         self.retention_blocks = retention_blocks
         self.retention: Retention | None = None
-        #: Where sessions are known: what is known, and what it decides, unless the policy takes no hints.
-        self.sessions: Sessions | None = None
-        self.hinted: Hinted | None = None
-        self.caught: CaughtPolicy | None = None
+        #: Where sessions are known.
+        self.life: SessionLife | None = None
         #: What hints decided under earlier policies.
         self._num_hinted_before = 0
 
@@ -38,28 +37,28 @@ class EvictionOrder:
         """Least recently used needs no policy: it is the order of the free queue. O(num_blocks)."""
         num_blocks = int(self.ledger.capacity)
         caught = CaughtPolicy(make_policy(policy, num_blocks), num_blocks, self.interruption)
-        sessions = self.sessions
+        life = self.life
         hinted: Hinted | None = None
-        if sessions is not None and caught.takes_hints():
-            sessions.make_block_room(num_blocks)
-            hinted = caught.let_hint(sessions, num_blocks, [])
+        if life is not None and caught.takes_hints():
+            life.sessions.make_block_room(num_blocks)
+            hinted = caught.let_hint(life.sessions, num_blocks, [])
         retention: Retention | None = None
         if self.retention_blocks > 0:
             retention = Retention(caught, num_blocks)
             self.ledger.choose_by(retention, caught)
-        elif isinstance(policy, str) and policy == "lru" and sessions is None:
+        elif isinstance(policy, str) and policy == "lru" and life is None:
             self.ledger.choose_by(None, None)
         else:
             self.ledger.choose_by(caught, caught)
         self._num_hinted_before = self.num_hinted_evictions()
         self.retention = retention
-        self.hinted = hinted
-        self.caught = caught
-        if self.ledger.chooser is not None:
-            self.ledger.chooser.sessions = sessions
+        if life is not None:
+            life.tell(hinted, caught)
+        if life is not None and self.ledger.chooser is not None:
+            self.ledger.chooser.sessions = life.sessions
             self.ledger.chooser.hinted = hinted
 
-    def know_sessions(self, max_sessions: int) -> Sessions:
+    def know_sessions(self, max_sessions: int) -> SessionLife:
         """Have sessions known from now on, and hints around the policy, if it takes any. O(num_blocks).
 
         Raises `PolicyError`, and MemoryError; nothing has changed then.
@@ -71,49 +70,25 @@ class EvictionOrder:
             # Nobody knows who used what is cached; what one sequence holds alone is taken for its own.
             if self.ledger.index.is_cached(i64(block)) and self.ledger.ref_cnt[i64(block)] != 1:
                 sessions.mark(i64(block), 0)
+        life = SessionLife(sessions)
         if self.ledger.chooser is None:
             # Least recently used, which was the order of the queue.
-            self.sessions = sessions
+            self.life = life
             try:
                 self.install("lru")
             except BaseException:
-                self.sessions = None
+                self.life = None
                 raise
-            return sessions
+            return life
         caught = self.ledger.chooser.caught
+        hinted: Hinted | None = None
         if caught.takes_hints():
-            self.hinted = caught.let_hint(sessions, num_blocks, self.ledger.chooser.told())
-        self.sessions = sessions
+            hinted = caught.let_hint(sessions, num_blocks, self.ledger.chooser.told())
+        life.tell(hinted, caught)
+        self.life = life
         self.ledger.chooser.sessions = sessions
-        self.ledger.chooser.hinted = self.hinted
-        return sessions
-
-    def make_session_room(self, sessions: Sessions) -> bool:
-        """Have a free slot, or say that none can be had. Raises MemoryError."""
-        has_room = sessions.make_room()
-        if self.hinted is not None and self.hinted.num_slots < sessions.num_slots:
-            self.hinted.grow_slots()
-        return has_room
-
-    def say(self, sessions: Sessions, slot: i64, state: i64, back_at: float) -> None:
-        """This is known of a session now."""
-        sessions.say(slot, state, back_at)
-        if self.hinted is not None and self.caught is not None:
-            self.caught.restate(self.hinted, slot)
-
-    def begin(self, sessions: Sessions, slot: i64) -> i64:
-        """A new sequence of a session: what was said is over, and what it held is old. Returns the sequence's tag."""
-        self.say(sessions, slot, UNKNOWN, 0.0)
-        if self.hinted is not None:
-            self.hinted.supersede(slot)
-        return sessions.begin(slot)
-
-    def forget_session(self, sessions: Sessions, slot: i64) -> None:
-        """Forget a session."""
-        self.say(sessions, slot, UNKNOWN, 0.0)
-        if self.hinted is not None:
-            self.hinted.forget(slot)
-        sessions.close(slot)
+        self.ledger.chooser.hinted = hinted
+        return life
 
     @property
     def num_retained(self) -> int:
@@ -122,7 +97,8 @@ class EvictionOrder:
 
     def num_hinted_evictions(self) -> int:
         """Blocks that were evicted because of a hint, under all policies."""
-        return self._num_hinted_before + (0 if self.hinted is None else int(self.hinted.num_evicted))
+        hinted = None if self.life is None else self.life.hinted
+        return self._num_hinted_before + (0 if hinted is None else int(hinted.num_evicted))
 
     def retain(self, blocks: list[int], priority: int, expires_at: float | None) -> int:
         """Give these cached blocks a priority, all or none. Returns how many they are."""
@@ -139,6 +115,8 @@ class EvictionOrder:
             raise self.ledger.chooser.error()
         for block in blocks:
             retention.set_priority(block, priority, expires_at)
+            if self.life is not None and self.life.hinted is not None:
+                self.life.hinted.spare(i64(block))
         return len(blocks)
 
     def advance(self, now: object) -> None:
@@ -149,16 +127,8 @@ class EvictionOrder:
         self.clock.now = time
         if self.retention is not None:
             self.retention.advance(time)
-        if self.sessions is not None:
-            self._advance_sessions(self.sessions, time)
-
-    def _advance_sessions(self, sessions: Sessions, now: float) -> None:
-        """Who should have come back before now is as if nothing had been said. O(log sessions) for each."""
-        sessions.now = now
-        slot = sessions.overdue()
-        while slot >= 0:
-            self.say(sessions, slot, UNKNOWN, 0.0)
-            slot = sessions.overdue()
+        if self.life is not None:
+            self.life.advance(time)
 
 
 def wished_priority(priority: object) -> int:

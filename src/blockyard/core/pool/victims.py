@@ -62,6 +62,8 @@ class Chooser:
         self._idle[block] = 0
         self.num_idle -= 1
         self.policy.remove(block)
+        if self.hinted is not None:
+            self.hinted.spare(block)
 
     def forget(self, block: i64) -> None:
         """What `block` cached is gone, chosen or not (a shrinking pool asks no policy): nor is it retained."""
@@ -82,6 +84,8 @@ class Chooser:
         """No block is idle any more."""
         clear_i64(self._idle)
         self.num_idle = 0
+        if self.sessions is not None:
+            self.sessions.forget_blocks()
         self.policy.clear()
 
     def grow(self, num_blocks: int) -> None:

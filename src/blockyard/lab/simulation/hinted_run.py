@@ -9,9 +9,9 @@ from mypy_extensions import i64
 
 from ...core.arrays import zeros_i64
 from ...core.policies.base import EvictionPolicy
-from ...core.policies.caught import innermost, innermost_guard
-from ...core.policies.hinted import Hinted
-from ...core.policies.sessions import BACK, OVER, SLOT_SPAN, UNKNOWN, Sessions
+from ...core.policies.nested import innermost, put_hints
+from ...core.policies.session_life import SessionLife
+from ...core.policies.sessions import BACK, OVER, SLOT_SPAN, Sessions
 from .policy_run import PolicyRun
 
 #: What is said of a session, as the arrays have it.
@@ -35,23 +35,15 @@ class HintedRun(PolicyRun):
         super().__init__(policy, capacity, num_contents, longest_request)
         num_blocks = int(capacity + longest_request + 1)
         self._sessions = Sessions(num_blocks, int(min(max(num_sessions, 1), SLOT_SPAN)))
-        self._hinted: Hinted | None = None
+        self._life = SessionLife(self._sessions)
         if innermost(policy).takes_hints():
-            self._hinted = self._let_hint(policy, num_blocks)
+            self._policy, hinted = put_hints(policy, num_blocks, self._sessions, [])
+            self._life.tell(hinted, None)
         #: 1 + the slot of each session; 0 for one that is not known. And the session in each slot.
         self._slot_of = zeros_i64(int(num_sessions))
         self._session_in = zeros_i64(int(self._sessions.max_sessions))
         #: The tag of the request that runs.
         self._tag: i64 = 0
-
-    def _let_hint(self, policy: EvictionPolicy, num_blocks: int) -> Hinted:
-        guard = innermost_guard(policy)
-        layer = Hinted(innermost(policy), num_blocks, self._sessions, [])
-        if guard is None:
-            self._policy = layer
-        else:
-            guard.policy = layer
-        return layer
 
     def run_turns(
         self,
@@ -70,56 +62,31 @@ class HintedRun(PolicyRun):
         sessions, kinds = vec[i64](sessions_array), vec[i64](kinds_array)
         back_at, now = vec[i64](back_at_array), vec[i64](now_array)
         for request in range(i64(len(starts)) - 1):
-            self._advance(now[request])
+            self._life.advance(float(now[request]))
             slot = self._begin(sessions[request])
             self._request(ids, starts[request], starts[request + 1])
             if kinds[request] == SAYS_OVER:
-                self._say(slot, OVER, 0.0)
+                self._life.say(slot, OVER, 0.0)
             elif kinds[request] == SAYS_WAIT:
-                self._say(slot, BACK, float(back_at[request]))
-
-    def _advance(self, now: i64) -> None:
-        """Sessions that should have come back before now are as if nothing had been said."""
-        self._sessions.now = float(now)
-        slot = self._sessions.overdue()
-        while slot >= 0:
-            self._say(slot, UNKNOWN, 0.0)
-            slot = self._sessions.overdue()
-
-    def _say(self, slot: i64, state: i64, back_at: float) -> None:
-        self._sessions.say(slot, state, back_at)
-        if self._hinted is not None:
-            self._hinted.restate(slot)
+                self._life.say(slot, BACK, float(back_at[request]))
 
     def _begin(self, session: i64) -> i64:
         """A turn of a session begins; returns its slot."""
         slot = self._slot_of[session] - 1
         if slot < 0:
             slot = self._open(session)
-        self._sessions.hear(slot)
-        self._say(slot, UNKNOWN, 0.0)
-        if self._hinted is not None:
-            self._hinted.supersede(slot)
-        self._tag = self._sessions.begin(slot)
+        self._tag = self._life.begin(slot)
         return slot
 
     def _open(self, session: i64) -> i64:
-        slots = self._sessions.num_slots
-        if not self._sessions.make_room():
-            self._forget(self._sessions.oldest())
-        if self._hinted is not None and self._sessions.num_slots != slots:
-            self._hinted.grow_slots()
+        if not self._life.make_room():
+            oldest = self._sessions.oldest()
+            self._life.forget(oldest)
+            self._slot_of[self._session_in[oldest]] = 0
         slot = self._sessions.open()
         self._slot_of[session] = slot + 1
         self._session_in[slot] = session
         return slot
-
-    def _forget(self, slot: i64) -> None:
-        self._say(slot, UNKNOWN, 0.0)
-        if self._hinted is not None:
-            self._hinted.forget(slot)
-        self._sessions.close(slot)
-        self._slot_of[self._session_in[slot]] = 0
 
     def _give_back(self, ids: vec[i64], start: i64, stop: i64) -> None:
         """Idle again, and the session's if it alone has used them."""
