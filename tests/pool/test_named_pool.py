@@ -333,3 +333,13 @@ def test_it_is_neither_copied_nor_pickled_nor_subclassed() -> None:
             act(pool)
     with pytest.raises((LogicError, TypeError)):
         type("Mine", (NamedPool,), {})
+
+
+def test_names_of_one_reading_serve_every_group() -> None:
+    """A generator is empty when it is read again: the second group found nothing, and nothing was found at all."""
+    pool = NamedPool(5)
+    lease = pool.get_new_blocks(2)
+    for group in (0, 1):
+        pool.name_blocks(lease, [b"a", b"b"], group=group)
+    found = pool.find_prefix((name for name in (b"a", b"b", b"c")), groups=[0, 1])
+    assert found.tolist() == [list(lease), list(lease)]

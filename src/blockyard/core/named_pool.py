@@ -18,7 +18,7 @@ from .policies import make_policy
 from .policies.caught import CaughtPolicy
 from .pool.lease import BlockLease, LeaseBook
 from .pool.named_ledger import NamedLedger
-from .pool.names import MAX_GROUP, NAME_WORDS, pack_name, pack_names
+from .pool.names import MAX_GROUP, NAME_WORDS, listed, pack_name, pack_names
 from .pool.release_order import ReleaseOrder
 from .refusing import refuse_copy, refuse_pickle, refuse_subclass
 from .tokens import int64_items
@@ -171,7 +171,7 @@ class NamedPool:
         """For each name the block that has had it the longest, or 0: int32 (n,). O(n)."""
         self._gate.enter("find")
         try:
-            words = pack_names(names, require_int("group", group, 0, MAX_GROUP))
+            words = pack_names(listed(names), require_int("group", group, 0, MAX_GROUP))
             return self._as_array(self._find_all(words))
         finally:
             self._gate.leave()
@@ -184,7 +184,8 @@ class NamedPool:
         self._gate.enter("find_prefix")
         try:
             numbers = _groups(groups)
-            rows = [self._find_all(pack_names(names, number)) for number in numbers]
+            given = listed(names)
+            rows = [self._find_all(pack_names(given, number)) for number in numbers]
             reached = min([_leading(row) for row in rows])
             return np.array([view_i32(row)[:reached] for row in rows], dtype=np.int32).reshape(len(rows), reached)
         finally:
@@ -232,7 +233,7 @@ class NamedPool:
         """Hold the longest run of blocks that `names` begins with; maybe none. O(names)."""
         self._gate.enter("get_cached_blocks")
         try:
-            words = pack_names(names, require_int("group", group, 0, MAX_GROUP))
+            words = pack_names(listed(names), require_int("group", group, 0, MAX_GROUP))
             holder_name = require_str("holder", holder)
             found = self._find_all(words)
             return self._hold(found[: _leading(found)], holder_name)
@@ -305,10 +306,12 @@ class NamedPool:
             count = self._free_count(num_blocks)
             self._ledger.evict_ahead(count)
             blocks = zeros_i32(count)
+            ids = [0] * count  # before anything is held: where there is no memory for the answer, nothing has changed
             self._ledger.acquire(blocks, 0, count)
             for position in range(i64(count)):
                 self._loose[i64(blocks[position])] = 1
-            return [int(block) for block in blocks]
+                ids[position] = int(blocks[position])
+            return ids
         finally:
             self._gate.leave_with_result()
 
@@ -372,7 +375,7 @@ class NamedPool:
         """
         self._gate.enter("name_blocks")
         try:
-            words = pack_names(names, require_int("group", group, 0, MAX_GROUP))
+            words = pack_names(listed(names), require_int("group", group, 0, MAX_GROUP))
             ids = self._leased_or_ids(blocks)
             count = i64(len(words)) // NAME_WORDS
             if len(ids) != count:

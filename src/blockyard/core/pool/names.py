@@ -48,14 +48,19 @@ def _word(name: bytes, at: i64) -> i64:
     return value
 
 
-def pack_names(names: object, group: i64) -> vec[i64]:
-    """A run of names, five words each. O(names). Raises `InvalidArgument`, which says at which position."""
+def listed(names: object) -> list[object]:
+    """The names of a run, read once. Raises `InvalidArgument` for what is no run of names."""
     if isinstance(names, (bytes, bytearray, memoryview, str)):
         raise InvalidArgument(f"names is {shown(names)}; it must be a list of bytes")
     try:
-        given = list(names)  # type: ignore[call-overload]
+        given: list[object] = list(names)  # type: ignore[call-overload]
     except TypeError:
         raise InvalidArgument(f"names is {shown(names)}; it must be a list of bytes")
+    return given
+
+
+def pack_names(given: list[object], group: i64) -> vec[i64]:
+    """A run of names, five words each. O(names). Raises `InvalidArgument`, which says at which position."""
     words = zeros_i64(len(given) * int(NAME_WORDS))
     for place in range(i64(len(given))):
         name = given[place]
