@@ -18,7 +18,7 @@ from .policies import make_policy
 from .policies.caught import CaughtPolicy
 from .pool.lease import BlockLease, LeaseBook
 from .pool.named_ledger import NamedLedger
-from .pool.names import MAX_GROUP, NAME_WORDS, listed, pack_name, pack_names
+from .pool.names import MAX_GROUP, NAME_WORDS, group_number, group_numbers, listed, pack_name, pack_names
 from .pool.release_order import ReleaseOrder
 from .refusing import refuse_copy, refuse_pickle, refuse_subclass
 from .tokens import int64_items
@@ -162,7 +162,7 @@ class NamedPool:
         """The block that has had this name the longest, or 0. O(1) expected."""
         self._gate.enter("find_one")
         try:
-            pack_name(self._name, 0, name, _group(group))
+            pack_name(self._name, 0, name, group_number(group))
             return int(self._ledger.find(self._name, 0))
         finally:
             self._gate.leave()
@@ -183,7 +183,7 @@ class NamedPool:
         """
         self._gate.enter("find_prefix")
         try:
-            numbers = _groups(groups)
+            numbers = group_numbers(groups)
             given = listed(names)
             rows = [self._find_all(pack_names(given, number)) for number in numbers]
             reached = min([_leading(row) for row in rows])
@@ -390,7 +390,7 @@ class NamedPool:
         """`name_blocks` of one block; whether it did not have the name yet. O(names of the block)."""
         self._gate.enter("name_one")
         try:
-            number = _group(group)
+            number = group_number(group)
             block = self._block(block_id)
             pack_name(self._name, 0, name, number)
             if self._ledger.has(block, self._name, 0):
@@ -595,16 +595,3 @@ def _reversed(blocks: vec[i32]) -> vec[i32]:
     for position in range(count):
         backwards[position] = blocks[count - 1 - position]
     return backwards
-
-
-def _group(group: object) -> i64:
-    """A group's number; see `_block`."""
-    if type(group) is int and 0 <= group <= MAX_GROUP:
-        return i64(group)
-    return i64(require_int("group", group, 0, MAX_GROUP))
-
-
-def _groups(groups: object) -> list[int]:
-    if not isinstance(groups, (list, tuple)) or len(groups) == 0:
-        raise InvalidArgument("groups must be a list of group numbers, at least one")
-    return [require_int(f"groups[{place}]", groups[place], 0, MAX_GROUP) for place in range(len(groups))]

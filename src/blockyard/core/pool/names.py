@@ -6,7 +6,7 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ...arguments import shown
+from ...arguments import require_int, shown
 from ...errors import InvalidArgument
 from ..arrays import zeros_i64
 
@@ -81,3 +81,17 @@ def unpack_name(words: vec[i64], place: i64) -> tuple[bytes, int]:
     last = words[place + BYTE_WORDS]
     padded = _FOUR_WORDS.pack(int(words[place]), int(words[place + 1]), int(words[place + 2]), int(words[place + 3]))
     return padded[: int(last % GROUP_STEP)], int(last // GROUP_STEP)
+
+
+def group_number(group: object) -> i64:
+    """A group's number; a plain int is checked here, since a call of `require_int` takes as long as a lookup."""
+    if type(group) is int and 0 <= group <= MAX_GROUP:
+        return i64(group)
+    return i64(require_int("group", group, 0, MAX_GROUP))
+
+
+def group_numbers(groups: object) -> list[int]:
+    """Those of a list, at least one. Raises `InvalidArgument`, which says at which position."""
+    if not isinstance(groups, (list, tuple)) or len(groups) == 0:
+        raise InvalidArgument("groups must be a list of group numbers, at least one")
+    return [require_int(f"groups[{place}]", groups[place], 0, MAX_GROUP) for place in range(len(groups))]
