@@ -171,6 +171,9 @@ def test_a_port_in_use_is_one_sentence(publishing: Callable[..., KVEventPublishe
         ({"heartbeat": "x"}, "heartbeat is 'x'"),
         ({"topic": "\ud800"}, "topic holds"),
         ({"endpoint": "\ud800"}, "endpoint holds"),
+        ({"endpoint": "inproc://x"}, "endpoint is 'inproc://x'; nobody else can connect to inproc://"),
+        ({"endpoint": "tcp://127.0.0.1:" + "9" * 5000}, r"endpoint is 'tcp://.*\.\.\.; it must end with a port"),
+        ({"endpoint": "tcp://127.0.0.1:\u0663"}, "it must end with a port from 0 to 65535"),
         ({"replayed": 0}, "replayed is 0"),
         ({"data_parallel_rank": -1}, "data_parallel_rank is -1"),
     ],
@@ -240,8 +243,8 @@ def test_publishing_waits_for_nobody_and_loses_nothing(publishing: Callable[...,
     cache = make_cache(num_blocks=600, max_model_len=40)
     publisher = publishing(cache)
     gate = threading.Event()
-    changed = publisher._feed.changed
-    publisher._feed.changed = lambda changes: gate.wait(20) and changed(changes)  # type: ignore[method-assign]
+    take_in = publisher._feed.take_in
+    publisher._feed.take_in = lambda changes: gate.wait(20) and take_in(changes)  # type: ignore[method-assign]
     for number in range(300):
         cache.free(compute(cache, [number] * 4))
         publisher.publish()
@@ -333,12 +336,130 @@ def test_a_thread_that_ended_is_told(publishing: Callable[..., KVEventPublisher]
     def broken(changes: Any) -> None:
         raise ZeroDivisionError("by a test")
 
-    publisher._feed.changed = broken  # type: ignore[method-assign]
+    publisher._feed.take_in = broken  # type: ignore[method-assign]
     compute(cache, PROMPT)
     publisher.publish()
     publisher._thread.join(10)
     with pytest.raises(PublisherError, match="the thread that publishes KV events has ended"):
         publisher.publish()
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_nothing_is_lost_with_a_publisher_that_is_closed_or_broke(
+    publishing: Callable[..., KVEventPublisher], breaks: bool
+) -> None:
+    """What is published afterwards, and what the thread had not taken in, is for the next one to tell."""
+    cache = make_cache()
+    is_broken = threading.Event()
+
+    def clock() -> float:
+        if is_broken.is_set():
+            raise ZeroDivisionError("by a test")
+        return time.time()
+
+    first = publishing(cache, clock=clock, heartbeat=60)
+    compute(cache, PROMPT[:4])
+    first.publish()
+    if breaks:
+        is_broken.set()
+        compute(cache, [20] * 4)
+        first.publish()
+        first._thread.join(10)
+        compute(cache, [30] * 4)
+        first._waiting.append(cache.take_events())  # as if it had been handed over just before
+        with pytest.raises(PublisherError, match="has ended"):
+            first.publish()
+    else:
+        first.close()
+    compute(cache, PROMPT)
+    first.publish()
+    first.close()
+    mirror, second = Mirror(), publishing(cache)
+    second.publish()
+    with Subscriber(mirror) as subscriber:
+        follow(subscriber, second)
+        assert until(subscriber, lambda: tokens_of(mirror) == 12)
+    if breaks:
+        assert all(mirror.match([number] * 4) for number in (20, 30))
+    first.close()  # once more: the cache's new publisher stays its only one
+    with pytest.raises(InvalidArgument, match="cache has a publisher already"):
+        publishing(cache)
+
+
+@pytest.mark.parametrize(("owner", "name"), [(threading.Thread, "start"), (publishers.os, "pipe")])
+def test_a_publisher_that_cannot_start_leaves_nothing_open(
+    publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    def refused(*_: Any) -> None:
+        raise OSError("by a test")
+
+    cache = make_cache()
+    with zmq.Context() as context, context.socket(zmq.PUB) as socket:
+        socket.bind("tcp://127.0.0.1:*")
+        endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, refused)
+        with pytest.raises(OSError, match="by a test"):
+            publishing(cache, endpoint=endpoint)
+    assert publishing(cache, endpoint=endpoint).endpoint == endpoint
+
+
+def test_several_threads_may_close(
+    publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = publishing(make_cache())
+    closed, close = [], publishers.os.close
+
+    def slowly(end: int) -> None:
+        closed.append(end)
+        time.sleep(0.01)
+        close(end)
+
+    monkeypatch.setattr(publishers.os, "close", slowly)
+    threads = [threading.Thread(target=publisher.close) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(closed) == 2
+
+
+def test_who_asks_again_and_again_and_reads_nothing_gets_few_snapshots(
+    publishing: Callable[..., KVEventPublisher],
+) -> None:
+    """Each is memory of its own until it is read: a socket takes a thousand of them."""
+    cache = make_cache(num_blocks=70_000, max_model_len=300_000)
+    cache.free(compute(cache, list(range(270_000))))
+    publisher = publishing(cache)
+    publisher.publish()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
+        asking.setsockopt(zmq.LINGER, 0)
+        asking.setsockopt(zmq.RCVHWM, 1)
+        asking.connect(publisher.replay_endpoint)
+        for _ in range(60):
+            asking.send_multipart([b"", bytes(8)])
+            time.sleep(0.02)
+        made = publisher.stats()
+        assert 1 <= made.num_snapshots < 20
+        assert made.snapshot_bytes > 2**20 * made.num_snapshots
+        with Subscriber(Mirror()) as subscriber:  # others are answered
+            follow(subscriber, publisher)
+            assert subscriber.wait_until_live(20.0)
+
+
+def test_a_request_of_many_bytes_is_not_taken_in(publishing: Callable[..., KVEventPublisher]) -> None:
+    publisher = publishing(make_cache())
+    with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
+        asking.setsockopt(zmq.LINGER, 0)
+        asking.connect(publisher.replay_endpoint)
+        asking.send_multipart([b"", bytes(2**17)])
+        asking.send_multipart([b"", bytes(8)])  # on the next connection, or lost with the first
+        time.sleep(0.3)
+        assert publisher.stats().num_refused == 0
+        mirror = Mirror()
+        with Subscriber(mirror) as subscriber:
+            follow(subscriber, publisher)
+            assert subscriber.wait_until_live(10.0)
 
 
 def test_the_next_publisher_of_a_cache_has_what_it_told_the_last_one(

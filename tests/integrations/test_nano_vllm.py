@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -90,7 +91,40 @@ def test_what_is_no_scheduler_is_named() -> None:
         nano_vllm.install(3)
 
 
-@pytest.mark.parametrize(("arguments", "said"), [((0, 4), "num_blocks is 0"), ((4, 0), "block_size is 0")])
-def test_bad_sizes_are_named(arguments: tuple[int, int], said: str) -> None:
+@pytest.mark.parametrize("number", range(20))
+def test_calls_in_any_order_leak_nothing(number: int) -> None:
+    """A wrong one is refused and changes nothing: a second `allocate` left the blocks of the first held for ever."""
+    draw = random.Random(run_seed() + number)
+    manager = BlockManager(draw.choice((3, 8, 20)), BLOCK_SIZE)
+    seqs = traffic(draw, 5)
+    num_refused = 0
+    for _ in range(80):
+        seq = draw.choice(seqs)
+        seq.num_scheduled_tokens = draw.choice((0, 1, 4, 100))
+        calls: list[Any] = [
+            partial(manager.can_allocate, seq),
+            partial(manager.allocate, seq, draw.choice((0, 1, -1, 99, cast(int, None)))),
+            partial(manager.deallocate, seq),
+            partial(manager.may_append, seq),
+            partial(manager.hash_blocks, seq),
+        ]
+        before = manager.pool.num_free_blocks, [list(each.block_table) for each in seqs]
+        try:
+            draw.choice(calls)()
+        except (InvalidArgument, OutOfBlocks):
+            num_refused += 1
+            assert before == (manager.pool.num_free_blocks, [list(each.block_table) for each in seqs])
+        manager.pool.check()
+    for seq in seqs:
+        manager.deallocate(seq)
+    assert num_refused > 0
+    assert manager.pool.num_used_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [((0, 4), "num_blocks is 0"), (("x", 4), "num_blocks is 'x'"), ((4, 0), "block_size is 0")],
+)
+def test_bad_sizes_are_named(arguments: tuple[Any, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         BlockManager(*arguments)

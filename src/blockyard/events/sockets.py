@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..arguments import require_str, require_unicode
+from ..arguments import require_str, require_unicode, shown
 from ..errors import InvalidArgument, MissingExtra, PublisherError
 
 try:
@@ -13,9 +13,11 @@ try:
 except ImportError as error:
     raise MissingExtra(f"KV events need {error.name}: pip install 'blockyard[events]'") from error
 
-__all__ = ["bound", "connected", "require_endpoint", "zmq"]
+__all__ = ["SENT_FROM_PLACE", "bound", "connected", "require_endpoint", "zmq"]
 
 LAST_PORT = 65535
+#: Largest request, or topic, that is read; a sender of more is cut off.
+MAX_REQUEST_BYTES = 2**16
 #: Frames of so many bytes are sent from where they are; a thread of pyzmq's own lets go of them. Others are copied.
 SENT_FROM_PLACE = 2**18
 
@@ -27,6 +29,7 @@ def bound(context: Any, kind: int, name: str, endpoint: str, linger: int) -> Any
     """
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, linger)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
     socket.copy_threshold = SENT_FROM_PLACE
     return _opened(socket, socket.bind, "bound", name, endpoint)
 
@@ -46,13 +49,21 @@ def require_endpoint(name: str, endpoint: object) -> str:
     """An address that sockets take, as far as that can be told without one. Raises `InvalidArgument`."""
     given = require_unicode(name, require_str(name, endpoint))
     if "://" not in given:
-        raise InvalidArgument(f"{name} is {given!r}; it must begin with tcp://, as tcp://127.0.0.1:5557 does")
-    port = given.rpartition(":")[2]
-    if given.startswith("tcp://") and port != "*" and not (port.isdecimal() and int(port) <= LAST_PORT):
+        raise InvalidArgument(f"{name} is {shown(given)}; it must begin with tcp://, as tcp://127.0.0.1:5557 does")
+    if given.startswith("inproc://"):
         raise InvalidArgument(
-            f"{name} is {given!r}; it must end with a port from 0 to {LAST_PORT}, as tcp://127.0.0.1:5557 does"
+            f"{name} is {shown(given)}; nobody else can connect to inproc://, which ends at a process"
+        )
+    port = given.rpartition(":")[2]
+    if given.startswith("tcp://") and port != "*" and not _is_port(port):
+        raise InvalidArgument(
+            f"{name} is {shown(given)}; it must end with a port from 0 to {LAST_PORT}, as tcp://127.0.0.1:5557 does"
         )
     return given
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= len(str(LAST_PORT)) and int(text) <= LAST_PORT
 
 
 def _opened(socket: Any, act: Callable[[str], None], verb: str, name: str, endpoint: str) -> Any:
@@ -61,6 +72,6 @@ def _opened(socket: Any, act: Callable[[str], None], verb: str, name: str, endpo
     except BaseException as error:
         socket.close()
         if isinstance(error, zmq.ZMQError):
-            raise PublisherError(f"{name} is {endpoint!r}; it cannot be {verb}: {error}") from error
+            raise PublisherError(f"{name} is {shown(endpoint)}; it cannot be {verb}: {error}") from error
         raise
     return socket

@@ -15,9 +15,13 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from .. import BlockLease, BlockPool, FoundBlocks, InvalidArgument
+from ..arguments import require_int
+from ..config import MAX_BLOCKS
 
 #: nano-vllm numbers its blocks from 0; block 0 of a pool is the null block, so that a pool has one more.
 _FIRST = 1
+#: The pool's limit, less the null block.
+_MOST_BLOCKS = MAX_BLOCKS - _FIRST
 
 
 class Sequence(Protocol):
@@ -45,8 +49,7 @@ class BlockManager:
     """
 
     def __init__(self, num_blocks: int, block_size: int, **pool_options: Any) -> None:
-        if num_blocks < 1:
-            raise InvalidArgument(f"num_blocks is {num_blocks}; it must be at least 1")
+        require_int("num_blocks", num_blocks, 1, _MOST_BLOCKS)
         self.pool = BlockPool(num_blocks + _FIRST, block_size, **pool_options)
         self.block_size = self.pool.block_size
         self._leases: dict[int, BlockLease] = {}
@@ -61,7 +64,13 @@ class BlockManager:
         return len(found)
 
     def allocate(self, seq: Sequence, num_cached_blocks: int) -> None:
-        """Give a sequence that many cached blocks, and new ones for the rest. Raises `OutOfBlocks` without them."""
+        """Give a sequence that many cached blocks, and new ones for the rest.
+
+        Raises `OutOfBlocks` without them, `InvalidArgument` for a sequence that has blocks.
+        """
+        if seq.seq_id in self._leases:
+            raise InvalidArgument(f"seq {seq.seq_id} has blocks already; deallocate it first")
+        num_cached_blocks = require_int("num_cached_blocks", num_cached_blocks, 0, seq.num_blocks)
         asked, found = self._found or (-1, None)
         if found is None or asked != seq.seq_id or len(found) < num_cached_blocks:
             found = self._find(seq)
@@ -85,22 +94,34 @@ class BlockManager:
         return not self._needs_block(seq) or self.pool.num_free_blocks > 0
 
     def may_append(self, seq: Sequence) -> None:
-        """Give a sequence a block for its newest token, if it needs one. Raises `OutOfBlocks` if there is none."""
+        """Give a sequence a block for its newest token, if it needs one.
+
+        Raises `OutOfBlocks` if there is none, `InvalidArgument` for a sequence that was given nothing.
+        """
         if self._needs_block(seq):
-            new = self.pool.extend(self._leases[seq.seq_id], 1)
+            new = self.pool.extend(self._lease(seq), 1)
             seq.block_table.append(int(new[0]) - _FIRST)
 
     def hash_blocks(self, seq: Sequence) -> None:
-        """Cache the blocks that the step filled. O(new tokens)."""
+        """Cache the blocks that the step filled. O(new tokens).
+
+        Raises `InvalidArgument` for a sequence that was given nothing.
+        """
         start = seq.num_cached_tokens // self.block_size
         end = (seq.num_cached_tokens + seq.num_scheduled_tokens) // self.block_size
         if end > start:
             tokens = seq.token_ids[start * self.block_size : end * self.block_size]
-            self.pool.cache_next_blocks(self._leases[seq.seq_id], tokens, num_cached_blocks=start)
+            self.pool.cache_next_blocks(self._lease(seq), tokens, num_cached_blocks=start)
 
     def _find(self, seq: Sequence) -> FoundBlocks:
         found = self.pool.find_cached_blocks(seq.token_ids)
         return found.first(min(len(found), seq.num_blocks - 1))
+
+    def _lease(self, seq: Sequence) -> BlockLease:
+        lease = self._leases.get(seq.seq_id)
+        if lease is None:
+            raise InvalidArgument(f"seq {seq.seq_id} has no blocks; it was not allocated, or it has ended")
+        return lease
 
     def _needs_block(self, seq: Sequence) -> bool:
         return len(seq) % self.block_size == 1 or self.block_size == 1

@@ -44,14 +44,23 @@ class Feed:
 
     def changed(self, changes: KVCacheEvents) -> Numbered | None:
         """The message about what a cache told; None where that means nothing to others."""
+        events = self.take_in(changes)
+        return self.number(events) if events else None
+
+    def take_in(self, changes: KVCacheEvents) -> list[Event]:
+        """What a cache told, as events, in turns. O(changes)."""
         self.turns.begin()
-        events = self._table.apply(without_placeholders(changes), self.turns.rest)
-        return self._number(events) if events else None
+        return self._table.apply(without_placeholders(changes), self.turns.rest)
+
+    def take_in_if_whole(self, changes: KVCacheEvents) -> None:
+        """The same without a message; nothing where the table is broken, and this does not begin it anew."""
+        if self._table.is_whole or changes.cleared:
+            self._table.apply(without_placeholders(changes))
 
     def beat(self) -> Numbered:
         """A message that says nothing but its number."""
         self.num_heartbeats += 1
-        return self._number([])
+        return self.number([])
 
     def replay(self, start: int) -> Iterator[Numbered]:
         """What a consumer needs that has seen all before `start`."""
@@ -74,7 +83,8 @@ class Feed:
             self.turns.rest()
         return message.finish()
 
-    def _number(self, events: list[Event]) -> Numbered:
+    def number(self, events: list[Event]) -> Numbered:
+        """The next message, of these events."""
         if self._epoch is not None and self._buffer.next_sequence >= self.most_padded:
             self._begin_anew()
         payload = (

@@ -105,30 +105,43 @@ class KVEventPublisher:
         self.endpoint: str = self._pub.get_string(zmq.LAST_ENDPOINT)
         self.replay_endpoint: str = self._router.get_string(zmq.LAST_ENDPOINT)
         self._replays = Replays(self._router, self._topic, self._feed.replay)
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._wake, False)
-        os.set_blocking(self._woken, False)
+        self._woken = self._wake = -1
         self._is_closing = False
+        #: One thread closes at a time; a signal's handler may close meanwhile.
+        self._is_free_to_close = threading.RLock()
         self._num_deferred = 0
         self._sent_at = time.monotonic()
         #: What ended the thread, if something did.
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="blockyard-kv-events", daemon=True)
-        _published.add(cache)
-        self._thread.start()
+        self._start()
+
+    def _start(self) -> None:
+        """Start the thread. Where that cannot be, nothing is open: a context of open sockets would never end."""
+        try:
+            self._woken, self._wake = os.pipe()
+            os.set_blocking(self._wake, False)
+            os.set_blocking(self._woken, False)
+            _published.add(self._cache)
+            self._thread.start()
+        except BaseException:
+            if not self._thread.is_alive():
+                self._close_sockets()
+            self.close()
+            raise
 
     # The engine's thread.
 
     def publish(self) -> None:
         """Hand over what the cache has to tell. O(what happened); it neither waits nor formats.
 
-        While the thread is far behind, events stay in the cache's own log: bounded, and nothing is lost.
-        Raises what ended the thread, once.
+        While the thread is far behind, and after `close`, events stay in the cache's own log: bounded, and nothing is
+        lost. Raises what ended the thread, once.
         """
         if self.error is not None:
             error, self.error = self.error, None
             raise PublisherError("the thread that publishes KV events has ended") from error
-        if len(self._waiting) < MOST_WAITING:
+        if len(self._waiting) < MOST_WAITING and self._thread.is_alive():
             if self._taken:
                 self._hand_over()
             # In C from the cache's log into the list: an interrupt comes before or after, and loses nothing.
@@ -167,17 +180,26 @@ class KVEventPublisher:
 
         It takes 0.25 s where consumers have asked for replays, and up to two seconds where one reads nothing.
         """
-        if self._thread.is_alive():
-            if self._taken:
-                self._hand_over()
-            self._is_closing = True
-            self._wake_up()
-            self._thread.join()
-        if self._wake >= 0:
-            _published.discard(self._cache)
-            os.close(self._wake)
-            os.close(self._woken)
-            self._wake = self._woken = -1
+        with self._is_free_to_close:
+            if self._thread.is_alive():
+                if self._taken:
+                    self._hand_over()
+                self._is_closing = True
+                self._wake_up()
+                self._thread.join()
+            if self._wake >= 0:
+                self._take_in_rest()
+                _published.discard(self._cache)
+                os.close(self._wake)
+                os.close(self._woken)
+                self._wake = self._woken = -1
+
+    def _take_in_rest(self) -> None:
+        """What a thread that broke has left: the next publisher tells of it."""
+        self._waiting.extend(self._taken)
+        self._taken.clear()
+        while self._waiting:
+            self._feed.take_in_if_whole(self._waiting.popleft())
 
     def __enter__(self) -> KVEventPublisher:
         return self
@@ -238,9 +260,10 @@ class KVEventPublisher:
     def _send_waiting(self) -> bool:
         sent = False
         while self._waiting:
-            message = self._feed.changed(self._waiting.popleft())
-            if message is not None:
-                self._send(message)
+            events = self._feed.take_in(self._waiting[0])
+            self._waiting.popleft()  # now, not before: what could not be taken in is not lost
+            if events:
+                self._send(self._feed.number(events))
                 sent = True
         return sent
 

@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..sockets import zmq
+from ..sockets import SENT_FROM_PLACE, zmq
 from ..wire import END_SEQUENCE, Payload
 from .feed import Numbered
 
 #: Consumers that are answered at a time. Others wait in the socket, which holds a bounded number of requests.
 MOST_AT_A_TIME = 4
+#: Consumers to whom a long message may be on its way, mostly a snapshot: each is memory of its own until it is read.
+MOST_LONG = 8
 #: Requests read, bad ones too, before live messages go out.
 REQUESTS_A_TURN = 64
 #: Messages sent to one consumer before it is another's turn, and before live messages go out.
@@ -37,6 +39,10 @@ class Replays:
         #: By consumer, what it is still to get, and when it is given up.
         self._running: dict[bytes, Iterator[tuple[Payload, ...]]] = {}
         self._deadlines: dict[bytes, float] = {}
+        #: By consumer, the last long message, until it has been read or the consumer is gone.
+        self._long: dict[bytes, Any] = {}
+        #: Consumers of whose replay nothing is made yet.
+        self._unbegun: set[bytes] = set()
         #: A message that a consumer had no room for.
         self._unsent: dict[bytes, tuple[Payload, ...]] = {}
         #: Requests that could not be read; replays answered to the end, and those given up.
@@ -68,6 +74,7 @@ class Replays:
         identity, start = frames[0], int.from_bytes(frames[-1], "big")
         self._unsent.pop(identity, None)
         self._running[identity] = self._messages(start)
+        self._unbegun.add(identity)
         self._deadlines[identity] = time.monotonic() + PATIENCE
         return True
 
@@ -78,6 +85,9 @@ class Replays:
 
     def _send_some(self, identity: bytes) -> bool:
         """Whether the consumer took anything, or is done with."""
+        if identity in self._unbegun and not self._may_begin(identity):
+            return self._wait_for(identity, False)
+        self._unbegun.discard(identity)
         for number in range(MESSAGES_A_TURN):
             message = self._unsent.pop(identity, None) or next(self._running[identity], None)
             if message is None:
@@ -85,14 +95,21 @@ class Replays:
                 self._end(identity)
                 return True
             try:
-                self._router.send_multipart((identity, b"", *message), zmq.DONTWAIT, copy=False)
+                tracker = self._router.send_multipart((identity, b"", *message), zmq.DONTWAIT, copy=False, track=True)
             except zmq.Again:
                 self._unsent[identity] = message
                 return self._wait_for(identity, number > 0)
             except zmq.ZMQError:  # it is gone
                 self._give_up(identity)
                 return True
+            if len(message[-1]) >= SENT_FROM_PLACE:
+                self._long[identity] = tracker
         return self._wait_for(identity, True)
+
+    def _may_begin(self, identity: bytes) -> bool:
+        """Whether a replay may begin, which may need a snapshot: who asks and never reads gets one, not hundreds."""
+        self._long = {each: tracker for each, tracker in self._long.items() if not tracker.done}
+        return identity not in self._long and len(self._long) < MOST_LONG
 
     def _wait_for(self, identity: bytes, took_some: bool) -> bool:
         """A consumer that reads has time again; one that has read nothing for too long is given up."""
@@ -108,4 +125,5 @@ class Replays:
 
     def _end(self, identity: bytes) -> None:
         del self._running[identity], self._deadlines[identity]
+        self._unbegun.discard(identity)
         self._unsent.pop(identity, None)
