@@ -15,13 +15,9 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from .. import BlockLease, BlockPool, FoundBlocks, InvalidArgument
-from ..arguments import require_int
-from ..config import MAX_BLOCKS
 
 #: nano-vllm numbers its blocks from 0; block 0 of a pool is the null block, so that a pool has one more.
 _FIRST = 1
-#: The pool's limit, less the null block.
-_MOST_BLOCKS = MAX_BLOCKS - _FIRST
 
 
 class Sequence(Protocol):
@@ -49,7 +45,8 @@ class BlockManager:
     """
 
     def __init__(self, num_blocks: int, block_size: int, **pool_options: Any) -> None:
-        require_int("num_blocks", num_blocks, 1, _MOST_BLOCKS)
+        if not isinstance(num_blocks, int) or num_blocks < 1:
+            raise InvalidArgument(f"num_blocks is {num_blocks!r}; it must be an integer from 1")
         self.pool = BlockPool(num_blocks + _FIRST, block_size, **pool_options)
         self.block_size = self.pool.block_size
         self._leases: dict[int, BlockLease] = {}
@@ -70,7 +67,10 @@ class BlockManager:
         """
         if seq.seq_id in self._leases:
             raise InvalidArgument(f"seq {seq.seq_id} has blocks already; deallocate it first")
-        num_cached_blocks = require_int("num_cached_blocks", num_cached_blocks, 0, seq.num_blocks)
+        if not isinstance(num_cached_blocks, int) or not 0 <= num_cached_blocks <= seq.num_blocks:
+            raise InvalidArgument(
+                f"num_cached_blocks is {num_cached_blocks!r}; it must be an integer from 0 to {seq.num_blocks}"
+            )
         asked, found = self._found or (-1, None)
         if found is None or asked != seq.seq_id or len(found) < num_cached_blocks:
             found = self._find(seq)
