@@ -129,3 +129,10 @@ def test_rows_are_forgotten_by_a_reset_and_taken_again() -> None:
     check_contents(feed._table)
     (snapshot,) = feed.replay(0)
     assert followed(snapshot).match(prompt())["worker"].num_tokens == 600
+
+
+@pytest.mark.parametrize("block_size", [16, 256, 4096])
+def test_room_at_the_start_is_bounded_by_bytes(block_size: int) -> None:
+    """A row has its tokens: of a million rows of 4,096 that was 16 GiB."""
+    table = ContentTable(CacheConfig(num_blocks=2**20, block_size=block_size))
+    assert 2**26 < table.num_bytes() < 2**28

@@ -10,7 +10,10 @@ from ...core.tokens import words_per_block
 from .id_pages import IdPages
 
 FEWEST_ROWS: Final = 64
-MOST_AT_START: Final = 2**20
+#: Of a row beside its tokens.
+ROW_BYTES: Final = 36
+#: Bytes of the arrays that are made at once.
+MOST_AT_START: Final = 2**27
 #: What a row is: nothing that is there now, though something stands behind it; a content; a root.
 GONE: Final[i32] = 0
 CONTENT: Final[i32] = 1
@@ -22,13 +25,14 @@ class ContentRows:
 
     Those that stand behind another are a list: its `first_child`, then `next_one`. `request` is the row of the root of
     the requests that get to a row, 0 where none does. A free row is used again. There is room for `num_rows` from the
-    start, up to a million, because a copy of large arrays keeps the interpreter from others; arrays double where that
-    is not enough.
+    start, in 128 MiB at most (1.3 million rows of 16 tokens), because a copy of large arrays keeps the interpreter from
+    others; arrays double where that is not enough.
     """
 
     def __init__(self, block_size: int, num_rows: int) -> None:
         self.num_words: i64 = words_per_block(block_size)
-        self._set_arrays(min(num_rows + FEWEST_ROWS, MOST_AT_START))
+        most = MOST_AT_START // (ROW_BYTES + 8 * int(self.num_words))
+        self._set_arrays(min(num_rows + FEWEST_ROWS, max(most, FEWEST_ROWS)))
         self.clear()
 
     def clear(self) -> None:
@@ -165,4 +169,4 @@ class ContentRows:
 
     def num_bytes(self) -> int:
         """Bytes of all arrays."""
-        return (36 + 8 * int(self.num_words)) * int(self.capacity) + self._by_id.num_bytes()
+        return (ROW_BYTES + 8 * int(self.num_words)) * int(self.capacity) + self._by_id.num_bytes()
