@@ -54,8 +54,8 @@ def zeros_float(length: int) -> vec[float]:
 
 
 def grown_float(items: vec[float], length: int) -> vec[float]:
-    """`items`, followed by zeros up to `length`, in a new vec."""
-    grown = zeros_float(length)
+    """`items`, followed by zeros up to `length`, in a new vec; never shorter than `items`."""
+    grown = zeros_float(max(length, len(items)))
     for index in range(i64(len(items))):
         grown[index] = items[index]
     return grown
@@ -72,16 +72,16 @@ def view_i32(items: vec[i32]) -> npt.NDArray[np.int32]:
 
 
 def grown_i64(items: vec[i64], length: int) -> vec[i64]:
-    """`items`, followed by zeros up to `length`, in a new vec."""
-    grown = zeros_i64(length)
+    """`items`, followed by zeros up to `length`, in a new vec; never shorter than `items`."""
+    grown = zeros_i64(max(length, len(items)))
     for index in range(i64(len(items))):
         grown[index] = items[index]
     return grown
 
 
 def grown_i32(items: vec[i32], length: int) -> vec[i32]:
-    """`items`, followed by zeros up to `length`, in a new vec."""
-    grown = zeros_i32(length)
+    """`items`, followed by zeros up to `length`, in a new vec; never shorter than `items`."""
+    grown = zeros_i32(max(length, len(items)))
     for index in range(i64(len(items))):
         grown[index] = items[index]
     return grown

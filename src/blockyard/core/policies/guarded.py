@@ -183,9 +183,9 @@ class Guarded(AroundPolicy):
 
     def grow(self, num_blocks: int) -> None:
         """Ids now go up to num_blocks - 1; the shadow fills as the pool does."""
+        self.policy.grow(num_blocks)  # first: where it finds no memory, the guard is as it was
         self._shadow.grow(num_blocks)
         self._tree.move(self._shadow.rows, num_blocks)
-        self.policy.grow(num_blocks)
         super().grow(num_blocks)
         self._budget.num_blocks = num_blocks
 
