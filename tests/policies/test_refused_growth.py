@@ -7,30 +7,11 @@ import pytest
 from blockyard import CacheConfig, EvictionPolicy, KVCacheManager, NotEnoughMemory
 from blockyard.policies import Guarded
 
+from ..support.own_policies import MRU
 
-class Short(EvictionPolicy):
-    """Fifo, which finds no memory for more than twenty blocks."""
 
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks)
-        self.idle: dict[int, None] = {}
-
-    def insert(self, block: int, key: int, depth: int) -> None:
-        self.idle[block] = None
-
-    def remove(self, block: int) -> None:
-        del self.idle[block]
-
-    def hit(self, block: int, key: int) -> None:
-        pass
-
-    def evict(self) -> int:
-        block = next(iter(self.idle))
-        del self.idle[block]
-        return block
-
-    def clear(self) -> None:
-        self.idle = {}
+class Short(MRU):
+    """It finds no memory for more than twenty blocks."""
 
     def grow(self, num_blocks: int) -> None:
         if num_blocks > 20:
