@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
+from blockyard.errors import InvalidArgument
 from blockyard.events import Match, Mirror, Trust
 from blockyard.events.following.matches import Matches
 from blockyard.events.tables.checking import check_trie
@@ -26,8 +29,8 @@ def packed(items: Sequence[int]) -> msgspec.Raw:
 class Talker:
     """A worker that says what it has: chains of blocks, each with a name of its own."""
 
-    def __init__(self, mirror: Mirror, name: str) -> None:
-        self.mirror, self.name, self.number = mirror, name, 0
+    def __init__(self, mirror: Mirror, name: str, block_size: int = BLOCK_SIZE) -> None:
+        self.mirror, self.name, self.number, self.block_size = mirror, name, 0, block_size
         #: From the tokens of a chain to the name of its last block, and where it lies.
         self.names: dict[tuple[int, ...], int] = {}
         self.media: dict[tuple[int, ...], str] = {}
@@ -45,9 +48,9 @@ class Talker:
     def store(self, tokens: tuple[int, ...], medium: str) -> None:
         """The blocks of a prompt that it has not."""
         known = 0
-        while tokens[: known + BLOCK_SIZE] in self.names and known < len(tokens):
-            known += BLOCK_SIZE
-        new = [tokens[: end + BLOCK_SIZE] for end in range(known, len(tokens), BLOCK_SIZE)]
+        while tokens[: known + self.block_size] in self.names and known < len(tokens):
+            known += self.block_size
+        new = [tokens[: end + self.block_size] for end in range(known, len(tokens), self.block_size)]
         if not new:
             return
         before = self.names.get(tokens[:known])
@@ -56,7 +59,7 @@ class Talker:
             self.media[chain] = medium
         names = packed([self.names[chain] for chain in new])
         rest = packed(tokens[known:])
-        self.say([BlockStored(names, before, rest, BLOCK_SIZE, None, medium, None)])
+        self.say([BlockStored(names, before, rest, self.block_size, None, medium, None)])
 
     def drop_last(self, draw: random.Random) -> None:
         """A block that none of its own follows."""
@@ -68,9 +71,9 @@ class Talker:
     def has(self, tokens: tuple[int, ...]) -> tuple[int, int]:
         """Leading tokens that it has anywhere, and on the GPU."""
         anywhere = on_gpu = 0
-        while tokens[: anywhere + BLOCK_SIZE] in self.names and anywhere + BLOCK_SIZE <= len(tokens):
-            anywhere += BLOCK_SIZE
-            if on_gpu == anywhere - BLOCK_SIZE and self.media[tokens[:anywhere]] == "GPU":
+        while tokens[: anywhere + self.block_size] in self.names and anywhere + self.block_size <= len(tokens):
+            anywhere += self.block_size
+            if on_gpu == anywhere - self.block_size and self.media[tokens[:anywhere]] == "GPU":
                 on_gpu = anywhere
         return anywhere, on_gpu
 
@@ -98,6 +101,55 @@ def test_an_answer_is_what_each_worker_said(num_workers: int) -> None:
         assert found.num_gpu_tokens.tolist() == [one.has(prompt)[1] for one in talkers]
     for trie in mirror._tries.values():
         check_trie(trie)
+
+
+def forms(prompt: list[int]) -> list[Any]:
+    """A prompt as callers give it: only one of these lies in memory as packed words do."""
+    array = np.array(prompt, dtype=np.int32)
+    spread = np.zeros(2 * len(prompt), dtype=np.int32)
+    spread[::2] = prompt
+    return [prompt, tuple(prompt), array, array.astype(np.int64), array.astype(">i4"), spread[::2], array[::-1][::-1]]
+
+
+@pytest.mark.parametrize("block_size", [2, 3, 16])
+def test_long_prompts_in_any_form_that_leave_one_another_anywhere(block_size: int) -> None:
+    draw = random.Random(run_seed() + block_size)
+    mirror = Mirror()
+    talkers = [Talker(mirror, f"worker-{number}", block_size) for number in range(3)]
+    prompts = [[draw.randrange(9) for _ in range(draw.randint(300, 2500))]]
+    for _ in range(8):
+        shared = draw.choice(prompts)
+        shared = shared[: draw.randrange(len(shared))]
+        prompts.append(shared + [draw.randrange(9) for _ in range(draw.randint(1, 900))])
+    for number in range(30):
+        talker, prompt = draw.choice(talkers), draw.choice(prompts)
+        talker.store(tuple(prompt[: draw.randint(1, len(prompt)) // block_size * block_size]), "GPU")
+        if number % 10 == 9:  # nodes that are free are taken again
+            talker.names.clear()
+            talker.say([AllBlocksCleared()])
+    for prompt in prompts:
+        asked = prompt[: draw.randint(1, len(prompt))] + [draw.randrange(9) for _ in range(draw.randrange(40))]
+        expected = {one.name: one.has(tuple(asked)) for one in talkers if one.has(tuple(asked))[0]}
+        for form in forms(asked):
+            found = mirror.match(form)
+            assert {name: one[:2] for name, one in found.items()} == expected
+    for trie in mirror._tries.values():
+        check_trie(trie)
+
+
+@pytest.mark.parametrize("known", [0, 16, 1600])
+@pytest.mark.parametrize("length", [257, 1600, 1610, 3200])
+def test_a_token_out_of_range_is_refused_behind_what_is_known(known: int, length: int) -> None:
+    mirror = Mirror()
+    prompt = [number % 7 for number in range(length)]
+    Talker(mirror, "one", 16).store(tuple(prompt[:known]), "GPU")
+    for wrong in (0, known, length - 1):
+        if wrong < length:
+            asked = np.array(prompt, dtype=np.int32)
+            asked[wrong] = -5
+            with pytest.raises(InvalidArgument, match=rf"token_ids\[{wrong}\] is -5"):
+                mirror.match(asked)
+    assert mirror.match(np.array(prompt, dtype=np.int32)) == mirror.match(prompt)
 
 
 def test_an_answer_stays_what_it_was() -> None:

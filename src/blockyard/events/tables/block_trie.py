@@ -10,13 +10,16 @@ from ...core.arrays import grown_i32, grown_i64, view_i64, zeros_i32, zeros_i64
 from ...core.index.hashing import root_hash
 from ...core.index.prefix_index import TILE_BLOCKS, PrefixIndex
 from ...core.index.prompt import Prompt
-from ...core.tokens import pack_tokens
 from ...errors import InvalidArgument
 from ...ids import NO_CONTENT
+from .asked_prompt import AskedPrompt
 from .holdings import HoldingTable
 from .lengths import HolderRows, Lengths
 from .packed_numbers import read_names, read_tokens
 
+#: Blocks from which on a piece of memory is compared at once.
+FEWEST_AT_ONCE: Final[i64] = 16
+WORD_BYTES: Final = 8
 #: Holders whose bits share a word.
 HOLDERS_A_WORD: Final[i64] = 64
 LOW_16: Final[i64] = 65535
@@ -65,6 +68,8 @@ class BlockTrie:
         self._free = zeros_i32(capacity)
         self._num_free: i64 = 0
         self._next_node: i64 = 1
+        #: Whether the nodes guessed last have numbers one after another.
+        self._in_one_piece = False
         #: held[(node * 2 + medium) * words + holder // 62] has a bit for each holder.
         self._held = zeros_i64(capacity * int(MEDIA * self._words))
 
@@ -263,19 +268,20 @@ class BlockTrie:
 
         keys: what stands in a block besides text, by its position. Raises `InvalidArgument` for bad tokens.
         """
-        packed = pack_tokens(token_ids, self.block_size)
-        num_blocks = packed.num_tokens // self.block_size
+        prompt = AskedPrompt(token_ids, self.block_size)
+        num_blocks = prompt.num_tokens // self.block_size
         if keys:
-            found = self.index.find_prompt(Prompt(packed.words, packed.num_tokens, request, keys), num_blocks)
+            found = self.index.find_prompt(Prompt(prompt.words(), prompt.num_tokens, request, keys), num_blocks)
         else:
-            found = self._follow(packed.words, num_blocks, self.index.known_root(request))
+            found = self._follow(prompt, num_blocks, self.index.known_root(request))
+            prompt.require_tokens(found * self.block_size)
         return Path(self.index.found[: int(found)])
 
-    def _follow(self, words: vec[i64], num_blocks: i64, root: i64) -> i64:
+    def _follow(self, prompt: AskedPrompt, num_blocks: i64, root: i64) -> i64:
         """How many blocks right after a root somebody has; `index.found` has their nodes. O(blocks found).
 
         Most nodes have one node behind them. That one is compared with the prompt and nothing is hashed, a run at a
-        time; where it is another block, that block is looked up.
+        time; where it is another block, that block is looked up. Runs double as long as they are equal.
         """
         if root == NO_CONTENT:
             return 0
@@ -284,14 +290,16 @@ class BlockTrie:
         reached: i64 = 0
         node: i64 = 0
         parent = root
+        run = TILE_BLOCKS
         while reached < num_blocks:
-            last = self._guess(node, reached, min(reached + TILE_BLOCKS, num_blocks))
-            equal = index.verify(words, reached, last, parent)
+            last = self._guess(node, reached, min(reached + run, num_blocks))
+            equal = self._compare(prompt, reached, last, parent)
+            run = 2 * run if equal == reached + run else TILE_BLOCKS
             if equal > reached:
                 node = i64(index.found[equal - 1])
                 parent = index.content_of(node)
             if equal == reached:
-                node = self._look_up(words, reached, node, parent)
+                node = self._look_up(prompt.words(), reached, node, parent)
                 if node == 0:
                     return reached
                 parent = index.content_of(node)
@@ -303,13 +311,33 @@ class BlockTrie:
         """Fill `index.found` with what stands behind a node; returns where nothing does."""
         found, children = self.index.found, self._child
         position = first
+        apart: i64 = 0
+        before = i64(children[node]) - 1
         while position < last:
             node = i64(children[node])
             if node == 0:
-                return position
+                break
+            apart |= node - before ^ 1
+            before = node
             found[position] = i32(node)
             position += 1
-        return last
+        self._in_one_piece = apart == 0
+        return position
+
+    def _compare(self, prompt: AskedPrompt, first: i64, last: i64, parent: i64) -> i64:
+        """Where the first of the guessed blocks is not the prompt's. O(words).
+
+        Nodes are made one after another, so their rows mostly are one piece of memory, which is compared at once.
+        """
+        if last == first:
+            return first
+        if self._in_one_piece and last - first >= FEWEST_AT_ONCE and prompt.memory:
+            rows = self.index.rows
+            start = int(rows.start_of(i64(self.index.found[first])))
+            piece = memoryview(rows.words)[start : start + int((last - first) * rows.num_words)]
+            if prompt.memory.startswith(piece, int(first * rows.num_words) * WORD_BYTES):
+                return last
+        return self.index.verify(prompt.words(), first, last, parent)
 
     def _look_up(self, words: vec[i64], position: i64, before: i64, parent: i64) -> i64:
         """The node of a block behind another one (0: behind the root `parent`), 0 for none."""
@@ -346,9 +374,9 @@ class BlockTrie:
         for position in range(i64(len(path))):
             row = i64(path[position]) * width
             gpu = held[row + word]
-            off_gpu = on_gpu & ~gpu
-            missing = everywhere & ~(gpu | held[row + slower])
-            if off_gpu != 0 or missing != 0:
+            if everywhere & ~gpu != 0:  # else all that had the blocks so far have this one on the GPU
+                off_gpu = on_gpu & ~gpu
+                missing = everywhere & ~(gpu | held[row + slower])
                 self._leave(missing, off_gpu, first, position, lengths)
                 everywhere &= ~missing
                 on_gpu &= gpu

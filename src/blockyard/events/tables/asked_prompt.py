@@ -1,0 +1,58 @@
+"""A prompt that is asked about: its tokens as they lie in memory, and as packed words where these are needed."""
+
+from typing import Final
+
+import numpy as np
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ...core.tokens import PackedTokens, pack_tokens
+
+#: Shorter arrays are packed at once.
+FEW_TOKENS: Final = 256
+
+
+class AskedPrompt:
+    """What stands in a long int32 array is a copy in `memory`, which is what the packed words of even blocks are.
+
+    Tokens that equal stored ones are tokens, and need no look at their range. So what is compared in memory is neither
+    packed nor checked: a third of the time of a match.
+    """
+
+    def __init__(self, token_ids: object, block_size: int) -> None:
+        """O(n), a memory copy or a packing. Raises `InvalidArgument` for what no packing takes, or leaves it for
+        `words` and `require_tokens`."""
+        self._block_size = block_size
+        self._packed: PackedTokens | None = None
+        #: The tokens, four bytes each; empty where they do not lie as packed words do.
+        self.memory = b""
+        self.num_tokens: i64 = 0
+        if type(token_ids) is np.ndarray and _lies_packed(token_ids, block_size):
+            self.memory = token_ids.tobytes()
+            self.num_tokens = len(token_ids)
+        else:
+            self._pack(token_ids)
+
+    def _pack(self, token_ids: object) -> PackedTokens:
+        packed = pack_tokens(token_ids, self._block_size)
+        self._packed = packed
+        self.num_tokens = packed.num_tokens
+        return packed
+
+    def words(self) -> vec[i64]:
+        """The packed words of all blocks. O(n) once. Raises `InvalidArgument` for a number that is no token."""
+        packed = self._packed
+        if packed is None:
+            packed = self._pack(np.frombuffer(self.memory, dtype=np.int32))
+        return packed.words
+
+    def require_tokens(self, first: i64) -> None:
+        """Raises `InvalidArgument` for a number from `first` on that is no token. O(n - first)."""
+        if self._packed is not None or first >= self.num_tokens:
+            return
+        if np.frombuffer(self.memory, dtype=np.int32, offset=4 * int(first)).min() < 0:
+            self.words()
+
+
+def _lies_packed(tokens: np.ndarray[tuple[int, ...], np.dtype[np.int32]], block_size: int) -> bool:
+    return block_size % 2 == 0 and tokens.dtype == np.int32 and tokens.ndim == 1 and len(tokens) > FEW_TOKENS
