@@ -12,6 +12,7 @@ from blockyard.events.publishing import feed as feeds
 from blockyard.events.publishing import turns
 from blockyard.events.publishing.feed import Feed
 from blockyard.events.publishing.long_batch import LongBatch
+from blockyard.events.publishing.turns import Turns
 from blockyard.events.tables.checking import check_contents
 from blockyard.events.tables.content_table import CONTENTS_A_GO, ROWS_A_GO, ContentTable
 from blockyard.events.wire import Batch, BlockRemoved, decode_batch, packed_list
@@ -65,7 +66,7 @@ def events_of(count: int) -> list[Any]:
 @pytest.mark.parametrize("epoch", [None, 5])
 def test_what_is_written_piece_by_piece_is_a_message(count: int, epoch: int | None) -> None:
     batch = Batch(1.5, events_of(count), 3, epoch)
-    message = LongBatch(Batch(1.5, [], 3, epoch), 1)  # it grows, several times
+    message = LongBatch(Batch(1.5, [], 3, epoch), 1, Turns())  # it grows, several times
     for event in batch.events:
         message.add(event)
     payload = message.finish()

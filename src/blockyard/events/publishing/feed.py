@@ -76,7 +76,7 @@ class Feed:
 
     def _in_turns(self, parts: Iterable[list[Event]], num_bytes: int) -> Payload:
         """A message of so many bytes, or somewhat more."""
-        message = LongBatch(self._batch([]), num_bytes)
+        message = LongBatch(self._batch([]), num_bytes, self.turns)
         for events in parts:
             for event in events:
                 message.add(event)

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+from typing import Final
 
 import numpy as np
 
 from ..wire import Batch, Event, encode_event, encode_frame
+from .turns import Turns
+
+#: Bytes of which the pages are taken at once: a huge page, where the system has them.
+PAGES_AT_ONCE: Final = 2**21
+#: Bytes from one that is written to the next. Less than a page, because numpy holds the lock below 500 items.
+STEP: Final = 1024
+_ZERO: Final = np.uint8(0)
 
 
 class LongBatch:
-    """One message whose events come a few at a time. batch: all but its events; num_bytes: about its length.
+    """One message whose events come a few at a time. batch: all but its events; num_bytes: about its length; turns: of
+    the thread that makes it.
 
-    Its memory is mapped: pages are taken when they are written, and given back without the interpreter's lock, where an
-    array of 80 MB would hold it for some milliseconds.
+    Its memory is mapped, and its pages are taken a few at a time shortly before they are written, by numpy, which does
+    not hold the interpreter's lock meanwhile; they are freed without it, too.
     """
 
-    def __init__(self, batch: Batch, num_bytes: int) -> None:
+    def __init__(self, batch: Batch, num_bytes: int, turns: Turns) -> None:
+        self._turns = turns
         head, self._tail = encode_frame(batch)
         self._memory = _mapped(num_bytes)
         self._room = memoryview(self._memory)
         self._size = 0
+        #: Where the pages end that were taken.
+        self._end_of_pages = 0
         self._num_events = 0
         self._piece = bytearray()
         self._append(head)
@@ -44,6 +57,8 @@ class LongBatch:
         end = self._size + len(piece)
         if end > len(self._room):
             self._grow(end)
+        if end > self._end_of_pages:
+            self._take_pages(end)
         self._room[self._size : end] = piece
         self._size = end
 
@@ -51,9 +66,20 @@ class LongBatch:
         """Twice the room. numpy copies without the interpreter's lock."""
         memory = _mapped(max(2 * len(self._room), least))
         np.copyto(np.frombuffer(memory, np.uint8, self._size), np.frombuffer(self._memory, np.uint8, self._size))
-        self._memory, self._room = memory, memoryview(memory)
+        self._memory, self._room, self._end_of_pages = memory, memoryview(memory), self._size
+
+    def _take_pages(self, end: int) -> None:
+        """Write into each page up to `end` and some behind it."""
+        end = min(end + PAGES_AT_ONCE, len(self._room))
+        np.copyto(np.frombuffer(self._memory, np.uint8)[self._end_of_pages : end : STEP], _ZERO)
+        self._end_of_pages = end
+        self._turns.begin()
 
 
 def _mapped(num_bytes: int) -> mmap.mmap:
-    """Zeros, in whole pages of the usual size: to get a large one may take milliseconds, which is a turn too long."""
-    return mmap.mmap(-1, -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """Zeros, in whole pages, huge ones where the system has them: those take a sixth of the time."""
+    memory = mmap.mmap(-1, -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory

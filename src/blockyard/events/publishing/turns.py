@@ -18,7 +18,7 @@ class Turns:
         self._began = perf_counter()
 
     def begin(self) -> None:
-        """A turn begins now: nothing was done before."""
+        """A turn begins now: nothing was done before, or without the interpreter."""
         self._began = perf_counter()
 
     def is_over(self) -> bool:
