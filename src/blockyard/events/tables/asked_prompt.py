@@ -1,15 +1,11 @@
 """A prompt that is asked about: its tokens as they lie in memory, and as packed words where these are needed."""
 
-from typing import Final
-
 import numpy as np
+import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ...core.tokens import PackedTokens, pack_tokens
-
-#: Shorter arrays are packed at once.
-FEW_TOKENS: Final = 256
+from ...core.tokens import FEW_TOKENS, PackedTokens, pack_tokens
 
 
 class AskedPrompt:
@@ -20,8 +16,9 @@ class AskedPrompt:
     """
 
     def __init__(self, token_ids: object, block_size: int) -> None:
-        """O(n), a memory copy or a packing. Raises `InvalidArgument` for what no packing takes, or leaves it for
-        `words` and `require_tokens`."""
+        """O(n), a memory copy or a packing. Raises `InvalidArgument` for what cannot be packed; for a number in such an
+        array that is no token, `words` and `require_tokens` do.
+        """
         self._block_size = block_size
         self._packed: PackedTokens | None = None
         #: The tokens, four bytes each; empty where they do not lie as packed words do.
@@ -54,5 +51,5 @@ class AskedPrompt:
             self.words()
 
 
-def _lies_packed(tokens: np.ndarray[tuple[int, ...], np.dtype[np.int32]], block_size: int) -> bool:
+def _lies_packed(tokens: npt.NDArray[np.int32], block_size: int) -> bool:
     return block_size % 2 == 0 and tokens.dtype == np.int32 and tokens.ndim == 1 and len(tokens) > FEW_TOKENS
