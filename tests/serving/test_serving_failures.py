@@ -26,11 +26,9 @@ from blockyard.engine import Engine, SamplingParams
 from blockyard.serving import ServerLimits
 
 from ..support.byte_tokenizer import NUM_TOKENS, byte_tokenizer
+from ..support.patience import PATIENCE_SECONDS, wait_until
 from ..support.servers import MODEL, Running, running_server, tiny_engine
 from ..support.tiny_models import tiny_model
-
-PATIENCE_SECONDS = 60
-
 
 FIRE = RuntimeError("the device is on fire, at /secret/path.py")
 
@@ -53,14 +51,6 @@ def unused_token(prompts: list[list[int]], **sampling: Any) -> int:
     results = tiny_engine().generate(prompts, SamplingParams(**sampling))
     used = {token for result in results for each in result.completions for token in each.token_ids}
     return min(set(range(256)) - used.union(*prompts))
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for something that another thread does."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def stream_text(running: Running, prompt: Any, num_tokens: int, **fields: Any) -> str:
