@@ -274,7 +274,18 @@ class ManagerMachine(RuleBasedStateMachine):
     # ------------------------------------------------------------------ the rest of a life
 
     @precondition(lambda self: self.has_live)
+    @rule(draw=CHOICES)
+    def fork_between_steps(self, draw: random.Random) -> None:
+        """Several completions of a prompt: computed, forked, and each writes into the block that they share."""
+        self.engine_step(draw, 64)
+        self.fork(draw, draw.choice((1, 1, 2)))
+        self.engine_step(draw, 64)
+
+    @precondition(lambda self: self.has_live)
     @rule(draw=CHOICES, num_children=st.sampled_from((1, 1, 2, 3)))
+    def fork_one(self, draw: random.Random, num_children: int) -> None:
+        self.fork(draw, num_children)
+
     def fork(self, draw: random.Random, num_children: int) -> None:
         self.count()
         self.pair.fork(draw.choice(self.pair.live), num_children)
