@@ -35,6 +35,8 @@ from .handoff import names_of
 from .support.seeds import run_seed
 
 LEASE = 60.0
+#: Seconds that a side may be silent: nobody is, but a busy machine may not let it speak for a while.
+SILENCE = 30.0
 NUM_LAYERS, NUM_HEADS, HEAD_SIZE, NUM_BLOCKS = 3, 2, 64, 400
 
 
@@ -74,13 +76,13 @@ class Side:
 def join(rank: int, rendezvous: str) -> DistributedTransport:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-    return DistributedTransport(timeout=10.0)
+    return DistributedTransport(timeout=SILENCE)
 
 
 def send(side: Side, rendezvous: str, connection: Connection, told: Connection) -> None:
     sender = HandoffSender(side.cache, side.peer, LEASE)
     link = SenderLink(
-        sender, KVPort(side.tensors, 2**14), join(0, rendezvous), connection, [1], checked=True, timeout=10.0
+        sender, KVPort(side.tensors, 2**14), join(0, rendezvous), connection, [1], checked=True, timeout=SILENCE
     )
     told.send("ready")
     stems = [side.random.choices(range(64), k=side.random.randrange(100, 600)) for _ in range(5)]
@@ -107,7 +109,7 @@ def send(side: Side, rendezvous: str, connection: Connection, told: Connection) 
 def receive(side: Side, rendezvous: str, connection: Connection, told: Connection) -> None:
     receiver = HandoffReceiver(side.cache, side.peer, LEASE)
     link = ReceiverLink(
-        receiver, KVPort(side.tensors, 2**14), join(1, rendezvous), connection, [0], checked=True, timeout=10.0
+        receiver, KVPort(side.tensors, 2**14), join(1, rendezvous), connection, [0], checked=True, timeout=SILENCE
     )
     told.send("ready")
     while True:
@@ -188,12 +190,12 @@ def _kill_one(draw: random.Random, processes: list[Any], heard: list[Connection]
     processes[victim].kill()
     counts[f"killed the {('sender', 'receiver')[victim]}"] += 1
     other = heard[1 - victim]
-    while other.poll(30):
+    while other.poll(3 * SILENCE):
         said = _told(other)
         counts[said] += 1
         if said.startswith("ended"):
             return counts
-    raise AssertionError(f"the survivor did not end within 30 s, {counts}")
+    raise AssertionError(f"the survivor did not end within {3 * SILENCE:g} s, {counts}")
 
 
 def _told(heard: Connection) -> str:

@@ -213,6 +213,10 @@ def test_each_group_copies_what_forks_share() -> None:
     assert cache.stats().num_copied_blocks == 1
 
 
+#: Seeds of worlds with a hit or more that a group cuts short: only one world in twelve has one.
+CUTTING = (57, 20, 8)
+
+
 class HitWorld(World):
     """Before each allocation the longest common hit is looked for the slow way, in what the pools say they cache."""
 
@@ -286,13 +290,14 @@ class HitWorld(World):
 
 
 def test_the_longest_common_hit_against_brute_force() -> None:
-    worlds = [HitWorld(blockyard, run_seed() + number) for number in range(120 if blockyard.compiled() else 40)]
+    seeds = [*CUTTING, *(run_seed() + number for number in range(120 if blockyard.compiled() else 40))]
+    worlds = [HitWorld(blockyard, seed) for seed in seeds]
     for world in worlds:
         world.run(120)
     counts = sum((world.counts for world in worlds), worlds[0].counts.__class__())
     assert counts["hits compared"] > 50
     assert counts["hits above 0"] > 10
-    assert counts["cut hits"] > 3 or not blockyard.compiled()
+    assert counts["cut hits"] > 3
 
 
 # ---------------------------------------------------------------- limits

@@ -274,7 +274,18 @@ class ManagerMachine(RuleBasedStateMachine):
     # ------------------------------------------------------------------ the rest of a life
 
     @precondition(lambda self: self.has_live)
+    @rule(draw=CHOICES)
+    def fork_between_steps(self, draw: random.Random) -> None:
+        """Several completions of a prompt: computed, forked, and each writes into the block that they share."""
+        self.engine_step(draw, 64)
+        self.fork(draw, draw.choice((1, 1, 2)))
+        self.engine_step(draw, 64)
+
+    @precondition(lambda self: self.has_live)
     @rule(draw=CHOICES, num_children=st.sampled_from((1, 1, 2, 3)))
+    def fork_one(self, draw: random.Random, num_children: int) -> None:
+        self.fork(draw, num_children)
+
     def fork(self, draw: random.Random, num_children: int) -> None:
         self.count()
         self.pair.fork(draw.choice(self.pair.live), num_children)
@@ -349,6 +360,19 @@ class ManagerMachine(RuleBasedStateMachine):
             pair.refuse(blockyard.InvalidArgument, call)
 
 
+def test_a_fork_that_writes_into_a_shared_block() -> None:
+    """It copies the block first. The random program below seldom does: nineteen of twenty examples copy none."""
+    pair = Pair(20, 4)
+    seq = pair.allocate([1, 1, 1, 2, 2, 2])
+    assert seq is not None
+    pair.reserve([seq], [6])
+    pair.commit([seq], [6], [[1]])
+    [child] = pair.fork(seq, 1)
+    pair.reserve([seq, child], [1, 1])
+    pair.commit([seq, child], [1, 1], [[1], [2]])
+    assert pair.model.num_copied_blocks == 1
+
+
 def test_ten_thousand_random_steps() -> None:
     Tally.num_steps = 0
     machine = hypothesis.seed(run_seed())(ManagerMachine)
@@ -371,4 +395,4 @@ def test_ten_thousand_random_steps() -> None:
     for why, count in Tally.refusals.most_common():
         print(f"{count:>7}  {why}")
     assert Tally.num_steps >= NUM_STEPS_REQUIRED
-    assert min(Tally.num_hits, Tally.num_waits, Tally.num_copies, Tally.refusals.total()) > 0
+    assert min(Tally.num_hits, Tally.num_waits, Tally.refusals.total()) > 0

@@ -35,6 +35,7 @@ from ..support.own_calls import (
     tokens,
 )
 from ..support.own_policies import MRU
+from ..support.patience import PATIENCE_SECONDS
 from ..support.snapshot import snapshot
 
 REFUSED = [call for call in ALL_CALLS if call.name not in FREES]
@@ -141,16 +142,16 @@ class Held:
         call = tried(lambda: site.cache.allocate(Array(self._wait), "the thread"), self.outcomes)
         self.thread = threading.Thread(target=call, daemon=True)
         self.thread.start()
-        assert self.is_inside.wait(10)
+        assert self.is_inside.wait(PATIENCE_SECONDS)
 
     def _wait(self) -> None:
         self.is_inside.set()
-        assert self.may_end.wait(10)
+        assert self.may_end.wait(PATIENCE_SECONDS)
 
     def release(self) -> Any:
         """Let it end; returns what it returned or raised."""
         self.may_end.set()
-        self.thread.join(10)
+        self.thread.join(PATIENCE_SECONDS)
         return self.outcomes[0]
 
 

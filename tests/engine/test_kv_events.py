@@ -16,6 +16,7 @@ from blockyard.cli.model_loading import _kv_events
 from blockyard.engine import Engine, SamplingParams
 from blockyard.events import Mirror, Subscriber, Trust
 
+from ..support.patience import PATIENCE_SECONDS
 from ..support.tiny_models import mixed_prompts, tiny_model
 
 ENDPOINTS = {"endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*", "heartbeat": 0.05}
@@ -39,7 +40,7 @@ def test_a_consumer_has_what_the_cache_has(num_cpu_blocks: int) -> None:
                 matches = [mirror.match(prompt).get("engine") for prompt in prompts]
                 return [match.num_tokens if match else 0 for match in matches]
 
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + PATIENCE_SECONDS
             while not (found() == expected and mirror.trust("engine") is Trust.LIVE) and time.monotonic() < deadline:
                 subscriber.poll(0.05)
             assert found() == expected

@@ -20,6 +20,7 @@ from blockyard import ModelError, RankError
 from blockyard.engine import Engine, SamplingParams, StepReport
 from blockyard.engine.ranks import processes
 
+from ..support.patience import PATIENCE_SECONDS
 from ..support.places import child_environment
 from ..support.rank_loop import RankLoop, children, is_alive
 from ..support.tiny_models import demo_model_or_skip, mixed_prompts, reference_tokens, tiny_model, tokens_of
@@ -37,7 +38,7 @@ def others() -> list[int]:
     return children(os.getpid())
 
 
-def require_gone(pids: list[int], seconds: float = 20) -> None:
+def require_gone(pids: list[int], seconds: float = PATIENCE_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while any(map(is_alive, pids)):
         assert time.monotonic() < deadline, pids

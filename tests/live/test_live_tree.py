@@ -19,6 +19,7 @@ from blockyard.live.forest import NONE, forest_of, heaviest
 from blockyard.live.prompts import MAX_TOKENS, PromptLog
 from blockyard.live.tree import Branch, Tree, branches_of, cached_tree, count_prompts, note_tokens, see_tokens, wanted
 
+from ..support.patience import PATIENCE_SECONDS
 from ..support.seeds import run_seed
 
 SIZE = 4
@@ -231,7 +232,7 @@ async def first_tree(feed: Feed, desk: Desk) -> Any:
 
     answering = asyncio.ensure_future(answer())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             async for sent in feed.events():
                 for part in sent.decode().split("\n\n"):
                     if part.startswith("event: tree\ndata: "):

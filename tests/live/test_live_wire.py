@@ -128,7 +128,7 @@ class Answers:
 
 def test_a_reader_that_does_not_read_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """One takes every event, the other stops after its first frame: it then gets the latest, whole."""
-    monkeypatch.setattr(feeds, "MIN_SECONDS", 0.001)
+    monkeypatch.setattr(feeds, "seconds_between", lambda copying, making: 0.001)
 
     async def watch() -> None:
         feed = Feed(Answers(live_cache("plain")), PromptLog())
@@ -153,7 +153,7 @@ def test_a_reader_that_does_not_read_holds_nobody_up(monkeypatch: pytest.MonkeyP
 
 def test_a_reader_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its second piece is never taken: the stream ends by itself, and the cache was asked on and on meanwhile."""
-    monkeypatch.setattr(feeds, "MIN_SECONDS", 0.001)
+    monkeypatch.setattr(feeds, "seconds_between", lambda copying, making: 0.001)
     monkeypatch.setattr(pages, "_PATIENCE_SECONDS", 1.0)
 
     async def watch() -> None:

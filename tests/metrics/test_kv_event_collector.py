@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -12,8 +11,11 @@ from prometheus_client import CollectorRegistry
 
 from blockyard import CacheConfig, InvalidArgument, KVCacheManager
 from blockyard.events import KVEventPublisher, Mirror, Subscriber
+from blockyard.events.following import subscriber
 from blockyard.events.publishing import publisher as publishing
 from blockyard.metrics import CacheCollector, KVEventCollector
+
+from ..support.patience import PATIENCE_SECONDS, wait_until
 
 LABELS = {"engine": "3", "model_name": "m"}
 
@@ -23,6 +25,7 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None
 
 
 def test_what_a_publisher_did_is_what_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscriber, "REPLAY_PATIENCE", PATIENCE_SECONDS)  # it asks once, however slow the machine is
     cache = KVCacheManager(CacheConfig(20, 4, enable_kv_cache_events=True))
     with KVEventPublisher(cache, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", heartbeat=3600.0) as publisher:
         registry = CollectorRegistry()
@@ -32,17 +35,17 @@ def test_what_a_publisher_did_is_what_it_tells(monkeypatch: pytest.MonkeyPatch) 
         seq = cache.allocate(list(range(8)))
         cache.commit([seq], cache.reserve([seq]).num_scheduled)
         publisher.publish()
-        wait_for(lambda: value(registry, "messages_total") == 1)
+        wait_until(lambda: value(registry, "messages_total") == 1)
         assert 60 < (value(registry, "bytes_total") or 0) < 400
         assert value(registry, "heartbeats_total") == 0
-        with Subscriber(Mirror()) as subscriber:
-            subscriber.follow("worker", publisher.endpoint, publisher.replay_endpoint)
-            assert subscriber.wait_until_live(10)
-            wait_for(lambda: value(registry, "replays_total", outcome="answered") == 1)
+        with Subscriber(Mirror()) as reader:
+            reader.follow("worker", publisher.endpoint, publisher.replay_endpoint)
+            assert reader.wait_until_live(PATIENCE_SECONDS)
+            wait_until(lambda: value(registry, "replays_total", outcome="answered") == 1)
         assert value(registry, "snapshots_total") == 1
         assert value(registry, "snapshot_bytes_total") == pytest.approx(value(registry, "bytes_total"), abs=60)
         ask(publisher.replay_endpoint, [b"", b"what?"])
-        wait_for(lambda: value(registry, "replays_total", outcome="refused") == 1)
+        wait_until(lambda: value(registry, "replays_total", outcome="refused") == 1)
         assert value(registry, "replays_total", outcome="given_up") == 0
         monkeypatch.setattr(publishing, "MOST_WAITING", 0)
         publisher.publish()
@@ -54,10 +57,10 @@ def test_what_a_publisher_did_is_what_it_tells(monkeypatch: pytest.MonkeyPatch) 
 def test_heartbeats_are_counted_and_end_the_age() -> None:
     cache = KVCacheManager(CacheConfig(20, 4, enable_kv_cache_events=True))
     with KVEventPublisher(cache, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", heartbeat=0.02) as publisher:
-        wait_for(lambda: publisher.stats().num_heartbeats > 3)
+        wait_until(lambda: publisher.stats().num_heartbeats > 3)
         seen = publisher.stats()
         assert seen.num_messages == seen.num_heartbeats
-        assert 0 <= seen.seconds_since_message < 5
+        assert 0 <= seen.seconds_since_message < PATIENCE_SECONDS
 
 
 def test_stats_may_be_read_from_any_thread() -> None:
@@ -87,10 +90,3 @@ def ask(endpoint: str, request: list[bytes]) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.connect(endpoint)
         socket.send_multipart(request)
-
-
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

@@ -23,6 +23,7 @@ from blockyard.parallel.transport import DistributedTransport
 from .. import kills
 from ..support import seeds
 from ..support.mail import Mail, new_boxes
+from ..support.patience import PATIENCE_SECONDS
 from ..support.tiny_models import WINDOWED, demo_model_or_skip, reference_tokens, tiny_model, tokens_of
 
 PROMPTS = [list(range(1, 30)), [*range(1, 25), 90, 91], [7], list(range(60, 125)), list(range(1, 30))]
@@ -35,13 +36,13 @@ def engine_of(name: str = "llama-gqa", **options: Any) -> Engine:
 class Ends:
     """A prefilling and a decoding engine and their links; what is asked of the sender is served by a thread."""
 
-    def __init__(self, name: str = "llama-gqa", link: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(self, name: str = "llama-gqa", **options: Any) -> None:
         self.prefill = PrefillDoor(engine_of(name), "prefill", 1, 10)
         self.decode = DecodeDoor(engine_of(name, **{"block_size": 8, **options}), "decode", 1, 10)
         boxes, ends = new_boxes(), Pipe()
         self.mail = Mail(boxes, 1)
         self.connections = ends
-        common: dict[str, Any] = {"checked": True, "timeout": 5.0, **(link or {})}
+        common: dict[str, Any] = {"checked": True, "timeout": PATIENCE_SECONDS}
 
         def make_sender() -> None:
             self.sender = SenderLink(self.prefill.sender, self.prefill.port, Mail(boxes, 0), ends[0], [1], **common)
@@ -102,7 +103,7 @@ class Beside:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self.thread.join(20)
+        self.thread.join(PATIENCE_SECONDS)
         assert not self.thread.is_alive()
         if self.errors and raised[0] is None:
             raise self.errors[0]
@@ -127,7 +128,7 @@ def test_two_engines_answer_as_one(name: str, temperature: float) -> None:
     ends = Ends(name)
     ends.compute(PROMPTS, sampling)
     results, numbers, starts = {}, [], []
-    for offer in ends.receiver.offers(5.0):
+    for offer in ends.receiver.offers(PATIENCE_SECONDS):
         transfer, token = ends.take(offer, sampling)
         numbers.append(token.request_id)
         starts.append(transfer.start)
@@ -152,7 +153,7 @@ def test_what_ends_with_its_first_token_is_not_handed_over(ends: Ends) -> None:
 def test_a_first_token_that_ends_the_request_at_the_decoder(ends: Ends) -> None:
     sampling = SamplingParams(max_tokens=5)
     ends.compute([PROMPTS[0]], sampling)
-    [offer] = ends.receiver.offers(5.0)
+    [offer] = ends.receiver.offers(PATIENCE_SECONDS)
     _, token = ends.take(offer, SamplingParams(max_tokens=5, stop_token_ids=(int(offer.token_ids[-1]),)))
     assert token.finish_reason is not None
     assert not ends.decode.engine.has_unfinished
@@ -161,7 +162,7 @@ def test_a_first_token_that_ends_the_request_at_the_decoder(ends: Ends) -> None:
 def test_an_offer_that_has_ended_is_refused_and_costs_nothing(ends: Ends) -> None:
     sampling = SamplingParams(max_tokens=5)
     ends.compute([PROMPTS[0]], sampling)
-    [offer] = ends.receiver.offers(5.0)
+    [offer] = ends.receiver.offers(PATIENCE_SECONDS)
     transfer = ends.decode.accept(offer, sampling, 0)
     assert isinstance(transfer, Transfer)
     with Beside(lambda: ends.sender.serve(10, 5.0)), pytest.raises(StaleOffer, match="offer 1 of 'prefill' has ended"):
@@ -172,7 +173,7 @@ def test_an_offer_that_has_ended_is_refused_and_costs_nothing(ends: Ends) -> Non
 def test_a_spoiled_byte_is_found_and_not_shared(ends: Ends) -> None:
     sampling = SamplingParams(max_tokens=5)
     ends.compute([PROMPTS[0]], sampling)
-    [offer] = ends.receiver.offers(5.0)
+    [offer] = ends.receiver.offers(PATIENCE_SECONDS)
     transfer = ends.decode.accept(offer, sampling, 0)
     assert isinstance(transfer, Transfer)
     ends.mail.spoil = True
@@ -196,7 +197,7 @@ def test_a_receiver_that_goes_away(ends: Ends) -> None:
 def test_a_sender_that_goes_away(ends: Ends) -> None:
     sampling = SamplingParams(max_tokens=5)
     ends.compute(PROMPTS[3:], sampling)
-    first, second = ends.receiver.offers(5.0)
+    first, second = ends.receiver.offers(PATIENCE_SECONDS)
     fetched, waiting = (ends.decode.accept(offer, sampling, 0) for offer in (first, second))
     assert isinstance(fetched, Transfer)
     assert isinstance(waiting, Transfer)
@@ -211,10 +212,11 @@ def test_a_sender_that_goes_away(ends: Ends) -> None:
 
 
 def test_a_sender_that_is_silent() -> None:
-    ends = Ends(link={"timeout": 0.1})
+    ends = Ends()
+    ends.receiver._timeout = 0.1  # both have met: nothing in this test is slow but the sender
     sampling = SamplingParams(max_tokens=5)
     ends.compute([PROMPTS[0]], sampling)
-    [offer] = ends.receiver.offers(5.0)
+    [offer] = ends.receiver.offers(PATIENCE_SECONDS)
     transfer = ends.decode.accept(offer, sampling, 0)
     assert isinstance(transfer, Transfer)
     with pytest.raises(HandoffError, match=r"data or stale was due; it did not come in 0\.1 s"):
@@ -231,22 +233,23 @@ def test_a_message_that_is_no_offer_is_raised_once(ends: Ends) -> None:
     ends.connections[0].send_bytes(OfferId("prefill", 1, 1).to_bytes("release"))
     ends.compute([PROMPTS[0]], SamplingParams(max_tokens=5))
     with pytest.raises(InvalidArgument, match="message is a 'release'"):
-        ends.receiver.offers(5.0)
-    assert len(ends.receiver.offers(5.0)) == 1
+        ends.receiver.offers(PATIENCE_SECONDS)
+    assert len(ends.receiver.offers(PATIENCE_SECONDS)) == 1
 
 
 def test_a_late_answer_is_passed_over(ends: Ends) -> None:
     for kind in ("stale", "held"):
         ends.connections[0].send_bytes(OfferId("prefill", 1, 1).to_bytes(kind))
     ends.compute([PROMPTS[0]], SamplingParams(max_tokens=5))
-    assert len(ends.receiver.offers(5.0)) == 1
+    assert len(ends.receiver.offers(PATIENCE_SECONDS)) == 1
 
 
 def test_a_sender_that_says_everything_but_what_is_due() -> None:
-    ends = Ends(link={"timeout": 0.3})
+    ends = Ends()
+    ends.receiver._timeout = 0.3
     sampling = SamplingParams(max_tokens=5)
     ends.compute([PROMPTS[0]], sampling)
-    [offer] = ends.receiver.offers(5.0)
+    [offer] = ends.receiver.offers(PATIENCE_SECONDS)
     transfer = ends.decode.accept(offer, sampling, 0)
     assert isinstance(transfer, Transfer)
     is_over = threading.Event()
@@ -279,7 +282,7 @@ def test_the_end_of_a_conversation(ends: Ends) -> None:
     ends.compute([PROMPTS[0]], sampling)
     ends.sender.close()
     assert ends.prefill.sender.num_offers == 0
-    [offer] = ends.receiver.offers(5.0)
+    [offer] = ends.receiver.offers(PATIENCE_SECONDS)
     assert ends.receiver.has_ended
     transfer = ends.decode.accept(offer, sampling, 0)
     assert isinstance(transfer, Transfer)
@@ -328,7 +331,7 @@ def test_sides_that_differ_are_refused_on_both() -> None:
 )
 def test_requests_that_are_not_handed_over(ends: Ends, options: dict[str, Any], text: str) -> None:
     ends.compute([PROMPTS[0]], SamplingParams(max_tokens=5))
-    [offer] = ends.receiver.offers(5.0)
+    [offer] = ends.receiver.offers(PATIENCE_SECONDS)
     with pytest.raises(Exception, match=text):
         ends.decode.accept(offer, SamplingParams(**options), 0)
     if "max_tokens" not in options:
@@ -340,7 +343,7 @@ def test_requests_that_are_not_handed_over(ends: Ends, options: dict[str, Any], 
 
 def test_offers_of_another_vocabulary(ends: Ends) -> None:
     ends.compute([PROMPTS[0]], SamplingParams(max_tokens=5))
-    [offer] = ends.receiver.offers(5.0)
+    [offer] = ends.receiver.offers(PATIENCE_SECONDS)
     tokens = offer.token_ids.copy()
     tokens[0] = 100_000
     strange = Offer(offer.id, tokens, offer.num_computed, offer.tables)
@@ -358,7 +361,7 @@ def test_engines_wait_for_what_is_on_its_way() -> None:
     prefill, decode = ends.prefill, ends.decode
     ends.compute([np.arange(60).tolist() for _ in range(3)], sampling)
     assert prefill.sender.num_offers == 3
-    offer = ends.receiver.offers(5.0)[0]
+    offer = ends.receiver.offers(PATIENCE_SECONDS)[0]
     transfer = decode.accept(offer, sampling, 0)
     assert isinstance(transfer, Transfer)
     assert decode.accept(ends.prefill.sender.offers()[1], sampling, 0) is Admission.LATER
@@ -396,7 +399,7 @@ def test_windows_are_refused_by_name_where_they_cannot_be_served() -> None:
     ends = Ends("gemma3")
     sampling = SamplingParams(max_tokens=5)
     ends.compute([PROMPTS[0]], sampling)
-    [offer] = ends.receiver.offers(5.0)
+    [offer] = ends.receiver.offers(PATIENCE_SECONDS)
     with pytest.raises(HandoffError, match="behind a sliding window"):
         ends.decode.accept(offer, sampling, 0)
     assert ends.decode.engine.cache.leak_report() == []

@@ -21,6 +21,7 @@ from blockyard.parallel.link import ReceiverLink, SenderLink
 from blockyard.parallel.one_sided import MemoryShape, OneSided, byte_runs
 from blockyard.storage import KVCache
 
+from ..support.patience import PATIENCE_SECONDS
 from ..support.tiny_models import reference_tokens, tiny_model
 
 HAS_NIXL = importlib.util.find_spec("nixl") is not None
@@ -121,16 +122,25 @@ class Ends:
         def make_sender() -> None:
             with contextlib.suppress(PeerMismatch):
                 made.append(
-                    SenderLink(self.prefill.sender, self.prefill.port, self.memories[0], pipes[0], [1], timeout=5)
+                    SenderLink(
+                        self.prefill.sender,
+                        self.prefill.port,
+                        self.memories[0],
+                        pipes[0],
+                        [1],
+                        timeout=PATIENCE_SECONDS,
+                    )
                 )
 
         thread = threading.Thread(target=make_sender)
         thread.start()
         try:
             door = self.decode
-            self.receiver = ReceiverLink(door.receiver, door.port, self.memories[1], pipes[1], [0], timeout=5)
+            self.receiver = ReceiverLink(
+                door.receiver, door.port, self.memories[1], pipes[1], [0], timeout=PATIENCE_SECONDS
+            )
         finally:
-            thread.join(10)
+            thread.join(PATIENCE_SECONDS)
         [self.sender] = made
 
     def offer(self, prompt: list[int], sampling: SamplingParams) -> Any:
@@ -138,18 +148,18 @@ class Ends:
         while self.prefill.engine.has_unfinished:
             for computed in self.prefill.step(0)[0]:
                 self.sender.offer(computed.offer)
-        [offer] = self.receiver.offers(5)
+        [offer] = self.receiver.offers(PATIENCE_SECONDS)
         transfer = self.decode.accept(offer, sampling, 0)
         assert isinstance(transfer, Transfer)
         return transfer
 
     def fetch(self, transfer: Transfer, now: float = 0) -> None:
-        thread = threading.Thread(target=lambda: self.sender.serve(now, 5))
+        thread = threading.Thread(target=lambda: self.sender.serve(now, PATIENCE_SECONDS))
         thread.start()
         try:
             self.receiver.fetch(transfer)
         finally:
-            thread.join(10)
+            thread.join(PATIENCE_SECONDS)
 
     def end(self) -> None:
         self.sender.close()

@@ -186,7 +186,7 @@ def one_rank(rank: int, rendezvous: str, told: Any) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=3)
     one = Side("one", 4, "NHD", HeadShards.even(3, 2), 1, head_size=8)
     two = Side("two", 8, "HND", HeadShards.even(3, 1), 2, head_size=8)
-    transport = DistributedTransport(timeout=20.0)
+    transport = DistributedTransport(timeout=60.0)
     if rank < 2:
         offer = Offer(OfferId("one", 1, 1), np.arange(100, dtype=np.int32), 100, tuple(one.tables))
         lanes = sending_lanes(offer, 3, one.peer, two.peer, rank)
@@ -212,7 +212,7 @@ def test_two_real_ranks_send_to_one(tmp_path: Path) -> None:
         assert heard.poll(60)
         assert heard.recv() == "right"
         for rank in ranks:
-            rank.join(20)
+            rank.join(60)
         assert [rank.exitcode for rank in ranks] == [0, 0, 0]
     finally:
         for rank in ranks:

@@ -26,11 +26,9 @@ from blockyard.engine import Engine, SamplingParams
 from blockyard.serving import ServerLimits
 
 from ..support.byte_tokenizer import NUM_TOKENS, byte_tokenizer
+from ..support.patience import PATIENCE_SECONDS, wait_until
 from ..support.servers import MODEL, Running, running_server, tiny_engine
 from ..support.tiny_models import tiny_model
-
-PATIENCE_SECONDS = 60
-
 
 FIRE = RuntimeError("the device is on fire, at /secret/path.py")
 
@@ -48,19 +46,28 @@ def fragile_engine(raises: Callable[[torch.Tensor], bool], error: BaseException 
     return engine
 
 
+class Paced:
+    """For `fragile_engine`: behind the fifth step each takes a tenth of a second, until `may_go_on` is set.
+
+    A long answer then lasts for most of a minute, so that what happens during it happens during it.
+    """
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.may_go_on = threading.Event()
+
+    def __call__(self, tokens: torch.Tensor) -> bool:
+        self.num_steps += 1
+        if self.num_steps > 5:
+            self.may_go_on.wait(0.1)
+        return False
+
+
 def unused_token(prompts: list[list[int]], **sampling: Any) -> int:
     """A token that stands in none of the prompts and their completions: one that can make the model raise."""
     results = tiny_engine().generate(prompts, SamplingParams(**sampling))
     used = {token for result in results for each in result.completions for token in each.token_ids}
     return min(set(range(256)) - used.union(*prompts))
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for something that another thread does."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def stream_text(running: Running, prompt: Any, num_tokens: int, **fields: Any) -> str:
@@ -135,11 +142,13 @@ def test_a_step_that_fails_only_together_goes_on_alone() -> None:
     engine = fragile_engine(lambda tokens: 2 <= tokens.numel() <= 3, enable_prefix_caching=False)
     with running_server(tiny_engine()) as calm:
         wanted = [stream_text(calm, prompt, 12) for prompt in prompts]
-    with (
-        running_server(engine) as running,
-        ThreadPoolExecutor(8) as pool,
-    ):
-        assert list(pool.map(lambda prompt: stream_text(running, prompt, 12), prompts)) == wanted
+    with running_server(engine) as running, ThreadPoolExecutor(8) as pool:
+        thread, all_are_there = running.server.app.state.engine_thread, threading.Event()
+        thread.ask(lambda _: all_are_there.wait(PATIENCE_SECONDS))
+        streams = [pool.submit(stream_text, running, prompt, 12) for prompt in prompts]
+        wait_until(lambda: thread._num_places_taken == 3)
+        all_are_there.set()
+        assert [stream.result(PATIENCE_SECONDS) for stream in streams] == wanted
         assert running.figures()["blockyard:failed_steps_total"] > 0
         assert running.figures()["blockyard:requests_failed_total"] == 0
         running.require_idle()
@@ -218,7 +227,7 @@ def test_a_broken_engine_refuses_and_its_clients_hear_of_it() -> None:
 
 
 def test_a_client_that_leaves_a_stream_frees_its_blocks() -> None:
-    with running_server(tiny_engine()) as running:
+    with running_server(fragile_engine(Paced())) as running:
         stream = running.client().completions.create(model=MODEL, prompt=[1, 2], max_tokens=500, stream=True)
         next(iter(stream))
         stream.close()
@@ -229,7 +238,7 @@ def test_a_client_that_leaves_a_stream_frees_its_blocks() -> None:
 
 
 def test_a_client_that_leaves_before_the_answer_frees_its_blocks() -> None:
-    with running_server(tiny_engine()) as running:
+    with running_server(fragile_engine(Paced())) as running:
         client = raw_request(running, prompt=[1, 2], max_tokens=500, n=3)
         wait_until(lambda: running.figures()["vllm:num_requests_running"] == 1)
         client.close()
@@ -242,32 +251,24 @@ def test_a_client_that_leaves_before_the_answer_frees_its_blocks() -> None:
 )
 def test_a_client_that_sent_more_before_it_left_frees_its_blocks(early: bytes) -> None:
     """uvicorn stops reading where a next request begins too early, and would not see the end behind it."""
-    may_go_on = threading.Event()
-    lengths: list[int] = []
-
-    def is_late(tokens: torch.Tensor) -> bool:
-        lengths.append(tokens.numel())
-        if len(lengths) > 5:
-            may_go_on.wait(0.1)
-        return False
-
-    with running_server(fragile_engine(is_late)) as running:
+    model = Paced()
+    with running_server(fragile_engine(model)) as running:
         client = raw_request(running, prompt=[1, 2], max_tokens=500, ignore_eos=True)
-        wait_until(lambda: len(lengths) > 5)
+        wait_until(lambda: model.num_steps > 5)
         with suppress(ConnectionError):  # far too much of it has the connection cut
             client.sendall(early)
         time.sleep(0.1)  # it is read before the end of the connection is
         client.close()
         figures = running.figures
-        wait_until(lambda: figures()["blockyard:requests_cancelled_total"] == 1 or len(lengths) > 60)
-        may_go_on.set()
+        wait_until(lambda: figures()["blockyard:requests_cancelled_total"] == 1 or model.num_steps > 300)
+        model.may_go_on.set()
         running.require_idle()
-        assert figures()["vllm:generation_tokens_total"] < 60
+        assert figures()["vllm:generation_tokens_total"] < 300
 
 
 def test_a_client_that_sends_on_without_end_is_cut() -> None:
     """It need not leave: who sends more than 16 KiB behind a request has no answer to it any more."""
-    with running_server(tiny_engine()) as running:
+    with running_server(fragile_engine(Paced())) as running:
         client = raw_request(running, prompt=[1, 2], max_tokens=500, ignore_eos=True, stream=True)
         wait_until(lambda: running.figures()["vllm:generation_tokens_total"] > 0)
         with client, pytest.raises(ConnectionError):
@@ -307,7 +308,7 @@ def test_the_prompt_of_a_client_that_has_left_is_not_encoded() -> None:
         time.sleep(0.1)
         for client in clients:
             client.close()
-        time.sleep(0.2)
+        wait_until(lambda: len(tasks) == 1)
         may_go_on.set()
         assert first.result(PATIENCE_SECONDS)[0] == 200
         assert running.post("/v1/completions", prompt="last", max_tokens=1)[0] == 200
@@ -343,9 +344,8 @@ def test_a_client_that_reads_nothing_is_cut_off(is_stream: bool) -> None:
         client.settimeout(PATIENCE_SECONDS)
         client.connect((running.host, running.port))
         send_request(client, prompt=[[1, 2]] * 8, max_tokens=200, stream=is_stream, logprobs=20)
-        connections = running.server.server_state.connections
-        wait_until(lambda: len(connections) == 1)
-        wait_until(lambda: not connections)
+        wait_until(lambda: running.server.server_state.total_requests == 1)
+        wait_until(lambda: not running.server.server_state.connections)
         running.require_idle()
 
 
@@ -362,7 +362,7 @@ def test_a_short_answer_that_is_not_read_holds_no_connection_either() -> None:
         wait_until(lambda: not connections)
         client.connect((running.host, running.port))
         send_request(client, **fields)
-        wait_until(lambda: len(connections) == 1)
+        wait_until(lambda: running.server.server_state.total_requests == 2)
         wait_until(lambda: not connections)
         running.require_idle()
 
@@ -417,7 +417,7 @@ def test_the_time_that_a_prompt_waits_to_be_encoded_counts() -> None:
         assert first.result(PATIENCE_SECONDS)[0] == 504
         may_go_on.set()
         assert encoded == ["first"]  # a prompt that no client waits for is not encoded
-        assert running.post("/v1/completions", prompt="last", max_tokens=1)[0] == 200
+        wait_until(lambda: running.post("/v1/completions", prompt="last", max_tokens=1)[0] == 200)
         running.require_idle()
 
 
@@ -435,7 +435,7 @@ def test_a_stop_lets_what_runs_come_to_its_end() -> None:
 
 
 def test_a_stop_has_a_limit_and_says_so() -> None:
-    with running_server(tiny_engine(), ServerLimits(drain_seconds=0.2)) as running:
+    with running_server(fragile_engine(Paced()), ServerLimits(drain_seconds=0.2)) as running:
         stream = running.client().completions.create(model=MODEL, prompt=[1], max_tokens=500, stream=True)
         first = next(iter(stream))
         assert first.choices[0].finish_reason is None

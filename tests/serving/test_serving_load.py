@@ -40,7 +40,7 @@ def test_many_clients_of_which_some_vanish(num_blocks: int) -> None:
 def test_a_client_reports_what_it_did_not_cause() -> None:
     work = Work("another model", CHATS, leaving=0.0)
     with running_server(tiny_engine()) as running:
-        seen = asyncio.run(run_clients(running.address, work, num_clients=1, seconds=0.05))
+        seen = asyncio.run(run_clients(running.address, work, num_clients=1, seconds=1.0))
     assert seen.num_answers == 0
     assert all("404" in error for error in seen.errors)
     assert seen.errors

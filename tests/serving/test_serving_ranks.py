@@ -19,10 +19,10 @@ from blockyard.cli import serve
 from blockyard.cli.parsing import parse
 from blockyard.engine import Engine
 
+from ..support.patience import PATIENCE_SECONDS
 from ..support.servers import Running, running_server, tiny_engine
 from ..support.thread_ranks import ThreadPeers
 
-PATIENCE_SECONDS = 30
 WHY = "rank 1 failed: RuntimeError: the device is on fire"
 
 

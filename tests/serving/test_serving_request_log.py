@@ -24,7 +24,7 @@ from blockyard.serving import ServerLimits, create_app
 from blockyard.serving.errors import failed
 
 from ..support.servers import MODEL, Running, running_server, tiny_engine
-from .test_serving_failures import fragile_engine
+from .test_serving_failures import Paced, fragile_engine
 
 LINE = re.compile(
     r'127\.0\.0\.1:\d+ "(?P<asked>[^"]*)" (?P<status>\d+)(?: then (?P<late>\d+))?(?P<cut> cut)? \d+\.\d{3} s'
@@ -145,7 +145,7 @@ def test_the_id_of_a_failure_finds_its_cause() -> None:
 
 
 def test_a_stream_that_ends_with_an_error_is_a_failure() -> None:
-    with logged(access_log=False) as (running, lines):
+    with logged(access_log=False, engine=fragile_engine(Paced())) as (running, lines):
         stream = running.client().completions.create(
             model=MODEL, prompt=[1, 2], max_tokens=500, stream=True, extra_headers={"X-Request-ID": "late"}
         )
@@ -160,7 +160,7 @@ def test_a_stream_that_ends_with_an_error_is_a_failure() -> None:
 
 
 def test_a_client_that_left_is_a_line() -> None:
-    with logged(access_log=True) as (running, lines):
+    with logged(access_log=True, engine=fragile_engine(Paced())) as (running, lines):
         stream = running.client().completions.create(
             model=MODEL, prompt=[1, 2], max_tokens=500, stream=True, extra_headers={"X-Request-ID": "gone"}
         )

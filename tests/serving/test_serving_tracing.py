@@ -25,6 +25,7 @@ from blockyard.serving.otlp import otlp_tracer
 
 from ..support.engine_jobs import run_jobs
 from ..support.servers import MODEL, running_server, tiny_engine
+from .test_serving_failures import Paced, fragile_engine
 
 PROMPT = list(range(40))
 SECOND = 10**9
@@ -157,7 +158,7 @@ def _raising(**options: Any) -> Any:
 
 
 def test_a_request_whose_client_left_has_the_phases_that_it_reached(kept: Kept) -> None:
-    with running_server(tiny_engine(), tracer=kept.tracer) as running:
+    with running_server(fragile_engine(Paced()), tracer=kept.tracer) as running:
         answer = running.client().completions.create(
             model=MODEL, prompt="a long one", max_tokens=500, stream=True, extra_body={"ignore_eos": True}
         )

@@ -182,7 +182,7 @@ def browser(folder: Path) -> Iterator[Browser]:
     finally:
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(_PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ def run_jobs(
     """
     clock = SteppedClock()
     clock.tick_each_step(engine, seconds_a_step)
+    all_are_there = threading.Event()
     thread = EngineThread(engine, 100, MODEL, clock=clock, **options)
 
     async def run_all() -> None:
@@ -34,10 +36,12 @@ def run_jobs(
             for number, prompt in enumerate(prompts)
         ]
         thread.submit(jobs)
+        all_are_there.set()
         while not all(job.is_over for job in jobs):
             await mailbox.take()
 
     thread.start()
+    thread.ask(lambda _: all_are_there.wait(60))  # or it would begin a step with the first of them
     try:
         asyncio.run(asyncio.wait_for(run_all(), 60))
     finally:

@@ -9,6 +9,8 @@ import torch
 
 from blockyard import HandoffError
 
+from .patience import PATIENCE_SECONDS
+
 Boxes = dict[tuple[int, int], "queue.Queue[torch.Tensor]"]
 
 
@@ -32,7 +34,7 @@ class Mail:
 
     def receive(self, message: torch.Tensor, rank: int) -> Mail:
         try:
-            sent = self.boxes[rank, self.rank].get(timeout=10)
+            sent = self.boxes[rank, self.rank].get(timeout=PATIENCE_SECONDS)
         except queue.Empty:
             raise HandoffError(f"rank {rank} was silent") from None
         assert sent.shape == message.shape

@@ -17,10 +17,10 @@ from blockyard.engine import Engine
 from blockyard.serving import Server, ServerLimits, ServerOptions
 
 from .byte_tokenizer import NUM_TOKENS, byte_tokenizer
+from .patience import PATIENCE_SECONDS
 from .tiny_models import tiny_model
 
 MODEL = "tiny"
-_PATIENCE_SECONDS = 60
 
 
 def tiny_engine(
@@ -42,13 +42,13 @@ class Running:
 
     def client(self, api_key: str = "none") -> openai.OpenAI:
         """OpenAI's own client, which does not try again by itself."""
-        return openai.OpenAI(base_url=f"{self.address}/v1", api_key=api_key, max_retries=0, timeout=_PATIENCE_SECONDS)
+        return openai.OpenAI(base_url=f"{self.address}/v1", api_key=api_key, max_retries=0, timeout=PATIENCE_SECONDS)
 
     def call(
         self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
         """One request by hand: status, headers in lower case, body."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=_PATIENCE_SECONDS)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_SECONDS)
         try:
             connection.request(method, path, body, {"Content-Type": "application/json", **(headers or {})})
             answer = connection.getresponse()
@@ -71,7 +71,7 @@ class Running:
 
     def require_idle(self) -> None:
         """Wait until nothing runs; then no block is held."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         answer = self.check()
         while answer["has_unfinished"] and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -125,9 +125,9 @@ def running_server(
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
-        assert listening.wait(_PATIENCE_SECONDS)
+        assert listening.wait(PATIENCE_SECONDS)
         yield Running(server, address[0])
     finally:
         server.should_exit = True
-        thread.join(_PATIENCE_SECONDS)
+        thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive()

@@ -25,6 +25,8 @@ from blockyard.errors import BlockyardError
 from blockyard.sizing import Shard
 from blockyard.storage import KVCache, MoveLists
 
+from .patience import PATIENCE_SECONDS
+
 
 class ThreadFollower(Follower):
     """A follower that ends its thread and not the process, and remembers its tensors and what it was told to do.
@@ -95,5 +97,5 @@ class ThreadPeers:
 
     def require_ended(self) -> None:
         for thread in self.threads:
-            thread.join(30)
+            thread.join(PATIENCE_SECONDS)
             assert not thread.is_alive()
