@@ -193,7 +193,7 @@ def test_two_traces_in_one_table(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert lines[1].startswith("B: agents:requests=10")
     for name in ("lru A", "optimum A", "lru B", "optimum B"):
         assert name in lines[3]
-    assert [line[:15] for line in lines[-2:]] == ["knee of lru A: ", "knee of lru B: "]
+    assert [line[:15] for line in lines[-3:-1]] == ["knee of lru A: ", "knee of lru B: "]
     found = run_json(capsys, *options)
     assert [trace["num_requests"] for trace in found["traces"]] == [60, 10]
     assert found["traces"][0]["sizes"][2]["blocks"] == found["traces"][1]["sizes"][2]["blocks"]
@@ -246,7 +246,7 @@ def test_bars_are_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None
         (("replay", "nothing:requests=10"), "nothing"),
         (("curve", "-o", "curve.pdf"), "curve.pdf"),
         (("curve", "-o", "no/such/folder/curve.png", "--sizes", "2", "--policies", "lru"), "folder"),
-        (("curve", "--sizes", "1"), "count is 1"),
+        (("curve", "--sizes", "1"), "sizes is 1; it must be from 2 to 10000"),
         (("curve", "--model", "llama-9"), "llama-9"),
         (("curve", "--max-references", "5"), "max_references is 5"),
         (("curve", "--format", "parquet"), "parquet"),

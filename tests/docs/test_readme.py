@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,31 @@ def test_the_chinese_readme_begins_with_the_same_snippet_and_output() -> None:
     assert printed
     assert all(text in english for text in printed)
     assert all((ROOT / link).is_file() for link in re.findall(r"\]\(([\w./-]+)\)", chinese))
+
+
+def listed_extras(readme: str) -> dict[str, set[str]]:
+    """Of the lines `pip install '.[extra]'  # what: these, those`: the names from the colon to a semicolon."""
+    commands = re.findall(r"^ +pip install ('\.\[\w+\]'|\.) +# (.*(?:\n +#.*)*)$", readme, flags=re.MULTILINE)
+    return {
+        command.strip("'.[]"): set(re.findall(r"[\w-]+", comment.partition(":")[2].partition(";")[0]))
+        for command, comment in commands
+    }
+
+
+def test_the_readme_lists_every_extra_with_all_that_it_installs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needs = {"": project["dependencies"], **project["optional-dependencies"]}
+    del needs["dev"], needs["wheels"]
+    named = {
+        extra: {name for need in each for name in re.findall(r"^(?:blockyard\[)?([\w,-]+)", need)[0].split(",")}
+        for extra, each in needs.items()
+    }
+    assert listed_extras((ROOT / "README.md").read_text()) == named
+
+
+def test_an_extra_is_read_from_a_line_and_the_next() -> None:
+    text = "    pip install '.[a]'   # this: b, c-d,\n                         # e; not f\n    pip install .  # it: g\n"
+    assert listed_extras(text) == {"a": {"b", "c-d", "e"}, "": {"g"}}
 
 
 def test_every_example_without_a_model_is_run() -> None:

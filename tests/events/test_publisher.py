@@ -172,7 +172,7 @@ def test_a_port_in_use_is_one_sentence(publishing: Callable[..., KVEventPublishe
         ({"heartbeat": "x"}, "heartbeat is 'x'"),
         ({"topic": "\ud800"}, "topic holds"),
         ({"endpoint": "\ud800"}, "endpoint holds"),
-        ({"endpoint": "inproc://x"}, "endpoint is 'inproc://x'; nobody else can connect to inproc://"),
+        ({"endpoint": "inproc://x"}, "endpoint is 'inproc://x'; no other process can connect to inproc://"),
         ({"endpoint": "tcp://127.0.0.1:" + "9" * 5000}, r"endpoint is 'tcp://.*\.\.\.; it must end with a port"),
         ({"endpoint": "tcp://127.0.0.1:\u0663"}, "it must end with a port from 0 to 65535"),
         ({"replayed": 0}, "replayed is 0"),

@@ -52,7 +52,8 @@ def test_the_command_says_it_where_there_are_enough_sizes(capsys: pytest.Capture
     assert main([*arguments, "--sizes", "100"]) == 0
     printed = capsys.readouterr().out
     assert "above lru over " in printed
-    assert "a fifth or more" in printed
+    assert "sizes below: the share of the sizes at which the policy is below lru" in printed
+    assert "knee: up to it a block adds more hits" in printed
     assert "a fifth or more: the share of these sizes where it is 20.00 % or more" in printed
     rows = [line.split() for line in printed.splitlines() if line.startswith(("fifo ", "strict:fifo "))]
     assert [row[0] for row in rows] == ["fifo", "strict:fifo"]

@@ -138,6 +138,10 @@ def test_a_bad_name_behind_a_guard_is_said_as_it_was_written() -> None:
             parse_policies(f"lru,{name}")
     with pytest.raises(InvalidArgument, match="no such file"):
         parse_policies("guarded:nowhere.py:Mine")
+    with pytest.raises(
+        InvalidArgument, match=r"'garded:density', but there is no such file as garded; .*one of arc.*guarded:"
+    ):
+        parse_policies("garded:density")
 
 
 # ---------------------------------------------------------------- references
@@ -345,7 +349,7 @@ def test_bad_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidArgument, match="jobs is 0"):
         sweep.run_all(square, [(1,)], jobs=0)
     monkeypatch.setitem(__import__("sys").modules, "joblib", None)
-    with pytest.raises(MissingExtra, match=r"joblib.*blockyard\[lab\]"):
+    with pytest.raises(MissingExtra, match=r"joblib.*blockyard\[lab\].*--jobs 1"):
         sweep.run_all(square, [(1,)], jobs=2)
 
 

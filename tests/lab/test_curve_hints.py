@@ -162,6 +162,8 @@ def test_the_command_says_what_of_the_gap_is_closed(capsys: pytest.CaptureFixtur
     ("arguments", "words"),
     [
         (("--hints", "soon"), "hints is 'soon'; it must have over or wait, or both"),
+        (("--hints", ","), "hints is ','; it must have over or wait, or both"),
+        (("--hints", "over, wiat"), "hints is 'over, wiat'; it must have over or wait, or both"),
         (("--hints", "over", "--hint-coverage", "2"), "hint_coverage is 2.0; it must be from 0 to 1"),
         (("--hint-error", "1"), "hint_error goes with hints"),
         (("--hints", "over", "--hint-seed", "-1"), "hint_seed is -1"),

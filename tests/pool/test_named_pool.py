@@ -298,15 +298,16 @@ def test_a_block_is_not_held_more_often_than_its_count_can_say() -> None:
     pool._ledger.ref_cnt[block] = pool._loose[block] = most - 1  # type: ignore[attr-defined]
     assert pool.ref_counts()[block] == pool.loose_counts()[block] == most - 1
     before = snapshot(pool)
-    limit = rf"block_ids\[0\] is {block}, .* held {most - 1} times.* {most} times"
+    limit = rf"block_ids\[0\] is block {block}, .* held {most - 1} times.* {most} times"
     for hold in (lambda: pool.hold_ids([block, block]), lambda: pool.hold([block, block])):
         with pytest.raises(InvalidArgument, match=limit):
             hold()
         assert snapshot(pool) == before
         pool.check()
     pool.hold_ids([block])
-    for hold_one in (lambda: pool.hold_ids([block]), lambda: pool.get_cached_blocks([b"a"])):
-        with pytest.raises(InvalidArgument, match=f"{most} times, the limit"):
+    by_argument = {"block_ids": lambda: pool.hold_ids([block]), "names": lambda: pool.get_cached_blocks([b"a"])}
+    for argument, hold_one in by_argument.items():
+        with pytest.raises(InvalidArgument, match=rf"^{argument}\[0\] is block {block}, .* {most} times, the limit"):
             hold_one()
     assert pool.loose_counts()[block] == most
     assert pool.leases() == []

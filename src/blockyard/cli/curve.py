@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from ..arguments import require_int
 from ..core.policies import POLICIES
 from ..errors import InvalidArgument
 from ..lab.curve import HitCurves, hit_curves, put_together
@@ -15,11 +16,11 @@ from ..lab.curve.drawing import draw_curves
 from ..lab.curve.page import write_page
 from ..lab.curve.side_by_side import label_in, require_one_block_size
 from ..lab.curve.words import parts_of
-from ..lab.oracle import HintOracle
+from ..lab.oracle import HintOracle, parse_kinds
 from ..lab.output_file import require_output
 from ..lab.policy_names import OPTIMUM, parse_policies
 from ..lab.references import MAX_REFERENCES, References, read_references
-from ..lab.sizes import parse_sizes, spread_sizes
+from ..lab.sizes import MAX_SIZES, parse_sizes, spread_sizes
 from ..lab.trace import Trace
 from ..progress import WorkBar
 from ..sizing import KVCacheSpec
@@ -66,11 +67,11 @@ def _default_policies(options: argparse.Namespace) -> list[str]:
 
 
 def _chosen_hints(options: argparse.Namespace) -> HintOracle | None:
-    """Who gives hints; None for nobody."""
+    """The oracle that gives hints; None for runs without any."""
     figures = {name: getattr(options, f"hint_{name}") for name in ("coverage", "error", "wrong", "seed")}
     given = {name: figure for name, figure in figures.items() if figure is not None}
     if options.hints is not None:
-        return HintOracle(tuple(dict.fromkeys(part.strip() for part in options.hints.split(","))), **given)
+        return HintOracle(parse_kinds(options.hints), **given)
     if given:
         raise InvalidArgument(f"hint_{next(iter(given))} goes with hints")
     return None
@@ -114,6 +115,7 @@ def _sizes(options: argparse.Namespace, working_set: int) -> list[int]:
     """The same for all traces; shares are of the largest working set."""
     if options.blocks is not None:
         return parse_sizes(options.blocks, working_set)
+    require_int("sizes", options.sizes, 2, MAX_SIZES)
     return spread_sizes(options.sizes, working_set, max(working_set // SMALLEST_SHARE, 1))
 
 
@@ -144,10 +146,11 @@ def _print(options: argparse.Namespace, traces: list[Trace], curves: HitCurves, 
             for text in _claims(part, asked):
                 print(f"\n{text}")
         print("\n" + "\n".join(_conclusion(part, bytes_per_block) for part in parts_of(curves)))
+        print("knee: up to it a block adds more hits than the average block of the working set; beyond it, fewer")
 
 
 def _claims(curves: HitCurves, num_asked: int) -> list[str]:
-    """What can be claimed for each policy over so many sizes, and what is missing for it; none where it is all LRU."""
+    """What can be claimed for each policy over these sizes, and what is missing for it; none where it is all LRU."""
     if not set(curves.hit_rates) - {"lru", OPTIMUM}:
         return []
     if num_asked < ENOUGH_SIZES and not curves.hints:
@@ -156,12 +159,15 @@ def _claims(curves: HitCurves, num_asked: int) -> list[str]:
         return ["What may be claimed for a policy is its distance from lru: add lru to the policies"]
     of = f" ({curves.letter})" if curves.letter else ""
     table = as_text(_claim_rows(curves), num_names=1)
-    said = [f"above lru over {len(curves.sizes)} sizes, in points{of}:\n{table}"]
+    said = [
+        f"above lru over {len(curves.sizes)} sizes, in points{of}:\n{table}",
+        "sizes below: the share of the sizes at which the policy is below lru",
+    ]
     if OPTIMUM not in curves.hit_rates:
         return [*said, "How much of the gap between lru and the optimum is closed: add optimum to the policies"]
     what = f"where optimum is more than {GAP_POINTS:g} points above lru"
-    said.append(
-        f"gap closed: how far from lru to optimum, mean of the sizes {what};\n"
+    said[-1] += (
+        f"\ngap closed: how far from lru to optimum, mean of the sizes {what};\n"
         f"a fifth or more: the share of these sizes where it is {percent(FIFTH)} or more"
     )
     return said

@@ -297,7 +297,7 @@ class BlockPool(PoolRecords):
             self._gate.leave()
 
     def adopt(self, block_ids: object, holder: object = "") -> BlockLease:
-        """A lease on free blocks that the caller names, for pools whose free blocks somebody else hands out. O(blocks).
+        """A lease on free blocks that the caller names, for pools whose free blocks the engine hands out. O(blocks).
 
         What they cached is evicted. Such a pool gives out no blocks itself: it caches those that it is given, and tells
         which ones to use again (`evict`).
@@ -341,7 +341,8 @@ class BlockPool(PoolRecords):
 
         token_ids: the tokens from the start of the sequence; only full blocks are indexed.
         num_cached_blocks: leading blocks of the lease that are indexed already, by a hit or an earlier call.
-        `cache_next_blocks` needs the new tokens alone.
+        `cache_next_blocks` needs the new tokens alone. What another lease has cached is cached once more: equal blocks
+        are not merged, and lookups find the one that was cached first.
         Raises `InvalidArgument` when the tokens fill more blocks than the lease has, when a leading block
         is not cached, or when another one is.
         """
@@ -368,8 +369,9 @@ class BlockPool(PoolRecords):
             an engine's own, may stand under spans alone.
         num_cached_blocks: where the caller stands, for one that goes back: blocks that have these tokens already stay
             as they are, and those that hang on a content that is gone (`uncache`) are linked anew.
-        Returns the lease's `num_cached_blocks` now. What comes before is the last cached block itself, not what a hash
-        says of it. Raises `StaleBlocks` when blocks that the lease had cached have lost their content,
+        Returns the lease's `num_cached_blocks` now: the block at which the tokens of the next call begin. Equal blocks
+        of two leases are not merged (see `cache_full_blocks`). What comes before is the last cached block itself, not
+        what a hash says of it. Raises `StaleBlocks` when blocks that the lease had cached have lost their content,
         `InvalidArgument` when the tokens fill more blocks than the lease has, for a block that caches other
         tokens, or that others hold too (unless it had these very tokens before), and as `free_blocks` does.
         """

@@ -324,12 +324,12 @@ class KVCacheManager:
     def hint(
         self, target: object, *, over: object = False, back_in: object = None, back_at: object = None
     ) -> HintOutcome:
-        """Say what a session will do next: one of the three, or none, to take back what was said. O(log sessions).
+        """Say what a session will do next: one of the three, or none to take a hint back. O(log sessions).
 
         target: the session's name, or a running sequence, which needs no name. over: it does not come back; what it
-        alone has used is evicted before all else. back_in, back_at: it comes back in so much logical time, or at that
-        time (`advance_time`): what it holds is kept till then, unless others may be wanted sooner (docs/hints.md).
-        A wish: hints change in which order idle blocks are evicted, nothing else. Returns what became of it
+        alone has used is evicted before all else. back_in, back_at: it comes back after this much logical time, or at
+        that time (`advance_time`): its blocks are kept until then, unless others may be wanted sooner (docs/hints.md).
+        Hints change in which order idle blocks are evicted, nothing else. Returns what became of it
         (`HintOutcome`). Raises `InvalidArgument`, and `UnknownSequence` for a sequence that has ended.
         """
         return self._hints.hint(target, over, back_in, back_at)

@@ -230,13 +230,16 @@ class NamedPool:
             self._gate.leave_with_result()
 
     def get_cached_blocks(self, names: object, group: object = 0, holder: object = "") -> BlockLease:
-        """Hold the longest run of blocks that `names` begins with; maybe none. O(names)."""
+        """Hold the longest run of blocks that `names` begins with; maybe none. O(names).
+
+        Raises `InvalidArgument`, also where a block could be held more than 2**31 - 1 times.
+        """
         self._gate.enter("get_cached_blocks")
         try:
             words = pack_names(listed(names), require_int("group", group, 0, MAX_GROUP))
             holder_name = require_str("holder", holder)
             found = self._find_all(words)
-            return self._hold(found[: _leading(found)], holder_name)
+            return self._hold("names", found[: _leading(found)], holder_name)
         finally:
             self._gate.leave_with_result()
 
@@ -250,24 +253,24 @@ class NamedPool:
             holder_name = require_str("holder", holder)
             blocks = self._checked_ids(block_ids)
             self._require_content(blocks)
-            return self._hold(blocks, holder_name)
+            return self._hold("block_ids", blocks, holder_name)
         finally:
             self._gate.leave_with_result()
 
-    def _hold(self, blocks: vec[i32], holder: str) -> BlockLease:
+    def _hold(self, argument: str, blocks: vec[i32], holder: str) -> BlockLease:
         lease = self._book.make(blocks, holder)
         try:
-            self._share(blocks)
+            self._share(argument, blocks)
         except BaseException:
             self._book.take_back(lease)
             raise
         return lease
 
-    def _share(self, blocks: vec[i32]) -> None:
-        """Count a hit. A policy that is interrupted when it is told leaves all as it was."""
+    def _share(self, argument: str, blocks: vec[i32]) -> None:
+        """Count a hit on what the caller's argument names. A policy that is interrupted then leaves all as it was."""
         ledger = self._ledger
         count = i64(len(blocks))
-        self._require_countable(blocks)
+        self._require_countable(argument, blocks)
         peak = ledger.peak_used_blocks
         ledger.note_named_hits(blocks)
         ledger.share(blocks, 0, count)
@@ -325,7 +328,7 @@ class NamedPool:
         self._gate.enter("hold_ids")
         try:
             blocks = self._checked_ids(block_ids)
-            self._share(blocks)
+            self._share("block_ids", blocks)
             for position in range(i64(len(blocks))):
                 self._loose[i64(blocks[position])] += 1
         finally:
@@ -538,15 +541,15 @@ class NamedPool:
             return held._blocks[: held._count]
         return self._checked_ids(blocks)
 
-    def _require_countable(self, blocks: vec[i32]) -> None:
+    def _require_countable(self, argument: str, blocks: vec[i32]) -> None:
         """Refuse holds that a count of 32 bits might not have room for. A block given twice is one of both."""
         room = MAX_HOLDS - i64(len(blocks))
         for position in range(i64(len(blocks))):
             block = i64(blocks[position])
             if i64(self._ledger.ref_cnt[block]) > room:
                 raise InvalidArgument(
-                    f"block_ids[{position}] is {block}, which is held {self._ledger.ref_cnt[block]} times; with "
-                    f"{len(blocks)} ids more it could be held more often than {MAX_HOLDS} times, the limit"
+                    f"{argument}[{position}] is block {block}, which is held {self._ledger.ref_cnt[block]} times; with "
+                    f"{len(blocks)} holds more it could be held more often than {MAX_HOLDS} times, the limit"
                 )
 
     def _require_content(self, blocks: vec[i32]) -> None:

@@ -73,7 +73,7 @@ class Branch:
         return len(self.token_ids), len(self.logprobs or ()), self.finish_reason, self.text.mark()
 
     def reset(self, mark: BranchMark) -> None:
-        """Give back the tokens taken since."""
+        """Drop the tokens taken since."""
         num_tokens, num_logprobs, self.finish_reason, text = mark
         del self.token_ids[num_tokens:]
         if self.logprobs is not None:

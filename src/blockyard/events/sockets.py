@@ -18,7 +18,8 @@ __all__ = ["SENT_FROM_PLACE", "bound", "connected", "require_endpoint", "zmq"]
 LAST_PORT = 65535
 #: Largest request, or topic, that is read; a sender of more is cut off.
 MAX_REQUEST_BYTES = 2**16
-#: Frames of so many bytes are sent from where they are; a thread of pyzmq's own lets go of them. Others are copied.
+#: Frames of at least this many bytes are sent from where they are, and a thread of pyzmq's own lets go of them; others
+#: are copied.
 SENT_FROM_PLACE = 2**18
 
 
@@ -51,9 +52,7 @@ def require_endpoint(name: str, endpoint: object) -> str:
     if "://" not in given:
         raise InvalidArgument(f"{name} is {shown(given)}; it must begin with tcp://, as tcp://127.0.0.1:5557 does")
     if given.startswith("inproc://"):
-        raise InvalidArgument(
-            f"{name} is {shown(given)}; nobody else can connect to inproc://, which ends at a process"
-        )
+        raise InvalidArgument(f"{name} is {shown(given)}; no other process can connect to inproc://")
     port = given.rpartition(":")[2]
     if given.startswith("tcp://") and port != "*" and not _is_port(port):
         raise InvalidArgument(

@@ -61,15 +61,15 @@ class PooledSectors(CachePool):  # type: ignore[misc]  # untyped
         """Nothing: blocks are freed with their leases."""
 
     def count_free_blocks(self, index: int) -> int:  # transformers calls it so
-        """Blocks that a request can be given: empty ones, and cached ones that nobody holds."""
+        """Blocks that a request can be given: empty ones, and cached ones that are not held."""
         return self.blocks.num_free_blocks
 
 
 class OffloadedSectors(CachePool):  # type: ignore[misc]  # untyped
     """The CPU memory that offloaded requests are copied to.
 
-    transformers counts what is missing, and then gives back sectors that it had counted as free: the copy fails, and
-    ends all requests. One allocator has no use for giving them back.
+    transformers counts what is missing, and then releases sectors that it had counted as free: the copy fails, and
+    ends all requests. With one allocator there is no need to release them.
     """
 
     def try_to_free_sectors(self) -> None:
@@ -128,7 +128,7 @@ class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # unt
         """Whether a prompt can be given what it can compute in this step, besides its hit. O(blocks found)."""
         found = self._find(prompt_ids)
         num_tokens = min(len(prompt_ids) - found.num_tokens, self.num_tokens_left)
-        # What nobody else holds of the hit counts as free until it is held.
+        # What no other request holds of the hit counts as free until it is held.
         if found.num_idle - (-num_tokens // self.tokens_per_page) > self.blocks.num_free_blocks:
             return False
         self._found, self._asked = found, prompt_ids
@@ -136,7 +136,7 @@ class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # unt
 
     def match_prefix_blocks(self, prompt_ids: list[int]) -> list[int]:
         """The cached blocks that a prompt begins with, its last token left to be computed."""
-        # `has_room` has just been asked about this very list, unless somebody else asks.
+        # `has_room` has just been asked about this very list, unless another caller asks.
         if self._asked is not prompt_ids or self._found is None:
             self._found = self._find(prompt_ids)
         self._asked = None
@@ -288,6 +288,7 @@ class _Ledger:
         self._blocks = blocks
 
     def reset(self) -> None:
+        """Forget all cached blocks."""
         self._blocks.reset_prefix_cache()
 
     def evict_cached_blocks(self) -> Sequence[int]:

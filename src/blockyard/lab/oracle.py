@@ -53,8 +53,7 @@ class HintOracle:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.kinds or set(self.kinds) - set(KINDS):
-            raise InvalidArgument(f"hints is {','.join(self.kinds)!r}; it must have {' or '.join(KINDS)}, or both")
+        _require_kinds(self.kinds, ",".join(self.kinds))
         _require_up_to("hint_coverage", self.coverage, 1)
         _require_up_to("hint_error", self.error, MAX_ERROR)
         _require_up_to("hint_wrong", self.wrong, 1)
@@ -95,6 +94,18 @@ class HintOracle:
         farthest = 2 * int(now.max(initial=0)) + 1
         back_at = now + np.minimum(waits * factors, farthest).astype(np.int64)
         return SaidHints(kind.astype(np.int64), np.where(kind == WAIT, back_at, 0), now)
+
+
+def parse_kinds(text: str) -> tuple[str, ...]:
+    """The kinds in a list like "over,wait", in order, each once. Raises `InvalidArgument` for any other word."""
+    kinds = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    _require_kinds(kinds, text)
+    return kinds
+
+
+def _require_kinds(kinds: tuple[str, ...], shown: str) -> None:
+    if not kinds or set(kinds) - set(KINDS):
+        raise InvalidArgument(f"hints is {shown!r}; it must have {' or '.join(KINDS)}, or both")
 
 
 def _require_up_to(name: str, value: object, high: float) -> None:

@@ -51,11 +51,12 @@ def _inside(name: str, whole: str) -> object:
     if name in POLICIES:
         return name
     path, colon, member = name.rpartition(":")
-    if not colon:
-        known = ", ".join(sorted(POLICIES))
+    # os.path answers False where Path raises: for a name that is longer than any file's.
+    if not os.path.isfile(path):
+        missing = f", but there is no such file as {path}" if colon else ""
         raise InvalidArgument(
-            f"policies has {whole!r}; it must be one of {known}, or a class: file.py:ClassName; "
-            f"before either may stand {' or '.join(f'{guard}:' for guard in GUARDS)}"
+            f"policies has {whole!r}{missing}; it must be one of {', '.join(sorted(POLICIES))}, or a class: "
+            f"file.py:ClassName; before either may stand {' or '.join(f'{guard}:' for guard in GUARDS)}"
         )
     return _member_of(Path(path), member)
 
@@ -96,9 +97,6 @@ def no_exit(name: str) -> Iterator[None]:
 
 
 def _member_of(path: Path, member: str) -> object:
-    # os.path answers False where Path raises: for a name that is longer than any file's.
-    if not os.path.isfile(path):
-        raise InvalidArgument(f"policies names {path}; there is no such file")
     found: object = getattr(_loaded(path), member, None)
     if not callable(found):
         raise InvalidArgument(f"policies names {member} in {path}; there is no such class")

@@ -148,6 +148,7 @@ class _Sample:
     num_kept: int = 0
 
     def add(self, prompts: list[NDArray[np.int64]], turns: NDArray[np.int64]) -> None:
+        """Keep the references of some requests, and halve the sample where it has become too large."""
         ids = np.concatenate(prompts) if prompts else np.empty(0, np.int64)
         lengths = np.array([len(prompt) for prompt in prompts], np.int64)
         self.num_references += len(ids)
@@ -179,6 +180,7 @@ class _Sample:
             self._append(*self._filtered(ids, _starts_from(lengths)), turns)
 
     def finish(self, survey: TraceSurvey, tokens_a_block: int) -> References:
+        """The references kept, with contents numbered from 0. Raises `TraceError` where none is left."""
         ids = np.concatenate(self.ids) if self.ids else np.empty(0, np.int64)
         if len(ids) == 0:
             raise TraceError(f"none of {self.num_references} blocks is in a sample of one in {2**self.halvings}")

@@ -75,7 +75,9 @@ def _joblib() -> Any:
     try:
         import joblib
     except ImportError as error:
-        raise MissingExtra("more than one job at once needs joblib: pip install 'blockyard[lab]'") from error
+        raise MissingExtra(
+            "more than one job at once needs joblib: pip install 'blockyard[lab]', or take one, --jobs 1"
+        ) from error
     return joblib
 
 

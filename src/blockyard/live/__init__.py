@@ -17,7 +17,7 @@
     forest        what is cached, as branches, from who follows whom
     tree          the heaviest of them, and what of them the latest prompts hit
     hits          which of the latest prompts hit a block
-    details       one block, one run of blocks: asked for when somebody points at it
+    details       one block, one run of blocks: asked for when the reader points at it
     feed          one sampler for all who watch, at a bounded rate
     page          the paths, and what a browser is told that it may do
 """

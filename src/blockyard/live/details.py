@@ -1,4 +1,4 @@
-"""What is asked for when somebody points at a thing: one block, a run of blocks."""
+"""What is asked for when the reader points at a thing: one block, a run of blocks."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ SLICE_SECONDS = 0.0005
 class Feed:
     """Frames of a cache for any number of readers. Lives in one event loop.
 
-    source: the cache. prompts: what the tree is made of. texts: token ids to text, None where nobody may see it.
+    source: the cache. prompts: what the tree is made of. texts: token ids to text, None where they are not to be shown.
     is_ending: whether the host goes down and streams should end, asked at each event.
     A reader that does not keep up gets the latest frame, whole: nothing waits for it, and nothing piles up.
     """

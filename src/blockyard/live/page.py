@@ -194,7 +194,7 @@ class LivePage:
 
 
 def _is_of_the_page(scope: Scope) -> bool:
-    """Whether a browser sends it for this very page, or somebody by hand: other pages shall not read prompts."""
+    """Whether a browser sends it for this very page or for an address typed in: other pages must not read prompts."""
     headers = dict(scope["headers"])
     return headers.get(b"sec-fetch-site", b"none") in (b"same-origin", b"none")
 

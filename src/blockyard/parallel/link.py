@@ -1,7 +1,7 @@
 """The conversation between two processes: control messages over one connection, keys and values over a transport.
 
     sender                       receiver
-    peer ───────────────────────▶            the handshake, both ways; whoever cannot serve the other raises
+    peer ───────────────────────▶            the handshake, both ways; a side that cannot serve the other raises
          ◀─────────────────────── peer
     offer ──────────────────────▶            these tokens are computed
          ◀─────────────────────── pull       from which token on
@@ -83,7 +83,7 @@ class _Link:
         self._arrived: deque[bytes] = deque()
         #: Whether the other side has said that nothing more will come.
         self.has_ended = False
-        #: Whether it broke in the middle of something: then nobody knows what the next bytes would belong to.
+        #: Whether it broke in the middle of something: then it is unknown what the next bytes would belong to.
         self.is_broken = False
         self.peer = self._handshake()
 

@@ -201,7 +201,7 @@ class MultiBlockPool:
     def _give_back(self, parts: list[tuple[int, BlockLease]], first: int) -> None:
         """Free all parts but the `first` ones, the last before the others, and take them off the list.
 
-        Raises `DoubleFree` for one that somebody else freed, when the others are free.
+        Raises `DoubleFree` for one that was freed elsewhere, when the others are free.
         """
         failed: DoubleFree | None = None
         while len(parts) > first:

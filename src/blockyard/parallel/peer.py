@@ -24,7 +24,7 @@ class PeerInfo:
     """What one side of a hand-over is: the message that both sides send first.
 
     name: of this side, used once among all that it speaks with. incarnation: a number that it never had before, so
-    that offers of an earlier start of the same process are told apart: a count of its starts, or a random number.
+    that offers of an earlier start of the same process are recognized: a count of its starts, or a random number.
     config: the cache's. dtype, num_layers, head_size, value_size: of its keys and values. shards: which rank keeps
     which heads. layout: the order in a block, "NHD" or "HND". layer_groups: the layers of each group; one group of all
     if empty.

@@ -28,11 +28,11 @@ class HandoffSender:
     """Offers computed sequences, and keeps their blocks for each offer until it ends.
 
     cache: whose sequences are offered. peer: what this side says of itself; its groups are the cache's. lease: how long
-    an offer lives if nobody ends it, in the unit of every `now`: seconds, or steps. No clock is read.
+    an offer lives if it is not ended, in the unit of every `now`: seconds, or steps. No clock is read.
 
     An offer holds a fork of the sequence, so the sequence itself may go on or be freed at once. It takes a row of the
     cache (`max_num_seqs`) while it lives. An offer ends once, by `release` or after its lease, and then never comes
-    back: whoever asks for it later gets `StaleOffer`, whatever the blocks hold by then.
+    back: a receiver that asks for it later gets `StaleOffer`, whatever the blocks hold by then.
 
     One-sided reads (RDMA) do not ask before they read. They are right all the same if `require_held` answers
     afterwards: the blocks were held the whole time, so they still hold what was offered. Not safe for use by several
@@ -94,7 +94,7 @@ class HandoffSender:
             raise SequenceNotReady("offer: the sequence is swapped out; swap it in first")
 
     def _hold(self, seq: int, extra_keys: object) -> Offer:
-        """An offer of the last number that holds a sequence; whoever calls undoes what an error leaves of it."""
+        """An offer of the last number that holds a sequence; the caller undoes what an error leaves of it."""
         offer = self._describe(seq, extra_keys)
         number = offer.id.number
         self._held[number] = _Held(seq, self.cache.generation, offer)

@@ -125,18 +125,22 @@ class _BlockPiece:
 
     @property
     def num_elements(self) -> int:
+        """Elements of the message. O(1)."""
         return len(self._layers) * self._count * self._width
 
     def view(self) -> torch.Tensor | None:
+        """The cache's own memory, where the blocks of one layer lie in a row; else None."""
         if len(self._layers) > 1 or not self._is_run:
             return None
         return self._layers[0][self._first : self._first + self._count].flatten()
 
     def read(self, out: torch.Tensor) -> None:
+        """Copy the blocks into a message."""
         for layer, part in self._cut(out):
             torch.index_select(layer, 0, self._ids, out=part)
 
     def write(self, message: torch.Tensor) -> None:
+        """Copy a message into the blocks."""
         for layer, part in self._cut(message):
             layer.index_copy_(0, self._ids, part)
 
@@ -168,16 +172,20 @@ class _TokenPiece:
 
     @property
     def num_elements(self) -> int:
+        """Elements of the message. O(layers)."""
         return sum(self._count * part.shape[2] * part.shape[3] for part in self._parts)
 
     def view(self) -> torch.Tensor | None:
+        """None: single tokens do not lie in a row."""
         return None
 
     def read(self, out: torch.Tensor) -> None:
+        """Copy the tokens' keys and values into a message."""
         for part, place in self._cut(out):
             place.copy_(part[self._blocks, self._offsets])
 
     def write(self, message: torch.Tensor) -> None:
+        """Copy a message into the tokens' slots."""
         for part, place in self._cut(message):
             part[self._blocks, self._offsets] = place
 

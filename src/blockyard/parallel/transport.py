@@ -52,9 +52,11 @@ class DistributedTransport:
         self._timeout = timedelta(seconds=seconds)
 
     def send(self, message: torch.Tensor, rank: int) -> Work:
+        """Begin an `isend`; the tensor must stay as it is until the work is done. Raises `HandoffError`."""
         return self._begin(torch.distributed.isend, message, rank)
 
     def receive(self, message: torch.Tensor, rank: int) -> Work:
+        """Begin an `irecv` into the tensor. Raises `HandoffError`."""
         return self._begin(torch.distributed.irecv, message, rank)
 
     def _begin(self, call: Any, message: torch.Tensor, rank: int) -> Work:
@@ -71,6 +73,7 @@ class _DistributedWork:
         self._rank = rank
 
     def wait(self) -> None:
+        """Wait for at most `timeout`. Raises `HandoffError` for a peer that died or is silent."""
         try:
             done = self._work.wait(self._timeout)
         except RuntimeError as error:
@@ -150,6 +153,7 @@ class _Arriving:
         self._work = transport.receive(self._message, rank)
 
     def finish(self, checksum: int, checked: bool) -> int:
+        """Wait for the piece and write it where it belongs; the checksum up to here, or 0."""
         self._work.wait()
         if self._view is None:
             self._piece.write(self._message)
@@ -164,6 +168,7 @@ class _Buffers:
         self._made: deque[torch.Tensor] = deque()
 
     def next(self, piece: Piece) -> torch.Tensor:
+        """A buffer for this piece, one that no message under way uses."""
         buffer = self._made.popleft() if len(self._made) > _DEPTH else None
         if buffer is None or len(buffer) < piece.num_elements:
             buffer = torch.empty(piece.num_elements, dtype=self._data.dtype, device=self._data.device)

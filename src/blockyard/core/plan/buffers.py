@@ -18,7 +18,7 @@ class StepBuffers:
     sequences + 1,). block_tables: (most sequences, most blocks of one). Each is int32 or int64, contiguous and
     writable: a numpy array, a CPU tensor, or anything with a buffer; it is held and written, never copied.
 
-    `block_tables` is written where it has changed since the last `fill`, so nobody else may write it; if you did, say
+    `block_tables` is written where it has changed since the last `fill`, so write it nowhere else; if you did, say
     `forget()`. Two sets of buffers that take turns are fine: each knows what stands in its own.
 
     Raises `InvalidArgument`, which names the array, for any other array, and for two that overlap.
@@ -43,7 +43,7 @@ class StepBuffers:
         self._gate = Gate()
 
     def forget(self) -> None:
-        """Let the next `fill` write all of `block_tables`: somebody else wrote into it."""
+        """Let the next `fill` write all of `block_tables`: something else wrote into it."""
         if self._block_tables is not None:
             self._block_tables.forget()
 

@@ -236,7 +236,7 @@ def require_length(words: vec[i64], length: i64) -> None:
 
 
 def _bytes_of(data: object) -> bytes:
-    """A copy that nobody else can change."""
+    """A copy that no caller can change."""
     if isinstance(data, bytes):
         return data
     try:

@@ -1,4 +1,4 @@
-"""What somebody has seen of the rows of a block table, so that looking again costs only what is new."""
+"""What a reader has seen of the rows of a block table, so that looking again costs only what is new."""
 
 from mypy_extensions import i64
 

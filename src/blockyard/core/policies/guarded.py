@@ -85,7 +85,7 @@ class Guarded(AroundPolicy):
             self._is_undoing = False
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:
-        """`block` became idle. If the shadow has its content and nobody asked, that is a lost hit too."""
+        """`block` became idle. If the shadow has its content and no request asked, that is a lost hit too."""
         if self._shadow.ask(key) and not self._is_undoing:
             self._budget.lost_hit()
         if block != self._told and key != self._shadow.key(block):

@@ -101,7 +101,7 @@ class Hinted(AroundPolicy):
     # Choosing.
 
     def evict(self) -> i64:
-        """What is over; else the policy's choice of what nobody is to come back for, or what comes back still later."""
+        """What is over; else the policy's choice of what no session comes back for, or what comes back still later."""
         self.require_told()
         if self._over.num_items > 0 and not self.tells:
             return self._take(self._first_of(self._over.first()))

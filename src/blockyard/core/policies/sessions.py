@@ -15,8 +15,8 @@ from .retention import order_of
 UNKNOWN: Final[i64] = 0
 OVER: Final[i64] = 1
 BACK: Final[i64] = 2
-#: Whose a block is: nobody's yet, or used by several sessions, or by requests without one.
-NOBODY: Final[i64] = 0
+#: Whose a block is: no session's yet, or used by several sessions, or by requests without one.
+NO_SESSION: Final[i64] = 0
 SHARED: Final[i64] = -1
 #: A tag is serial * 2**20 + slot. Serials are drawn anew for each sequence of a session.
 SLOT_MASK: Final[i64] = 1048575
@@ -104,7 +104,7 @@ class Sessions:
         return slot
 
     def close(self, slot: i64) -> None:
-        """Forget a session: its blocks are nobody's, and shared when they are used again."""
+        """Forget a session: its blocks are no session's, and shared when they are used again."""
         self.say(slot, UNKNOWN, 0.0)
         self._first[slot] = 0
         self._latest[slot] = 0
@@ -173,7 +173,7 @@ class Sessions:
         slot = self.slot_of(tag)
         if slot < 0:
             self._owner[block] = SHARED
-        elif owner == NOBODY:
+        elif owner == NO_SESSION:
             self._owner[block] = tag
         elif self.slot_of(owner) != slot:
             self._owner[block] = SHARED
@@ -183,7 +183,7 @@ class Sessions:
     def forget_block(self, block: i64) -> None:
         """The content of `block` is gone."""
         if block < i64(len(self._owner)):
-            self._owner[block] = NOBODY
+            self._owner[block] = NO_SESSION
 
     def forget_blocks(self) -> None:
         """All contents are gone. O(num_blocks)."""

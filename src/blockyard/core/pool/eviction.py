@@ -67,7 +67,7 @@ class EvictionOrder:
         sessions = Sessions(num_blocks, max_sessions)
         sessions.now = self.clock.now
         for block in range(num_blocks):
-            # Nobody knows who used what is cached; what one sequence holds alone is taken for its own.
+            # Which session used what is cached is not known; what one sequence holds alone is taken for its own.
             if self.ledger.index.is_cached(i64(block)) and self.ledger.ref_cnt[i64(block)] != 1:
                 sessions.mark(i64(block), 0)
         life = SessionLife(sessions)

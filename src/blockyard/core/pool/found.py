@@ -43,7 +43,7 @@ class FoundBlocks:
 
     @property
     def num_idle(self) -> int:
-        """How many of them nobody holds now: as many free blocks go when they are held. O(blocks)."""
+        """How many of them nothing holds now: as many free blocks go when they are held. O(blocks)."""
         return int(self._ledger.count_idle(self._blocks, len(self._blocks)))
 
     def first(self, num_blocks: object) -> "FoundBlocks":

@@ -25,7 +25,7 @@ class FreeQueue:
         #: No block up to this one, from the head on, caches anything; the null block where nothing is known. The ledger
         #: says so; blocks that leave the queue are noticed here.
         self.last_empty: i64 = num_blocks - 1
-        #: At least so many blocks stand up to there. It may be fewer than there are, so that a removal need not ask
+        #: At least this many blocks stand up to there. It may be fewer than there are, so that a removal need not ask
         #: whether its block stands before: then the ledger passes some once more.
         self.num_empty: i64 = num_blocks - 1
         self.next_free = zeros_i32(num_blocks)

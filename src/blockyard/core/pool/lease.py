@@ -66,7 +66,7 @@ class BlockLease:
 
     @property
     def block_ids(self) -> npt.NDArray[np.int32]:
-        """The ids, int32 (n,), read-only, without a copy. Ask again after a call that changes the lease."""
+        """Its blocks in order, int32 (n,), 0 where one was released; read-only, no copy: ask again after a change."""
         if self._count == len(self._blocks):
             return view_i32(self._blocks)
         return view_i32(self._blocks)[: int(self._count)]

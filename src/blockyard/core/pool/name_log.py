@@ -1,4 +1,4 @@
-"""Which names came and went, in order, until somebody takes the log."""
+"""Which names came and went, in order, until the log is taken."""
 
 from typing import Final
 
@@ -18,7 +18,7 @@ KINDS: Final = ["stored", "removed", "cleared"]
 
 
 class NameLog:
-    """A ring of `max_events` rows: where nobody takes them, the oldest are lost, and counted."""
+    """A ring of `max_events` rows: where they are not taken, the oldest are lost, and counted."""
 
     def __init__(self, max_events: int) -> None:
         self._limit: i64 = max_events

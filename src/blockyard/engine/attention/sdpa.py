@@ -125,6 +125,7 @@ class _DecodeBatch:
     def attend(
         self, layer: int, query: torch.Tensor, output: torch.Tensor, scaling: float | None, extras: Extras
     ) -> None:
+        """Write the attention of these tokens over their gathered blocks into their rows of `output`."""
         key, value = extras.attended(*self._kv_cache.gather(layer, self._tables, self._buffer))
         own = query.index_select(1, self._tokens).transpose(0, 1)
         single = own.reshape(len(self._tokens), key.shape[2], -1, 1, query.shape[2])
@@ -160,6 +161,7 @@ class _Chunk:
         scaling: float | None,
         extras: Extras,
     ) -> None:
+        """Write the attention of the new tokens over what is cached and themselves into their rows of `output`."""
         if self._tables is None:
             past = key[None, self._new], value[None, self._new]
         else:

@@ -44,7 +44,7 @@ class OneRank:
         return borrowed, shape
 
     def settle(self, settings: CacheSettings) -> None:
-        """Nobody is told."""
+        """No rank is told."""
 
     def agree(self, config: CacheConfig, memory: EngineMemory, spec: KVCacheSpec) -> tuple[CacheConfig, EngineMemory]:
         """As they are."""
@@ -56,13 +56,13 @@ class OneRank:
         return runner
 
     def require_all(self) -> None:
-        """Nobody is missing."""
+        """No rank is missing."""
 
     def tell(self, call: Callable[[str], None]) -> None:
-        """Nobody can be lost."""
+        """No rank can be lost."""
 
     def close(self) -> None:
-        """Nobody is to be ended."""
+        """No rank is to be ended."""
 
 
 class Ranks:

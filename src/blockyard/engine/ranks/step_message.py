@@ -35,6 +35,7 @@ class _Chain:
         self.num_steps = 0
 
     def add(self, body: bytes | memoryview) -> None:
+        """Take the next step into the digest. O(bytes)."""
         self.digest = hashlib.blake2b(body, key=self.digest, digest_size=16).digest()
         self.num_steps += 1
 

@@ -97,7 +97,7 @@ class TorchrunPeers:
     def connect(self, model: Any, block_size: int, max_model_len: int | None) -> list[Peer]:  # noqa: ARG002
         """Wait for the other ranks, which load the model themselves. Raises `RankError` naming those that do not come.
 
-        Whoever connects must know a secret, which is in torchrun's store.
+        A rank that connects must know a secret, which is in torchrun's store.
         """
         self._store = self._rank.store()
         token = secrets.token_bytes(_TOKEN_BYTES)
@@ -132,7 +132,7 @@ def _greeted(server: socket.socket, token: bytes, size: int) -> list[Peer]:
 
 
 def _rank_of(connection: socket.socket, token: bytes, size: int) -> int | None:
-    """Which rank this is; None for whoever does not know the secret."""
+    """Which rank this is; None for a connection that does not know the secret."""
     connection.settimeout(_GREETING_SECONDS)
     try:
         greeting = connection.recv(_TOKEN_BYTES + _RANK_BYTES, socket.MSG_WAITALL)

@@ -1,4 +1,4 @@
-"""What workers have of a prompt: arrays, and an object for a worker when somebody asks about that one."""
+"""What workers have of a prompt: arrays, and an object for a worker only when you ask about that one."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Mirror:
         mirror.match(token_ids)["worker-0"].num_tokens
 
     It reads the messages of vLLM, SGLang and Blockyard, in maps or arrays, and passes over what it does not know.
-    Blocks are compared by their tokens and extra keys: hashes are names, and a collision gives nobody another's blocks.
+    Blocks are compared by their tokens and extra keys: a hash is a name, and a collision of two is harmless.
     After a gap, a restart or a late start a worker is not `Trust.LIVE` until a replay has brought it up to date.
     `Subscriber` does the reading and asking. It is not thread-safe.
 
@@ -93,7 +93,7 @@ class Mirror:
         self._hash_seed = hash_seed_or_drawn(hash_seed)
         self._workers: dict[str, _Worker] = {}
         self._tries: dict[int, BlockTrie] = {}
-        #: For each block size, numbers of holders that nobody uses.
+        #: For each block size, numbers of holders that are not in use.
         self._spare_holders: dict[int, list[int]] = {}
         #: Who is a row of an answer; None when workers or their groups have changed.
         self._layout: _Layout | None = None
@@ -267,7 +267,7 @@ class Mirror:
         trie, spare = self._tries[group.block_size], self._spare_holders[group.block_size]
         trie.clear(group.holder)
         spare.append(group.holder)
-        if len(spare) == trie.num_holders:  # nobody has blocks of this size any more
+        if len(spare) == trie.num_holders:  # no holder has blocks of this size any more
             del self._tries[group.block_size], self._spare_holders[group.block_size]
 
     # What is asked.
@@ -308,7 +308,7 @@ class Mirror:
         return _Layout(rows, {size: HolderRows(each) for size, each in holders.items()}, others)
 
     def _paths(self, size: int, trie: BlockTrie, token_ids: Any, keys: Any) -> list[Path]:
-        """For each form of the keys, the blocks of a prompt as far as somebody has them."""
+        """For each form of the keys, the blocks of a prompt as far as any worker has them."""
         if not keys:
             return [trie.find_path(token_ids, (), {})]
         num_blocks = len(token_ids) // size

@@ -61,6 +61,7 @@ class _Source:
         self.asked_at = time.monotonic()
 
     def close(self) -> None:
+        """Close both connections."""
         self.live.close()
         self.replay.close()
 

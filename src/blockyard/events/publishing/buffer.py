@@ -1,4 +1,4 @@
-"""Numbered messages: the latest ones for a replay, and a snapshot for whoever needs more than those."""
+"""Numbered messages: the latest ones for a replay, and a snapshot for consumers that need more than those."""
 
 from __future__ import annotations
 

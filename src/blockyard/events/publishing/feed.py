@@ -75,7 +75,7 @@ class Feed:
         return payload
 
     def _in_turns(self, parts: Iterable[list[Event]], num_bytes: int) -> Payload:
-        """A message of so many bytes, or somewhat more."""
+        """A message of `num_bytes` bytes, or somewhat more."""
         message = LongBatch(self._batch([]), num_bytes, self.turns)
         for events in parts:
             for event in events:

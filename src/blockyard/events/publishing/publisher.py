@@ -23,10 +23,10 @@ from ..tables.content_table import ContentTable
 from .feed import Feed, Numbered, without_placeholders
 from .replays import Replays
 
-#: Milliseconds that the last messages get to leave at the end, and the answers to replays. Not everybody who asked and
-#: hears nothing asks again: Dynamo's indexer waits for ever, and reads no messages meanwhile.
+#: Milliseconds that the last messages get to leave at the end, and the answers to replays. Not every consumer that
+#: asked and hears nothing asks again: Dynamo's indexer waits forever, and reads no messages meanwhile.
 LAST_MESSAGES_MS = 1000
-#: Milliseconds without a request after which nobody is thought to ask any more, where somebody has asked before; a
+#: Milliseconds without a request after which no consumer is expected to ask any more, where one has asked before; a
 #: consumer on a busy machine was seen to read messages 110 ms late.
 LAST_REQUEST_MS = 250
 #: Hand-overs that may wait for the thread; after that they stay in the cache's log, which is bounded and loses nothing.
@@ -53,7 +53,7 @@ class KVEventPublisher:
     message is noticed.
 
     cache: a manager, or a `BlockPool` that is used alone, made with `enable_kv_cache_events=True`; it has one publisher
-    at a time, and nobody else calls its `take_events`. endpoint: of the PUB socket. replay_endpoint: of the ROUTER
+    at a time, and nothing else calls its `take_events`. endpoint: of the PUB socket. replay_endpoint: of the ROUTER
     socket; None for the next port. topic: the first frame. first_sequence: "clock" begins with the microseconds since
     1970, so that a restart is a gap forwards (right for Dynamo's indexer); "zero" begins with 0 and pads snapshots
     (right for llm-d's router, and SGLang's). replayed: messages that are kept for replays. heartbeat: seconds.
@@ -243,7 +243,7 @@ class KVEventPublisher:
                 return
 
     def _finish_replays(self) -> None:
-        """Answer who has asked or is just asking: the last messages may have shown a gap to somebody."""
+        """Answer who has asked or is just asking: the last messages may have shown a gap to a consumer."""
         replays = self._replays
         deadline = time.monotonic() + LAST_MESSAGES_MS / 1000
         while time.monotonic() < deadline:

@@ -36,7 +36,7 @@ NO_LIMIT: Final[i64] = 1152921504606846976
 class BlockTrie:
     """A trie over the manager's own prefix index: a node is a block of `block_size` tokens after all before it.
 
-    A holder is one cache's one layer group; it names blocks as it likes. A node stays while somebody holds it or a node
+    A holder is one cache's one layer group; it names blocks as it likes. A node stays while a holder has it or a node
     behind it. Arrays double when they are full, and are made anew when a quarter is used.
     """
 
@@ -264,7 +264,7 @@ class BlockTrie:
     # What is asked.
 
     def find_path(self, token_ids: object, request: tuple[object, ...], keys: dict[int, tuple[object, ...]]) -> "Path":
-        """The nodes of a prompt's full blocks, as far as somebody has them. O(blocks found).
+        """The nodes of a prompt's full blocks, as far as any holder has them. O(blocks found).
 
         keys: what stands in a block besides text, by its position. Raises `InvalidArgument` for bad tokens.
         """
@@ -278,7 +278,7 @@ class BlockTrie:
         return Path(self.index.found[: int(found)])
 
     def _follow(self, prompt: AskedPrompt, num_blocks: i64, root: i64) -> i64:
-        """How many blocks right after a root somebody has; `index.found` has their nodes. O(blocks found).
+        """How many blocks right after a root any holder has; `index.found` has their nodes. O(blocks found).
 
         Most nodes have one node behind them. That one is compared with the prompt and nothing is hashed, a run at a
         time; where it is another block, that block is looked up. Runs double as long as they are equal.

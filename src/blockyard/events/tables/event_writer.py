@@ -10,7 +10,7 @@ from ..tagged_keys import PlainKey, lora_name, tagged, untagged
 from ..wire import MEDIA, NO_KEYS, AllBlocksCleared, BlockRemoved, BlockStored, Event, packed_keys, packed_list
 from .number_writer import NameWriter, TokenWriter
 
-#: Blocks of one event; a longer chain is told in several.
+#: Blocks of one event; a longer chain becomes several events.
 MOST_BLOCKS_AN_EVENT: Final[i64] = 512
 NO_PLACE: Final[i64] = -1
 

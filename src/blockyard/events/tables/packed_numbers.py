@@ -39,7 +39,7 @@ LOW_16: Final[i64] = 65535
 LOW_24: Final[i64] = 16777215
 #: Numbers that are read together where they have one width.
 EIGHT: Final[i64] = 8
-#: By a number of bytes from 0 to 7, the lowest so many of a word.
+#: By a number of bytes from 0 to 7, the mask of a word's lowest ones.
 _LOW_BYTES: Final = vec[i64]([256**size - 1 for size in range(8)])
 #: Bytes of a word.
 WORD: Final = 8

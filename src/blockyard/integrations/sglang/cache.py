@@ -192,7 +192,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
     # Eviction.
 
     def evict(self, params: Any) -> Any:
-        """Free pages for `num_tokens` tokens, or all that nobody has locked, in the order of the policy. O(pages)."""
+        """Free pages for `num_tokens` tokens, or all that are not locked, in the order of the policy. O(pages)."""
         started = time.perf_counter()
         count = min(-(-params.num_tokens // self.page_size), self._num_idle())
         if count <= 0:
@@ -208,7 +208,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
     # Sizes.
 
     def evictable_size(self) -> int:
-        """Tokens that are cached and locked by nobody. O(1)."""
+        """Tokens that are cached and not locked. O(1)."""
         return self._num_idle() * self.page_size
 
     def protected_size(self) -> int:

@@ -11,7 +11,7 @@ VLLM_VERSIONS = ("0.32", "0.33")
 POOL = "vllm.v1.core.block_pool:BlockPool"
 MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
 BLOCKS = "vllm.v1.core.kv_cache_manager:KVCacheBlocks"
-#: Of one kind of layers: level "names" says beforehand when these would change nothing.
+#: Of one kind of layers: level "names" says in advance when these would change nothing.
 GROUP = "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager"
 
 _COMMON = {

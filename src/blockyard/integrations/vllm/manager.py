@@ -263,7 +263,7 @@ class KVCacheManager(stock.KVCacheManager):
         return needed + watermark <= self.pool.num_free_blocks
 
     def _num_needed(self, lease: BlockLease | None, num_tokens: int, hits: list[int]) -> int:
-        """Free blocks that go: new ones, and hits that nobody holds."""
+        """Free blocks that go: new ones, and hits that nothing holds."""
         blocks = cdiv(num_tokens, self.block_size)
         if lease is not None:
             return max(0, blocks - len(lease))

@@ -337,7 +337,7 @@ class BlockPool(stock.BlockPool):
                 block._null_count -= 1
             else:
                 ids.append(block.block_id)
-        # A block of no pool was made by somebody else and counts for itself.
+        # A block of no pool was made elsewhere and counts for itself.
         for block in others.pop(None, ()):
             block.ref_cnt -= 1
         self.named.free_ids(ids)

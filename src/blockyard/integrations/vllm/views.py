@@ -1,6 +1,6 @@
 """Blocks, tables and the pool of level "tokens", as the scheduler, connectors and vLLM's tests read them.
 
-The manager keeps plain ids; objects are made when somebody asks for them.
+The manager keeps plain ids; objects are made when vLLM asks for them.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class PoolView:
 
     @property
     def kv_event_queue(self) -> list[Any]:
-        """Events that nobody has taken."""
+        """Events that have not been taken."""
         return self._manager.events
 
     def get_usage(self) -> float:
@@ -224,7 +224,7 @@ class PoolView:
         return [BlockView(self._manager, block_id, lease, place) for place, block_id in enumerate(lease)]
 
     def free_blocks(self, ordered_blocks: Iterable[BlockView]) -> None:
-        """Give back what `pop_blocks_for_free` or `get_new_blocks` returned: whole leases, or parts of them."""
+        """Free what `pop_blocks_for_free` or `get_new_blocks` returned: whole leases, or parts of them."""
         given: dict[int, list[BlockView]] = {}
         for block in ordered_blocks:
             if block.lease is None:

@@ -20,6 +20,7 @@ def check_routes(service: Service, guard: KeyGuard) -> APIRouter:
 
     @router.get("/check", response_model=None)
     async def check() -> Response:
+        """GET /check: verify the cache between two steps."""
         answer = await asyncio.wrap_future(service.thread.ask(_check))
         return JSONResponse(answer, 200 if answer["ok"] else 500)
 

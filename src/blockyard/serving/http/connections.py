@@ -24,10 +24,12 @@ class _Patience:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
+        """Begin to wait, unless the timer runs already."""
         if self._timer is None:
             self._timer = self._loop.call_later(self._seconds, self._give_up)
 
     def stop(self) -> None:
+        """End the wait."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

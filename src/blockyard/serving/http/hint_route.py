@@ -23,6 +23,7 @@ def hint_routes(service: Service, guard: KeyGuard) -> APIRouter:
 
     @router.post("/hints", response_model=None)
     async def hints(request: Request) -> Response:
+        """POST /v1/hints: what came of each hint, in order."""
         service.thread.require_place(0)
         deadline = Deadline(service.limits.request_seconds)
         said = await service.read(request, parse_hints)

@@ -27,19 +27,23 @@ def openai_routes(service: Service, guard: KeyGuard) -> APIRouter:
 
     @router.api_route("/models", methods=_READING)
     async def models() -> dict[str, Any]:
+        """GET /v1/models: the one model, as a list."""
         return {"object": "list", "data": [service.model()]}
 
     @router.api_route("/models/{name:path}", methods=_READING)
     async def model(name: str) -> dict[str, Any]:
+        """GET /v1/models/{name}: the one model, or 404."""
         service.require_model(name)
         return service.model()
 
     @router.post("/completions", response_model=None)
     async def completions(request: Request) -> Response:
+        """POST /v1/completions."""
         return await service.answer(request, CompletionRequest, CompletionForm)
 
     @router.post("/chat/completions", response_model=None)
     async def chat_completions(request: Request) -> Response:
+        """POST /v1/chat/completions."""
         return await service.answer(request, ChatRequest, ChatForm)
 
     return router
@@ -50,13 +54,16 @@ def operator_routes(service: Service, page: MetricsPage) -> APIRouter:
     router = APIRouter()
 
     async def health() -> Response:
+        """GET /health: 200, or 503 and why no request is taken."""
         refusal = service.thread.refusal
         return JSONResponse({"status": refusal or "ok"}, 503 if refusal else 200)
 
     async def metrics() -> Response:
+        """GET /metrics: Prometheus's text."""
         return Response(await page.text(), headers={"Content-Type": _METRICS_TYPE})
 
     async def version() -> Response:
+        """GET /version."""
         return JSONResponse({"version": __version__})
 
     paths: list[tuple[str, Callable[..., Any], list[str]]] = [

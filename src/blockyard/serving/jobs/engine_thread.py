@@ -71,7 +71,7 @@ class EngineThread:
         self._num_failed_steps = 0
         #: Steps so far.
         self.num_steps = 0
-        #: Told of each job that came to its end, in the thread; None for nobody.
+        #: Told of each job that came to its end, in the thread; None for no call.
         self.on_result: Callable[[Job, GenerationResult], None] | None = None
         self._thread = threading.Thread(target=self._run, name="blockyard-engine", daemon=True)
 

@@ -42,7 +42,7 @@ class Job:
     """One prompt on its way. Only the engine thread writes the fields after `session`.
 
     position: which prompt of the client's request. extra_keys: it shares blocks only under the same ones. name: of
-    that request, in the log. parent: the span of whoever asked. arrived_at: when the request did, in seconds of
+    that request, in the log. parent: the client's span. arrived_at: when the request did, in seconds of
     `time.perf_counter`. session: whose turn it is, by the engine's name. started_at: when the first step began that
     computed something of it. first_token_at, last_token_at: when the first token of all came, and the last of each
     completion.

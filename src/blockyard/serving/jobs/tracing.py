@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, Tracer
 
-#: Causes in the order in which the first of equals is named; the tail is nobody's fault.
+#: Causes in the order in which the first of equals is named; the tail is no fault.
 _CAUSES = ("evicted", "other_keys", "never_seen", "recomputed", "tail")
 
 

@@ -1,4 +1,4 @@
-"""The requests of POST /v1/hints, and their answers: what comes next of a session. It is nobody's API but ours."""
+"""The requests of POST /v1/hints, and their answers: what comes next of a session. It is an API of our own."""
 
 from __future__ import annotations
 

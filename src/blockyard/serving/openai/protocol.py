@@ -137,13 +137,16 @@ class CompletionRequest(GenerationFields):
 
     @property
     def num_logprobs(self) -> int | None:
+        """Alternatives asked for with each token; None for no log probabilities."""
         return self.logprobs
 
     @property
     def token_limit(self) -> int | None:
+        """Tokens of an answer at most; None for as many as the context has room for."""
         return self.max_tokens
 
     def prompts(self) -> list[Any]:
+        """Each prompt: a text, or token ids."""
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(self.prompt)
@@ -161,13 +164,16 @@ class ChatRequest(GenerationFields):
 
     @property
     def num_logprobs(self) -> int | None:
+        """Alternatives asked for with each token; None for no log probabilities."""
         return self.top_logprobs if self.logprobs else None
 
     @property
     def token_limit(self) -> int | None:
+        """Tokens of an answer at most, `max_completion_tokens` first; None for as many as the context has room for."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def prompts(self) -> list[Any]:
+        """The one prompt: messages for the chat template."""
         return [[message.as_template_input() for message in self.messages]]
 
 

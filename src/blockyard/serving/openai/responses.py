@@ -83,9 +83,11 @@ class CompletionForm(Form):
     prefix = "cmpl"
 
     def text_choice(self, index: int, text: str, logprob: TokenLogprob | None, offset: int) -> Choice:
+        """A piece of text, with the offset of its token."""
         return self._make(index, text, [logprob] if logprob else [], offset, None)
 
     def end_choice(self, index: int, finish_reason: str) -> Choice:
+        """The end of a completion: no text, and the reason."""
         return self._make(index, "", [], 0, finish_reason)
 
     def _choice(self, index: int, completion: Completion) -> Choice:
@@ -104,12 +106,15 @@ class ChatForm(Form):
     prefix = "chatcmpl"
 
     def opening(self, index: int) -> Choice:
+        """The role, which a chat sends before any text."""
         return self._delta(index, {"role": "assistant", "content": ""}, [], None)
 
     def text_choice(self, index: int, text: str, logprob: TokenLogprob | None, offset: int) -> Choice:  # noqa: ARG002
+        """A piece of text as a delta."""
         return self._delta(index, {"content": text}, [logprob] if logprob else [], None)
 
     def end_choice(self, index: int, finish_reason: str) -> Choice:
+        """The end of an answer: an empty delta, and the reason."""
         return self._delta(index, {}, [], finish_reason)
 
     def _choice(self, index: int, completion: Completion) -> Choice:

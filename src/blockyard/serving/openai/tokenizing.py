@@ -48,14 +48,17 @@ class TokenizeText(TokenizeFields):
 
     @property
     def prompt_field(self) -> str:
+        """A text is in the field "prompt"."""
         return "prompt"
 
     @property
     def content(self) -> str:
+        """The text."""
         return self.prompt
 
     @property
     def adds_special_tokens(self) -> bool:
+        """As the client asks."""
         return self.add_special_tokens
 
 
@@ -67,10 +70,12 @@ class TokenizeChat(TokenizeFields):
 
     @property
     def prompt_field(self) -> str:
+        """A chat is in the field "messages"."""
         return "messages"
 
     @property
     def content(self) -> list[dict[str, str]]:
+        """The messages, for the chat template."""
         return [message.as_template_input() for message in self.messages]
 
 
