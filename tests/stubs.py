@@ -36,7 +36,7 @@ ARGUMENTS = {
     "found": "FoundBlocks",
     "extend_by": "Integer",
     "at": "Integer",
-    "last": "bool",
+    **dict.fromkeys(["last", "may_evict"], "bool"),
     "block_ids": "Integers",
     "eviction_policy": "Policy",
     **dict.fromkeys(["retention_blocks", "residency_sample"], "Integer"),

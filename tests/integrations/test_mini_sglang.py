@@ -82,6 +82,30 @@ def test_what_does_not_fit_changes_nothing() -> None:
     cache.unlock(asked.handle)
 
 
+@pytest.mark.parametrize("handle", [None, 3])
+def test_a_request_without_a_handle_is_named_and_changes_nothing(handle: object) -> None:
+    cache = CacheManager(8, 4, torch.zeros((2, 64), dtype=torch.int32))
+    asked = pending(12)
+    asked.handle = cache.match_req(asked).cuda_handle
+    cache.lock(asked.handle)
+    whole, bare = SmallReq(asked, 0, 0, 12), SmallReq(asked, 1, 0, 12)
+    bare.cache_handle = handle
+    calls = (
+        lambda: cache.allocate_paged([whole, bare]),
+        lambda: cache.cache_req(bare, finished=False),
+        lambda: cache.cache_req(bare, finished=True),
+    )
+    for call in calls:
+        with pytest.raises(InvalidArgument, match=f"cache_handle of req 7 is {handle}; it must be a CacheHandle"):
+            call()
+    for call in (lambda: cache.lock(handle), lambda: cache.unlock(handle)):
+        with pytest.raises(InvalidArgument, match=f"^handle is {handle}; it must be a CacheHandle"):
+            call()
+    assert cache.available_size == 32
+    cache.unlock(asked.handle)
+    cache.check_integrity()
+
+
 def test_it_is_installed_before_the_first_request() -> None:
     old = SimpleNamespace(num_pages=20, page_size=4, page_table=torch.zeros((2, 64), dtype=torch.int32))
     managers = SimpleNamespace(runnable=False, cache_manager=old)

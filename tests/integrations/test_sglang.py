@@ -274,8 +274,38 @@ def test_pages_that_cannot_be_cached_change_nothing() -> None:
         assert side.sizes() == before
         side.cache.sanity_check()
     side.release(req, keep=False)
-    with pytest.raises(InvariantError, match="handed out again"):
+    before = side.sizes()
+    with pytest.raises(InvalidArgument, match=r"block_ids\[0\] is \d+, which is cached"):
         side.cache.insert(InsertParams(key=key_of(range(30, 38)), value=cached))
+    assert side.sizes() == before
+    assert side.match(new_request("again", list(range(9)))) == 8
+    free_of_all(side)
+
+
+def test_a_cached_page_that_an_allocator_hands_out_again_is_refused_before_anything_changes() -> None:
+    """The request keeps its lock and its pages, and can go on when its row has a page of its own."""
+    side = engine(8, 4)
+    idle = served(side, list(range(100, 109)))
+    wrong = side.cache.path_device_indices(idle.last_node)[:4]
+    side.release(idle, keep=False)
+    served(side, [*range(8), 50])
+    req = served(side, list(range(4)))
+    req.full_untruncated_fill_ids.extend(range(4, 12))
+    assert side.compute(req, 8)
+    row = side.rows.req_to_token[req.kv.req_pool_idx]
+    own = row[8:12].clone()
+    row[8:12] = wrong.to(row.dtype)
+    before = (side.sizes(), row.tolist(), req.lock, len(req.lock.node), side.cache.pool.leases())
+    for page, error in ((wrong, "which is cached"), (row[:4].clone(), "held 2 times")):
+        row[8:12] = page.to(row.dtype)
+        before = (side.sizes(), row.tolist(), req.lock, len(req.lock.node), side.cache.pool.leases())
+        with pytest.raises(InvalidArgument, match=error):
+            side.cache.checkpoint(req, up_to=12)
+        assert before == (side.sizes(), row.tolist(), req.lock, len(req.lock.node), side.cache.pool.leases())
+        side.cache.sanity_check()
+    row[8:12] = own
+    side.checkpoint(req)
+    assert req.kv.cache_protected_len == 12
 
 
 def test_a_page_that_is_cached_and_free_is_found() -> None:

@@ -146,6 +146,18 @@ def test_a_request_that_is_cancelled_when_all_others_wait_for_it() -> None:
     assert set(drained(processor, pool)) == {"r0", "r1", "r2"} - running != set()
 
 
+def test_a_prompt_without_tokens_fails_alone() -> None:
+    """It ended all requests; transformers' own cache answers it from what another one has computed."""
+    processor, pool = made(8)
+    processor.add("a", [1] * 8, 3)
+    processor.add("empty", [], 3)
+    processor.add("b", [2] * 8, 3)
+    outputs = drained(processor, pool)
+    assert outputs["empty"].error == "input_ids is empty; it must have at least 1 token"
+    for name, prompt in (("a", [1] * 8), ("b", [2] * 8)):
+        assert (outputs[name].error, outputs[name].generated_tokens) == (None, answer(prompt, 3))
+
+
 def test_what_cannot_be_served_fails_alone() -> None:
     processor, pool = made(8)
     processor.add("a", [1] * 8, 3)

@@ -17,6 +17,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from blockyard.integrations.signatures import arguments_of
+from blockyard.policies import POLICIES
 
 from ..interop.vllm_suite import everything
 from ..interop.vllm_suite.__main__ import failures, outcomes_in, table, unexplained
@@ -85,6 +86,8 @@ def test_options() -> None:
     given = options.options_of({"blockyard": {"level": "names", "eviction_policy": "s3fifo"}})
     assert (given.level, given.eviction_policy, given.only_for_tokens) == ("names", "s3fifo", [])
     assert options.options_of({"blockyard": {"residency_sample": 4}}).only_for_tokens == ["residency_sample"]
+    for name in (*POLICIES, "guarded:density", "strict:auto"):
+        assert options.options_of({"blockyard": {"eviction_policy": name}}).eviction_policy == name
 
 
 @pytest.mark.parametrize(
@@ -93,6 +96,10 @@ def test_options() -> None:
         ({"blockyard": {"policy": "lru"}}, r"has 'policy'; it may have level, eviction_policy"),
         ({"blockyard": {"level": "best"}}, r"level is 'best'; it must be one of auto, tokens, names"),
         ({"blockyard": "lru"}, r"is 'lru'; it must be a dict"),
+        ({"blockyard": {"eviction_policy": "best"}}, r"eviction_policy is 'best'; it must be one of arc, .*'strict:'$"),
+        ({"blockyard": {"eviction_policy": "guarded:best"}}, r"eviction_policy is 'guarded:best'; it must be one of"),
+        ({"blockyard": {"eviction_policy": ["lru"]}}, r"eviction_policy is \['lru'\]; it must be one of"),
+        ({"blockyard": {"eviction_policy": None}}, r"eviction_policy is None; it must be one of"),
     ],
 )
 def test_unknown_options_are_refused(given: Any, says: str) -> None:

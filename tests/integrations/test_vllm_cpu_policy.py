@@ -106,9 +106,9 @@ def test_without_vllm_the_door_says_what_it_needs() -> None:
     subprocess.run([sys.executable, "-c", program], env=child_environment(), check=True)
 
 
-@pytest.mark.parametrize("capacity", [-1, -100])
-def test_a_capacity_below_zero_is_refused(capacity: int) -> None:
-    with pytest.raises(InvalidArgument, match=f"cache_capacity is {capacity}; it must be at least 0"):
+@pytest.mark.parametrize("capacity", [-1, -100, 2**27, 2**31, 2**64, True, 1.5, "8", None])
+def test_a_capacity_that_no_tier_has_is_refused(capacity: Any) -> None:
+    with pytest.raises(InvalidArgument, match=f"^cache_capacity is {capacity!r}; it must be an integer from 0 to 134"):
         ChunkOrder(capacity)
 
 

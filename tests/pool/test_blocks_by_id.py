@@ -126,6 +126,19 @@ def test_what_is_adopted_loses_what_it_cached() -> None:
     assert pool.num_allocated_blocks == pool.num_freed_blocks == 5
 
 
+def test_adopt_that_may_not_evict_refuses_what_is_cached() -> None:
+    pool = BlockPool(8, SIZE)
+    pool.free_blocks(cached(pool, TOKENS[:12]))
+    before = snapshot(pool)
+    with pytest.raises(InvalidArgument, match=r"^block_ids\[1\] is 2, which is cached; may_evict is False$"):
+        pool.adopt([6, 2], may_evict=False)
+    with pytest.raises(InvalidArgument, match="may_evict is 'no'"):
+        pool.adopt([6], may_evict="no")
+    assert snapshot(pool) == before
+    assert list(pool.adopt([6, 4], "request", may_evict=False)) == [6, 4]
+    pool.check()
+
+
 def test_evicted_blocks_are_free_and_the_next_to_be_taken() -> None:
     pool = BlockPool(8, SIZE)
     pool.free_blocks(cached(pool, TOKENS[:12]))

@@ -68,6 +68,31 @@ def test_one_of_two_holders_cannot_free_twice() -> None:
     assert pool.ref_counts().tolist() == [0, 1, 0]
 
 
+def test_a_block_is_not_in_more_leases_than_its_count_can_say() -> None:
+    pool = BlockPool(6, 4)
+    lease = cached(pool, prompt(1, 8))
+    found, most = pool.find_cached_blocks(prompt(1, 8)), 2**31 - 1 - 2**24
+    # So many leases take more memory than there is; the count is set to what it would be.
+    pool._ledger.ref_cnt[lease[1]] = most  # type: ignore[attr-defined]
+    before = snapshot(pool)
+    for hold in (
+        lambda: pool.touch(lease),
+        lambda: pool.touch(lease, "request", 1, 2),
+        lambda: pool.hold(found),
+        lambda: pool.hold(found, extend_by=1),
+        lambda: pool.get_cached_blocks(prompt(1, 8)),
+        lambda: pool.get_cached_block(prompt(1, 8)),
+    ):
+        with pytest.raises(InvalidArgument, match=f"^block {lease[1]} is held {most} times; .* is {most}$"):
+            hold()
+        assert snapshot(pool) == before
+    pool.free_blocks(pool.touch(lease, stop=1))
+    pool.free_blocks(pool.hold(found, num_blocks=1))
+    pool._ledger.ref_cnt[lease[1]] = 1  # type: ignore[attr-defined]
+    pool.free_blocks(pool.touch(lease))
+    pool.check()
+
+
 def test_a_lease_of_another_pool_is_foreign() -> None:
     """Even where serial and blocks are the same in both pools."""
     pool, other = BlockPool(4, 4), BlockPool(4, 4)

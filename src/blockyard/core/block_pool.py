@@ -18,7 +18,7 @@ from .pool.by_id import evict_idle, require_free, require_ids, uncache
 from .pool.caching import cache_next, cache_prompt
 from .pool.eviction import EvictionOrder
 from .pool.found import FoundBlocks, find_computed, found_blocks, require_found
-from .pool.lease import BlockLease, LeaseBook, check_leases, held_blocks
+from .pool.lease import BlockLease, LeaseBook, check_leases, held_blocks, require_countable
 from .pool.lease_parts import adopt, cut_off, give_back, grow, part_of
 from .pool.ledger import BlockLedger
 from .pool.misses import note_missed_keys, note_misses
@@ -185,6 +185,7 @@ class BlockPool(PoolRecords):
             last = None if stop is None else require_int("stop", stop, first, MAX_BLOCKS)
             held = self._book.require_live(lease)
             end = self._require_part(held, first, last)
+            require_countable(self._ledger, held._blocks, first, end)
             self._ledger.act("touch", name)
             another = part_of(self._book, held, first, end, name)
             blocks = held_blocks(another, 0, another._count)
@@ -296,21 +297,23 @@ class BlockPool(PoolRecords):
         finally:
             self._gate.leave()
 
-    def adopt(self, block_ids: object, holder: object = "") -> BlockLease:
+    def adopt(self, block_ids: object, holder: object = "", may_evict: object = True) -> BlockLease:
         """A lease on free blocks that the caller names, for pools whose free blocks the engine hands out. O(blocks).
 
-        What they cached is evicted. Such a pool gives out no blocks itself: it caches those that it is given, and tells
-        which ones to use again (`evict`).
-        block_ids: different integers from 1 to num_blocks - 1. Raises `InvalidArgument` for others, and for a block
-        that is held.
+        Such a pool gives out no blocks itself: it caches those that it is given, and tells which ones to use again
+        (`evict`).
+        block_ids: different integers from 1 to num_blocks - 1. may_evict: whether what they cached is evicted, or
+            refused. Raises `InvalidArgument` for other ids, for a block that is held, and for one that is cached if
+            `may_evict` is False.
         """
         self._gate.enter("adopt")
         try:
             blocks = int64_items("block_ids", block_ids)
             name = require_str("holder", holder)
+            evicts = require_bool("may_evict", may_evict)
             self._require_alone("adopt")
             require_ids(blocks, self.num_blocks)
-            taken = require_free(self._ledger, blocks)
+            taken = require_free(self._ledger, blocks, evicts)
             self._ledger.act("adopt", name)
             return adopt(self._book, taken, name)
         finally:
@@ -474,6 +477,7 @@ class BlockPool(PoolRecords):
         all as it was."""
         ledger = self._ledger
         count = i64(len(blocks))
+        require_countable(ledger, blocks, 0, count)
         ledger.act(call, holder)
         lease = self._book.make(blocks, holder)
         lease._num_cached = count

@@ -13,7 +13,9 @@ from typing import Any
 from .. import InvalidArgument, InvariantError
 from ..policies import make_policy
 
-#: The largest prime below 2**62: keys of policies are below that. All bytes of a name count.
+#: Chunks of a tier, and one block more, as many as a pool may have.
+MAX_CHUNKS = 2**27 - 1
+#: A prime below 2**62: keys of policies are below that. All bytes of a name count.
 _KEY_PRIME = 2**61 - 1
 _NONE: Mapping[bytes, bytes] = {}
 
@@ -49,12 +51,14 @@ class ChunkOrder:
     cache_capacity: chunks of the tier. policy: a name or whatever `BlockPool(eviction_policy=)` takes. O(1) a chunk and
     call, besides the policy's own cost; about 330 bytes a chunk, the policy not counted.
 
-    Raises `InvalidArgument` for a capacity below 0 and an unknown policy, `PolicyError` where making one raises.
+    Raises `InvalidArgument` for a capacity that is no int from 0 to 2**27 - 1 and for an unknown policy, `PolicyError`
+    where making one raises, `NotEnoughMemory`. A policy of one's own must not raise: what it raises in the middle of a
+    call reaches the caller as it is, and leaves an order that is of no use any more.
     """
 
     def __init__(self, cache_capacity: int, policy: object = "lru") -> None:
-        if cache_capacity < 0:
-            raise InvalidArgument(f"cache_capacity is {cache_capacity}; it must be at least 0")
+        if type(cache_capacity) is not int or not 0 <= cache_capacity <= MAX_CHUNKS:
+            raise InvalidArgument(f"cache_capacity is {cache_capacity!r}; it must be an integer from 0 to {MAX_CHUNKS}")
         self.cache_capacity = cache_capacity
         self.policy = make_policy(policy, max(cache_capacity, 1) + 1)
         self._wants_paths = self.policy.needs_paths()

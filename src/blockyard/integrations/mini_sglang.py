@@ -76,18 +76,26 @@ class CacheManager:
 
     def lock(self, handle: CacheHandle) -> None:
         """Hold what was found. Raises `StaleBlocks` if it is no longer there, `InvalidArgument` if it is held."""
+        _require_handle("handle", handle)
         if handle.lease is not None:
             raise InvalidArgument("handle is locked already; a handle belongs to one request")
         handle.lease = self.pool.hold(handle.found)
 
     def unlock(self, handle: CacheHandle) -> None:
-        """Free all that a handle holds: what was found, and what its request was given since."""
+        """Free all that a handle holds: what was found, and what its request was given since. A second call is nothing.
+
+        Raises `InvalidArgument` for what is no handle.
+        """
+        _require_handle("handle", handle)
         if handle.lease is not None:
             lease, handle.lease = handle.lease, None
             self.pool.free_blocks(lease)
 
     def allocate_paged(self, reqs: Sequence[Any]) -> None:
-        """Give each request pages up to its `device_len`. Raises `OutOfBlocks` if not all fit; none is given then."""
+        """Give each request pages up to its `device_len`.
+
+        Raises `OutOfBlocks` if not all fit, `InvalidArgument` for one that holds nothing; none is given then.
+        """
         missing = [-(-req.device_len // self.page_size) - len(_lease(req)) for req in reqs]
         num_missing = sum(number for number in missing if number > 0)
         if num_missing > self.pool.num_free_blocks:
@@ -100,7 +108,10 @@ class CacheManager:
                 self.page_table[req.table_idx, first : first + len(slots)] = slots
 
     def cache_req(self, req: Any, *, finished: bool) -> None:
-        """Cache the full pages of what a request has computed; free all that it holds if it has finished."""
+        """Cache the full pages of what a request has computed; free all that it holds if it has finished.
+
+        Raises `InvalidArgument` for one that holds nothing.
+        """
         lease = _lease(req)
         start, end = lease.num_cached_blocks, req.cached_len // self.page_size
         if end > start:
@@ -134,7 +145,13 @@ def install(scheduler: Any, **pool_options: Any) -> CacheManager:
     return manager
 
 
+def _require_handle(name: str, handle: object) -> None:
+    if not isinstance(handle, CacheHandle):
+        raise InvalidArgument(f"{name} is {handle!r}; it must be a CacheHandle, as match_req gives it")
+
+
 def _lease(req: Any) -> BlockLease:
+    _require_handle(f"cache_handle of req {req.uid}", req.cache_handle)
     lease: BlockLease | None = req.cache_handle.lease
     if lease is None:
         raise InvalidArgument(f"req {req.uid} holds nothing; its handle was not locked, or it has ended")

@@ -235,14 +235,17 @@ class _Admission:
         return allocator  # type: ignore[no-any-return]
 
     def add_waiting_request(self, state: Any) -> None:
-        """Raises `InvalidArgument`, which fails this request alone, for an id that another one has, and for a prompt
-        that the whole cache cannot hold: transformers computes both in the blocks of one, and ends all requests."""
+        """Raises `InvalidArgument`, which fails this request alone, for an id that another one has, for a prompt that
+        the whole cache cannot hold, and for one without tokens. transformers computes requests of one id in the blocks
+        of one, ends all requests for a long prompt, and answers an empty one from what another has computed."""
         if state.request_id in self.active_requests or state.request_id in self.waiting_requests:
             raise InvalidArgument(f"request_id is {state.request_id!r}; another request has it")
         allocator = self._allocator
         most = allocator.blocks.num_usable_blocks * allocator.tokens_per_page
         # One that comes back has been admitted before.
         is_new = state._true_initial_tokens == 0 and not state.is_cpu_offloaded
+        if is_new and not state.initial_tokens:
+            raise InvalidArgument("input_ids is empty; it must have at least 1 token")
         if is_new and len(state.initial_tokens) > most:
             raise InvalidArgument(f"input_ids has {len(state.initial_tokens)} tokens; the cache has room for {most}")
         super().add_waiting_request(state)  # type: ignore[misc]

@@ -21,7 +21,7 @@ from .test_programs import Program
     ("options", "says"),
     [
         ({"policy": "lru"}, "has 'policy'; it may have level, eviction_policy"),
-        ({"eviction_policy": "best"}, "best"),
+        ({"eviction_policy": "best"}, "eviction_policy is 'best'; it must be one of arc"),
         ({"level": "names", "residency_sample": 4}, "residency_sample is not there on level 'names'"),
         ({"level": "names", "retention_blocks": 4}, "retention_blocks is not there on level 'names'"),
         ({"level": "names", "events": "tcp://127.0.0.1:*"}, "which was asked for\\); vLLM's --kv-events-config is"),

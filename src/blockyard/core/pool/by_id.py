@@ -15,14 +15,19 @@ def require_ids(blocks: vec[i64], num_blocks: int) -> None:
             raise InvalidArgument(f"block_ids[{place}] is {blocks[place]}; it must be from 1 to {num_blocks - 1}")
 
 
-def require_free(ledger: BlockLedger, blocks: vec[i64]) -> vec[i32]:
-    """The ids as a lease has them. Raises `InvalidArgument` for one that is held or stands there twice. O(blocks)."""
+def require_free(ledger: BlockLedger, blocks: vec[i64], may_evict: bool) -> vec[i32]:
+    """The ids as a lease has them. O(blocks).
+
+    Raises `InvalidArgument` for one that is held or stands there twice, and unless it may be evicted for a cached one.
+    """
     taken = zeros_i32(len(blocks))
     seen: set[int] = set()
     for place in range(i64(len(blocks))):
         block = blocks[place]
         if ledger.ref_cnt[block] > 0:
             raise InvalidArgument(f"block_ids[{place}] is {block}, which is held {ledger.ref_cnt[block]} times")
+        if not may_evict and ledger.index.is_cached(block):
+            raise InvalidArgument(f"block_ids[{place}] is {block}, which is cached; may_evict is False")
         if int(block) in seen:
             raise InvalidArgument(f"block_ids[{place}] is {block}, which stands there twice")
         seen.add(int(block))

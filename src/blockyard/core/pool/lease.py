@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from operator import index as index_of
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,9 @@ from ..gate import Deferred
 from ..refusing import refuse_copy, refuse_pickle, refuse_subclass
 from .block import KVCacheBlock
 from .ledger import BlockLedger
+
+#: How many leases may hold a block. Counts are int32; what is left of them is for the rows of a manager's sequences.
+MAX_LEASES: Final[i64] = 2147483647 - 16777216
 
 
 class BlockLease:
@@ -134,6 +138,16 @@ def check_leases(ledger: BlockLedger, leases: list[BlockLease], is_alone: bool) 
         references = int(ledger.ref_cnt[i64(block)])
         if held[block] > references or (is_alone and held[block] < references):
             raise InvariantError(f"I8: block {block} has ref_cnt {references}, but {held[block]} leases hold it")
+
+
+def require_countable(ledger: BlockLedger, blocks: vec[i32], first: i64, last: i64) -> None:
+    """Raise `InvalidArgument` where one of these blocks is held so often that no lease more may count it. O(blocks)."""
+    for position in range(first, last):
+        block = i64(blocks[position])
+        if i64(ledger.ref_cnt[block]) >= MAX_LEASES:
+            raise InvalidArgument(
+                f"block {block} is held {ledger.ref_cnt[block]} times; the limit of leases on a block is {MAX_LEASES}"
+            )
 
 
 def held_blocks(lease: BlockLease, first: i64, last: i64) -> vec[i32]:

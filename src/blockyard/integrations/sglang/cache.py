@@ -25,7 +25,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     TreeLock,
 )
 
-from ... import BlockLease, BlockPool, CacheSalt, InvalidArgument, InvariantError, LoRA
+from ... import BlockLease, BlockPool, CacheSalt, FoundBlocks, InvalidArgument, InvariantError, LoRA
 from .nodes import Node
 from .order import weight_order
 from .support import require_params
@@ -118,7 +118,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
         """Cache the pages of a key. Those of `value` that are cached already stay the caller's (`prefix_len`).
 
         Nothing of it is held afterwards. Raises `InvalidArgument` for slots that do not lie in pages of the allocator,
-        and for a page that is cached already.
+        and for a page that is cached or locked already; nothing has changed then.
         """
         tokens, keys = self._tokens(params.key), _keys(params.key)
         if params.value is None or len(params.value) < len(tokens):
@@ -127,10 +127,10 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
             return InsertResult(prefix_len=0, last_device_node=Node(self.pool, None))
         found = self.pool.find_cached_blocks(tokens, keys)
         prefix_len = found.num_tokens
-        pages = self._pages(params.value[prefix_len : len(tokens)])
+        fresh = self._fresh(params.value[prefix_len : len(tokens)])
         lease = self.pool.hold(found)
         try:
-            self._append(lease, pages, tokens, keys)
+            self._append(lease, fresh, tokens, keys)
         finally:
             self.pool.free_blocks(lease)
         node = Node(self.pool, self.pool.find_cached_blocks(tokens, keys))
@@ -140,6 +140,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
         """Cache what a request has computed up to here, and lock all of it for the request. O(pages).
 
         What another request has cached in the meantime is taken from there: the request's own pages of it are freed.
+        Raises `InvalidArgument` as `insert` does; nothing has changed then.
         """
         if req.kv.swa_evict_floor > 0:
             raise InvalidArgument(f"req {req.rid} has a window that was evicted; blockyard serves no windows")
@@ -154,9 +155,12 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
         """The lock of a request that has computed `tokens`, in the place of its lock on `held`."""
         row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
         first = len(held) * self.page_size
-        lease, merged_len = self._merged(held, tokens, keys)
+        found = self.pool.find_cached_blocks(tokens, keys)
+        merged_len = found.num_tokens
+        fresh = self._fresh(row[max(first, merged_len) : len(tokens)])
+        lease = self._merged(held, found)
         try:
-            self._append(lease, self._pages(row[max(first, merged_len) : len(tokens)]), tokens, keys)
+            self._append(lease, fresh, tokens, keys)
         except BaseException:
             self.pool.free_blocks(lease)
             req.lock = None
@@ -168,25 +172,28 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
         req.kv.cache_protected_len = len(tokens)
         return TreeLock(Node(self.pool, None, lease), IncLockRefResult(delta=0).to_dec_params())
 
-    def _merged(self, held: Node, tokens: Tokens, keys: Keys) -> tuple[BlockLease, int]:
-        """A lease in the place of one lock of `held`, on all that is cached of these tokens; and how many tokens."""
-        found = self.pool.find_cached_blocks(tokens, keys)
+    def _merged(self, held: Node, found: FoundBlocks) -> BlockLease:
+        """A lease in the place of one lock of `held`, on all that is cached of its request's tokens."""
         if len(found) <= len(held):
-            return held.take_lease(), found.num_tokens
+            return held.take_lease()
         if not np.array_equal(found.block_ids[: len(held)], held.block_ids):
             raise InvariantError("a request's locked pages are cached twice")
         lease = self.pool.hold(found)
         held.unlock()
-        return lease, found.num_tokens
+        return lease
+
+    def _fresh(self, slots: torch.Tensor) -> npt.NDArray[np.int64]:
+        """The pages of these slots, which are to be cached. Raises `InvalidArgument` where one is cached or locked."""
+        pages = self._pages(slots)
+        # Adopted and freed, they are the next to be taken, in this order.
+        self.pool.free_blocks(self.pool.adopt(pages, may_evict=False))
+        return pages
 
     def _append(self, lease: BlockLease, pages: npt.NDArray[np.int64], tokens: Tokens, keys: Keys) -> None:
-        """Let these pages of the allocator's stand behind a lease, and cache them."""
-        num_cached = self.pool.num_cached_blocks
-        # Free blocks that cache nothing are the next to be taken, in this order.
-        self.pool.free_blocks(self.pool.adopt(pages))
+        """Let pages that are fresh stand behind a lease, and cache them."""
         start = len(lease) * self.page_size
-        if self.pool.num_cached_blocks < num_cached or self.pool.extend(lease, len(pages)).tolist() != pages.tolist():
-            raise InvariantError("pages that are cached were handed out again")
+        if self.pool.extend(lease, len(pages)).tolist() != pages.tolist():
+            raise InvariantError("the pool gives other pages than those that the allocator handed out")
         self.pool.cache_next_blocks(lease, tokens[start:], keys if start == 0 else ())
 
     # Eviction.
