@@ -61,8 +61,9 @@ class PublisherStats:
     num_messages, num_bytes: messages sent live, heartbeats among them, and the bytes of their payloads.
     num_heartbeats: those that said nothing. num_waiting: hand-overs that wait for the thread. num_deferred: calls of
     `publish` that left what happened in the cache's log, because too many waited.
-    num_replays, num_given_up: replays that were answered to the end, and those whose consumer read nothing or went
-    away. num_refused: requests that could not be read. num_snapshots, snapshot_bytes: made for replays.
+    num_replays, num_given_up: replays that were answered to the end, and those whose consumer read too little or went
+    away. num_refused: requests that could not be read. num_snapshots, snapshot_bytes: made for replays. num_cut:
+    connections cut off for their many topics.
     """
 
     is_running: bool
@@ -77,3 +78,4 @@ class PublisherStats:
     num_refused: int
     num_snapshots: int
     snapshot_bytes: int
+    num_cut: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,20 +35,6 @@ def compute(cache: KVCacheManager, tokens: list[int]) -> int:
     cache.reserve([seq], missing)
     cache.commit([seq], missing)
     return seq
-
-
-@pytest.fixture
-def publishing() -> Iterator[Callable[..., KVEventPublisher]]:
-    made = []
-
-    def publish(cache: KVCacheManager, **options: Any) -> KVEventPublisher:
-        options = {"heartbeat": 0.05, "endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*"} | options
-        made.append(KVEventPublisher(cache, **options))
-        return made[-1]
-
-    yield publish
-    for publisher in made:
-        publisher.close()
 
 
 def follow(subscriber: Subscriber, publisher: KVEventPublisher) -> None:

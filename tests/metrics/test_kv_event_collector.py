@@ -47,6 +47,13 @@ def test_what_a_publisher_did_is_what_it_tells(monkeypatch: pytest.MonkeyPatch) 
         ask(publisher.replay_endpoint, [b"", b"what?"])
         wait_until(lambda: value(registry, "replays_total", outcome="refused") == 1)
         assert value(registry, "replays_total", outcome="given_up") == 0
+        assert value(registry, "subscribers_cut_total") == 0
+        with zmq.Context() as context, context.socket(zmq.SUB) as hostile:
+            hostile.setsockopt(zmq.LINGER, 0)
+            hostile.connect(publisher.endpoint)
+            for number in range(65):
+                hostile.setsockopt(zmq.SUBSCRIBE, b"%d" % number)
+            wait_for(lambda: (value(registry, "subscribers_cut_total") or 0) >= 1)
         monkeypatch.setattr(publishing, "MOST_WAITING", 0)
         publisher.publish()
         assert value(registry, "deferred_total") == 1

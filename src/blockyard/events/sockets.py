@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..arguments import require_str, require_unicode, shown
@@ -23,14 +23,19 @@ MAX_REQUEST_BYTES = 2**16
 SENT_FROM_PLACE = 2**18
 
 
-def bound(context: Any, kind: int, name: str, endpoint: str, linger: int) -> Any:
-    """A socket that others connect to. linger: milliseconds that last messages get to leave at the end.
+def bound(
+    context: Any, kind: int, name: str, endpoint: str, linger: int, options: Mapping[int, int] | None = None
+) -> Any:
+    """A socket that others connect to. linger: milliseconds that last messages get to leave at the end. options: of
+    ZeroMQ, besides.
 
     Raises `PublisherError` for an endpoint that cannot be bound.
     """
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, linger)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
+    for option, value in (options or {}).items():
+        socket.setsockopt(option, value)
     socket.copy_threshold = SENT_FROM_PLACE
     return _opened(socket, socket.bind, "bound", name, endpoint)
 

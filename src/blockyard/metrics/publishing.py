@@ -24,6 +24,7 @@ _COUNTERS: tuple[_Row, ...] = (
     ("bytes", "Bytes of the payloads of live messages.", lambda seen: seen.num_bytes),
     ("deferred", "Steps whose events stayed in the cache's log.", lambda seen: seen.num_deferred),
     ("snapshots", "Snapshots made for replays.", lambda seen: seen.num_snapshots),
+    ("subscribers_cut", "Connections cut off for their many topics.", lambda seen: seen.num_cut),
     ("snapshot_bytes", "Their bytes.", lambda seen: seen.snapshot_bytes),
 )
 _OUTCOMES: tuple[tuple[str, Callable[[PublisherStats], float]], ...] = (

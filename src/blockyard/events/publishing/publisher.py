@@ -22,6 +22,7 @@ from ..sockets import bound, zmq
 from ..tables.content_table import ContentTable
 from .feed import Feed, Numbered, without_placeholders
 from .replays import Replays
+from .subscriptions import MOST_UNSEEN, Subscriptions
 
 #: Milliseconds that the last messages get to leave at the end, and the answers to replays. Not every consumer that
 #: asked and hears nothing asks again: Dynamo's indexer waits forever, and reads no messages meanwhile.
@@ -33,6 +34,10 @@ LAST_REQUEST_MS = 250
 MOST_WAITING = 64
 MAX_REPLAYED = 2**24
 _FIRST_NUMBERS = ("clock", "zero")
+#: Every subscription is told of, also one that another consumer has already.
+_PUB_OPTIONS: dict[int, int] = {zmq.XPUB_VERBOSER: 1, zmq.RCVHWM: MOST_UNSEEN}
+#: A request is 8 bytes, and ZeroMQ keeps those that wait of each connection.
+_REPLAY_OPTIONS: dict[int, int] = {zmq.MAXMSGSIZE: 2**10, zmq.RCVHWM: 64}
 #: Caches that have a publisher, and what each cache has told so far: its next publisher goes on from there.
 _published: WeakSet[KVCacheManager | BlockPool] = WeakSet()
 _tables: WeakKeyDictionary[KVCacheManager | BlockPool, ContentTable] = WeakKeyDictionary()
@@ -105,6 +110,7 @@ class KVEventPublisher:
         self.endpoint: str = self._pub.get_string(zmq.LAST_ENDPOINT)
         self.replay_endpoint: str = self._router.get_string(zmq.LAST_ENDPOINT)
         self._replays = Replays(self._router, self._topic, self._feed.replay)
+        self._subscriptions = Subscriptions(self._pub, self._topic)
         self._woken = self._wake = -1
         self._is_closing = False
         #: One thread closes at a time; a signal's handler may close meanwhile.
@@ -166,6 +172,7 @@ class KVEventPublisher:
             num_refused=replays.num_refused,
             num_snapshots=feed.num_snapshots,
             snapshot_bytes=feed.snapshot_bytes,
+            num_cut=self._subscriptions.num_cut,
         )
 
     def _hand_over(self) -> None:
@@ -225,6 +232,7 @@ class KVEventPublisher:
         poller = zmq.Poller()
         poller.register(self._woken, zmq.POLLIN)
         poller.register(self._router, zmq.POLLIN)
+        poller.register(self._pub, zmq.POLLIN)
         beat = time.monotonic() + self._heartbeat
         while True:
             pause = 0.0 if self._replays.are_waiting else max(0.0, beat - time.monotonic())
@@ -232,6 +240,7 @@ class KVEventPublisher:
             is_closing = self._is_closing
             if self._woken in ready:
                 self._drain_wakes()
+            self._subscriptions.go_on()
             if self._send_waiting():
                 beat = time.monotonic() + self._heartbeat
             elif time.monotonic() >= beat:
@@ -290,9 +299,9 @@ def _bound_sockets(context: Any, endpoint: str, replay_endpoint: str | None) -> 
     """The PUB and the ROUTER socket; where one cannot be bound, neither is, and the context has ended."""
     sockets: list[Any] = []
     try:
-        sockets.append(bound(context, zmq.PUB, "endpoint", endpoint, LAST_MESSAGES_MS))
+        sockets.append(bound(context, zmq.XPUB, "endpoint", endpoint, LAST_MESSAGES_MS, _PUB_OPTIONS))
         replays_at = replay_endpoint or _next_port(sockets[0].get_string(zmq.LAST_ENDPOINT))
-        sockets.append(bound(context, zmq.ROUTER, "replay_endpoint", replays_at, LAST_MESSAGES_MS))
+        sockets.append(bound(context, zmq.ROUTER, "replay_endpoint", replays_at, LAST_MESSAGES_MS, _REPLAY_OPTIONS))
     except BaseException:
         for socket in sockets:
             socket.close()

@@ -2,26 +2,64 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..sockets import SENT_FROM_PLACE, zmq
 from ..wire import END_SEQUENCE, Payload
+from .connection import Connection
 from .feed import Numbered
 
 #: Consumers that are answered at a time. Others wait in the socket, which holds a bounded number of requests.
-MOST_AT_A_TIME = 4
+MOST_AT_A_TIME = 16
 #: Consumers to whom a long message may be on its way, mostly a snapshot: each is memory of its own until it is read.
 MOST_LONG = 8
 #: Requests read, bad ones too, before live messages go out.
 REQUESTS_A_TURN = 64
 #: Messages sent to one consumer before it is another's turn, and before live messages go out.
 MESSAGES_A_TURN = 256
-#: Seconds after which a consumer that does not read is given up. It asks again.
+#: Seconds after which a consumer that does not read is given up, and where all places are taken. It asks again.
 PATIENCE = 10.0
+HASTE = 1.0
+#: Bytes that a consumer must take in `HASTE` seconds to keep its long message where all places for those are taken.
+LEAST_BYTES = 2**16
 #: Seconds to wait when no consumer reads.
 PAUSE = 0.005
+
+
+class LongMessage:
+    """One that is on its way to a consumer, and how fast it is read."""
+
+    def __init__(self, tracker: Any, connection: Connection | None) -> None:
+        self._tracker = tracker
+        self._connection = connection
+        self._taken: int | None = None
+        #: From when on a consumer that takes too little is stuck.
+        self._until = 0.0
+        self._is_cut = False
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether all of it was sent, or its connection has ended."""
+        return bool(self._tracker.done)
+
+    def is_stuck(self) -> bool:
+        """Whether its consumer has read too little since it was first asked so, in `HASTE` seconds; where nobody knows
+        how much it reads, whether it is not gone in `PATIENCE`. O(1)."""
+        taken = self._connection.num_taken() if self._connection else None
+        if self._until == 0.0 or (taken is not None and taken >= (self._taken or 0) + LEAST_BYTES):
+            self._taken = taken
+            self._until = time.monotonic() + (PATIENCE if taken is None else HASTE)
+        return time.monotonic() > self._until
+
+    def cut(self) -> bool:
+        """End its connection, and give its memory back; whether this is the first time."""
+        if self._connection is not None:
+            self._connection.cut()
+        was_cut, self._is_cut = self._is_cut, True
+        return not was_cut
 
 
 class Replays:
@@ -36,11 +74,13 @@ class Replays:
         self._router = router
         self._topic = topic
         self._replay = replay
+        self._endpoint: str = router.get_string(zmq.LAST_ENDPOINT)
         #: By consumer, what it is still to get, and when it is given up.
         self._running: dict[bytes, Iterator[tuple[Payload, ...]]] = {}
         self._deadlines: dict[bytes, float] = {}
+        self._connections: dict[bytes, Connection | None] = {}
         #: By consumer, the last long message, until it has been read or the consumer is gone.
-        self._long: dict[bytes, Any] = {}
+        self._long: dict[bytes, LongMessage] = {}
         #: Consumers of whose replay nothing is made yet.
         self._unbegun: set[bytes] = set()
         #: A message that a consumer had no room for.
@@ -54,10 +94,14 @@ class Replays:
         """Whether some consumer has not got all that it asked for."""
         return bool(self._running)
 
+    @property
+    def _is_full(self) -> bool:
+        return len(self._running) >= MOST_AT_A_TIME
+
     def go_on(self, has_requests: bool) -> None:
         """Take new requests, and send to each consumer what it has room for."""
         for _ in range(REQUESTS_A_TURN if has_requests else 0):
-            if len(self._running) == MOST_AT_A_TIME or not self._take_request():
+            if self._is_full or not self._take_request():
                 break
         sent = [self._send_some(identity) for identity in list(self._running)]
         if sent and not any(sent):
@@ -65,15 +109,17 @@ class Replays:
 
     def _take_request(self) -> bool:
         try:
-            frames = self._router.recv_multipart(zmq.DONTWAIT)
+            given = self._router.recv_multipart(zmq.DONTWAIT, copy=False)
         except zmq.Again:
             return False
+        frames = [frame.bytes for frame in given]
         if len(frames) not in (2, 3) or len(frames[-1]) != 8 or (len(frames) == 3 and frames[1]):
             self.num_refused += 1
             return True
         identity, start = frames[0], int.from_bytes(frames[-1], "big")
         self._unsent.pop(identity, None)
         self._running[identity] = self._messages(start)
+        self._connections[identity] = Connection.of(given[-1], self._endpoint)
         self._unbegun.add(identity)
         self._deadlines[identity] = time.monotonic() + PATIENCE
         return True
@@ -103,27 +149,35 @@ class Replays:
                 self._give_up(identity)
                 return True
             if len(message[-1]) >= SENT_FROM_PLACE:
-                self._long[identity] = tracker
+                self._long[identity] = LongMessage(tracker, self._connections[identity])
         return self._wait_for(identity, True)
 
     def _may_begin(self, identity: bytes) -> bool:
         """Whether a replay may begin, which may need a snapshot: who asks and never reads gets one, not hundreds."""
-        self._long = {each: tracker for each, tracker in self._long.items() if not tracker.done}
+        self._long = {each: message for each, message in self._long.items() if not message.is_gone}
+        if len(self._long) >= MOST_LONG:
+            for message in self._long.values():
+                if message.is_stuck() and message.cut():
+                    self.num_given_up += 1
         return identity not in self._long and len(self._long) < MOST_LONG
 
     def _wait_for(self, identity: bytes, took_some: bool) -> bool:
         """A consumer that reads has time again; one that has read nothing for too long is given up."""
+        now = time.monotonic()
         if took_some:
-            self._deadlines[identity] = time.monotonic() + PATIENCE
-        elif time.monotonic() > self._deadlines[identity]:
+            self._deadlines[identity] = now + PATIENCE
+        elif now > self._deadlines[identity] - (PATIENCE - HASTE if self._is_full else 0.0):
             self._give_up(identity)
         return took_some
 
     def _give_up(self, identity: bytes) -> None:
         self.num_given_up += 1
+        if identity in self._unbegun:  # it has room: some consumers would wait for their answer for ever
+            with contextlib.suppress(zmq.ZMQError):
+                self._router.send_multipart((identity, b"", b"", END_SEQUENCE, b""), zmq.DONTWAIT)
         self._end(identity)
 
     def _end(self, identity: bytes) -> None:
-        del self._running[identity], self._deadlines[identity]
+        del self._running[identity], self._deadlines[identity], self._connections[identity]
         self._unbegun.discard(identity)
         self._unsent.pop(identity, None)
