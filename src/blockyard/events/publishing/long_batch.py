@@ -12,7 +12,7 @@ from ..wire import Batch, Event, encode_event, encode_frame
 class LongBatch:
     """One message whose events come a few at a time. batch: all but its events; num_bytes: about its length.
 
-    Its memory is mapped: pages are taken when they are written, and given back without the interpreter's lock, where an
+    Its memory is mapped: pages are taken when they are written, and freed without the interpreter's lock, where an
     array of 80 MB would hold it for some milliseconds.
     """
 
