@@ -165,7 +165,7 @@ def test_the_command_says_what_of_the_gap_is_closed(capsys: pytest.CaptureFixtur
         (("--hints", ","), "hints is ','; it must have over or wait, or both"),
         (("--hints", "over, wiat"), "hints is 'over, wiat'; it must have over or wait, or both"),
         (("--hints", "over", "--hint-coverage", "2"), "hint_coverage is 2.0; it must be from 0 to 1"),
-        (("--hint-error", "1"), "hint_error goes with hints"),
+        (("--hint-error", "1"), "hint_error is given without hints; it needs --hints over, wait or both"),
         (("--hints", "over", "--hint-seed", "-1"), "hint_seed is -1"),
     ],
 )

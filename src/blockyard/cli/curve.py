@@ -73,7 +73,7 @@ def _chosen_hints(options: argparse.Namespace) -> HintOracle | None:
     if options.hints is not None:
         return HintOracle(parse_kinds(options.hints), **given)
     if given:
-        raise InvalidArgument(f"hint_{next(iter(given))} goes with hints")
+        raise InvalidArgument(f"hint_{next(iter(given))} is given without hints; it needs --hints over, wait or both")
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from .policy_help import POLICY_NAMES
 from .trace_options import add_output_options, add_running_options, add_trace_options
 
 _DESCRIPTION = """\
@@ -72,7 +73,9 @@ def _add_hints(group: Any) -> None:
     group.add_argument(
         "--hint-wrong", type=float, metavar="SHARE", help="of the hints that say the opposite, 0 to 1; default: 0"
     )
-    group.add_argument("--hint-seed", type=int, metavar="N", help="who gives them, and the errors; default: 0")
+    group.add_argument(
+        "--hint-seed", type=int, metavar="N", help="of the choice of sessions and of the errors; default: 0"
+    )
 
 
 def _add_cache(group: Any) -> None:
@@ -80,7 +83,8 @@ def _add_cache(group: Any) -> None:
         "--policies",
         "--policy",
         metavar="LIST",
-        help="names, file.py:ClassName, and optimum; default: all names and the optimum, or with --beside lru,optimum",
+        help=f"of {POLICY_NAMES}; file.py:ClassName is your own, optimum the offline bound; default: all names and "
+        "optimum, or with --beside lru,optimum",
     )
     group.add_argument("--blocks", metavar="LIST", help="capacities, like 1k,10k,25%%; default: --sizes of them")
     group.add_argument(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .policy_help import POLICY_NAMES
+
 
 def add_model_choice(group: Any) -> None:
     """Which model, and where it runs."""
@@ -108,7 +110,9 @@ def _add_swapping(group: Any) -> None:
 
 def _add_policy(group: Any) -> None:
     """What is evicted and admitted, and what is watched; a default of None is the cache's own."""
-    group.add_argument("--eviction-policy", metavar="NAME", help="which idle cached block goes first; default: lru")
+    group.add_argument(
+        "--eviction-policy", metavar="NAME", help=f"which idle cached block goes first: {POLICY_NAMES}; default: lru"
+    )
     group.add_argument(
         "--watermark",
         type=float,

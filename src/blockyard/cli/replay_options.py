@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from .policy_help import POLICY_NAMES
 from .trace_options import add_output_options, add_running_options, add_trace_options
 
 _DESCRIPTION = """\
@@ -55,7 +56,11 @@ def add_replay_options(commands: Any) -> None:
 
 def _add_cache(group: Any) -> None:
     group.add_argument(
-        "--policies", "--policy", default="lru", metavar="LIST", help="names, or file.py:ClassName; default: lru"
+        "--policies",
+        "--policy",
+        default="lru",
+        metavar="LIST",
+        help=f"of {POLICY_NAMES}; file.py:ClassName is your own; default: lru",
     )
     group.add_argument(
         "--blocks",

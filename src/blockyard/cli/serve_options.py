@@ -23,7 +23,7 @@ examples:
   blockyard serve --host 0.0.0.0 --api-key-env MY_KEY   for other machines, with a key
 
 paths: /v1/models  /v1/completions  /v1/chat/completions  /tokenize  /detokenize  /health  /ping  /version  /metrics
-       /ui (a page on which one can watch the blocks)
+       /ui (a page that shows the blocks)
 """
 
 

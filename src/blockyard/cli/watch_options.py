@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 _DESCRIPTION = """\
-Open the page of a running server, on which one can watch its blocks. It prints the page's address, and opens a browser
+Open the page of a running server, which shows its blocks. It prints the page's address, and opens a browser
 where there is one.
 """
 

@@ -263,7 +263,7 @@ class KVCacheManager:
 
         Carry out the plan before the next step. Blocks that only hold tokens yet to be computed are given up. A
         sequence keeps its row; until `swap_in` it cannot be reserved for, but forked, cut, appended to and freed.
-        Evicted blocks whose saving no plan has told of yet keep their CPU blocks until one does.
+        Evicted blocks that no plan has saved yet keep their CPU blocks until one does.
         Raises `OutOfBlocks` when the CPU pool has too few free blocks, `SequenceNotReady` while tokens are reserved
         or when one is swapped out already, `InvalidArgument` without a CPU pool.
         """

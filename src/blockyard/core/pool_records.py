@@ -86,8 +86,8 @@ class PoolRecords(PoolFigures):
     def on_evict(self) -> Callable[[npt.NDArray[np.int32]], object] | None:
         """Called after each call in which blocks lost their content, with their ids, int32 (n,), in order; or None.
 
-        The content was evicted, given up by a shrinking pool, uncached, or written over (`copy_on_write`). It is not
-        told of a reset. It may call the pool; what it raises becomes a RuntimeWarning.
+        The content was evicted, dropped by a shrinking pool, uncached, or written over (`copy_on_write`). A reset is
+        no such call. It may call the pool; what it raises becomes a RuntimeWarning.
         """
         return None if self._teller is None else self._teller.callback
 

@@ -268,7 +268,7 @@ class Engine:
     def hint(self, session: str, *, over: bool = False, back_in: float | None = None) -> HintOutcome:
         """Say what comes next of a session: that it is over, or that its next turn comes in `back_in` seconds.
 
-        With neither, what was said is taken back. It is told to the cache (`KVCacheManager.hint`), at the time of the
+        With neither, a hint is taken back. It goes to the cache (`KVCacheManager.hint`), at the time of the
         engine's clock: seconds are those of `clock`. What is said holds for the session's newest state and until its
         next turn is admitted, whatever became of the one before: of `n` completions, of a request that was preempted or
         aborted. It changes what is evicted first, and no token. A session is known from the step that admits its

@@ -1,6 +1,6 @@
 """An eviction policy in the place of vLLM's `CachePolicy`: what its CPU tier drops next. No import of vLLM.
 
-vLLM tells of single chunks, as their transfers end; a policy of ours is told of whole requests, as a pool tells it.
+vLLM reports single chunks, as their transfers end; a policy of ours expects whole requests, as a pool reports them.
 Between the two stands a `Use`: what one request has stored or asked for. Its chunks are with the policy again when the
 request has finished and their transfers have ended, from its last chunk to its first.
 """

@@ -1,4 +1,4 @@
-"""A page on which one can watch the blocks of a running cache: a map of the pool, requests, a time line, a tree.
+"""A page that shows the blocks of a running cache as it works: a map of the pool, requests, a time line, a tree.
 
     from blockyard.live import Desk, LivePage
 

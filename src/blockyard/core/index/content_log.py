@@ -19,13 +19,13 @@ READ: Final[i32] = -1
 class ContentLog:
     """An entry for each content whose first computed block came (its block id), and whose last one went (minus its id).
 
-    A content that came and went between two readings leaves no entry. Of equal blocks one is told of; when it goes,
-    another takes its place without a word. The arrays are made once: no operation asks for memory. At most as many
+    A content that came and went between two readings leaves no entry. Of equal blocks one is logged; when it goes,
+    another takes its place without an entry. The arrays are made once: no operation asks for memory. At most as many
     contents can come as there are blocks, and only what was read before can go, so the log cannot overflow.
     """
 
     def __init__(self, num_blocks: int) -> None:
-        #: By block: 0 not told of, 1 + the place of its entry, or READ.
+        #: By block: 0 not logged, 1 + the place of its entry, or READ.
         self.told = zeros_i32(num_blocks)
         self.entries = zeros_i64(max(ENTRIES_A_BLOCK * num_blocks, FEWEST_ENTRIES))
         self.num_entries: i64 = 0

@@ -34,7 +34,7 @@ class Hinted(AroundPolicy):
       meanwhile.
     - Every other block, and what several sessions use: the policy's own.
 
-    A policy that says `needs_hints` is told what was said instead, and chooses itself.
+    A policy that says `needs_hints` gets the hints instead, and chooses itself.
 
     sessions: what was said, changed by others, who then call `restate`. idle: blocks that `policy` knows as idle.
     O(log sessions) amortised an event on top of the policy's own; 36 bytes a block, about 80 a session.

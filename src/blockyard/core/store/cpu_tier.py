@@ -17,7 +17,7 @@ class CpuTier(PoolObserver):
     def __init__(self, pool: ContentPool, cpu: ContentPool) -> None:
         self.pool = pool
         self.cpu = cpu
-        #: Evicted blocks (block, CPU block, group) that no plan has told of yet.
+        #: Evicted blocks (block, CPU block, group) that no plan has saved yet.
         self._saves: list[int] = []
 
     def evicting(self, block: i64) -> None:
@@ -40,5 +40,5 @@ class CpuTier(PoolObserver):
         self._saves = []
 
     def waiting_blocks(self) -> list[int]:
-        """CPU blocks held for saves that no plan has told of yet."""
+        """CPU blocks held for saves that are in no plan yet."""
         return self._saves[1::3]

@@ -1,4 +1,4 @@
-"""All that a cache has told of: what a snapshot is made from, off the engine's thread, and what turns into events."""
+"""All that a cache has published: what a snapshot is made from, off the engine's thread, and what becomes events."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -38,10 +38,10 @@ class Root:
 class ContentTable:
     """Contents by id, their tokens, what is before them, and where they are held.
 
-    What no prompt reaches, because something before it is gone, is not told of: when a content goes, all that follow it
-    are told to be gone too. So no two contents look alike from outside. A content comes back under its id when an equal
-    block was still to be computed; then those that follow it are told of again. Memory: about 110 bytes for each of the
-    cache's blocks of 16 tokens from the start, 128 MiB at most then.
+    What no prompt reaches, because something before it is gone, is not published: when a content goes, all that follow
+    it are published as gone too. So no two contents look alike from outside. A content comes back under its id when an
+    equal block was still to be computed; then those that follow it are published again.
+    Memory: about 110 bytes for each of the cache's blocks of 16 tokens from the start, 128 MiB at most then.
     """
 
     def __init__(self, config: CacheConfig) -> None:
@@ -236,7 +236,7 @@ class ContentTable:
             place = i64(self.places.next_one[place])
 
     def _tell(self, row: i64, out: EventWriter) -> None:
-        """Say that a content is held, in a cache without pools below: those before it are told of already."""
+        """Say that a content is held, in a cache without pools below: those before it are published already."""
         rows = self.rows
         parent = i64(rows.parent[row])
         if rows.kind[parent] != CONTENT or not out.goes_on(rows.name[row], rows.name[parent], GPU_PLACE):
@@ -248,8 +248,8 @@ class ContentTable:
     def _show(self, row: i64, place: i64, media: i64, out: EventWriter) -> None:
         """Say that a content is held in a place where it was not.
 
-        A consumer knows where a block belongs by the one before it. Where that is not held, it is told of with all
-        others up to one that is, and all of these are told to be gone right after.
+        A consumer knows where a block belongs by the one before it. Where that is not held, it is published
+        with all others up to one that is, and all of these are published as gone right after.
         """
         group = place >> 1
         absent: list[int] = []

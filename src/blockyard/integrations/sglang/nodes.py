@@ -39,7 +39,7 @@ class Node:
     def lease(self) -> BlockLease:
         """Its lease. Raises `InvalidArgument` where it is not locked."""
         if self._lease is None:
-            raise InvalidArgument("this node is not locked; its lock was given back")
+            raise InvalidArgument("this node is not locked; its lock was released")
         return self._lease
 
     def lock(self) -> None:

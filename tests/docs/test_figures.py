@@ -1,0 +1,98 @@
+"""Figures that one page takes from another page's table, or from its own, are the figures of that table."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ..support.places import ROOT
+
+#: Row of "By load" in policies.md, and the loads of guard.md that it stands for, in the order of its figures.
+LOADS = {
+    "conversations, an hour of production (Mooncake)": ["Mooncake, second half"],
+    "chats": ["chat", "chat:seed=72,users=300,turns=9"],
+    "agents that write code": ["coding:agents=12"],
+    "many agents": ["agents"],
+    "one system prompt, or documents": ["system", "rag"],
+    "bursts of the same prompts": ["bursts"],
+    "a mix of all these": ["mix"],
+    "its kind changes every 300 requests (turns:turn=300)": ["turns:turn=300"],
+    "what was learned turns wrong (trap)": ["trap:scans=300,collection=50"],
+    "its kind changes every 40 (turns:turn=40)": ["turns:turn=40"],
+    "no pattern (memoryless), or a pool that nearly fits": ["memoryless"],
+}
+NO_FLOOR = ("fifo", "s3fifo", "lfu", "arc", "score", "density", "auto")
+#: The worst difference to LRU, and the share of the gap that is closed.
+Figures = tuple[float, int]
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text()
+
+
+def tables(text: str, first: str) -> list[list[dict[str, str]]]:
+    """The tables whose first column is headed `first`: a dict for each row, without backquotes."""
+    found: list[list[dict[str, str]]] = []
+    head: list[str] = []
+    for line in text.splitlines():
+        cells = [cell.strip().replace("`", "") for cell in line.strip("|").split("|")] if line[:1] == "|" else []
+        if not cells:
+            head = []
+        elif not head:
+            head = cells
+            if first == head[0]:
+                found.append([])
+        elif first == head[0] and not cells[0].startswith("--"):
+            found[-1].append(dict(zip(head, cells, strict=True)))
+    return found
+
+
+def pairs(cell: str) -> list[Figures]:
+    return [(float(worst), int(closed)) for worst, closed in re.findall(r"([+-]\d+\.\d\d) / (-?\d+)", cell)]
+
+
+def measured() -> dict[str, dict[str, Figures]]:
+    """Of guard.md: by load, by policy."""
+    found: dict[str, dict[str, Figures]] = {}
+    for table in tables(page("guard.md"), "load"):
+        for row in table:
+            figures = {name: pairs(cell) for name, cell in row.items()}
+            found.setdefault(row["load"], {}).update({name: each[0] for name, each in figures.items() if each})
+    return found
+
+
+BY_LOAD = {row["your load"]: row for row in tables(page("policies.md"), "your load")[0]}
+
+
+def test_every_load_of_the_choice_is_known() -> None:
+    assert len(measured()["chat"]) == 11
+    assert [name for name in BY_LOAD if name not in LOADS] == ["one for which hardly any loss is acceptable"]
+    assert set(LOADS) <= set(BY_LOAD)
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_the_choice_by_load_has_the_figures_of_the_guard(name: str) -> None:
+    guard, row = measured(), BY_LOAD[name]
+    for policy in ("density", "guarded:density"):
+        assert pairs(row[policy]) == [guard[load][policy] for load in LOADS[name]]
+    best = row["closes most, no floor"]
+    for load, figures in zip(LOADS[name], pairs(best), strict=False):
+        most = max(guard[load][policy][1] for policy in NO_FLOOR if policy in guard[load])
+        closing = [policy for policy in NO_FLOOR if guard[load].get(policy) == figures]
+        assert figures[1] == most
+        assert any(policy in best for policy in closing)
+    assert pairs(best) or best == "nothing to win"
+
+
+def test_the_lead_of_the_hints_has_the_figures_of_its_table() -> None:
+    text = page("hints.md")
+    (lead,) = tables(text, "policy")
+    shown = {row["policy"]: [int(row[column]) for column in list(row)[1:]] for row in lead}
+    rows = [row for row in tables(text, "load")[0] if row["load"] == "Mooncake"]
+    assert shown == {
+        row["policy"]: [pairs(row[column])[0][1] for column in ("no hints", "over", "both")]
+        for row in rows
+        if row["policy"] in shown
+    }
+    assert len(shown) == 3
