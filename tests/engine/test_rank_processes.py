@@ -112,7 +112,7 @@ def test_what_another_rank_cannot_load_is_said_and_a_refused_model_leaves_no_pro
     with pytest.raises(RankError, match=f"rank 1 {tmp_path} has no config.json"):
         Engine(tiny_model("llama-mqa"), num_blocks=40, tensor_parallel=peers)
     assert own_children(others) == []
-    with pytest.raises(ModelError, match="has no base_model_tp_plan"):
+    with pytest.raises((ModelError, RankError), match="has no base_model_tp_plan"):
         Engine(tiny_model("gpt-oss"), num_blocks=40, tensor_parallel=2)
     assert own_children(others) == []
 
@@ -132,7 +132,7 @@ def test_torchrun_starts_the_ranks_of_a_command() -> None:
         [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", "2", *command],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
         check=False,
         env=child_environment(OMP_NUM_THREADS="1"),
         stdin=subprocess.DEVNULL,

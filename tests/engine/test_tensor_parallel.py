@@ -203,7 +203,7 @@ def test_a_layer_that_is_not_plain_is_refused() -> None:
     model.model.layers[1].mlp.up_proj.__class__ = OwnLinear
     peers = ThreadPeers(2)
     message = "layers.1.mlp.up_proj is a OwnLinear; only plain linear layers are split"
-    with pytest.raises(ModelError, match=message), engine_on(peers, model):
+    with pytest.raises((ModelError, RankError), match=message), engine_on(peers, model):
         pass
     peers.require_ended()
 
@@ -223,7 +223,8 @@ def test_a_wrong_plan_is_found_before_anything_is_served() -> None:
 
 def test_sums_that_are_left_out_are_found_by_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group.ProcessGroup, "all_reduce", lambda _, tensor: tensor)
-    with pytest.raises(ModelError, match="computes other logits"), engine_on(ThreadPeers(2), tiny_model("llama-gqa")):
+    both = (ModelError, RankError)  # whichever rank compares first
+    with pytest.raises(both, match="computes other logits"), engine_on(ThreadPeers(2), tiny_model("llama-gqa")):
         pass
 
 

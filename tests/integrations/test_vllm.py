@@ -149,13 +149,16 @@ def test_a_failure_of_stock_is_not_ours() -> None:
 
 def test_a_part_has_its_limit() -> None:
     """What takes longer is ended, what fails is said, and what was printed is kept."""
-    sleeps = everything.Part(
-        "sleeps", 3, ("timeit", "-n1", "-r1", "print('begun', flush=True)\nimport time; time.sleep(60)")
-    )
-    outcome = everything.run(sleeps, "python")
+    for limit in (3, 30):
+        sleeps = everything.Part(
+            "sleeps", limit, ("timeit", "-n1", "-r1", "print('begun', flush=True)\nimport time; time.sleep(600)")
+        )
+        outcome = everything.run(sleeps, "python")
+        if outcome.said:  # on a busy machine Python itself may take longer than three seconds to begin
+            break
     assert (outcome.status, outcome.said) == (None, "begun\n")
-    assert 3 <= outcome.seconds < 50
-    assert everything.verdict(sleeps, outcome) == "ended after 3 s"
+    assert limit <= outcome.seconds < 500
+    assert everything.verdict(sleeps, outcome) == f"ended after {limit} s"
     says = everything.Part("says", 50, ("timeit", "-n1", "-r1", "print('{python}')"))
     outcome = everything.run(says, "a python")
     assert outcome.status == 0

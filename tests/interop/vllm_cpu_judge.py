@@ -36,8 +36,9 @@ def differing_methods() -> list[str]:
 
 
 def prompts_of(draw: random.Random, count: int) -> list[list[OffloadKey]]:
-    heads = [[draw.randrange(10**9) for _ in range(draw.randint(1, 8))] for _ in range(6)]
-    prompts = [draw.choice(heads) + [draw.randrange(10**9) for _ in range(draw.randint(0, 8))] for _ in range(count)]
+    """Chains with common beginnings, none with a key twice."""
+    heads = [draw.sample(range(10**9), draw.randint(1, 8)) for _ in range(6)]
+    prompts = [draw.choice(heads) + draw.sample(range(10**9, 2 * 10**9), draw.randint(0, 8)) for _ in range(count)]
     return [[make_offload_key(number.to_bytes(32, "big"), 0) for number in prompt] for prompt in prompts]
 
 

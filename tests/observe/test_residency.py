@@ -151,7 +151,11 @@ def test_at_random_the_histograms_are_those_of_the_events(sample: int, settings:
     generator = random.Random(run_seed())
     cache = followed(24, sample, **settings)
     now, seqs = 0.0, list[int]()
-    for _ in range(100):
+    for step in range(2000):
+        # Of every fifth content few come back: some seeds have no gap after a hundred steps.
+        found = cache.residency()
+        if step >= 100 and found.lifetime.num_samples and found.reuse_gap.num_samples:
+            break
         now += generator.choice((0, 0.001, 0.7, 30.0)) * generator.random()
         cache.advance_time(now)
         tokens = [generator.choice((1, 1, 2)) for _ in range(generator.randint(1, 24))]
@@ -162,7 +166,6 @@ def test_at_random_the_histograms_are_those_of_the_events(sample: int, settings:
             cache.free(seqs.pop(generator.randrange(len(seqs))))
         if generator.random() < 0.05:
             cache.resize(generator.randint(20, 30))
-    found = cache.residency()
     lifetimes, idle, gaps = durations(cache.history(), sample)
     assert found.lifetime == histogram(lifetimes)
     assert found.idle_before_evict == histogram(idle)

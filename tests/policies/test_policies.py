@@ -52,12 +52,13 @@ class TestContract:
     @pytest.mark.parametrize("seed", SEEDS)
     def test_random_events(self, make: Maker, seed: int) -> None:
         """Each victim is idle, `check()` after each step; and at last all that is idle comes out, each block once."""
-        stream = Stream(make(12), 12, seed)
-        for _ in range(1500):
+        stream, events = Stream(make(12), 12, seed), {"cache", "revive", "evict", "lose", "drop_out", "grow", "clear"}
+        # The rarest comes once in 125 steps; one seed in 100,000 has none of them in 1500.
+        while (number := stream.counts.total()) < 1500 or (not events <= set(stream.counts) and number < 20_000):
             stream.step()
         idle = set(stream.idle)
         assert sorted(stream.drain()) == sorted(idle)
-        assert {"cache", "revive", "evict", "lose", "drop_out", "grow", "clear"} <= set(stream.counts)
+        assert events <= set(stream.counts)
 
     def test_one_block(self, make: Maker) -> None:
         policy = make(2)

@@ -22,10 +22,12 @@ from blockyard.serving import ApiError, ServerLimits, create_app
 from blockyard.serving.openai.protocol import ChatRequest, CompletionRequest, GenerationFields, parse_request
 from blockyard.serving.openai.unsupported_fields import HARMLESS, asked_for
 
+from ..support.patience import PATIENCE_SECONDS
 from ..support.places import ROOT
 from ..support.servers import MODEL, Running, running_server, tiny_engine
 
-LIMITS = ServerLimits(max_body_bytes=4096, body_seconds=0.5, header_seconds=0.5, max_tokens=100, max_waiting=2)
+LIMITS = ServerLimits(max_body_bytes=4096, max_tokens=100, max_waiting=2)
+IMPATIENT = ServerLimits(body_seconds=1.0, header_seconds=1.0)
 JSON = b"Content-Type: application/json\r\n"
 HI = [{"role": "user", "content": "hi"}]
 
@@ -34,6 +36,14 @@ HI = [{"role": "user", "content": "hi"}]
 def served() -> Iterator[Running]:
     with running_server(tiny_engine(max_num_seqs=4), LIMITS) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[Running]:
+    """For those who keep it waiting, and nobody else: on a busy machine a good client is late too."""
+    with running_server(tiny_engine(), IMPATIENT) as running:
+        yield running
+        running.require_idle()
 
 
 @pytest.fixture(autouse=True)
@@ -466,15 +476,15 @@ def test_a_body_beyond_the_limit(served: Running) -> None:
 
 
 def test_a_body_without_a_length_is_counted_as_it_comes(served: Running) -> None:
-    with socket.create_connection((served.host, served.port), timeout=30) as client:
+    with socket.create_connection((served.host, served.port), timeout=PATIENCE_SECONDS) as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + JSON + b"Transfer-Encoding: chunked\r\n\r\n")
         for _ in range(5):  # 5,000 bytes, and it has not said that it ends
             client.sendall(b"3e8\r\n" + b"a" * 1000 + b"\r\n")
         assert b" 413 " in client.recv(4096)
 
 
-def test_a_body_that_never_ends_is_not_waited_for(served: Running) -> None:
-    with socket.create_connection((served.host, served.port), timeout=30) as client:
+def test_a_body_that_never_ends_is_not_waited_for(impatient: Running) -> None:
+    with socket.create_connection((impatient.host, impatient.port), timeout=PATIENCE_SECONDS) as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + JSON + b'Content-Length: 100\r\n\r\n{"model"')
         answer = b""
         while piece := client.recv(4096):
@@ -484,8 +494,8 @@ def test_a_body_that_never_ends_is_not_waited_for(served: Running) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"])
-def test_a_silent_connection_is_closed(served: Running, sent: bytes) -> None:
-    with socket.create_connection((served.host, served.port), timeout=30) as client:
+def test_a_silent_connection_is_closed(impatient: Running, sent: bytes) -> None:
+    with socket.create_connection((impatient.host, impatient.port), timeout=PATIENCE_SECONDS) as client:
         client.sendall(sent)
         received = b""
         while piece := client.recv(4096):
@@ -494,7 +504,7 @@ def test_a_silent_connection_is_closed(served: Running, sent: bytes) -> None:
 
 
 def test_what_is_not_http_is_answered_and_closed(served: Running) -> None:
-    with socket.create_connection((served.host, served.port), timeout=30) as client:
+    with socket.create_connection((served.host, served.port), timeout=PATIENCE_SECONDS) as client:
         client.sendall(b"\x16\x03\x01 nonsense\r\n\r\n")
         received = b""
         while piece := client.recv(4096):

@@ -1,6 +1,6 @@
 """What tests share, none of it a test.
 
-seeds, places                       one seed for a run; where the repository stands
+seeds, places, patience             one seed for a run; where the repository stands; how long a test waits
 source_only, twin                   the package from its sources, beside the compiled one; one program for both
 reference, model_pair               the manager as lists and dicts; the manager and it, driven together
 checked, snapshot, busy_manager     a manager that is checked after each call; its whole state; one amid its work

@@ -147,8 +147,8 @@ def name_of(number: int, group: int = 0) -> bytes:
 def prompts_of(draw: random.Random, count: int, num_groups: int) -> list[list[bytes]]:
     """Chains with common beginnings; with several groups, each place has a key for each.
 
-    No prompt has a name twice, as none of vLLM's has: its names are chained.
+    No prompt has a key twice, as none of vLLM's has: its names are chained.
     """
-    heads = [[draw.randrange(10**15) for _ in range(draw.randint(1, 6))] for _ in range(4)]
-    prompts = [draw.choice(heads) + [draw.randrange(10**15) for _ in range(draw.randint(0, 5))] for _ in range(count)]
+    heads = [draw.sample(range(10**6), draw.randint(1, 6)) for _ in range(4)]
+    prompts = [draw.choice(heads) + draw.sample(range(10**6, 2 * 10**6), draw.randint(0, 5)) for _ in range(count)]
     return [[name_of(number, group) for number in prompt for group in range(num_groups)] for prompt in prompts]
