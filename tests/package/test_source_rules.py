@@ -31,7 +31,9 @@ def relative(path: Path) -> str:
     return path.relative_to(PACKAGE_DIR).as_posix()
 
 
+@cache
 def tree_of(path: Path) -> ast.Module:
+    """Parsed once for all rules, so none may change it."""
     return ast.parse(path.read_text(), str(path))
 
 
@@ -417,8 +419,8 @@ def import_graph() -> dict[str, set[str]]:
     """File to files that it imports when it is imported; imports inside functions do not count."""
     graph: dict[str, set[str]] = {}
     for path in PACKAGE_FILES:
-        tree = tree_of(path)
-        tree.body = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        body = [node for node in tree_of(path).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        tree = ast.Module(body, [])
         graph[relative(path)] = {
             found
             for _, kind, parts in imports_of(path, tree)
