@@ -44,15 +44,16 @@ WORDS_TO_ALIGN = 8
 
 
 class Injection:
-    """Counts the events of a call, and raises at one of them."""
+    """Counts the events of a call, and raises at one of them. outside: files whose frames are the caller's."""
 
-    def __init__(self, stop_at: int) -> None:
+    def __init__(self, stop_at: int, outside: Container[str] = OUTSIDE) -> None:
         self.stop_at = stop_at
+        self.outside = outside
         self.num_events = 0
         self.where = ""
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename in OUTSIDE:
+        if frame.f_code.co_filename in self.outside:
             return None
         return self.at(frame, event, argument)
 

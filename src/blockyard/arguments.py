@@ -38,7 +38,9 @@ def require_int(name: str, value: object, low: int, high: int) -> int:
 def require_str(name: str, value: object) -> str:
     """`value` if it is a plain string: a subclass could run code of its own when it is hashed or compared."""
     if type(value) is not str:
-        raise InvalidArgument(f"{name} is {shown(value)}; it must be a string")
+        told = f", a {type(value).__name__}; it must be a plain string"
+        told = told if isinstance(value, str) else "; it must be a string"
+        raise InvalidArgument(f"{name} is {shown(value)}{told}")
     return value
 
 

@@ -106,6 +106,34 @@ def test_a_request_without_a_handle_is_named_and_changes_nothing(handle: object)
     cache.check_integrity()
 
 
+@pytest.mark.parametrize(
+    ("row", "length", "error"),
+    [
+        (2, 8, "table_idx of req 7 is 2; page_table has 2 rows"),
+        (-1, 8, "table_idx of req 7 is -1"),
+        (1, 9, "device_len of req 7 is 9, which is 3 pages of 4 tokens; a row of page_table has 10 slots"),
+    ],
+)
+def test_what_the_page_table_has_no_room_for_takes_no_page(row: int, length: int, error: str) -> None:
+    """A row that was not written would be read the next time: the request had its pages, and none was missing."""
+    cache = CacheManager(8, 4, torch.full((2, 10), -1, dtype=torch.int32))
+    handles = [cache.match_req(pending(length)).cuda_handle for _ in range(2)]
+    for handle in handles:
+        cache.lock(handle)
+    good, bad = pending(8), pending(length)
+    good.handle, bad.handle = handles
+    with pytest.raises(InvalidArgument, match=error):
+        cache.allocate_paged([SmallReq(good, 0, 0, 8), SmallReq(bad, row, 0, length)])
+    assert cache.available_size == 32
+    assert (cache.page_table == -1).all()
+
+
+def test_a_request_without_tokens_is_named() -> None:
+    cache = CacheManager(8, 4, torch.zeros((2, 64), dtype=torch.int32))
+    with pytest.raises(InvalidArgument, match="input_ids of req 7 is empty; it must have at least 1 token"):
+        cache.match_req(pending(0))
+
+
 def test_it_is_installed_before_the_first_request() -> None:
     old = SimpleNamespace(num_pages=20, page_size=4, page_table=torch.zeros((2, 64), dtype=torch.int32))
     managers = SimpleNamespace(runnable=False, cache_manager=old)

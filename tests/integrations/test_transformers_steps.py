@@ -14,6 +14,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from transformers.generation.continuous_batching.scheduler import FIFOScheduler
+
 from blockyard import BlockPool, InvalidArgument
 from blockyard.integrations.transformers import pooled_cache
 
@@ -156,6 +158,17 @@ def test_a_prompt_without_tokens_fails_alone() -> None:
     assert outputs["empty"].error == "input_ids is empty; it must have at least 1 token"
     for name, prompt in (("a", [1] * 8), ("b", [2] * 8)):
         assert (outputs[name].error, outputs[name].generated_tokens) == (None, answer(prompt, 3))
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_scheduler_that_was_made_outside_of_the_context_is_refused(shares: bool) -> None:
+    """As where the context was left while a manager's thread had made its cache and not yet its scheduler."""
+    processor, pool = made(8, allow_block_sharing=shares)
+    processor.scheduler = FIFOScheduler(processor.cache, processor.cb_config.safety_margin, 64)
+    processor.add("a", [1] * 8, 3)
+    with pytest.raises(InvalidArgument, match="made in pooled_cache and its scheduler was not"):
+        processor.step()
+    assert pool.num_used_blocks == 0
 
 
 def test_what_cannot_be_served_fails_alone() -> None:

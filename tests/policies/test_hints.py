@@ -272,6 +272,14 @@ def test_bad_arguments(arguments: dict[str, Any]) -> None:
         cache.hint(**{"target": "a", **arguments})
 
 
+def test_a_string_of_another_class_is_told_apart_from_a_plain_one() -> None:
+    class Name(str):
+        __slots__ = ()
+
+    with pytest.raises(InvalidArgument, match=r"^session is 'a', a Name; it must be a plain string$"):
+        make_cache().allocate(prompt(1), session=Name("a"))
+
+
 @pytest.mark.parametrize("session", ["", "x" * 201, 1, b"a", True])
 def test_bad_sessions(session: Any) -> None:
     cache = make_cache()

@@ -64,7 +64,12 @@ class CacheManager:
         self.device = page_table.device
 
     def match_req(self, req: Any) -> MatchResult:
-        """The cached pages that a pending request begins with, all but its last token considered. Nothing is held."""
+        """The cached pages that a pending request begins with, all but its last token considered. Nothing is held.
+
+        Raises `InvalidArgument` for one without tokens.
+        """
+        if len(req.input_ids) == 0:
+            raise InvalidArgument(f"input_ids of req {req.uid} is empty; it must have at least 1 token")
         found = self.pool.find_cached_blocks(req.input_ids.numpy())
         most = (len(req.input_ids) - 1) // self.page_size
         return MatchResult(CacheHandle(found.first(min(len(found), most)), self.page_size, self.device))
@@ -94,9 +99,10 @@ class CacheManager:
     def allocate_paged(self, reqs: Sequence[Any]) -> None:
         """Give each request pages up to its `device_len`.
 
-        Raises `OutOfBlocks` if not all fit, `InvalidArgument` for one that holds nothing; none is given then.
+        Raises `OutOfBlocks` if not all fit, `InvalidArgument` for one that holds nothing, and for one that the page
+        table has no row or no room in a row for; none is given then.
         """
-        missing = [-(-req.device_len // self.page_size) - len(_lease(req)) for req in reqs]
+        missing = [self._num_pages_in_row(req) - len(_lease(req)) for req in reqs]
         num_missing = sum(number for number in missing if number > 0)
         if num_missing > self.pool.num_free_blocks:
             free = self.pool.num_free_blocks
@@ -106,6 +112,19 @@ class CacheManager:
                 first = len(_lease(req)) * self.page_size
                 slots = _slots(self.pool.extend(_lease(req), number), self.page_size).to(self.device)
                 self.page_table[req.table_idx, first : first + len(slots)] = slots
+
+    def _num_pages_in_row(self, req: Any) -> int:
+        """Pages for a request's tokens, for which there must be room in its row: it is written when they are taken."""
+        num_rows, width = self.page_table.shape
+        number = -(-req.device_len // self.page_size)
+        if not 0 <= req.table_idx < num_rows:
+            raise InvalidArgument(f"table_idx of req {req.uid} is {req.table_idx}; page_table has {num_rows} rows")
+        if number * self.page_size > width:
+            raise InvalidArgument(
+                f"device_len of req {req.uid} is {req.device_len}, which is {number} pages of {self.page_size} tokens; "
+                f"a row of page_table has {width} slots"
+            )
+        return int(number)
 
     def cache_req(self, req: Any, *, finished: bool) -> None:
         """Cache the full pages of what a request has computed; free all that it holds if it has finished.

@@ -101,11 +101,14 @@ class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # unt
         #: The tokens that the request that is looked up next can be given in this step, and whether that was too many.
         self.num_tokens_left = 0
         self.declined: str | None = None
+        #: Whether a scheduler of ours asks: one of transformers' would hold hits that it cannot go on with.
+        self.has_scheduler = False
         self.ledger = _Ledger(self.blocks)
         self.pools.append(self.blocks)
 
     def needs_new_sectors(self, request_id: str, past_length: int, query_length: int) -> int:
         """Above 0 where blocks are missing, for there are no more sectors; and for a request that was declined."""
+        self._require_scheduler()
         if request_id == self.declined:
             return 1
         missing = int(self.needs_new_blocks(request_id, past_length, query_length))
@@ -136,11 +139,19 @@ class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # unt
 
     def match_prefix_blocks(self, prompt_ids: list[int]) -> list[int]:
         """The cached blocks that a prompt begins with, its last token left to be computed."""
+        self._require_scheduler()
         # `has_room` has just been asked about this very list, unless another caller asks.
         if self._asked is not prompt_ids or self._found is None:
             self._found = self._find(prompt_ids)
         self._asked = None
         return self._numbered(self._found.block_ids)
+
+    def _require_scheduler(self) -> None:
+        if not self.has_scheduler:
+            raise InvalidArgument(
+                "the cache was made in pooled_cache and its scheduler was not; a manager's thread makes both after "
+                "start has returned: leave pooled_cache when it has given its first result"
+            )
 
     def _find(self, prompt_ids: list[int]) -> FoundBlocks:
         found = self.blocks.find_cached_blocks(prompt_ids)
@@ -255,6 +266,7 @@ class _Admission:
         if not self.active_requests:
             self.block_new_requests = False
         allocator = self._allocator
+        allocator.has_scheduler = True
         allocator.keep_children()
         allocator.num_tokens_left = token_budget
         try:
@@ -311,6 +323,9 @@ def pooled_cache(**pool_options: Any) -> Iterator[list[BlockPool]]:
 
     pool_options: of `BlockPool`: eviction_policy, retention_blocks, history_size and so on. A model with layers of
     sliding windows raises `InvalidArgument` when its cache is made. Not for use by several threads at once.
+    A manager's thread (`init_continuous_batching`, `start`) makes its cache and its scheduler after `start` has
+    returned: leave the context when it has given its first result. One that was left between the two fails all requests
+    with `InvalidArgument`.
     """
     pools: list[BlockPool] = []
     allocator = type("PooledAllocator", (PooledAllocator,), {"pool_options": pool_options, "pools": pools})
