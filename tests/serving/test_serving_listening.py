@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 pytest.importorskip("fastapi")
 pytest.importorskip("openai")
 
+from blockyard.cli.main import main
 from blockyard.errors import InvalidArgument
 from blockyard.serving import Server, ServerOptions
 from blockyard.serving.http.listening import open_sockets
@@ -90,3 +91,28 @@ def test_of_two_that_load_at_once_the_later_one_says_so() -> None:
         server.run(ours)
     assert not server.app.state.engine_thread._thread.is_alive()
     close([*ours, *theirs])
+
+
+@pytest.mark.parametrize("below", [0, 1])
+@pytest.mark.parametrize("host", ["127.0.0.1", "*", "0.0.0.0"])
+def test_kv_events_at_the_servers_own_port(capsys: pytest.CaptureFixture[str], host: str, below: int) -> None:
+    """Told before a model is loaded: the system says no only when the server begins to listen."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    events = f"tcp://{host}:{port - below}"
+    assert main(["serve", "--port", str(port), "--kv-events", events, "--model", "no/such/model"]) == 2
+    said = capsys.readouterr().err
+    assert f"--kv-events is {events}; that and the next port, for replays, must not be {port}" in said
+
+
+@pytest.mark.parametrize(
+    "events", ["tcp://127.0.0.2:{port}", "tcp://127.0.0.1:*", "ipc:///tmp/{port}", "tcp://[::1]:1"]
+)
+def test_kv_events_at_another_address(capsys: pytest.CaptureFixture[str], events: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    given = events.format(port=port)
+    assert main(["serve", "--port", str(port), "--kv-events", given, "--model", "no/such/model"]) == 2
+    assert "must not be" not in capsys.readouterr().err
