@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 
 import pytest
@@ -116,3 +117,21 @@ def test_kv_events_at_another_address(capsys: pytest.CaptureFixture[str], events
     given = events.format(port=port)
     assert main(["serve", "--port", str(port), "--kv-events", given, "--model", "no/such/model"]) == 2
     assert "must not be" not in capsys.readouterr().err
+
+
+def test_a_closed_terminal_stops_it_in_order() -> None:
+    """As SIGTERM does; under nohup it goes on."""
+    server = Server(tiny_engine(), ServerOptions(model_name=MODEL, port=0))
+    with server.capture_signals():
+        signal.raise_signal(signal.SIGHUP)
+        assert server.should_exit
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    server.should_exit = False
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with server.capture_signals():
+            signal.raise_signal(signal.SIGHUP)
+            assert not server.should_exit
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
