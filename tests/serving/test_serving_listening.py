@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 
@@ -11,6 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("fastapi")
 pytest.importorskip("openai")
 
+from blockyard.cli import serve
 from blockyard.cli.main import main
 from blockyard.errors import InvalidArgument
 from blockyard.serving import Server, ServerOptions
@@ -135,3 +137,12 @@ def test_a_closed_terminal_stops_it_in_order() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def test_a_server_whose_address_nobody_reads_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of `blockyard serve | true`, or with a full disk behind stdout."""
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        serve._say_where("m", "http://127.0.0.1:1", "off")
+        with contextlib.suppress(OSError):
+            full.close()

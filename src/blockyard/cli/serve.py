@@ -7,7 +7,7 @@ import ipaddress
 import os
 import socket
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -107,7 +107,8 @@ def _require_ports_apart(sockets: list[socket.socket], endpoint: str | None) -> 
 
 
 def _say_where(name: str, address: str, ui: str) -> None:
-    print(f"blockyard serves {name} at {address}/v1", flush=True)
+    with suppress(OSError):  # nobody reads it, or the disk is full: clients are served all the same
+        print(f"blockyard serves {name} at {address}/v1", flush=True)
     if ui != "off":
         print(f"blockyard: watch its blocks at {address}/ui/", file=sys.stderr)
 
