@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import socket
 
 import pytest
@@ -10,6 +12,8 @@ pytest.importorskip("torch")
 pytest.importorskip("fastapi")
 pytest.importorskip("openai")
 
+from blockyard.cli import serve
+from blockyard.cli.main import main
 from blockyard.errors import InvalidArgument
 from blockyard.serving import Server, ServerOptions
 from blockyard.serving.http.listening import open_sockets
@@ -90,3 +94,55 @@ def test_of_two_that_load_at_once_the_later_one_says_so() -> None:
         server.run(ours)
     assert not server.app.state.engine_thread._thread.is_alive()
     close([*ours, *theirs])
+
+
+@pytest.mark.parametrize("below", [0, 1])
+@pytest.mark.parametrize("host", ["127.0.0.1", "*", "0.0.0.0"])
+def test_kv_events_at_the_servers_own_port(capsys: pytest.CaptureFixture[str], host: str, below: int) -> None:
+    """Told before a model is loaded: the system says no only when the server begins to listen."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    events = f"tcp://{host}:{port - below}"
+    assert main(["serve", "--port", str(port), "--kv-events", events, "--model", "no/such/model"]) == 2
+    said = capsys.readouterr().err
+    assert f"--kv-events is {events}; that and the next port, for replays, must not be {port}" in said
+
+
+@pytest.mark.parametrize(
+    "events", ["tcp://127.0.0.2:{port}", "tcp://127.0.0.1:*", "ipc:///tmp/{port}", "tcp://[::1]:1"]
+)
+def test_kv_events_at_another_address(capsys: pytest.CaptureFixture[str], events: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    given = events.format(port=port)
+    assert main(["serve", "--port", str(port), "--kv-events", given, "--model", "no/such/model"]) == 2
+    assert "must not be" not in capsys.readouterr().err
+
+
+def test_a_closed_terminal_stops_it_in_order() -> None:
+    """As SIGTERM does; under nohup it goes on."""
+    server = Server(tiny_engine(), ServerOptions(model_name=MODEL, port=0))
+    with server.capture_signals():
+        signal.raise_signal(signal.SIGHUP)
+        assert server.should_exit
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    server.should_exit = False
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with server.capture_signals():
+            signal.raise_signal(signal.SIGHUP)
+            assert not server.should_exit
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def test_a_server_whose_address_nobody_reads_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of `blockyard serve | true`, or with a full disk behind stdout."""
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        serve._say_where("m", "http://127.0.0.1:1", "off")
+        with contextlib.suppress(OSError):
+            full.close()

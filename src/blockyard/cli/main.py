@@ -22,7 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?" and goes on
     try:
         status = int(_function(COMMANDS[options.command])(options))
-        sys.stdout.flush()  # here, where a full disk can still be told
+        if sys.stdout is not None:  # it is None where the shell has closed it, with >&-
+            sys.stdout.flush()  # here, where a full disk can still be told
         return status
     except BlockyardError as error:
         print(f"blockyard: {error}", file=sys.stderr)

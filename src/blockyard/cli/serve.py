@@ -7,7 +7,7 @@ import ipaddress
 import os
 import socket
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,7 @@ def run_serve(options: argparse.Namespace) -> int:
     tracer = None if endpoint is None else otlp_tracer(endpoint)
     with ExitStack() as held:
         sockets = [held.enter_context(each) for each in open_sockets(options.host, options.port)]
+        _require_ports_apart(sockets, options.kv_events)
         if api_key is None and not _is_loopback(options.host):
             print(f"blockyard: {options.host} is open to other machines and there is no API key", file=sys.stderr)
         if api_key is None and "*" in options.cors_origin:
@@ -90,8 +91,24 @@ def _serve(
     return 0 if server.started and lost is None else 1
 
 
+def _require_ports_apart(sockets: list[socket.socket], endpoint: str | None) -> None:
+    """Raise `InvalidArgument` where KV events or their replays want the server's own port: the system lets all three be
+    bound, and says no when the model has been loaded."""
+    host, _, port = (endpoint or "").removeprefix("tcp://").rpartition(":")
+    if not (endpoint or "").startswith("tcp://") or not (port.isascii() and port.isdecimal()) or len(port) > 5:
+        return
+    for own_host, own_port in (each.getsockname()[:2] for each in sockets):
+        is_same_host = host == own_host or {host, own_host} & {"*", "0.0.0.0", "localhost"}
+        if is_same_host and own_port in (int(port), int(port) + 1):
+            raise InvalidArgument(
+                f"--kv-events is {endpoint}; that and the next port, for replays, must not be {own_port}, which is the "
+                "server's"
+            )
+
+
 def _say_where(name: str, address: str, ui: str) -> None:
-    print(f"blockyard serves {name} at {address}/v1", flush=True)
+    with suppress(OSError):  # nobody reads it, or the disk is full: clients are served all the same
+        print(f"blockyard serves {name} at {address}/v1", flush=True)
     if ui != "off":
         print(f"blockyard: watch its blocks at {address}/ui/", file=sys.stderr)
 

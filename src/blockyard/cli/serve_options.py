@@ -10,8 +10,8 @@ from .model_options import add_cache_options, add_model_options, add_rank_option
 _DESCRIPTION = """\
 Serve a language model to clients of OpenAI's API: models, completions and chat completions, whole or streamed.
 
-It listens on this machine alone unless --host says otherwise. SIGTERM stops it in order: no new requests, running ones
-end within --drain-seconds.
+It listens on this machine alone unless --host says otherwise. SIGTERM, Ctrl-C or a closed terminal stops it in order:
+no new requests, running ones end within --drain-seconds.
 """
 
 _EPILOG = """\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import threading
 import urllib.error
 import urllib.request
 import webbrowser
@@ -12,8 +13,11 @@ from urllib.parse import urlsplit
 from ..arguments import shown
 from ..errors import InvalidArgument
 
+#: For each of its pieces, and for all of an answer.
 _SECONDS = 10
+_SECONDS_IN_ALL = 20
 _MAX_BYTES = 2**16
+_MAX_WHY = 200
 #: What only this page says of itself.
 _MARK = b'<meta name="application-name" content="Blockyard">'
 
@@ -43,7 +47,7 @@ def page_address(url: str) -> str:
         except urllib.error.HTTPError:
             continue
         except (OSError, HTTPException, ValueError) as error:
-            why = str(getattr(error, "reason", error))
+            why = _printable(str(getattr(error, "reason", error)))
             break
     raise InvalidArgument(f"url is {shown(url)}; {why}")
 
@@ -53,6 +57,7 @@ def _require_address(url: str) -> None:
         parts = urlsplit(url)
         is_one = parts.scheme in ("http", "https") and bool(parts.hostname)
         is_one = is_one and not (parts.username or parts.query or parts.fragment) and url.isprintable()
+        is_one = is_one and parts.port != 0  # which raises where it is above 65535
     except ValueError:
         is_one = False
     if not is_one:
@@ -60,6 +65,27 @@ def _require_address(url: str) -> None:
 
 
 def _has_mark(address: str) -> bool:
-    with urllib.request.urlopen(address, timeout=_SECONDS) as answer:
-        page: bytes = answer.read(_MAX_BYTES)
-    return _MARK in page
+    """Whether it answers with the page. A timeout of sockets begins anew with each byte, so another thread asks."""
+    answers: list[bytes] = []
+    errors: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            with urllib.request.urlopen(address, timeout=_SECONDS) as answer:
+                answers.append(answer.read(_MAX_BYTES))
+        except Exception as error:
+            errors.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_SECONDS_IN_ALL)
+    if errors:
+        raise errors[0]
+    if not answers:
+        raise OSError(f"it has not answered within {_SECONDS_IN_ALL} seconds")
+    return _MARK in answers[0]
+
+
+def _printable(text: str) -> str:
+    """A server's own words, which could be escape sequences for a terminal."""
+    return "".join(each if each.isprintable() else "?" for each in text[:_MAX_WHY])

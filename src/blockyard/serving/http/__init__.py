@@ -6,6 +6,7 @@ Read it in this order:
     deadline                  the time that a request has, from its arrival
     run                       a client's request from its jobs to its end
     request_log               an id and a line of the log for each request
+    repeated_lines            few of the warnings that clients can cause without end
     streaming                 server-sent events, and clients that vanish
     service                   what the paths share
     routes, tokenizer_routes, check_route, absent_paths    the paths

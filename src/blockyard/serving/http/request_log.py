@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...engine import GenerationResult
 from ..openai.responses import usage
+from .repeated_lines import Sparingly
 
 _ID_HEADER = b"x-request-id"
 _USABLE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -118,14 +119,21 @@ def _id_of(scope: Scope) -> str:
 def log_config(has_info: bool) -> dict[str, Any]:
     """For `logging.config.dictConfig`: the server's log and uvicorn's on stderr, with times. has_info: INFO too.
 
-    The lines that say how it goes are INFO, and there in any case.
+    The lines that say how it goes are INFO, and there in any case. Of uvicorn's warnings, which clients cause without a
+    key, there are few.
     """
     logger = {"handlers": ["stderr"], "level": "INFO" if has_info else "WARNING", "propagate": False}
+    stderr = {"class": "logging.StreamHandler", "formatter": "plain", "stream": "ext://sys.stderr"}
     status = {**logger, "level": "INFO"}
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(message)s"}},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "plain", "stream": "ext://sys.stderr"}},
-        "loggers": {"uvicorn": logger, "blockyard.serving": logger, "blockyard.serving.status": status},
+        "filters": {"sparingly": {"()": Sparingly}},
+        "handlers": {"stderr": stderr, "few": {**stderr, "filters": ["sparingly"]}},
+        "loggers": {
+            "uvicorn": {**logger, "handlers": ["few"]},
+            "blockyard.serving": logger,
+            "blockyard.serving.status": status,
+        },
     }

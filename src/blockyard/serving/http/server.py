@@ -1,14 +1,16 @@
 """uvicorn around the application: where it listens, and how it stops.
 
-On SIGTERM or SIGINT no connection and no request is taken any more, those that run go on for `drain_seconds`, and
-what is left then ends with an error of its own before the process does. A second SIGINT does not wait.
+On SIGTERM, SIGINT or SIGHUP no connection and no request is taken any more, those that run go on for `drain_seconds`,
+and what is left then ends with an error of its own before the process does. A second SIGINT does not wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -140,8 +142,22 @@ class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """As uvicorn's, but a signal that has ended the server in order does not kill the process afterwards."""
-        with super().capture_signals():
+        with super().capture_signals(), self._capture_hangup():
             try:
                 yield
             finally:
                 self._captured_signals.clear()
+
+    @contextlib.contextmanager
+    def _capture_hangup(self) -> Iterator[None]:
+        """A terminal that closes ends the server in order too, unless nohup has it ignored."""
+        hangup = getattr(signal, "SIGHUP", None)
+        is_ours = threading.current_thread() is threading.main_thread()
+        if hangup is None or not is_ours or signal.getsignal(hangup) is not signal.SIG_DFL:
+            yield
+            return
+        signal.signal(hangup, self.handle_exit)
+        try:
+            yield
+        finally:
+            signal.signal(hangup, signal.SIG_DFL)
