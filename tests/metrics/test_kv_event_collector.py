@@ -53,7 +53,7 @@ def test_what_a_publisher_did_is_what_it_tells(monkeypatch: pytest.MonkeyPatch) 
             hostile.connect(publisher.endpoint)
             for number in range(65):
                 hostile.setsockopt(zmq.SUBSCRIBE, b"%d" % number)
-            wait_for(lambda: (value(registry, "subscribers_cut_total") or 0) >= 1)
+            wait_until(lambda: (value(registry, "subscribers_cut_total") or 0) >= 1)
         monkeypatch.setattr(publishing, "MOST_WAITING", 0)
         publisher.publish()
         assert value(registry, "deferred_total") == 1
