@@ -19,6 +19,7 @@ from blockyard.events.publishing import publisher as publishers
 from ..support.interrupter import Interrupter
 from ..support.patience import PATIENCE_SECONDS, wait_until
 
+Publishing = Callable[..., KVEventPublisher]
 PROMPT = list(range(1, 13))
 #: Requests of which some are right, from one who never reads an answer.
 HOSTILE = ([b"", bytes(8)], [b"x"], [b"", b"", b"", bytes(8)], [bytes(8)], [b"", b"a" * 900])
@@ -38,7 +39,7 @@ def compute(cache: KVCacheManager, tokens: list[int]) -> int:
 
 
 @pytest.fixture
-def publishing() -> Iterator[Callable[..., KVEventPublisher]]:
+def publishing() -> Iterator[Publishing]:
     made = []
 
     def publish(cache: KVCacheManager, **options: Any) -> KVEventPublisher:
@@ -70,9 +71,7 @@ def tokens_of(mirror: Mirror) -> int:
 
 
 @pytest.mark.parametrize("first_sequence", ["clock", "zero"])
-def test_a_late_consumer_gets_all_and_then_what_follows(
-    publishing: Callable[..., KVEventPublisher], first_sequence: str
-) -> None:
+def test_a_late_consumer_gets_all_and_then_what_follows(publishing: Publishing, first_sequence: str) -> None:
     cache = make_cache()
     publisher = publishing(cache, first_sequence=first_sequence)
     seq = compute(cache, PROMPT[:8])
@@ -91,7 +90,7 @@ def test_a_late_consumer_gets_all_and_then_what_follows(
         assert until(subscriber, lambda: tokens_of(mirror) == 0)
 
 
-def test_a_pool_alone_is_published(publishing: Callable[..., KVEventPublisher]) -> None:
+def test_a_pool_alone_is_published(publishing: Publishing) -> None:
     """A placeholder under a span is told as the last of all tokens."""
     pool = BlockPool(20, 4, enable_kv_cache_events=True)
     publisher = publishing(pool)
@@ -139,7 +138,7 @@ def test_pools_that_are_not_published(make: Callable[[], BlockPool], text: str) 
         KVEventPublisher(make())
 
 
-def test_a_restart_is_noticed(publishing: Callable[..., KVEventPublisher]) -> None:
+def test_a_restart_is_noticed(publishing: Publishing) -> None:
     cache = make_cache()
     publisher = publishing(cache)
     compute(cache, PROMPT)
@@ -156,7 +155,7 @@ def test_a_restart_is_noticed(publishing: Callable[..., KVEventPublisher]) -> No
         assert until(subscriber, lambda: tokens_of(mirror) == 4 and mirror.trust("worker") is Trust.LIVE)
 
 
-def test_a_port_in_use_is_one_sentence(publishing: Callable[..., KVEventPublisher]) -> None:
+def test_a_port_in_use_is_one_sentence(publishing: Publishing) -> None:
     publisher = publishing(make_cache())
     with pytest.raises(PublisherError, match=r"endpoint is 'tcp://.*'; it cannot be bound: Address already in use"):
         publishing(make_cache(), endpoint=publisher.endpoint)
@@ -194,7 +193,7 @@ def test_a_bad_endpoint_leaves_nothing_that_closing_waits_for(bad: Any, endpoint
 
 
 def test_a_publisher_that_needs_long_for_a_snapshot_is_asked_less_and_less(
-    publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked anew each time that patience ends, it would make one after another, each for a connection that is gone."""
     monkeypatch.setattr("blockyard.events.following.subscriber.REPLAY_PATIENCE", 0.05)
@@ -216,9 +215,7 @@ def test_a_publisher_that_needs_long_for_a_snapshot_is_asked_less_and_less(
         assert until(subscriber, lambda: tokens_of(mirror) == 12)
 
 
-def test_hostile_requests_and_a_consumer_that_does_not_read_keep_nobody_waiting(
-    publishing: Callable[..., KVEventPublisher],
-) -> None:
+def test_hostile_requests_and_a_consumer_that_does_not_read_keep_nobody_waiting(publishing: Publishing) -> None:
     cache = make_cache(num_blocks=2000, max_model_len=8000)
     publisher = publishing(cache)
     compute(cache, list(range(7000)))
@@ -239,7 +236,7 @@ def test_hostile_requests_and_a_consumer_that_does_not_read_keep_nobody_waiting(
     context.term()
 
 
-def test_publishing_waits_for_nobody_and_loses_nothing(publishing: Callable[..., KVEventPublisher]) -> None:
+def test_publishing_waits_for_nobody_and_loses_nothing(publishing: Publishing) -> None:
     """The thread is held up; meanwhile hundreds of steps go by, and afterwards a consumer has all."""
     cache = make_cache(num_blocks=600, max_model_len=40)
     publisher = publishing(cache)
@@ -263,7 +260,7 @@ def test_publishing_waits_for_nobody_and_loses_nothing(publishing: Callable[...,
 
 
 def test_closing_twice_is_nothing_and_what_was_published_is_out(
-    publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publishers, "LAST_MESSAGES_MS", 1000 * PATIENCE_SECONDS)
     cache = make_cache()
@@ -282,7 +279,7 @@ def test_closing_twice_is_nothing_and_what_was_published_is_out(
 
 
 def test_who_has_asked_when_a_publisher_closes_is_answered(
-    publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dynamo's indexer waits for an answer for ever, and takes in nothing meanwhile."""
     monkeypatch.setattr(publishers, "LAST_MESSAGES_MS", 1000 * PATIENCE_SECONDS)
@@ -299,16 +296,12 @@ def test_who_has_asked_when_a_publisher_closes_is_answered(
     with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
         asking.setsockopt(zmq.LINGER, 0)
         asking.connect(publisher.replay_endpoint)
-        assert is_held.wait(
-            PATIENCE_SECONDS
-        )  # the thread has looked for requests, and does so once more before it ends
+        assert is_held.wait(PATIENCE_SECONDS)  # it has looked for requests, and does so once more before it ends
         closing = threading.Thread(target=publisher.close)
         closing.start()
         wait_until(lambda: publisher._is_closing)
         asking.send_multipart([b"", bytes(8)])
-        assert publisher._router.poll(
-            1000 * PATIENCE_SECONDS
-        )  # it is there; the thread, which is held, does not use the socket
+        assert publisher._router.poll(1000 * PATIENCE_SECONDS)  # the thread is held, and does not use the socket
         goes_on.set()
         assert asking.poll(1000 * PATIENCE_SECONDS)
         assert len(asking.recv_multipart()[-1]) > 0
@@ -317,9 +310,7 @@ def test_who_has_asked_when_a_publisher_closes_is_answered(
         closing.join()
 
 
-def test_who_asks_while_a_publisher_closes_is_answered(
-    publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_asks_while_a_publisher_closes_is_answered(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer that is behind sees the gap in the last messages, and asks, when the publisher is on its way out."""
     monkeypatch.setattr(publishers, "LAST_MESSAGES_MS", 1000 * PATIENCE_SECONDS)
     publisher = publishing(make_cache())
@@ -351,7 +342,7 @@ def test_who_asks_while_a_publisher_closes_is_answered(
     assert publisher.stats().num_replays == 2
 
 
-def test_a_thread_that_ended_is_told(publishing: Callable[..., KVEventPublisher]) -> None:
+def test_a_thread_that_ended_is_told(publishing: Publishing) -> None:
     cache = make_cache()
     publisher = publishing(cache)
 
@@ -367,9 +358,7 @@ def test_a_thread_that_ended_is_told(publishing: Callable[..., KVEventPublisher]
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-def test_nothing_is_lost_with_a_publisher_that_is_closed_or_broke(
-    publishing: Callable[..., KVEventPublisher], breaks: bool
-) -> None:
+def test_nothing_is_lost_with_a_publisher_that_is_closed_or_broke(publishing: Publishing, breaks: bool) -> None:
     """What is published afterwards, and what the thread had not taken in, is for the next one to tell."""
     cache = make_cache()
     is_broken = threading.Event()
@@ -411,7 +400,7 @@ def test_nothing_is_lost_with_a_publisher_that_is_closed_or_broke(
 
 @pytest.mark.parametrize(("owner", "name"), [(threading.Thread, "start"), (publishers.os, "pipe")])
 def test_a_publisher_that_cannot_start_leaves_nothing_open(
-    publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
     def refused(*_: Any) -> None:
         raise OSError("by a test")
@@ -427,9 +416,7 @@ def test_a_publisher_that_cannot_start_leaves_nothing_open(
     assert publishing(cache, endpoint=endpoint).endpoint == endpoint
 
 
-def test_several_threads_may_close(
-    publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_threads_may_close(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
     publisher = publishing(make_cache())
     closed, close = [], publishers.os.close
 
@@ -447,9 +434,7 @@ def test_several_threads_may_close(
     assert len(closed) == 2
 
 
-def test_who_asks_again_and_again_and_reads_nothing_gets_few_snapshots(
-    publishing: Callable[..., KVEventPublisher],
-) -> None:
+def test_who_asks_again_and_again_and_reads_nothing_gets_few_snapshots(publishing: Publishing) -> None:
     """Each is memory of its own until it is read: a socket takes a thousand of them."""
     cache = make_cache(num_blocks=70_000, max_model_len=300_000)
     cache.free(compute(cache, list(range(270_000))))
@@ -471,7 +456,7 @@ def test_who_asks_again_and_again_and_reads_nothing_gets_few_snapshots(
             assert subscriber.wait_until_live(PATIENCE_SECONDS)
 
 
-def test_a_request_of_many_bytes_is_not_taken_in(publishing: Callable[..., KVEventPublisher]) -> None:
+def test_a_request_of_many_bytes_is_not_taken_in(publishing: Publishing) -> None:
     publisher = publishing(make_cache())
     with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
         asking.setsockopt(zmq.LINGER, 0)
@@ -486,9 +471,7 @@ def test_a_request_of_many_bytes_is_not_taken_in(publishing: Callable[..., KVEve
             assert subscriber.wait_until_live(PATIENCE_SECONDS)
 
 
-def test_the_next_publisher_of_a_cache_has_what_it_told_the_last_one(
-    publishing: Callable[..., KVEventPublisher],
-) -> None:
+def test_the_next_publisher_of_a_cache_has_what_it_told_the_last_one(publishing: Publishing) -> None:
     cache = make_cache()
     first = publishing(cache)
     compute(cache, PROMPT)
@@ -502,9 +485,7 @@ def test_the_next_publisher_of_a_cache_has_what_it_told_the_last_one(
         assert until(subscriber, lambda: tokens_of(mirror) == 12)
 
 
-def test_after_one_that_broke_the_cache_is_reset_first(
-    publishing: Callable[..., KVEventPublisher],
-) -> None:
+def test_after_one_that_broke_the_cache_is_reset_first(publishing: Publishing) -> None:
     cache = make_cache()
     publisher = publishing(cache)
     compute(cache, PROMPT)
@@ -563,9 +544,7 @@ def test_a_closed_subscriber_follows_nobody() -> None:
 
 
 @pytest.mark.parametrize("line", range(8))
-def test_an_interrupt_while_events_are_handed_over_loses_none(
-    publishing: Callable[..., KVEventPublisher], line: int
-) -> None:
+def test_an_interrupt_while_events_are_handed_over_loses_none(publishing: Publishing, line: int) -> None:
     cache = make_cache()
     publisher = publishing(cache)
     cache.free(compute(cache, PROMPT))
@@ -580,7 +559,7 @@ def test_an_interrupt_while_events_are_handed_over_loses_none(
     assert mirror.match(PROMPT) == {}
 
 
-def test_a_publisher_that_ended_is_silent(publishing: Callable[..., KVEventPublisher]) -> None:
+def test_a_publisher_that_ended_is_silent(publishing: Publishing) -> None:
     cache = make_cache()
     publisher = publishing(cache, heartbeat=0.05)
     with Subscriber(Mirror()) as subscriber:
@@ -595,7 +574,7 @@ def test_a_publisher_that_ended_is_silent(publishing: Callable[..., KVEventPubli
             subscriber.silence("other")
 
 
-def test_a_worker_that_is_followed_no_more_is_forgotten(publishing: Callable[..., KVEventPublisher]) -> None:
+def test_a_worker_that_is_followed_no_more_is_forgotten(publishing: Publishing) -> None:
     cache = make_cache()
     publisher, mirror = publishing(cache), Mirror()
     with Subscriber(mirror) as subscriber:
