@@ -14,7 +14,7 @@ from blockyard.events import KVEventPublisher, Mirror, Subscriber
 from blockyard.events.publishing import replays
 from blockyard.events.wire import END_SEQUENCE
 
-from .test_publisher import PROMPT, compute, follow, make_cache, tokens_of, until
+from .published import PROMPT, compute, follow, make_cache, tokens_of, until
 
 
 def test_who_subscribes_to_many_topics_is_cut_off_and_others_go_on(publishing: Callable[..., KVEventPublisher]) -> None:

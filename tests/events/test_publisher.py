@@ -12,53 +12,20 @@ import numpy as np
 import pytest
 import zmq
 
-from blockyard import BlockPool, CacheConfig, InvalidArgument, KVCacheManager, PublisherError, Span
+from blockyard import BlockPool, InvalidArgument, PublisherError, Span
 from blockyard.events import KVEventPublisher, Mirror, Subscriber, Trust
 from blockyard.events.publishing import publisher as publishers
 
 from ..support.interrupter import Interrupter
 from ..support.patience import PATIENCE_SECONDS, wait_until
+from .published import PROMPT, Publishing, compute, follow, make_cache, tokens_of, until
 
-PROMPT = list(range(1, 13))
 #: Requests of which some are right, from one who never reads an answer.
 HOSTILE = ([b"", bytes(8)], [b"x"], [b"", b"", b"", bytes(8)], [bytes(8)], [b"", b"a" * 900])
 
 
-def make_cache(**settings: Any) -> KVCacheManager:
-    given = {"num_blocks": 20, "block_size": 4, "enable_kv_cache_events": True} | settings
-    return KVCacheManager(CacheConfig(**given))
-
-
-def compute(cache: KVCacheManager, tokens: list[int]) -> int:
-    seq = cache.allocate(tokens)
-    missing = len(tokens) - cache.num_computed_tokens(seq)
-    cache.reserve([seq], missing)
-    cache.commit([seq], missing)
-    return seq
-
-
-def follow(subscriber: Subscriber, publisher: KVEventPublisher) -> None:
-    subscriber.follow("worker", publisher.endpoint, publisher.replay_endpoint)
-
-
-def until(subscriber: Subscriber, condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        subscriber.poll(0.02)
-    return True
-
-
-def tokens_of(mirror: Mirror) -> int:
-    found = mirror.match(PROMPT).get("worker")
-    return found.num_tokens if found is not None else 0
-
-
 @pytest.mark.parametrize("first_sequence", ["clock", "zero"])
-def test_a_late_consumer_gets_all_and_then_what_follows(
-    publishing: Callable[..., KVEventPublisher], first_sequence: str
-) -> None:
+def test_a_late_consumer_gets_all_and_then_what_follows(publishing: Publishing, first_sequence: str) -> None:
     cache = make_cache()
     publisher = publishing(cache, first_sequence=first_sequence)
     seq = compute(cache, PROMPT[:8])
@@ -77,7 +44,7 @@ def test_a_late_consumer_gets_all_and_then_what_follows(
         assert until(subscriber, lambda: tokens_of(mirror) == 0)
 
 
-def test_a_pool_alone_is_published(publishing: Callable[..., KVEventPublisher]) -> None:
+def test_a_pool_alone_is_published(publishing: Publishing) -> None:
     """A placeholder under a span is told as the last of all tokens."""
     pool = BlockPool(20, 4, enable_kv_cache_events=True)
     publisher = publishing(pool)
@@ -125,7 +92,7 @@ def test_pools_that_are_not_published(make: Callable[[], BlockPool], text: str) 
         KVEventPublisher(make())
 
 
-def test_a_restart_is_noticed(publishing: Callable[..., KVEventPublisher]) -> None:
+def test_a_restart_is_noticed(publishing: Publishing) -> None:
     cache = make_cache()
     publisher = publishing(cache)
     compute(cache, PROMPT)
@@ -142,7 +109,7 @@ def test_a_restart_is_noticed(publishing: Callable[..., KVEventPublisher]) -> No
         assert until(subscriber, lambda: tokens_of(mirror) == 4 and mirror.trust("worker") is Trust.LIVE)
 
 
-def test_a_port_in_use_is_one_sentence(publishing: Callable[..., KVEventPublisher]) -> None:
+def test_a_port_in_use_is_one_sentence(publishing: Publishing) -> None:
     publisher = publishing(make_cache())
     with pytest.raises(PublisherError, match=r"endpoint is 'tcp://.*'; it cannot be bound: Address already in use"):
         publishing(make_cache(), endpoint=publisher.endpoint)
@@ -180,7 +147,7 @@ def test_a_bad_endpoint_leaves_nothing_that_closing_waits_for(bad: Any, endpoint
 
 
 def test_a_publisher_that_needs_long_for_a_snapshot_is_asked_less_and_less(
-    publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked anew each time that patience ends, it would make one after another, each for a connection that is gone."""
     monkeypatch.setattr("blockyard.events.following.subscriber.REPLAY_PATIENCE", 0.05)
@@ -202,9 +169,7 @@ def test_a_publisher_that_needs_long_for_a_snapshot_is_asked_less_and_less(
         assert until(subscriber, lambda: tokens_of(mirror) == 12)
 
 
-def test_hostile_requests_and_a_consumer_that_does_not_read_keep_nobody_waiting(
-    publishing: Callable[..., KVEventPublisher],
-) -> None:
+def test_hostile_requests_and_a_consumer_that_does_not_read_keep_nobody_waiting(publishing: Publishing) -> None:
     cache = make_cache(num_blocks=2000, max_model_len=8000)
     publisher = publishing(cache)
     compute(cache, list(range(7000)))
@@ -225,7 +190,7 @@ def test_hostile_requests_and_a_consumer_that_does_not_read_keep_nobody_waiting(
     context.term()
 
 
-def test_publishing_waits_for_nobody_and_loses_nothing(publishing: Callable[..., KVEventPublisher]) -> None:
+def test_publishing_waits_for_nobody_and_loses_nothing(publishing: Publishing) -> None:
     """The thread is held up; meanwhile hundreds of steps go by, and afterwards a consumer has all."""
     cache = make_cache(num_blocks=600, max_model_len=40)
     publisher = publishing(cache)
@@ -249,7 +214,7 @@ def test_publishing_waits_for_nobody_and_loses_nothing(publishing: Callable[...,
 
 
 def test_closing_twice_is_nothing_and_what_was_published_is_out(
-    publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publishers, "LAST_MESSAGES_MS", 1000 * PATIENCE_SECONDS)
     cache = make_cache()
@@ -268,7 +233,7 @@ def test_closing_twice_is_nothing_and_what_was_published_is_out(
 
 
 def test_who_has_asked_when_a_publisher_closes_is_answered(
-    publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dynamo's indexer waits for an answer for ever, and takes in nothing meanwhile."""
     monkeypatch.setattr(publishers, "LAST_MESSAGES_MS", 1000 * PATIENCE_SECONDS)
@@ -285,16 +250,12 @@ def test_who_has_asked_when_a_publisher_closes_is_answered(
     with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
         asking.setsockopt(zmq.LINGER, 0)
         asking.connect(publisher.replay_endpoint)
-        assert is_held.wait(
-            PATIENCE_SECONDS
-        )  # the thread has looked for requests, and does so once more before it ends
+        assert is_held.wait(PATIENCE_SECONDS)  # it has looked for requests, and does so once more before it ends
         closing = threading.Thread(target=publisher.close)
         closing.start()
         wait_until(lambda: publisher._is_closing)
         asking.send_multipart([b"", bytes(8)])
-        assert publisher._router.poll(
-            1000 * PATIENCE_SECONDS
-        )  # it is there; the thread, which is held, does not use the socket
+        assert publisher._router.poll(1000 * PATIENCE_SECONDS)  # the thread is held, and does not use the socket
         goes_on.set()
         assert asking.poll(1000 * PATIENCE_SECONDS)
         assert len(asking.recv_multipart()[-1]) > 0
@@ -303,9 +264,7 @@ def test_who_has_asked_when_a_publisher_closes_is_answered(
         closing.join()
 
 
-def test_who_asks_while_a_publisher_closes_is_answered(
-    publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_asks_while_a_publisher_closes_is_answered(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer that is behind sees the gap in the last messages, and asks, when the publisher is on its way out."""
     monkeypatch.setattr(publishers, "LAST_MESSAGES_MS", 1000 * PATIENCE_SECONDS)
     publisher = publishing(make_cache())
@@ -337,7 +296,7 @@ def test_who_asks_while_a_publisher_closes_is_answered(
     assert publisher.stats().num_replays == 2
 
 
-def test_a_thread_that_ended_is_told(publishing: Callable[..., KVEventPublisher]) -> None:
+def test_a_thread_that_ended_is_told(publishing: Publishing) -> None:
     cache = make_cache()
     publisher = publishing(cache)
 
@@ -353,9 +312,7 @@ def test_a_thread_that_ended_is_told(publishing: Callable[..., KVEventPublisher]
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-def test_nothing_is_lost_with_a_publisher_that_is_closed_or_broke(
-    publishing: Callable[..., KVEventPublisher], breaks: bool
-) -> None:
+def test_nothing_is_lost_with_a_publisher_that_is_closed_or_broke(publishing: Publishing, breaks: bool) -> None:
     """What is published afterwards, and what the thread had not taken in, is for the next one to tell."""
     cache = make_cache()
     is_broken = threading.Event()
@@ -397,7 +354,7 @@ def test_nothing_is_lost_with_a_publisher_that_is_closed_or_broke(
 
 @pytest.mark.parametrize(("owner", "name"), [(threading.Thread, "start"), (publishers.os, "pipe")])
 def test_a_publisher_that_cannot_start_leaves_nothing_open(
-    publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
     def refused(*_: Any) -> None:
         raise OSError("by a test")
@@ -413,9 +370,7 @@ def test_a_publisher_that_cannot_start_leaves_nothing_open(
     assert publishing(cache, endpoint=endpoint).endpoint == endpoint
 
 
-def test_several_threads_may_close(
-    publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_threads_may_close(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
     publisher = publishing(make_cache())
     closed, close = [], publishers.os.close
 
@@ -433,9 +388,7 @@ def test_several_threads_may_close(
     assert len(closed) == 2
 
 
-def test_who_asks_again_and_again_and_reads_nothing_gets_few_snapshots(
-    publishing: Callable[..., KVEventPublisher],
-) -> None:
+def test_who_asks_again_and_again_and_reads_nothing_gets_few_snapshots(publishing: Publishing) -> None:
     """Each is memory of its own until it is read: a socket takes a thousand of them."""
     cache = make_cache(num_blocks=70_000, max_model_len=300_000)
     cache.free(compute(cache, list(range(270_000))))
@@ -457,7 +410,7 @@ def test_who_asks_again_and_again_and_reads_nothing_gets_few_snapshots(
             assert subscriber.wait_until_live(PATIENCE_SECONDS)
 
 
-def test_a_request_of_many_bytes_is_not_taken_in(publishing: Callable[..., KVEventPublisher]) -> None:
+def test_a_request_of_many_bytes_is_not_taken_in(publishing: Publishing) -> None:
     publisher = publishing(make_cache())
     with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
         asking.setsockopt(zmq.LINGER, 0)
@@ -472,9 +425,7 @@ def test_a_request_of_many_bytes_is_not_taken_in(publishing: Callable[..., KVEve
             assert subscriber.wait_until_live(PATIENCE_SECONDS)
 
 
-def test_the_next_publisher_of_a_cache_has_what_it_told_the_last_one(
-    publishing: Callable[..., KVEventPublisher],
-) -> None:
+def test_the_next_publisher_of_a_cache_has_what_it_told_the_last_one(publishing: Publishing) -> None:
     cache = make_cache()
     first = publishing(cache)
     compute(cache, PROMPT)
@@ -488,9 +439,7 @@ def test_the_next_publisher_of_a_cache_has_what_it_told_the_last_one(
         assert until(subscriber, lambda: tokens_of(mirror) == 12)
 
 
-def test_after_one_that_broke_the_cache_is_reset_first(
-    publishing: Callable[..., KVEventPublisher],
-) -> None:
+def test_after_one_that_broke_the_cache_is_reset_first(publishing: Publishing) -> None:
     cache = make_cache()
     publisher = publishing(cache)
     compute(cache, PROMPT)
@@ -508,50 +457,8 @@ def test_after_one_that_broke_the_cache_is_reset_first(
         assert until(subscriber, lambda: tokens_of(mirror) == 4)
 
 
-@pytest.mark.parametrize("timeout", [-1, "x", None, float("nan"), 10**9, True])
-def test_a_bad_timeout_is_refused(timeout: Any) -> None:
-    with Subscriber(Mirror()) as subscriber, pytest.raises(InvalidArgument, match="timeout is"):
-        subscriber.poll(timeout)
-
-
-def test_a_publisher_whose_snapshot_cannot_be_read_is_asked_less_and_less() -> None:
-    context = zmq.Context()
-    live, replay = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
-    ports = [socket.bind_to_random_port("tcp://127.0.0.1") for socket in (live, replay)]
-    asked = 0
-    try:
-        with Subscriber(Mirror()) as subscriber:
-            subscriber.follow("worker", *(f"tcp://127.0.0.1:{port}" for port in ports))
-            began = time.monotonic()
-            while (waited := time.monotonic() - began) < 2 or (asked < 3 and waited < PATIENCE_SECONDS):
-                subscriber.poll(0.01)
-                while replay.poll(0):
-                    identity = replay.recv_multipart()[0]
-                    asked += 1
-                    replay.send_multipart((identity, b"", b"", bytes(8), b"no batch"))
-                    replay.send_multipart((identity, b"", b"", b"\xff" * 8, b""))
-    finally:
-        context.destroy(linger=0)
-    assert 3 <= asked <= 8
-
-
-@pytest.mark.parametrize("timeout", [-1, "x", None, float("nan"), 10**9, True])
-def test_a_bad_time_to_wait_is_refused(timeout: Any) -> None:
-    with Subscriber(Mirror()) as subscriber, pytest.raises(InvalidArgument, match="timeout is"):
-        subscriber.wait_until_live(timeout)
-
-
-def test_a_closed_subscriber_follows_nobody() -> None:
-    subscriber = Subscriber(Mirror())
-    subscriber.close()
-    with pytest.raises(PublisherError, match="closed"):
-        subscriber.follow("worker", "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
-
-
 @pytest.mark.parametrize("line", range(8))
-def test_an_interrupt_while_events_are_handed_over_loses_none(
-    publishing: Callable[..., KVEventPublisher], line: int
-) -> None:
+def test_an_interrupt_while_events_are_handed_over_loses_none(publishing: Publishing, line: int) -> None:
     cache = make_cache()
     publisher = publishing(cache)
     cache.free(compute(cache, PROMPT))
@@ -564,39 +471,3 @@ def test_an_interrupt_while_events_are_handed_over_loses_none(
         follow(subscriber, publisher)
         assert until(subscriber, lambda: mirror.trust("worker") is Trust.LIVE and mirror.match([9] * 4) != {})
     assert mirror.match(PROMPT) == {}
-
-
-def test_a_publisher_that_ended_is_silent(publishing: Callable[..., KVEventPublisher]) -> None:
-    cache = make_cache()
-    publisher = publishing(cache, heartbeat=0.05)
-    with Subscriber(Mirror()) as subscriber:
-        follow(subscriber, publisher)
-        assert until(subscriber, lambda: subscriber.mirror.trust("worker") is Trust.LIVE)
-        began = time.monotonic()
-        assert subscriber.poll(PATIENCE_SECONDS) > 0, "a heartbeat"
-        assert subscriber.silence("worker") <= time.monotonic() - began
-        publisher.close()
-        assert until(subscriber, lambda: subscriber.silence("worker") > 0.3)
-        with pytest.raises(InvalidArgument, match="not followed"):
-            subscriber.silence("other")
-
-
-def test_a_worker_that_is_followed_no_more_is_forgotten(publishing: Callable[..., KVEventPublisher]) -> None:
-    cache = make_cache()
-    publisher, mirror = publishing(cache), Mirror()
-    with Subscriber(mirror) as subscriber:
-        follow(subscriber, publisher)
-        compute(cache, PROMPT)
-        publisher.publish()
-        assert until(subscriber, lambda: tokens_of(mirror) == len(PROMPT))
-        subscriber.unfollow("worker")
-        assert mirror.match(PROMPT) == {}
-        assert mirror.trust("worker") is Trust.UNTRUSTED
-        assert mirror.num_holdings() == 0
-        assert subscriber.poll(0.2) == 0, "heartbeats of a worker that nobody follows"
-        for ask in (subscriber.unfollow, subscriber.silence):
-            with pytest.raises(InvalidArgument, match="worker is 'worker'; it is not followed"):
-                ask("worker")
-        follow(subscriber, publisher)
-        assert until(subscriber, lambda: tokens_of(mirror) == len(PROMPT))
-        assert subscriber.silence("worker") < PATIENCE_SECONDS

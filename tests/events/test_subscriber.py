@@ -1,0 +1,91 @@
+"""A subscriber: what it asks for, how long it waits, whom it follows."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import zmq
+
+from blockyard import InvalidArgument, PublisherError
+from blockyard.events import Mirror, Subscriber, Trust
+
+from ..support.patience import PATIENCE_SECONDS
+from .published import PROMPT, Publishing, compute, follow, make_cache, tokens_of, until
+
+
+@pytest.mark.parametrize("timeout", [-1, "x", None, float("nan"), 10**9, True])
+def test_a_bad_timeout_is_refused(timeout: Any) -> None:
+    with Subscriber(Mirror()) as subscriber, pytest.raises(InvalidArgument, match="timeout is"):
+        subscriber.poll(timeout)
+
+
+def test_a_publisher_whose_snapshot_cannot_be_read_is_asked_less_and_less() -> None:
+    context = zmq.Context()
+    live, replay = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+    ports = [socket.bind_to_random_port("tcp://127.0.0.1") for socket in (live, replay)]
+    asked = 0
+    try:
+        with Subscriber(Mirror()) as subscriber:
+            subscriber.follow("worker", *(f"tcp://127.0.0.1:{port}" for port in ports))
+            began = time.monotonic()
+            while (waited := time.monotonic() - began) < 2 or (asked < 3 and waited < PATIENCE_SECONDS):
+                subscriber.poll(0.01)
+                while replay.poll(0):
+                    identity = replay.recv_multipart()[0]
+                    asked += 1
+                    replay.send_multipart((identity, b"", b"", bytes(8), b"no batch"))
+                    replay.send_multipart((identity, b"", b"", b"\xff" * 8, b""))
+    finally:
+        context.destroy(linger=0)
+    assert 3 <= asked <= 8
+
+
+@pytest.mark.parametrize("timeout", [-1, "x", None, float("nan"), 10**9, True])
+def test_a_bad_time_to_wait_is_refused(timeout: Any) -> None:
+    with Subscriber(Mirror()) as subscriber, pytest.raises(InvalidArgument, match="timeout is"):
+        subscriber.wait_until_live(timeout)
+
+
+def test_a_closed_subscriber_follows_nobody() -> None:
+    subscriber = Subscriber(Mirror())
+    subscriber.close()
+    with pytest.raises(PublisherError, match="closed"):
+        subscriber.follow("worker", "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
+
+
+def test_a_publisher_that_ended_is_silent(publishing: Publishing) -> None:
+    cache = make_cache()
+    publisher = publishing(cache, heartbeat=0.05)
+    with Subscriber(Mirror()) as subscriber:
+        follow(subscriber, publisher)
+        assert until(subscriber, lambda: subscriber.mirror.trust("worker") is Trust.LIVE)
+        began = time.monotonic()
+        assert subscriber.poll(PATIENCE_SECONDS) > 0, "a heartbeat"
+        assert subscriber.silence("worker") <= time.monotonic() - began
+        publisher.close()
+        assert until(subscriber, lambda: subscriber.silence("worker") > 0.3)
+        with pytest.raises(InvalidArgument, match="not followed"):
+            subscriber.silence("other")
+
+
+def test_a_worker_that_is_followed_no_more_is_forgotten(publishing: Publishing) -> None:
+    cache = make_cache()
+    publisher, mirror = publishing(cache), Mirror()
+    with Subscriber(mirror) as subscriber:
+        follow(subscriber, publisher)
+        compute(cache, PROMPT)
+        publisher.publish()
+        assert until(subscriber, lambda: tokens_of(mirror) == len(PROMPT))
+        subscriber.unfollow("worker")
+        assert mirror.match(PROMPT) == {}
+        assert mirror.trust("worker") is Trust.UNTRUSTED
+        assert mirror.num_holdings() == 0
+        assert subscriber.poll(0.2) == 0, "heartbeats of a worker that nobody follows"
+        for ask in (subscriber.unfollow, subscriber.silence):
+            with pytest.raises(InvalidArgument, match="worker is 'worker'; it is not followed"):
+                ask("worker")
+        follow(subscriber, publisher)
+        assert until(subscriber, lambda: tokens_of(mirror) == len(PROMPT))
+        assert subscriber.silence("worker") < PATIENCE_SECONDS
