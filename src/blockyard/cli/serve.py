@@ -107,7 +107,7 @@ def _require_ports_apart(sockets: list[socket.socket], endpoint: str | None) -> 
 
 
 def _say_where(name: str, address: str, ui: str) -> None:
-    with suppress(OSError):  # nobody reads it, or the disk is full: clients are served all the same
+    with suppress(OSError):  # it is not read, or the disk is full: clients are served all the same
         print(f"blockyard serves {name} at {address}/v1", flush=True)
     if ui != "off":
         print(f"blockyard: watch its blocks at {address}/ui/", file=sys.stderr)

@@ -46,8 +46,10 @@ class LongMessage:
         return bool(self._tracker.done)
 
     def is_stuck(self) -> bool:
-        """Whether its consumer has read too little since it was first asked so, in `HASTE` seconds; where nobody knows
-        how much it reads, whether it is not gone in `PATIENCE`. O(1)."""
+        """Whether its consumer has read too little in the `HASTE` seconds since this was first asked. O(1).
+
+        Where it cannot be seen how much is read: whether it is still on its way after `PATIENCE` seconds.
+        """
         taken = self._connection.num_taken() if self._connection else None
         if self._until == 0.0 or (taken is not None and taken >= (self._taken or 0) + LEAST_BYTES):
             self._taken = taken
@@ -172,7 +174,7 @@ class Replays:
 
     def _give_up(self, identity: bytes) -> None:
         self.num_given_up += 1
-        if identity in self._unbegun:  # it has room: some consumers would wait for their answer for ever
+        if identity in self._unbegun:  # it has room: some consumers would wait for their answer forever
             with contextlib.suppress(zmq.ZMQError):
                 self._router.send_multipart((identity, b"", b"", END_SEQUENCE, b""), zmq.DONTWAIT)
         self._end(identity)

@@ -7,7 +7,7 @@ from typing import Any
 from ..sockets import zmq
 from .connection import Connection
 
-#: Topics of one connection, and their bytes together besides our own topic: one that nobody publishes costs memory too.
+#: Topics of one connection, and their bytes together besides our own topic: one that is not published costs memory too.
 MOST_TOPICS = 64
 MOST_TOPIC_BYTES = 4096
 #: Subscriptions that wait for ZeroMQ. It takes in all that wait whenever the thread calls it: where more may wait, a
