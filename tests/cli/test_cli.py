@@ -133,14 +133,14 @@ def test_demo_reports_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["results"][0]["question"].startswith("What time does the first train")
 
 
-@pytest.mark.usefixtures("_smollm")
-def test_demo_reports_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--requests", "2", "--max-new-tokens", "4", "--answers", "1", "--no-prefix-cache"]) == 0
+def test_demo_reports_for_people(own_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["demo", "--model", str(own_model), "--requests", "2", "--max-new-tokens", "4", "--answers", "1"]
+    assert main([*options, "--no-prefix-cache"]) == 0
     out = capsys.readouterr().out
     assert out.count("?\n") == 1
     for piece in (
         f"Blockyard {blockyard.__version__}",
-        "SmolLM2-135M-Instruct",
+        own_model.name,
         "prompt tokens",
         "taken from the cache",
         "0.0%: not computed again",

@@ -18,6 +18,7 @@ import blockyard
 from blockyard.core.block_pool import BlockPool
 from blockyard.core.manager import KVCacheManager
 
+from ..support.each import for_each
 from ..support.source_only import PACKAGE_DIR
 
 sys.path.insert(0, str(PACKAGE_DIR))
@@ -30,7 +31,7 @@ FunctionOrClass = ast.FunctionDef | ast.ClassDef
 SOURCES = {
     ".".join(path.relative_to(PACKAGE_DIR.parent).with_suffix("").parts): path for path in compiled_sources(PACKAGE_DIR)
 }
-every_module = pytest.mark.parametrize("module", SOURCES)
+every_module = for_each(SOURCES, str)
 
 
 def members(tree: ast.Module, module: ModuleType) -> Iterator[tuple[str, FunctionOrClass, Any]]:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
+from ..support.each import for_each
 from ..support.places import ROOT
 
 PRIVATE_PLACES = ("/" + "work/", "/" + "home/", "/" + "tmp/", "/" + "root/")
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        path
-        for folder in ("src", "tests", "benchmarks", "examples", "docs")
-        for path in sorted((ROOT / folder).rglob("*"))
-        if path.suffix in {".py", ".md", ".toml", ".html", ".js"} and path.name != "_build_record.py"
-    ],
-    ids=lambda path: path.relative_to(ROOT).as_posix(),
-)
+FILES = [
+    path
+    for folder in ("src", "tests", "benchmarks", "examples", "docs")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in {".py", ".md", ".toml", ".html", ".js"} and path.name != "_build_record.py"
+]
+
+
+@for_each(FILES, lambda path: path.relative_to(ROOT).as_posix())
 def test_no_file_names_a_place_on_one_machine(path: Path) -> None:
     text = path.read_text()
     assert [place for place in PRIVATE_PLACES if place in text] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 import blockyard
 
 from ..support import source_rules
+from ..support.each import for_each
 from ..support.places import PACKAGE_DIR, ROOT, child_environment
 from ..support.source_rules import TREE_RULES
 
@@ -37,8 +38,19 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
-def every_file(paths: list[Path]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("path", paths, ids=relative)
+def every_file(paths: list[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
+    return for_each(paths, relative)
+
+
+def test_each_file_that_breaks_a_rule_is_named() -> None:
+    def check(number: int) -> None:
+        assert number % 2 == 0, "odd"
+
+    for_each([2, 4], str)(check)()
+    with pytest.raises(AssertionError, match=r"^3: odd\n.*\n\n5: odd"):
+        for_each([2, 3, 4, 5], str)(check)()
+    with pytest.raises(AssertionError):
+        for_each([], str)(check)()
 
 
 # ---------------------------------------------------------------- what mypyc compiles

@@ -24,7 +24,8 @@ from .. import kills
 from ..support import seeds
 from ..support.mail import Mail, new_boxes
 from ..support.patience import PATIENCE_SECONDS
-from ..support.tiny_models import WINDOWED, demo_model_or_skip, reference_tokens, tiny_model, tokens_of
+from ..support.tiny_gguf import write_gguf
+from ..support.tiny_models import WINDOWED, reference_tokens, tiny_model, tokens_of
 
 PROMPTS = [list(range(1, 30)), [*range(1, 25), 90, 91], [7], list(range(60, 125)), list(range(1, 30))]
 
@@ -417,10 +418,12 @@ def test_processes_that_are_killed() -> None:
     assert counts["ended: HandoffError"] == 4
 
 
-def test_the_example_answers_as_one_engine() -> None:
-    demo_model_or_skip()
+def test_the_example_answers_as_one_engine(tmp_path: Path) -> None:
+    model = tmp_path / "tiny.gguf"
+    write_gguf(model, seed=5)
     example = Path(__file__).parents[2] / "examples" / "prefill_decode.py"
-    command = [sys.executable, str(example), "--check", "--max-tokens", "3", "The capital of France is"]
+    prompt = "The capital of France is the seat of the government"
+    command = [sys.executable, str(example), "--check", "--max-tokens", "9", "--model", str(model), prompt]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert "as one engine answers: True" in done.stdout, done.stdout + done.stderr
     assert "prefill: 0 blocks in use" in done.stdout

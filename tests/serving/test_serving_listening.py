@@ -110,7 +110,7 @@ def test_kv_events_at_the_servers_own_port(capsys: pytest.CaptureFixture[str], h
 
 
 @pytest.mark.parametrize(
-    "events", ["tcp://127.0.0.2:{port}", "tcp://127.0.0.1:*", "ipc:///tmp/{port}", "tcp://[::1]:1"]
+    "events", ["tcp://127.0.0.2:{port}", "tcp://127.0.0.1:*", "ipc://@blockyard-{port}", "tcp://[::1]:1"]
 )
 def test_kv_events_at_another_address(capsys: pytest.CaptureFixture[str], events: str) -> None:
     with socket.socket() as free:
