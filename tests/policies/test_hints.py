@@ -268,7 +268,7 @@ def test_a_policy_may_take_no_hints() -> None:
 def test_bad_arguments(arguments: dict[str, Any]) -> None:
     cache = make_cache()
     turn(cache, prompt(1), "a")
-    with pytest.raises(InvalidArgument, match=next(iter(arguments)).replace("target", "target|seq")):
+    with pytest.raises(InvalidArgument, match=next(iter(arguments))):
         cache.hint(**{"target": "a", **arguments})
 
 

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+import numpy as np
 from mypy_extensions import i64
 
 from ...answers import HintOutcome
@@ -108,6 +109,8 @@ class HintCalls:
                 time = self.clock.now + after
             if isinstance(target, str):
                 return self._of_name(require_session("target", target), is_over, time)
+            if isinstance(target, bool) or not isinstance(target, (int, np.integer)):
+                raise InvalidArgument(f"target is {shown(target)}; a session's name or a sequence is needed")
             return self._of_sequence(read_handle(target), is_over, time)
         finally:
             self.gate.leave()
