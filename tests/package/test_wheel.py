@@ -22,7 +22,17 @@ from _sources import MYPY_OPTIONS, compiled_sources
 sys.path.pop(0)
 
 LEFT_OVERS = shutil.ignore_patterns(
-    ".git", ".venv*", "build", "dist", "*.egg-info", "*.so", "__pycache__", ".*_cache", ".hypothesis", "shared"
+    ".git",
+    ".venv*",
+    "build",
+    "dist",
+    "*.egg-info",
+    "*.so",
+    "__pycache__",
+    ".*_cache",
+    ".cache",
+    ".hypothesis",
+    "shared",
 )
 BUILD_NEEDS = ("numpy", "librt", "mypy_extensions.py")
 LYING_RECORD = 'SOURCE_DIGEST = "of another build"\n'
