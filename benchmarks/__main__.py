@@ -10,6 +10,7 @@ from dataclasses import asdict
 import numpy as np
 
 import blockyard
+from blockyard._build import build_name
 
 from .core import SIZES, all_figures
 from .measure import Figure
@@ -45,7 +46,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.show is not print_json:
         print(
-            f"blockyard {blockyard.__version__}, {blockyard.build_name()}; Python {platform.python_version()}, "
+            f"blockyard {blockyard.__version__}, {build_name()}; Python {platform.python_version()}, "
             f"numpy {np.__version__}, {platform.machine()}"
         )
         print(HEADERS[args.show])

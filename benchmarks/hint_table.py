@@ -22,11 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import blockyard
+from blockyard._build import build_name
+from blockyard.lab import References, read_references
 from blockyard.lab.curve import count_hits, lru_hits
 from blockyard.lab.curve.claims import FIFTH, GAP_POINTS
 from blockyard.lab.oracle import HintOracle
 from blockyard.lab.policy_names import OPTIMUM
-from blockyard.lab.references import References, read_references
 from blockyard.lab.sizes import spread_sizes
 from blockyard.lab.sweep import run_all
 from blockyard.lab.traces import open_trace
@@ -126,7 +127,7 @@ def main() -> None:
     parser.add_argument("--loads", default=",".join(map(str, range(len(LOADS)))), help="which of the generated ones")
     options = parser.parse_args()
     policies, ways = options.policies.split(","), [way.strip() for way in options.ways.split(";")]
-    print(f"blockyard {blockyard.__version__}, {blockyard.build_name()}, {options.sizes} sizes\n")
+    print(f"blockyard {blockyard.__version__}, {build_name()}, {options.sizes} sizes\n")
     heads = ["load, policy", "no hints", *ways]
     print("| " + " | ".join(heads) + " |", "|---" * len(heads) + "|", sep="\n", flush=True)
     found: dict[str, list[list[Row]]] = {policy: [] for policy in policies}

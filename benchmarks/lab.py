@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 
 import blockyard
+from blockyard._build import build_name
+from blockyard.lab import References, Trace, read_references
 from blockyard.lab.curve import count_hits, hit_curves, lru_hits
 from blockyard.lab.policy_names import OPTIMUM
-from blockyard.lab.references import References, read_references
 from blockyard.lab.replay import ReplayOptions, replay
 from blockyard.lab.sizes import spread_sizes
 from blockyard.lab.survey import survey
-from blockyard.lab.trace import Trace
 from blockyard.lab.traces import open_trace
 
 POLICIES = ("lru", "lfu", "s3fifo", "arc", "density")
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     trace = open_trace(options.trace)
-    print(f"blockyard {blockyard.__version__}, {blockyard.build_name()}; load {os.getloadavg()[0]:.1f}")
+    print(f"blockyard {blockyard.__version__}, {build_name()}; load {os.getloadavg()[0]:.1f}")
     reading = median_seconds(lambda: sum(1 for _ in trace), options.rounds)
     print(f"reading the trace          {reading:6.3f} s")
     replay_figures(trace, options.rounds)

@@ -21,6 +21,7 @@ from statistics import median
 
 import blockyard
 from blockyard import BlockPool, CacheConfig, KVCacheManager
+from blockyard._build import build_name
 from blockyard.core.policies import POLICIES, eager_density, guarded
 from blockyard.core.policies.base import EvictionPolicy
 from blockyard.core.policies.hinted import Hinted
@@ -225,7 +226,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["guards", "hints"], default="")
     options = parser.parse_args()
-    print(f"blockyard {blockyard.__version__}, {blockyard.build_name()}")
+    print(f"blockyard {blockyard.__version__}, {build_name()}")
     if not options.only:
         print_policies()
     if options.only != "hints":

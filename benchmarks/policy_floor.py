@@ -24,13 +24,13 @@ from pathlib import Path
 import numpy as np
 
 import blockyard
+from blockyard._build import build_name
 from blockyard.core.policies import POLICIES
+from blockyard.lab import References, Trace, TraceRequest, read_references
 from blockyard.lab.curve import HitCurves, hit_curves
 from blockyard.lab.curve.claims import Claim, claims_of
 from blockyard.lab.policy_names import OPTIMUM
-from blockyard.lab.references import References, read_references
 from blockyard.lab.sizes import spread_sizes
-from blockyard.lab.trace import Trace, TraceRequest
 from blockyard.lab.traces import open_trace
 
 SMALLEST_SHARE = 0.003
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--found", default="", help="a file that keeps what was run, so that another run goes on")
     options = parser.parse_args()
     policies = options.policies.split(",")
-    print(f"blockyard {blockyard.__version__}, {blockyard.build_name()}, {options.sizes} sizes\n")
+    print(f"blockyard {blockyard.__version__}, {build_name()}, {options.sizes} sizes\n")
     print("| load | " + " | ".join(policies) + " |", "|---" * (len(policies) + 1) + "|", sep="\n", flush=True)
     kept = Found(options.found)
     found: list[dict[str, Claim]] = []

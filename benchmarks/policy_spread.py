@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from blockyard.lab import read_references
 from blockyard.lab.curve import HitCurves, hit_curves
 from blockyard.lab.policy_names import OPTIMUM
-from blockyard.lab.references import read_references
 from blockyard.lab.traces import GENERATORS, open_trace
 
 NUM_SIZES = 300

@@ -14,6 +14,7 @@ import numpy as np
 
 import blockyard
 from blockyard import CacheConfig, KVCacheManager
+from blockyard._build import build_name
 
 from .workload import BLOCK_SIZE, SIZES, read_requests
 
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1500)
     args = parser.parse_args()
     requests = list(read_requests(args.trace, args.requests))
-    print(f"blockyard {blockyard.__version__}, {blockyard.build_name()}; {len(requests)} requests")
+    print(f"blockyard {blockyard.__version__}, {build_name()}; {len(requests)} requests")
     for num_blocks in SIZES:
         hits, blocks, seconds = live(requests, num_blocks)
         print(

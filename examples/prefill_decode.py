@@ -19,8 +19,7 @@ import torch
 
 from blockyard.engine import Engine, SamplingParams, demo_model_path
 from blockyard.engine.handoff import DecodeDoor, PrefillDoor
-from blockyard.parallel.link import ReceiverLink, SenderLink
-from blockyard.parallel.transport import DistributedTransport
+from blockyard.parallel.link import DistributedTransport, ReceiverLink, SenderLink
 
 LEASE = 30.0  # seconds: how long blocks wait for the other side
 

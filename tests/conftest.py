@@ -49,8 +49,9 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     import blockyard
+    from blockyard._build import build_name
 
-    terminalreporter.write_line(f"blockyard {blockyard.__version__}, {blockyard.build_name()}")
+    terminalreporter.write_line(f"blockyard {blockyard.__version__}, {build_name()}")
     terminalreporter.write_line(f"BLOCKYARD_SEED={run_seed()}")
     for line in seeds.lines:
         terminalreporter.write_line(line)

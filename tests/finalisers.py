@@ -185,12 +185,13 @@ def run_littered(package: ModuleType, seed: int, num_worlds: int) -> tuple[Count
 def main() -> None:
     """Many worlds; prints the seed first and what broke as it comes."""
     import blockyard
+    from blockyard._build import build_name
 
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--worlds", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     options = parser.parse_args()
-    print(f"seed {options.seed}, {blockyard.build_name()}", flush=True)
+    print(f"seed {options.seed}, {build_name()}", flush=True)
     counts, broken = run_littered(blockyard, options.seed, options.worlds)
     for name, count in sorted(counts.items()):
         print(f"{count:10} {name}")

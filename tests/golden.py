@@ -7,9 +7,9 @@ real manager with blocks of 16.
 from __future__ import annotations
 
 from blockyard.core.policies import POLICIES
+from blockyard.lab import read_references
 from blockyard.lab.curve import count_hits
 from blockyard.lab.policy_names import OPTIMUM
-from blockyard.lab.references import read_references
 from blockyard.lab.replay import ReplayOptions, replay
 from blockyard.lab.traces import open_trace
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 
 import blockyard
+from blockyard._build import build_name
 from blockyard.core.policies import POLICIES
 from blockyard.core.policies.base import EvictionPolicy
 
@@ -56,7 +57,7 @@ def main() -> None:
     parser.add_argument("--guard", choices=["strict", "learned"], help="of every load; three in four strict by default")
     parser.add_argument("--seed", type=int, default=run_seed())
     options = parser.parse_args()
-    print(f"blockyard {blockyard.__version__}, {blockyard.build_name()}, seed {options.seed}", flush=True)
+    print(f"blockyard {blockyard.__version__}, {build_name()}, seed {options.seed}", flush=True)
     draw = random.Random(options.seed)
     worst: dict[tuple[str, bool], float] = {}
     start, loads, references = time.monotonic(), 0, 0

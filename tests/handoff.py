@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockyard import Admission, CacheConfig, CacheSalt, CapacityError, KVCacheManager, LayerGroup, StaleOffer
+from blockyard import Admission, CacheConfig, CacheSalt, CapacityError, KVCacheManager, LayerGroup
 from blockyard.parallel import (
     HandoffReceiver,
     HandoffSender,
@@ -29,6 +29,7 @@ from blockyard.parallel import (
     Offer,
     OfferId,
     PeerInfo,
+    StaleOffer,
     Transfer,
     TransferPlan,
     fetch,

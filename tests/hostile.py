@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import blockyard
 from blockyard import BlockyardError
+from blockyard._build import build_name
 
 from .interrupts import state
 from .support.hostile import disguises
@@ -270,7 +270,7 @@ def main() -> None:
         print(line)
     for outcome, count in sorted(sweep.outcomes.items()):
         print(f"{count:8} {outcome}")
-    print(f"{len(sweep.wrong)} of {sweep.num_tried} hostile arguments did harm, {blockyard.build_name()}")
+    print(f"{len(sweep.wrong)} of {sweep.num_tried} hostile arguments did harm, {build_name()}")
     raise SystemExit(bool(sweep.wrong))
 
 

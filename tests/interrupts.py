@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 import blockyard
+from blockyard._build import build_name
 
 from .support import own_calls
 from .support.own_calls import ALL_CALLS, KINDS, Call, Site
@@ -205,7 +206,7 @@ def main() -> None:
         print(line)
     for name, count in sorted(found.outcomes.items()):
         print(f"{count:8} {name}")
-    print(f"{len(ALL_CALLS)} calls on {len(KINDS)} kinds of managers, {blockyard.build_name()}")
+    print(f"{len(ALL_CALLS)} calls on {len(KINDS)} kinds of managers, {build_name()}")
     print(f"{len(found.broken)} of {found.num_points} points broken")
     raise SystemExit(bool(found.broken))
 

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from blockyard import CacheConfig, HandoffError, KVCacheManager
-from blockyard.parallel import HandoffReceiver, HandoffSender, HeadShards, PeerInfo, Transfer
+from blockyard import CacheConfig, KVCacheManager
+from blockyard.parallel import HandoffError, HandoffReceiver, HandoffSender, HeadShards, PeerInfo, Transfer
 from blockyard.parallel.link import ReceiverLink, SenderLink
 from blockyard.parallel.tensors import KVPort
 from blockyard.parallel.transport import DistributedTransport

@@ -21,6 +21,7 @@ from typing import Any
 
 import blockyard
 from blockyard import BlockPool, CacheConfig, ConcurrentCall, InvariantError, KVCacheManager, PolicyError
+from blockyard._build import build_name
 
 from .support.own_calls import KEYS, KINDS
 from .support.own_policies import MRU
@@ -244,7 +245,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     options = parser.parse_args()
-    print(f"seed {options.seed}, {blockyard.build_name()}", flush=True)
+    print(f"seed {options.seed}, {build_name()}", flush=True)
     counts, broken = interrupt_many(options.count, options.seed)
     for name, number in sorted(counts.items()):
         print(f"{number:8} {name}")

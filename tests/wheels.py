@@ -38,7 +38,7 @@ assert cache.num_computed_tokens(second) == 8, cache.num_computed_tokens(second)
 cache.free([first, branch, second])
 cache.check()
 assert cache.num_used_blocks == 0, cache.num_used_blocks
-print("a sequence's life:", blockyard.__version__, blockyard.build_name())
+print("a sequence's life:", blockyard.__version__, blockyard._build.build_name())
 """
 
 

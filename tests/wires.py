@@ -15,6 +15,7 @@ from collections import Counter
 from typing import Any
 
 import blockyard
+from blockyard._build import build_name
 from blockyard.events.following.mirror import Mirror
 
 from .events.wires import Wire
@@ -153,7 +154,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=None, help="default: BLOCKYARD_SEED, or a random one")
     options = parser.parse_args()
     seed = run_seed() if options.seed is None else options.seed
-    print(f"seed {seed}, {blockyard.build_name()}, {options.worlds} worlds", flush=True)
+    print(f"seed {seed}, {build_name()}, {options.worlds} worlds", flush=True)
     began = time.perf_counter()
     counts = run_worlds(options.worlds, options.calls, seed)
     for name, count in sorted(counts.items()):

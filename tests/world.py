@@ -574,12 +574,13 @@ def run_worlds(package: ModuleType, seed: int, num_calls: int) -> Counter[str]:
 def main() -> None:
     """One long run; prints its seed first, so that it can be repeated whatever happens."""
     import blockyard
+    from blockyard._build import build_name
 
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--calls", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     options = parser.parse_args()
-    print(f"seed {options.seed}, {blockyard.build_name()}", flush=True)
+    print(f"seed {options.seed}, {build_name()}", flush=True)
     for name, count in sorted(run_worlds(blockyard, options.seed, options.calls).items()):
         print(f"{count:10} {name}")
 

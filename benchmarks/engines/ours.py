@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import blockyard
+from blockyard._build import build_name
 from blockyard.engine import Engine, SamplingParams
 
 from .contestant import Answer, Contestant
@@ -21,7 +22,7 @@ class Blockyard(Contestant):
     name = "Blockyard"
 
     def __init__(self, model: Any, size: Size) -> None:
-        self.version = f"Blockyard {blockyard.__version__}, {blockyard.build_name()}"
+        self.version = f"Blockyard {blockyard.__version__}, {build_name()}"
         max_len = size.num_prompt_tokens + size.num_new
         self._engine = Engine(
             model,

@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 import blockyard
 from blockyard import BlockPool
+from blockyard._build import build_name
 
 from ..core import decode_figures, life_figures, lookup_figures
 from ..trace_life import live
@@ -86,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace")
     args = parser.parse_args()
-    print(json.dumps({"version": f"Blockyard {blockyard.__version__}, {blockyard.build_name()}"}), flush=True)
+    print(json.dumps({"version": f"Blockyard {blockyard.__version__}, {build_name()}"}), flush=True)
     for row in our_rows(args.trace):
         print(json.dumps(asdict(row)), flush=True)
 

@@ -2,31 +2,34 @@
 
     from blockyard import CacheConfig, KVCacheManager
 
-`KVCacheManager` is the way in; `docs/architecture.md` is the map.
+Ten names carry most programs; the others are answers, errors and options of these:
+
+    CacheConfig               how large the pool is, and every other option
+    KVCacheManager            sequences in, plans out: allocate, reserve, commit, fork, free
+    Admission, SeqStatus      whether a prompt fits, and what became of a reservation
+    StepPlan                  a step's slots, block tables, lengths and copies, as arrays
+    BlockPool                 the pool alone, for an engine that keeps its own scheduler
+    LoRA, CacheSalt, Span     what makes equal tokens different content: adapters, tenants, images
+    CapacityError             the root of the errors that are expected while serving: wait, preempt, or refuse
+
+What fewer programs need is one level down: `blockyard.named` (a pool known by names), `policies`, `answers`, `errors`,
+`events`, `sizing`, `storage`, `parallel`, `observe`, `metrics`, `engine`, `lab`, `live`, `serving`.
+`docs/architecture.md` is the map.
 """
 
-from ._build import StaleBuildWarning, build_name, compiled, warn_if_stale
+from ._build import compiled, warn_if_stale
 from .answers import (
     Admission,
-    AllocationEvent,
     CacheStats,
     HintOutcome,
-    Histogram,
-    Holding,
-    MissCauses,
-    NameEvent,
-    Residency,
     Resize,
     SeqStatus,
 )
 from .config import CacheConfig
 from .core.block_pool import BlockPool
 from .core.manager import KVCacheManager
-from .core.named_pool import NamedPool
 from .core.plan import GroupPlan, PlanReceiver, PlanSender, StepBuffers, StepPlan, SwapPlan
 from .core.policies.base import EvictionPolicy
-from .core.pool.block import KVCacheBlock
-from .core.pool.block_queue import FreeKVCacheBlockQueue
 from .core.pool.found import FoundBlocks
 from .core.pool.lease import BlockLease
 from .errors import (
@@ -36,39 +39,29 @@ from .errors import (
     DivergedRank,
     DoubleFree,
     ForeignBlock,
-    HandoffError,
     InvalidArgument,
     InvariantError,
     LogicError,
     MissingExtra,
-    ModelError,
     NeverFits,
     NotEnoughMemory,
     OutOfBlocks,
     OutOfRows,
     OverBudget,
-    PeerMismatch,
     PolicyError,
-    PublisherError,
-    RankError,
     SequenceNotReady,
     StaleBlocks,
-    StaleOffer,
     StalePlan,
     StepsInFlight,
-    TraceError,
     UnknownSequence,
 )
 from .groups import LayerGroup
 from .keys import CacheSalt, ExtraKey, LoRA, Span
-from .kv_events import BlockChanges, KVCacheEvents
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Admission",
-    "AllocationEvent",
-    "BlockChanges",
     "BlockLease",
     "BlockPool",
     "BlockyardError",
@@ -83,53 +76,35 @@ __all__ = [
     "ExtraKey",
     "ForeignBlock",
     "FoundBlocks",
-    "FreeKVCacheBlockQueue",
     "GroupPlan",
-    "HandoffError",
     "HintOutcome",
-    "Histogram",
-    "Holding",
     "InvalidArgument",
     "InvariantError",
-    "KVCacheBlock",
-    "KVCacheEvents",
     "KVCacheManager",
     "LayerGroup",
     "LoRA",
     "LogicError",
-    "MissCauses",
     "MissingExtra",
-    "ModelError",
-    "NameEvent",
-    "NamedPool",
     "NeverFits",
     "NotEnoughMemory",
     "OutOfBlocks",
     "OutOfRows",
     "OverBudget",
-    "PeerMismatch",
     "PlanReceiver",
     "PlanSender",
     "PolicyError",
-    "PublisherError",
-    "RankError",
-    "Residency",
     "Resize",
     "SeqStatus",
     "SequenceNotReady",
     "Span",
     "StaleBlocks",
-    "StaleBuildWarning",
-    "StaleOffer",
     "StalePlan",
     "StepBuffers",
     "StepPlan",
     "StepsInFlight",
     "SwapPlan",
-    "TraceError",
     "UnknownSequence",
     "__version__",
-    "build_name",
     "compiled",
 ]
 

@@ -11,7 +11,7 @@ import pytest
 from blockyard import InvalidArgument
 from blockyard.cli.amounts import parse_lengths, parse_memory
 from blockyard.cli.main import main
-from blockyard.sizing.known_models import known_model, known_names
+from blockyard.sizing import known_model, model_names
 
 LLAMA = known_model("llama-3.1-8b").config
 #: Round amounts, for plans worked out by hand.
@@ -120,8 +120,8 @@ def test_text_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_hits_are_those_of_the_curve(capsys: pytest.CaptureFixture[str]) -> None:
+    from blockyard.lab import read_references
     from blockyard.lab.curve import lru_hits
-    from blockyard.lab.references import read_references
     from blockyard.lab.traces import open_trace
 
     report = as_json(capsys, "llama-3.1-8b", "--trace", "small", *ROUND_24, "--running", 4)
@@ -212,14 +212,14 @@ def test_what_cuda_gives_and_what_a_step_takes_are_the_defaults(capsys: pytest.C
 
 
 def test_every_known_model_has_its_weights(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in known_names():
+    for name in model_names():
         status, out, err = run(capsys, name, "--tensor-parallel", 1, "--json")
         assert (status in (0, 1), err) == (True, "")
         assert json.loads(out)["memory"]["weight_bytes"] > 0
 
 
 def test_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "--list-models") == (0, "\n".join(known_names()) + "\n", "")
+    assert run(capsys, "--list-models") == (0, "\n".join(model_names()) + "\n", "")
 
 
 # ---------------------------------------------------------------- models of one's own, and types

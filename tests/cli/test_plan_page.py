@@ -11,12 +11,11 @@ import pytest
 from blockyard.cli.main import main
 from blockyard.cli.plan_page import write_plan_page
 from blockyard.cli.plan_report import as_text
+from blockyard.lab import read_references
 from blockyard.lab.planning import CapacityPlan, plan_capacity
 from blockyard.lab.planning.limits import GIB
-from blockyard.lab.references import read_references
 from blockyard.lab.traces import open_trace
-from blockyard.sizing import KVCacheSpec
-from blockyard.sizing.known_models import model_config
+from blockyard.sizing import KVCacheSpec, model_config
 
 from ..lab.test_page import Page
 from ..support.made_curves import HOSTILE

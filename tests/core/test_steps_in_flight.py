@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import blockyard
-from blockyard import CacheConfig, Holding, InvalidArgument, LayerGroup, SeqStatus, SequenceNotReady, StepsInFlight
+from blockyard import CacheConfig, InvalidArgument, LayerGroup, SeqStatus, SequenceNotReady, StepsInFlight
+from blockyard.answers import Holding
 
 from ..support import seeds, source_only
 from ..support.checked import Checked, prompt

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import blockyard
-from blockyard import BlockPool, CacheConfig, FreeKVCacheBlockQueue, KVCacheManager
+from blockyard import BlockPool, CacheConfig, KVCacheManager
+from blockyard.core.pool.block_queue import FreeKVCacheBlockQueue
 
 from ..support.places import ROOT
 from ..support.twin import count_handles_from_the_start
@@ -111,7 +112,19 @@ def test_the_engine_loop_without_a_model_preempts_and_leaks_nothing(capsys: pyte
 
 
 #: Packages of `blockyard` whose names stand in the tables with the package before them.
-PACKAGES = ("engine", "events", "live", "metrics", "naming", "observe", "parallel", "policies", "sizing", "storage")
+PACKAGES = (
+    "engine",
+    "events",
+    "live",
+    "metrics",
+    "named",
+    "naming",
+    "observe",
+    "parallel",
+    "policies",
+    "sizing",
+    "storage",
+)
 OWNERS = "|".join(("cache", "pool", "queue", "plan", "block", *PACKAGES))
 #: What tutorials and courses call the parts of such a system.
 COURSE_NAMES = [
@@ -184,7 +197,7 @@ def exists(name: str) -> bool:
         "found": pool.find_cached_blocks([1]),
     }
     owner, _, attribute = name.rpartition(".")
-    if owner in PACKAGES:
+    if owner in PACKAGES or owner.startswith("core."):
         return hasattr(importlib.import_module(f"blockyard.{owner}"), attribute)
     return hasattr({**things, "queue": FreeKVCacheBlockQueue(4), "": blockyard}[owner], attribute)
 
@@ -253,3 +266,12 @@ def test_what_people_read_imports_public_places_alone(path: Path) -> None:
     """`blockyard` and its packages but `core`; a name that starts with an underscore is nowhere public."""
     imported = re.findall(r"(?:from|import) (blockyard(?:\.\w+)*)", path.read_text())
     assert [name for name in imported if ".core" in name or "._" in name] == []
+
+
+@pytest.mark.parametrize("path", [*PAGES, *sorted((ROOT / "examples").glob("*.py"))], ids=lambda path: path.name)
+def test_what_people_read_imports_names_of_public_faces(path: Path) -> None:
+    """Below `blockyard` and its packages a module is public by its `__all__`; adapters of other engines are by name."""
+    found = re.findall(r"from (blockyard(?:\.\w+){2,}) import (\([^)]*\)|[^\n#]*)", path.read_text())
+    below = [(module, name) for module, names in found for name in re.findall(r"\w+", names)]
+    own = [(module, name) for module, name in below if not module.startswith("blockyard.integrations.")]
+    assert [pair for pair in own if pair[1] not in getattr(importlib.import_module(pair[0]), "__all__", ())] == []

@@ -15,8 +15,7 @@ pytest.importorskip("transformers")
 
 import torch
 
-from blockyard import ModelError
-from blockyard.engine import Engine, SamplingParams
+from blockyard.engine import Engine, ModelError, SamplingParams
 from blockyard.engine.model import quiet_transformers
 
 from ..support.architectures import ARCHITECTURES, SERVED, small_architecture

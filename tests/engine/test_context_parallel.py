@@ -15,7 +15,7 @@ import torch
 from blockyard import InvalidArgument
 from blockyard.engine import Engine, PromptLookup, SamplingParams
 from blockyard.engine.ranks import group
-from blockyard.storage.context_shards import ContextShard
+from blockyard.storage import ContextShard
 
 from ..support.thread_ranks import ThreadPeers
 from ..support.tiny_models import SHAPES, WINDOWED, mixed_prompts, reference_tokens, tiny_model, tokens_of

@@ -13,7 +13,7 @@ from blockyard import CacheConfig, InvalidArgument, KVCacheManager, LayerGroup
 from blockyard.engine.attention.merging import merge, partial_attention
 from blockyard.engine.attention.softmax import Extras, softmax_attention
 from blockyard.sizing import KVCacheSpec
-from blockyard.storage.context_shards import ContextShard
+from blockyard.storage import ContextShard
 
 SHAPES = [(1, 1, 4), (2, 1, 2), (2, 4, 8), (3, 1, 1), (3, 2, 4), (4, 16, 16), (5, 3, 6)]
 

@@ -13,8 +13,8 @@ pytest.importorskip("transformers")
 
 import torch
 
-from blockyard import InvalidArgument, ModelError, NeverFits
-from blockyard.engine import Engine, FinishReason, SamplingParams, StepReport
+from blockyard import InvalidArgument, NeverFits
+from blockyard.engine import Engine, FinishReason, ModelError, SamplingParams, StepReport
 from blockyard.engine.attention import backends
 from blockyard.engine.attention.sdpa import SdpaBackend
 from blockyard.engine.model import load_model

@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("zmq")
 
-from blockyard import InvalidArgument, ModelError, PublisherError
+from blockyard import InvalidArgument
 from blockyard.cli.model_loading import _kv_events
-from blockyard.engine import Engine, SamplingParams
-from blockyard.events import Mirror, Subscriber, Trust
+from blockyard.engine import Engine, ModelError, SamplingParams
+from blockyard.events import Mirror, PublisherError, Subscriber, Trust
 
 from ..support.patience import PATIENCE_SECONDS
 from ..support.tiny_models import mixed_prompts, tiny_model

@@ -12,8 +12,7 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 
-from blockyard import ModelError
-from blockyard.engine import Engine, SamplingParams
+from blockyard.engine import Engine, ModelError, SamplingParams
 from blockyard.engine import probe as probe_module
 from blockyard.engine.attention import sdpa
 from blockyard.engine.borrowing import BorrowedModel

@@ -14,8 +14,8 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 
-from blockyard import InvalidArgument, ModelError, NeverFits
-from blockyard.engine import Engine, SamplingParams
+from blockyard import InvalidArgument, NeverFits
+from blockyard.engine import Engine, ModelError, SamplingParams
 from blockyard.engine.gguf import converted_folder, file_digest, is_whole
 
 from ..support.tiny_gguf import write_gguf

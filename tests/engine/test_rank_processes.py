@@ -16,8 +16,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from blockyard import ModelError, RankError
-from blockyard.engine import Engine, SamplingParams, StepReport
+from blockyard.engine import Engine, ModelError, RankError, SamplingParams, StepReport
 from blockyard.engine.ranks import processes
 
 from ..support.patience import PATIENCE_SECONDS

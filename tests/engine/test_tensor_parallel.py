@@ -19,8 +19,8 @@ pytest.importorskip("transformers")
 
 import torch
 
-from blockyard import BlockyardError, CacheConfig, InvalidArgument, KVCacheManager, ModelError, RankError
-from blockyard.engine import Engine, PromptLookup, SamplingParams
+from blockyard import BlockyardError, CacheConfig, InvalidArgument, KVCacheManager
+from blockyard.engine import Engine, ModelError, PromptLookup, RankError, SamplingParams
 from blockyard.engine.moves import MoveQueue
 from blockyard.engine.ranks import group, identity, step_message
 from blockyard.engine.ranks.step_message import StepReceiver, StepSender

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import zmq
 
-from blockyard import BlockPool, InvalidArgument, PublisherError, Span
-from blockyard.events import KVEventPublisher, Mirror, Subscriber, Trust
+from blockyard import BlockPool, InvalidArgument, Span
+from blockyard.events import KVEventPublisher, Mirror, PublisherError, Subscriber, Trust
 from blockyard.events.publishing import publisher as publishers
 
 from ..support.interrupter import Interrupter

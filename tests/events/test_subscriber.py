@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import zmq
 
-from blockyard import InvalidArgument, PublisherError
-from blockyard.events import Mirror, Subscriber, Trust
+from blockyard import InvalidArgument
+from blockyard.events import Mirror, PublisherError, Subscriber, Trust
 
 from ..support.patience import PATIENCE_SECONDS
 from .published import PROMPT, Publishing, compute, follow, make_cache, tokens_of, until

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockyard import InvalidArgument, TraceError
+from blockyard import InvalidArgument
+from blockyard.lab import TraceError
 from blockyard.lab.traces import make_trace, open_trace, write_trace
 from blockyard.lab.traces.decompression import CutShort, pieces
 from blockyard.lab.traces.limits import MAX_LINE_BYTES

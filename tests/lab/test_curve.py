@@ -9,17 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blockyard import InvalidArgument, MissingExtra, PolicyError, TraceError
+from blockyard import InvalidArgument, MissingExtra, PolicyError
 from blockyard.core.policies import POLICIES
 from blockyard.core.policies.lru import LRU
-from blockyard.lab import sweep
+from blockyard.lab import TraceError, TraceRequest, read_references, sweep
 from blockyard.lab.curve import Knee, count_hits, hit_curves, lru_hits
 from blockyard.lab.curve.knee import find_knee
 from blockyard.lab.policy_names import OPTIMUM, parse_policies, policy_of
-from blockyard.lab.references import name_blocks, read_references
+from blockyard.lab.references import name_blocks
 from blockyard.lab.sizes import parse_sizes, spread_sizes
 from blockyard.lab.survey import survey
-from blockyard.lab.trace import TraceRequest
 from blockyard.lab.traces import make_trace, open_trace
 
 from ..golden import GOLDEN, SIZES, count

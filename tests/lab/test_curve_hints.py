@@ -11,9 +11,9 @@ import pytest
 from blockyard import InvalidArgument
 from blockyard.cli.main import main
 from blockyard.core.policies import GUARDS, POLICIES, make_policy
+from blockyard.lab import References, read_references
 from blockyard.lab.curve import count_hits, hit_curves
 from blockyard.lab.oracle import NOTHING, OVER, WAIT, HintOracle, SaidHints
-from blockyard.lab.references import References, read_references
 from blockyard.lab.simulation.hinted_run import HintedRun
 from blockyard.lab.traces import open_trace
 

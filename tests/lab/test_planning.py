@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import InvalidArgument, TraceError
+from blockyard import InvalidArgument
+from blockyard.lab import Skips, TraceError, TraceRequest, read_references
 from blockyard.lab.planning import CapacityPlan, plan_capacity
 from blockyard.lab.planning.memory import cached_tokens
-from blockyard.lab.references import read_references
 from blockyard.lab.survey import TraceSurvey, survey
-from blockyard.lab.trace import Skips, TraceRequest
 from blockyard.lab.traces import open_trace
-from blockyard.sizing import KVCacheSpec
-from blockyard.sizing.known_models import known_model, known_names, model_config
+from blockyard.sizing import KVCacheSpec, known_model, model_config, model_names
 
 #: A token takes 4 layers * 2 * 4 heads * 64 * 2 bytes = 4 KiB, a block of 16 tokens 64 KiB: 16,384 of them a GiB.
 SMALL = KVCacheSpec.uniform(4, 4, 64)
@@ -281,7 +279,7 @@ def test_lengths_of_a_trace() -> None:
 
 
 def test_every_known_model_can_be_counted() -> None:
-    for name in known_names():
+    for name in model_names():
         config = known_model(name).config
         assert KVCacheSpec.from_config(config, dtype="bfloat16").bytes_per_block > 0
         assert model_config(name) == config

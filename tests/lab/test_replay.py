@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blockyard import InvalidArgument, TraceError
+from blockyard import InvalidArgument
 from blockyard.core.policies import POLICIES
+from blockyard.lab import TraceError, TraceRequest
 from blockyard.lab.replay import ReplayOptions
 from blockyard.lab.replay import replay as run_replay
 from blockyard.lab.replay.expansion import FIRST_OUTPUT_TOKEN, Expansion
 from blockyard.lab.replay.timed import ServiceModel
-from blockyard.lab.trace import TraceRequest
 from blockyard.lab.traces import make_trace, open_trace
 
 from ..support.lab_reference import leading, prefix_trace

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from blockyard import InvalidArgument
+from blockyard.lab import References, Skips, TraceRequest, read_references
 from blockyard.lab.oracle import NOTHING, OVER, WAIT, HintOracle
-from blockyard.lab.references import References, read_references
 from blockyard.lab.sessions import SessionTeller
-from blockyard.lab.trace import Skips, TraceRequest
 from blockyard.lab.traces import open_trace
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockyard import InvalidArgument
-from blockyard.lab.trace import TraceRequest
+from blockyard.lab import TraceRequest
 from blockyard.lab.traces import GENERATORS, make_trace, open_trace
 from blockyard.lab.traces.generators import Rag
 from blockyard.lab.traces.generators.draws import arrivals, geometric, lognormal, zipf

@@ -11,7 +11,8 @@ pytest.importorskip("prometheus_client")
 
 from prometheus_client import CollectorRegistry
 
-from blockyard import CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LoRA, MissCauses, Span
+from blockyard import CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LoRA, Span
+from blockyard.answers import MissCauses
 from blockyard.metrics import TenantTokens, tenant_of
 
 from ..support.seeds import run_seed

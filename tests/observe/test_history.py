@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from blockyard import Admission, AllocationEvent, CacheConfig, InvalidArgument, KVCacheManager, LayerGroup, OutOfBlocks
+from blockyard import Admission, CacheConfig, InvalidArgument, KVCacheManager, LayerGroup, OutOfBlocks
+from blockyard.answers import AllocationEvent
 
 from ..support.checked import Checked, prompt
 from ..support.seeds import run_seed

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from blockyard import Admission, BlockLease, Holding, LayerGroup
+from blockyard import Admission, BlockLease, LayerGroup
+from blockyard.answers import Holding
 
 from ..support.checked import Checked, prompt
 from ..support.seeds import run_seed

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from blockyard import CacheSalt, EvictionPolicy, InvalidArgument, LayerGroup, LoRA, MissCauses, PolicyError, Span
+from blockyard import CacheSalt, EvictionPolicy, InvalidArgument, LayerGroup, LoRA, PolicyError, Span
+from blockyard.answers import MissCauses
 
 from ..support.checked import Checked, prompt
 from ..support.seeds import run_seed

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from blockyard import Admission, AllocationEvent, CacheConfig, Histogram, InvalidArgument, KVCacheManager, LayerGroup
+from blockyard import Admission, CacheConfig, InvalidArgument, KVCacheManager, LayerGroup
+from blockyard.answers import AllocationEvent, Histogram
 
 from ..support.checked import Checked, prompt
 from ..support.seeds import run_seed

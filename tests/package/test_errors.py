@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 
 import pytest
@@ -53,12 +54,29 @@ def test_the_tree() -> None:
     assert {name: error.__bases__[0].__name__ for name, error in defined().items()} == TREE
 
 
+#: Where the errors of a room stand for the public, besides `blockyard.errors`; all others stand in `blockyard`.
+ROOM_OF = {
+    "HandoffError": "parallel",
+    "ModelError": "engine",
+    "PeerMismatch": "parallel",
+    "PublisherError": "events",
+    "RankError": "engine",
+    "StaleOffer": "parallel",
+    "TraceError": "lab",
+}
+
+
 def test_every_error_is_public_and_drawn() -> None:
     for name, error in defined().items():
-        assert getattr(blockyard, name) is error
-        assert name in blockyard.__all__
+        face = importlib.import_module(f"blockyard.{ROOM_OF[name]}") if name in ROOM_OF else blockyard
+        assert getattr(face, name) is error
+        assert name in face.__all__
         assert name in (errors.__doc__ or "")
         assert error.__doc__
+
+
+def test_an_error_of_a_room_is_no_name_of_the_package() -> None:
+    assert set(ROOM_OF) & set(blockyard.__all__) == set()
 
 
 @pytest.mark.parametrize(
@@ -77,7 +95,7 @@ def test_out_of_blocks_carries_its_numbers() -> None:
 
 @pytest.mark.parametrize("name", TREE)
 def test_errors_cross_processes(name: str) -> None:
-    error = getattr(blockyard, name)("what happened")
+    error = getattr(errors, name)("what happened")
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error)
     assert str(again) == "what happened"

@@ -251,6 +251,7 @@ LAYERS = {
     "hints": 3,
     "sizing": 4,
     "core": 4,
+    "named": 5,
     "policies": 5,
     "storage": 5,
     "events": 5,
@@ -288,7 +289,7 @@ OUTSIDE = {
 #: Rooms that may name `__version__` and its like.
 KNOWS_THE_VERSION = {"cli", "__main__", "integrations", "engine", "lab", "serving"}
 #: Modules of the package whose names are public too, each by its `__all__`.
-PUBLIC_MODULES = {"events", "policies"}
+PUBLIC_MODULES = {"events", "named", "policies"}
 NO_OUTSIDE_WORLD = {"time", "datetime", "random", "secrets", "os", "socket", "threading", "uuid"}
 
 

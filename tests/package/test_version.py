@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 
 import blockyard
-from blockyard import StaleBuildWarning, _build, _sources
+from blockyard import _build, _sources
+from blockyard._build import StaleBuildWarning
 
 from ..support.places import PACKAGE_DIR, ROOT
 
 IS_INTERPRETED = os.environ.get("BLOCKYARD_INTERPRETED") == "1"
 WHAT_RUNS = (
     "import blockyard, blockyard.core.manager as m;"
-    "print(blockyard.compiled(), blockyard.build_name(), m.__file__.endswith('.py'), sep='|')"
+    "print(blockyard.compiled(), blockyard._build.build_name(), m.__file__.endswith('.py'), sep='|')"
 )
 
 needs_compiled = pytest.mark.skipif(not blockyard.compiled(), reason="the build tested is interpreted")
@@ -46,9 +47,9 @@ def test_compiled_says_what_runs() -> None:
 
 def test_the_build_has_a_name_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_build, "compiled", lambda: True)
-    assert blockyard.build_name() == "compiled by mypyc"
+    assert _build.build_name() == "compiled by mypyc"
     monkeypatch.setattr(_build, "compiled", lambda: False)
-    assert blockyard.build_name().startswith("interpreted (slow")
+    assert _build.build_name().startswith("interpreted (slow")
 
 
 def test_version_on_the_command_line() -> None:

@@ -11,7 +11,6 @@ from blockyard import (
     Admission,
     CacheSalt,
     ConcurrentCall,
-    HandoffError,
     InvalidArgument,
     InvariantError,
     KVCacheManager,
@@ -21,10 +20,18 @@ from blockyard import (
     SeqStatus,
     SequenceNotReady,
     Span,
-    StaleOffer,
     UnknownSequence,
 )
-from blockyard.parallel import HandoffReceiver, HandoffSender, HeadShards, LocalBlocks, Offer, fetch
+from blockyard.parallel import (
+    HandoffError,
+    HandoffReceiver,
+    HandoffSender,
+    HeadShards,
+    LocalBlocks,
+    Offer,
+    StaleOffer,
+    fetch,
+)
 
 from ..support.handoff_pair import PROMPT, Pair, side
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import Admission, HandoffError, InvalidArgument, PeerMismatch, StaleOffer
+from blockyard import Admission, InvalidArgument
 from blockyard.engine import Engine, SamplingParams
 from blockyard.engine.handoff import DecodeDoor, PrefillDoor
-from blockyard.parallel import Offer, OfferId, Transfer
+from blockyard.parallel import HandoffError, Offer, OfferId, PeerMismatch, StaleOffer, Transfer
 from blockyard.parallel.link import ReceiverLink, SenderLink
 from blockyard.parallel.transport import DistributedTransport
 

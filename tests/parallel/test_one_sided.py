@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from blockyard import HandoffError, InvalidArgument, PeerMismatch, StaleOffer
+from blockyard import InvalidArgument
 from blockyard.engine import Engine, SamplingParams
 from blockyard.engine.handoff import DecodeDoor, PrefillDoor
-from blockyard.parallel import Transfer, TransferPlan, token_runs
+from blockyard.parallel import HandoffError, PeerMismatch, StaleOffer, Transfer, TransferPlan, token_runs
 from blockyard.parallel.link import ReceiverLink, SenderLink
 from blockyard.parallel.one_sided import MemoryShape, OneSided, byte_runs
 from blockyard.storage import KVCache

@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import (
+from blockyard import InvalidArgument, LayerGroup
+from blockyard.parallel import (
     HandoffError,
-    InvalidArgument,
-    LayerGroup,
+    HandoffReceiver,
+    HandoffSender,
+    HeadShards,
+    Offer,
+    OfferId,
+    PeerInfo,
     PeerMismatch,
 )
-from blockyard.parallel import HandoffReceiver, HandoffSender, HeadShards, Offer, OfferId, PeerInfo
 from blockyard.parallel.wire import PROTOCOL_VERSION
 
 from ..support.handoff_pair import Pair, side

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockyard import HandoffError, InvalidArgument, PeerMismatch
-from blockyard.parallel import HeadShards, head_runs, token_runs
+from blockyard import InvalidArgument
+from blockyard.parallel import HandoffError, HeadShards, PeerMismatch, head_runs, token_runs
 
 sizes = st.integers(1, 9)
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from blockyard import HandoffError, InvalidArgument, LayerGroup
-from blockyard.parallel import HeadShards, Offer, OfferId, PeerInfo
+from blockyard import InvalidArgument, LayerGroup
+from blockyard.parallel import HandoffError, HeadShards, Offer, OfferId, PeerInfo
 from blockyard.parallel.lanes import Lane, receiving_lanes, sending_lanes
 from blockyard.parallel.tensors import KVPort
 from blockyard.parallel.transport import DistributedTransport, receive_lanes, send_lanes

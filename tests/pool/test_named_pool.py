@@ -7,6 +7,7 @@ import pickle
 from typing import Any
 
 import pytest
+from blockyard.named import NamedPool
 
 import blockyard
 from blockyard import (
@@ -16,7 +17,6 @@ from blockyard import (
     ForeignBlock,
     InvalidArgument,
     LogicError,
-    NamedPool,
     OutOfBlocks,
     PolicyError,
 )

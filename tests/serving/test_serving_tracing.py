@@ -18,7 +18,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode, Tracer
 
-from blockyard import InvalidArgument, MissCauses
+from blockyard import InvalidArgument
+from blockyard.answers import MissCauses
 from blockyard.engine import SamplingParams
 from blockyard.serving.jobs.tracing import RequestTracer, missed_tokens
 from blockyard.serving.otlp import otlp_tracer

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from blockyard import InvalidArgument
-from blockyard.sizing import ModelShape, gpu_names, known_gpu, step_memory
-from blockyard.sizing.known_models import known_model, known_names
+from blockyard.sizing import ModelShape, gpu_names, known_gpu, known_model, model_names, step_memory
 
 GIB = 2**30
 DENSE = ModelShape(hidden_size=100, mlp_size=400, vocab_size=1000)
@@ -59,7 +58,7 @@ def test_wider_types() -> None:
 
 
 def test_shapes_of_known_models() -> None:
-    for name in known_names():
+    for name in model_names():
         ModelShape.from_config(known_model(name).config)
     shape = ModelShape.from_config(known_model("qwen3-30b-a3b").config)
     assert (shape.num_experts, shape.experts_per_token, shape.expert_size) == (128, 8, 768)

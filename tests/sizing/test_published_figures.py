@@ -7,8 +7,7 @@ import statistics
 import pytest
 
 from blockyard.lab.planning import CapacityPlan, LargestStep, plan_capacity
-from blockyard.sizing import KVCacheSpec, ModelShape, count_parameters
-from blockyard.sizing.known_models import known_model, known_names
+from blockyard.sizing import KVCacheSpec, ModelShape, count_parameters, known_model, model_names
 
 from ..support.published_figures import FIGURES, PublishedFigure, config_of
 
@@ -16,7 +15,7 @@ GIB = 2**30
 
 
 def weight_bytes(figure: PublishedFigure) -> int:
-    if figure.model not in known_names():
+    if figure.model not in model_names():
         return 2 * count_parameters(config_of(figure))
     model = known_model(figure.model)
     return model.served_bytes or 2 * model.num_parameters

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from blockyard import InvalidArgument, ModelError
+from blockyard import InvalidArgument
+from blockyard.errors import ModelError
 from blockyard.sizing import AttentionLayer, KVCacheSpec, StateLayer
 
 from ..support.model_configs import (

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from blockyard import InvalidArgument
-from blockyard.sizing import count_parameters
-from blockyard.sizing.known_models import known_model, known_names
+from blockyard.sizing import count_parameters, known_model, model_names
 
 #: Small, odd sizes, so that no two parts are alike.
 COMMON = {
@@ -72,14 +71,14 @@ def test_counts_are_those_of_transformers(kind: str, others: dict[str, Any]) -> 
 
 def test_known_models_have_the_parameters_of_their_configs() -> None:
     counted = 0
-    for name in known_names():
+    for name in model_names():
         model = known_model(name)
         assert model.num_parameters > 0
         if model.config["model_type"] in {kind for kind, _ in ARCHITECTURES}:
             assert count_parameters(model.config | {"torch_dtype": "bfloat16"}) == model.num_parameters
             counted += 1
     assert counted == 26
-    assert len(known_names()) == 32
+    assert len(model_names()) == 32
 
 
 def test_experts_of_gpt_oss_are_padded_where_they_are_held() -> None:

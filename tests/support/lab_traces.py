@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from blockyard.lab.trace import Skips, TraceRequest
+from blockyard.lab import Skips, TraceRequest
 
 
 class ListedTrace:

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import torch
 
-from blockyard import HandoffError
+from blockyard.parallel import HandoffError
 
 from .patience import PATIENCE_SECONDS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blockyard.sizing.known_models import known_model
+from blockyard.sizing import known_model
 
 LLAMA_2_7B = known_model("llama-2-7b").config
 LLAMA_3_8B = known_model("llama-3-8b").config

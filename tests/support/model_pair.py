@@ -11,6 +11,7 @@ import pytest
 
 import blockyard
 from blockyard import BlockyardError, CacheConfig, KVCacheManager, SeqStatus
+from blockyard.core.pool.block import KVCacheBlock
 
 from .reference import WAITS_FOR_PREFIX, ReferenceManager, Refused, Step
 from .reference import Sequence as ModelSequence
@@ -247,7 +248,7 @@ class Pair:
             assert getattr(stats, name) == getattr(model, name), name
         cache.check()
 
-    def _compare_block(self, block: int, seen: blockyard.KVCacheBlock) -> None:
+    def _compare_block(self, block: int, seen: KVCacheBlock) -> None:
         """A cached block shows the tokens of its content, and whether they are computed."""
         assert seen.token_ids == list(self.model.node_of[block].tokens)
         assert seen.is_computed == (block not in self.model.owner_of)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from blockyard.sizing.known_models import known_model
+from blockyard.sizing import known_model
 
 _LOGS = (
     "https://github.com/jgchn/llm-d-planner/blob/30ec05f7cab43782bdfa4f529aef70e06ff9f149/"

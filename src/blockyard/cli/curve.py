@@ -10,6 +10,7 @@ from typing import Any
 from ..arguments import require_int
 from ..core.policies import POLICIES
 from ..errors import InvalidArgument
+from ..lab import References, Trace, read_references
 from ..lab.curve import HitCurves, hit_curves, put_together
 from ..lab.curve.claims import ENOUGH_SIZES, FIFTH, GAP_POINTS, Claim, claims_of
 from ..lab.curve.drawing import draw_curves
@@ -19,12 +20,10 @@ from ..lab.curve.words import parts_of
 from ..lab.oracle import HintOracle, parse_kinds
 from ..lab.output_file import require_output
 from ..lab.policy_names import OPTIMUM, parse_policies
-from ..lab.references import MAX_REFERENCES, References, read_references
+from ..lab.references import MAX_REFERENCES
 from ..lab.sizes import MAX_SIZES, parse_sizes, spread_sizes
-from ..lab.trace import Trace
 from ..progress import WorkBar
-from ..sizing import KVCacheSpec
-from ..sizing.known_models import model_config
+from ..sizing import KVCacheSpec, model_config
 from .tables import as_csv, as_json, as_narrow_text, as_text, percent, short_number
 from .trace_options import chosen_jobs, open_chosen_trace, report_skips, short_name, skips_as_dict
 

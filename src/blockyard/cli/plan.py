@@ -6,15 +6,13 @@ import argparse
 import dataclasses
 
 from ..errors import InvalidArgument
+from ..lab import References, Trace, UnknownContents, read_references
 from ..lab.output_file import require_output
 from ..lab.planning import CapacityPlan, LargestStep, plan_capacity
 from ..lab.planning.limits import GIB
-from ..lab.references import References, UnknownContents, read_references
 from ..lab.survey import TraceSurvey, survey
-from ..lab.trace import Trace
 from ..lab.traces import open_trace
-from ..sizing import known_gpu
-from ..sizing.known_models import known_names
+from ..sizing import known_gpu, model_names
 from .amounts import parse_lengths, parse_memory
 from .plan_model import ChosenModel, chosen_model
 from .plan_page import write_plan_page
@@ -27,7 +25,7 @@ _DEFAULT_GPU = "h100"
 def run_plan(options: argparse.Namespace) -> int:
     """Print the plan. Exit status 1 if the model does not fit."""
     if options.list_models:
-        print("\n".join(known_names()))
+        print("\n".join(model_names()))
         return 0
     _check_ranks(options)
     for path in options.output:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InvalidArgument, ModelError
-from ..sizing import KVCacheSpec, ModelShape, count_parameters
+from ..sizing import KnownModel, KVCacheSpec, ModelShape, count_parameters, known_model
 from ..sizing.dtypes import dtype_bytes
-from ..sizing.known_models import KnownModel, known_model
 from .amounts import parse_memory
 
 

@@ -11,15 +11,14 @@ from typing import Any
 
 from ..config import MAX_MODEL_LEN
 from ..errors import InvalidArgument
+from ..lab import Trace, UnknownContents, read_references
 from ..lab.output_file import require_output
 from ..lab.policy_names import OPTIMUM, parse_policies
-from ..lab.references import UnknownContents, read_references
 from ..lab.replay import ReplayOptions, ReplayResult, Reservation, ServiceModel, replay
 from ..lab.replay.page import write_run_page
 from ..lab.sizes import parse_sizes
 from ..lab.survey import TraceSurvey, survey
 from ..lab.sweep import run_all
-from ..lab.trace import Trace
 from ..progress import WorkBar
 from .reservation_report import model_length, reservation_as_dict, reservation_text, reserve_pools
 from .tables import as_csv, as_json, as_text, percent, short_number

@@ -8,10 +8,10 @@ from typing import Any
 
 from ..arguments import require_int
 from ..config import MAX_MODEL_LEN
+from ..lab import Trace
 from ..lab.replay import Reservation, compare_reservations
 from ..lab.survey import TraceSurvey
 from ..lab.sweep import run_all
-from ..lab.trace import Trace
 from ..progress import WorkBar
 from .tables import as_text, percent, short_number
 from .trace_options import chosen_jobs

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..arguments import require_int
+from ..lab import Trace
 from ..lab.sweep import MAX_JOBS, require_backend
-from ..lab.trace import Trace
 
 _TRACE_HELP = (
     "a file (Mooncake or Qwen-Bailian JSONL, Azure or BurstGPT CSV, JSONL of token ids or text; .gz and .zst too), or "

@@ -32,7 +32,7 @@ It uses the public manager and nothing of its inside, so it doubles as an exampl
 Needs torch and transformers: `pip install 'blockyard[engine]'`.
 """
 
-from ..errors import MissingExtra
+from ..errors import MissingExtra, ModelError, RankError
 
 try:
     import torch as _torch  # noqa: F401  # asked for here, so that its absence is said in one sentence
@@ -53,8 +53,10 @@ __all__ = [
     "Engine",
     "FinishReason",
     "GenerationResult",
+    "ModelError",
     "NewToken",
     "PromptLookup",
+    "RankError",
     "SamplingParams",
     "StepReport",
     "TokenLogprob",

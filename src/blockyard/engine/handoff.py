@@ -25,6 +25,8 @@ from .request import Request
 from .results import GenerationResult, NewToken, StepReport
 from .sampling import SamplingParams
 
+__all__ = ["DecodeDoor", "PrefillDoor", "Prefilled"]
+
 
 def peer_of(engine: Engine, name: str, incarnation: int) -> PeerInfo:
     """What an engine's cache is, for the handshake. Of an engine of one rank."""

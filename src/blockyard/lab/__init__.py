@@ -13,3 +13,9 @@ Read it in this order:
 
 `docs/lab.md` has the commands, and what their numbers mean.
 """
+
+from ..errors import TraceError
+from .references import References, UnknownContents, read_references
+from .trace import Skips, Trace, TraceRequest
+
+__all__ = ["References", "Skips", "Trace", "TraceError", "TraceRequest", "UnknownContents", "read_references"]

@@ -6,6 +6,7 @@
 `blockyard.parallel.distributed`.
 """
 
+from ..errors import HandoffError, PeerMismatch, StaleOffer
 from .cache_group import CacheGroup, Placement
 from .local import LocalBlocks, fetch
 from .multi_pool import MultiBlockPool, MultiLease
@@ -18,6 +19,7 @@ from .shards import HeadRun, HeadShards, head_runs
 
 __all__ = [
     "CacheGroup",
+    "HandoffError",
     "HandoffReceiver",
     "HandoffSender",
     "HeadRun",
@@ -28,7 +30,9 @@ __all__ = [
     "Offer",
     "OfferId",
     "PeerInfo",
+    "PeerMismatch",
     "Placement",
+    "StaleOffer",
     "TokenRuns",
     "Transfer",
     "TransferPlan",

@@ -37,7 +37,9 @@ from .peer import PeerInfo, require_compatible, require_same_memory
 from .receiver import HandoffReceiver, Transfer
 from .sender import HandoffSender
 from .tensors import KVPort
-from .transport import Transport, receive_lanes, send_lanes
+from .transport import DistributedTransport, Transport, receive_lanes, send_lanes
+
+__all__ = ["DistributedTransport", "OneSided", "ReceiverLink", "SenderLink", "Transport"]
 
 #: Messages that are kept while another one is due.
 MOST_ARRIVED = 4096

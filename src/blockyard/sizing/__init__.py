@@ -9,6 +9,7 @@ It counts blocks with the same `LayerGroup` as the allocator, and needs nothing 
 from .activations import StepMemory, step_memory
 from .advice import BlockSizeAdvice, CacheBudgetAdvice, advise_block_size, advise_cache_budget
 from .gpus import Gpu, gpu_names, known_gpu
+from .known_models import KnownModel, known_model, model_config, model_names
 from .layers import AttentionLayer, StateLayer, StatePart
 from .memory import MemoryProfile, num_cpu_blocks, num_gpu_blocks, profile
 from .pages import PageGroup
@@ -23,6 +24,7 @@ __all__ = [
     "CacheBudgetAdvice",
     "Gpu",
     "KVCacheSpec",
+    "KnownModel",
     "MemoryProfile",
     "ModelShape",
     "PageGroup",
@@ -35,6 +37,9 @@ __all__ = [
     "count_parameters",
     "gpu_names",
     "known_gpu",
+    "known_model",
+    "model_config",
+    "model_names",
     "num_cpu_blocks",
     "num_gpu_blocks",
     "profile",

@@ -50,7 +50,7 @@ def known_model(name: str) -> KnownModel:
     return copy.deepcopy(found)
 
 
-def known_names() -> list[str]:
+def model_names() -> list[str]:
     """The names that `known_model` knows, sorted."""
     return sorted(_BY_NAME)
 
@@ -66,7 +66,7 @@ def model_config(model: str | PathLike[str]) -> object:
 
 def _unknown(name: str) -> str:
     close = difflib.get_close_matches(name.lower(), _BY_NAME, n=4, cutoff=0.5)
-    hint = f"close are {', '.join(close)}" if close else f"known are {', '.join(known_names())}"
+    hint = f"close are {', '.join(close)}" if close else f"known are {', '.join(model_names())}"
     return f"it must be a model's folder, a config.json, or a known name; {hint}"
 
 

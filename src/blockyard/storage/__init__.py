@@ -14,8 +14,9 @@ except ImportError as error:
 
 from ..sizing import Shard
 from .addresses import SlotAddresses, TableAddresses
+from .context_shards import ContextShard
 from .kv_cache import KVCache
 from .layout import KVLayout
 from .moves import MoveLists
 
-__all__ = ["KVCache", "KVLayout", "MoveLists", "Shard", "SlotAddresses", "TableAddresses"]
+__all__ = ["ContextShard", "KVCache", "KVLayout", "MoveLists", "Shard", "SlotAddresses", "TableAddresses"]

@@ -1,4 +1,4 @@
-"""Level "names": vLLM's `BlockPool` on `blockyard.NamedPool`, below vLLM's own managers, for every kind of model.
+"""Level "names": vLLM's `BlockPool` on `blockyard.named.NamedPool`, below vLLM's own managers, for every kind of model.
 
 Who is free, who is held, who is evicted and what is cached is Blockyard's; vLLM's managers keep their tables of block
 objects, and its hashes are the names. Events and hashing are inherited.
@@ -14,7 +14,7 @@ from vllm.distributed.kv_events import MEDIUM_GPU, AllBlocksCleared
 from vllm.logger import init_logger
 from vllm.v1.core import block_pool as stock
 
-from ... import NamedPool
+from ...named import NamedPool
 from .misses import MissCauses
 
 # Below the one logger that vLLM gives handlers to.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from vllm.logger import init_logger
 
-from ... import BlockPool, PublisherError
-from ...events import KVEventPublisher
+from ... import BlockPool
+from ...events import KVEventPublisher, PublisherError
 
 # Below the one logger that vLLM gives handlers to.
 logger = init_logger(f"vllm.{__name__}")
