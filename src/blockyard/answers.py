@@ -43,6 +43,27 @@ class SeqStatus(IntEnum):
     WAITS_FOR_PREFIX = 2
 
 
+class BlockState(IntEnum):
+    """What a block is, as `pool.states()` says of each id. README's "A block's life" draws how one becomes another."""
+
+    #: Held by none, and nothing can hit it.
+    FREE = 0
+    #: Held, and not cached: its holder writes into it.
+    PRIVATE = 1
+    #: Held (ref_cnt 1 or more) and cached: any prompt can hit it.
+    SHARED = 2
+    #: Cached, and held by none: a hit revives it, an allocation evicts it.
+    IDLE = 3
+    #: Held and in the index, and still to be computed by a sequence; an equal prompt joins it.
+    PENDING = 4
+    #: Held beyond the end of a pool that shrank; gone when it is freed.
+    RETIRING = 5
+    #: Not one of the pool's blocks: an id beyond the end of a pool that shrank, or the null block.
+    GONE = 6
+    #: Released and not cached, and kept until a step in flight has ended that may use it.
+    FENCED = 7
+
+
 @dataclass(frozen=True, slots=True)
 class CacheStats:
     """Counters since the manager was made, and its state now.

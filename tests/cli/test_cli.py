@@ -147,7 +147,7 @@ def test_demo_reports_for_people(own_model: Path, capsys: pytest.CaptureFixture[
         "contiguous reservation",
         "internal waste",
         "new tokens a second",
-        "held by one",
+        "held and cached",
         "0 blocks leaked: all 255 are free again",
     ):
         assert piece in out

@@ -116,5 +116,5 @@ def test_a_pool_alone_has_states_too() -> None:
     lease = pool.get_new_blocks(3)
     pool.cache_full_blocks(lease, list(range(8)))
     copy = take_snapshot(live_cache("plain"), Surroundings()).pool
-    copied = type(copy)(pool.num_blocks, pool.ref_counts().copy(), pool.cached_mask())
+    copied = type(copy)(pool.ref_counts().copy(), pool.states())
     assert [NAMES[state] for state in pool_states(copied)] == ["shared", "shared", "private", "free", "free"]

@@ -19,7 +19,7 @@ def test_each_block_is_drawn_by_what_it_does() -> None:
     cache.commit([first], [5])
     second = cache.allocate([1, 2, 9])
     snapshot = snapshot_pool(cache)
-    assert snapshot.states == "█▒▒▒····"
+    assert snapshot.states == "██▒▒····"
     assert snapshot.num_held == 4
     cache.free(second)
     cache.free(first)
@@ -27,12 +27,12 @@ def test_each_block_is_drawn_by_what_it_does() -> None:
     assert draw_pool(cache, width=5).splitlines() == [
         "░░···",
         "···",
-        "█ 0 shared by several sequences",
-        "▒ 0 held by one",
+        "█ 0 shared: held and cached",
+        "▒ 0 private: held, not cached",
         "░ 2 idle: held by none, still cached",
         "· 6 free",
     ]
-    assert draw_pool(snapshot, width=5).splitlines()[:2] == ["█▒▒▒·", "···"]
+    assert draw_pool(snapshot, width=5).splitlines()[:2] == ["██▒▒·", "···"]
 
 
 def test_a_large_pool_is_drawn_in_sixteen_lines() -> None:
@@ -41,7 +41,7 @@ def test_a_large_pool_is_drawn_in_sixteen_lines() -> None:
     assert len(lines) == 16 + 1 + 4
     assert "".join(lines[:16]) == "█" * 350 + "·" * 500 + "▒" * 174
     assert lines[16] == "(a character stands for 2 blocks)"
-    assert lines[18] == "▒ 348 held by one"
+    assert lines[18] == "▒ 348 private: held, not cached"
 
 
 def test_shared_blocks_say_how_often_and_tokens_are_counted_once() -> None:
@@ -49,11 +49,12 @@ def test_shared_blocks_say_how_often_and_tokens_are_counted_once() -> None:
     seq = cache.prefilled(prompt(1, 6))
     cache.fork(seq, 3)
     assert draw_pool(cache.cache).splitlines() == [
-        "██······",
-        "█ 2 shared by several sequences, up to 4 times",
-        "▒ 0 held by one",
+        "█▒······",
+        "█ 1 shared: held and cached",
+        "▒ 1 private: held, not cached",
         "░ 0 idle: held by none, still cached",
         "· 6 free",
+        "a block is held up to 4 times",
         "6 tokens in 2 blocks of 4, empty slots: 2",
     ]
 
@@ -70,8 +71,8 @@ def test_blocks_that_retire_stand_behind_the_end() -> None:
     assert snapshot_pool(cache.cache).num_held == 4
     assert draw_pool(cache.cache).splitlines() == [
         "▒·▒▼ ▼",
-        "█ 0 shared by several sequences",
-        "▒ 2 held by one",
+        "█ 0 shared: held and cached",
+        "▒ 2 private: held, not cached",
         "░ 0 idle: held by none, still cached",
         "· 1 free",
         "▼ 2 held beyond the end of a pool that shrank; gone when freed",
@@ -96,9 +97,9 @@ def test_each_layer_group_has_its_tokens_and_the_cpu_pool_its_picture() -> None:
         "full: 2 tokens in 1 blocks of 4, empty slots: 2",
         "group 1: 2 tokens in 1 blocks of 4, empty slots: 2",
         "CPU pool:",
-        "▒▒▒▒▒·",
-        "█ 0 shared by several sequences",
-        "▒ 5 held by one",
+        "▒██▒█·",
+        "█ 3 shared: held and cached",
+        "▒ 2 private: held, not cached",
         "░ 0 idle: held by none, still cached",
         "· 1 free",
     ]

@@ -160,8 +160,8 @@ def test_blocks_line_by_line_with_groups_and_a_cpu_pool() -> None:
     assert cache.block(held[0][4]).group is None
     lines = describe_blocks(cache.cache, [held[0][0], held[1][1], held[0][4], 0]).splitlines()
     assert [line.split(": ", 1)[1] for line in lines] == [
-        "idle, cached, 4 tokens",
-        "idle, cached, 8 tokens, group 1",
+        "idle, 4 tokens",
+        "idle, 8 tokens, group 1",
         "free",
         "null",
     ]

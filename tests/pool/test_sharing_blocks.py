@@ -169,9 +169,9 @@ def test_a_pool_alone_has_a_history_a_picture_and_a_leak_report() -> None:
     assert draw_pool(pool).splitlines()[0] == "░░▒·····"
     assert describe_leaks(pool).splitlines()[1:] == ["lease 2 'b': 1 blocks: 3"]
     assert describe_blocks(pool).splitlines() == [
-        "block 1: idle, cached, 4 tokens",
-        "block 2: idle, cached, 4 tokens",
-        "block 3: in use, ref_cnt 1, b",
+        "block 1: idle, 4 tokens",
+        "block 2: idle, 4 tokens",
+        "block 3: private, ref_cnt 1, b",
     ]
 
 

@@ -258,6 +258,7 @@ QUESTIONS: dict[str, Callable[[Site], Any]] = {
     "pool.usage": lambda s: s.pool.usage,
     "pool.ref_counts": lambda s: len(s.pool.ref_counts()),
     "pool.cached_mask": lambda s: len(s.pool.cached_mask()),
+    "pool.states": lambda s: len(s.pool.states()),
     "pool.version": lambda s: s.pool.version,
     "pool.is_managed": lambda s: s.pool.is_managed,
     "pool.num_retained_blocks": lambda s: s.pool.num_retained_blocks,

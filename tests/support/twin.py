@@ -80,6 +80,7 @@ def whole_state(cache: Any, seqs: list[int]) -> Record:
         pool.free_block_ids().tolist(),
         pool.ref_counts().tolist(),
         pool.cached_mask().tolist(),
+        pool.states().tolist(),
         [
             (cache.num_tokens(s), cache.num_computed_tokens(s), plain(cache.token_ids(s)), plain(cache.block_ids(s)))
             for s in seqs

@@ -7,13 +7,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .states import GONE, IDLE, LOADING, PENDING, PRIVATE, RETIRING, SHARED, States
+from ..answers import BlockState
+from .states import LOADING, States
 
 #: Up to this many blocks are a cell each; beyond, there are no more cells than this.
 MAX_SINGLE_CELLS = 4096
 MAX_SHARED_CELLS = 2048
 #: Bytes of a cell that stands for several blocks: four shares, and the highest count.
 SHARED_CELL_BYTES = 5
+#: The states that each share counts.
+_SHARES = (
+    (BlockState.PRIVATE, BlockState.RETIRING),
+    (BlockState.SHARED,),
+    (BlockState.IDLE,),
+    (BlockState.PENDING, LOADING),
+)
 _LEVEL_SHIFT = 3
 _MAX_LEVEL = 31
 
@@ -49,9 +57,9 @@ def cells_of(states: States, ref_counts: NDArray[np.int32]) -> Cells:
 
 def _end(states: States) -> int:
     """The number of blocks up to the last that is there."""
-    if len(states) and states[-1] != GONE:
+    if len(states) and states[-1] != BlockState.GONE:
         return len(states)
-    there = np.flatnonzero(states != GONE)
+    there = np.flatnonzero(states != BlockState.GONE)
     return int(there[-1]) + 1 if len(there) else 0
 
 
@@ -65,9 +73,9 @@ def _shares(states: States, counts: NDArray[np.int32], scale: int) -> bytes:
     sizes = np.full(num_cells, scale)
     sizes[-1] = len(states) - scale * (num_cells - 1)
     padding = num_cells * scale - len(states)
-    table = np.pad(states, (0, padding), constant_values=GONE).reshape(num_cells, scale)
+    table = np.pad(states, (0, padding), constant_values=BlockState.GONE).reshape(num_cells, scale)
     cells = np.empty((num_cells, SHARED_CELL_BYTES), np.uint8)
-    for place, members in enumerate(((PRIVATE, RETIRING), (SHARED,), (IDLE,), (PENDING, LOADING))):
+    for place, members in enumerate(_SHARES):
         found = sum(np.count_nonzero(table == member, axis=1) for member in members)
         cells[:, place] = np.ceil(255 * found / sizes)
     highest = np.pad(counts, (0, padding)).reshape(num_cells, scale).max(axis=1)

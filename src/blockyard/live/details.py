@@ -25,7 +25,8 @@ _MAX_SHOWN_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class SeenBlock:
-    """A block between two steps. names: of its holders, as the page shows them. is_plain: see `Snapshot`."""
+    """A block between two steps. names: of its holders, as the page shows them. is_plain: token blocks hold the keys
+    and values themselves: one layer group without a window, and no CPU pool."""
 
     block: KVCacheBlock
     names: list[str]

@@ -16,12 +16,11 @@ from .desk import Surroundings
 
 @dataclass(frozen=True, slots=True)
 class PoolCopy:
-    """The counts of a pool. num_blocks: those in use as a pool, the null block included; the arrays may be longer
-    while a pool shrinks. ref_counts: int32. cached: bool."""
+    """A pool's blocks from block 0, also those beyond its end while it shrinks. ref_counts: int32. states: uint8, the
+    `BlockState` of each."""
 
-    num_blocks: int
     ref_counts: NDArray[np.int32]
-    cached: NDArray[np.bool_]
+    states: NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,6 @@ class Row:
 class Snapshot:
     """A cache at one moment between two steps, for other threads to read.
 
-    is_plain: token blocks hold the keys and values themselves: one layer group without a window, and no CPU pool.
     misses: None where the cache does not explain them. seconds: what it took to copy.
     """
 
@@ -49,7 +47,6 @@ class Snapshot:
     cpu_pool: PoolCopy | None
     rows: list[Row]
     block_size: int
-    is_plain: bool
     stats: CacheStats
     misses: MissCauses | None
     around: Surroundings
@@ -68,7 +65,6 @@ def take_snapshot(cache: KVCacheManager, around: Surroundings) -> Snapshot:
         cpu_pool=None if cpu is None else _copy(cpu),
         rows=rows,
         block_size=cache.block_size,
-        is_plain=not cache.config.is_mapped,
         stats=cache.stats(),
         misses=cache.miss_totals() if cache.config.track_misses else None,
         around=around,
@@ -78,7 +74,7 @@ def take_snapshot(cache: KVCacheManager, around: Surroundings) -> Snapshot:
 
 
 def _copy(pool: BlockPool) -> PoolCopy:
-    return PoolCopy(pool.num_blocks, pool.ref_counts().copy(), pool.cached_mask())
+    return PoolCopy(pool.ref_counts().copy(), pool.states())
 
 
 def _rows(cache: KVCacheManager, num_groups: int) -> list[Row]:

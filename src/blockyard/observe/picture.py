@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from ..answers import BlockState
 from ..core.block_pool import BlockPool
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument
 from .subject import pool_of
 
-SHARED, HELD, IDLE, FREE, RETIRING, GONE = "█", "▒", "░", "·", "▼", " "
+SHARED, PENDING, PRIVATE, FENCED, IDLE, FREE, RETIRING, GONE = "█▓▒◇░·▼ "
+_CHARACTERS = dict(zip(BlockState, (FREE, PRIVATE, SHARED, IDLE, PENDING, RETIRING, GONE, FENCED), strict=True))
 _MEANINGS = {
-    SHARED: "shared by several sequences",
-    HELD: "held by one",
+    SHARED: "shared: held and cached",
+    PENDING: "pending: held and to be computed, an equal prompt joins them",
+    PRIVATE: "private: held, not cached",
+    FENCED: "fenced: released, kept for a step in flight",
     IDLE: "idle: held by none, still cached",
     FREE: "free",
     RETIRING: "held beyond the end of a pool that shrank; gone when freed",
 }
-_ALWAYS = (SHARED, HELD, IDLE, FREE)
+_ALWAYS = (SHARED, PRIVATE, IDLE, FREE)
+_HELD = (SHARED, PENDING, PRIVATE, FENCED, RETIRING)
 _MAX_LINES = 16
 
 
@@ -52,8 +57,8 @@ class PoolSnapshot:
 
     @property
     def num_held(self) -> int:
-        """Blocks that some sequence holds."""
-        return sum(self.states.count(state) for state in (SHARED, HELD, RETIRING))
+        """Blocks in use."""
+        return sum(self.states.count(state) for state in _HELD)
 
 
 def snapshot_pool(cache: KVCacheManager | BlockPool) -> PoolSnapshot:
@@ -78,7 +83,7 @@ def draw_pool(pool: KVCacheManager | BlockPool | PoolSnapshot, width: int = 64) 
     >>> seq = cache.allocate([1, 2, 3])
     >>> picture = draw_pool(cache).splitlines()
     >>> picture[0], picture[-1]
-    ('▒▒······', '3 tokens in 2 blocks of 2, empty slots: 1')
+    ('▓▒······', '3 tokens in 2 blocks of 2, empty slots: 1')
     """
     if width < 1:
         raise InvalidArgument(f"width is {width}; it must be at least 1")
@@ -91,19 +96,8 @@ def draw_pool(pool: KVCacheManager | BlockPool | PoolSnapshot, width: int = 64) 
 
 
 def _states(pool: BlockPool) -> str:
-    """A character for each block; for one that a pool which shrank has given up, a blank."""
-    counts, cached = pool.ref_counts().tolist(), pool.cached_mask().tolist()
-    inside = [_state(counts[block], cached[block]) for block in range(1, pool.num_blocks)]  # block 0 is never held
-    beyond = [RETIRING if count else GONE for count in counts[pool.num_blocks :]]
-    return "".join(inside + beyond).rstrip(GONE)
-
-
-def _state(ref_count: int, is_cached: bool) -> str:
-    if ref_count > 1:
-        return SHARED
-    if ref_count == 1:
-        return HELD
-    return IDLE if is_cached else FREE
+    """A character for each block from block 1; for one that a pool which shrank has given up, a blank."""
+    return "".join([_CHARACTERS[BlockState(state)] for state in pool.states()[1:].tolist()]).rstrip(GONE)
 
 
 def _tokens_held(cache: KVCacheManager, group: int) -> GroupTokens:
@@ -131,8 +125,9 @@ def _draw(states: str, width: int, most_holders: int) -> list[str]:
     counts = Counter(states)
     for state, meaning in _MEANINGS.items():
         if state in _ALWAYS or counts[state]:
-            most = f", up to {most_holders} times" if state == SHARED and counts[state] and most_holders else ""
-            lines.append(f"{state} {counts[state]:,} {meaning}{most}")
+            lines.append(f"{state} {counts[state]:,} {meaning}")
+    if most_holders > 1:
+        lines.append(f"a block is held up to {most_holders:,} times")
     return lines
 
 

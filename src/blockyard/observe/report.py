@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from ..answers import AllocationEvent, Holding
+from ..answers import AllocationEvent, BlockState, Holding
 from ..arguments import require_int
 from ..core.block_pool import BlockPool
 from ..core.manager import KVCacheManager
@@ -81,27 +82,22 @@ def describe_blocks(cache: KVCacheManager | BlockPool, block_ids: Iterable[int] 
     >>> cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=2))
     >>> seq = cache.allocate([1, 2, 3], "chat")
     >>> print(describe_blocks(cache))  # doctest: +ELLIPSIS
-    block 1: in use, ref_cnt 1, 2 tokens, to be computed, sequence ... 'chat'
-    block 2: in use, ref_cnt 1, 1 tokens, sequence ... 'chat'
+    block 1: pending, ref_cnt 1, 2 tokens, sequence ... 'chat'
+    block 2: private, ref_cnt 1, 1 tokens, sequence ... 'chat'
     """
-    pool = pool_of(cache)
+    states = pool_of(cache).states()
     if block_ids is None:
-        known = (pool.ref_counts() > 0) | pool.cached_mask()
-        block_ids = np.flatnonzero(known).tolist()
-    return "\n".join(_block_line(cache.block(block_id)) for block_id in block_ids)
+        block_ids = np.flatnonzero((states != BlockState.FREE) & (states != BlockState.GONE)).tolist()
+    return "\n".join(_block_line(cache.block(block_id), states) for block_id in block_ids)
 
 
-def _block_line(block: KVCacheBlock) -> str:
-    state = "null" if block.is_null else f"in use, ref_cnt {block.ref_cnt}"
-    if block.is_free:
-        state = "idle, cached" if block.is_cached else "free"
-    parts = [state]
+def _block_line(block: KVCacheBlock, states: npt.NDArray[np.uint8]) -> str:
+    state = "null" if block.is_null else BlockState(states[block.block_id]).name.lower()
+    parts = [state, f"ref_cnt {block.ref_cnt}"] if block.ref_cnt else [state]
     if block.num_tokens:
         parts.append(f"{block.num_tokens} tokens")
     if block.group:
         parts.append(f"group {block.group}")
-    if not block.is_computed:
-        parts.append("to be computed")
     return f"block {block.block_id}: {', '.join([*parts, *(holder or 'a lease' for holder in block.holders)])}"
 
 
@@ -125,7 +121,7 @@ def _event_line(event: AllocationEvent) -> str:
 
 
 def _balance(pool: BlockPool, num_holders: int) -> str:
-    idle = int((pool.cached_mask() & (pool.ref_counts() == 0)).sum())
+    idle = int(np.count_nonzero(pool.states() == BlockState.IDLE))
     free = pool.num_free_blocks - idle
     total = pool.num_usable_blocks
     places = f"{pool.num_used_blocks:,} of {total:,} blocks are used, {idle:,} idle and cached, {free:,} free"

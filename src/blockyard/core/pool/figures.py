@@ -5,6 +5,7 @@ import numpy.typing as npt
 
 from ..arrays import view_i32, view_i64
 from .ledger import BlockLedger
+from .states import block_states
 
 
 class PoolFigures:
@@ -97,6 +98,10 @@ class PoolFigures:
         """Which blocks are in the index, bool, as long as `ref_counts`, a copy."""
         cached: npt.NDArray[np.bool_] = view_i64(self._ledger.index.identity)[::2] != 0
         return cached
+
+    def states(self) -> npt.NDArray[np.uint8]:
+        """The `BlockState` of each block, uint8, as long as `ref_counts`, a copy. O(num_blocks)."""
+        return block_states(self._ledger)
 
     @property
     def is_managed(self) -> bool:

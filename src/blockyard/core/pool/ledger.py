@@ -43,7 +43,9 @@ class BlockLedger:
     pending       1 ..     yes      row+1  no: indexed, and still to be computed by the sequence in that row
     shared        1 ..     yes      0      no: any prompt can hit it
     retiring      1 ..     any      any    no: its id is beyond a pool that has shrunk; it goes when it is freed
-    fenced        1 ..     any      0      no: released while a step in flight may use it; `Fence` holds it until then
+    fenced        1        none     0      no: released while a step in flight may use it; `Fence` holds it until then
+
+    `block_states` reads them as an array. A cached block that the fence holds is shared: any prompt can hit it.
 
     Its methods trust their callers and check nothing: a manager counts by the rows of its block table; a `BlockPool`
     is the checked face with leases.
