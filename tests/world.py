@@ -13,6 +13,7 @@ to two writers or a swap to the wrong place shows as a wrong name, whatever the 
 from __future__ import annotations
 
 import argparse
+import array
 import random
 from collections import Counter
 from types import ModuleType
@@ -21,8 +22,16 @@ from typing import Any
 import numpy as np
 
 from .support.told import Told
-from .support.twin import count_handles_from_the_start
-from .support.world_memory import NOTHING, Memory, Seq
+from .support.twin import (
+    NO_NUMBERS,
+    NO_TOKENS,
+    Record,
+    count_handles_from_the_start,
+    outcome,
+    refused_calls,
+    refused_handles,
+)
+from .support.world_memory import DataPlane, Seq
 
 #: Calls of one world.
 NUM_CALLS = 150
@@ -34,7 +43,7 @@ POLICY_NAMES = (
 NUM_REMEMBERED = 12
 
 
-class World:
+class World(DataPlane):
     """One cache, its shadow memory, and a program that drives both."""
 
     #: Whether calls may arrive from finalisers, at any time.
@@ -44,25 +53,19 @@ class World:
         self.package = package
         count_handles_from_the_start(package)
         self.random = random.Random(seed)
+        #: Draws what has no part in the story: the forms in which tokens come.
+        self.forms = random.Random(seed)
         self.seed = seed
         self.config = self.choose_config()
+        super().__init__(package, self.config, seed, self.random)
         self.cache = package.KVCacheManager(self.config)
-        self.sizes = [group.block_size for group in self.config.layer_groups]
-        self.windows = [group.sliding_window for group in self.config.layer_groups]
-        self.gpu = Memory(self.config.num_blocks, self.sizes)
-        self.cpu = Memory(max(self.config.num_cpu_blocks, 1), self.sizes)
         self.seqs: list[Seq] = []
+        #: Handles of sequences that ended.
+        self.ended: list[int] = []
         self.remembered: list[Seq] = []
-        self.counts: Counter[str] = Counter()
         self.story: list[Any] = []
         self.now = 0.0
         self.told = Told()
-        #: An engine's own tables, which every step is written into, for each group.
-        self.tables = [self.new_table(size) for size in self.sizes]
-        self.buffers = [package.StepBuffers(block_tables=table) for table in self.tables]
-
-    def new_table(self, block_size: int) -> Any:
-        return np.full((self.config.max_num_seqs, -(-self.config.max_model_len // block_size)), NOTHING)
 
     def choose_config(self) -> Any:
         choose = self.random
@@ -104,18 +107,6 @@ class World:
             "max_sessions": choose.choice((0, 1, 3, 3, 100)),
             "hint_horizon": 2.0,
         }
-
-    # ------------------------------------------------------------------ names of keys and values
-
-    def names(self, seq: Seq, tokens: list[int]) -> list[int]:
-        """For each token, a name for it and all that its keys and values depend on."""
-        name, names = hash((seq.keys, seq.generation)), []
-        for position, token in enumerate(tokens):
-            spans = seq.spans if position < seq.text_from else ()
-            here = tuple((s.content, position - s.start, s.length) for s in spans if s.start <= position < s.end)
-            name = hash((name, token, here)) >> 2
-            names.append(name)
-        return names
 
     # ------------------------------------------------------------------ running
 
@@ -243,15 +234,25 @@ class World:
             spans.append(self.package.Span(self.random.choice("xy"), start, length))
         return tuple(sorted(set(spans), key=repr))
 
+    def given(self, tokens: list[int]) -> Any:
+        """The tokens as a list, a buffer or an array."""
+        form = self.forms.randrange(5)
+        if form == 0:
+            return tokens
+        if form < 3:
+            return memoryview(array.array("iq"[form - 1], tokens))
+        return np.array(tokens, dtype=(np.int32, np.int64)[form - 3])
+
     def allocate(self) -> int:
         earlier = self.earlier()
         tokens, keys = self.prompt(earlier), self.keys(earlier)
         spans = self.spans(tokens, earlier)
         num_seqs = min(self.random.choice((1, 1, 1, 1, 2, 3)), self.config.max_num_seqs)
-        answer = self.cache.can_allocate(tokens, keys + spans, num_seqs).name
+        given = self.given(tokens)
+        answer = self.cache.can_allocate(given, keys + spans, num_seqs).name
         self.require_hope(answer)
         try:
-            handle = self.cache.allocate(tokens, "someone", keys + spans, num_seqs, session=self.session())
+            handle = self.cache.allocate(given, "someone", keys + spans, num_seqs, session=self.session())
         except self.package.CapacityError:
             assert answer != "OK"
             raise
@@ -326,14 +327,8 @@ class World:
 
     def step(self) -> list[int]:
         """Reserve for some sequences, carry out the plan, compute or fail, commit."""
-        choose, cache = self.random, self.cache
-        seqs = self.batch()
-        counts = []
-        for seq in seqs:
-            lacking = len(seq.tokens) - cache.num_computed_tokens(seq.handle)
-            seq.drafts = [choose.choice((1, 2)) for _ in range(choose.choice((0, 0, 0, 1, 2, 5)))]
-            full = lacking + len(seq.drafts)
-            counts.append(min(full, choose.choice((full, full, full, 1, 3))))
+        cache, seqs = self.cache, self.batch()
+        counts = [self.wish(seq) for seq in seqs]
         handles = [seq.handle for seq in seqs]
         fits = cache.can_append(handles, counts)
         plan = cache.reserve(handles, counts)
@@ -343,26 +338,17 @@ class World:
         self.compute(plan, seqs)
         return plan.status.tolist()
 
-    def carry_out(self, plan: Any) -> None:
-        """What the data plane does before anything is written, each list in a shuffled order."""
-        self.move(plan.swap_outs, plan.swap_out_groups, self.gpu, self.cpu)
-        self.move(plan.swap_ins, plan.swap_in_groups, self.cpu, self.gpu)
-        is_step = hasattr(plan, "copies")
-        self.counts["blocks saved" if is_step else "blocks swapped out"] += len(plan.swap_outs)
-        self.counts["blocks loaded" if is_step else "blocks swapped in"] += len(plan.swap_ins)
-        if is_step:
-            self.move(plan.copies, plan.copy_groups, self.gpu, self.gpu)
+    def wish(self, seq: Seq) -> int:
+        """How many tokens to compute: all there are and drafts behind them, or a few."""
+        choose = self.random
+        lacking = len(seq.tokens) - self.cache.num_computed_tokens(seq.handle)
+        seq.drafts = [self.sample(len(seq.tokens) + number) for number in range(choose.choice((0, 0, 0, 1, 2, 5)))]
+        full = lacking + len(seq.drafts)
+        return int(min(full, choose.choice((full, full, full, 1, 3))))
 
-    def move(self, pairs: Any, groups: Any, source: Memory, target: Memory) -> None:
-        moves = list(zip(pairs.tolist(), groups.tolist(), strict=True))
-        self.counts["blocks moved"] += len(moves)
-        self.random.shuffle(moves)
-        targets = [(group, after) for (_, after), group in moves]
-        assert len(set(targets)) == len(targets), "a target stands in a list twice"
-        for (before, after), group in moves:
-            assert before > 0
-            assert after > 0
-            target.blocks[group][after] = source.blocks[group][before]
+    def sample(self, position: int) -> int:
+        """The token that the model gives at a position."""
+        return self.random.choice((1, 2))
 
     def compute(self, plan: Any, seqs: list[Seq]) -> None:
         """Write what was scheduled, read every context back, and commit what was accepted."""
@@ -378,48 +364,6 @@ class World:
                     self.read(plan, index, seq, count)
         self.commit(done, fails)
 
-    def check_inputs(self, plan: Any, seqs: list[Seq]) -> None:
-        """The tokens of the step, with -1 for drafts, and its tables in old arrays, are what they should be."""
-        tokens: list[int] = []
-        for seq, start, count in zip(seqs, plan.num_computed.tolist(), plan.num_scheduled.tolist(), strict=True):
-            known = seq.tokens[start : start + count]
-            tokens += known + [-1] * (count - len(known))
-        assert plan.input_ids.tolist() == tokens, self.seed
-        for view, table, buffers in zip(plan.groups, self.tables, self.buffers, strict=True):
-            view.fill(buffers, pad_to=len(table))
-            own = view.block_tables
-            assert (table[: own.shape[0], : own.shape[1]] == own).all(), self.seed
-            assert not table[own.shape[0] :].any(), self.seed
-            assert not table[:, own.shape[1] :].any(), self.seed
-
-    def write(self, plan: Any, seqs: list[Seq], group: int, fails: bool) -> None:
-        view = plan.groups[group]
-        starts, slots, filled = plan.num_computed.tolist(), view.slot_mapping.tolist(), 0
-        if group == 0:
-            assert slots == plan.slot_mapping.tolist()
-        memory = self.gpu.blocks[group].reshape(-1)
-        for seq, start, count in zip(seqs, starts, plan.num_scheduled.tolist(), strict=True):
-            names = self.names(seq, seq.tokens + seq.drafts)
-            for position in range(start, start + count):
-                assert slots[filled] >= self.sizes[group], "a slot of the null block"
-                memory[slots[filled]] = NOTHING if fails else names[position]
-                filled += 1
-
-    def read(self, plan: Any, index: int, seq: Seq, count: int) -> None:
-        """All that the new tokens attend to stands where the tables say."""
-        end = int(plan.seq_lens[index])
-        names = self.names(seq, seq.tokens + seq.drafts)
-        for group, (size, window) in enumerate(zip(self.sizes, self.windows, strict=True)):
-            table = plan.groups[group].block_tables[index]
-            first = max(end - count - window + 1, 0) if window else 0
-            for position in range(first, end):
-                block = int(table[position // size])
-                stored = int(self.gpu.blocks[group][block][position % size])
-                assert stored == names[position], (
-                    f"{self.seed}: group {group}, position {position} of {end}, block {block}: wrong keys and values"
-                )
-        self.counts["contexts read"] += 1
-
     def commit(self, done: list[tuple[Seq, int]], fails: bool) -> None:
         choose, cache = self.random, self.cache
         computed, appended = [], []
@@ -430,7 +374,7 @@ class World:
             new = seq.drafts[: max(0, reached - len(seq.tokens))]
             is_last = reached == len(seq.tokens) + len(new) < self.config.max_model_len
             if not fails and is_last and choose.random() < 0.8:
-                new = [*new, choose.choice((1, 2))]
+                new = [*new, self.sample(len(seq.tokens) + len(new))]
             computed.append(number)
             appended.append(new)
         width = max([1, *map(len, appended)])
@@ -442,8 +386,9 @@ class World:
             self.counts[f"commit: {type(error).__name__}"] += 1
             self.forget(done)
             return
-        for (seq, _), new in zip(done, appended, strict=True):
+        for (seq, _), number, new in zip(done, computed, appended, strict=True):
             seq.tokens = seq.tokens + new
+            seq.was_read = seq.was_read or number > 0
 
     def forget(self, done: list[tuple[Seq, int]]) -> None:
         self.cache.commit([seq.handle for seq, _ in done], 0)
@@ -476,6 +421,7 @@ class World:
     def child_of(self, seq: Seq, handle: int) -> Seq:
         child = Seq(handle, list(seq.tokens), seq.keys, seq.spans, seq.generation)
         child.text_from = seq.text_from
+        child.was_read = seq.was_read
         child.is_swapped = seq.is_swapped
         return child
 
@@ -488,6 +434,7 @@ class World:
         for index, seq in enumerate(seqs):
             seq.num_promised = max(seq.num_promised - max(parents.count(index) - 1, 0), 0)
         by_handle = {seq.handle: seq for seq in seqs}
+        self.ended += [handle for handle in by_handle if handle not in handles]
         self.seqs = [seq for seq in self.seqs if seq not in seqs]
         for handle, parent in zip(handles, parents, strict=True):
             self.counts["regrouped forks"] += handle not in by_handle
@@ -524,18 +471,33 @@ class World:
 
     def free(self) -> int:
         seqs = self.random.sample(self.seqs, self.random.randint(0, min(3, len(self.seqs))))
-        self.cache.free([seq.handle for seq in seqs])
-        self.seqs = [seq for seq in self.seqs if seq not in seqs]
+        self.stop(seqs)
         return len(seqs)
+
+    def stop(self, seqs: list[Seq]) -> None:
+        self.cache.free([seq.handle for seq in seqs])
+        self.ended += [seq.handle for seq in seqs]
+        self.seqs = [seq for seq in self.seqs if seq not in seqs]
+
+    def misuse(self) -> list[Record]:
+        """Calls with what no call takes: each is refused, and changes nothing."""
+        before = self.state()
+        live = [seq.handle for seq in self.seqs]
+        dead = self.random.choice([*self.ended, 0, 1 << 20, 3, 2**70])
+        tokens, number = self.random.choice(NO_TOKENS), self.random.choice(NO_NUMBERS)
+        calls = refused_calls(self.cache, live, tokens, number) + refused_handles(self.cache, live, dead)
+        calls += [lambda: self.package.CacheConfig(8, number), lambda: self.package.BlockPool(number)]
+        records = [outcome(call) for call in calls]
+        assert [n for n, record in enumerate(records) if record[0] != "raised"] == [], (self.seed, tokens, number, dead)
+        assert self.state() == before, "a refused call changed something"
+        return records
 
     def resize(self) -> str:
         """Grow or shrink; the memory beyond the pool stays until nothing retires there."""
         answer = self.cache.resize(self.random.randint(2, 70))
         missing = int(self.cache.pool.ref_counts().shape[0]) - len(self.gpu.blocks[0])
         if missing > 0:
-            for group, blocks in enumerate(self.gpu.blocks):
-                more = np.full((missing, self.sizes[group]), NOTHING, dtype=np.int64)
-                self.gpu.blocks[group] = np.concatenate([blocks, more])
+            self.gpu.grow(missing)
         return str(answer.name)
 
     def retain(self) -> int:

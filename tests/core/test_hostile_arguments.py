@@ -6,14 +6,12 @@ import random
 
 import pytest
 
-import blockyard
-
 from ..hostile import TARGETS, Sweep, changed_while_read
 from ..support import seeds
 from ..support.own_calls import MANAGER_CALLS, POOL_CALLS, Site
-from ..support.seeds import run_seed
+from ..support.seeds import draws, run_seed
 
-SHARE = 0.05 if blockyard.compiled() else 0.02
+SHARE = draws(50, 20) / 1000
 #: Calls without arguments.
 BARE = {"reset_prefix_cache", "running", "history", "leak_report", "check", "free_block_ids", "take_events"}
 

@@ -14,7 +14,7 @@ import blockyard
 from blockyard import SeqStatus
 
 from ..support.checked import Checked, prompt
-from ..support.seeds import run_seed
+from ..support.seeds import draws, run_seed
 from ..support.world_memory import Seq
 from ..world import World
 
@@ -160,7 +160,7 @@ class LateWorld(World):
 
 def test_a_data_plane_that_is_behind_reads_what_was_written() -> None:
     """Frees, evictions, hits, forks, swaps and cuts in between: in order, no block's reuse is ever too early."""
-    seed, num_worlds = run_seed(), 150 if blockyard.compiled() else 15
+    seed, num_worlds = run_seed(), draws(150, 15)
     totals: dict[str, int] = {}
     for number in range(num_worlds):
         world = LateWorld(blockyard, seed + number)

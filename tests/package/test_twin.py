@@ -1,4 +1,4 @@
-"""The compiled build and the sources: the same seeds, the same results, the same errors."""
+"""The compiled build and the sources: the same seeds, the same results (whole caches: `core/test_world.py`)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ from ..support import source_only
 from ..support.pool_sides import PoolSide
 from ..support.pool_walk import PoolWalk
 from ..support.seeds import run_seed
-from ..support.twin import run_program
-
-NUM_PROGRAMS = 30
-CALLS_A_PROGRAM = 60
 
 pytestmark = pytest.mark.skipif(
     not blockyard.compiled(), reason="the twin test compares two builds, and this one is interpreted itself"
@@ -34,15 +30,6 @@ def test_both_builds_are_what_they_say(interpreted: ModuleType) -> None:
     module = interpreted.__name__ + ".core.manager"
     assert interpreted.KVCacheManager.__module__ == module
     assert __import__(module, fromlist=["*"]).__file__.endswith("manager.py")
-
-
-@pytest.mark.parametrize("number", range(NUM_PROGRAMS))
-def test_the_same_program_sees_the_same(interpreted: ModuleType, number: int) -> None:
-    seed = run_seed() + number
-    ours = run_program(blockyard, seed, CALLS_A_PROGRAM)
-    theirs = run_program(interpreted, seed, CALLS_A_PROGRAM)
-    for step, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-        assert one == other, f"seed {seed}, step {step}"
 
 
 @pytest.mark.parametrize("policy", ["lru", "fifo", "lfu", "s3fifo", "arc", "score", "density"])

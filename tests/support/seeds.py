@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 
+import blockyard
+
 _VARIABLE = "BLOCKYARD_SEED"
 #: Lines for the end of the test run.
 lines: list[str] = []
@@ -15,3 +17,13 @@ def run_seed() -> int:
     if _VARIABLE not in os.environ:
         os.environ[_VARIABLE] = str(random.SystemRandom().randrange(2**32))
     return int(os.environ[_VARIABLE])
+
+
+def draws(whole: int, interpreted: int) -> int:
+    """How much a random test draws: a third of `whole` a run, all of it with TEST_DRAWS=3, before a release.
+
+    Each run has a seed of its own, so three runs find what one of the whole would. The interpreted build is slow.
+    """
+    if not blockyard.compiled():
+        return interpreted
+    return max(1, whole * int(os.environ.get("TEST_DRAWS", "1")) // 3)

@@ -1,14 +1,8 @@
-"""One seeded program, run on any build of the package; what it saw is returned as plain values.
-
-The program chooses by what the manager shows, so two builds that behave alike take the same way, and a first
-difference is where they part.
-"""
+"""What a call did and all that a manager shows, as plain values, so that two builds of the package can be compared."""
 
 from __future__ import annotations
 
-import array
 import importlib
-import random
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -94,159 +88,29 @@ def count_handles_from_the_start(package: ModuleType) -> None:
     importlib.import_module(f"{package.__name__}.core.sequences.serials")._SHARES.last = 0
 
 
-class Program:
-    """A random walk over the manager's calls, hostile ones included."""
-
-    def __init__(self, package: ModuleType, seed: int) -> None:
-        self.package = package
-        count_handles_from_the_start(package)
-        self.random = random.Random(seed)
-        choose = self.random
-        self.block_size = choose.choice((1, 2, 3, 4, 16))
-        self.config = package.CacheConfig(
-            choose.randint(2, 40),
-            self.block_size,
-            max_num_seqs=choose.randint(1, 6),
-            max_model_len=choose.randint(1, 8) * self.block_size,
-            enable_prefix_caching=choose.random() < 0.8,
-            watermark=choose.choice((0.0, 0.1)),
-            hash_seed=choose.randrange(2**62),
-        )
-        self.cache = package.KVCacheManager(self.config)
-        self.seqs: list[int] = []
-        self.reserved: dict[int, int] = {}
-        self.dead = [0, 1 << 20, 3]
-        self.records: list[Record] = []
-
-    def run(self, num_calls: int) -> list[Record]:
-        """The outcome of every call, each with the state after it."""
-        actors = [self.allocate, self.step, self.commit, self.fork, self.truncate, self.free, self.reset, self.abuse]
-        for _ in range(num_calls):
-            actor = self.random.choices(actors, (8, 10, 8, 3, 3, 4, 0.3, 3))[0]
-            self.note(actor.__name__, outcome(actor))
-        return self.records
-
-    def note(self, name: str, result: Record) -> None:
-        self.records.append((name, result, whole_state(self.cache, self.seqs)))
-
-    def keys(self) -> tuple[Any, ...]:
-        lora, salt = self.package.LoRA("a"), self.package.CacheSalt("a")
-        return self.random.choice(((), (), (), (lora,), (salt,), (lora, salt), (salt, lora)))
-
-    def prompt(self) -> Any:
-        choose = self.random
-        tokens = [1] * choose.randint(0, 3 * self.block_size) + [choose.randint(1, 2) for _ in range(self.block_size)]
-        form = choose.randrange(5)
-        if form == 0:
-            return tokens
-        if form == 1:
-            return array.array("i", tokens)
-        if form == 2:
-            return memoryview(array.array("q", tokens))
-        return np.array(tokens, dtype=(np.int32, np.int64)[form - 3])
-
-    def allocate(self) -> Record:
-        prompt, keys = self.prompt(), self.keys()
-        answer = self.cache.can_allocate(prompt, keys).name
-        seq = self.cache.allocate(prompt, "someone", keys)
-        self.seqs.append(seq)
-        return (answer, seq)
-
-    def batch(self) -> list[int]:
-        return self.random.sample(self.seqs, self.random.randint(0, len(self.seqs)))
-
-    def step(self) -> Any:
-        batch = self.batch()
-        plan = self.cache.reserve(batch, [self.random.randint(1, 2 * self.block_size) for _ in batch])
-        self.reserved.update(zip(batch, plan.num_scheduled.tolist(), strict=True))
-        return plan
-
-    def commit(self) -> None:
-        batch = self.batch()
-        computed = [self.random.choice((0, self.reserved.get(s, 0), self.reserved.get(s, 0))) for s in batch]
-        missing = [
-            max(0, self.cache.num_computed_tokens(s) + n - self.cache.num_tokens(s))
-            for s, n in zip(batch, computed, strict=True)
-        ]
-        width = max([1, *missing])
-        tokens = [[1] * lack + [-1] * (width - lack) for lack in missing]
-        self.cache.commit(batch, computed, np.array(tokens, dtype=np.int32).reshape(-1, width))
-        self.reserved.update(dict.fromkeys(batch, 0))
-
-    def fork(self) -> list[int]:
-        children: list[int] = self.cache.fork(self.one(), self.random.randint(0, 2))
-        self.seqs += children
-        return children
-
-    def one(self) -> int:
-        return self.random.choice([*self.seqs, self.random.choice(self.dead)])
-
-    def truncate(self) -> None:
-        self.cache.truncate(self.one(), self.random.randint(-1, 3 * self.block_size))
-
-    def free(self) -> None:
-        batch = self.batch()
-        if self.random.random() < 0.1:
-            batch.append(self.random.choice(self.dead))
-        self.cache.free(batch)
-        for seq in batch:
-            self.seqs.remove(seq)
-            self.dead.append(seq)
-
-    def reset(self) -> None:
-        self.cache.reset_prefix_cache()
-
-    def abuse(self) -> list[Record]:
-        """Calls with arguments that are no good, one after another."""
-        cache, seq = self.cache, self.one()
-        bad = self.random.choice(BAD_VALUES)
-        return [
-            outcome(lambda: cache.allocate(bad)),
-            outcome(lambda: cache.can_allocate(bad)),
-            outcome(lambda: cache.reserve(bad, 1)),
-            outcome(lambda: cache.reserve([seq], bad)),
-            outcome(lambda: cache.commit([seq], bad)),
-            outcome(lambda: cache.commit([seq], 0, bad)),
-            outcome(lambda: cache.free(bad)),
-            outcome(lambda: cache.num_tokens(bad)),
-            outcome(lambda: cache.fork(seq, bad)),
-            outcome(lambda: cache.truncate(seq, bad)),
-            outcome(lambda: self.package.CacheConfig(bad)),
-            outcome(lambda: self.package.CacheConfig(8, bad)),
-            outcome(lambda: self.package.BlockPool(bad).num_blocks),
-        ]
-
-
-BAD_VALUES: list[Any] = [
-    [],
+#: What no call takes for tokens.
+NO_TOKENS: list[Any] = [
     [-1],
     [2**31],
     [2**63],
     [2**64],
+    [-(2**63)],
     [1.5],
     ["a"],
     [None],
-    [True],
     [[1]],
     [1, [2]],
     "tokens",
-    b"tokens",
     None,
     1.5,
-    True,
     0,
     -1,
-    2**31,
-    2**62,
     2**63,
-    -(2**63) - 1,
     2**70,
     {1: 2},
     {1},
     object,
-    np.array([], dtype=np.float64),
     np.array([1.0]),
-    np.array([True]),
     np.array([[1]]),
     np.array(1),
     np.array(["a"]),
@@ -254,14 +118,62 @@ BAD_VALUES: list[Any] = [
     np.array([2**63], dtype=np.uint64),
     np.array([-1], dtype=np.int8),
     np.array([2**63 - 1]),
-    [-(2**63)],
-    np.int64(1),
+]
+
+#: What no call takes for a number, or for one of each sequence.
+NO_NUMBERS: list[Any] = [
+    -1,
+    2**62,
+    2**63,
+    -(2**63) - 1,
+    2**70,
+    1.5,
+    "tokens",
+    b"tokens",
+    {1: 2},
+    {1},
+    object,
+    [-1],
+    [2**63],
+    [1.5],
+    ["a"],
+    [None],
+    [1, [2]],
+    np.array([1.0]),
+    np.array([-1], dtype=np.int8),
+    np.array([2**63], dtype=np.uint64),
+    np.array([None]),
     np.array([[1, 2], [3, 4]]),
-    (1, 2),
     range(3),
 ]
 
 
-def run_program(package: ModuleType, seed: int, num_calls: int) -> list[Record]:
-    """What the program of this seed sees on this build."""
-    return Program(package, seed).run(num_calls)
+def refused_calls(cache: Any, live: list[int], tokens: Any, number: Any) -> list[Callable[[], object]]:
+    """Calls with tokens and numbers that no call takes."""
+    one = live[0] if live else 1
+    return [
+        lambda: cache.allocate(tokens),
+        lambda: cache.can_allocate(tokens),
+        lambda: cache.reserve([one], number),
+        lambda: cache.commit([one], number),
+        lambda: cache.commit([one], 2**20),
+        lambda: cache.commit([one], 0, [[1], [2]]),
+        lambda: cache.fork(one, number),
+        lambda: cache.truncate(one, number),
+        lambda: cache.free(number),
+        lambda: cache.free([*live, one]),
+    ]
+
+
+def refused_handles(cache: Any, live: list[int], dead: int) -> list[Callable[[], object]]:
+    """Calls with the handle of a sequence that has ended, or never was."""
+    if dead in live:
+        return []
+    return [
+        lambda: cache.num_tokens(dead),
+        lambda: cache.free(dead),
+        lambda: cache.free([*live, dead]),
+        lambda: cache.reserve([*live, dead], 1),
+        lambda: cache.fork(dead, 1),
+        lambda: cache.truncate(dead, 1),
+    ]
