@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from blockyard.named import NamedPool
 
 from blockyard import BlockPool, CacheConfig, InvalidArgument, KVCacheManager, PolicyError
 from blockyard.core.policies import make_policy
 from blockyard.core.policies.base import EvictionPolicy
 from blockyard.core.policies.lfu import LFU
+from blockyard.named import NamedPool
 from blockyard.policies import POLICIES, Guarded
 
 from ..guard import INSIDE, run_load

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from blockyard.named import NamedPool
 
 import blockyard
+from blockyard.named import NamedPool
 from blockyard.policies import Guarded
 
 from .. import interrupts

@@ -7,7 +7,6 @@ import pickle
 from typing import Any
 
 import pytest
-from blockyard.named import NamedPool
 
 import blockyard
 from blockyard import (
@@ -20,6 +19,7 @@ from blockyard import (
     OutOfBlocks,
     PolicyError,
 )
+from blockyard.named import NamedPool
 
 from ..support import source_only
 from ..support.hostile import Number

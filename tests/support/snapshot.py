@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from blockyard.named import NamedPool
 
 from blockyard import BlockPool, CacheConfig, KVCacheManager
+from blockyard.named import NamedPool
 
 #: Room that calls work in and leave unspecified; nothing reads it before it is written again.
 SCRATCH = {
