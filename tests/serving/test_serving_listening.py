@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
+from collections.abc import Iterator
 
 import pytest
 
@@ -121,7 +122,15 @@ def test_kv_events_at_another_address(capsys: pytest.CaptureFixture[str], events
     assert "must not be" not in capsys.readouterr().err
 
 
-def test_a_closed_terminal_stops_it_in_order() -> None:
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """SIGHUP as a program finds it that a terminal started, whether or not this run was started under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_closed_terminal_stops_it_in_order(hangup: None) -> None:
     """As SIGTERM does; under nohup it goes on."""
     server = Server(tiny_engine(), ServerOptions(model_name=MODEL, port=0))
     with server.capture_signals():
@@ -130,13 +139,10 @@ def test_a_closed_terminal_stops_it_in_order() -> None:
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
     server.should_exit = False
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with server.capture_signals():
-            signal.raise_signal(signal.SIGHUP)
-            assert not server.should_exit
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with server.capture_signals():
+        signal.raise_signal(signal.SIGHUP)
+        assert not server.should_exit
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_a_server_whose_address_nobody_reads_serves(monkeypatch: pytest.MonkeyPatch) -> None:
