@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 from .arguments import require_bool, require_int, require_number, shown
 from .errors import InvalidArgument
@@ -26,6 +26,8 @@ MAX_SESSIONS = 2**20
 POLICY_NAMES = ("arc", "auto", "density", "fifo", "lfu", "lru", "s3fifo", "score")
 #: What may stand before such a name, with a colon.
 GUARD_NAMES = ("guarded", "strict")
+#: The names of policies as help texts list them.
+POLICY_HELP = f"{', '.join(POLICY_NAMES)}; guarded: or strict: before a name puts a floor under it"
 
 
 def _share(name: str, value: object) -> float:
@@ -46,19 +48,12 @@ def _is_policy_name(name: str) -> bool:
     return name in POLICY_NAMES or (bool(colon) and guard in GUARD_NAMES and inner in POLICY_NAMES)
 
 
-_INTEGERS = (
-    ("num_blocks", 2, MAX_BLOCKS),
-    ("block_size", 1, MAX_BLOCK_SIZE),
-    ("max_num_seqs", 1, MAX_SEQS),
-    ("max_model_len", 1, MAX_MODEL_LEN),
-    ("retention_blocks", 0, MAX_BLOCKS),
-    ("history_size", 0, MAX_HISTORY),
-    ("residency_sample", 0, MAX_BLOCKS),
-    ("num_cpu_blocks", 0, MAX_BLOCKS),
-    ("max_steps_in_flight", 1, MAX_STEPS_IN_FLIGHT),
-    ("max_sessions", 0, MAX_SESSIONS),
-)
-_SWITCHES = ("enable_prefix_caching", "keep_evicted", "partial_hits", "track_misses", "enable_kv_cache_events")
+def _about(line: str, low: int = 0, high: int = 0, *, engine: bool = False) -> dict[str, object]:
+    """What else is known of a field: `line` is what commands print of it, `low` and `high` limit an integer.
+
+    engine: whether callers of an engine may set it, in `cache_options`; all others follow from the engine's arguments.
+    """
+    return {"help": line, "low": low, "high": high, "engine": engine}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,35 +92,53 @@ class CacheConfig:
     Raises `InvalidArgument` for a value outside its limits.
     """
 
-    num_blocks: int
-    block_size: int = 16
-    max_num_seqs: int = 256
-    max_model_len: int = 8192
-    enable_prefix_caching: bool = True
-    watermark: float = 0.01
-    hash_seed: int | None = None
-    groups: tuple[LayerGroup, ...] = ()
-    num_cpu_blocks: int = 0
-    keep_evicted: bool = True
-    eviction_policy: object = "lru"
-    retention_blocks: int = 0
-    partial_hits: bool = False
-    track_misses: bool = False
-    history_size: int = 0
-    residency_sample: int = 0
-    enable_kv_cache_events: bool = False
-    max_steps_in_flight: int = 1
-    max_sessions: int = 65_536
-    hint_horizon: float = 86_400.0
+    num_blocks: int = field(metadata=_about("blocks in the pool", 2, MAX_BLOCKS))
+    block_size: int = field(default=16, metadata=_about("tokens in a block", 1, MAX_BLOCK_SIZE))
+    max_num_seqs: int = field(default=256, metadata=_about("sequences that run at once", 1, MAX_SEQS))
+    max_model_len: int = field(default=8192, metadata=_about("tokens of the longest sequence", 1, MAX_MODEL_LEN))
+    enable_prefix_caching: bool = field(default=True, metadata=_about("index full blocks, for later prompts to hit"))
+    watermark: float = field(
+        default=0.01, metadata=_about("share of the blocks that is kept free when a request is admitted", engine=True)
+    )
+    hash_seed: int | None = field(
+        default=None, metadata=_about("seed of the index's hash function", 0, MAX_HASH_SEED, engine=True)
+    )
+    groups: tuple[LayerGroup, ...] = field(default=(), metadata=_about("layer groups that share the pool"))
+    num_cpu_blocks: int = field(default=0, metadata=_about("blocks of a CPU pool", 0, MAX_BLOCKS))
+    keep_evicted: bool = field(
+        default=True, metadata=_about("keep in the CPU pool what the pool evicts, for later hits", engine=True)
+    )
+    eviction_policy: object = field(
+        default="lru", metadata=_about(f"which idle cached block goes first: {POLICY_HELP}", engine=True)
+    )
+    retention_blocks: int = field(default=0, metadata=_about("blocks that may be retained", 0, MAX_BLOCKS, engine=True))
+    partial_hits: bool = field(default=False, metadata=_about("let a hit end inside a block", engine=True))
+    track_misses: bool = field(default=False, metadata=_about("count tokens that were not hit, by cause", engine=True))
+    history_size: int = field(default=0, metadata=_about("events of the pool to remember", 0, MAX_HISTORY, engine=True))
+    residency_sample: int = field(
+        default=0,
+        metadata=_about("measure how long every N-th block lives and lies idle", 0, MAX_BLOCKS, engine=True),
+    )
+    enable_kv_cache_events: bool = field(default=False, metadata=_about("note what can be hit, for `take_events`"))
+    max_steps_in_flight: int = field(
+        default=1, metadata=_about("steps that are reserved and not ended", 1, MAX_STEPS_IN_FLIGHT)
+    )
+    max_sessions: int = field(
+        default=65_536, metadata=_about("sessions that are known at a time", 0, MAX_SESSIONS, engine=True)
+    )
+    hint_horizon: float = field(
+        default=86_400.0, metadata=_about("how far ahead a session's return may be said", engine=True)
+    )
 
     def __post_init__(self) -> None:
-        for name, low, high in _INTEGERS:
-            # Stored as plain integers: what is compiled takes no others.
-            object.__setattr__(self, name, require_int(name, getattr(self, name), low, high))
-        if self.hash_seed is not None:
-            object.__setattr__(self, "hash_seed", require_int("hash_seed", self.hash_seed, 0, MAX_HASH_SEED))
-        for name in _SWITCHES:
-            require_bool(name, getattr(self, name))
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.type == "bool":
+                require_bool(each.name, value)
+            elif each.metadata["high"] and not (value is each.default is None):
+                # Stored as plain integers: what is compiled takes no others.
+                number = require_int(each.name, value, each.metadata["low"], each.metadata["high"])
+                object.__setattr__(self, each.name, number)
         if isinstance(self.eviction_policy, str) and not _is_policy_name(self.eviction_policy):
             raise InvalidArgument(
                 f"eviction_policy is {shown(self.eviction_policy)}; it must be one of {', '.join(POLICY_NAMES)}, "
@@ -196,3 +209,7 @@ class CacheConfig:
     def watermark_blocks(self) -> int:
         """Blocks that admission leaves free."""
         return int(self.watermark * self.num_blocks)
+
+
+#: The fields of a cache's config by name; `metadata` has what `_about` says of each.
+CACHE_FIELDS = {each.name: each for each in fields(CacheConfig)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from ..support.servers import tiny_engine
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """What the command asks of `from_pretrained`, which gives it a small engine."""
     options: dict[str, Any] = {}
 
@@ -26,6 +27,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return tiny_engine()
 
     monkeypatch.setattr(Engine, "from_pretrained", from_pretrained)
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
     return options
 
 

@@ -12,8 +12,9 @@ pytest.importorskip("transformers")
 from blockyard import CacheConfig, InvalidArgument, KVCacheManager
 from blockyard.engine import Engine, FinishReason, PromptLookup, SamplingParams, StepReport
 from blockyard.engine.moves import MoveQueue
+from blockyard.engine.options import Preemption
 from blockyard.engine.request import Branch, make_request
-from blockyard.engine.scheduling.preemption import Preemption, Preemptor
+from blockyard.engine.scheduling.preemption import Preemptor
 
 from ..support.tiny_models import mixed_prompts, reference_tokens, tiny_model, tokens_of
 

@@ -515,10 +515,16 @@ def exported(tree: ast.Module) -> list[str]:
     return []
 
 
+def imports_for_checkers(tree: ast.Module) -> list[ast.stmt]:
+    """What stands under `if TYPE_CHECKING:`: in a face, names that are imported when they are first asked for."""
+    tests = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    return [node for test in tests for node in test.body]
+
+
 def imported_names(tree: ast.Module) -> set[str]:
     return {
         alias.asname or alias.name
-        for node in tree.body
+        for node in [*tree.body, *imports_for_checkers(tree)]
         if isinstance(node, ast.ImportFrom) and node.level
         for alias in node.names
     }
@@ -563,7 +569,7 @@ def documented(path: Path, name: str, seen: frozenset[Path] = frozenset()) -> bo
     Compiled classes have no docstring at run time, so the sources are read.
     """
     tree = tree_of(path)
-    for node in tree.body:
+    for node in [*tree.body, *imports_for_checkers(tree)]:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
             return bool(ast.get_docstring(node))
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]

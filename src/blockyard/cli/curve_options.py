@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .policy_help import POLICY_NAMES
+from ..config import POLICY_HELP
+from .cache_fields import add_cache_field
 from .trace_options import add_output_options, add_running_options, add_trace_options
 
 _DESCRIPTION = """\
@@ -83,7 +84,7 @@ def _add_cache(group: Any) -> None:
         "--policies",
         "--policy",
         metavar="LIST",
-        help=f"of {POLICY_NAMES}; file.py:ClassName is your own, optimum the offline bound; default: all names and "
+        help=f"of {POLICY_HELP}; file.py:ClassName is your own, optimum the offline bound; default: all names and "
         "optimum, or with --beside lru,optimum",
     )
     group.add_argument("--blocks", metavar="LIST", help="capacities, like 1k,10k,25%%; default: --sizes of them")
@@ -94,9 +95,7 @@ def _add_cache(group: Any) -> None:
         metavar="N",
         help="how many capacities, from a thousandth of the working set to all of it; default: 40",
     )
-    group.add_argument(
-        "--block-size", type=int, default=16, metavar="N", help="tokens a block, of a trace of tokens; default: 16"
-    )
+    add_cache_field(group, "block_size", ", of a trace of tokens", default=16)
     group.add_argument(
         "--max-references", type=int, metavar="N", help="references kept before the trace is sampled; default: 8388608"
     )

@@ -7,18 +7,22 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
 
+from .. import engine
 from ..arguments import require_int
-from ..engine import Engine, GenerationResult, SamplingParams, StepReport
-from ..engine.model import demo_model_path, load_model
+from ..config import CacheConfig
+from ..engine import GenerationResult, SamplingParams, StepReport
+from ..engine.options import require_model_path, require_step_budget
 from ..errors import ModelError
 from ..observe import PoolSnapshot, snapshot_pool
 from .demo_prompts import demo_prompts
 from .demo_report import DemoReport, as_json, as_text
+
+if TYPE_CHECKING:
+    from ..engine import Engine
 
 _MAX_REQUESTS = 10_000
 _NOTE = "(SmolLM2-135M is a very small model: fluent, and often wrong. This is about its memory.)"
@@ -28,22 +32,43 @@ def run_demo(options: argparse.Namespace) -> int:
     """Run the demo as its options say and print its report. Exit status 1 if a block leaked or a token differed."""
     require_int("--requests", options.requests, 1, _MAX_REQUESTS)
     require_int("--answers", options.answers, 0, _MAX_REQUESTS)
+    sampling = SamplingParams(options.max_new_tokens, temperature=options.temperature, seed=options.seed)
+    _require_sizes(options)
+    if options.model:
+        require_model_path(Path(options.model))
     started = time.perf_counter()
-    path = Path(options.model) if options.model else demo_model_path()
-    with _status("loading the model (a .gguf file is converted once, which takes a while)"):
-        model, tokenizer = load_model(path, getattr(torch, options.dtype), options.device)
-    if tokenizer is None:
-        raise ModelError(f"{path} has no tokenizer, and the demo asks in words")
+    path, model, tokenizer = _load(options)
     load_seconds = time.perf_counter() - started
     use_cache = not options.no_prefix_cache
-    run = serve(options, model, tokenizer, use_cache)
+    run = serve(options, sampling, model, tokenizer, use_cache)
     report = _report(options, run, path, load_seconds)
     if options.verify:
-        other = serve(options, model, tokenizer, not use_cache)
+        other = serve(options, sampling, model, tokenizer, not use_cache)
         report.verified_same_tokens = other.token_ids == run.token_ids
         report.other_seconds = other.seconds
     print(as_json(report) if options.json else as_text(report, options.answers))
     return 0 if report.num_leaked_blocks == 0 and report.verified_same_tokens is not False else 1
+
+
+def _require_sizes(options: argparse.Namespace) -> None:
+    """Raise `InvalidArgument` for sizes that no model can be served with."""
+    sizes = {name: getattr(options, name) for name in ("num_blocks", "block_size", "max_num_seqs")}
+    CacheConfig(**sizes, max_model_len=1)
+    require_step_budget(options.max_num_batched_tokens, options.max_num_seqs)
+
+
+def _load(options: argparse.Namespace) -> tuple[Path, Any, Any]:
+    """The path of the model, the model and its tokenizer; torch is imported only now."""
+    import torch
+
+    from ..engine.model import load_model
+
+    path = Path(options.model) if options.model else engine.demo_model_path()
+    with _status("loading the model (a .gguf file is converted once, which takes a while)"):
+        model, tokenizer = load_model(path, getattr(torch, options.dtype), options.device)
+    if tokenizer is None:
+        raise ModelError(f"{path} has no tokenizer, and the demo asks in words")
+    return path, model, tokenizer
 
 
 @dataclass(slots=True)
@@ -75,9 +100,9 @@ class Run:
             self.fullest = snapshot_pool(cache)
 
 
-def serve(options: argparse.Namespace, model: Any, tokenizer: Any, use_cache: bool) -> Run:
+def serve(options: argparse.Namespace, sampling: SamplingParams, model: Any, tokenizer: Any, use_cache: bool) -> Run:
     """Answer all requests on a fresh engine. Raises `InvalidArgument` or `NeverFits` for sizes that cannot work."""
-    engine = Engine(
+    made = engine.Engine(
         model,
         tokenizer,
         num_blocks=options.num_blocks,
@@ -86,10 +111,9 @@ def serve(options: argparse.Namespace, model: Any, tokenizer: Any, use_cache: bo
         max_num_batched_tokens=options.max_num_batched_tokens,
         enable_prefix_caching=use_cache,
     )
-    run = Run(engine, demo_prompts(options.requests, tokenizer))
-    sampling = SamplingParams(options.max_new_tokens, temperature=options.temperature, seed=options.seed)
+    run = Run(made, demo_prompts(options.requests, tokenizer))
     started = time.perf_counter()
-    run.results = engine.generate(run.prompts, sampling, progress=True, on_step=run.watch)
+    run.results = made.generate(run.prompts, sampling, progress=True, on_step=run.watch)
     run.seconds = time.perf_counter() - started
     return run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from .cache_fields import add_cache_field
 from .model_options import add_model_choice, add_step_budget
 
 _DESCRIPTION = """\
@@ -44,9 +45,7 @@ def _add_work(group: Any) -> None:
     group.add_argument(
         "--max-new-tokens", type=int, default=48, metavar="N", help="tokens of an answer at most; default: 48"
     )
-    group.add_argument(
-        "--max-num-seqs", type=int, default=12, metavar="N", help="requests that run at once; default: 12"
-    )
+    add_cache_field(group, "max_num_seqs", default=12)
     add_step_budget(group)
     group.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest token; default: 0"
@@ -57,8 +56,8 @@ def _add_work(group: Any) -> None:
 
 
 def _add_cache(group: Any) -> None:
-    group.add_argument("--num-blocks", type=int, default=256, metavar="N", help="blocks in the pool; default: 256")
-    group.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens in a block; default: 16")
+    add_cache_field(group, "num_blocks", default=256)
+    add_cache_field(group, "block_size", default=16)
     group.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt from its beginning")
     group.add_argument(
         "--verify",

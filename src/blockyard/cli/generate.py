@@ -6,11 +6,14 @@ import argparse
 import json
 import sys
 from contextlib import closing
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from ..engine import Engine, GenerationResult, SamplingParams, StepReport
+from ..engine import GenerationResult, SamplingParams, StepReport
 from ..errors import InvalidArgument
-from .model_loading import engine_of, follow_torchrun
+from .model_loading import engine_arguments, engine_of, follow_torchrun
+
+if TYPE_CHECKING:
+    from ..engine import Engine
 
 _MAX_PROMPTS = 10_000
 _MAX_LINE = 2**20
@@ -18,10 +21,11 @@ _MAX_LINE = 2**20
 
 def run_generate(options: argparse.Namespace) -> int:
     """Generate as the options say and print it: in pieces if it is one completion, else in order at the end."""
-    follow_torchrun(options)
     sampling = _sampling(options)
+    arguments = engine_arguments(options)
+    follow_torchrun(options)
     prompts = _prompts(options, sys.stdin)
-    engine, _ = engine_of(options)
+    engine, _ = engine_of(options, arguments)
     with closing(engine):
         _generate(options, engine, prompts, sampling)
     return 0

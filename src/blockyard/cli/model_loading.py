@@ -1,4 +1,4 @@
-"""From the options of model and cache to an engine."""
+"""From the options of model and cache to an engine: all that can be checked without torch is checked before it."""
 
 from __future__ import annotations
 
@@ -6,87 +6,47 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
 
+from .. import engine
 from ..arguments import require_int
-from ..engine import Engine, PromptLookup
 from ..engine.decoding.speculation import MAX_DRAFT
-from ..engine.model import demo_model_path, load_model
-from ..engine.ranks.torchrun import TorchrunPeers, TorchrunRank
+from ..engine.options import EngineOptions, require_model_path
 from ..errors import InvalidArgument, ModelError
+from ..sizing.shards import MAX_RANKS
 from .amounts import parse_memory
+from .model_options import CACHE_OPTIONS, ENGINE_OPTIONS
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+    from ..engine.ranks.torchrun import TorchrunPeers
 
 _DEMO_NAME = "SmolLM2-135M-Instruct"
-_CACHE_OPTIONS = (
-    "eviction_policy",
-    "watermark",
-    "retention_blocks",
-    "track_misses",
-    "residency_sample",
-    "history_size",
-)
 
 
-def follow_torchrun(options: argparse.Namespace) -> None:
-    """Where torchrun started this process as another rank than 0, be it, and never return; else do nothing."""
-    rank = TorchrunRank.of(os.environ)
-    if rank is None or rank.shard.rank == 0:
-        return
-    device = f"cuda:{rank.local_rank}" if options.device == "cuda" else options.device
-    model, _ = load_model(_model_path(options), getattr(torch, options.dtype), device)
-    rank.follow(model, options.block_size, options.max_model_len)
+def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """What the options ask of an engine, by the names of `EngineOptions`.
 
-
-def _model_path(options: argparse.Namespace) -> Path:
-    return Path(options.model) if options.model else demo_model_path()
-
-
-def _ranks(options: argparse.Namespace) -> dict[str, int | TorchrunPeers]:
-    """Processes that torchrun started, or as many as are asked for: they share heads unless told to share tokens."""
-    given = {name: getattr(options, name) for name in ("tensor_parallel", "context_parallel")}
-    asked: dict[str, int] = {name: number for name, number in given.items() if number is not None}
-    rank = TorchrunRank.of(os.environ)
-    if rank is None:
-        return {**asked}
-    for name, number in asked.items():
-        if number != rank.shard.size:
-            option = name.replace("_", "-")
-            raise InvalidArgument(f"--{option} is {number}; torchrun started {rank.shard.size} processes")
-    return dict.fromkeys(asked or ["tensor_parallel"], TorchrunPeers(rank))
-
-
-def engine_of(options: argparse.Namespace) -> tuple[Engine, str]:
-    """The engine that the options ask for, and the model's name. Raises `ModelError` and `InvalidArgument`."""
+    Raises `InvalidArgument` for all that is wrong whatever the model is, `ModelError` where there is none, and
+    `MissingExtra` for --kv-events without pyzmq.
+    """
+    if options.model:
+        require_model_path(Path(options.model))
     require_int("--speculate", options.speculate, 0, MAX_DRAFT)
-    swap_space = 0 if options.swap_space is None else parse_memory("--swap-space", options.swap_space)
-    path = _model_path(options)
-    with Console(file=sys.stderr).status("loading the model (a .gguf file is converted once, which takes a while)"):
-        engine = Engine.from_pretrained(
-            path,
-            dtype=getattr(torch, options.dtype),
-            device=options.device,
-            num_blocks=options.num_blocks,
-            block_size=options.block_size,
-            max_num_seqs=options.max_num_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            max_model_len=options.max_model_len,
-            enable_prefix_caching=not options.no_prefix_cache,
-            gpu_memory_utilization=options.gpu_memory_utilization,
-            num_cpu_blocks=options.num_cpu_blocks,
-            swap_space_bytes=swap_space,
-            preemption=options.preemption,
-            attention_backend=options.attention_backend,
-            cache_options=_cache_options(options),
-            kv_events=_kv_events(options),
-            speculation=PromptLookup(num_tokens=options.speculate) if options.speculate else None,
-            **_ranks(options),
-        )
-    if engine.tokenizer is None:
-        raise ModelError(f"{path} has no tokenizer, and this command works with text")
-    return engine, (path.resolve().name if options.model else _DEMO_NAME)
+    _asked_ranks(options)
+    cache_options = {name: getattr(options, name) for name in CACHE_OPTIONS}
+    arguments = {
+        **{name: getattr(options, name) for name in ENGINE_OPTIONS},
+        "enable_prefix_caching": not options.no_prefix_cache,
+        "swap_space_bytes": 0 if options.swap_space is None else parse_memory("--swap-space", options.swap_space),
+        "cache_options": {name: value for name, value in cache_options.items() if value is not None},
+        "kv_events": _kv_events(options),
+        "speculation": engine.PromptLookup(num_tokens=options.speculate) if options.speculate else None,
+    }
+    EngineOptions(**arguments).require_valid_without_a_model()
+    return arguments
 
 
 def _kv_events(options: argparse.Namespace) -> dict[str, Any] | None:
@@ -99,7 +59,60 @@ def _kv_events(options: argparse.Namespace) -> dict[str, Any] | None:
     return {"endpoint": endpoint, "topic": options.kv_events_topic}
 
 
-def _cache_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Those that were given."""
-    given = {name: getattr(options, name) for name in _CACHE_OPTIONS}
-    return {name: value for name, value in given.items() if value is not None}
+def _asked_ranks(options: argparse.Namespace) -> dict[str, int]:
+    """The ranks that were asked for, by the name of the engine's argument. Raises `InvalidArgument`."""
+    given = {name: getattr(options, name) for name in ("tensor_parallel", "context_parallel")}
+    return {name: require_int(name, number, 1, MAX_RANKS) for name, number in given.items() if number is not None}
+
+
+def follow_torchrun(options: argparse.Namespace) -> None:
+    """Where torchrun started this process as another rank than 0, be it, and never return; else do nothing."""
+    if os.environ.get("RANK", "0") == "0":
+        return
+    import torch
+
+    from ..engine.model import load_model
+    from ..engine.ranks.torchrun import TorchrunRank
+
+    rank = TorchrunRank.of(os.environ)
+    if rank is None:
+        return
+    device = f"cuda:{rank.local_rank}" if options.device == "cuda" else options.device
+    model, _ = load_model(_model_path(options), getattr(torch, options.dtype), device)
+    rank.follow(model, options.block_size, options.max_model_len)
+
+
+def _model_path(options: argparse.Namespace) -> Path:
+    return Path(options.model) if options.model else engine.demo_model_path()
+
+
+def _ranks(options: argparse.Namespace) -> dict[str, int | TorchrunPeers]:
+    """Processes that torchrun started, or as many as are asked for: they share heads unless told to share tokens."""
+    from ..engine.ranks.torchrun import TorchrunPeers, TorchrunRank
+
+    asked = _asked_ranks(options)
+    rank = TorchrunRank.of(os.environ)
+    if rank is None:
+        return {**asked}
+    for name, number in asked.items():
+        if number != rank.shard.size:
+            option = name.replace("_", "-")
+            raise InvalidArgument(f"--{option} is {number}; torchrun started {rank.shard.size} processes")
+    return dict.fromkeys(asked or ["tensor_parallel"], TorchrunPeers(rank))
+
+
+def engine_of(options: argparse.Namespace, arguments: dict[str, Any]) -> tuple[Engine, str]:
+    """The engine that the options ask for, and the model's name. Raises `ModelError` and `InvalidArgument`.
+
+    arguments: `engine_arguments` of the same options.
+    """
+    import torch
+
+    path = _model_path(options)
+    with Console(file=sys.stderr).status("loading the model (a .gguf file is converted once, which takes a while)"):
+        made = engine.Engine.from_pretrained(
+            path, dtype=getattr(torch, options.dtype), device=options.device, **arguments, **_ranks(options)
+        )
+    if made.tokenizer is None:
+        raise ModelError(f"{path} has no tokenizer, and this command works with text")
+    return made, (path.resolve().name if options.model else _DEMO_NAME)

@@ -1,10 +1,35 @@
-"""The options that say which model runs and how large its cache is, shared by the commands that run one."""
+"""The options that say which model runs and how large its cache is, shared by the commands that run one.
+
+Nothing here needs torch, so that --help does not. `model_loading.engine_arguments` is where they become an engine's.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .policy_help import POLICY_NAMES
+from .cache_fields import add_cache_field
+
+#: Options that are fields of the cache's config, by the same name; where they are not given, its defaults hold.
+CACHE_OPTIONS = (
+    "eviction_policy",
+    "watermark",
+    "retention_blocks",
+    "track_misses",
+    "residency_sample",
+    "history_size",
+)
+#: Options that are arguments of the engine, by the same name.
+ENGINE_OPTIONS = (
+    "num_blocks",
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "gpu_memory_utilization",
+    "num_cpu_blocks",
+    "preemption",
+    "attention_backend",
+)
 
 
 def add_model_choice(group: Any) -> None:
@@ -24,9 +49,7 @@ def add_model_choice(group: Any) -> None:
 def add_model_options(group: Any) -> None:
     """Which model, where it runs, and its longest sequence."""
     add_model_choice(group)
-    group.add_argument(
-        "--max-model-len", type=int, metavar="N", help="tokens of a sequence; default: the model's limit"
-    )
+    add_cache_field(group, "max_model_len", "; default: the model's limit", says_default=True)
 
 
 def add_step_budget(group: Any) -> None:
@@ -59,12 +82,8 @@ def add_rank_options(group: Any) -> None:
 
 def add_cache_options(group: Any, max_num_seqs: int) -> None:
     """The pool, and how much runs at once. max_num_seqs: the default."""
-    group.add_argument(
-        "--num-blocks",
-        type=int,
-        metavar="N",
-        help="blocks in the pool; default: as many as fit a GPU (--gpu-memory-utilization), or 1 GiB on a CPU",
-    )
+    sized = "default: as many as fit a GPU (--gpu-memory-utilization), or 1 GiB on a CPU"
+    add_cache_field(group, "num_blocks", f"; {sized}", says_default=True)
     group.add_argument(
         "--gpu-memory-utilization",
         type=float,
@@ -72,14 +91,8 @@ def add_cache_options(group: Any, max_num_seqs: int) -> None:
         metavar="SHARE",
         help="of a GPU's memory that may be in use in all, by other processes too; default: 0.9",
     )
-    group.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens in a block; default: 16")
-    group.add_argument(
-        "--max-num-seqs",
-        type=int,
-        default=max_num_seqs,
-        metavar="N",
-        help=f"completions that run at once; default: {max_num_seqs}",
-    )
+    add_cache_field(group, "block_size", default=16)
+    add_cache_field(group, "max_num_seqs", ", one for each completion", default=max_num_seqs)
     add_step_budget(group)
     _add_swapping(group)
     group.add_argument(
@@ -92,39 +105,18 @@ def add_cache_options(group: Any, max_num_seqs: int) -> None:
         help="auto (the first that can serve), or flash_attention_3, flashinfer, flash_attention_2, torch_varlen, sdpa",
     )
     group.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt from its beginning")
-    _add_policy(group)
+    for name in CACHE_OPTIONS:
+        add_cache_field(group, name)
 
 
 def _add_swapping(group: Any) -> None:
     """CPU memory beside the pool."""
     tier = group.add_mutually_exclusive_group()
     tier.add_argument("--swap-space", metavar="SIZE", help="of CPU memory to swap to, like 4GiB; default: none")
-    tier.add_argument("--num-cpu-blocks", type=int, default=0, metavar="N", help="the same in blocks")
+    add_cache_field(tier, "num_cpu_blocks", ", to swap to", default=0)
     group.add_argument(
         "--preemption",
         choices=("recompute", "swap"),
         default="recompute",
         help="what becomes of a sequence that must make room; swap needs --swap-space; default: recompute",
     )
-
-
-def _add_policy(group: Any) -> None:
-    """What is evicted and admitted, and what is watched; a default of None is the cache's own."""
-    group.add_argument(
-        "--eviction-policy", metavar="NAME", help=f"which idle cached block goes first: {POLICY_NAMES}; default: lru"
-    )
-    group.add_argument(
-        "--watermark",
-        type=float,
-        metavar="SHARE",
-        help="of the blocks, kept free when a request is admitted; default: 0.01",
-    )
-    group.add_argument("--retention-blocks", type=int, metavar="N", help="blocks that may be retained; default: none")
-    group.add_argument("--track-misses", action="store_true", help="count tokens that were not hit, by cause")
-    group.add_argument(
-        "--residency-sample",
-        type=int,
-        metavar="N",
-        help="measure how long every N-th block lives and lies idle; default: none",
-    )
-    group.add_argument("--history-size", type=int, metavar="N", help="events of the pool to remember; default: none")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .policy_help import POLICY_NAMES
+from ..config import POLICY_HELP
 from .trace_options import add_format_options
 
 _DESCRIPTION = """\
@@ -132,5 +132,5 @@ def _add_work(group: Any) -> None:
         help="from one output token of a request to the next, for --running's default; default: 0.03",
     )
     group.add_argument(
-        "--policy", default="lru", metavar="NAME", help=f"which block is evicted: {POLICY_NAMES}; default: lru"
+        "--policy", default="lru", metavar="NAME", help=f"which block is evicted: {POLICY_HELP}; default: lru"
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .policy_help import POLICY_NAMES
+from ..config import POLICY_HELP
+from .cache_fields import add_cache_field
 from .trace_options import add_output_options, add_running_options, add_trace_options
 
 _DESCRIPTION = """\
@@ -60,7 +61,7 @@ def _add_cache(group: Any) -> None:
         "--policy",
         default="lru",
         metavar="LIST",
-        help=f"of {POLICY_NAMES}; file.py:ClassName is your own; default: lru",
+        help=f"of {POLICY_HELP}; file.py:ClassName is your own; default: lru",
     )
     group.add_argument(
         "--blocks",
@@ -69,7 +70,7 @@ def _add_cache(group: Any) -> None:
         help="pool sizes, like 10k,100k,25%%; a share is of the blocks of all different prompts; "
         "default: 10%%,25%%,50%%,100%%",
     )
-    group.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens in a block; default: 16")
+    add_cache_field(group, "block_size", default=16)
     group.add_argument(
         "--max-model-len",
         type=int,
@@ -77,22 +78,14 @@ def _add_cache(group: Any) -> None:
         help="tokens of the longest request that the model serves, reserved for every request by an engine that does "
         "not page; default: the trace's longest request, rounded up to a power of two",
     )
-    group.add_argument(
-        "--num-cpu-blocks",
-        type=int,
-        default=0,
-        metavar="N",
-        help="blocks of a CPU pool that keeps what the pool evicts, for later hits; default: 0, none",
-    )
-    group.add_argument(
-        "--watermark", type=float, default=0.0, metavar="X", help="share kept free at admission; default: 0"
-    )
+    add_cache_field(group, "num_cpu_blocks", " that keeps what the pool evicts, for later hits", default=0)
+    add_cache_field(group, "watermark", default=0.0)
     group.add_argument("--no-causes", action="store_true", help="do not look for the causes of misses; a little faster")
 
 
 def _add_time(group: Any) -> None:
     group.add_argument("--timed", action="store_true", help="replay by timestamps, under a model of an engine's steps")
-    group.add_argument("--max-num-seqs", type=int, default=256, metavar="N", help="requests at once; default: 256")
+    add_cache_field(group, "max_num_seqs", default=256)
     group.add_argument(
         "--max-num-batched-tokens", type=int, default=8192, metavar="N", help="tokens of a step; default: 8192"
     )

@@ -9,27 +9,29 @@ import socket
 import sys
 from contextlib import ExitStack, suppress
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from .. import serving
 from ..arguments import require_int
-from ..engine import Engine
 from ..errors import InvalidArgument
 from ..metrics.tenants import MAX_SHOWN
-from ..serving import Server, ServerLimits, ServerOptions
+from ..serving import ServerLimits
 from ..serving.http.api_key import read_key_file, require_key
 from ..serving.http.listening import open_sockets
 from ..serving.http.origins import require_origins
 from ..serving.jobs.status_line import require_status_seconds
 from ..serving.otlp import otlp_tracer
-from .model_loading import engine_of, follow_torchrun
+from .model_loading import engine_arguments, engine_of, follow_torchrun
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
+    from ..engine import Engine
+
 
 def run_serve(options: argparse.Namespace) -> int:
     """Serve until a signal ends it. Prints the address when clients can connect."""
-    follow_torchrun(options)
+    arguments = engine_arguments(options)
     api_key = _api_key(options)
     require_origins(options.cors_origin)
     require_status_seconds(options.status_seconds)
@@ -39,6 +41,7 @@ def run_serve(options: argparse.Namespace) -> int:
     )
     endpoint = options.otlp_traces_endpoint
     tracer = None if endpoint is None else otlp_tracer(endpoint)
+    follow_torchrun(options)
     with ExitStack() as held:
         sockets = [held.enter_context(each) for each in open_sockets(options.host, options.port)]
         _require_ports_apart(sockets, options.kv_events)
@@ -46,25 +49,26 @@ def run_serve(options: argparse.Namespace) -> int:
             print(f"blockyard: {options.host} is open to other machines and there is no API key", file=sys.stderr)
         if api_key is None and "*" in options.cors_origin:
             print("blockyard: every web page may use the server and there is no API key", file=sys.stderr)
-        return _serve(options, limits, api_key, sockets, tracer)
+        return _serve(options, arguments, limits, api_key, sockets, tracer)
 
 
 def _serve(
     options: argparse.Namespace,
+    arguments: dict[str, Any],
     limits: ServerLimits,
     api_key: str | None,
     sockets: list[socket.socket],
     tracer: Tracer | None,
 ) -> int:
-    engine, name = engine_of(options)
+    engine, name = engine_of(options, arguments)
     name = options.served_model_name or name
     print(f"blockyard: {name}, {_summary(engine)}\nblockyard: {engine.memory}", file=sys.stderr)
     events = engine.kv_events
     if events is not None:
         print(f"blockyard: KV events at {events.endpoint}, replays at {events.replay_endpoint}", file=sys.stderr)
-    server = Server(
+    server = serving.Server(
         engine,
-        ServerOptions(
+        serving.ServerOptions(
             model_name=name,
             host=options.host,
             port=options.port,

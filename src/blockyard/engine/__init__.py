@@ -19,7 +19,7 @@ Read it in this order, a file at a time:
     checks/, probe               whether a model can be served, and what it asks of its cache
     moves, runner                a step's block moves and forward pass, through transformers' attention interface
     memory/                      how many blocks fit: the largest step, run to see what it takes; the sum
-    cache_options                fields of the cache's config that callers may set
+    options                      what an engine is asked to be, checked before anything is loaded
     beams/                       beam search: hypotheses, search, batch
     ranks/                       the same step on several processes (tensor and context parallel)
     gguf, model                  weights and tokenizers from folders and files
@@ -32,21 +32,22 @@ It uses the public manager and nothing of its inside, so it doubles as an exampl
 Needs torch and transformers: `pip install 'blockyard[engine]'`.
 """
 
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
 from ..errors import MissingExtra, ModelError, RankError
-
-try:
-    import torch as _torch  # noqa: F401  # asked for here, so that its absence is said in one sentence
-    import transformers as _transformers  # noqa: F401
-except ImportError as error:
-    raise MissingExtra(
-        f"blockyard.engine needs {error.name or 'torch and transformers'}: pip install 'blockyard[engine]'"
-    ) from error
-
 from .decoding.speculation import PromptLookup
-from .engine import Engine
-from .model import demo_model_path
 from .results import Completion, FinishReason, GenerationResult, NewToken, StepReport, TokenLogprob
 from .sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .model import demo_model_path
+
+for _name in ("torch", "transformers"):
+    if find_spec(_name) is None:
+        raise MissingExtra(f"blockyard.engine needs {_name}: pip install 'blockyard[engine]'")
 
 __all__ = [
     "Completion",
@@ -62,3 +63,12 @@ __all__ = [
     "TokenLogprob",
     "demo_model_path",
 ]
+
+#: What takes seconds to import is imported when it is first asked for, so that wrong options are told at once.
+_PLACES = {"Engine": ".engine", "demo_model_path": ".model"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name], __name__), name)

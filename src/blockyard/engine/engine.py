@@ -18,7 +18,7 @@ from ..core.calls.hints import require_session
 from ..errors import InvalidArgument, InvariantError
 from ..keys import ExtraKey
 from ..progress import WorkBar
-from .assembly import EngineOptions, assemble
+from .assembly import assemble
 from .beams.batch import BeamBatch
 from .beams.hypotheses import BeamOptions
 from .beams.search import BeamSearch
@@ -27,6 +27,7 @@ from .decoding.speculation import PromptLookup
 from .intake import Intake
 from .kv_events import require_bindable_events
 from .model import load_model
+from .options import EngineOptions
 from .prompts import Prompt, encode_prompt
 from .ranks.leader import ended_on_error, ranks_of
 from .ranks.peers import Peers

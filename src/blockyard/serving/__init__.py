@@ -16,21 +16,35 @@ Read it in this order; a folder imports only from those before it:
 Needs fastapi, uvicorn and prometheus-client: `pip install 'blockyard[serve]'`.
 """
 
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
 from ..errors import MissingExtra
-
-try:
-    import fastapi as _fastapi  # noqa: F401  # asked for here, so that its absence is said in one sentence
-    import prometheus_client as _prometheus_client  # noqa: F401
-    import uvicorn as _uvicorn  # noqa: F401
-except ImportError as error:
-    raise MissingExtra(
-        f"blockyard.serving needs {error.name or 'fastapi and uvicorn'}: pip install 'blockyard[serve]'"
-    ) from error
-
 from .errors import ApiError
-from .http.app import create_app
-from .http.server import Server, ServerOptions
-from .jobs.engine_thread import EngineThread
 from .limits import ServerLimits
 
+if TYPE_CHECKING:
+    from .http.app import create_app
+    from .http.server import Server, ServerOptions
+    from .jobs.engine_thread import EngineThread
+
+for _name in ("fastapi", "prometheus_client", "uvicorn"):
+    if find_spec(_name) is None:
+        raise MissingExtra(f"blockyard.serving needs {_name}: pip install 'blockyard[serve]'")
+
 __all__ = ["ApiError", "EngineThread", "Server", "ServerLimits", "ServerOptions", "create_app"]
+
+#: What takes seconds to import is imported when it is first asked for, so that wrong options are told at once.
+_PLACES = {
+    "EngineThread": ".jobs.engine_thread",
+    "Server": ".http.server",
+    "ServerOptions": ".http.server",
+    "create_app": ".http.app",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name], __name__), name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...errors import InvalidArgument
 from ...storage import KVCache
+from ..options import BACKEND_NAMES
 from .flash_attention import FlashAttention2, FlashAttention3, TorchVarlen
 from .flashinfer import FlashInfer
 from .interface import AttentionBackend
@@ -12,7 +13,6 @@ from .sdpa import SdpaBackend
 AUTO = "auto"
 #: In order of preference: kernels that read block tables on the GPU, then the one that runs everywhere.
 BACKENDS: tuple[type[AttentionBackend], ...] = (FlashAttention3, FlashInfer, FlashAttention2, TorchVarlen, SdpaBackend)
-BACKEND_NAMES: tuple[str, ...] = (AUTO, *(backend.name for backend in BACKENDS))
 
 
 def select_backend(

@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
-from ...arguments import require_str
 from ...core.manager import KVCacheManager
-from ...errors import InvalidArgument, OutOfBlocks
+from ...errors import OutOfBlocks
 from ..moves import MoveQueue
+from ..options import Preemption
 from ..request import Branch
-
-
-class Preemption(StrEnum):
-    """RECOMPUTE: blocks are freed, and what is not cached any more when its turn comes is computed again. SWAP: blocks
-    go to the CPU pool and come back; where that is full, recomputed (vLLM had both: Kwon et al., SOSP 2023)."""
-
-    RECOMPUTE = "recompute"
-    SWAP = "swap"
-
-    @classmethod
-    def parse(cls, value: object, num_cpu_blocks: int) -> Preemption:
-        """The way called `value`. Raises `InvalidArgument` for others, and for SWAP without a CPU pool."""
-        name = require_str("preemption", str(value) if isinstance(value, Preemption) else value)
-        if name not in [way.value for way in cls]:
-            raise InvalidArgument(f"preemption is {name!r}; it must be 'recompute' or 'swap'")
-        if name == cls.SWAP and num_cpu_blocks == 0:
-            raise InvalidArgument("preemption is 'swap', and num_cpu_blocks is 0; a CPU pool is needed")
-        return cls(name)
 
 
 class Preemptor:

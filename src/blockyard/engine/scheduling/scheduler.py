@@ -12,10 +12,11 @@ from ...answers import Admission, SeqStatus
 from ...core.manager import KVCacheManager
 from ...core.plan import StepPlan
 from ..moves import MoveQueue
+from ..options import Preemption
 from ..request import Branch, Request
 from .cpu_hits import CpuHits
 from .limits import CacheLimits
-from .preemption import Preemption, Preemptor
+from .preemption import Preemptor
 from .prefixes import PrefixesInProgress
 from .step import Row, ScheduledStep
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from ...answers import CacheStats
 from ...arguments import require_number
-from ...engine import Engine, StepReport
+from ...engine import StepReport
 from ...errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from ...engine import Engine
 
 _log = logging.getLogger("blockyard.serving.status")
 

@@ -1,0 +1,137 @@
+"""What an engine is asked to be, checked before anything is loaded: nothing here needs torch.
+
+`Engine` says what each option means; the cache's own fields stand in `blockyard.config.CacheConfig`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from ..arguments import require_int, require_str
+from ..config import CACHE_FIELDS, CacheConfig
+from ..errors import InvalidArgument, ModelError
+from ..sizing import KVCacheSpec
+from ..sizing.memory import require_utilization
+from .decoding.speculation import PromptLookup, require_speculation
+from .memory.account import swap_blocks
+
+#: The fields of a cache's config that an engine takes from its caller; the others it sets itself.
+CACHE_OPTIONS = tuple(sorted(name for name, field in CACHE_FIELDS.items() if field.metadata["engine"]))
+#: What `attention_backend` may be, in order of preference; "auto" is the first that can serve.
+BACKEND_NAMES = ("auto", "flash_attention_3", "flashinfer", "flash_attention_2", "torch_varlen", "sdpa")
+#: Blocks of a config whose number is not found yet: the least that there can be.
+_FEWEST = 2
+
+
+class Preemption(StrEnum):
+    """RECOMPUTE: blocks are freed, and what is not cached any more when its turn comes is computed again. SWAP: blocks
+    go to the CPU pool and come back; where that is full, recomputed (vLLM had both: Kwon et al., SOSP 2023)."""
+
+    RECOMPUTE = "recompute"
+    SWAP = "swap"
+
+    @classmethod
+    def parse(cls, value: object, num_cpu_blocks: int) -> Preemption:
+        """The way called `value`. Raises `InvalidArgument` for others, and for SWAP without a CPU pool."""
+        name = require_str("preemption", str(value) if isinstance(value, Preemption) else value)
+        if name not in [way.value for way in cls]:
+            raise InvalidArgument(f"preemption is {name!r}; it must be 'recompute' or 'swap'")
+        if name == cls.SWAP and num_cpu_blocks == 0:
+            raise InvalidArgument("preemption is 'swap', and num_cpu_blocks is 0; a CPU pool is needed")
+        return cls(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """What an engine is asked to be; `Engine` says what each means."""
+
+    num_blocks: int | None
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int | None
+    enable_prefix_caching: bool
+    gpu_memory_utilization: float
+    num_cpu_blocks: int
+    swap_space_bytes: int
+    preemption: str
+    speculation: PromptLookup | None
+    attention_backend: str
+    cache_options: Mapping[str, Any] | None
+    kv_events: str | Mapping[str, Any] | None
+
+    def require_valid(self) -> None:
+        """Raise `InvalidArgument` for what the config, which is checked first, does not say."""
+        require_speculation(self.speculation)
+        require_utilization(self.gpu_memory_utilization)
+        require_step_budget(self.max_num_batched_tokens, self.max_num_seqs)
+        if self.attention_backend not in BACKEND_NAMES:
+            raise InvalidArgument(
+                f"attention_backend is {self.attention_backend!r}; it must be one of {', '.join(BACKEND_NAMES)}"
+            )
+
+    def require_valid_without_a_model(self) -> None:
+        """Raise `InvalidArgument` for all that is wrong whatever the model is."""
+        CacheConfig(
+            block_size=self.block_size,
+            max_model_len=1 if self.max_model_len is None else self.max_model_len,
+            **self._cache_fields(self.num_cpu_blocks),
+        )
+        self.require_valid()
+        Preemption.parse(self.preemption, self.num_cpu_blocks or self.swap_space_bytes)
+
+    def config(self, spec: KVCacheSpec, max_model_len: int) -> CacheConfig:
+        """The cache's, as far as it is known before its size is."""
+        num_cpu_blocks = swap_blocks(self.swap_space_bytes, self.num_cpu_blocks, spec)
+        return spec.cache_config(max_model_len=max_model_len, **self._cache_fields(num_cpu_blocks))
+
+    def _cache_fields(self, num_cpu_blocks: int) -> dict[str, Any]:
+        """The fields of the config that no model has a say in."""
+        return {
+            "num_blocks": _FEWEST if self.num_blocks is None else self.num_blocks,
+            "max_num_seqs": self.max_num_seqs,
+            "num_cpu_blocks": num_cpu_blocks,
+            "enable_prefix_caching": self.enable_prefix_caching,
+            "enable_kv_cache_events": self.kv_events is not None,
+            **checked_options(self.cache_options),
+        }
+
+
+def require_step_budget(max_num_batched_tokens: object, max_num_seqs: int) -> None:
+    """Raise `InvalidArgument` for a budget of tokens in which not every sequence can decode."""
+    if require_int("max_num_batched_tokens", max_num_batched_tokens, 1, 2**31 - 1) < max_num_seqs:
+        raise InvalidArgument(
+            f"max_num_batched_tokens is {max_num_batched_tokens}; it must be at least max_num_seqs, "
+            f"{max_num_seqs}, so that every sequence can decode in every step"
+        )
+
+
+def checked_options(cache_options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The options as a dict. Raises `InvalidArgument` for what is none of `CACHE_OPTIONS`."""
+    if cache_options is None:
+        return {}
+    if not isinstance(cache_options, Mapping):
+        raise InvalidArgument(f"cache_options is a {type(cache_options).__name__}; it must be a dict")
+    for name, value in cache_options.items():
+        if name not in CACHE_OPTIONS:
+            raise InvalidArgument(
+                f"cache_options has {name!r}: {value!r}; it may have {', '.join(CACHE_OPTIONS)} (other fields of "
+                f"CacheConfig follow from the engine's own options)"
+            )
+    return dict(cache_options)
+
+
+def require_model_path(path: Path) -> Path:
+    """`path` if it is a .gguf file or a folder with a config. Raises `ModelError`."""
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelError(f"there is no file {path}")
+    elif not path.is_dir():
+        raise ModelError(f"there is no model folder {path}; give one with config.json and safetensors, or a .gguf file")
+    elif not (path / "config.json").is_file():
+        raise ModelError(f"{path} has no config.json; give a folder as Hugging Face's save_pretrained writes it")
+    return path
