@@ -111,8 +111,7 @@ class Engine:
     @property
     def pool(self) -> Any:
         """Blockyard's pool, None with stock."""
-        named = getattr(self.manager.block_pool, "named", None)
-        return getattr(self.manager, "pool", None) or named
+        return getattr(self.manager.block_pool, "pool", None)
 
     @property
     def num_free_blocks(self) -> int:

@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from blockyard.events import Mirror, Subscriber
-from blockyard.integrations.vllm.pool_events import address_of
+from blockyard.integrations.vllm.scheduler import address_of
 
 from .engine import Engine, request_of
 from .test_programs import Program

@@ -33,8 +33,7 @@ def make_cache(context: Any) -> Any:
     for a model or option that is not supported; both by name.
     """
     from .cache import BlockPoolCache
-    from .contract import require_known_sglang
-    from .support import require_supported
+    from .contract import require_known_sglang, require_supported
 
     require_known_sglang()
     require_supported(context)

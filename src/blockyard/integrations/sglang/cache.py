@@ -26,9 +26,9 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 )
 
 from ... import BlockLease, BlockPool, CacheSalt, FoundBlocks, InvalidArgument, InvariantError, LoRA
+from .contract import require_params
 from .nodes import Node
 from .order import weight_order
-from .support import require_params
 
 Tokens = npt.NDArray[np.int64]
 Keys = tuple[LoRA | CacheSalt, ...]

@@ -9,18 +9,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from vllm.distributed.kv_events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored
-from vllm.logger import init_logger
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core import kv_cache_manager as stock
 from vllm.v1.core.kv_cache_coordinator import _validate_prefix_cache_retention_interval
-from vllm.v1.core.kv_cache_utils import (
-    generate_block_hash_extra_keys,
-    get_block_hash,
-    make_block_hash_with_group_id,
-    maybe_convert_block_hash,
-    to_event_extra_keys,
-)
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
@@ -29,10 +20,9 @@ from ... import BlockLease, BlockPool, ExtraKey
 from .keys import extra_keys_of, tokens_of
 from .misses import MissCauses
 from .options import Options
-from .views import BlockIds, BlockView, CachedCounts, PoolView, TablesView
+from .token_pool import TokenPool
+from .views import BlockIds, CachedCounts, TablesView
 
-# Below the one logger that vLLM gives handlers to.
-logger = init_logger(f"vllm.{__name__}")
 ADMITTED = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
@@ -113,14 +103,13 @@ class KVCacheManager(stock.KVCacheManager):
             enable_kv_cache_events=bool(options.events),
         )
         self.misses = MissCauses(options.miss_causes, self.block_size) if options.miss_causes else None
-        self.counts = self.pool.ref_counts().data
         self.leases: dict[str, BlockLease] = {}
         self.keys: dict[str, tuple[ExtraKey, ...]] = {}
-        #: Of each cached block: vLLM's hash with the group's number, and how many tokens it stands for.
-        self.names: dict[int, tuple[Any, int]] = {}
-        self.events: list[Any] = []
-        self.empty_kv_cache_blocks = BlockIds(self, [])
-        self.block_pool: Any = PoolView(self)
+        self.block_pool: Any = TokenPool(
+            self.pool, enable_caching, enable_kv_cache_events, metrics_collector, self.misses
+        )
+        self.counts = self.block_pool.counts
+        self.empty_kv_cache_blocks = BlockIds(self.block_pool, [])
         self.coordinator: Any = self._coordinator(spec, scheduler_block_size)
 
     def _coordinator(self, spec: Any, scheduler_block_size: int) -> Any:
@@ -129,11 +118,11 @@ class KVCacheManager(stock.KVCacheManager):
             block_size=self.block_size,
             kv_cache_spec=spec,
             kv_cache_group_id=0,
-            num_cached_block=CachedCounts(self),
+            num_cached_block=CachedCounts(self.leases),
             retains_longer_hit=False,
             block_pool=self.block_pool,
             has_positionally_stable_blocks=True,
-            req_to_blocks=TablesView(self),
+            req_to_blocks=TablesView(self.block_pool, self.leases),
             new_block_ids=[],
             records_new_block_ids=False,
         )
@@ -147,6 +136,7 @@ class KVCacheManager(stock.KVCacheManager):
             get_num_blocks_to_allocate=self._num_to_allocate,
             scheduler_block_size=scheduler_block_size,
             get_blocks=lambda request_id: self.get_blocks(request_id).blocks,
+            reset_prefix_cache=self.block_pool.reset_prefix_cache,
         )
 
     # Hits.
@@ -166,13 +156,14 @@ class KVCacheManager(stock.KVCacheManager):
         if limit <= 0:
             return self.empty_kv_cache_blocks, 0, 0
         found = self.pool.find_cached_blocks(tokens_of(request, 0, limit), self._keys(request))
+        found = self.block_pool.first_agreed(found, request.block_hashes)
         if self.use_eagle and len(found):
             found = found.first(len(found) - 1)
         if not len(found):
             return self.empty_kv_cache_blocks, 0, 0
         if self.enable_kv_cache_events and getattr(request, "kv_cache_report_mode", "incremental") == "full":
-            self._tell_stored(request, 0, len(found))
-        return BlockIds(self, found.block_ids.tolist(), found), found.num_tokens, 0
+            self.block_pool.tell_stored(request, 0, len(found))
+        return BlockIds(self.block_pool, found.block_ids.tolist(), found), found.num_tokens, 0
 
     def get_computed_blocks_for_connector(
         self, request: Any, max_cache_hit_length: int | None = None
@@ -185,11 +176,14 @@ class KVCacheManager(stock.KVCacheManager):
         assert num_computed_tokens % self.block_size == 0
         count = num_computed_tokens // self.block_size
         found = None if blocks.found is None else blocks.found.first(count)
-        return BlockIds(self, blocks.ids[:count], found)
+        return BlockIds(self.block_pool, blocks.ids[:count], found)
 
     def create_kv_cache_blocks(self, blocks: Any) -> Any:
         """vLLM's result object over these blocks."""
-        return BlockIds(self, [block.block_id for block in blocks[0]]) if any(blocks) else self.empty_kv_cache_blocks
+        return self._as_blocks([block.block_id for block in blocks[0]])
+
+    def _as_blocks(self, ids: list[int]) -> BlockIds:
+        return BlockIds(self.block_pool, ids) if ids else self.empty_kv_cache_blocks
 
     def _keys(self, request: Any) -> tuple[ExtraKey, ...]:
         keys = self.keys.get(request.request_id)
@@ -255,7 +249,7 @@ class KVCacheManager(stock.KVCacheManager):
         new = self._take(request, lease, hits, missing)
         if not delay_cache_blocks:
             self._cache(request, self.leases[request.request_id], min(after, request.num_tokens))
-        return BlockIds(self, new) if new else self.empty_kv_cache_blocks
+        return self._as_blocks(new)
 
     def _fits_whole(self, request: Any, lease: BlockLease, has_scheduled_reqs: bool) -> bool:
         watermark = self.watermark_blocks if has_scheduled_reqs and request.status in ADMITTED else 0
@@ -286,9 +280,9 @@ class KVCacheManager(stock.KVCacheManager):
             new = lease.block_ids[len(hits.ids) :].tolist()
             if self.metrics_collector:
                 for block_id in hits.ids:
-                    self.metrics_collector.on_block_accessed(BlockView(self, block_id))
+                    self.metrics_collector.on_block_accessed(self.block_pool.block(block_id))
         if new:
-            self.note_taken(new)
+            self.block_pool.note_taken(new)
         return new
 
     def _hold(self, request: Any, hits: BlockIds, missing: int) -> BlockLease:
@@ -301,27 +295,6 @@ class KVCacheManager(stock.KVCacheManager):
             assert found.block_ids.tolist() == hits.ids, "the hit is not what the request's tokens are cached in"
         return self.pool.hold(found, request.request_id, extend_by=missing)
 
-    def note_taken(self, new: list[int]) -> None:
-        """Blocks that came out of the free queue: what they cached is evicted."""
-        names = self.names
-        for block_id in new:
-            if block_id in names:
-                self._forget_name(block_id)
-        if self.metrics_collector:
-            for block_id in new:
-                self.metrics_collector.on_block_evicted(BlockView(self, block_id))
-                self.metrics_collector.on_block_allocated(BlockView(self, block_id))
-
-    def _forget_name(self, block_id: int) -> None:
-        name = self.names.pop(block_id, None)
-        if name is None:
-            return
-        if self.misses is not None:
-            self.misses.went(get_block_hash(name[0]))
-        if self.enable_kv_cache_events:
-            removed = [maybe_convert_block_hash(get_block_hash(name[0]))]
-            self.events.append(BlockRemoved(block_hashes=removed, medium=MEDIUM_GPU, group_idx=0))
-
     # Caching: vLLM says so when slots are given, before anything is computed.
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
@@ -333,49 +306,9 @@ class KVCacheManager(stock.KVCacheManager):
     def _cache(self, request: Any, lease: BlockLease, num_computed_tokens: int) -> None:
         if not self.enable_caching:
             return
-        size = self.block_size
-        full = max(0, num_computed_tokens - self.lag) // size
-        first = lease.num_cached_blocks
-        if first >= full:
-            return
-        tokens = tokens_of(request, first * size, full * size)
-        self.pool.cache_next_blocks(lease, tokens, self._keys(request), first)
-        names, hashes = self.names, request.block_hashes
-        for position in range(first, full):
-            names[lease[position]] = (make_block_hash_with_group_id(hashes[position], 0), (position + 1) * size)
-        if self.misses is not None:
-            for block_hash in hashes[first:full]:
-                self.misses.came(block_hash)
-        if self.enable_kv_cache_events:
-            self._tell_stored(request, first, full)
-
-    def evict_blocks(self, block_ids: set[int]) -> None:
-        """What these blocks cache is not found any more, as after a load that failed."""
-        for block_id in block_ids:
-            assert block_id < self.num_blocks, f"Invalid block_id {block_id} >= {self.num_blocks}"
-        cached = [block_id for block_id in block_ids if block_id in self.names]
-        self.pool.uncache(cached)
-        for block_id in cached:
-            self._forget_name(block_id)
-
-    def reset_prefix_cache(self) -> bool:
-        """Forget all that is cached; False, and nothing happens, while blocks are held."""
-        used = self.pool.num_used_blocks
-        if used:
-            logger.warning("Failed to reset prefix cache because some blocks (%d) are not freed yet", used)
-            return False
-        self.pool.reset_prefix_cache()
-        self.names.clear()
-        if self.misses is not None:
-            self.misses.were_reset()
-        if self.metrics_collector:
-            self.metrics_collector.reset()
-        if self.prefix_cache_stats is not None:
-            self.prefix_cache_stats.reset = True
-        if self.enable_kv_cache_events:
-            self.events.append(AllBlocksCleared())
-        logger.info("Successfully reset prefix cache")
-        return True
+        full = max(0, num_computed_tokens - self.lag) // self.block_size
+        if lease.num_cached_blocks < full:
+            self.block_pool.cache(request, lease, full, self._keys(request))
 
     # The end.
 
@@ -392,16 +325,13 @@ class KVCacheManager(stock.KVCacheManager):
     def pop_blocks_for_free(self, request: Any) -> list[Any]:
         """The request's blocks, to be freed later through `block_pool.free_blocks`."""
         lease = self._pop(request)
-        if lease is None:
-            return []
-        return [BlockView(self, block_id, lease, place) for place, block_id in enumerate(lease)]
+        return [] if lease is None else self.block_pool.handed_out(lease)
 
     # Questions.
 
     def get_blocks(self, request_id: str) -> Any:
         """The blocks of a request."""
-        lease = self.leases.get(request_id)
-        return BlockIds(self, list(lease)) if lease is not None and len(lease) else self.empty_kv_cache_blocks
+        return self._as_blocks(list(self.leases.get(request_id, ())))
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """Their ids."""
@@ -427,9 +357,6 @@ class KVCacheManager(stock.KVCacheManager):
         """Nothing is zeroed."""
         return []
 
-    def record_blocks_for_zeroing(self, request_id: str, start_token: int) -> None:
-        """Nothing is zeroed."""
-
     def take_kv_cache_block_copies(self) -> tuple[list[Any], list[Any]]:
         """Nothing is copied."""
         return [], []
@@ -441,31 +368,3 @@ class KVCacheManager(stock.KVCacheManager):
     def finalize_partial_tail_offloads(self, request: Any) -> list[tuple[int, int, int]]:
         """There are no states."""
         return []
-
-    # Events.
-
-    def _tell_stored(self, request: Any, first: int, full: int) -> None:
-        size = self.block_size
-        extra, index = [], 0
-        for position in range(first, full):
-            keys, index = generate_block_hash_extra_keys(request, position * size, (position + 1) * size, index)
-            extra.append(keys)
-        lora = request.lora_request
-        stored = BlockStored(
-            block_hashes=[maybe_convert_block_hash(name) for name in request.block_hashes[first:full]],
-            parent_block_hash=maybe_convert_block_hash(request.block_hashes[first - 1]) if first else None,
-            token_ids=request.all_token_ids[first * size : full * size],
-            block_size=size,
-            lora_id=lora.adapter_id if lora else None,
-            medium=MEDIUM_GPU,
-            lora_name=lora.name if lora else None,
-            extra_keys=to_event_extra_keys(extra),
-            group_idx=0,
-            session_id=request.session_id,
-        )
-        self.events.append(stored)
-
-    def drain_events(self) -> list[Any]:
-        """Events since the last call; `take_events` adds what kind of cache they are of."""
-        events, self.events = self.events, []
-        return events if self.enable_kv_cache_events else []

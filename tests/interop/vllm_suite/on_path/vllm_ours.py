@@ -40,7 +40,7 @@ class Factory(type):
         manager = make_manager(Options(level="names" if LEVEL == "names" else "auto"), **given)
         is_tokens = isinstance(manager, KVCacheManager)
         made["tokens" if is_tokens else "names"] += 1
-        pools.append(manager.pool if is_tokens else manager.block_pool.named)
+        pools.append(manager.block_pool.pool)
         assert LEVEL != "auto" or isinstance(manager, KVCacheManager) == (not why_not(**given))
         return manager
 
