@@ -11,7 +11,7 @@ import numpy as np
 
 from blockyard import Admission, CacheConfig, KVCacheManager, SeqStatus
 
-BLOCK_SIZE, CHUNK, NEW_TOKENS = 4, 8, 12
+BLOCK_SIZE, BUDGET, NEW_TOKENS = 4, 12, 12
 
 
 def main() -> None:
@@ -28,27 +28,23 @@ def main() -> None:
         num_steps += 1
         seqs = list(running)
         left = cache.num_tokens(seqs) - cache.num_computed_tokens(seqs)
-        plan = cache.reserve(seqs, np.minimum(left, CHUNK))
+        # A step has BUDGET tokens, the oldest sequence first; one that gets none of them is asked for 0.
+        plan = cache.reserve(seqs, np.diff(np.minimum(np.cumsum(left), BUDGET), prepend=0))
 
         for old, new in plan.copies.tolist():
             kv[new] = kv[old]
-        tokens_of = [cache.token_ids(seq) for seq in seqs]
-        computed, scheduled = plan.num_computed.tolist(), plan.num_scheduled.tolist()
-        new_tokens = [t[c : c + n] for t, c, n in zip(tokens_of, computed, scheduled, strict=True)]
-        kv.reshape(-1)[plan.slot_mapping] = np.concatenate(new_tokens) if new_tokens else 0
+        kv.reshape(-1)[plan.slot_mapping] = plan.input_ids  # "the model": it takes plan.positions too
         for row, table in enumerate(plan.block_tables):  # "attention": every sequence reads its own tokens back
             if plan.fits[row]:
                 length = plan.seq_lens[row]
-                assert (kv[table].reshape(-1)[:length] == tokens_of[row][:length]).all()
+                assert (kv[table].reshape(-1)[:length] == cache.token_ids(seqs[row])[:length]).all()
 
-        at_end = [num == done for num, done in zip(left, scheduled, strict=True)]
+        at_end = left == plan.num_scheduled
         sampled = [chooser.randrange(1000) if end else -1 for end in at_end]
         short_of_blocks = bool((plan.status == SeqStatus.NO_BLOCKS).any())
         cache.commit(seqs, plan.num_scheduled, sampled)
 
-        if (
-            num_forked == 0 and seqs and at_end[0]
-        ):  # a second answer to the first request: blocks are shared until written
+        if num_forked == 0 and seqs and at_end[0]:  # a second answer to the first request, whose blocks it shares
             running[cache.fork(seqs[0])[0]] = running[seqs[0]]
             num_forked += 1
         for seq in [seq for seq in running if cache.num_tokens(seq) >= running[seq]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import random
-import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -20,7 +19,6 @@ import pytest
 from blockyard import InvalidArgument
 from blockyard.integrations.chunk_order import ChunkOrder
 
-from ..support.places import child_environment
 from ..support.seeds import run_seed
 from ..support.small_tier import Access, Chunk, Context, SmallTier, name_of, prompts_of
 
@@ -92,18 +90,6 @@ def test_the_door_makes_a_class_of_every_name(door: ModuleType, name: str) -> No
 def test_the_door_knows_no_other_name(door: ModuleType, name: str) -> None:
     with pytest.raises(AttributeError, match=r"eviction_policy is .*LRU and ARC are ours too"):
         getattr(door, name)
-
-
-def test_without_vllm_the_door_says_what_it_needs() -> None:
-    program = (
-        "import sys; sys.modules['vllm'] = None\n"
-        "from blockyard import MissingExtra\n"
-        "import blockyard.integrations.chunk_order\n"
-        "try: import blockyard.integrations.vllm_cpu_policy\n"
-        "except MissingExtra as error: assert 'vLLM 0.32 or 0.33' in str(error)\n"
-        "else: raise AssertionError\n"
-    )
-    subprocess.run([sys.executable, "-c", program], env=child_environment(), check=True)
 
 
 @pytest.mark.parametrize("capacity", [-1, -100, 2**27, 2**31, 2**64, True, 1.5, "8", None])

@@ -18,9 +18,15 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from .. import BlockLease, BlockPool, FoundBlocks, InvalidArgument, OutOfBlocks
+from .. import BlockLease, BlockPool, FoundBlocks, InvalidArgument, MissingExtra, OutOfBlocks
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtra(
+        f"blockyard.integrations.mini_sglang needs torch, as mini-sglang does: pip install torch ({error})"
+    ) from error
 
 #: mini-sglang numbers its pages from 0; block 0 of a pool is the null block, so that a pool has one more.
 _FIRST = 1

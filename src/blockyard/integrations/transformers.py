@@ -103,7 +103,7 @@ class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # unt
         self.declined: str | None = None
         #: Whether a scheduler of ours asks: one of transformers' would hold hits that it cannot go on with.
         self.has_scheduler = False
-        self.ledger = _Ledger(self.blocks)
+        self.ledger = PooledLedger(self.blocks)
         self.pools.append(self.blocks)
 
     def needs_new_sectors(self, request_id: str, past_length: int, query_length: int) -> int:
@@ -296,8 +296,8 @@ class PooledPrefillFirst(_Admission, PrefillFirstScheduler):  # type: ignore[mis
     """transformers' "prefill_first"."""
 
 
-class _Ledger:
-    """What transformers' cache asks of its own ledger of cached blocks."""
+class PooledLedger:
+    """The pool in the place of transformers' ledger of cached blocks."""
 
     def __init__(self, blocks: BlockPool) -> None:
         self._blocks = blocks

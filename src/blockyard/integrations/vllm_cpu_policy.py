@@ -19,7 +19,10 @@ from .chunk_order import ChunkOrder
 try:
     from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 except ImportError as error:
-    raise MissingExtra(f"blockyard.integrations.vllm_cpu_policy needs vLLM 0.32 or 0.33 ({error})") from error
+    raise MissingExtra(
+        "blockyard.integrations.vllm_cpu_policy needs vLLM 0.32 or 0.33 in the same environment: "
+        f"pip install 'vllm>=0.32,<0.34' ({error})"
+    ) from error
 
 #: What vLLM would take for its own.
 _OURS = {"LRU": "lru", "ARC": "arc"}

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ... import MissingExtra
+
 #: The backend's name in `--radix-cache-backend`.
 BACKEND = "blockyard"
 
@@ -16,9 +18,18 @@ POLICIES = ("fifo", "s3fifo", "arc", "score", "density", "auto")
 
 
 def register() -> None:
-    """Tell SGLang of the backend and of our eviction policies. A second call changes nothing."""
-    from sglang.srt.arg_groups.choices import RADIX_EVICTION_POLICY_CHOICES, add_radix_eviction_policy_choices
-    from sglang.srt.mem_cache.registry import get_radix_cache_factory, register_radix_cache_backend
+    """Tell SGLang of the backend and of our eviction policies. A second call changes nothing.
+
+    Raises `MissingExtra` where SGLang is not installed.
+    """
+    try:
+        from sglang.srt.arg_groups.choices import RADIX_EVICTION_POLICY_CHOICES, add_radix_eviction_policy_choices
+        from sglang.srt.mem_cache.registry import get_radix_cache_factory, register_radix_cache_backend
+    except ImportError as error:
+        raise MissingExtra(
+            "blockyard.integrations.sglang needs SGLang 0.5.23 in the same environment: pip install sglang==0.5.23 "
+            f"({error})"
+        ) from error
 
     if get_radix_cache_factory(BACKEND) is None:
         register_radix_cache_backend(BACKEND, make_cache)

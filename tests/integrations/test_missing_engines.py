@@ -1,0 +1,43 @@
+"""An adapter without its engine says what is missing and what to install; so does one whose torch is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ..support.places import child_environment
+
+#: What is imported or called, what is not installed, and what the error says.
+MISSING = {
+    "vllm": ("vllm", "needs vLLM 0.32 or 0.33", "pip install 'vllm>=0.32,<0.34'"),
+    "vllm_cpu_policy": ("vllm", "needs vLLM 0.32 or 0.33", "pip install 'vllm>=0.32,<0.34'"),
+    "sglang": ("sglang", "needs SGLang 0.5.23", "pip install sglang==0.5.23"),
+    "mini_sglang": ("torch", "needs torch", "pip install torch"),
+    "transformers": ("transformers", "needs torch and transformers 5.19", "pip install 'blockyard[engine]'"),
+}
+
+
+@pytest.mark.parametrize("adapter", MISSING)
+def test_what_is_missing_and_what_to_install_is_said(adapter: str) -> None:
+    absent, *says = MISSING[adapter]
+    program = (
+        f"import sys; sys.modules[{absent!r}] = None\n"
+        "from blockyard import MissingExtra\n"
+        "import blockyard.integrations.chunk_order, blockyard.integrations.nano_vllm\n"
+        "try:\n"
+        f"    import blockyard.integrations.{adapter} as adapter\n"
+        "    adapter.register()\n"
+        "except MissingExtra as error:\n"
+        f"    assert 'blockyard.integrations.{adapter} ' in str(error), error\n"
+        f"    assert all(words in str(error) for words in {says!r}), error\n"
+        "else: raise AssertionError\n"
+    )
+    subprocess.run([sys.executable, "-c", program], env=child_environment(), check=True)
+
+
+def test_the_plug_in_of_sglang_can_be_imported_without_it() -> None:
+    """Only `register` needs SGLang, which calls it."""
+    program = "import sys; sys.modules['sglang'] = None; import blockyard.integrations.sglang as one; one.BACKEND"
+    subprocess.run([sys.executable, "-c", program], env=child_environment(), check=True)
