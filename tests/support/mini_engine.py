@@ -1,4 +1,4 @@
-"""A small engine around mini-sglang's interface of a cache manager, and a memory that remembers what each slot holds.
+"""A small engine around mini-sglang's interface of a cache manager.
 
 `SmallManagers` schedules with mini-sglang's calls (match, lock, allocate, cache), prompts before decoding, in chunks;
 `drive` takes it, or mini-sglang's own managers of prompts and decoding.
@@ -13,7 +13,7 @@ import torch
 
 from blockyard.integrations.mini_sglang import CacheManager
 
-_MODULUS = 2**61 - 1
+from .slot_memory import SlotMemory
 
 
 class SmallReq:
@@ -99,14 +99,14 @@ class SmallManagers:
 
 def drive(managers: Any, cache: CacheManager, budget: int) -> dict[int, list[int]]:
     """Run what was added to its end; each request's tokens. Raises `AssertionError` where a slot holds another's."""
-    slots: dict[int, int] = {}
+    memory = SlotMemory()
     done: dict[int, list[int]] = {}
     for _ in range(10_000):
         if not managers.runnable:
             return done
         batch, is_prefill = managers.next_batch(budget)
         cache.allocate_paged(batch)
-        tokens = [_compute(req, cache.page_table, slots) for req in batch]
+        tokens = [_compute(req, cache.page_table, memory) for req in batch]
         for req in batch:
             req.complete_one()
         managers.filter(batch)
@@ -129,12 +129,6 @@ def _is_chunk(req: Any) -> bool:
     return req.is_chunk if isinstance(req, SmallReq) else type(req).__name__ == "ChunkedReq"
 
 
-def _compute(req: Any, page_table: torch.Tensor, slots: dict[int, int]) -> int:
-    known = 0
-    row = page_table[req.table_idx, : req.device_len].tolist()
-    for position, token in enumerate(req.input_ids[: req.device_len].tolist()):
-        known = (known * 1_000_003 + token + 1) % _MODULUS
-        if position >= req.cached_len:
-            slots[row[position]] = known
-        assert slots[row[position]] == known, f"position {position} of request {req.uid} holds something else"
-    return known % 50
+def _compute(req: Any, page_table: torch.Tensor, memory: SlotMemory) -> int:
+    tokens, places = req.input_ids[: req.device_len].tolist(), page_table[req.table_idx].tolist()
+    return memory.compute(f"request {req.uid}", tokens, places, req.cached_len) % 50

@@ -1,4 +1,4 @@
-"""A small engine around nano-vllm's interface of a block manager, and a memory that remembers what each slot holds.
+"""A small engine around nano-vllm's interface of a block manager.
 
 The scheduler has nano-vllm's calls: `add`, `schedule`, `postprocess`, prompts before decoding, a prompt computed in
 chunks if it is the first of its step, the newest sequence preempted where blocks are missing. `drive` takes it, or
@@ -13,8 +13,9 @@ from typing import Any
 
 from blockyard.integrations.nano_vllm import BlockManager
 
+from .slot_memory import SlotMemory
+
 BLOCK_SIZE = 4
-_MODULUS = 2**61 - 1
 
 
 class SmallSequence:
@@ -117,33 +118,16 @@ class SmallScheduler:
                 self.running.remove(seq)
 
 
-class Memory:
-    """What each slot holds: a number that stands for all tokens up to its own."""
-
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-        self._slots: dict[int, int] = {}
-
-    def step(self, seq: Any) -> int:
-        """Compute a sequence's scheduled tokens from what its blocks hold; the next token, as a model would say it.
-
-        Raises `AssertionError` where a block holds something else than this sequence's context.
-        """
-        known = 0
-        end = seq.num_cached_tokens + seq.num_scheduled_tokens
-        for position, token in enumerate(seq.token_ids[:end]):
-            known = (known * 1_000_003 + token + 1) % _MODULUS
-            block, offset = seq.block_table[position // self._block_size], position % self._block_size
-            slot = block * self._block_size + offset
-            if position >= seq.num_cached_tokens:
-                self._slots[slot] = known
-            assert self._slots[slot] == known, f"position {position} of sequence {seq.seq_id} holds something else"
-        return known % 50
+def compute(memory: SlotMemory, seq: Any, block_size: int) -> int:
+    """Compute a sequence's scheduled tokens from what its blocks hold; the next token, as a model would say it."""
+    tokens = seq.token_ids[: seq.num_cached_tokens + seq.num_scheduled_tokens]
+    places = [block * block_size + offset for block in seq.block_table for offset in range(block_size)]
+    return memory.compute(f"sequence {seq.seq_id}", tokens, places, seq.num_cached_tokens) % 50
 
 
 def drive(scheduler: Any, sequences: list[Any], block_size: int) -> int:
     """Run sequences to their ends; returns how many prompt tokens were computed. Bounded."""
-    memory, computed = Memory(block_size), 0
+    memory, computed = SlotMemory(), 0
     for seq in sequences:
         scheduler.add(seq)
     for _ in range(10_000):
@@ -151,5 +135,5 @@ def drive(scheduler: Any, sequences: list[Any], block_size: int) -> int:
             return computed
         seqs, is_prefill = scheduler.schedule()
         computed += sum(seq.num_scheduled_tokens for seq in seqs) if is_prefill else 0
-        scheduler.postprocess(seqs, [memory.step(seq) for seq in seqs], is_prefill)
+        scheduler.postprocess(seqs, [compute(memory, seq, block_size) for seq in seqs], is_prefill)
     raise AssertionError("the sequences do not end")

@@ -4,12 +4,14 @@ retract. A slot of its memory holds what was written there, so that a wrong hit 
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from .slot_memory import SlotMemory
 from .small_sglang import HAS_SGLANG, sglang_here
 
 sglang_here()
@@ -62,7 +64,7 @@ class Engine:
         self.allocator, self.rows = new_allocator(num_pages, page_size), new_rows()
         self.cache = make_cache(CacheInitParams(False, self.rows, self.allocator, page_size, **params))
         self.free_rows = list(range(1, NUM_ROWS))
-        self.memory: dict[int, Any] = {}
+        self.memory = SlotMemory()
 
     def match(self, req: Any) -> int:
         """As SGLang does it for each waiting request in each round: all but the last token may be hit."""
@@ -90,8 +92,7 @@ class Engine:
         slots = self.cache.prefix_device_indices(req)
         self.rows.write((req.kv.req_pool_idx, slice(0, req.prefix_len)), slots.to(torch.int32))
         req.kv.cache_protected_len = req.computed = req.allocated = req.prefix_len
-        for place in range(req.prefix_len):
-            assert self.memory[int(slots[place])] == self.content(req, place), (req.rid, place)
+        self._use(req, slots, req.prefix_len, req.prefix_len)
 
     def compute(self, req: Any, count: int) -> bool:
         """Slots for `count` more tokens, and their keys and values; False where no page is left."""
@@ -103,21 +104,20 @@ class Engine:
                 return False
             self.rows.write((req.kv.req_pool_idx, slice(req.allocated, req.allocated + missing)), slots.to(torch.int32))
             req.allocated += missing
-        for place in range(req.computed, req.computed + count):
-            self.memory[int(row[place])] = self.content(req, place)
+        self._use(req, row, req.computed + count, req.computed)
         req.computed += count
         return True
 
-    @staticmethod
-    def content(req: Any, place: int) -> Any:
-        return req.extra_key, req.cache_salt, bytes(req.full_untruncated_fill_ids[: place + 1])
+    def _use(self, req: Any, slots: torch.Tensor, count: int, first: int) -> None:
+        """Write a request's tokens from the `first` to the `count`th, and read all of them."""
+        root = zlib.crc32(repr((req.extra_key, req.cache_salt)).encode())
+        tokens = req.full_untruncated_fill_ids[:count]
+        self.memory.compute(str(req.rid), tokens, slots[:count].tolist(), first, root)
 
     def checkpoint(self, req: Any) -> None:
         """Between chunks, and before a request's end."""
         self.cache.checkpoint(req, up_to=req.computed)
-        row = self.rows.req_to_token[req.kv.req_pool_idx]
-        for place in range(req.computed):
-            assert self.memory[int(row[place])] == self.content(req, place), (req.rid, place)
+        self._use(req, self.rows.req_to_token[req.kv.req_pool_idx], req.computed, req.computed)
 
     def release(self, req: Any, *, keep: bool) -> None:
         """A request finishes, or is aborted or retracted without being cached."""

@@ -21,8 +21,9 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 from transformers.generation.continuous_batching.distributed import DistributedHelper
 from transformers.generation.continuous_batching.requests import RequestState
 
+from .slot_memory import SlotMemory, chained
+
 VOCAB = 89
-_MODULUS = 2**61 - 1
 _CONFIG: dict[str, Any] = {
     "sliding_window": None,
     "hidden_size": 2,
@@ -31,11 +32,6 @@ _CONFIG: dict[str, Any] = {
     "num_hidden_layers": 1,
 }
 TMP_TOKEN = -9
-
-
-def chained(number: int, token: int) -> int:
-    """What stands for a token after what `number` stands for."""
-    return (number * 1_000_003 + token + 7) % _MODULUS
 
 
 def next_token(tokens: list[int]) -> int:
@@ -62,7 +58,7 @@ class Memory:
     def __init__(self, cache: Any, lag: int) -> None:
         self.cache, self.lag = cache, lag
         [self.allocator] = cache.cache_allocators.values()
-        self.slots = self.allocator._kv_token_views[0][0].view(torch.int64).flatten().numpy()
+        self.slots = SlotMemory(self.allocator._kv_token_views[0][0].view(torch.int64).flatten().numpy())
         self.reset()
 
     def reset(self) -> None:
@@ -91,13 +87,8 @@ class Memory:
             told = [carried[state.request_id]] if state.request_id in carried and past else tokens
             known = (state.initial_tokens + state.generated_tokens + told)[: past + len(told)]
             assert told == known[past:], f"{state.request_id}: {told} at {past} of {known}"
-            number = int(self.slots[read[past - 1]]) if past else 1
-            for place, token in zip(written, told, strict=True):
-                number = self.slots[place] = chained(number, token)
-            number = 1
-            for place, token in zip(read, known, strict=True):
-                number = chained(number, token)
-                assert self.slots[place] == number, f"{state.request_id}: slot {place} holds something else"
+            assert list(read[past:]) == list(written), f"{state.request_id}: it reads elsewhere than it writes"
+            number = self.slots.compute(state.request_id, known, read, past)
             if future.has_new_token:
                 new_tokens.append(number % VOCAB)
         self.computed.append(([prepared[0] for prepared in self.prepared], new_tokens))
