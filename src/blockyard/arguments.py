@@ -10,7 +10,7 @@ import math
 import numbers
 import operator
 
-from .errors import InvalidArgument
+from .errors import BlockyardError, InvalidArgument
 
 
 def shown(value: object) -> str:
@@ -28,6 +28,10 @@ def require_int(name: str, value: object, low: int, high: int) -> int:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = None
+    except (BlockyardError, MemoryError):
+        raise
+    except Exception as error:
+        raise InvalidArgument(f"{name} is a {type(value).__name__}, whose __index__ fails: {error!r}") from error
     if number is None or isinstance(value, bool):
         raise InvalidArgument(f"{name} is {shown(value)}; it must be an integer from {low} to {high}")
     if not low <= number <= high:

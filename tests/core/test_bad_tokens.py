@@ -21,10 +21,10 @@ def scene() -> Scene:
     return Scene()
 
 
-def unreadable_array() -> Any:
+def unreadable_array(error: type[Exception] = ValueError) -> Any:
     class Unreadable:
         def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-            raise ValueError("nothing to read")
+            raise error("nothing to read")
 
     return Unreadable()
 
@@ -80,6 +80,8 @@ HOSTILE_TOKENS: dict[str, Any] = {
     "memoryview of floats": memoryview(array.array("d", [1.0])),
     "released memoryview": released_memoryview(),
     "unreadable": unreadable_array(),
+    "unreadable by a KeyError": unreadable_array(KeyError),
+    "unreadable by an error of its own": unreadable_array(OSError),
 }
 
 
@@ -88,6 +90,19 @@ def test_hostile_tokens(scene: Scene, name: str) -> None:
     tokens = HOSTILE_TOKENS[name]
     scene.refused(InvalidArgument, lambda: scene.cache.allocate(tokens), "token_ids")
     scene.refused(InvalidArgument, lambda: scene.cache.can_allocate(tokens), "token_ids")
+
+
+def test_what_foreign_code_raised_is_the_cause(scene: Scene) -> None:
+    class Number:
+        def __index__(self) -> int:
+            raise KeyError("mine")
+
+    with pytest.raises(InvalidArgument, match="token_ids is Unreadable, which gives no array") as told:
+        scene.cache.allocate(unreadable_array(KeyError))
+    assert isinstance(told.value.__cause__, KeyError)
+    with pytest.raises(InvalidArgument, match="block_id is a Number, whose __index__ fails: KeyError") as told:
+        scene.cache.block(Number())  # type: ignore[arg-type]
+    assert isinstance(told.value.__cause__, KeyError)
 
 
 @settings(max_examples=100, deadline=None)

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from blockyard.errors import InvalidArgument
+from blockyard.lab import web_page
 from blockyard.lab.curve import HitCurves, put_together
+from blockyard.lab.curve.line_styles import COLORS
 from blockyard.lab.curve.page import write_page
 from blockyard.lab.curve.words import knee_of
 from blockyard.lab.printing import printable
@@ -130,6 +132,29 @@ def test_a_model_adds_gib(tmp_path: Path) -> None:
     assert "GiB" not in " ".join(written(plain_curves(), tmp_path).texts["th"])
 
 
+def test_the_page_has_every_colour_on_light_and_on_dark_paper() -> None:
+    """The script asks for `--c0` to as many as there are `COLORS`; on light paper they are those of the pictures."""
+    css = (Path(web_page.__file__).parent / "pages" / "page.css").read_text()
+    schemes = re.findall(r":root \{([^}]*)\}", css)
+    assert len(schemes) == 2
+    for scheme in schemes:
+        found = {int(number): color for number, color in re.findall(r"--c(\d+): (#\w{6});", scheme)}
+        assert sorted(found) == list(range(len(COLORS)))
+        assert len(set(found.values())) == len(COLORS)
+    assert [color.upper() for color in re.findall(r"--c\d+: (#\w{6});", schemes[0])] == list(COLORS)
+    scripts = [path.read_text() for path in (Path(web_page.__file__).parent / "pages").glob("*.js")]
+    asked = {int(number) for text in scripts for number in re.findall(r"var\(--c(\d+)\)", text)}
+    assert asked <= set(range(len(COLORS)))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+def test_every_policys_line_is_seen(tmp_path: Path) -> None:
+    """A colour that the style does not have draws nothing."""
+    start = seen_in_browser(AWKWARD["every policy"], tmp_path)["start"]
+    assert len(start["colors"]) == len(AWKWARD["every policy"].hit_rates)
+    assert all(color.startswith("rgb(") for color in start["colors"]), start["colors"]
+
+
 def test_errors_of_a_sample_are_told(tmp_path: Path) -> None:
     page = written(sampled_curves(), tmp_path)
     assert [policy["error"] for policy in page.data["policies"]] == [[0.005, 0.01], None]
@@ -231,6 +256,7 @@ DRIVER = """
     rates: text(document.querySelectorAll("#readout tbody td:nth-child(2)")),
     gaps: text(document.querySelectorAll("#readout tbody td:nth-child(3)")),
     lines: [...document.querySelectorAll("#chart polyline")].map((line) => line.getAttribute("points")),
+    colors: [...document.querySelectorAll("#chart polyline")].map((line) => getComputedStyle(line).stroke),
     names: text(buttons), words: text(document.querySelectorAll("#chart text")),
     wide: document.documentElement.scrollWidth > innerWidth,
     boxes: [...document.querySelectorAll("#chart text")].map((one) => [one.textContent, one.getBBox()]).map(

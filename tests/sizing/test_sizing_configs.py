@@ -48,6 +48,12 @@ def test_dict_object_file_and_folder_are_the_same(tmp_path: Path) -> None:
     assert KVCacheSpec.from_config(str(tmp_path / "config.json")) == spec
 
 
+def test_a_config_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+    with pytest.raises(ModelError, match=r"config\.json is nested too deep to be read"):
+        KVCacheSpec.from_config(tmp_path)
+
+
 def test_a_nested_object_is_read_inside() -> None:
     text = SimpleNamespace(**GEMMA_3_4B["text_config"])
     assert KVCacheSpec.from_config(SimpleNamespace(text_config=text, dtype="bfloat16")) == KVCacheSpec.from_config(

@@ -17,7 +17,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..arguments import shown
-from ..errors import InvalidArgument
+from ..errors import BlockyardError, InvalidArgument
 from .arrays import filled_i64, zeros_i64
 
 MAX_TOKEN: Final = 2**31 - 1
@@ -215,7 +215,9 @@ def _array(name: str, value: object) -> npt.NDArray[Any]:
         if isinstance(value, Sequence) and not isinstance(value, memoryview):
             value = _plain_list(name, value)
         return np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:
+        if isinstance(error, (BlockyardError, MemoryError)) and not isinstance(error, ValueError):
+            raise
         refusal = InvalidArgument(f"{name} is {type(value).__name__}, which gives no array of integers: {error}")
         refusal.__cause__ = error
         raise refusal

@@ -135,6 +135,8 @@ def _read(path: Path) -> object:
         raise ModelError(f"{file} could not be read: {error.strerror}") from error
     except ValueError as error:
         raise ModelError(f"{file} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise ModelError(f"{file} is nested too deep to be read") from error
     if not isinstance(config, dict):
         raise ModelError(f"{file} holds a JSON {type(config).__name__}; it must hold an object")
     return config

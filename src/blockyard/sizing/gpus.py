@@ -29,6 +29,7 @@ _GPUS = (
     Gpu("a100-80gb", 79.25, _GITHUB + "HiDream-ai/VAREdit/issues/6"),
     Gpu("b200", 178.35, _GITHUB + "pytorch/ao/pull/4002"),
     Gpu("h100", 79.19, _GITHUB + "llm-d-incubation/llm-d-planner/pull/205"),
+    Gpu("h200", 139.80, _GITHUB + "aimosprite/slime/tree/main/examples/scaffolding"),
     Gpu("l4", 22.03, _GITHUB + "ArcInstitute/evo2/issues/190"),
     Gpu("l40", 44.40, _GITHUB + "QwenLM/Qwen3-VL/issues/2097"),
     Gpu("rtx-3090", 23.58, _GITHUB + "vllm-project/vllm/issues/10517"),
@@ -43,13 +44,14 @@ _BY_NAME = {gpu.name: gpu for gpu in _GPUS}
 def known_gpu(name: str) -> Gpu:
     """The GPU of this name, upper and lower case, spaces and hyphens alike. O(1).
 
-    Raises `InvalidArgument` for any other name, with the known ones that look like it.
+    Raises `InvalidArgument` for any other name, with all known ones; those that look like it stand first.
     """
     wanted = "-".join(require_str("name", name).lower().split())
     found = _BY_NAME.get(wanted)
     if found is None:
-        close = difflib.get_close_matches(wanted, _BY_NAME, n=3, cutoff=0.5) or gpu_names()
-        raise InvalidArgument(f"gpu is {name!r}; known are {', '.join(close)}; for others, give the memory")
+        close = difflib.get_close_matches(wanted, _BY_NAME, n=3, cutoff=0.5)
+        names = dict.fromkeys([*close, *gpu_names()])
+        raise InvalidArgument(f"gpu is {name!r}; known are {', '.join(names)}; for others, give the memory")
     return found
 
 

@@ -8,7 +8,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ...arguments import shown
-from ...errors import InvalidArgument
+from ...errors import BlockyardError, InvalidArgument
 from ..arrays import view_i64, zeros_i64
 
 
@@ -36,9 +36,9 @@ def _shared_array(name: str, value: object) -> npt.NDArray[Any]:
         if hasattr(value, "numpy"):
             return _of_tensor(name, value)
         return np.asarray(memoryview(value))  # type: ignore[arg-type]
-    except InvalidArgument:
+    except (BlockyardError, MemoryError):
         raise
-    except (TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:
         refusal = InvalidArgument(
             f"{name} is {shown(value)}, whose memory cannot be written here: {error}; give an array or a CPU tensor"
         )
