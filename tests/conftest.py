@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import sys
 from collections.abc import Generator
 from typing import Any
@@ -34,6 +35,18 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the tests marked `drawn`, a run takes a third by its seed; all where TEST_DRAWS is 3 or files are named."""
+    if any(".py" in argument for argument in config.args):
+        return
+    for item in items:
+        if (
+            item.get_closest_marker("drawn")
+            and random.Random(f"{run_seed()} {item.nodeid}").randrange(3) >= seeds.thirds()
+        ):
+            item.add_marker(pytest.mark.skip(reason="another run's third; TEST_DRAWS=3 runs all"))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

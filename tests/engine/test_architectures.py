@@ -29,6 +29,7 @@ def quiet() -> Any:
         yield
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_an_architecture_is_equal_or_refused(name: str) -> None:
     model = small_architecture(name)

@@ -49,6 +49,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+@pytest.mark.drawn
 def test_three_ranks_and_the_end_of_one(others: list[int]) -> None:
     model = tiny_model("smollm2")
     prompts = mixed_prompts((5, 17, 33))
@@ -73,6 +74,7 @@ def test_three_ranks_and_the_end_of_one(others: list[int]) -> None:
     engine.close()
 
 
+@pytest.mark.drawn
 def test_a_model_in_memory_and_an_interruption_in_a_step(others: list[int]) -> None:
     model = tiny_model("smollm2")
     prompts = mixed_prompts((5, 17, 33))
@@ -104,6 +106,7 @@ def test_two_processes_share_tokens(others: list[int]) -> None:
     require_gone(pids)
 
 
+@pytest.mark.drawn
 def test_what_another_rank_cannot_load_is_said_and_a_refused_model_leaves_no_process(
     others: list[int], tmp_path: Path
 ) -> None:
@@ -116,6 +119,7 @@ def test_what_another_rank_cannot_load_is_said_and_a_refused_model_leaves_no_pro
     assert own_children(others) == []
 
 
+@pytest.mark.drawn
 def test_ranks_end_when_rank_0_is_killed() -> None:
     loop = RankLoop(2)
     pids = loop.wait_for_ranks()
@@ -124,6 +128,7 @@ def test_ranks_end_when_rank_0_is_killed() -> None:
     assert loop.end_of(pids) == (-signal.SIGKILL, ["blockyard: rank 1 ends: rank 0 has ended"])
 
 
+@pytest.mark.drawn
 def test_torchrun_starts_the_ranks_of_a_command() -> None:
     demo_model_or_skip()
     command = ["-m", "blockyard", "generate", "The capital of France is", "--max-tokens", "3", "--num-blocks", "40"]

@@ -47,6 +47,7 @@ def test_every_source_with_a_stub_is_compiled() -> None:
     assert all(name.startswith("core/") for name in STUBBED)
 
 
+@pytest.mark.drawn
 def test_stubs_have_all_that_there_is_at_run_time(tmp_path: Path) -> None:
     allowed = tmp_path / "allowed"
     allowed.write_text(NOT_IN_STUBS)

@@ -418,6 +418,7 @@ def test_processes_that_are_killed() -> None:
     assert counts["ended: HandoffError"] == 4
 
 
+@pytest.mark.drawn
 def test_the_example_answers_as_one_engine(tmp_path: Path) -> None:
     model = tmp_path / "tiny.gguf"
     write_gguf(model, seed=5)
