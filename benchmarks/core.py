@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from blockyard import BlockPool, CacheConfig, KVCacheManager, StepBuffers, StepPlan
+from blockyard import BlockPool, CacheConfig, KVCacheManager, StepPlan
+from blockyard.steps import StepBuffers
 
 from .measure import Figure, figure, nanoseconds_an_item
 from .steps import step_figures

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from blockyard import CacheConfig, KVCacheManager, PlanReceiver, PlanSender, StepBuffers
+from blockyard import CacheConfig, KVCacheManager
+from blockyard.steps import PlanReceiver, PlanSender, StepBuffers
 
 from .measure import Figure, figure
 from .workload import BLOCK_SIZE

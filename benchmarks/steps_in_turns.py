@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from blockyard import PlanReceiver, PlanSender
+from blockyard.steps import PlanReceiver, PlanSender
 
 from .measure import Figure, figure
 from .steps import LENGTHS, NUM_SEQS, Decode

@@ -28,7 +28,7 @@ from .answers import (
 from .config import CacheConfig
 from .core.block_pool import BlockPool
 from .core.manager import KVCacheManager
-from .core.plan import GroupPlan, PlanReceiver, PlanSender, StepBuffers, StepPlan, SwapPlan
+from .core.plan import StepPlan, SwapPlan
 from .core.policies.base import EvictionPolicy
 from .core.pool.found import FoundBlocks
 from .core.pool.lease import BlockLease
@@ -36,7 +36,6 @@ from .errors import (
     BlockyardError,
     CapacityError,
     ConcurrentCall,
-    DivergedRank,
     DoubleFree,
     ForeignBlock,
     InvalidArgument,
@@ -70,13 +69,11 @@ __all__ = [
     "CacheStats",
     "CapacityError",
     "ConcurrentCall",
-    "DivergedRank",
     "DoubleFree",
     "EvictionPolicy",
     "ExtraKey",
     "ForeignBlock",
     "FoundBlocks",
-    "GroupPlan",
     "HintOutcome",
     "InvalidArgument",
     "InvariantError",
@@ -90,8 +87,6 @@ __all__ = [
     "OutOfBlocks",
     "OutOfRows",
     "OverBudget",
-    "PlanReceiver",
-    "PlanSender",
     "PolicyError",
     "Resize",
     "SeqStatus",
@@ -99,7 +94,6 @@ __all__ = [
     "Span",
     "StaleBlocks",
     "StalePlan",
-    "StepBuffers",
     "StepPlan",
     "StepsInFlight",
     "SwapPlan",

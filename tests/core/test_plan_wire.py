@@ -12,17 +12,16 @@ import pytest
 
 from blockyard import (
     CacheConfig,
-    DivergedRank,
     InvalidArgument,
     KVCacheManager,
     LayerGroup,
-    PlanReceiver,
-    PlanSender,
     StalePlan,
-    StepBuffers,
     StepPlan,
     SwapPlan,
 )
+from blockyard.errors import PeerMismatch
+from blockyard.steps import DivergedRank, PlanReceiver, PlanSender, StepBuffers
+from blockyard.wire.message import Message, pack, split
 
 from ..support.checked import Checked, prompt
 from ..support.seeds import run_seed
@@ -72,12 +71,12 @@ class Chain:
         config = self.cache.cache.config
         self.sender = PlanSender(config)
         self.ranks = [PlanReceiver(config, f"rank {number}") for number in (1, 2)]
-        self.num_bytes = 0
+        self.num_bytes = self.num_words = 0
 
     def send(self, plan: Any) -> Any:
         """The plan as the last rank has it."""
         data = self.sender.to_bytes(plan)
-        self.num_bytes = len(data)
+        self.num_bytes, self.num_words = len(data), len(Message.of(data).items)
         read = [rank.from_bytes(data) for rank in self.ranks]
         assert all(contents(one) == contents(plan) for one in read)
         assert {rank.digest for rank in self.ranks} == {self.sender.digest}
@@ -104,16 +103,17 @@ def test_a_step_sends_only_what_is_new_of_the_tables() -> None:
     chain = Chain(num_blocks=200, max_model_len=400)
     seq = chain.cache.allocate(prompt(1, 300))
     chain.step([seq])
-    whole = chain.num_bytes
+    whole = chain.num_words
     chain.cache.commit([seq], 300, [5])
     sizes = []
     for _ in range(5):
         chain.step([seq])
         chain.cache.commit([seq], 1, [5])
-        sizes.append(chain.num_bytes)
-    # 48 of header, 8 + 4 of counts, row, start, count, token; a new block brings 4 words of its row and its id.
-    assert sizes[1:] == [48 + 4 * 16] * 3 + [48 + 4 * 21]
-    assert whole == 48 + 4 * (8 + 4 + 3 + 300 + 4 + 75)
+        sizes.append(chain.num_words)
+    # The shape, then row, start, count, token; a new block brings 4 words of its row and its id.
+    assert sizes[1:] == [3 + 4] * 3 + [3 + 4 + 5]
+    assert whole == 3 + 3 + 300 + 4 + 75
+    assert chain.num_bytes - 4 * sizes[-1] < 150, "a head, and a size for each array"
 
 
 def test_unserved_sequences_and_empty_steps() -> None:
@@ -249,7 +249,7 @@ def test_a_rank_that_missed_a_step_is_named_at_the_next() -> None:
     chain, messages = sent(4)
     rank = chain.ranks[0]
     rank.from_bytes(messages[0])
-    digest, expected = rank.digest, messages[1][40:48].hex()
+    digest, expected = rank.digest, Message.of(messages[1]).digest.hex()
     said = f"the plan is step 3 and continues step 2 with digest {expected}"
     with pytest.raises(DivergedRank, match=f"^rank 1 is at step 1 with digest {digest}; {said}$"):
         rank.from_bytes(messages[2])
@@ -285,18 +285,18 @@ def test_a_history_that_differs_is_seen_though_the_step_number_is_right() -> Non
 
 def test_a_late_rank_is_refused() -> None:
     chain, messages = sent(2)
-    with pytest.raises(DivergedRank, match=r"^this rank is at step 0 with digest 0000000000000000; the plan is step 2"):
+    with pytest.raises(DivergedRank, match=r"^this rank is at step 0 with digest 0{32}; the plan is step 2"):
         PlanReceiver(chain.cache.cache.config).from_bytes(messages[1])
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"block_size": 8}, "data has block size 4 and 16 blocks a sequence in group 0; rank 5 has 8 and 8"),
-        ({"max_model_len": 32}, "data has block size 4 and 16 blocks a sequence in group 0; rank 5 has 4 and 8"),
-        ({"max_num_seqs": 9}, "data is a plan of 1 groups and 8 sequences at once; rank 5 has 1 and 9"),
-        ({"groups": GROUPS, "block_size": 4}, "data is a plan of 1 groups and 8 sequences at once; rank 5 has 3 and 8"),
-        ({"num_blocks": 2}, "data has block 2 in a table; blocks are from 0 to 1"),
+        ({"block_size": 8}, "message has block size 4 and 16 blocks a sequence in group 0; rank 5 has 8 and 8"),
+        ({"max_model_len": 32}, "message has block size 4 and 16 blocks a sequence in group 0; rank 5 has 4 and 8"),
+        ({"max_num_seqs": 9}, "message is a plan of 1 groups and 8 sequences at once; rank 5 has 1 and 9"),
+        ({"groups": GROUPS}, "message is a plan of 1 groups and 8 sequences at once; rank 5 has 3 and 8"),
+        ({"num_blocks": 2}, "message has block 2 in a table; blocks are from 0 to 1"),
     ],
 )
 def test_ranks_of_another_shape_are_refused_with_both_values(config: dict[str, Any], message: str) -> None:
@@ -314,23 +314,21 @@ def test_ranks_of_another_shape_are_refused_with_both_values(config: dict[str, A
 def tables_of(rank: PlanReceiver) -> Any:
     return [
         [np.array(column).tolist() for column in (table.blocks, table.num_blocks, table.num_null)]
-        for table in rank._tables
+        for table in rank._copy.tables
     ]
 
 
-def resealed(message: bytes, body: np.ndarray[Any, Any]) -> bytes:
-    """A message of another body whose length and digest are right."""
-    from blockyard.core.plan.message import HEADER, sealed
-
-    fields = HEADER.unpack(message[:48])
-    return sealed(fields[2], fields[3], fields[5], body.astype("<i4").tobytes())
+def resealed(data: bytes, arrays: list[Any]) -> bytes:
+    """A message of other arrays whose sizes and digest are right."""
+    message = Message.of(data)
+    return pack(message.kind, {}, [np.asarray(array, np.int32) for array in arrays], message.number, message.before)
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"x", b"BLKYPLAN", bytes(48), b"BLKYPLAN" + bytes(40), None, 7, "text", [1, 2], np.zeros(3)]
+    "data", [b"", b"x", b"BYRD", bytes(56), b"BYRD" + bytes(52), None, 7, "text", [1, 2], np.zeros(9), pack("offer")]
 )
 def test_what_is_no_message(data: Any) -> None:
-    with pytest.raises(InvalidArgument, match=r"^data "):
+    with pytest.raises((InvalidArgument, PeerMismatch, DivergedRank), match=r"^(message|protocol version|this rank) "):
         PlanReceiver(CacheConfig(20, 4, max_model_len=64)).from_bytes(data)
 
 
@@ -342,7 +340,7 @@ def test_every_flipped_byte_is_seen_and_changes_nothing() -> None:
     for place in range(len(messages[1])):
         changed = bytearray(messages[1])
         changed[place] ^= 1 << (place % 8)
-        with pytest.raises((InvalidArgument, DivergedRank)):
+        with pytest.raises((InvalidArgument, PeerMismatch)):
             rank.from_bytes(changed)
     for length in range(len(messages[1])):
         with pytest.raises(InvalidArgument):
@@ -366,7 +364,7 @@ def test_hostile_words_under_a_right_digest_never_reach_outside() -> None:
     values = (-(2**31), -1, 0, 1, 2, 3, 5, 8, 29, 30, 31, 1000, 2**27, 2**31 - 1)
     accepted = refused = 0
     for message in (messages[0], messages[2]):
-        body = np.frombuffer(message, "<i4", offset=48).astype(np.int64)
+        body, sizes = Message.of(message).items.astype(np.int64), Message.of(message).sizes
         changes = [{place: value} for place in range(len(body)) for value in values]
         changes += [
             {choose.randrange(len(body)): choose.choice(values) for _ in range(choose.randint(2, 4))}
@@ -380,13 +378,29 @@ def test_hostile_words_under_a_right_digest_never_reach_outside() -> None:
             hostile = body.copy()
             hostile[list(change)] = list(change.values())
             try:
-                read = rank.from_bytes(resealed(message, hostile))
+                read = rank.from_bytes(resealed(message, split(hostile, sizes)))
             except InvalidArgument:
                 refused += 1
                 assert tables_of(rank) == before
             else:
                 accepted += 1
                 require_within(read, config)
+    for _ in range(300):  # integers that move from one array to the next
+        moved = list(sizes)
+        giver, taker = choose.sample(range(len(moved)), 2)
+        count = choose.randint(0, moved[giver])
+        moved[giver] -= count
+        moved[taker] += count
+        rank = PlanReceiver(config)
+        for earlier in messages[:2]:
+            rank.from_bytes(earlier)
+        try:
+            read = rank.from_bytes(resealed(messages[2], split(body, moved)))
+        except InvalidArgument:
+            refused += 1
+        else:
+            accepted += 1
+            require_within(read, config)
     assert accepted > 100
     assert refused > 1000
 
@@ -407,8 +421,10 @@ def test_random_bytes() -> None:
     rank = PlanReceiver(CacheConfig(20, 4, max_num_seqs=8, max_model_len=64))
     for _ in range(3000):
         body = np.array([choose.choice((0, 1, 2, 4, 8, 16, choose.randint(-9, 99))) for _ in range(40)])
+        sizes = [choose.randint(0, 6) for _ in range(choose.randint(0, 12))]
+        data = resealed(messages[0], split(np.resize(body, sum(sizes)), sizes))
         with pytest.raises(InvalidArgument):
-            rank.from_bytes(resealed(messages[0], body[: choose.randint(0, 40)]))
+            rank.from_bytes(data)
     rank.from_bytes(messages[0])
 
 

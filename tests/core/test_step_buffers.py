@@ -18,9 +18,9 @@ from blockyard import (
     KVCacheManager,
     LayerGroup,
     StalePlan,
-    StepBuffers,
     compiled,
 )
+from blockyard.steps import StepBuffers
 
 from ..support.checked import Checked, prompt
 from ..support.seeds import run_seed

@@ -117,6 +117,7 @@ PACKAGES = (
     "events",
     "live",
     "metrics",
+    "steps",
     "named",
     "naming",
     "observe",

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from blockyard.engine import Engine, ModelError, RankError, SamplingParams, StepReport
-from blockyard.engine.ranks import processes
+from blockyard.engine.ranks.peers import StartedPeers
 
 from ..support.patience import PATIENCE_SECONDS
 from ..support.places import child_environment
@@ -110,7 +110,7 @@ def test_two_processes_share_tokens(others: list[int]) -> None:
 def test_what_another_rank_cannot_load_is_said_and_a_refused_model_leaves_no_process(
     others: list[int], tmp_path: Path
 ) -> None:
-    peers = processes.StartedPeers(2, tmp_path)
+    peers = StartedPeers(2, tmp_path)
     with pytest.raises(RankError, match=f"rank 1 {tmp_path} has no config.json"):
         Engine(tiny_model("llama-mqa"), num_blocks=40, tensor_parallel=peers)
     assert own_children(others) == []

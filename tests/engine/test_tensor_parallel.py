@@ -6,6 +6,8 @@ The ranks are threads here (`support.thread_ranks`); `test_rank_processes.py` ha
 from __future__ import annotations
 
 import copy
+import dataclasses
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,13 +21,16 @@ pytest.importorskip("transformers")
 
 import torch
 
-from blockyard import BlockyardError, CacheConfig, InvalidArgument, KVCacheManager
+from blockyard import BlockyardError, CacheConfig, InvalidArgument, KVCacheManager, StepPlan
 from blockyard.engine import Engine, ModelError, PromptLookup, RankError, SamplingParams
-from blockyard.engine.moves import MoveQueue
-from blockyard.engine.ranks import group, identity, step_message
-from blockyard.engine.ranks.step_message import StepReceiver, StepSender
+from blockyard.engine.moves import lists_of
+from blockyard.engine.ranks import group, joining
+from blockyard.engine.ranks.follower import read_plan
 from blockyard.engine.runner import ForwardBatch
+from blockyard.parallel import PeerMismatch
+from blockyard.steps import PlanReceiver, PlanSender
 from blockyard.storage import KVCache, Shard
+from blockyard.wire.message import Message
 
 from ..support.thread_ranks import ThreadPeers
 from ..support.tiny_models import SHAPES, WINDOWED, mixed_prompts, reference_tokens, tiny_model, tokens_of
@@ -124,14 +129,14 @@ def _require_part(cache: KVCache, whole: KVCache) -> None:
 
 def test_block_tables_are_the_same_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Any] = []
-    to_bytes = StepSender.to_bytes
+    to_bytes = PlanSender.to_bytes
 
-    def note(self: StepSender, plans: Any, batch: Any) -> bytes:
-        groups = [] if batch is None else batch.shape.groups
+    def note(self: PlanSender, plan: Any, moves_only: bool = False, token_ids: Any = None) -> bytes:
+        groups = [] if moves_only else plan.groups
         sent.append([(np.copy(rows.block_tables), np.copy(rows.slot_mapping)) for rows in groups])
-        return to_bytes(self, plans, batch)
+        return to_bytes(self, plan, moves_only, token_ids)
 
-    monkeypatch.setattr(StepSender, "to_bytes", note)
+    monkeypatch.setattr(PlanSender, "to_bytes", note)
     peers = ThreadPeers(3)
     with engine_on(peers, tiny_model("gemma3")) as engine:
         engine.generate(mixed_prompts(LENGTHS), SamplingParams(max_tokens=NUM_TOKENS))
@@ -274,11 +279,11 @@ def test_ranks_that_disagree_are_refused_with_both_values(change: str, message: 
 
 def test_another_version_is_refused_with_both_values() -> None:
     own = {"blockyard": "0.1.0", "config": {"a": 1}}
-    identity.require_same(1, own, own)
+    joining.require_same(1, own, own)
     with pytest.raises(RankError, match=r"blockyard '0\.2\.0'; rank 0 has '0\.1\.0', and all ranks need the"):
-        identity.require_same(1, own | {"blockyard": "0.2.0"}, own)
+        joining.require_same(1, own | {"blockyard": "0.2.0"}, own)
     with pytest.raises(RankError, match=r"rank 1 has config\.b 2; rank 0 has None"):
-        identity.require_same(1, own | {"config": {"a": 1, "b": 2}}, own)
+        joining.require_same(1, own | {"config": {"a": 1, "b": 2}}, own)
 
 
 # ---------------------------------------------------------------- ranks that break
@@ -319,16 +324,37 @@ def test_a_rank_that_fails_ends_all_with_its_sentence(step: int) -> None:
 def test_a_rank_that_diverged_is_found_at_the_step_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     peers = ThreadPeers(3)
     with engine_on(peers, tiny_model("llama-gqa")) as engine:
-        read = StepReceiver.from_bytes
+        read = PlanReceiver.from_bytes
 
-        def read_another(log: StepReceiver, message: bytearray) -> Any:
-            if log.num_steps == 3 and threading.current_thread() is peers.threads[1]:
-                message[-1] ^= 1
-            return read(log, message)
+        def read_another(receiver: PlanReceiver, message: Any) -> Any:
+            if receiver.num_steps == 3 and threading.current_thread() is peers.threads[1]:
+                message = dataclasses.replace(message, before=bytes(16))
+            return read(receiver, message)
 
-        monkeypatch.setattr(StepReceiver, "from_bytes", read_another)
+        monkeypatch.setattr(PlanReceiver, "from_bytes", read_another)
         why = run_until_lost(peers, engine)
-    assert why.startswith("rank 2 diverged at step 4: the digest of all steps is ")
+    assert why.startswith("rank 2 diverged: it is at step 3 with digest ")
+    assert why.endswith(f"; the plan is step 4 and continues step 3 with digest {bytes(16).hex()}")
+
+
+def test_a_step_that_was_damaged_on_its_way_ends_all_with_the_rank_s_sentence() -> None:
+    peers = ThreadPeers(3)
+    with engine_on(peers, tiny_model("llama-gqa")) as engine:
+        connection = peers.followers[1]._connection
+        receive = connection.recv_bytes
+
+        def receive_another() -> bytearray:
+            data = receive()
+            data[-1] ^= 1
+            return data
+
+        connection.recv_bytes = receive_another  # type: ignore[method-assign]
+        why = run_until_lost(peers, engine)
+    assert re.fullmatch(
+        "rank 2 got what cannot be read: message has digest [0-9a-f]{32}, its bytes have [0-9a-f]{32}: it was changed "
+        "on its way",
+        why,
+    )
 
 
 def test_logits_that_are_not_finite_end_no_rank() -> None:
@@ -351,31 +377,27 @@ def test_logits_that_are_not_finite_end_no_rank() -> None:
 CONFIG = CacheConfig(20, 4, max_num_seqs=4, max_model_len=32, num_cpu_blocks=8)
 
 
-def messages() -> list[tuple[bytes, list[Any], ForwardBatch | None]]:
-    """Steps of a cache as rank 0 sends them, with what a rank is to read: a fork that copies, a swap, drafts."""
-    cache, sender = KVCacheManager(CONFIG), StepSender(b"start", CONFIG)
-    sent: list[tuple[bytes, list[Any], ForwardBatch | None]] = []
+def messages() -> list[tuple[bytes, Any, ForwardBatch | None]]:
+    """Steps of a cache as rank 0 sends them, with what a rank is to read: a fork that copies, swaps, drafts."""
+    cache, sender = KVCacheManager(CONFIG), PlanSender(CONFIG, b"start")
+    sent: list[tuple[bytes, Any, ForwardBatch | None]] = []
 
-    def send(queue: MoveQueue, batch: ForwardBatch | None) -> None:
-        sent.append((sender.to_bytes(queue.plans, batch), list(map(_pairs, queue.plans)), batch))
+    def send(plan: Any, batch: ForwardBatch | None) -> None:
+        token_ids = None if batch is None else batch.token_ids
+        sent.append((sender.to_bytes(plan, batch is None, token_ids), _pairs(plan), batch))
 
     first = cache.allocate([1, 2, 3, 4, 5, 6])
     plan = cache.reserve([first])
-    send(MoveQueue(), ForwardBatch.of(plan, CONFIG.layer_groups, [1]))
+    send(plan, ForwardBatch.of(plan, CONFIG.layer_groups, [1]))
     cache.commit([first], plan.num_scheduled, [7])
     (second,) = cache.fork(first, 1)
-    queue = MoveQueue()
     plan = cache.reserve([first, second], 3)  # two drafts each
-    queue.note(plan)
-    send(queue, ForwardBatch.of(plan, CONFIG.layer_groups, [3, 3], [50, 51, 60, 61]))
+    send(plan, ForwardBatch.of(plan, CONFIG.layer_groups, [3, 3], [50, 51, 60, 61]))
     cache.commit([first, second], [1, 1], [8, 9])
-    queue = MoveQueue()
-    queue.note(cache.swap_out([second]))
-    send(queue, None)
-    queue = MoveQueue()
-    queue.note(cache.swap_in([second]))
-    queue.note(plan := cache.reserve([first, second]))
-    send(queue, ForwardBatch.of(plan, CONFIG.layer_groups, [1, 1]))
+    send(cache.swap_out([second]), None)
+    send(cache.swap_in([second]), None)
+    plan = cache.reserve([first, second])
+    send(plan, ForwardBatch.of(plan, CONFIG.layer_groups, [1, 1]))
     return sent
 
 
@@ -383,16 +405,21 @@ def _pairs(plan: Any) -> list[Any]:
     return [np.asarray(pairs).tolist() for pairs in (plan.swap_outs, plan.swap_ins, getattr(plan, "copies", ()))]
 
 
+def read(receiver: PlanReceiver, data: bytes) -> Any:
+    return read_plan(receiver, Message.of(data))
+
+
 def test_a_message_reads_as_it_was_written() -> None:
-    receiver = StepReceiver(b"start", CONFIG)
+    receiver = PlanReceiver(CONFIG, "it", b"start")
     num_moves = 0
     for message, expected_moves, expected in messages():
-        moves, batch = receiver.from_bytes(bytearray(message))
-        assert list(map(_pairs, moves)) == expected_moves
-        num_moves += sum(len(pairs) for lists in expected_moves for pairs in lists)
-        assert (batch is None) == (expected is None)
-        if batch is None or expected is None:
+        plan = read(receiver, message)
+        assert [_pairs(lists) for lists in lists_of(plan)] == [expected_moves] * any(expected_moves)
+        num_moves += sum(map(len, expected_moves))
+        assert (isinstance(plan, StepPlan) and len(plan.rows) > 0) == (expected is not None)
+        if expected is None:
             continue
+        batch = ForwardBatch.of(plan, CONFIG.layer_groups, [0] * len(plan.rows))
         assert batch.token_ids.tolist() == expected.token_ids.tolist()
         assert batch.kept.tolist() == []
         assert batch.positions.tolist() == expected.positions.tolist()
@@ -406,28 +433,25 @@ def test_a_message_reads_as_it_was_written() -> None:
 def test_any_changed_byte_is_found() -> None:
     message = messages()[0][0]
     for place in range(len(message)):
-        if 1 <= place < 8:
-            continue  # padding
         changed = bytearray(message)
         changed[place] ^= 1 << place % 8
-        with pytest.raises(RankError, match=r"diverged at step|of format"):
-            StepReceiver(b"start", CONFIG).from_bytes(changed)
-    with pytest.raises(RankError, match="diverged at step 1"):
-        StepReceiver(b"another start", CONFIG).from_bytes(bytearray(message))
-    with pytest.raises(RankError, match=f"reads format {step_message.FORMAT}"):
-        StepReceiver(b"start", CONFIG).from_bytes(bytearray([9, *message[1:]]))
+        with pytest.raises((InvalidArgument, PeerMismatch), match=r"^(message|protocol version)"):
+            Message.of(changed)
+    with pytest.raises(RankError, match=r"^diverged: it is at step 0 with digest .* the plan is step 1 and continues"):
+        read(PlanReceiver(CONFIG, "it", b"another start"), message)
 
 
 def test_a_message_that_is_missed_or_doubled_is_found() -> None:
-    sent = [bytearray(message) for message, _, _ in messages()]
-    receiver = StepReceiver(b"start", CONFIG)
-    receiver.from_bytes(sent[0])
-    with pytest.raises(RankError, match="diverged at step 3"):
-        receiver.from_bytes(sent[2])
-    receiver = StepReceiver(b"start", CONFIG)
-    receiver.from_bytes(sent[0])
-    with pytest.raises(RankError, match="diverged at step 1"):
-        receiver.from_bytes(sent[0])
+    sent = [message for message, _, _ in messages()]
+    receiver = PlanReceiver(CONFIG, "it", b"start")
+    read(receiver, sent[0])
+    with pytest.raises(RankError, match=r"diverged: it is at step 1 with digest .* the plan is step 3"):
+        read(receiver, sent[2])
+    with pytest.raises(RankError, match=r"diverged: it is at step 1 with digest .* the plan is step 1"):
+        read(receiver, sent[0])
+    other = CacheConfig(20, 4, max_num_seqs=5, max_model_len=32, num_cpu_blocks=8)
+    with pytest.raises(RankError, match=r"^got step 1, which cannot be carried out: message is a plan"):
+        read(PlanReceiver(other, "it", b"start"), sent[0])
 
 
 def test_a_cache_of_a_shard() -> None:

@@ -56,6 +56,7 @@ def test_the_tree() -> None:
 
 #: Where the errors of a room stand for the public, besides `blockyard.errors`; all others stand in `blockyard`.
 ROOM_OF = {
+    "DivergedRank": "steps",
     "HandoffError": "parallel",
     "ModelError": "engine",
     "PeerMismatch": "parallel",

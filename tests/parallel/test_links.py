@@ -294,7 +294,7 @@ def test_the_end_of_a_conversation(ends: Ends) -> None:
 @pytest.mark.parametrize(
     ("message", "error"),
     [
-        (b"junk of some length", InvalidArgument),
+        (b"junk of some length", HandoffError),
         (OfferId("prefill", 1, 77).to_bytes("release"), InvalidArgument),
         (OfferId("prefill", 1, 77).to_bytes("pull"), InvalidArgument),
         (OfferId("other", 1, 1).to_bytes("pull"), InvalidArgument),

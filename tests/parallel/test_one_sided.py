@@ -20,6 +20,7 @@ from blockyard.parallel import HandoffError, PeerMismatch, StaleOffer, Transfer,
 from blockyard.parallel.link import ReceiverLink, SenderLink
 from blockyard.parallel.one_sided import MemoryShape, OneSided, byte_runs
 from blockyard.storage import KVCache
+from blockyard.wire.message import pack
 
 from ..support.patience import PATIENCE_SECONDS
 from ..support.tiny_models import reference_tokens, tiny_model
@@ -105,6 +106,8 @@ def test_slots_that_are_not_there_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="base"):
         MemoryShape(-1, 1, 2, 3, 4, 5, 6, True)
     with pytest.raises(InvalidArgument, match="whole account of a memory"):
+        MemoryShape.from_bytes(pack("memory", {"shape": {"bass": 1}, "access": ""}))
+    with pytest.raises(InvalidArgument, match="it was changed on its way"):
         MemoryShape.from_bytes(small.to_bytes().replace(b"base", b"bass"))
 
 

@@ -18,7 +18,7 @@ from blockyard.parallel import (
     PeerInfo,
     PeerMismatch,
 )
-from blockyard.parallel.wire import PROTOCOL_VERSION
+from blockyard.wire.message import VERSION
 
 from ..support.handoff_pair import Pair, side
 
@@ -52,7 +52,7 @@ def test_block_sizes_layouts_and_shards_may_differ(pair: Pair) -> None:
 def test_another_version_is_refused_with_both() -> None:
     message = bytearray(side()[1].to_bytes())
     message[4] = 9
-    with pytest.raises(PeerMismatch, match=f"protocol version is 9 at the peer, {PROTOCOL_VERSION} here"):
+    with pytest.raises(PeerMismatch, match=f"protocol version is 9 at the peer, {VERSION} here"):
         PeerInfo.from_bytes(bytes(message))
 
 

@@ -70,7 +70,7 @@ def test_a_rank_that_ends_while_nothing_runs_is_noticed() -> None:
     engine = tiny_engine(tensor_parallel=peers)
     with running_server(engine) as running:
         assert running.call("GET", "/health")[0] == 200
-        peers.followers[0]._channel.close()
+        peers.followers[0]._connection.close()
         assert wait_for(lambda: unhealthy(running)) == "the engine has failed: rank 1 has ended"
     engine.close()
 
@@ -97,7 +97,7 @@ def test_the_command_ends_with_the_sentence(
         return bool(re.search(r"http://127\.0\.0\.1:\d+", said))
 
     wait_for(listens)
-    peers.followers[0]._channel.close()
+    peers.followers[0]._connection.close()
     command.join(PATIENCE_SECONDS)
     assert statuses == [1]
     assert "blockyard: the server has stopped: rank 1 has ended" in capsys.readouterr().err

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from blockyard.engine.ranks.channel import Channel, ChannelClosed, Kind
 from blockyard.engine.ranks.follower import Follower
 from blockyard.engine.ranks.group import CollectiveError
 from blockyard.engine.ranks.peers import Peer
@@ -24,6 +23,8 @@ from blockyard.engine.runner import ForwardBatch
 from blockyard.errors import BlockyardError
 from blockyard.sizing import Shard
 from blockyard.storage import KVCache, MoveLists
+from blockyard.wire.connection import ConnectionLost, SocketConnection
+from blockyard.wire.message import pack
 
 from .patience import PATIENCE_SECONDS
 
@@ -48,9 +49,10 @@ class ThreadFollower(Follower):
             pass
         except Exception as error:
             why = str(error) if isinstance(error, BlockyardError) else f"failed: {type(error).__name__}: {error}"
-            with suppress(ChannelClosed):
-                self._channel.send_json(Kind.FAILED, {"why": why, "is_consequence": isinstance(error, CollectiveError)})
-        self._channel.close()
+            failure = {"why": why, "is_consequence": isinstance(error, CollectiveError)}
+            with suppress(ConnectionLost):
+                self._connection.send_bytes(pack("failed", failure))
+        self._connection.close()
 
     def carry_out(self, kv_cache: KVCache, runner: Any, moves: list[MoveLists], batch: ForwardBatch | None) -> None:
         if self.before_step is not None:
@@ -81,12 +83,14 @@ class ThreadPeers:
         peers = []
         for rank, own, size in zip(range(1, self.size), models, block_sizes, strict=True):
             ours, theirs = socket.socketpair()
-            follower = ThreadFollower(Channel(theirs), Shard(rank, self.size), self.store(), end=self.ends.append)
+            follower = ThreadFollower(
+                SocketConnection(theirs), Shard(rank, self.size), self.store(), end=self.ends.append
+            )
             thread = threading.Thread(target=follower.serve, args=(own, size, max_model_len), daemon=True)
             thread.start()
             self.followers.append(follower)
             self.threads.append(thread)
-            peers.append(Peer(rank, Channel(ours)))
+            peers.append(Peer(rank, SocketConnection(ours)))
         return peers
 
     def store(self) -> Any:

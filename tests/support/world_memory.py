@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections import Counter
 from types import ModuleType
@@ -72,7 +73,8 @@ class DataPlane:
         self.counts: Counter[str] = Counter()
         #: An engine's own tables, which every step is written into, for each group.
         self.tables = [self._new_table(size) for size in self.sizes]
-        self.buffers = [package.StepBuffers(block_tables=table) for table in self.tables]
+        steps = importlib.import_module(f"{package.__name__}.steps")
+        self.buffers = [steps.StepBuffers(block_tables=table) for table in self.tables]
 
     def _new_table(self, block_size: int) -> Any:
         return np.full((self.config.max_num_seqs, -(-self.config.max_model_len // block_size)), NOTHING)

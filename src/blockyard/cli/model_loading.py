@@ -21,7 +21,7 @@ from .model_options import CACHE_OPTIONS, ENGINE_OPTIONS
 
 if TYPE_CHECKING:
     from ..engine import Engine
-    from ..engine.ranks.torchrun import TorchrunPeers
+    from ..engine.ranks.peers import TorchrunPeers
 
 _DEMO_NAME = "SmolLM2-135M-Instruct"
 
@@ -72,14 +72,15 @@ def follow_torchrun(options: argparse.Namespace) -> None:
     import torch
 
     from ..engine.model import load_model
-    from ..engine.ranks.torchrun import TorchrunRank
+    from ..engine.ranks.follower import follow
+    from ..engine.ranks.peers import TorchrunRank
 
     rank = TorchrunRank.of(os.environ)
     if rank is None:
         return
     device = f"cuda:{rank.local_rank}" if options.device == "cuda" else options.device
     model, _ = load_model(_model_path(options), getattr(torch, options.dtype), device)
-    rank.follow(model, options.block_size, options.max_model_len)
+    follow(rank, model, options.block_size, options.max_model_len)
 
 
 def _model_path(options: argparse.Namespace) -> Path:
@@ -88,7 +89,7 @@ def _model_path(options: argparse.Namespace) -> Path:
 
 def _ranks(options: argparse.Namespace) -> dict[str, int | TorchrunPeers]:
     """Processes that torchrun started, or as many as are asked for: they share heads unless told to share tokens."""
-    from ..engine.ranks.torchrun import TorchrunPeers, TorchrunRank
+    from ..engine.ranks.peers import TorchrunPeers, TorchrunRank
 
     asked = _asked_ranks(options)
     rank = TorchrunRank.of(os.environ)

@@ -15,8 +15,8 @@ from .memory.largest_step import StepSizes
 from .memory.meter import meter_of
 from .options import EngineOptions, Preemption
 from .probe import probe_model
-from .ranks.leader import OneRank, Ranks
-from .ranks.settings import CacheSettings
+from .ranks.joining import CacheSettings
+from .ranks.leader import Ranks
 from .runner import ModelRunner, StepRunner
 from .shape import ModelShape
 
@@ -38,7 +38,7 @@ class EngineParts:
     runner: StepRunner
 
 
-def assemble(model: Any, options: EngineOptions, ranks: Ranks | OneRank) -> EngineParts:
+def assemble(model: Any, options: EngineOptions, ranks: Ranks) -> EngineParts:
     """Make the parts of rank 0, in step with the other ranks. Raises what `Engine` raises."""
     whole = BorrowedModel(model)
     borrowed, shape = ranks.join(whole, probe_model(whole, options.max_model_len), options.block_size)

@@ -30,8 +30,7 @@ from .model import load_model
 from .options import EngineOptions
 from .prompts import Prompt, encode_prompt
 from .ranks.leader import ended_on_error, ranks_of
-from .ranks.peers import Peers
-from .ranks.processes import StartedPeers
+from .ranks.peers import Peers, StartedPeers
 from .request import Branch, Request
 from .results import Completion, GenerationResult, NewToken, StepReport
 from .runner import ForwardBatch

@@ -25,11 +25,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from typing import Protocol
 
 from ..arguments import require_int, require_number
 from ..errors import HandoffError, InvalidArgument, PeerMismatch, StaleOffer
-from . import wire
+from ..wire.connection import Connection
+from ..wire.message import Message, pack
 from .lanes import receiving_lanes, sending_lanes
 from .offer import Offer, OfferId, id_from
 from .one_sided import OneSided
@@ -43,19 +43,6 @@ __all__ = ["DistributedTransport", "OneSided", "ReceiverLink", "SenderLink", "Tr
 
 #: Messages that are kept while another one is due.
 MOST_ARRIVED = 4096
-
-
-class Connection(Protocol):
-    """What carries control messages, whole and in order."""
-
-    def send_bytes(self, message: bytes, /) -> None:
-        """Send one message."""
-
-    def recv_bytes(self) -> bytes:
-        """The next message. Raises `EOFError` or `OSError` when the other side has gone."""
-
-    def poll(self, timeout: float = 0.0, /) -> bool:
-        """Whether a message comes within `timeout` seconds; True also when the other side has gone."""
 
 
 class _Link:
@@ -82,7 +69,7 @@ class _Link:
         self._ranks = ranks
         self._checked = checked
         self._timeout = require_number("timeout", timeout)
-        self._arrived: deque[bytes] = deque()
+        self._arrived: deque[Message] = deque()
         #: Whether the other side has said that nothing more will come.
         self.has_ended = False
         #: Whether it broke in the middle of something: then it is unknown what the next bytes would belong to.
@@ -108,20 +95,23 @@ class _Link:
         except OSError as error:
             raise HandoffError(f"the other side has gone: {type(error).__name__}") from error
 
-    def _receive(self, timeout: float) -> bytes | None:
-        """The next message, if one comes in time."""
+    def _receive(self, timeout: float) -> Message | None:
+        """The next message, if one comes in time. One that was damaged breaks the link."""
         try:
             if self.has_ended or not self._connection.poll(timeout):
                 return None
-            message = self._connection.recv_bytes()
+            message = Message.of(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
             raise HandoffError(f"the other side has gone: {type(error).__name__}") from error
-        if wire.kind_of(message) != "bye":
+        except InvalidArgument as error:
+            self.is_broken = True
+            raise HandoffError(f"what the other side sent cannot be read: {error}") from error
+        if message.kind != "bye":
             return message
         self.has_ended = True
         return None
 
-    def _wait_for(self, *kinds: str) -> bytes:
+    def _wait_for(self, *kinds: str) -> Message:
         """The next message of these kinds, within the timeout; others are kept for later, a bounded number."""
         deadline = time.monotonic() + self._timeout
         while len(self._arrived) < MOST_ARRIVED:
@@ -130,7 +120,7 @@ class _Link:
                 raise HandoffError(f"the other side has ended; {' or '.join(kinds)} was due")
             if message is None:
                 raise HandoffError(f"{' or '.join(kinds)} was due; it did not come in {self._timeout:g} s")
-            if wire.kind_of(message) in kinds:
+            if message.kind in kinds:
                 return message
             self._arrived.append(message)
         raise HandoffError(f"{' or '.join(kinds)} was due; {MOST_ARRIVED} other messages came")
@@ -185,8 +175,8 @@ class SenderLink(_Link):
             self._offered &= {offer.id for offer in self._sender.offers()}
         return count
 
-    def _handle(self, message: bytes, now: float) -> None:
-        kind = wire.kind_of(message)
+    def _handle(self, message: Message, now: float) -> None:
+        kind = message.kind
         if kind == "release":
             offer_id = OfferId.from_bytes("release", message)
             self._offered.discard(offer_id)
@@ -206,12 +196,11 @@ class SenderLink(_Link):
         else:
             self._send(offer_id.to_bytes("held"))
 
-    def _answer(self, message: bytes, transport: Transport, now: float) -> None:
-        fields, _ = wire.unpack("pull", message)
-        offer_id = id_from(fields)
+    def _answer(self, message: Message, transport: Transport, now: float) -> None:
+        offer_id = id_from(message.fields)
         try:
             offer = self._sender.require_held(offer_id, now)
-            start = require_int("start", fields.get("start"), 0, offer.num_computed)
+            start = require_int("start", message.fields.get("start"), 0, offer.num_computed)
             lanes = sending_lanes(offer, start, self._own, self.peer)
         except StaleOffer:
             self._send(offer_id.to_bytes("stale"))
@@ -225,7 +214,7 @@ class SenderLink(_Link):
         if not self.has_ended:
             self.has_ended = True
             with contextlib.suppress(HandoffError):
-                self._send(wire.pack("bye", {}))
+                self._send(pack("bye", {}))
 
     def _release_all(self) -> None:
         while self._offered:
@@ -267,7 +256,7 @@ class ReceiverLink(_Link):
         while self._arrived:
             message = self._arrived.popleft()
             # A late answer to what was given up says nothing any more.
-            if wire.kind_of(message) not in ("held", "stale"):
+            if message.kind not in ("held", "stale"):
                 found.append(Offer.from_bytes(message))
         return found
 
@@ -293,17 +282,16 @@ class ReceiverLink(_Link):
             self._send(offer_id.to_bytes("read"))
             self._hear(offer_id, "held")
             return
-        self._send(wire.pack("pull", {"id": list(offer_id), "start": transfer.start}))
+        self._send(pack("pull", {"id": list(offer_id), "start": transfer.start}))
         self._hear(offer_id, "data")
         self._receive_data(transfer, self._transport)
 
     def _hear(self, offer_id: OfferId, good: str) -> None:
         """The sender's answer about an offer, which is `good` or stale."""
         answer = self._wait_for(good, "stale")
-        kind = wire.kind_of(answer)
-        if OfferId.from_bytes(kind, answer) != offer_id:
+        if id_from(answer.fields) != offer_id:
             raise HandoffError(f"offer {offer_id.number} was asked for; the sender answers for another one")
-        if kind == "stale":
+        if answer.kind == "stale":
             raise StaleOffer(f"offer {offer_id.number} of {offer_id.sender!r} has ended")
 
     def _receive_data(self, transfer: Transfer, transport: Transport) -> None:

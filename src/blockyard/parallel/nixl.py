@@ -51,7 +51,7 @@ class NixlMemory(OneSided):
         metadata = base64.b64encode(self._agent.get_agent_metadata()).decode()
         return self._shape.to_bytes(f"{self._memory} {self._device} {metadata}")
 
-    def connect(self, message: bytes) -> None:
+    def connect(self, message: object) -> None:
         """Take what the sender's `describe` made. Raises `InvalidArgument` for anything else."""
         shape, access = MemoryShape.from_bytes(message)
         try:

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from ..arguments import require_int, shown
 from ..config import MAX_GROUPS, MAX_MODEL_LEN
 from ..errors import InvalidArgument
-from ..keys import ExtraKey, canonical_keys, require_spans_within, spans_of
-from . import wire
+from ..keys import CacheSalt, ExtraKey, LoRA, Span, canonical_keys, require_spans_within, spans_of
+from ..wire import message as wire
 from .peer import MAX_INCARNATION
 
 _MAX_NUMBER = 2**62
@@ -32,7 +32,7 @@ class OfferId(NamedTuple):
     @classmethod
     def from_bytes(cls, kind: str, message: object) -> OfferId:
         """The offer that such a message is about. Raises `InvalidArgument`, `PeerMismatch`."""
-        return id_from(wire.unpack(kind, message)[0])
+        return id_from(wire.read(kind, message).fields)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,18 +70,19 @@ class Offer:
 
     def to_bytes(self) -> bytes:
         """The message. O(tokens)."""
-        fields = {"id": list(self.id), "computed": self.num_computed, "keys": wire.keys_to_wire(self.extra_keys)}
+        fields = {"id": list(self.id), "computed": self.num_computed, "keys": keys_to_wire(self.extra_keys)}
         return wire.pack("offer", fields, [self.token_ids, *self.tables])
 
     @classmethod
     def from_bytes(cls, message: object) -> Offer:
         """The offer of a message. O(tokens). Raises `InvalidArgument`, or `PeerMismatch` for another version."""
-        fields, arrays = wire.unpack("offer", message)
+        offer = wire.read("offer", message)
+        fields, arrays = offer.fields, offer.arrays
         if len(arrays) < 2:
             raise InvalidArgument(f"an offer has {len(arrays)} arrays; its tokens and at least one table are needed")
         computed = require_int("num_computed", fields.get("computed"), 1, MAX_MODEL_LEN)
         tokens, *tables = arrays
-        return cls(id_from(fields), tokens, computed, tuple(tables), wire.keys_from_wire(fields.get("keys")))
+        return cls(id_from(fields), tokens, computed, tuple(tables), keys_from_wire(fields.get("keys")))
 
 
 def id_from(fields: dict[str, Any]) -> OfferId:
@@ -91,3 +92,34 @@ def id_from(fields: dict[str, Any]) -> OfferId:
         raise InvalidArgument(f"the id of an offer is {shown(value)}; (sender, incarnation, number) is needed")
     incarnation = require_int("incarnation", value[1], 0, MAX_INCARNATION)
     return OfferId(value[0], incarnation, require_int("number", value[2], 1, _MAX_NUMBER))
+
+
+def keys_to_wire(keys: tuple[ExtraKey, ...]) -> list[list[Any]]:
+    """Extra keys as lists."""
+    wire: list[list[Any]] = []
+    for key in keys:
+        if isinstance(key, CacheSalt):
+            wire.append(["salt", key.value])
+        elif isinstance(key, LoRA):
+            wire.append(["lora", key.name, key.path])
+        else:
+            wire.append(["span", key.content, key.start, key.length, key.kind])
+    return wire
+
+
+_KINDS: dict[str, tuple[Any, int]] = {"salt": (CacheSalt, 1), "lora": (LoRA, 2), "span": (Span, 4)}
+
+
+def keys_from_wire(wire: object) -> tuple[ExtraKey, ...]:
+    """The extra keys that `keys_to_wire` wrote. Raises `InvalidArgument`."""
+    if not isinstance(wire, list):
+        raise InvalidArgument(f"extra_keys is {shown(wire)}; a list is needed")
+    keys = []
+    for item in wire:
+        if not isinstance(item, list) or not item or not isinstance(item[0], str) or item[0] not in _KINDS:
+            raise InvalidArgument(f"extra_keys holds {shown(item)}; a salt, lora or span is needed")
+        make, count = _KINDS[item[0]]
+        if len(item) != count + 1:
+            raise InvalidArgument(f"extra_keys holds {shown(item)}; {item[0]} has {count} fields")
+        keys.append(make(*item[1:]))
+    return canonical_keys(keys)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ..arguments import require_bool, require_int
 from ..errors import InvalidArgument
 from ..storage import KVCache
-from . import wire
+from ..wire.message import pack, read
 from .runs import TokenRuns, TransferPlan
 
 _LIMIT = 2**62
@@ -94,12 +94,12 @@ class MemoryShape:
 
     def to_bytes(self, access: str = "") -> bytes:
         """The message. access: what else the transport needs to reach this memory."""
-        return wire.pack("memory", {"shape": asdict(self), "access": access})
+        return pack("memory", {"shape": asdict(self), "access": access})
 
     @classmethod
     def from_bytes(cls, message: object) -> tuple[MemoryShape, str]:
         """The shape of a message, and the access. Raises `InvalidArgument`."""
-        fields, _ = wire.unpack("memory", message)
+        fields = read("memory", message).fields
         try:
             return cls(**fields["shape"]), str(fields["access"])
         except (KeyError, TypeError) as error:
@@ -159,7 +159,7 @@ class OneSided(ABC):
         """The sender's side: what the receiver needs to read its memory, made by `MemoryShape.to_bytes`."""
 
     @abstractmethod
-    def connect(self, message: bytes) -> None:
+    def connect(self, message: object) -> None:
         """The receiver's side: take what `describe` of the sender said."""
 
     @abstractmethod

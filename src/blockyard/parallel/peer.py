@@ -10,7 +10,7 @@ from ..config import CacheConfig
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, PeerMismatch
 from ..groups import LayerGroup
-from . import wire
+from ..wire import message as wire
 from .shards import MAX_HEADS, HeadShards
 
 MAX_INCARNATION = 2**62
@@ -93,7 +93,7 @@ class PeerInfo:
     @classmethod
     def from_bytes(cls, message: object) -> PeerInfo:
         """The side that a message tells of. Raises `PeerMismatch` for another version, `InvalidArgument`."""
-        fields, _ = wire.unpack("peer", message)
+        fields = wire.read("peer", message).fields
         try:
             return cls(
                 groups=tuple(LayerGroup(*group) for group in fields["groups"]),

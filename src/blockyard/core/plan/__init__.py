@@ -2,9 +2,8 @@
 
 from .buffers import StepBuffers
 from .group_plan import GroupPlan
-from .receiver import PlanReceiver
-from .sender import PlanSender
 from .step_plan import StepPlan
 from .swap_plan import SwapPlan
+from .table_changes import TableCopy, TableReader
 
-__all__ = ["GroupPlan", "PlanReceiver", "PlanSender", "StepBuffers", "StepPlan", "SwapPlan"]
+__all__ = ["GroupPlan", "StepBuffers", "StepPlan", "SwapPlan", "TableCopy", "TableReader"]

@@ -2,12 +2,22 @@
 
 Read it in this order:
 
-    plans, linear, sharding  a rank's share of a model: the modules that its own plan splits, by rows or columns
-    group                    sums over the ranks: torch.distributed's gloo, or NCCL on CUDA
-    channel, step_message    what rank 0 says: messages, and a step as bytes that each rank checks against all before
-    identity, joining        what ranks must have in common, and a rank's way into the group, tried
-    settings                 what rank 0 says of the cache, and a rank's tensors and runner made from it
-    peers                    where the other ranks come from: processes of our own (processes), or torchrun's (torchrun)
-    leader, watch            rank 0: sends steps; why a rank ended, in a sentence, and the end of the others
-    follower, worker         the other ranks: receive steps, carry them out
+    sharding, linear  a rank's share of a model: the modules that its own plan splits, by rows or columns
+    group             sums over the ranks: torch.distributed's gloo, or NCCL on CUDA
+    joining           what ranks must have in common, a rank's way into the group, its part of the cache
+    peers             where the other ranks come from: processes of our own, or torchrun's
+    leader, watch     rank 0: sends steps; why a rank ended, in a sentence, and the end of the others
+    follower          the other ranks: receive steps, carry them out
+
+What rank 0 (>) and another rank (<) say, in this order, as messages of `blockyard.wire`:
+
+    > start     which model, as which rank (processes of our own alone)
+    < hello     what the rank has
+    > welcome   join
+    > settings  the cache
+    < ready     everything is made
+    > step, swap    a plan, in one chain of all of them (`wire.plans`)
+    > ping, < pong  whether the rank is there, at any time
+    < failed    why the rank ends
+    > close     end; it says why, if something is wrong
 """

@@ -1,29 +1,39 @@
-"""A rank other than 0: it joins, then carries out the steps that rank 0 sends, until one of them ends."""
+"""A rank other than 0: it joins, then carries out the steps that rank 0 sends, until one of them ends.
+
+`main` is the program of a process that rank 0 started, `follow` the rest of one that torchrun started.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import queue
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ...errors import BlockyardError, RankError
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ...core.plan import StepPlan, SwapPlan
+from ...errors import BlockyardError, DivergedRank, HandoffError, InvalidArgument, RankError
 from ...sizing import Shard
 from ...storage import KVCache, MoveLists
+from ...wire.connection import ConnectionLost, SocketConnection
+from ...wire.message import Message, pack
+from ...wire.plans import PlanReceiver
 from ..borrowing import BorrowedModel
+from ..model import load_model
+from ..moves import lists_of
 from ..probe import learn_shape
 from ..reasons import reason
 from ..runner import ForwardBatch, ModelRunner
-from .channel import Channel, ChannelClosed, Kind
 from .group import CollectiveError, ProcessGroup
-from .identity import agreed_bytes, identity_of
-from .joining import join
-from .settings import CacheSettings
-from .step_message import StepReceiver
+from .joining import CacheSettings, agreed_bytes, identity_of, join
+from .peers import TorchrunRank
 
 #: For rank 0's end, or its word, to arrive before a sum that broke off because of it is reported.
 _CAUSE_SECONDS = 0.3
@@ -43,36 +53,46 @@ def end_process(why: str, status: int = 1) -> NoReturn:
 class Inbox:
     """Reads what rank 0 says, in a thread, so that its end ends this process at any moment: also inside a step.
 
-    end: called with a reason where rank 0 is gone, or says that all must end.
+    The thread answers "ping" by itself: what does not answer is stopped, or cut off. end: called with a reason where
+    rank 0 is gone, or says that all must end.
     """
 
-    def __init__(self, channel: Channel, end: Callable[[str], None]) -> None:
-        self._channel = channel
+    def __init__(self, connection: SocketConnection, end: Callable[[str], None]) -> None:
+        self._connection = connection
         self._end = end
-        self._messages: queue.SimpleQueue[tuple[Kind, bytearray]] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Message | RankError] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="blockyard-rank-0", daemon=True).start()
 
-    def expect(self, kind: Kind) -> bytearray:
-        """The next message, of this kind. Raises `SystemExit` where rank 0 ends, `RankError` for another."""
-        found, body = self._messages.get()
-        if found is Kind.CLOSE:
+    def expect(self, *kinds: str) -> Message:
+        """The next message, of these kinds. Raises `SystemExit` where rank 0 ends, `RankError` for another."""
+        message = self._messages.get()
+        if isinstance(message, RankError):
+            raise message
+        if message.kind == "close":
             raise SystemExit(0)
-        if found is not kind:
-            raise RankError(f"got {found.name} of rank 0 instead of {kind.name}")
-        return body
+        if message.kind not in kinds:
+            raise RankError(f"got {message.kind!r} of rank 0 instead of {' or '.join(map(repr, kinds))}")
+        return message
 
     def _read(self) -> None:
         try:
-            while True:
-                kind, body = self._channel.receive()
-                if kind is Kind.CLOSE and body:
-                    self._end(body.decode(errors="replace"))
-                self._messages.put((kind, body))
-                if kind is Kind.CLOSE:
-                    return
-        except ChannelClosed:
+            while self._take(Message.of(self._connection.recv_bytes())):
+                pass
+        except (InvalidArgument, HandoffError) as error:
+            self._messages.put(RankError(f"got what cannot be read: {error}"))
+        except ConnectionLost:
             self._end(GONE)
-            self._messages.put((Kind.CLOSE, bytearray()))
+            self._messages.put(Message.of(pack("close")))
+
+    def _take(self, message: Message) -> bool:
+        """Pass a message on; says whether more may come."""
+        if message.kind == "ping":
+            self._connection.send_bytes(pack("pong"))
+            return True
+        if message.kind == "close" and message.fields["why"]:
+            self._end(message.fields["why"])
+        self._messages.put(message)
+        return message.kind != "close"
 
 
 class Follower:
@@ -84,18 +104,18 @@ class Follower:
 
     def __init__(
         self,
-        channel: Channel,
+        connection: SocketConnection,
         shard: Shard,
         store: Any,
         is_local: bool = True,
         end: Callable[[str], None] = end_process,
     ) -> None:
-        self._channel = channel
+        self._connection = connection
         self._shard = shard
         self._store = store
         self._is_local = is_local
         self._end = end
-        self._inbox = Inbox(channel, lambda why: end(f"rank {shard.rank} ends: {why}"))
+        self._inbox = Inbox(connection, lambda why: end(f"rank {shard.rank} ends: {why}"))
 
     def run(self, model: Any, block_size: int, max_model_len: int | None) -> NoReturn:
         """Serve until rank 0 ends, and end the process. What fails here is told to rank 0."""
@@ -113,8 +133,8 @@ class Follower:
             time.sleep(_CAUSE_SECONDS)
         why = str(error) if isinstance(error, BlockyardError) else f"failed: {type(error).__name__}: {reason(error)}"
         try:
-            self._channel.send_json(Kind.FAILED, {"why": why, "is_consequence": is_consequence})
-        except ChannelClosed:
+            self._connection.send_bytes(pack("failed", {"why": why, "is_consequence": is_consequence}))
+        except ConnectionLost:
             end_process(f"rank {self._shard.rank} ends: {why}")
         end_process("")
 
@@ -123,24 +143,67 @@ class Follower:
         borrowed = BorrowedModel(model)
         shape = learn_shape(borrowed, max_model_len)
         identity = identity_of(borrowed, shape, block_size)
-        self._channel.send_json(Kind.HELLO, identity)
-        welcome = json.loads(bytes(self._inbox.expect(Kind.WELCOME)))
-        group = ProcessGroup(self._shard.rank, self._shard.size, self._store, borrowed.device, self._is_local)
+        self._connection.send_bytes(pack("hello", identity))
+        welcome = self._inbox.expect("welcome").fields
+        group = ProcessGroup(self._shard, self._store, borrowed.device, self._is_local, welcome["step_seconds"])
         del model  # the whole is not needed any more
         borrowed, shape = join(borrowed, shape, self._shard, welcome["interleave"], group, welcome["is_tried"])
-        settings = CacheSettings(**json.loads(bytes(self._inbox.expect(Kind.SETTINGS))))
+        settings = CacheSettings(**self._inbox.expect("settings").fields)
         config, kv_cache, runner = settings.make(borrowed, shape, group)
-        self._channel.send(Kind.READY)
-        receiver = StepReceiver(agreed_bytes(identity), config)
+        self._connection.send_bytes(pack("ready"))
+        receiver = PlanReceiver(config, "it", agreed_bytes(identity))
         while True:
-            moves, batch = receiver.from_bytes(self._inbox.expect(Kind.STEP))
-            self.carry_out(kv_cache, runner, moves, batch)
+            plan = read_plan(receiver, self._inbox.expect("step", "swap"))
+            batch = None
+            if isinstance(plan, StepPlan) and len(plan.rows) > 0:
+                # No rank but 0 needs logits.
+                batch = ForwardBatch.of(plan, config.layer_groups, np.zeros(len(plan.rows), np.int64))
+            self.carry_out(kv_cache, runner, lists_of(plan), batch)
 
     def carry_out(
         self, kv_cache: KVCache, runner: ModelRunner, moves: list[MoveLists], batch: ForwardBatch | None
     ) -> None:
-        """Carry out a step: move blocks, then compute if there is something to."""
+        """Carry out a plan: move blocks, then compute if there is something to."""
         for each in moves:
             kv_cache.start_moves(each)
         if batch is not None:
             runner.compute(batch)
+
+
+def read_plan(receiver: PlanReceiver, message: Message) -> SwapPlan:
+    """The plan of a message. Raises `RankError` unless it follows those before, and is one of this cache."""
+    try:
+        return receiver.from_bytes(message)
+    except DivergedRank as error:
+        raise RankError(f"diverged: {error}") from error
+    except InvalidArgument as error:
+        raise RankError(f"got step {message.number}, which cannot be carried out: {error}") from error
+
+
+def follow(rank: TorchrunRank, model: Any, block_size: int, max_model_len: int | None) -> NoReturn:
+    """Be a rank of torchrun's that is not 0, until rank 0 ends; then the process ends. Raises `RankError`."""
+    connection, store = rank.connect()
+    Follower(connection, rank.shard, store, rank.is_local).run(model, block_size, max_model_len)
+
+
+def main(descriptor: int) -> None:
+    """Follow over the socket that was handed down as `descriptor`."""
+    os.set_inheritable(descriptor, False)
+    connection = SocketConnection(socket.socket(fileno=descriptor))
+    try:
+        start = Message.of(connection.recv_bytes()).require("start").fields
+    except ConnectionLost:
+        end_process("", 0)  # rank 0 gave up before it began
+    torch.set_num_threads(start["num_threads"])
+    shard = Shard(start["rank"], start["size"])
+    follower = Follower(connection, shard, dist.FileStore(start["store"], shard.size), end=_end)
+    try:
+        model, _ = load_model(start["path"], getattr(torch, start["dtype"]), start["device"])
+    except BaseException as error:
+        follower.fail(error)
+    follower.run(model, start["block_size"], start["max_model_len"])
+
+
+def _end(why: str) -> None:
+    """End the process. What rank 0 had to say it says itself, unless it is gone."""
+    end_process(why if why.endswith(GONE) else "")

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import ModelError, RankError
+from ...sizing import Shard
 from ..reasons import reason
 
 #: Seconds that a rank waits for another within a step, before it takes it for dead.
@@ -32,17 +33,17 @@ class CollectiveError(RankError):
 class ProcessGroup:
     """`RankGroup` by torch.distributed: gloo for tensors on the CPU, NCCL for CUDA.
 
-    store: where the ranks find each other. is_local: whether all run on this machine; then they use loopback alone.
+    shard: which rank this is, of how many. store: where the ranks find each other. is_local: whether all run on this
+    machine; then they use loopback alone. seconds: how long a rank waits for another one.
     """
 
-    def __init__(self, rank: int, size: int, store: Any, device: torch.device, is_local: bool) -> None:
+    def __init__(self, shard: Shard, store: Any, device: torch.device, is_local: bool, seconds: float) -> None:
         make = _nccl if device.type == "cuda" else _gloo
         self._device = device
-        self._size = size
         try:
-            self._group = make(store, rank, size, is_local)
+            self._group = make(store, shard, is_local, datetime.timedelta(seconds=seconds))
         except RuntimeError as error:
-            raise CollectiveError(f"rank {rank} could not meet the other ranks: {reason(error)}") from error
+            raise CollectiveError(f"rank {shard.rank} could not meet the other ranks: {reason(error)}") from error
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """As `RankGroup` says. Raises `CollectiveError` where a rank has ended."""
@@ -73,20 +74,20 @@ class ProcessGroup:
             raise CollectiveError(f"a sum over the ranks broke off: {reason(error)}") from error
 
 
-def _gloo(store: Any, rank: int, size: int, is_local: bool) -> Any:
+def _gloo(store: Any, shard: Shard, is_local: bool, timeout: datetime.timedelta) -> Any:
     options = dist.ProcessGroupGloo._Options()
     if is_local:
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     else:
         options._devices = [dist.ProcessGroupGloo.create_default_device()]
-    options._timeout = datetime.timedelta(seconds=STEP_SECONDS)
+    options._timeout = timeout
     options._threads = 1
-    return dist.ProcessGroupGloo(store, rank, size, options)
+    return dist.ProcessGroupGloo(store, shard.rank, shard.size, options)
 
 
-def _nccl(store: Any, rank: int, size: int, is_local: bool) -> Any:  # noqa: ARG001  # NCCL finds its way by itself
+def _nccl(store: Any, shard: Shard, is_local: bool, timeout: datetime.timedelta) -> Any:  # noqa: ARG001  # it finds its way
     if not dist.is_nccl_available():
         raise ModelError("several ranks on CUDA need NCCL, which this torch does not have")
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = datetime.timedelta(seconds=STEP_SECONDS)
-    return dist.ProcessGroupNCCL(store, rank, size, options)
+    options._timeout = timeout
+    return dist.ProcessGroupNCCL(store, shard.rank, shard.size, options)

@@ -1,15 +1,62 @@
-"""The other ranks, as rank 0 sees them: a channel to each, and how one ended."""
+"""The other ranks, as rank 0 sees them: a connection to each, and where they come from.
+
+`StartedPeers` are processes that rank 0 starts on this machine: they end when it does, however that comes.
+`TorchrunPeers` were started by torchrun, each with the same command: they find rank 0 through torchrun's store.
+"""
 
 from __future__ import annotations
 
+import hmac
+import os
+import secrets
 import signal
+import socket
 import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from .channel import Channel
+import torch
+import torch.distributed as dist
+
+from ...arguments import require_int
+from ...errors import RankError
+from ...sizing import Shard
+from ...sizing.shards import MAX_RANKS
+from ...wire.connection import SocketConnection
+from ...wire.message import pack
+from ..model import quiet_transformers
+from ..reasons import reason
 
 _END_SECONDS = 2.0
+#: For all ranks to load their model and come.
+_MEETING_SECONDS = 1800
+_GREETING_SECONDS = 10.0
+_TOKEN_BYTES = 32
+_RANK_BYTES = 4
+_ADDRESS_KEY = "rank 0"
+_PACKAGE_ROOT = Path(__file__).resolve().parents[3]
+#: What a process does before it has imported anything large. Ctrl-C in a terminal reaches all processes, a service
+#: manager's SIGTERM too: rank 0 alone decides what becomes of it. And rank 0 may end while this one still imports,
+#: before it reads its connection.
+_PROGRAM = """
+import os, signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+parent = os.getppid()
+def watch():
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    time.sleep(1)
+    os._exit(1)
+threading.Thread(target=watch, daemon=True).start()
+from blockyard.engine.ranks.follower import main
+main(int(sys.argv[1]))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,23 +64,28 @@ class Peer:
     """A rank other than 0. process: of its own making, if rank 0 started it."""
 
     rank: int
-    channel: Channel
+    connection: SocketConnection
     process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return f"rank {self.rank}" if self.process is None else f"rank {self.rank} (process {self.process.pid})"
+
     def how_it_ended(self) -> str:
-        """A sentence, after its channel has closed. Waits a moment for a process to be gone."""
+        """A sentence, after its connection has closed. Waits a moment for a process to be gone."""
         if self.process is None:
-            return f"rank {self.rank} has ended"
+            return f"{self.name} has ended"
         try:
             status = self.process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            return f"rank {self.rank} (process {self.process.pid}) does not answer any more"
+            return f"{self.name} does not answer any more"
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        return f"rank {self.rank} (process {self.process.pid}) {how}"
+        return f"{self.name} {how}"
 
     def end(self, seconds: float) -> None:
-        """Close the channel, and see that a started process is gone: it is killed if it needs longer."""
-        self.channel.close()
+        """Close the connection, and see that a started process is gone: it is killed if it needs longer."""
+        self.connection.close()
         if self.process is None:
             return
         try:
@@ -61,3 +113,207 @@ class Peers(Protocol):
 
     def clean_up(self) -> None:
         """Remove what was only needed to begin. A second call does nothing."""
+
+
+class StartedPeers:
+    """size - 1 processes, which load the model themselves.
+
+    path: the model's folder or file; None for the model as it is in memory, which is saved to a folder for a while.
+    Raises `InvalidArgument` for a size outside its limits.
+    """
+
+    is_local = True
+
+    def __init__(self, size: object, path: str | Path | None = None) -> None:
+        self.size = require_int("tensor_parallel", size, 1, MAX_RANKS)
+        self._path = path
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def connect(self, model: Any, block_size: int, max_model_len: int | None) -> list[Peer]:
+        """Start the processes; they load the model meanwhile."""
+        self._folder = tempfile.TemporaryDirectory(prefix="blockyard-ranks-")
+        peers: list[Peer] = []
+        try:
+            for rank in range(1, self.size):
+                peers.append(_started(rank))
+            start = {
+                "path": _saved(model, self._folder.name) if self._path is None else str(Path(self._path).resolve()),
+                "dtype": str(model.dtype).removeprefix("torch."),
+                "size": self.size,
+                "block_size": block_size,
+                "max_model_len": max_model_len,
+                "num_threads": max(1, torch.get_num_threads() // self.size),
+                "store": self._store_path,
+            }
+            device = next(model.parameters()).device.type
+            for peer in peers:
+                place = f"{device}:{peer.rank}" if device == "cuda" else device
+                peer.connection.send_bytes(pack("start", {**start, "rank": peer.rank, "device": place}))
+        except BaseException:
+            for peer in peers:
+                peer.end(0)
+            self.clean_up()
+            raise
+        return peers
+
+    @property
+    def _store_path(self) -> str:
+        assert self._folder is not None, "connect comes first"
+        return str(Path(self._folder.name) / "store")
+
+    def store(self) -> Any:
+        """A file that the ranks find each other by."""
+        return dist.FileStore(self._store_path, self.size)
+
+    def clean_up(self) -> None:
+        """Remove the folder. A second call does nothing."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+def _saved(model: Any, folder: str) -> str:
+    path = Path(folder) / "model"
+    with quiet_transformers():
+        try:
+            model.save_pretrained(path)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise RankError(f"the model could not be saved for the other ranks: {reason(error)}") from error
+    return str(path)
+
+
+def _started(rank: int) -> Peer:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        number = theirs.fileno()
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM, str(number)],
+            pass_fds=[number],
+            stdin=subprocess.DEVNULL,
+            stdout=sys.__stderr__.fileno() if sys.__stderr__ is not None else subprocess.DEVNULL,
+            env=_environment(),
+        )
+    return Peer(rank, SocketConnection(ours), process)
+
+
+def _environment() -> dict[str, str]:
+    """This process's, in which a child finds the same package as this one did, wherever that was."""
+    paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+@dataclass(frozen=True, slots=True)
+class TorchrunRank:
+    """Which rank of how many this process is. local_rank: among those on this machine, which are local_size.
+
+    attempt: how often torchrun has started the ranks again.
+    """
+
+    shard: Shard
+    local_rank: int
+    local_size: int
+    address: str
+    attempt: str
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> TorchrunRank | None:
+        """As the variables that torchrun sets say; None where they are not there, or there is one rank."""
+        if "TORCHELASTIC_RUN_ID" not in environment:
+            return None
+        size = int(environment["WORLD_SIZE"])
+        return cls(
+            Shard(int(environment["RANK"]), size),
+            int(environment["LOCAL_RANK"]),
+            int(environment["LOCAL_WORLD_SIZE"]),
+            environment["MASTER_ADDR"],
+            environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all ranks run on this machine."""
+        return self.local_size == self.shard.size
+
+    @property
+    def host(self) -> str:
+        """Where rank 0 is reached."""
+        return "127.0.0.1" if self.is_local else self.address
+
+    def store(self) -> Any:
+        """torchrun's store. Raises `RankError` if it cannot be reached."""
+        try:
+            store, _, _ = next(dist.rendezvous("env://"))
+        except (RuntimeError, ValueError) as error:
+            raise RankError(f"torchrun's store could not be reached: {reason(error)}") from error
+        return dist.PrefixStore(f"blockyard/{self.attempt}", store)
+
+    def connect(self) -> tuple[SocketConnection, Any]:
+        """A connection to rank 0, of this rank, which is another; and torchrun's store. Raises `RankError`."""
+        store = self.store()
+        port, token = store.get(_ADDRESS_KEY).decode().split()
+        try:
+            connection = socket.create_connection((self.host, int(port)), _GREETING_SECONDS)
+        except OSError as error:
+            raise RankError(f"rank {self.shard.rank} could not reach rank 0: {error}") from error
+        connection.settimeout(None)
+        connection.sendall(bytes.fromhex(token) + self.shard.rank.to_bytes(_RANK_BYTES, "little"))
+        return SocketConnection(connection), store
+
+
+class TorchrunPeers:
+    """`Peers` of rank 0 under torchrun."""
+
+    def __init__(self, rank: TorchrunRank) -> None:
+        self.size = rank.shard.size
+        self.is_local = rank.is_local
+        self._rank = rank
+        self._store: Any = None
+
+    def connect(self, model: Any, block_size: int, max_model_len: int | None) -> list[Peer]:  # noqa: ARG002
+        """Wait for the other ranks, which load the model themselves. Raises `RankError` naming those that do not come.
+
+        A rank that connects must know a secret, which is in torchrun's store.
+        """
+        self._store = self._rank.store()
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        with socket.create_server((self._rank.host, 0), backlog=self.size) as server:
+            self._store.set(_ADDRESS_KEY, f"{server.getsockname()[1]} {token.hex()}")
+            return _greeted(server, token, self.size)
+
+    def store(self) -> Any:
+        """torchrun's own."""
+        return self._store
+
+    def clean_up(self) -> None:
+        """Nothing is left behind."""
+
+
+def _greeted(server: socket.socket, token: bytes, size: int) -> list[Peer]:
+    connections: dict[int, SocketConnection] = {}
+    deadline = time.monotonic() + _MEETING_SECONDS
+    while len(connections) < size - 1:
+        missing = ", ".join(str(rank) for rank in range(1, size) if rank not in connections)
+        server.settimeout(max(deadline - time.monotonic(), 0.001))
+        try:
+            connection, _ = server.accept()
+        except TimeoutError as error:
+            raise RankError(f"no word of rank {missing} for {_MEETING_SECONDS} s") from error
+        rank = _rank_of(connection, token, size)
+        if rank is None or rank in connections:
+            connection.close()
+        else:
+            connections[rank] = SocketConnection(connection)
+    return [Peer(rank, connections[rank]) for rank in sorted(connections)]
+
+
+def _rank_of(connection: socket.socket, token: bytes, size: int) -> int | None:
+    """Which rank this is; None for a connection that does not know the secret."""
+    connection.settimeout(_GREETING_SECONDS)
+    try:
+        greeting = connection.recv(_TOKEN_BYTES + _RANK_BYTES, socket.MSG_WAITALL)
+    except OSError:
+        return None
+    connection.settimeout(None)
+    if not hmac.compare_digest(greeting[:_TOKEN_BYTES], token):
+        return None
+    rank = int.from_bytes(greeting[_TOKEN_BYTES:], "little")
+    return rank if 0 < rank < size else None

@@ -1,8 +1,14 @@
-"""A rank's share of a model: the same modules, of which the planned ones have some rows or columns."""
+"""A rank's share of a model: the same modules, of which the planned ones have some rows or columns.
+
+The plan is that of the model's config (`base_model_tp_plan`), as far as it is linear. What it does not name, or asks
+for in another way (experts of a mixture), is whole on every rank.
+"""
 
 from __future__ import annotations
 
 import copy
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -11,9 +17,14 @@ import torch
 
 from ...errors import ModelError
 from ...sizing import Shard
-from . import linear, plans
+from . import linear
 from .group import RankGroup
 
+COLUMNS = "colwise"
+ROWS = "rowwise"
+COLUMNS_GATHERED = "colwise_gather_output"
+ROWS_OF_WHOLE = "rowwise_split_input"
+_STYLES = (COLUMNS, ROWS, COLUMNS_GATHERED, ROWS_OF_WHOLE)
 _QUERY_HEADS = ("num_heads", "num_attention_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads")
 
@@ -47,7 +58,7 @@ class ModelShard:
         self._shard = shard
         self._group = group
         num_split = 0
-        for name, module, style in plans.planned_modules(self.model):
+        for name, module, style in planned_modules(self.model):
             if type(module) is not torch.nn.Linear:
                 raise ModelError(f"{name} is a {type(module).__name__}; only plain linear layers are split over ranks")
             self._replace(name, self._split(name, module, style))
@@ -57,20 +68,20 @@ class ModelShard:
 
     def _split(self, name: str, whole: torch.nn.Linear, style: str) -> torch.nn.Linear:
         own = self._own(name, whole, style)
-        if style == plans.COLUMNS:
+        if style == COLUMNS:
             return linear.split_outputs(whole, own)
-        if style == plans.COLUMNS_GATHERED:
+        if style == COLUMNS_GATHERED:
             shards = [Shard(rank, self._shard.size) for rank in range(self._shard.size)]
             return linear.gathered(whole, own, [len(each.part(whole.out_features)) for each in shards], self._group)
-        return linear.summed(whole, own, self._group, style == plans.ROWS_OF_WHOLE)
+        return linear.summed(whole, own, self._group, style == ROWS_OF_WHOLE)
 
     def _own(self, name: str, whole: torch.nn.Linear, style: str) -> range:
         """Which features this rank has of the split side: whole heads in attention, single ones elsewhere."""
-        number = whole.out_features if style in (plans.COLUMNS, plans.COLUMNS_GATHERED) else whole.in_features
-        if style in (plans.COLUMNS_GATHERED, plans.ROWS_OF_WHOLE) or not plans.is_of_attention(name):
+        number = whole.out_features if style in (COLUMNS, COLUMNS_GATHERED) else whole.in_features
+        if style in (COLUMNS_GATHERED, ROWS_OF_WHOLE) or not is_of_attention(name):
             return self._shard.part(number)
         queries = self._shard.query_heads(self._heads.num_heads, self._heads.num_kv_heads)
-        if plans.is_of_kv(name):
+        if is_of_kv(name):
             kept = self._shard.kv_heads(self._heads.num_kv_heads)
             return _features(name, number, kept, self._heads.num_kv_heads)
         self._tell_heads(name.rpartition(".")[0], queries)
@@ -103,3 +114,27 @@ def _with_same_weights(model: Any) -> Any:
     """A copy of the modules over the same parameters and buffers."""
     shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
     return copy.deepcopy(model, shared)
+
+
+def planned_modules(model: Any) -> Iterator[tuple[str, Any, str]]:
+    """Name, module and style of each module that is split: names begin at the model's base. O(modules).
+
+    Raises `ModelError` if the config has no plan.
+    """
+    plan = getattr(model.config, "base_model_tp_plan", None)
+    if not plan:
+        raise ModelError(f"{type(model).__name__} cannot be split over ranks: its config has no base_model_tp_plan")
+    for name, module in list(model.base_model.named_modules()):
+        style = plan.get(re.sub(r"\d+", "*", name))
+        if style in _STYLES:
+            yield name, module, style
+
+
+def is_of_attention(name: str) -> bool:
+    """Whether a module of this name is a part of attention, where heads are split and not single features."""
+    return any("attn" in part or "attention" in part for part in name.split("."))
+
+
+def is_of_kv(name: str) -> bool:
+    """Whether a part of attention computes keys or values."""
+    return name.rpartition(".")[2] in ("k_proj", "v_proj", "key_proj", "value_proj")

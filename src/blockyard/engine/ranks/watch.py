@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from ...errors import RankError
-from .channel import ChannelClosed, Kind
+from ...errors import HandoffError, InvalidArgument, RankError
+from ...wire.connection import ConnectionLost
+from ...wire.message import Message, pack
 from .peers import Peer
 
+#: How long a rank may take to say that it is there.
+_ANSWER_SECONDS = 5.0
 #: How long the cause of a broken sum may come behind its consequences.
 _CAUSE_SECONDS = 2.0
 _BLAME_SECONDS = 10.0
@@ -25,14 +27,17 @@ class PeerWatch:
         self.lost: str | None = None
         self._told: list[Callable[[str], None]] = []
         self._condition = threading.Condition()
-        self._inbox: dict[tuple[int, Kind], bytes] = {}
+        self._inbox: dict[tuple[int, str], Message] = {}
+        #: The ranks that have answered since they were last asked, and those that have said their last.
+        self._answered: set[int] = set()
+        self._ended: set[int] = set()
         self._causes: list[tuple[bool, str]] = []
         self._is_over = False
         self._are_gone = threading.Event()
         for peer in peers:
             threading.Thread(target=self._read, args=(peer,), name=f"blockyard-rank-{peer.rank}", daemon=True).start()
 
-    def await_all(self, kind: Kind) -> list[bytes]:
+    def await_all(self, kind: str) -> list[Message]:
         """A message of this kind from each rank, in order. Raises `RankError` if one is lost, and waits for it else."""
         keys = [(peer.rank, kind) for peer in self.peers]
         with self._condition:
@@ -45,21 +50,36 @@ class PeerWatch:
         if self.lost is not None:
             raise RankError(self.lost)
 
-    def send_all(self, kind: Kind, body: bytes = b"") -> None:
+    def send_all(self, message: bytes) -> None:
         """Send a message to every rank. Raises `RankError` if one is lost."""
         self.require_all()
         for peer in self.peers:
             try:
-                peer.channel.send(kind, body)
-            except ChannelClosed as error:
+                peer.connection.send_bytes(message)
+            except ConnectionLost as error:
                 raise self.blame(error) from error
 
     def blame(self, error: BaseException) -> RankError:
         """The error to raise where a rank seems to be gone: with the cause, for which it waits a moment."""
+        silent = self._silent_ranks()
         with self._condition:
-            self._condition.wait_for(lambda: self.lost is not None, _BLAME_SECONDS)
-        self.lose(str(error))
+            self._condition.wait_for(lambda: self.lost is not None, 0 if silent else _BLAME_SECONDS)
+        self.lose(_silence(silent) or str(error))
         return RankError(self.lost)
+
+    def _silent_ranks(self) -> list[Peer]:
+        """Ask all ranks whether they are there: those that neither answer in time nor have ended."""
+        with self._condition:
+            self._answered.clear()
+        for peer in self.peers:
+            _say(peer, pack("ping"))
+        with self._condition:
+
+            def missing() -> list[Peer]:
+                return [peer for peer in self.peers if peer.rank not in self._answered | self._ended]
+
+            self._condition.wait_for(lambda: self.lost is not None or not missing(), _ANSWER_SECONDS)
+            return [] if self.lost is not None else missing()
 
     def tell(self, call: Callable[[str], None]) -> None:
         """Have `call` told the sentence, in a thread of the watch, when ranks are lost; at once if they are."""
@@ -92,18 +112,34 @@ class PeerWatch:
 
     def _read(self, peer: Peer) -> None:
         try:
-            while True:
-                kind, body = peer.channel.receive()
-                if kind is Kind.FAILED:
-                    failure = json.loads(bytes(body))
-                    self._note(f"rank {peer.rank} {failure['why']}", failure["is_consequence"])
-                    return
-                with self._condition:
-                    self._inbox[peer.rank, kind] = bytes(body)
-                    self._condition.notify_all()
-        except ChannelClosed:
+            while self._take(peer, Message.of(peer.connection.recv_bytes())):
+                pass
+        except ConnectionLost:
+            self._say_last(peer)
             if not self._is_over:
                 self._note(peer.how_it_ended(), False)
+        except (InvalidArgument, HandoffError) as error:
+            self._say_last(peer)
+            self._note(f"rank {peer.rank} said what cannot be read: {error}", False)
+
+    def _take(self, peer: Peer, message: Message) -> bool:
+        """Take in what a rank says; whether it may say more."""
+        if message.kind == "failed":
+            self._say_last(peer)
+            self._note(f"rank {peer.rank} {message.fields['why']}", message.fields["is_consequence"])
+            return False
+        with self._condition:
+            if message.kind == "pong":
+                self._answered.add(peer.rank)
+            else:
+                self._inbox[peer.rank, message.kind] = message
+            self._condition.notify_all()
+        return True
+
+    def _say_last(self, peer: Peer) -> None:
+        with self._condition:
+            self._ended.add(peer.rank)
+            self._condition.notify_all()
 
     def _note(self, why: str, is_consequence: bool) -> None:
         """Take in a reason; the first one waits for a better one, and then all are ended."""
@@ -113,10 +149,14 @@ class PeerWatch:
             if len(self._causes) > 1 or self._is_over:
                 return
             self._condition.wait_for(lambda: not min(self._causes)[0], _CAUSE_SECONDS)
+            is_told = not min(self._causes)[0]
+        silent = [] if is_told else self._silent_ranks()
+        with self._condition:
             if self.lost is not None:
                 return
             self._is_over = True
-            self.lost = next(text for kind, text in self._causes if kind == min(self._causes)[0])
+            cause = next(text for kind, text in self._causes if kind == min(self._causes)[0])
+            self.lost = _silence(silent) or cause
             self._condition.notify_all()
         self._end_all()
 
@@ -127,12 +167,21 @@ class PeerWatch:
 
     def _end_peers(self, why: str) -> None:
         for peer in self.peers:
-            _say_goodbye(peer, why)
+            _say(peer, pack("close", {"why": why}))
         for peer in self.peers:
             peer.end(_END_SECONDS)
         self._are_gone.set()
 
 
-def _say_goodbye(peer: Peer, why: str) -> None:
-    with suppress(ChannelClosed):
-        peer.channel.send(Kind.CLOSE, why.encode())
+def _say(peer: Peer, message: bytes) -> None:
+    """Send a short message, unless a rank has ended or takes none: a stopped one holds nobody up."""
+    with suppress(ConnectionLost):
+        if peer.connection.takes():
+            peer.connection.send_bytes(message)
+
+
+def _silence(peers: list[Peer]) -> str:
+    """A sentence about ranks that do not answer, empty for none."""
+    names = " and ".join(peer.name for peer in peers)
+    does, is_ = ("does", "it is") if len(peers) == 1 else ("do", "they are")
+    return f"{names} {does} not answer any more: {is_} stopped, or cut off" if peers else ""

@@ -1,0 +1,145 @@
+"""What changes in the block tables from step to step, as arrays: read where the cache is, repeated where a copy is.
+
+A change of a row is four numbers: its place in the batch, the first block that is new, how many blocks the row has now,
+and how many of these are null. 0 for the first new block says that all of the row is new.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ...config import CacheConfig
+from ..arrays import grown_i64, view_i64, zeros_i64
+from ..sequences.block_table import BlockTable
+from ..store.transfers import Transfers
+from .batch import Batch
+from .seen_rows import SeenRows
+from .step_plan import StepPlan
+from .step_tokens import GivenTokens
+from .swap_plan import SwapPlan
+
+#: Numbers of a changed row.
+CHANGE: Final[i64] = 4
+
+
+class TableReader:
+    """Reads what has changed in the block tables of one cache since it read them last."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        self._seen = [
+            SeenRows(config.max_num_seqs, -(-config.max_model_len // group.block_size)) for group in config.layer_groups
+        ]
+        self._words = zeros_i64(0)
+
+    def read(self, plan: StepPlan, group: int) -> list[npt.NDArray[np.int64]]:
+        """The changed rows of a step in one layer group, int64 (4n,), and their new block ids. O(B + new blocks)."""
+        table = plan._tables[group]
+        rows = plan._batch.rows
+        seen = self._seen[group]
+        num_changes = self._note_changes(seen, table, rows)
+        words = self._words
+        end = CHANGE * num_changes
+        for at in range(0, CHANGE * num_changes, CHANGE):
+            row = rows[words[at]]
+            first = words[at + 1]
+            count = words[at + 2] - first
+            words = self._room(end + count)
+            source = row * table.width + first
+            for index in range(count):
+                words[end + index] = i64(table.blocks[source + index])
+            end += count
+            seen.note(row, table, row)
+        whole = view_i64(words)
+        return [whole[: int(CHANGE * num_changes)].copy(), whole[int(CHANGE * num_changes) : int(end)].copy()]
+
+    def _note_changes(self, seen: SeenRows, table: BlockTable, rows: vec[i64]) -> i64:
+        """Write the changed rows to the beginning of the words; how many there are."""
+        words = self._room(CHANGE * i64(len(rows)))
+        num_words: i64 = 0
+        for index in range(i64(len(rows))):
+            row = rows[index]
+            is_new = seen.is_new(row, table, row)
+            if is_new or seen.num_blocks[row] != table.num_blocks[row] or seen.num_null[row] != table.num_null[row]:
+                words[num_words] = index
+                words[num_words + 1] = i64(0) if is_new else seen.num_blocks[row]
+                words[num_words + 2] = table.num_blocks[row]
+                words[num_words + 3] = table.num_null[row]
+                num_words += CHANGE
+        return num_words // CHANGE
+
+    def _room(self, count: i64) -> vec[i64]:
+        if count > len(self._words):
+            self._words = grown_i64(self._words, int(2 * count))
+        return self._words
+
+    def forget(self) -> None:
+        """Let everything be new at the next reading."""
+        for seen in self._seen:
+            seen.forget()
+
+
+class TableCopy:
+    """Copies of another process's block tables, and plans over them. It trusts what it is told."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        self.tables = [
+            BlockTable(config.max_num_seqs, -(-config.max_model_len // group.block_size), group.block_size)
+            for group in config.layer_groups
+        ]
+
+    def num_blocks(self, group: int) -> npt.NDArray[np.int64]:
+        """How many blocks each row of a layer group has, read-only, live."""
+        return view_i64(self.tables[group].num_blocks)
+
+    def num_null(self, group: int) -> npt.NDArray[np.int64]:
+        """How many null blocks each row of a layer group begins with, read-only, live."""
+        return view_i64(self.tables[group].num_null)
+
+    def swap_plan(self, moves: list[list[int]]) -> SwapPlan:
+        """A plan of swaps. moves: swap_outs, swap_ins and copies, each (from, to, group) one after another."""
+        return SwapPlan(self.tables, _transfers(moves))
+
+    def step_plan(
+        self,
+        batch: list[npt.NDArray[np.int64]],
+        token_ids: npt.NDArray[np.int64],
+        changes: list[list[npt.NDArray[np.int64]]],
+        moves: list[list[int]],
+    ) -> StepPlan:
+        """The plan of a step, once its changes are made. O(B + T + new blocks).
+
+        batch: rows, starts, scheduled tokens and statuses. changes: of each layer group, as `TableReader.read` gave.
+        """
+        rows = vec[i64](batch[0])
+        clock = self.tables[0]
+        clock.version += 1
+        tokens = GivenTokens(vec[i64](token_ids))
+        made = Batch(clock, tokens, rows, vec[i64](batch[1]), vec[i64](batch[2]), vec[i64](batch[3]))
+        for table, (changed, blocks) in zip(self.tables, changes, strict=True):
+            _change_rows(table, rows, vec[i64](changed), vec[i64](blocks))
+        return StepPlan(self.tables, made, zeros_i64(0), _transfers(moves))
+
+
+def _change_rows(table: BlockTable, rows: vec[i64], changed: vec[i64], blocks: vec[i64]) -> None:
+    source: i64 = 0
+    for at in range(0, i64(len(changed)), CHANGE):
+        row = rows[changed[at]]
+        count = changed[at + 2] - changed[at + 1]
+        num_null = changed[at + 3]
+        if changed[at + 1] == 0:
+            table.cut_row(row, 0)
+            table.num_null[row] = num_null
+        for index in range(count):
+            table.push_block(row, blocks[source + index])
+        if num_null > table.num_null[row]:
+            table.clear_front(row, num_null)
+        source += count
+
+
+def _transfers(moves: list[list[int]]) -> Transfers:
+    transfers = Transfers()
+    transfers.swap_outs, transfers.swap_ins, transfers.copies = moves
+    return transfers

@@ -1,0 +1,106 @@
+"""Whole messages, in order, between two processes; a message that has begun goes on within a time limit."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import threading
+from contextlib import suppress
+from typing import Protocol
+
+_LENGTH = struct.Struct("<Q")
+#: Of a message: nothing longer is read.
+MAX_BYTES = 2**32
+
+
+class Connection(Protocol):
+    """What carries messages: `SocketConnection`, `multiprocessing.Pipe()`, or one of your own."""
+
+    def send_bytes(self, message: bytes, /) -> None:
+        """Send one message. Raises `OSError` when the other side has gone."""
+
+    def recv_bytes(self) -> bytes:
+        """The next message. Raises `EOFError` or `OSError` when the other side has gone."""
+
+    def poll(self, timeout: float = 0.0, /) -> bool:
+        """Whether a message comes within `timeout` seconds; True also when the other side has gone."""
+
+
+class ConnectionLost(OSError):
+    """The other side has ended, or was silent in the middle of a message."""
+
+
+class SocketConnection:
+    """`Connection` over a stream socket. `send_bytes` may be called by several threads, `recv_bytes` by one.
+
+    limit: seconds that the other side may take nothing of a message that is sent, or send nothing of one that has
+    begun. Between messages it may be silent for ever.
+    """
+
+    def __init__(self, connection: socket.socket, limit: float = 300.0) -> None:
+        self._socket = connection
+        self._limit = limit
+        self._lock = threading.Lock()
+        connection.settimeout(None)
+        # Limits of the two directions that one thread may send in while another one receives.
+        seconds = struct.pack("ll", int(limit), int(limit % 1 * 1e6))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+
+    def send_bytes(self, message: bytes, /) -> None:
+        """Send one message. Raises `ConnectionLost` if the other side has ended, or takes nothing for the limit."""
+        try:
+            with self._lock:
+                self._socket.sendall(_LENGTH.pack(len(message)))
+                self._socket.sendall(message)
+        except BlockingIOError as error:
+            raise ConnectionLost(f"nothing was taken for {self._limit:g} s") from error
+        except OSError as error:
+            raise ConnectionLost(str(error)) from error
+
+    def recv_bytes(self) -> bytearray:
+        """The next message, however late it begins. Raises `ConnectionLost`."""
+        (length,) = _LENGTH.unpack(self._receive(_LENGTH.size, has_begun=False))
+        if length > MAX_BYTES:
+            raise ConnectionLost(f"a message of {length} bytes was announced; {MAX_BYTES} are read at most")
+        return self._receive(length, has_begun=True)
+
+    def poll(self, timeout: float = 0.0, /) -> bool:
+        """Whether a message begins within `timeout` seconds; True also when the other side has ended."""
+        return self._is_ready(select.POLLIN, timeout)
+
+    def takes(self) -> bool:
+        """Whether the other side has room for a short message now."""
+        return self._is_ready(select.POLLOUT, 0.0)
+
+    def close(self) -> None:
+        """End the connection; the other side notices."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _is_ready(self, what: int, timeout: float) -> bool:
+        waiting = select.poll()
+        try:
+            waiting.register(self._socket, what)
+        except ValueError:  # closed
+            return what == select.POLLIN
+        return bool(waiting.poll(timeout * 1000))
+
+    def _receive(self, length: int, has_begun: bool) -> bytearray:
+        data = bytearray(length)
+        view, done = memoryview(data), 0
+        while done < length:
+            try:
+                count = self._socket.recv_into(view[done:])
+            except BlockingIOError as error:
+                if not has_begun and not done:
+                    continue
+                raise ConnectionLost(f"a message broke off for {self._limit:g} s") from error
+            except OSError as error:
+                raise ConnectionLost(str(error)) from error
+            if not count:
+                raise ConnectionLost("the other side has ended")
+            done += count
+        return data

@@ -1,0 +1,362 @@
+"""Plans as messages, for the ranks that carry them out.
+
+A step ("step") and moves between the pools ("swap") are arrays of one message, all int32:
+
+    shape       sequences at once; then the block size and width of each layer group's table
+    swap_outs   swap_ins   copies                 (from, to, group) of each move
+    rows   starts   scheduled                     of each sequence ("step" alone, and all that follows)
+    unserved                                      (place in the batch, status) of each sequence without slots
+    token_ids                                     of each new token, -1 for one that is not known
+    changed   blocks                              of each layer group: rows that have changed, and their new block ids
+
+The layout of `changed` is in `core.plan.table_changes`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..answers import SeqStatus
+from ..arguments import require_int, require_str, shown
+from ..config import MAX_BLOCKS, MAX_MODEL_LEN, CacheConfig
+from ..core.gate import Gate
+from ..core.plan import StepPlan, SwapPlan, TableCopy, TableReader
+from ..core.refusing import refuse_copy, refuse_pickle
+from ..core.tokens import MAX_TOKEN
+from ..errors import InvalidArgument
+from .chain import Chain
+from .message import Message, split
+
+IntArray = npt.NDArray[np.int64]
+_NONE: npt.NDArray[np.int32] = np.empty(0, np.int32)
+#: Arrays before those of layer groups: of a swap plan, and of a step.
+_SWAP_ARRAYS, _STEP_ARRAYS = 4, 9
+_MOVES = ("swap_outs", "swap_ins", "copies")
+
+
+class PlanSender:
+    """One end of a chain of plans: makes the bytes that every rank's `PlanReceiver` reads, all of them, in this order.
+
+    A message has of the block tables what has changed since the one before. It names its step, and the digest of all
+    messages before it, so a rank that has missed, doubled or altered one says so at the next, by name. The digest finds
+    errors, not forgeries: a 16-byte BLAKE2b without a key.
+
+    config: the `CacheConfig` of the cache whose plans these are. start: what both ends agreed on before: their digests
+    begin with it. Raises `InvalidArgument` for anything else.
+    """
+
+    def __init__(self, config: object, start: bytes = b"") -> None:
+        self._config = _require_config(config)
+        self._shape = _shape_of(self._config)
+        self._reader = TableReader(self._config)
+        self._chain = Chain(start)
+        #: Of the cache whose plans these are, once the first was taken.
+        self._tables: list[Any] = []
+        self._gate = Gate()
+
+    @property
+    def num_steps(self) -> int:
+        """Messages so far. O(1)."""
+        return self._chain.number
+
+    @property
+    def digest(self) -> str:
+        """The digest of all messages so far, 32 hexadecimal digits. O(1)."""
+        return self._chain.digest.hex()
+
+    def to_bytes(self, plan: object, moves_only: object = False, token_ids: object = None) -> bytes:
+        """The next message of the chain: a `StepPlan` or a `SwapPlan`. O(B + T + new blocks), 16 bytes a decoded token.
+
+        moves_only: leave out the sequences, of a step plan that is not run because `reserve` was called again; its
+        copies and swaps are to be carried out all the same, and this works though the plan is stale. token_ids:
+        `plan.input_ids` in which the caller has put drafts in the places of -1, integers (T,); None for those alone.
+        Raises `StalePlan`, and `InvalidArgument` for a plan of a cache of another shape, or of another cache than the
+        plans before, and `ConcurrentCall`; the chain goes on as if this call had not been.
+        """
+        if not isinstance(moves_only, bool):
+            raise InvalidArgument(f"moves_only is {shown(moves_only)}; it must be True or False")
+        if not isinstance(plan, SwapPlan):
+            raise InvalidArgument(f"plan is {shown(plan)}; a StepPlan or a SwapPlan is needed")
+        self._gate.enter("to_bytes")
+        is_whole = False
+        try:
+            message = self._message(plan, moves_only, token_ids)
+            is_whole = True
+            return message
+        finally:
+            if not is_whole:
+                # Rows may have been noted that no message told of.
+                self._reader.forget()
+            self._gate.leave()
+
+    def _message(self, plan: SwapPlan, moves_only: bool, token_ids: object) -> bytes:
+        self._require_own(plan._tables)
+        moves = plan._transfers
+        arrays = [self._shape, *(_moves_array(each) for each in (moves.swap_outs, moves.swap_ins, moves.copies))]
+        kind = "swap"
+        if isinstance(plan, StepPlan):
+            kind = "step"
+            groups = len(self._config.layer_groups)
+            arrays += [_NONE] * (5 + 2 * groups) if moves_only else self._step_arrays(plan, groups, token_ids)
+        message = self._chain.next(kind, {}, arrays)
+        self._tables = plan._tables
+        return message
+
+    def _step_arrays(self, plan: StepPlan, num_groups: int, token_ids: object) -> list[npt.NDArray[Any]]:
+        plan._batch.require_fresh()
+        statuses = plan.status
+        places = statuses.nonzero()[0]
+        unserved = np.column_stack([places, statuses[places]]).ravel() if len(places) else _NONE
+        ids = plan.input_ids if token_ids is None else _require_tokens(token_ids, plan.num_tokens)
+        arrays: list[npt.NDArray[Any]] = [plan.rows, plan.num_computed, plan.num_scheduled, unserved, ids]
+        for group in range(num_groups):
+            arrays += self._reader.read(plan, group)
+        plan._batch.require_fresh()
+        return arrays
+
+    def _require_own(self, tables: list[Any]) -> None:
+        pairs = [(int(table.block_size), int(table.width)) for table in tables]
+        shape = _shape(int(tables[0].max_num_seqs), pairs)
+        if not np.array_equal(shape, self._shape):
+            raise InvalidArgument(
+                f"plan has block sizes {shape[1::2].tolist()}, tables {shape[2::2].tolist()} blocks wide and "
+                f"{shape[0]} sequences; the config of this sender says {self._shape[1::2].tolist()}, "
+                f"{self._shape[2::2].tolist()} and {self._shape[0]}"
+            )
+        if self._tables and self._tables[0] is not tables[0]:
+            raise InvalidArgument("plan is of another cache than the plans before it; a sender is for one cache")
+
+    def __copy__(self) -> PlanSender:
+        raise refuse_copy("a PlanSender", "make another one, and other receivers")
+
+    def __deepcopy__(self, memo: object) -> PlanSender:
+        raise refuse_copy("a PlanSender", "make another one, and other receivers")
+
+    def __reduce__(self) -> str:
+        raise refuse_pickle("a PlanSender", "make one where the cache is")
+
+
+class PlanReceiver:
+    """The other end of a chain of plans: reads what one `PlanSender` makes, on each rank that has blocks of its own.
+
+    It keeps a copy of the block tables, to which a message brings what has changed; equal messages make equal plans. A
+    message is checked as a whole before any of it is taken in: after an error the rank is where it was.
+
+    config: the `CacheConfig` of the sender's cache. name: what errors call this rank. start: as for the sender.
+    """
+
+    def __init__(self, config: object, name: object = "this rank", start: bytes = b"") -> None:
+        self._config = _require_config(config)
+        self._name = require_str("name", name)
+        self._shape = _shape_of(self._config)
+        self._copy = TableCopy(self._config)
+        self._num_blocks = self._config.num_blocks
+        self._chain = Chain(start)
+        self._gate = Gate()
+
+    @property
+    def num_steps(self) -> int:
+        """Messages read so far. O(1)."""
+        return self._chain.number
+
+    @property
+    def digest(self) -> str:
+        """The digest of all messages read so far, equal to the sender's after the same ones. O(1)."""
+        return self._chain.digest.hex()
+
+    def resize(self, num_blocks: object) -> None:
+        """The rank's KV tensors have this many blocks now, as the sender's pool has; no plan may name others. O(1)."""
+        self._num_blocks = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
+
+    def from_bytes(self, data: object) -> SwapPlan:
+        """Read the next message: bytes, anything with a buffer of them, or a `Message` that was read. O(bytes).
+
+        Returns what was sent, a `StepPlan` or a `SwapPlan`; a step plan is stale once the next one is read.
+        Raises `DivergedRank` unless it continues what this rank has read, and `InvalidArgument` for bytes that are no
+        message, or one of another shape of cache, or that name a row, block or slot outside it; `ConcurrentCall`.
+        """
+        self._gate.enter("from_bytes")
+        try:
+            message = data if isinstance(data, Message) else Message.of(data)
+            self._chain.require_next(message, self._name)
+            plan = self._plan(message)
+            self._chain.take(message)
+            return plan
+        finally:
+            self._gate.leave()
+
+    def _plan(self, message: Message) -> SwapPlan:
+        num_groups = len(self._config.layer_groups)
+        expected = {"swap": _SWAP_ARRAYS, "step": _STEP_ARRAYS + 2 * num_groups}
+        if message.kind not in expected:
+            raise InvalidArgument(f"message is a {message.kind!r}; a plan is a 'step' or a 'swap'")
+        arrays = split(message.items.astype(np.int64), message.sizes)
+        self._require_shape(arrays[0] if arrays else message.items)
+        if len(arrays) != expected[message.kind]:
+            raise InvalidArgument(f"message has {len(arrays)} arrays; a {message.kind} has {expected[message.kind]}")
+        moves = self._read_moves(arrays[1:_SWAP_ARRAYS])
+        if message.kind == "swap":
+            if moves[2]:
+                raise InvalidArgument("message is a swap plan with copies; it has none")
+            return self._copy.swap_plan(moves)
+        batch = self._read_batch(*arrays[_SWAP_ARRAYS:_STEP_ARRAYS])
+        changes = [arrays[at : at + 2] for at in range(_STEP_ARRAYS, len(arrays), 2)]
+        for group, (changed, blocks) in enumerate(changes):
+            self._check_changes(group, changed, blocks, batch)
+        return self._copy.step_plan(batch, arrays[_STEP_ARRAYS - 1], changes, moves)
+
+    def _require_shape(self, shape: npt.NDArray[Any]) -> None:
+        own = self._shape.tolist()
+        theirs = shape.tolist()
+        if theirs == own:
+            return
+        if len(theirs) != len(own) or theirs[0] != own[0]:
+            raise InvalidArgument(
+                f"message is a plan of {len(theirs) // 2} groups and {max(theirs[:1], default=0)} sequences at once; "
+                f"{self._name} has {len(own) // 2} and {own[0]}"
+            )
+        group = next(at for at in range(1, len(own), 2) if theirs[at : at + 2] != own[at : at + 2])
+        raise InvalidArgument(
+            f"message has block size {theirs[group]} and {theirs[group + 1]} blocks a sequence in group {group // 2}; "
+            f"{self._name} has {own[group]} and {own[group + 1]}"
+        )
+
+    def _read_moves(self, arrays: list[IntArray]) -> list[list[int]]:
+        pool, cpu = self._num_blocks, self._config.num_cpu_blocks
+        ends = ((pool, cpu), (cpu, pool), (pool, pool))
+        for name, array, (num_from, num_to) in zip(_MOVES, arrays, ends, strict=True):
+            if len(array):
+                _check_moves(name, array, num_from, num_to, len(self._config.layer_groups))
+        return [array.tolist() for array in arrays]
+
+    def _read_batch(
+        self, rows: IntArray, starts: IntArray, scheduled: IntArray, unserved: IntArray, ids: IntArray
+    ) -> list[IntArray]:
+        """Rows, starts, scheduled tokens and statuses, of which each is within its limits."""
+        if not len(rows) == len(starts) == len(scheduled) or len(unserved) % 2:
+            raise InvalidArgument(
+                f"message has {len(rows)} rows, {len(starts)} starts and {len(scheduled)} counts; one each is needed"
+            )
+        statuses = np.zeros(len(rows), np.int64)
+        if len(rows):
+            self._check_rows(rows, starts, scheduled)
+        for place, status in unserved.reshape(-1, 2).tolist():
+            is_known = 0 <= place < len(rows) and SeqStatus.SCHEDULED < status <= max(SeqStatus)
+            if not is_known or scheduled[place]:
+                raise InvalidArgument(f"message has status {status} for sequence {place} of {len(rows)}")
+            statuses[place] = status
+        if len(ids) != int(np.add.reduce(scheduled)):
+            raise InvalidArgument(f"message has {len(ids)} tokens; its sequences have {scheduled.sum()}")
+        if _exceeds(ids + 1, MAX_TOKEN + 1):
+            raise InvalidArgument(
+                f"message has tokens from {ids.min()} to {ids.max()}; a token is from 0 to {MAX_TOKEN}, -1 is not known"
+            )
+        return [rows, starts, scheduled, statuses]
+
+    def _check_rows(self, rows: IntArray, starts: IntArray, scheduled: IntArray) -> None:
+        limit = self._config.max_num_seqs
+        if _exceeds(rows, limit - 1) or np.count_nonzero(np.bincount(rows)) < len(rows):
+            raise InvalidArgument(f"message has rows {shown(rows.tolist())}; rows are from 0 to {limit - 1}, each once")
+        if _exceeds(starts | scheduled, MAX_MODEL_LEN) or _exceeds(starts + scheduled, MAX_MODEL_LEN):
+            raise InvalidArgument(
+                f"message has sequences of {(starts + scheduled).max()} tokens, of which {scheduled.min()} or more are "
+                f"new and {starts.min()} or more are not; the limits are {MAX_MODEL_LEN} and 0"
+            )
+
+    def _check_changes(self, group: int, changed: IntArray, blocks: IntArray, batch: list[IntArray]) -> None:
+        """Refuse changed rows and block ids that cannot be."""
+        rows, starts, scheduled, _ = batch
+        width, size = int(self._shape[2 + 2 * group]), int(self._shape[1 + 2 * group])
+        lengths = self._copy.num_blocks(group)[rows]
+        if len(changed) % 4:
+            raise InvalidArgument(f"message has {len(changed)} numbers of changed rows; each has 4")
+        places, firsts, counts, nulls = changed.reshape(-1, 4).T
+        if len(places):
+            if places[0] < 0 or places[-1] >= len(rows) or (np.diff(places) <= 0).any():
+                raise InvalidArgument(f"message changes the sequences {shown(places.tolist())} of {len(rows)}")
+            had, had_null = lengths[places], self._copy.num_null(group)[rows[places]]
+            follows = (firsts == 0) | ((firsts == had) & (nulls >= had_null))
+            is_sound = follows & (firsts >= 0) & (firsts <= counts) & (counts <= width) & (nulls >= 0)
+            is_sound &= nulls <= counts
+            if not np.logical_and.reduce(is_sound):
+                at = int((~is_sound).argmax())
+                raise InvalidArgument(
+                    f"message changes row {rows[places[at]]} from block {firsts[at]} to {counts[at]}, {nulls[at]} of "
+                    f"them null; it has {had[at]}, {had_null[at]} of them null, and room for {width}"
+                )
+            lengths[places] = counts
+        num_new = int(np.add.reduce(counts - firsts))
+        if num_new != len(blocks):
+            raise InvalidArgument(f"message has {len(blocks)} block ids; its changed rows have {num_new}")
+        if _exceeds(blocks, self._num_blocks - 1):
+            named = blocks.max() if blocks.max() >= self._num_blocks else blocks.min()
+            raise InvalidArgument(f"message has block {named} in a table; blocks are from 0 to {self._num_blocks - 1}")
+        too_long = (scheduled > 0) & (starts + scheduled > lengths * size)
+        if np.logical_or.reduce(too_long):
+            at = int(too_long.argmax())
+            raise InvalidArgument(
+                f"message has {starts[at] + scheduled[at]} tokens for sequence {at}; its {lengths[at]} blocks of "
+                f"{size} hold fewer"
+            )
+
+    def __copy__(self) -> PlanReceiver:
+        raise refuse_copy("a PlanReceiver", "make another one with another sender")
+
+    def __deepcopy__(self, memo: object) -> PlanReceiver:
+        raise refuse_copy("a PlanReceiver", "make another one with another sender")
+
+    def __reduce__(self) -> str:
+        raise refuse_pickle("a PlanReceiver", "make one in the other process")
+
+
+def _require_config(config: object) -> CacheConfig:
+    if not isinstance(config, CacheConfig):
+        raise InvalidArgument(f"config is {shown(config)}; it must be a CacheConfig")
+    return config
+
+
+def _shape_of(config: CacheConfig) -> npt.NDArray[np.int32]:
+    """What all ranks must agree on: the sequences at once, and the block size and width of each group's table."""
+    sizes = [group.block_size for group in config.layer_groups]
+    return _shape(config.max_num_seqs, [(size, -(-config.max_model_len // size)) for size in sizes])
+
+
+def _shape(max_num_seqs: int, tables: list[tuple[int, int]]) -> npt.NDArray[np.int32]:
+    return np.array([max_num_seqs, *(number for pair in tables for number in pair)], np.int32)
+
+
+def _moves_array(triples: list[int]) -> npt.NDArray[np.int32]:
+    return np.array(triples, np.int32) if triples else _NONE
+
+
+def _exceeds(items: IntArray, limit: int) -> bool:
+    """Whether an item is below 0 or above a limit."""
+    return len(items) > 0 and int(np.maximum.reduce(items.view(np.uint64))) > limit
+
+
+def _require_tokens(token_ids: object, count: int) -> npt.NDArray[Any]:
+    tokens = np.asarray(token_ids)
+    if tokens.shape != (count,) or tokens.dtype.kind not in "iu":
+        raise InvalidArgument(f"token_ids has shape {tokens.shape} and dtype {tokens.dtype}; ({count},) integers")
+    if count and (tokens.min() < -1 or tokens.max() > MAX_TOKEN):
+        raise InvalidArgument(f"token_ids is from {tokens.min()} to {tokens.max()}; tokens are from -1 to {MAX_TOKEN}")
+    return tokens
+
+
+def _check_moves(name: str, moves: IntArray, num_from: int, num_to: int, num_groups: int) -> None:
+    if num_from <= 0 or num_to <= 0:
+        raise InvalidArgument(f"message has {name}; the config of this receiver has no CPU pool")
+    if len(moves) % 3:
+        raise InvalidArgument(f"message has {len(moves)} numbers of {name}; each has 3")
+    limits = np.array([(1, num_from), (1, num_to), (0, num_groups)])
+    triples = moves.reshape(-1, 3)
+    wrong = ((triples < limits[:, 0]) | (triples >= limits[:, 1])).any(axis=1)
+    if wrong.any():
+        source, target, group = triples[int(wrong.argmax())].tolist()
+        raise InvalidArgument(
+            f"message has ({source}, {target}) of group {group} in {name}; blocks are from 1 to {num_from - 1} and 1 "
+            f"to {num_to - 1}, groups from 0 to {num_groups - 1}"
+        )
