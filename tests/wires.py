@@ -1,5 +1,7 @@
 """Random caches, told over a network that loses, doubles, delays and cuts: after one heartbeat the mirror is exact.
 
+A quarter of the publishers are as vLLM's are: without snapshots, so what they kept may be too little to know all.
+
     python -m tests.wires --worlds 700 --seed 7     # 100,000 random calls and more, and what happened on the way
 
 A wrong claim is a prompt of which the mirror says another number of tokens than the cache: of what is cached now, of
@@ -17,6 +19,7 @@ from typing import Any
 import blockyard
 from blockyard._build import build_name
 from blockyard.events.following.mirror import Mirror
+from blockyard.events.following.stream import Trust
 
 from .events.wires import Wire
 from .support.seeds import run_seed
@@ -54,9 +57,12 @@ class WiredWorld(World):
             self.beat()
 
     def beat(self) -> None:
-        """One heartbeat, after which the mirror and the cache say the same."""
+        """One heartbeat, after which the mirror says the same as the cache, or that it knows too little."""
         self.wire.beat()
-        self.compare()
+        if self.wire.mirror.trust(self.wire.name) is Trust.LIVE:
+            self.compare()
+        else:
+            assert self.wire.is_foreign
 
     def compare(self) -> None:
         """Every chain of tokens that the cache has told of, some of those it told of before, under their keys, and the

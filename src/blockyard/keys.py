@@ -2,7 +2,7 @@
 
 Each has a type of its own, so a LoRA adapter named like another tenant's salt is still another key. `LoRA` and
 `CacheSalt` hold for a whole request; a `Span` holds for the blocks that it overlaps, so the text before an image is
-shared by prompts with different images.
+shared by prompts with different images. All text is valid Unicode: names of blocks and messages to others contain it.
 
 `canonical_keys` checks what a caller gave. The other functions take its answer as checked.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .arguments import require_int, require_str, shown
+from .arguments import require_int, require_str, require_unicode, shown
 from .errors import InvalidArgument
 
 MAX_POSITION = 2**27
@@ -34,8 +34,8 @@ class LoRA:
     path: str = ""
 
     def __post_init__(self) -> None:
-        require_str("name", self.name)
-        require_str("path", self.path)
+        require_unicode("name", require_str("name", self.name))
+        require_unicode("path", require_str("path", self.path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class CacheSalt:
     value: str
 
     def __post_init__(self) -> None:
-        require_str("value", self.value)
+        require_unicode("value", require_str("value", self.value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ _KINDS = (CacheSalt, LoRA, Span)
 
 
 def _require_text(name: str, value: object) -> None:
-    if not require_str(name, value):
+    if not require_unicode(name, require_str(name, value)):
         raise InvalidArgument(f"{name} is ''; it must not be empty")
 
 

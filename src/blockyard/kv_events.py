@@ -59,8 +59,8 @@ class PublisherStats:
     is_running: whether its thread runs. seconds_since_message: since the last message went out; with a heartbeat of 1 s
     it stays little above that while the thread keeps up.
     num_messages, num_bytes: messages sent live, heartbeats among them, and the bytes of their payloads.
-    num_heartbeats: those that said nothing. num_waiting: hand-overs that wait for the thread. num_deferred: calls of
-    `publish` that left what happened in the cache's log, because too many waited.
+    num_heartbeats: those that said nothing. num_waiting: hand-overs that wait for the thread. num_merged: those
+    that were merged with the one before, because many waited.
     num_replays, num_given_up: replays that were answered to the end, and those whose consumer read too little or went
     away. num_refused: requests that could not be read. num_snapshots, snapshot_bytes: made for replays. num_cut:
     connections cut off for their many topics.
@@ -72,7 +72,7 @@ class PublisherStats:
     num_bytes: int
     num_heartbeats: int
     num_waiting: int
-    num_deferred: int
+    num_merged: int
     num_replays: int
     num_given_up: int
     num_refused: int

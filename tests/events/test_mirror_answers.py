@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,16 @@ from blockyard.events import Match, Mirror, Trust
 from blockyard.events.following.matches import Matches
 from blockyard.events.tables.checking import check_trie
 from blockyard.events.tables.id_pages import IdPages
-from blockyard.events.wire import AllBlocksCleared, Batch, BlockRemoved, BlockStored, Event, encode_batch, packed_list
+from blockyard.events.wire import (
+    NO_KEYS,
+    AllBlocksCleared,
+    Batch,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    encode_batch,
+    packed_list,
+)
 
 from ..support.seeds import run_seed
 
@@ -150,6 +160,57 @@ def test_a_token_out_of_range_is_refused_behind_what_is_known(known: int, length
             with pytest.raises(InvalidArgument, match=rf"token_ids\[{wrong}\] is -5"):
                 mirror.match(asked)
     assert mirror.match(np.array(prompt, dtype=np.int32)) == mirror.match(prompt)
+
+
+def has_window(held: list[bool], size: int, window: int, length: int) -> bool:
+    """Whether a layer group has all blocks that a prompt of `length` tokens needs to go on."""
+    return all(held[max(length - window + 1, 0) // size : length // size]) and length // size <= len(held)
+
+
+@pytest.mark.parametrize("most_groups", [1, 3, 64])
+def test_windows_of_any_number_of_groups(most_groups: int) -> None:
+    draw = random.Random(run_seed() + most_groups)
+    for _ in range(60):
+        num_groups = draw.randint(1, most_groups)
+        sizes = [draw.choice((2, 2, 4, 8)) for _ in range(num_groups)]
+        windows = [draw.choice((0, 2, 5, 9, 40, 1000)) for _ in range(num_groups)]
+        tokens = list(range(8 * draw.randint(1, 12)))
+        held = [[draw.random() < draw.choice((0.5, 0.95, 1.0)) for _ in range(len(tokens) // size)] for size in sizes]
+        events: list[Event] = [AllBlocksCleared()]
+        for group, (size, window) in enumerate(zip(sizes, windows, strict=True)):
+            names = packed([1 + place for place in range(len(tokens) // size)])
+            kind, slides = ("sliding_window", window) if window else ("full_attention", None)
+            events.append(
+                BlockStored(
+                    names,
+                    None,
+                    packed(tokens),
+                    size,
+                    None,
+                    "GPU",
+                    None,
+                    NO_KEYS,
+                    group,
+                    kind,
+                    slides,
+                    NO_KEYS,
+                    num_groups,
+                )
+            )
+            gone = [1 + place for place, has in enumerate(held[group]) if not has]
+            events.append(BlockRemoved(packed(gone), "GPU", group))
+        mirror = Mirror(hash_seed=1)
+        mirror.replayed("one", 0, encode_batch(Batch(0.0, events, 0)))
+        mirror.end_of_replay("one")
+        fitting = [
+            length
+            for length in range(0, len(tokens) + 1, math.lcm(*sizes))
+            if all(
+                has_window(held[group], sizes[group], windows[group] or 10**6, length) for group in range(num_groups)
+            )
+        ]
+        found = mirror.match(tokens).get("one")
+        assert (0 if found is None else found.num_tokens) == fitting[-1]
 
 
 def test_an_answer_stays_what_it_was() -> None:

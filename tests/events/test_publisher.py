@@ -213,6 +213,103 @@ def test_publishing_waits_for_nobody_and_loses_nothing(publishing: Publishing) -
         assert until(subscriber, has_all)
 
 
+@pytest.mark.parametrize("num_steps", [64, 65, 300])
+def test_the_end_of_a_burst_is_sent_without_another_step(publishing: Publishing, num_steps: int) -> None:
+    """The engine is idle afterwards: nobody calls `publish` any more."""
+    cache = make_cache(num_blocks=600, max_model_len=40)
+    publisher = publishing(cache)
+    gate = threading.Event()
+    take_in = publisher._feed.take_in
+    publisher._feed.take_in = lambda changes: gate.wait(PATIENCE_SECONDS) and take_in(changes)  # type: ignore[method-assign]
+    for number in range(num_steps):
+        cache.free(compute(cache, [number] * 4))
+        publisher.publish()
+        assert publisher.stats().num_waiting <= 64
+    gate.set()
+    mirror = Mirror()
+    with Subscriber(mirror) as subscriber:
+        follow(subscriber, publisher)
+        assert until(subscriber, lambda: all(mirror.match([number] * 4) for number in range(num_steps)))
+
+
+def test_no_heartbeat_says_that_all_is_sent_while_something_is_not(publishing: Publishing) -> None:
+    """An interrupt may leave events between the cache and the thread until the next call."""
+    cache = make_cache()
+    publisher = publishing(cache, heartbeat=0.01)
+    compute(cache, PROMPT)
+    publisher._taken.append(cache.take_events())  # as an interrupt would leave it
+    wait_until(lambda: publisher.stats().num_waiting == 1)
+    before = publisher.stats().num_heartbeats
+    time.sleep(0.1)
+    assert publisher.stats().num_heartbeats <= before + 1  # one may have been on its way
+    publisher.publish()
+    wait_until(lambda: publisher.stats().num_heartbeats > before + 1)
+    assert publisher.stats().num_waiting == 0
+
+
+def test_what_cannot_be_written_ends_no_publisher(publishing: Publishing) -> None:
+    """Consumers are not told of blocks whose keys have no encoding, and of all others."""
+    cache = make_cache()
+    publisher = publishing(cache)
+    nothing = cache.take_events()
+    roots, names = ((1000, (("salt", "\ud800"),)),), np.array([1001], dtype=np.int64)
+    tokens = np.array([[1, 2, 3, 4]], dtype=np.int32)
+    changes = dataclasses.replace(nothing, new_roots=roots, contents=names, parents=names - 1, token_ids=tokens)
+    publisher._waiting.append(changes)
+    publisher._wake_up()
+    compute(cache, PROMPT)
+    publisher.publish()
+    mirror = Mirror()
+    with Subscriber(mirror) as subscriber:
+        follow(subscriber, publisher)
+        assert until(subscriber, lambda: tokens_of(mirror) == 12)
+    assert publisher.stats().is_running
+
+
+def test_a_message_that_cannot_be_made_is_a_gap(publishing: Publishing) -> None:
+    cache = make_cache()
+    publisher = publishing(cache, heartbeat=3600)
+    mirror = Mirror()
+    feed, payload = publisher._feed, publisher._feed._payload
+    with Subscriber(mirror) as subscriber:
+        follow(subscriber, publisher)
+        compute(cache, PROMPT[:4])
+        publisher.publish()
+        assert until(subscriber, lambda: tokens_of(mirror) == 4)
+
+        def failing(_: Any) -> Any:
+            feed._payload = payload  # type: ignore[method-assign]
+            raise MemoryError
+
+        feed._payload = failing  # type: ignore[method-assign]
+        compute(cache, PROMPT)
+        publisher.publish()
+        assert until(subscriber, lambda: tokens_of(mirror) == 12)
+        assert mirror.trust("worker") is Trust.LIVE
+
+
+def test_an_answer_that_cannot_be_made_ends_no_publisher(publishing: Publishing) -> None:
+    cache = make_cache()
+    publisher = publishing(cache)
+    broken = [MemoryError(), MemoryError()]
+    feed, encoded = publisher._feed, publisher._feed._snapshot
+
+    def failing() -> Any:
+        if broken:
+            raise broken.pop()
+        return encoded()
+
+    feed._snapshot = failing  # type: ignore[method-assign]
+    compute(cache, PROMPT)
+    publisher.publish()
+    mirror = Mirror()
+    with Subscriber(mirror) as subscriber:
+        follow(subscriber, publisher)
+        assert until(subscriber, lambda: tokens_of(mirror) == 12)
+    assert not broken
+    assert publisher.stats().num_given_up == 2
+
+
 def test_closing_twice_is_nothing_and_what_was_published_is_out(
     publishing: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

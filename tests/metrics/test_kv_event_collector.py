@@ -54,9 +54,17 @@ def test_what_a_publisher_did_is_what_it_tells(monkeypatch: pytest.MonkeyPatch) 
             for number in range(65):
                 hostile.setsockopt(zmq.SUBSCRIBE, b"%d" % number)
             wait_until(lambda: (value(registry, "subscribers_cut_total") or 0) >= 1)
-        monkeypatch.setattr(publishing, "MOST_WAITING", 0)
-        publisher.publish()
-        assert value(registry, "deferred_total") == 1
+        monkeypatch.setattr(publishing, "FEW_WAITING", 1)
+        take_in, goes_on = publisher._feed.take_in, threading.Event()
+        publisher._feed.take_in = lambda changes: goes_on.wait(PATIENCE_SECONDS) and take_in(changes)  # type: ignore[method-assign]
+        for number, expected in enumerate((1, 2, 2)):  # the first is taken in, the third merged with the second
+            seq = cache.allocate([number, 7, 7, 7])
+            cache.commit([seq], cache.reserve([seq]).num_scheduled)
+            publisher.publish()
+            wait_until(lambda: publisher._in_hand is not None)
+            assert value(registry, "waiting") == expected
+        assert value(registry, "merged_total") == 1
+        goes_on.set()
     assert value(registry, "running") == 0
     assert (value(registry, "message_age_seconds") or 0) > 0
 

@@ -26,7 +26,7 @@ def test_names_of_tenants_keep_the_salt_secret() -> None:
     assert secret == tenant_of((CacheSalt("hunter2"), Span("cat", 0, 4)))
     assert secret != tenant_of((CacheSalt("hunter3"),))
     assert tenant_of((LoRA("poet"), CacheSalt("hunter2"))) == f"lora:poet {secret}"
-    assert tenant_of((CacheSalt("\udc80"),)).startswith("salt:")
+    assert tenant_of((CacheSalt("\u20ac"),)).startswith("salt:")
 
 
 def test_few_tenants_are_all_shown() -> None:

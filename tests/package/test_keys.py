@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,22 @@ def test_positions_become_plain_integers() -> None:
     span = Span("cat", np.int64(4), np.uint8(6))  # type: ignore[arg-type]
     assert [type(value) for value in (span.start, span.length)] == [int, int]
     assert span == CAT
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda text: CacheSalt(text), "value"),
+        (lambda text: LoRA(text), "name"),
+        (lambda text: LoRA("poet", text), "path"),
+        (lambda text: Span(text, 0, 4), "content"),
+        (lambda text: Span("cat", 0, 4, text), "kind"),
+    ],
+)
+def test_text_that_has_no_encoding(make: Callable[[str], Any], name: str) -> None:
+    """It would be in messages to consumers, and in names of blocks: nothing could write it."""
+    with pytest.raises(InvalidArgument, match=rf"{name} holds '\\ud800' at position 2; it must be valid Unicode"):
+        make("ab\ud800")
 
 
 @pytest.mark.parametrize("value", [-1, MAX_POSITION, 2**70, 1.0, True, None, "1"])

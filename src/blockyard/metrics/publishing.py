@@ -22,7 +22,7 @@ _COUNTERS: tuple[_Row, ...] = (
     ("messages", "Messages sent live, heartbeats among them.", lambda seen: seen.num_messages),
     ("heartbeats", "Messages that said nothing.", lambda seen: seen.num_heartbeats),
     ("bytes", "Bytes of the payloads of live messages.", lambda seen: seen.num_bytes),
-    ("deferred", "Steps whose events stayed in the cache's log.", lambda seen: seen.num_deferred),
+    ("merged", "Hand-overs merged with the one before, because many waited.", lambda seen: seen.num_merged),
     ("snapshots", "Snapshots made for replays.", lambda seen: seen.num_snapshots),
     ("subscribers_cut", "Connections cut off for their many topics.", lambda seen: seen.num_cut),
     ("snapshot_bytes", "Their bytes.", lambda seen: seen.snapshot_bytes),

@@ -39,7 +39,7 @@ def tenant_of(extra_keys: Iterable[ExtraKey]) -> str:
 
 
 def _digest(secret: str) -> str:
-    return hashlib.blake2b(secret.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+    return hashlib.blake2b(secret.encode(), digest_size=6).hexdigest()
 
 
 class TenantTokens(Collector):

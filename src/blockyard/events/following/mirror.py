@@ -18,6 +18,7 @@ from ...keys import canonical_keys, plain_keys, require_spans_within, spans_by_b
 from ..tables.block_trie import BlockTrie, Path
 from ..tables.lengths import HolderRows, Lengths
 from ..tables.packed_numbers import num_items
+from ..tables.window_groups import WindowGroup, longest_fit
 from ..tagged_keys import lora_name, untagged
 from ..wire import GPU, MAX_SEQUENCE, AllBlocksCleared, BlockRemoved, BlockStored, Event, Payload, keys_in
 from .matches import Matches
@@ -27,6 +28,7 @@ MAX_BLOCK_SIZE = 4096
 MAX_WORKERS = 2**16
 #: Layer groups of one worker, and window lengths, as a publisher may name them.
 MAX_GROUPS = 64
+MAX_WINDOW = 2**31 - 1
 
 
 @dataclass(slots=True)
@@ -116,8 +118,9 @@ class Mirror:
         message = self._read(worker, sequence, payload)
         if message is not None:
             with self._noticed(worker):
-                if self._worker(worker).order.replayed(message):
-                    self._apply(worker, message)
+                following = self._worker(worker).order.replayed(message)
+                if following is not None:
+                    self._apply(worker, following)
 
     def end_of_replay(self, worker: str) -> None:
         """The replay's end mark: what came live meanwhile counts from now on."""
@@ -208,10 +211,13 @@ class Mirror:
         names, token_ids = bytes(event.block_hashes), bytes(event.token_ids)
         if num_items(token_ids) == 0:  # of other media, where vLLM names blocks alone
             return
+        num_groups = state.num_groups
+        if event.num_groups is not None:
+            num_groups = require_int("num_groups", event.num_groups, 1, MAX_GROUPS)
         group = self._group(state, event)
-        if event.num_groups is not None and event.num_groups != state.num_groups:
+        if num_groups != state.num_groups:
             self._forget_layout()
-            state.num_groups = event.num_groups
+            state.num_groups = num_groups
             state.settle()
         parent = None if event.parent_block_hash is None else _name(event.parent_block_hash)
         request, keys = _keys_of(event, num_items(names))
@@ -227,20 +233,17 @@ class Mirror:
                 self._tries[group.block_size].remove(group.holder, _medium(event.medium), names)
 
     def _group(self, state: _Worker, event: BlockStored) -> _Group:
-        number = event.group_idx or 0
+        number, window = event.group_idx or 0, event.kv_cache_spec_sliding_window or 0
         group = state.groups.get(number)
-        if group is not None and group.block_size == event.block_size:
+        if group is not None and group.block_size == event.block_size and group.window == window:
             return group
-        if not 1 <= event.block_size <= MAX_BLOCK_SIZE or not 0 <= number < MAX_GROUPS:
-            raise InvalidArgument(
-                f"block_size is {event.block_size} and group_idx {number}; the limits are {MAX_BLOCK_SIZE} and "
-                f"{MAX_GROUPS - 1}"
-            )
+        require_int("group_idx", number, 0, MAX_GROUPS - 1)
+        require_int("block_size", event.block_size, 1, MAX_BLOCK_SIZE)
+        require_int("kv_cache_spec_sliding_window", window, 0, MAX_WINDOW)
         self._forget_layout()
         if group is not None:
             state.plain = None
             self._drop_group(state.groups.pop(number))
-        window = event.kv_cache_spec_sliding_window or 0
         group = _Group(event.block_size, window, self._holder(event.block_size))
         state.groups[number] = group
         state.settle()
@@ -275,7 +278,8 @@ class Mirror:
     def match(self, token_ids: Any, extra_keys: Any = ()) -> Matches:
         """For each worker that has any, the leading tokens of a prompt that it has. O(blocks found + workers).
 
-        With layer groups: as many tokens as all of them have, and of a sliding window its last tokens.
+        With layer groups: as many tokens as all of them have, and of a sliding window its last tokens, which takes
+        O(blocks of the window) for each worker that has one, at most O(blocks found) for each of its groups.
         Raises `InvalidArgument` for bad tokens or keys.
         """
         keys = canonical_keys(extra_keys)
@@ -335,17 +339,13 @@ class Mirror:
 
     def _within_windows(self, state: _Worker, found: dict[int, list[_Found]], form: int, length: int) -> int:
         """The longest hit of at most `length` tokens (-1: any) whose last tokens every window has, in whole blocks."""
-        windows = [group for group in state.groups.values() if group.window]
         step = math.lcm(*(group.block_size for group in state.groups.values()))
-        if length < 0:
-            length = max(len(found[group.block_size][form].path) * group.block_size for group in windows)
-        length -= length % step
-        runs = [
-            self._tries[group.block_size].runs(found[group.block_size][form].path, group.holder) for group in windows
+        windows = [
+            WindowGroup(self._tries[group.block_size], found[group.block_size][form].path, group.holder, group.window)
+            for group in state.groups.values()
+            if group.window
         ]
-        while length > 0 and not all(map(_has_window, windows, runs, [length] * len(windows))):
-            length -= step
-        return length
+        return longest_fit(windows, length if length >= 0 else max(group.num_tokens for group in windows), step)
 
     def num_holdings(self) -> int:
         """Blocks that workers have, each counted for each of them. O(block sizes)."""
@@ -354,12 +354,6 @@ class Mirror:
     def num_bytes(self) -> int:
         """Bytes of the tries' arrays. O(block sizes)."""
         return sum(trie.num_bytes() for trie in self._tries.values())
-
-
-def _has_window(group: _Group, runs: list[int], length: int) -> bool:
-    """Whether a group has all blocks of its window before a length. runs: `BlockTrie.runs` of the prompt."""
-    first, last = max(length - group.window + 1, 0) // group.block_size, length // group.block_size
-    return last <= len(runs) and (last == 0 or runs[last - 1] >= last - first)
 
 
 def _name(given: int | bytes) -> int:

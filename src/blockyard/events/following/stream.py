@@ -8,6 +8,8 @@ from enum import Enum
 from typing import NamedTuple
 from zlib import crc32
 
+import msgspec
+
 from ..wire import AllBlocksCleared, Batch, Payload, decode_batch
 
 #: Live messages that are kept while a replay is awaited; with more, another replay is needed.
@@ -38,8 +40,12 @@ class Message(NamedTuple):
 
     @property
     def is_snapshot(self) -> bool:
-        """Whether it needs none before it."""
-        return bool(self.batch.events) and isinstance(self.batch.events[0], AllBlocksCleared)
+        """Whether it needs none before it: on the way it says that nothing is cached any more."""
+        return any(isinstance(event, AllBlocksCleared) for event in self.batch.events)
+
+    def as_snapshot(self) -> Message:
+        """The same message of a publisher whose cache was empty before it."""
+        return self._replace(batch=msgspec.structs.replace(self.batch, events=[AllBlocksCleared(), *self.batch.events]))
 
     def without_events(self) -> Message:
         """For one that has to wait: decoded, events may take 80 times the bytes that carried them."""
@@ -60,7 +66,10 @@ class MessageOrder:
 
     Numbers go up by one. A message that was seen is passed over; one with the number of another, or with another epoch,
     is of a publisher that began anew. After a gap `replay_from` says from where a replay is needed (0: from the
-    beginning), and what comes meanwhile is kept. A replay answers from there, or with a snapshot under any number.
+    beginning), and what comes meanwhile is kept. A replay answers from there, or with a snapshot under any number. One
+    from 0 that begins with number 0 is complete without a snapshot: publishers number from 0 when their cache is empty.
+    A publisher that keeps some messages and makes no snapshots (vLLM, SGLang) may have none of those that are missing;
+    its answer then begins with a later number, and nothing is trusted until it clears its cache or starts again.
     """
 
     def __init__(self) -> None:
@@ -72,6 +81,8 @@ class MessageOrder:
         self._seen: OrderedDict[int, int] = OrderedDict()
         self._ahead: dict[int, Message] = {}
         self._ahead_bytes = 0
+        #: The highest number that is known to have been sent, by any message since the last one that was applied.
+        self._newest = -1
         #: When the latest snapshot was made; kept messages from before it are of no use.
         self._snapshot_ts = 0.0
         self._num_replayed = 0
@@ -108,46 +119,64 @@ class MessageOrder:
         """Whether its number was another message's, or is too old to say."""
         return message.number <= self.last and self._seen.get(message.number) != message.checksum
 
-    def replayed(self, message: Message) -> bool:
-        """A message of a replay: whether it is to be applied. A snapshot stands for all up to its number."""
+    def replayed(self, message: Message) -> Message | None:
+        """A message of a replay; returned if it is to be applied. A snapshot stands for all up to its number."""
         if message.is_snapshot:
-            self._begin_catching_up()
+            self._begin_from(message)
             self._is_in_snapshot = True
-            self._seen.clear()
-            self._epoch = message.batch.epoch
-            self._snapshot_ts = message.batch.ts
+        elif self.trust is Trust.UNTRUSTED and message.number == 0:
+            self._begin_from(message)
+            message = message.as_snapshot()
         elif self.trust is not Trust.CATCHING_UP or message.number != self.last + 1:
-            return False
+            self._newest = max(self._newest, message.number)
+            return None
         elif message.batch.epoch != self._epoch:
             self.num_restarts += 1
             self.distrust()
-            return False
+            return None
         self._accept(message)
         self._num_replayed += 1
-        return True
+        return message
+
+    def _begin_from(self, message: Message) -> None:
+        """What is known begins with this message."""
+        self._begin_catching_up()
+        self._seen.clear()
+        self._epoch = message.batch.epoch
+        self._snapshot_ts = message.batch.ts
+        later = [number for number, kept in self._ahead.items() if self._is_after_snapshot(kept)]
+        self._newest = max(later, default=-1)
+
+    def _is_after_snapshot(self, kept: Message) -> bool:
+        return kept.batch.ts >= self._snapshot_ts and kept.batch.epoch == self._epoch
 
     def end_of_replay(self) -> Iterator[Message]:
-        """The replay is whole: what came meanwhile and is next now. Where more is missing, `replay_from` says so."""
+        """The replay is whole: what came meanwhile and is next now. Where more is missing, `replay_from` says so.
+
+        Where messages are missing and the replay gave none of them, nothing is trusted: only one from 0 helps.
+        """
         if self.trust is not Trust.CATCHING_UP:
             return
         self._is_in_snapshot = False
         while (message := self._ahead.pop(self.last + 1, None)) is not None:
-            if message.batch.ts >= self._snapshot_ts and message.batch.epoch == self._epoch:
+            if self._is_after_snapshot(message):
                 self._accept(message)
                 self._num_replayed += 1
                 yield message.with_events()
                 if self.last < 0:  # it could not be applied, and nothing is trusted
                     return
-        later = any(number > self.last for number in self._ahead)
-        if not later or not self._num_replayed:  # the publisher has nothing more: what is kept is of an earlier life
+        if self._newest <= self.last:
             self.trust = Trust.LIVE
             self._drop_ahead()
+        elif not self._num_replayed:  # what is missing is gone, or what is kept is of an earlier life of the publisher
+            self.distrust()
         self._num_replayed = 0
 
     def distrust(self) -> None:
         """What is known cannot be relied on: the publisher began anew, or a message could not be read."""
         self.trust = Trust.UNTRUSTED
         self.last = -1
+        self._newest = -1
         self._is_in_snapshot = False
         self._seen.clear()
         self._drop_ahead()
@@ -165,6 +194,7 @@ class MessageOrder:
     def _keep(self, message: Message) -> None:
         if len(self._ahead) >= MOST_AHEAD or self._ahead_bytes + len(message.payload) > MOST_AHEAD_BYTES:
             self._drop_ahead()
+        self._newest = max(self._newest, message.number)
         self._ahead[message.number] = message.without_events()
         self._ahead_bytes += len(message.payload)
 

@@ -30,6 +30,11 @@ class ReplayBuffer:
         self.next_sequence += 1
         return self.next_sequence - 1
 
+    def lose(self) -> None:
+        """A message could not be made: its number is passed over, and no replay goes over the gap."""
+        self._payloads.clear()
+        self.next_sequence += 1
+
     def begin_anew(self) -> None:
         """Numbers begin where they began, and no message is kept."""
         self._payloads.clear()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from ...core.tokens import MAX_TOKEN
 from ...kv_events import KVCacheEvents
@@ -19,6 +21,10 @@ from .turns import Turns
 FEW_EVENTS = 16
 #: Numbers from 0 on that a replay fills up, in a few seconds; after them they begin anew.
 MOST_PADDED = 2**20
+#: Random bits of a first number, below the milliseconds since 1970, and of an epoch: a publisher that begins anew while
+#: its clock stands still is another one all the same.
+NUMBER_BITS = 21
+EPOCH_BITS = 62
 #: A message: its number and its payload.
 Numbered = tuple[int, Payload]
 
@@ -27,13 +33,20 @@ class Feed:
     """Numbers from the clock or from 0, heartbeats, replays, snapshots; see `KVEventPublisher`."""
 
     def __init__(
-        self, table: ContentTable, from_clock: bool, replayed: int, rank: int | None, clock: Callable[[], float]
+        self,
+        table: ContentTable,
+        from_clock: bool,
+        replayed: int,
+        rank: int | None,
+        clock: Callable[[], float],
+        random_bits: Callable[[int], int] = secrets.randbits,
     ) -> None:
         self._clock = clock
         self._rank = rank
-        began = int(clock() * 1e6)
-        self._epoch = None if from_clock else began
-        self._buffer = ReplayBuffer(began if from_clock else 0, replayed, pads=not from_clock)
+        self._random_bits = random_bits
+        self._epoch = None if from_clock else random_bits(EPOCH_BITS)
+        first = (int(1000 * clock()) << NUMBER_BITS) + random_bits(NUMBER_BITS) if from_clock else 0
+        self._buffer = ReplayBuffer(first, replayed, pads=not from_clock)
         self._table = table
         self.turns = Turns()
         #: Messages numbered so far, and the bytes of their payloads; those that say nothing; snapshots and their bytes.
@@ -87,16 +100,24 @@ class Feed:
         """The next message, of these events."""
         if self._epoch is not None and self._buffer.next_sequence >= self.most_padded:
             self._begin_anew()
-        payload = (
-            self._encoded(events) if len(events) <= FEW_EVENTS else self._in_turns(([one] for one in events), 2**20)
-        )
+        batch = self._batch(events)
+        try:
+            payload = self._payload(batch)
+        except Exception:  # consumers see a gap, and get a snapshot
+            self._buffer.lose()
+            payload = encode_batch(structs.replace(batch, events=[]))
         self.num_messages += 1
         self.num_bytes += len(payload)
         return self._buffer.add(payload), payload
 
+    def _payload(self, batch: Batch) -> Payload:
+        if len(batch.events) <= FEW_EVENTS:
+            return encode_batch(batch)
+        return self._in_turns(([one] for one in batch.events), 2**20)
+
     def _begin_anew(self) -> None:
         """Numbers from 0 again, as after a restart: a replay that fills up all of them stays short."""
-        self._epoch = max(int(self._clock() * 1e6), (self._epoch or 0) + 1)
+        self._epoch = self._random_bits(EPOCH_BITS)
         self._buffer.begin_anew()
 
     def _encoded(self, events: list[Event]) -> bytes:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import starmap
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -21,6 +22,7 @@ from ...kv_events import KVCacheEvents, PublisherStats
 from ..sockets import bound, zmq
 from ..tables.content_table import ContentTable
 from .feed import Feed, Numbered, without_placeholders
+from .merging import merged, num_entries
 from .replays import Replays
 from .subscriptions import MOST_UNSEEN, Subscriptions
 
@@ -30,8 +32,9 @@ LAST_MESSAGES_MS = 1000
 #: Milliseconds without a request after which no consumer is expected to ask any more, where one has asked before; a
 #: consumer on a busy machine was seen to read messages 110 ms late.
 LAST_REQUEST_MS = 250
-#: Hand-overs that may wait for the thread; after that they stay in the cache's log, which is bounded and loses nothing.
-MOST_WAITING = 64
+#: Hand-overs that wait for the thread as they are. After that neighbours are merged, so that each is twice as long as
+#: the one after it: few wait, and together they are no longer than what the cache holds and held.
+FEW_WAITING = 32
 MAX_REPLAYED = 2**24
 _FIRST_NUMBERS = ("clock", "zero")
 #: Every subscription is told of, also one that another consumer has already.
@@ -59,10 +62,10 @@ class KVEventPublisher:
 
     cache: a manager, or a `BlockPool` that is used alone, made with `enable_kv_cache_events=True`; it has one publisher
     at a time, and nothing else calls its `take_events`. endpoint: of the PUB socket. replay_endpoint: of the ROUTER
-    socket; None for the next port. topic: the first frame. first_sequence: "clock" begins with the microseconds since
-    1970, so that a restart is a gap forwards (right for Dynamo's indexer); "zero" begins with 0 and pads snapshots
-    (right for llm-d's router, and SGLang's). replayed: messages that are kept for replays. heartbeat: seconds.
-    data_parallel_rank: the rank that messages name. clock: gives seconds since 1970.
+    socket; None for the next port. topic: the first frame. first_sequence: "clock" begins with the milliseconds since
+    1970 and random bits, so that a restart is a gap forwards (right for Dynamo's indexer); "zero" begins with 0 and
+    pads snapshots (right for llm-d's router, and SGLang's). replayed: messages that are kept for replays. heartbeat:
+    seconds. data_parallel_rank: the rank that messages name. clock: gives seconds since 1970.
 
     Raises `InvalidArgument`, and `PublisherError` when an endpoint cannot be bound.
     """
@@ -102,8 +105,10 @@ class KVEventPublisher:
         self._heartbeat = heartbeat
         self._feed = Feed(_table_of(cache), first_sequence == "clock", size, rank, clock)
         self._waiting: deque[KVCacheEvents] = deque()
-        #: What was taken from the cache and is not waiting yet: at most one, after an interrupt.
+        #: What was taken from the cache and is not waiting yet, oldest first: some are left after an interrupt.
         self._taken: list[KVCacheEvents] = []
+        #: What the thread is taking in.
+        self._in_hand: KVCacheEvents | None = None
         self._context = zmq.Context(io_threads=1)
         self._pub, self._router = _bound_sockets(self._context, endpoint, replay_endpoint)
         #: Where the sockets are bound, with the port that a "*" or 0 stood for.
@@ -115,7 +120,7 @@ class KVEventPublisher:
         self._is_closing = False
         #: One thread closes at a time; a signal's handler may close meanwhile.
         self._is_free_to_close = threading.RLock()
-        self._num_deferred = 0
+        self._num_merged = 0
         self._sent_at = time.monotonic()
         #: What ended the thread, if something did.
         self.error: BaseException | None = None
@@ -141,20 +146,19 @@ class KVEventPublisher:
     def publish(self) -> None:
         """Hand over what the cache has to tell. O(what happened); it neither waits nor formats.
 
-        While the thread is far behind, and after `close`, events stay in the cache's own log: bounded, and nothing is
-        lost. Raises what ended the thread, once.
+        While the thread is far behind, hand-overs are merged: what came and went in between is left out. After `close`
+        events stay in the cache's own log, which is bounded, and nothing is lost. Raises what ended the thread, once.
         """
         if self.error is not None:
             error, self.error = self.error, None
             raise PublisherError("the thread that publishes KV events has ended") from error
-        if len(self._waiting) < MOST_WAITING and self._thread.is_alive():
-            if self._taken:
-                self._hand_over()
+        if self._thread.is_alive():
             # In C from the cache's log into the list: an interrupt comes before or after, and loses nothing.
             self._taken.extend(map(self._take, (self._cache,)))
-            self._hand_over()
-        else:
-            self._num_deferred += 1
+            if self._taken[-1].is_empty:
+                self._taken.pop()
+            if self._taken:
+                self._hand_over()
 
     def stats(self) -> PublisherStats:
         """What it has done so far, from any thread. O(1)."""
@@ -165,8 +169,8 @@ class KVEventPublisher:
             num_messages=feed.num_messages,
             num_bytes=feed.num_bytes,
             num_heartbeats=feed.num_heartbeats,
-            num_waiting=len(self._waiting) + len(self._taken),
-            num_deferred=self._num_deferred,
+            num_waiting=len(self._waiting) + len(self._taken) + (self._in_hand is not None),
+            num_merged=self._num_merged,
             num_replays=replays.num_answered,
             num_given_up=replays.num_given_up,
             num_refused=replays.num_refused,
@@ -176,11 +180,17 @@ class KVEventPublisher:
         )
 
     def _hand_over(self) -> None:
-        if self._taken[0].is_empty:
-            self._taken.clear()
-        else:
-            self._waiting.extend(map(self._taken.pop, (0,)))
-            self._wake_up()
+        """Let the thread have what was taken. Each move is one call in C, so an interrupt loses nothing."""
+        taken = self._taken
+        while len(self._waiting) >= FEW_WAITING:
+            with contextlib.suppress(IndexError):  # the thread was faster
+                taken[:0] = starmap(self._waiting.pop, ((),))
+            if len(taken) == 1 or num_entries(taken[0]) > 2 * num_entries(taken[1]):
+                break
+            taken[:2] = (merged(taken[0], taken[1]),)
+            self._num_merged += 1
+        self._waiting.extend(map(taken.pop, [0] * len(taken)))
+        self._wake_up()
 
     def close(self) -> None:
         """Send what is left, answer who asks, and end the thread and the sockets. A second call does nothing.
@@ -203,6 +213,9 @@ class KVEventPublisher:
 
     def _take_in_rest(self) -> None:
         """What a thread that broke has left: the next publisher tells of it."""
+        if self._in_hand is not None:
+            self._waiting.appendleft(self._in_hand)
+            self._in_hand = None
         self._waiting.extend(self._taken)
         self._taken.clear()
         while self._waiting:
@@ -244,7 +257,8 @@ class KVEventPublisher:
             if self._send_waiting():
                 beat = time.monotonic() + self._heartbeat
             elif time.monotonic() >= beat:
-                self._send(self._feed.beat())
+                if not self._taken:  # who hears a heartbeat believes to have heard all
+                    self._send(self._feed.beat())
                 beat = time.monotonic() + self._heartbeat
             self._replays.go_on(self._router in ready)
             if is_closing:
@@ -269,11 +283,14 @@ class KVEventPublisher:
     def _send_waiting(self) -> bool:
         sent = False
         while self._waiting:
-            events = self._feed.take_in(self._waiting[0])
-            self._waiting.popleft()  # now, not before: what could not be taken in is not lost
-            if events:
-                self._send(self._feed.number(events))
-                sent = True
+            with contextlib.suppress(IndexError):  # the engine's thread is merging it with another one
+                self._in_hand = self._waiting.popleft()
+            if self._in_hand is not None:
+                events = self._feed.take_in(self._in_hand)
+                self._in_hand = None  # now, not before: what could not be taken in is not lost
+                if events:
+                    self._send(self._feed.number(events))
+                    sent = True
         return sent
 
     def _send(self, message: Numbered) -> None:

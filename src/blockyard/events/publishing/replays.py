@@ -137,7 +137,11 @@ class Replays:
             return self._wait_for(identity, False)
         self._unbegun.discard(identity)
         for number in range(MESSAGES_A_TURN):
-            message = self._unsent.pop(identity, None) or next(self._running[identity], None)
+            try:
+                message = self._unsent.pop(identity, None) or next(self._running[identity], None)
+            except Exception:  # its answer cannot be made; others may be
+                self._give_up(identity)
+                return True
             if message is None:
                 self.num_answered += 1
                 self._end(identity)

@@ -215,11 +215,12 @@ class BlockTrie:
             if node == 0:
                 continue
             self._held[self._word(node, medium, holder)] &= ~self._bit(holder)
-            if not self._is_held(node, holder):
+            if not self.is_held(node, holder):
                 self._let_go(holder, name, node)
         self._shrink()
 
-    def _is_held(self, node: i64, holder: i64) -> bool:
+    def is_held(self, node: i64, holder: i64) -> bool:
+        """Whether a holder has a block on any medium. O(1)."""
         both = self._held[self._word(node, 0, holder)] | self._held[self._word(node, 1, holder)]
         return both & self._bit(holder) != 0
 
@@ -398,15 +399,6 @@ class BlockTrie:
             if off_gpu & bit != 0:
                 lengths[at + 1] = position
             both &= ~bit
-
-    def runs(self, path: "Path", holder: i64) -> list[int]:
-        """For each block of a path, how many up to it the holder has without one missing. O(blocks)."""
-        lengths: list[int] = []
-        length = 0
-        for node in path.nodes:
-            length = length + 1 if self._is_held(i64(node), holder) else 0
-            lengths.append(length)
-        return lengths
 
     def child_of(self, node: i64) -> i64:
         """One of the nodes right behind a node, or of the first blocks behind 0; 0 where none is known."""

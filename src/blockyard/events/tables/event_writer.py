@@ -1,5 +1,6 @@
 """From single blocks to events: neighbours of one chain share an event, removals from one place another."""
 
+import contextlib
 from typing import Final
 
 from librt.vecs import vec
@@ -104,7 +105,8 @@ class EventWriter:
         if self._place == NO_PLACE:
             return
         if self._is_stored:
-            self._events.append(self._stored_event())
+            with contextlib.suppress(ValueError):  # keys that cannot be written: consumers are not told of these blocks
+                self._events.append(self._stored_event())
         else:
             names = packed_list(self._names.take())
             self._events.append(BlockRemoved(names, MEDIA[int(self._place & 1)], int(self._place >> 1)))

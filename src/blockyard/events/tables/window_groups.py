@@ -1,0 +1,51 @@
+"""Sliding windows of a worker's layer groups: the longest prompt whose last tokens all of them have."""
+
+from mypy_extensions import i64
+
+from ...windows import first_needed_block
+from .block_trie import BlockTrie, Path
+
+
+class WindowGroup:
+    """One layer group with a window, as the holder of blocks of one size, and a prompt's path in their trie."""
+
+    def __init__(self, trie: BlockTrie, path: Path, holder: i64, window: i64) -> None:
+        self._trie = trie
+        self._path = path
+        self._holder = holder
+        self._window = window
+        self._block_size: i64 = trie.block_size
+        #: The first block of those that were looked at last and that the holder has, one after another.
+        self._clear: i64 = len(path)
+        self.num_tokens: i64 = self._clear * self._block_size
+
+    def shorten(self, length: i64) -> i64:
+        """`length` if the holder has all blocks of its window before it, else the tokens before the last missing one.
+
+        length: whole blocks, at most `num_tokens`, and no more than in any call before. O(blocks of the path) for all
+        calls together: each block is looked at once.
+        """
+        needed = first_needed_block(length, self._window, self._block_size)
+        position = min(self._clear, length // self._block_size)
+        while position > needed and self._trie.is_held(i64(self._path.nodes[position - 1]), self._holder):
+            position -= 1
+        self._clear = position
+        return length if position <= needed else (position - 1) * self._block_size
+
+
+def longest_fit(groups: list[WindowGroup], length: i64, step: i64) -> int:
+    """The longest prompt of at most `length` tokens, in whole steps, that every group's window allows.
+
+    O(blocks found) for each group at most, and mostly the blocks of its window.
+    """
+    for group in groups:
+        length = min(length, group.num_tokens)
+    length -= length % step
+    while length > 0:
+        shortest = length
+        for group in groups:
+            shortest = min(shortest, group.shorten(length))
+        if shortest == length:
+            break
+        length = shortest - shortest % step
+    return int(length)

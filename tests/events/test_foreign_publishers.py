@@ -1,0 +1,118 @@
+"""Publishers as vLLM and SGLang have them: a mirror is LIVE when it has heard all, and says so when it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from blockyard.events import Mirror, Trust
+
+WORKER = "worker"
+
+
+def message(number: int, *events: Any, ts: float | None = None) -> tuple[int, bytes]:
+    return number, msgspec.msgpack.encode([float(number) if ts is None else ts, list(events), 0])
+
+
+def stored(name: int, *tokens: int, parent: int | None = None) -> dict[str, Any]:
+    fields = {"type": "BlockStored", "block_hashes": [name], "parent_block_hash": parent, "token_ids": list(tokens)}
+    return fields | {"block_size": len(tokens), "lora_id": None, "medium": "GPU", "lora_name": None}
+
+
+def removed(name: int) -> dict[str, Any]:
+    return {"type": "BlockRemoved", "block_hashes": [name], "medium": "GPU"}
+
+
+def replay(mirror: Mirror, *messages: tuple[int, bytes]) -> None:
+    for each in messages:
+        mirror.replayed(WORKER, *each)
+    mirror.end_of_replay(WORKER)
+
+
+def known(mirror: Mirror, *tokens: int) -> int:
+    found = mirror.match(list(tokens)).get(WORKER)
+    return 0 if found is None else found.num_tokens
+
+
+def test_a_replay_from_number_0_is_complete_without_a_sign_that_all_is_cleared() -> None:
+    mirror = Mirror(hash_seed=1)
+    assert mirror.replay_from(WORKER) == 0
+    replay(mirror, message(0, stored(5, 1, 2)), message(1, stored(6, 3, 4, parent=5)))
+    assert mirror.trust(WORKER) is Trust.LIVE
+    assert known(mirror, 1, 2, 3, 4) == 4
+    mirror.live(WORKER, *message(2, removed(6)))
+    assert known(mirror, 1, 2, 3, 4) == 2
+
+
+def test_a_publisher_that_starts_again_has_nothing_of_its_earlier_life() -> None:
+    mirror = Mirror(hash_seed=1)
+    replay(mirror, message(0, stored(5, 1, 2)), message(1))
+    again = message(0, stored(7, 8, 9), ts=100.0)
+    mirror.live(WORKER, *again)
+    assert mirror.trust(WORKER) is Trust.UNTRUSTED
+    replay(mirror, again)
+    assert mirror.trust(WORKER) is Trust.LIVE
+    assert (known(mirror, 1, 2), known(mirror, 8, 9)) == (0, 2)
+
+
+def test_live_messages_of_an_earlier_life_do_not_count_when_it_starts_again() -> None:
+    mirror = Mirror(hash_seed=1)
+    mirror.live(WORKER, *message(8, stored(5, 1, 2)))
+    replay(mirror, message(0, stored(7, 8, 9), ts=100.0))
+    assert mirror.trust(WORKER) is Trust.LIVE
+    assert (known(mirror, 1, 2), known(mirror, 8, 9)) == (0, 2)
+
+
+@pytest.mark.parametrize("first", [1, 4, 9000])
+def test_a_replay_that_begins_late_is_trusted_by_nobody(first: int) -> None:
+    mirror = Mirror(hash_seed=1)
+    replay(mirror, message(first, stored(5, 1, 2)), message(first + 1))
+    assert mirror.trust(WORKER) is Trust.UNTRUSTED
+    assert mirror.replay_from(WORKER) == 0
+    assert known(mirror, 1, 2) == 0
+
+
+def test_a_reset_of_the_cache_makes_a_late_one_whole() -> None:
+    mirror = Mirror(hash_seed=1)
+    cleared = message(70, stored(5, 1, 2), {"type": "AllBlocksCleared"}, stored(6, 3, 4))
+    replay(mirror, message(69, stored(4, 7, 7)), cleared)
+    assert mirror.trust(WORKER) is Trust.LIVE
+    assert (known(mirror, 1, 2), known(mirror, 3, 4), known(mirror, 7, 7)) == (0, 2, 0)
+
+
+@pytest.mark.parametrize("kept", [(), (6, 7, 8), (7,)])
+def test_what_is_missing_and_cannot_be_had_leaves_no_trust(kept: tuple[int, ...]) -> None:
+    """A removal under number 5 was lost, and the ring begins behind it; or the publisher gave the replay up."""
+    mirror = Mirror(hash_seed=1)
+    replay(mirror, message(0, stored(5, 1, 2)), message(1), message(2), message(3), message(4))
+    mirror.live(WORKER, *message(8))
+    assert mirror.trust(WORKER) is Trust.CATCHING_UP
+    assert mirror.replay_from(WORKER) == 5
+    replay(mirror, *map(message, kept))
+    assert mirror.trust(WORKER) is Trust.UNTRUSTED
+    assert mirror.replay_from(WORKER) == 0
+
+
+def test_what_had_no_room_to_wait_is_missing_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Live messages that wait for a replay are dropped when they are too many; the replay begins behind the gap."""
+    monkeypatch.setattr("blockyard.events.following.stream.MOST_AHEAD", 1)
+    mirror = Mirror(hash_seed=1)
+    replay(mirror, message(0, stored(5, 1, 2)))
+    mirror.live(WORKER, *message(3))
+    mirror.live(WORKER, *message(2))
+    replay(mirror, message(2), message(3))
+    assert mirror.trust(WORKER) is Trust.UNTRUSTED
+
+
+def test_a_part_of_what_is_missing_is_asked_for_again() -> None:
+    mirror = Mirror(hash_seed=1)
+    replay(mirror, message(0, stored(5, 1, 2)))
+    mirror.live(WORKER, *message(4))
+    replay(mirror, message(1), message(2, removed(5)))
+    assert mirror.trust(WORKER) is Trust.CATCHING_UP
+    assert mirror.replay_from(WORKER) == 3
+    replay(mirror, message(3))
+    assert mirror.trust(WORKER) is Trust.LIVE
+    assert known(mirror, 1, 2) == 0
