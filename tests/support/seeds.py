@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 
-import blockyard
-
 _VARIABLE = "BLOCKYARD_SEED"
 #: Lines for the end of the test run.
 lines: list[str] = []
@@ -24,6 +22,8 @@ def draws(whole: int, interpreted: int) -> int:
 
     Each run has a seed of its own, so three runs find what one of the whole would. The interpreted build is slow.
     """
+    import blockyard  # not before tests/conftest.py has chosen the build
+
     return max(1, whole * thirds() // 3) if blockyard.compiled() else interpreted
 
 
