@@ -106,7 +106,7 @@ def test_wrong_options_are_told_before_torch_is_imported() -> None:
 
 
 def test_every_backend_stands_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    from blockyard.cli.parsing import parse
+    from blockyard.cli.commands import parse
     from blockyard.engine.attention.backends import AUTO, BACKENDS
     from blockyard.engine.options import BACKEND_NAMES
 

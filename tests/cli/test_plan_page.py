@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from blockyard.cli.main import main
-from blockyard.cli.plan_page import write_plan_page
-from blockyard.cli.plan_report import as_text
+from blockyard.cli.plan_report import as_text, write_plan_page
 from blockyard.lab import read_references
 from blockyard.lab.planning import CapacityPlan, plan_capacity
-from blockyard.lab.planning.limits import GIB
+from blockyard.lab.planning.memory import GIB
 from blockyard.lab.traces import open_trace
 from blockyard.sizing import KVCacheSpec, model_config
 

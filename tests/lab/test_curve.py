@@ -14,7 +14,7 @@ from blockyard.core.policies import POLICIES
 from blockyard.core.policies.lru import LRU
 from blockyard.lab import TraceError, TraceRequest, read_references, sweep
 from blockyard.lab.curve import Knee, count_hits, hit_curves, lru_hits
-from blockyard.lab.curve.knee import find_knee
+from blockyard.lab.curve.hit_rates import find_knee
 from blockyard.lab.policy_names import OPTIMUM, parse_policies, policy_of
 from blockyard.lab.references import name_blocks
 from blockyard.lab.sizes import parse_sizes, spread_sizes

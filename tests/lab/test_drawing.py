@@ -22,7 +22,7 @@ from blockyard.core.policies import POLICIES
 from blockyard.errors import InvalidArgument
 from blockyard.lab.curve import HitCurves, put_together
 from blockyard.lab.curve.drawing import draw_curves
-from blockyard.lab.curve.figure.label_places import spread_labels
+from blockyard.lab.curve.figure.labels import spread_labels
 from blockyard.lab.curve.line_styles import COLORS, line_styles, styles_of
 from blockyard.lab.curve.words import gap_of, knee_of, subtitle_of
 from blockyard.lab.printing import compact, printable, sentence, shortened

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from blockyard.errors import InvalidArgument
-from blockyard.lab import web_page
+from blockyard.lab import output_file
 from blockyard.lab.curve import HitCurves, put_together
 from blockyard.lab.curve.line_styles import COLORS
 from blockyard.lab.curve.page import write_page
@@ -134,7 +134,7 @@ def test_a_model_adds_gib(tmp_path: Path) -> None:
 
 def test_the_page_has_every_colour_on_light_and_on_dark_paper() -> None:
     """The script asks for `--c0` to as many as there are `COLORS`; on light paper they are those of the pictures."""
-    css = (Path(web_page.__file__).parent / "pages" / "page.css").read_text()
+    css = (Path(output_file.__file__).parent / "pages" / "page.css").read_text()
     schemes = re.findall(r":root \{([^}]*)\}", css)
     assert len(schemes) == 2
     for scheme in schemes:
@@ -142,7 +142,7 @@ def test_the_page_has_every_colour_on_light_and_on_dark_paper() -> None:
         assert sorted(found) == list(range(len(COLORS)))
         assert len(set(found.values())) == len(COLORS)
     assert [color.upper() for color in re.findall(r"--c\d+: (#\w{6});", schemes[0])] == list(COLORS)
-    scripts = [path.read_text() for path in (Path(web_page.__file__).parent / "pages").glob("*.js")]
+    scripts = [path.read_text() for path in (Path(output_file.__file__).parent / "pages").glob("*.js")]
     asked = {int(number) for text in scripts for number in re.findall(r"var\(--c(\d+)\)", text)}
     assert asked <= set(range(len(COLORS)))
 

@@ -16,7 +16,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("openai")
 
 from blockyard.cli import serve
-from blockyard.cli.parsing import parse
+from blockyard.cli.commands import parse
 from blockyard.engine import Engine
 
 from ..support.patience import PATIENCE_SECONDS

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ..errors import BlockyardError, MissingExtra
-from .commands import COMMANDS, Command
-from .parsing import parse
+from .commands import COMMANDS, Command, parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

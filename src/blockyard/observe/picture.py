@@ -1,4 +1,4 @@
-"""A picture of the pool for a terminal: a character a block, or for several."""
+"""The pool of a cache as a picture of characters."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ..answers import BlockState
+from ..arguments import shown
 from ..core.block_pool import BlockPool
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument
-from .subject import pool_of
+
+
+def pool_of(cache: KVCacheManager | BlockPool) -> BlockPool:
+    """The pool of a manager, or the one that was given. Raises `InvalidArgument` for anything else."""
+    if not isinstance(cache, (KVCacheManager, BlockPool)):
+        raise InvalidArgument(f"cache is {shown(cache)}; it must be a KVCacheManager or a BlockPool")
+    return cache if isinstance(cache, BlockPool) else cache.pool
+
 
 SHARED, PENDING, PRIVATE, FENCED, IDLE, FREE, RETIRING, GONE = "█▓▒◇░·▼ "
 _CHARACTERS = dict(zip(BlockState, (FREE, PRIVATE, SHARED, IDLE, PENDING, RETIRING, GONE, FENCED), strict=True))

@@ -12,7 +12,7 @@ from ..arguments import require_int
 from ..core.block_pool import BlockPool
 from ..core.manager import KVCacheManager
 from ..core.pool.block import KVCacheBlock
-from .subject import pool_of
+from .picture import pool_of
 
 _MAX_LINES = 2**20
 #: Block ids named on a line.

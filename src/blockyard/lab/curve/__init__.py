@@ -2,15 +2,14 @@
 
 Read it in this order:
 
-    hit_rates, knee        every policy at every size, and where the curve bends
+    hit_rates              every policy at every size, and where the curve bends
     side_by_side           several traces in one picture
     words, line_styles     what is said of curves; colours and dashes of policies
     drawing, figure/       the picture: PNG or SVG
     page                   the page with hover
 """
 
-from .hit_rates import HitCurves, count_hits, hit_curves, lru_hits
-from .knee import Knee
+from .hit_rates import HitCurves, Knee, count_hits, hit_curves, lru_hits
 from .side_by_side import put_together
 
 __all__ = ["HitCurves", "Knee", "count_hits", "hit_curves", "lru_hits", "put_together"]

@@ -1,4 +1,4 @@
-"""Hit rate against capacity: every policy, the offline optimum, and where more blocks stop paying."""
+"""The hit rate of every policy at every size, and the knee: where a curve bends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,29 @@ from ..simulation.hinted_run import HintedRun
 from ..simulation.policy_run import PolicyRun
 from ..simulation.stack_distance import LRUStack
 from ..sweep import run_all
-from .knee import Knee, find_knee
+
+
+@dataclass(frozen=True, slots=True)
+class Knee:
+    """policy: whose curve it is of. blocks, hit_rate: the point."""
+
+    policy: str
+    blocks: int
+    hit_rate: float
+
+
+def find_knee(sizes: NDArray[np.float64], hit_rates: NDArray[np.float64], working_set: float, infinite: float) -> int:
+    """The index of the point farthest above the line from no cache at all to a cache of everything.
+
+    sizes, hit_rates: (S,), S at least 1. working_set: blocks of everything; infinite: the hit rate with them, the end
+    of the line. Both axes are scaled to 0 to 1, sizes not
+    by their logarithm: a block costs the same anywhere (Kneedle: Satopää et al., ICDCS workshops 2011). A trace without
+    hits has its knee at the first size. O(S).
+    """
+    if infinite <= 0:
+        return 0
+    return int(np.argmax(hit_rates / infinite - sizes / working_set))
+
 
 #: Behind the name of a policy that was told hints.
 WITH_HINTS = " + hints"

@@ -8,10 +8,9 @@ import os
 from typing import Any
 
 from ...arguments import require_int, require_str
-from ..output_file import require_output, write_whole
+from ..output_file import filled_page, require_output, write_whole
 from ..policy_names import OPTIMUM
 from ..printing import printable, sentence
-from ..web_page import filled_page
 from .drawing import MAX_BYTES_PER_BLOCK
 from .hit_rates import HitCurves
 from .line_styles import COLORS, styles_of

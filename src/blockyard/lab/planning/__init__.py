@@ -14,7 +14,7 @@ Read it in this order:
 `docs/planning.md` follows one plan by hand.
 """
 
-from .activations import LargestStep
 from .capacity import CapacityPlan, RequestsAt, plan_capacity
+from .memory import LargestStep
 
 __all__ = ["CapacityPlan", "LargestStep", "RequestsAt", "plan_capacity"]

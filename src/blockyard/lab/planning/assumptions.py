@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from ...sizing import KVCacheSpec
 from ..references import References
 from ..survey import TraceSurvey
-from .activations import Activations
-from .limits import GIB
-from .memory import GpuBudget
+from .memory import GIB, Activations, GpuBudget
 
 _MIB = 2**20
 

@@ -19,11 +19,9 @@ from ...sizing import (
 from ..policy_names import OPTIMUM, policy_of
 from ..references import References
 from ..survey import TraceSurvey
-from .activations import Activations, LargestStep
 from .assumptions import Situation, assumptions_of
 from .hits import HitForecast, forecast_hits
-from .limits import GIB, require_gib
-from .memory import GpuAssumptions, GpuBudget, cached_tokens
+from .memory import GIB, Activations, GpuAssumptions, GpuBudget, LargestStep, cached_tokens, require_gib
 
 DEFAULT_LENGTHS = (2_000, 8_000, 32_000)
 #: Seconds from one token of an output to the next, where nothing was measured.

@@ -3,8 +3,7 @@
 Read it in this order:
 
     expansion        from a request to tokens that the manager can hash
-    causes           why prompt tokens did not hit
-    result           what a replay found
+    result           what a replay found, and why prompt tokens did not hit
     timeline         what happened when
     timed            requests by their timestamps, in batches, under a model of an engine's speed
     run              one request after another, or timed

@@ -9,9 +9,8 @@ from typing import Any
 
 from ...arguments import require_str
 from ...errors import InvalidArgument
-from ..output_file import require_output, write_whole
+from ..output_file import filled_page, require_output, write_whole
 from ..printing import compact, counted, percent, printable
-from ..web_page import filled_page
 from .result import ReplayResult, SimulatedTime
 from .timeline import Timeline
 

@@ -14,9 +14,8 @@ from ...core.manager import KVCacheManager
 from ...errors import InvalidArgument
 from ..policy_names import PolicyName, label_of, no_exit, policy_of
 from ..trace import Trace
-from .causes import Causes
 from .expansion import Expansion
-from .result import REPORT_EVERY, ReplayResult, SimulatedTime, Tally, never_fits
+from .result import REPORT_EVERY, Causes, ReplayResult, SimulatedTime, Tally, never_fits
 from .timed import ServiceModel, TimedRun
 from .timeline import TimelineRecorder
 

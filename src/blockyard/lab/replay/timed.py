@@ -14,9 +14,8 @@ from ...arguments import require_int, require_number
 from ...core.manager import KVCacheManager
 from ...errors import InvalidArgument, OutOfBlocks, OutOfRows, TraceError
 from ..trace import Trace, TraceRequest
-from .causes import Causes
 from .expansion import Expansion
-from .result import REPORT_EVERY, SimulatedTime, Tally, never_fits
+from .result import REPORT_EVERY, Causes, SimulatedTime, Tally, never_fits
 from .timeline import TimelineRecorder
 
 #: Beyond these the simulated clock would lose its seconds, or run to infinity.

@@ -2,8 +2,8 @@
 
 Read it in this order:
 
-    limits, problems           the largest of everything; what is wrong with a line
-    decompression, lines       bytes of a file, and numbered lines of bounded length
+    problems                   what is wrong with a line; the largest of everything
+    lines                      bytes of a file, decompressed, and numbered lines of bounded length
     fields                     values out of a line, checked
     reading                    a walk over a file: what is left out, what is corrected, what is counted
     mooncake, bailian          formats with ids of blocks

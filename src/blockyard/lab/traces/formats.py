@@ -9,12 +9,10 @@ from typing import Any
 from ...errors import TraceError
 from . import fields
 from .bailian import Bailian
-from .decompression import CutShort
 from .lengths import Azure, BurstGPT
-from .limits import DETECTION_LINES, MAX_HASH_BLOCK_SIZE
-from .lines import Line, csv_row, json_object, numbered_lines
+from .lines import CutShort, Line, csv_row, json_object, numbered_lines
 from .mooncake import DEFAULT_BLOCK_SIZE, Mooncake
-from .problems import LineProblem, shown
+from .problems import DETECTION_LINES, MAX_HASH_BLOCK_SIZE, LineProblem, shown
 from .prompts import TEXT_FIELDS, Text, TokenIds
 from .reading import Format
 

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from ...errors import TraceError
 from ..trace import Skips, TraceRequest
-from .decompression import CutShort
-from .lines import Line, numbered_lines
+from .lines import CutShort, Line, numbered_lines
 from .problems import LineProblem
 
 

@@ -12,7 +12,7 @@ from typing import IO, Any, cast
 
 from ...errors import InvalidArgument, TraceError
 from ..trace import Trace, TraceRequest
-from .decompression import zstandard_package
+from .lines import zstandard_package
 from .mooncake import DEFAULT_BLOCK_SIZE
 
 

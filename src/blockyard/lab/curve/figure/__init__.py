@@ -2,11 +2,8 @@
 
 Read it in this order:
 
-    sheet          the figure, its axes, and text that is never mathematics
-    frame          axes, ticks and the words around them
-    curves         lines, bands, the shaded gap, the infinite cache
-    differences    a second pair of axes below: points above LRU
-    end_labels     names at the ends of lines; label_places keeps them apart
-    knee_mark      the knee, and its sentence where there is room
+    sheet          the figure, its axes and ticks, and text that is never mathematics
+    curves         lines, bands, the shaded gap, the infinite cache; below them the points above LRU
+    labels         names at the ends of lines, kept apart, and the knee with its sentence
     picture        all of it, as the bytes of a file
 """

@@ -10,12 +10,9 @@ import matplotlib.style
 
 from ..hit_rates import HitCurves
 from ..words import parts_of, title_of
-from .curves import draw_lines
-from .differences import draw_differences
-from .end_labels import label_lines
-from .frame import draw_frame
-from .knee_mark import mark_knee
-from .sheet import DPI, Sheet, families
+from .curves import draw_differences, draw_lines
+from .labels import label_lines, mark_knee
+from .sheet import DPI, Sheet, draw_frame, families
 
 #: Ids in an SVG are hashes with a salt that is random unless given. Text stays text there, to be searched and read
 #: aloud. Points of lines are never thinned out.

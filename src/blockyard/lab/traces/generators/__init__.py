@@ -5,24 +5,23 @@ Read it in this order:
     options        a generator's options, with limits and units
     draws          random lengths, popularities and arrivals, a batch at a time
     shared         texts that many prompts begin with, and the ids of their blocks
-    talks          conversations whose prompts grow by what was said
-    chat, agents, coding, system, rag, scan, bursts, mix
+    talks          conversations whose prompts grow by what was said: Chat, Agents
+    system         questions under shared prompts: System, Bursts
+    coding, rag, scan, mix
                    one kind of load each
     hostile        trap, memoryless, turns: loads that policies which learn are wrong on
 """
 
 from __future__ import annotations
 
-from .agents import Agents
-from .bursts import Bursts
-from .chat import Chat
 from .coding import Coding
 from .hostile import Memoryless, Trap, Turns
 from .mix import Mix
 from .options import Generator
 from .rag import Rag
 from .scan import Scan
-from .system import System
+from .system import Bursts, System
+from .talks import Agents, Chat
 
 __all__ = [
     "Agents",

@@ -10,13 +10,12 @@ import numpy as np
 
 from ...trace import TraceRequest
 from ..fields import read_only
-from .agents import Agents
-from .chat import Chat
 from .draws import arrivals, lengths, numbers_below, streams, uniforms
 from .options import ID_BITS, LONGEST_PROMPT, Generator, option
 from .rag import Rag
 from .scan import Scan
 from .system import System
+from .talks import Agents, Chat
 
 
 @dataclass(kw_only=True)

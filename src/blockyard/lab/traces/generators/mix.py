@@ -10,13 +10,11 @@ import numpy as np
 
 from ...trace import TraceRequest
 from ..fields import read_only
-from .agents import Agents
-from .bursts import Bursts
-from .chat import Chat
 from .options import ID_BITS, Generator
 from .rag import Rag
 from .scan import Scan
-from .system import System
+from .system import Bursts, System
+from .talks import Agents, Chat
 
 #: Each kind's share of the requests, in percent.
 SHARES: tuple[tuple[type[Generator], int], ...] = (

@@ -1,4 +1,4 @@
-"""Single questions under system prompts that are shared."""
+"""Questions under system prompts that are shared: one after another, or in bursts of which most want the same thing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...trace import TraceRequest
-from .draws import arrivals, lengths, streams, zipf
+from .draws import arrivals, lengths, streams, uniforms, zipf
 from .options import LONGEST_PROMPT, Generator, option
 from .shared import SharedTexts, continued
 
@@ -54,3 +54,32 @@ class System(Generator):
             ids = continued(prefix, num_tokens, block_size, next_id)
             next_id += len(ids) - len(prefix)
             yield TraceRequest(arrival, num_tokens, next(outputs), ids)
+
+
+@dataclass(kw_only=True)
+class Bursts(System):
+    """Bursts: shared system prompts as in `System`, in phases, with one favourite a phase.
+
+    focus: share of a burst's requests that take its favourite. off_seconds is 40 unless it is given.
+    """
+
+    off_seconds: float = option(40.0, 0.0, 1e6)
+    focus: float = option(0.7, 0.0, 1.0)
+
+    def endless(self) -> Iterator[TraceRequest]:
+        """The requests, without end. Memory: 16 bytes a system prompt."""
+        when, rest = self._streams()
+        popular = rest.pop()
+        choices = uniforms(popular.spawn(1)[0])
+        texts = zipf(popular, self.system_prompts, self.zipf)
+        times = arrivals(when, self.rate, self.on_seconds, self.off_seconds)
+        return self.questions(self._asked(times, texts, choices), rest)
+
+    def _asked(
+        self, times: Iterator[tuple[float, int]], texts: Iterator[int], choices: Iterator[float]
+    ) -> Iterator[tuple[float, int]]:
+        current, favourite = -1, 0
+        for arrival, burst in times:
+            if burst != current:
+                current, favourite = burst, next(texts)
+            yield arrival, favourite if next(choices) < self.focus else next(texts)
