@@ -10,7 +10,7 @@ from ..support.places import ROOT
 
 #: Row of "By load" in policies.md, and the loads of guard.md that it stands for, in the order of its figures.
 LOADS = {
-    "conversations, an hour of production (Mooncake)": ["Mooncake, second half"],
+    "conversations, the second half of an hour of production (Mooncake)": ["Mooncake, second half"],
     "chats": ["chat", "chat:seed=72,users=300,turns=9"],
     "agents that write code": ["coding:agents=12"],
     "many agents": ["agents"],

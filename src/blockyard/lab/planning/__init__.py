@@ -4,9 +4,7 @@
 
 Read it in this order:
 
-    limits           amounts of memory, checked
-    activations      what a step takes
-    memory           what of a GPU is left for blocks
+    memory           amounts of memory, what a step takes, and what of a GPU is left for blocks
     hits             hit rates of what running requests leave
     assumptions      all that a plan takes for granted, in sentences
     capacity         the plan

@@ -1,4 +1,4 @@
-"""Conversations: a prompt is the one before, its answer, and something new; people who chat, and agents that call tools.
+"""Conversations of people and of agents: a prompt is the one before, its answer, and something new.
 
 `seats` conversations are live at a time, which bounds the memory. Each arrival is the next turn of a random seat, so a
 turn follows the one before after an exponential time of mean seats / rate seconds. When a conversation is over, its
