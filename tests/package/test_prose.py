@@ -15,7 +15,7 @@ FRAGMENTS = {
     "core": 841,
     "engine": 363,
     "events": 210,
-    "integrations": 197,
+    "integrations": 113,
     "lab": 332,
     "live": 78,
     "metrics": 34,
