@@ -27,6 +27,7 @@ def _words(text: str) -> frozenset[str]:
 FINITE = _words(
     """
     is are was were has have had can cannot may must will would should could does do did takes take gives give
+    sends finds aligns
     holds hold keeps keep reads writes write needs says say tells tell knows know comes come goes go stands
     stand makes make means mean uses serves serve shows finds lets let asks ask stays stay belongs belong begins
     begin becomes become brings bring follows follow contains contain allows allow depends depend appears appear

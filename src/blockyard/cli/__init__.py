@@ -1,1 +1,1 @@
-"""The `blockyard` command."""
+"""This package is the `blockyard` command."""

@@ -17,7 +17,7 @@ _MAX_DIGITS = 40
 
 
 def parse_memory(name: str, text: str) -> int:
-    """Bytes in an amount like 80GiB (1024**3 each) or 80GB (1000**3 each), rounded down.
+    """Returns the bytes in an amount like 80GiB (1024**3 each) or 80GB (1000**3 each), rounded down.
 
     name: the option, for the error. Raises `InvalidArgument` for anything else, and above 2**50 bytes.
     """
@@ -32,7 +32,7 @@ def parse_memory(name: str, text: str) -> int:
 
 
 def parse_lengths(name: str, text: str) -> list[int]:
-    """Tokens in a list like 2k,8Ki,32000: k is 1,000 and Ki 1,024. In the order given, each once.
+    """Returns the tokens in a list like 2k,8Ki,32000, in the order given, each once: k is 1,000 and Ki 1,024.
 
     Raises `InvalidArgument` for anything else, naming it.
     """

@@ -1,4 +1,4 @@
-"""Every command with its options and the place of its work, and what the user typed made options of one."""
+"""This module has every command with its options and the place of its work, and reads what the user typed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _OPTION = re.compile(r"--[a-z][a-z0-9-]*")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of a command. Exits with status 2, behind the command's own usage, for what it does not have."""
+    """Returns the options of a command. Exits with status 2, and its usage, for what the command does not have."""
     parser, commands = _parsers()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -65,13 +65,13 @@ def _parsers() -> tuple[argparse.ArgumentParser, Any]:
 
 
 def _refuse(command: argparse.ArgumentParser, unknown: list[str]) -> NoReturn:
-    """Exit with the command's usage and the option that was perhaps meant."""
+    """Exits and shows the command's usage and the option that was perhaps meant."""
     message = f"unrecognized arguments: {' '.join(unknown)}"
     near = _nearest(unknown, _OPTION.findall(command.format_usage()))
     command.error(f"{message}; did you mean {' '.join(near)}?" if near else message)
 
 
 def _nearest(unknown: Iterable[str], known: list[str]) -> list[str]:
-    """For each option typed, the known one that is most like it, if one is."""
+    """Returns, for each option typed, the known one that is most like it, if one is."""
     typed = [each.partition("=")[0] for each in unknown if each.startswith("--")]
     return [match for each in typed for match in difflib.get_close_matches(each, known, 1)]

@@ -1,4 +1,4 @@
-"""`blockyard curve`: hit rate against capacity, as a table, a picture or a page."""
+"""`blockyard curve` shows hit rate against capacity, as a table, a picture or a page."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from ..lab.curve.words import parts_of
 from ..lab.oracle import HintOracle, parse_kinds
 from ..lab.output_file import require_output
 from ..lab.policy_names import OPTIMUM, parse_policies
+from ..lab.printing import fine_percent, short_number
 from ..lab.references import MAX_REFERENCES
 from ..lab.sizes import MAX_SIZES, parse_sizes, spread_sizes
 from ..progress import WorkBar
 from ..sizing import KVCacheSpec, model_config
-from .tables import as_csv, as_json, as_narrow_text, as_text, percent, short_number
+from .tables import as_csv, as_json, as_narrow_text, as_text
 from .trace_options import chosen_jobs, open_chosen_trace, report_skips, short_name, skips_as_dict
 
 _GIB = 2**30
@@ -61,12 +62,12 @@ def run_curve(options: argparse.Namespace) -> int:
 
 
 def _default_policies(options: argparse.Namespace) -> list[str]:
-    """All of them; of several traces, only the default and the upper bound."""
+    """Returns all of them, or for several traces only the default and the upper bound."""
     return ["lru", OPTIMUM] if options.beside else [*POLICIES, OPTIMUM]
 
 
 def _chosen_hints(options: argparse.Namespace) -> HintOracle | None:
-    """The oracle that gives hints; None for runs without any."""
+    """Returns the oracle that gives hints, or None for runs without any."""
     figures = {name: getattr(options, f"hint_{name}") for name in ("coverage", "error", "wrong", "seed")}
     given = {name: figure for name, figure in figures.items() if figure is not None}
     if options.hints is not None:
@@ -111,7 +112,7 @@ def _read(options: argparse.Namespace, trace: Trace) -> References:
 
 
 def _sizes(options: argparse.Namespace, working_set: int) -> list[int]:
-    """The same for all traces; shares are of the largest working set."""
+    """Returns the same sizes for all traces; shares are of the largest working set."""
     if options.blocks is not None:
         return parse_sizes(options.blocks, working_set)
     require_int("sizes", options.sizes, 2, MAX_SIZES)
@@ -149,7 +150,7 @@ def _print(options: argparse.Namespace, traces: list[Trace], curves: HitCurves, 
 
 
 def _claims(curves: HitCurves, num_asked: int) -> list[str]:
-    """What can be claimed for each policy over these sizes, and what is missing for it; none where it is all LRU."""
+    """Returns what can be claimed for each policy over these sizes, and what is missing; none where all is LRU."""
     if not set(curves.hit_rates) - {"lru", OPTIMUM}:
         return []
     if num_asked < ENOUGH_SIZES and not curves.hints:
@@ -167,26 +168,26 @@ def _claims(curves: HitCurves, num_asked: int) -> list[str]:
     what = f"where optimum is more than {GAP_POINTS:g} points above lru"
     said[-1] += (
         f"\ngap closed: how far from lru to optimum, mean of the sizes {what};\n"
-        f"a fifth or more: the share of these sizes where it is {percent(FIFTH)} or more"
+        f"a fifth or more: the share of these sizes where it is {fine_percent(FIFTH)} or more"
     )
     return said
 
 
 def _claim_rows(curves: HitCurves) -> list[dict[str, str]]:
-    """A row for each policy: what can be claimed for it."""
+    """Returns a row for each policy that says what can be claimed for it."""
     rows = []
     for policy, claim in claims_of(curves).items():
-        row = {"policy": policy, "sizes below": percent(claim.below)}
+        row = {"policy": policy, "sizes below": fine_percent(claim.below)}
         row |= {name: f"{getattr(claim, name):+.2f}" for name in ("worst", "median", "mean", "best")}
         has_gap = claim.gap_sizes > 0
-        row["gap closed"] = percent(claim.gap_closed) if has_gap else "-"
-        row["a fifth or more"] = percent(claim.fifth) if has_gap else "-"
+        row["gap closed"] = fine_percent(claim.gap_closed) if has_gap else "-"
+        row["a fifth or more"] = fine_percent(claim.fifth) if has_gap else "-"
         rows.append(row)
     return rows
 
 
 def _rows(curves: HitCurves, bytes_per_block: int) -> list[dict[str, Any]]:
-    """A row for each size: hit rates as shares of 0 to 1."""
+    """Returns a row for each size with hit rates as shares of 0 to 1."""
     rows = []
     for place, size in enumerate(curves.sizes.tolist()):
         row: dict[str, Any] = {"blocks": size, "tokens": size * curves.tokens_a_block}
@@ -202,7 +203,7 @@ def _as_text_row(row: dict[str, Any]) -> dict[str, str]:
     shown = {"blocks": f"{row['blocks']:,}", "tokens": short_number(row["tokens"])}
     if "GiB" in row:
         shown["GiB"] = f"{row['GiB']:,.2f}"
-    return shown | {name: percent(value) for name, value in row.items() if name not in {"blocks", "tokens", "GiB"}}
+    return shown | {name: fine_percent(value) for name, value in row.items() if name not in {"blocks", "tokens", "GiB"}}
 
 
 def _headline(curves: HitCurves) -> str:
@@ -221,8 +222,8 @@ def _conclusion(part: HitCurves, bytes_per_block: int) -> str:
     knee = part.knee
     memory = f" ({knee.blocks * bytes_per_block / _GIB:,.1f} GiB)" if bytes_per_block else ""
     return (
-        f"knee of {label_in(part, knee.policy)}: {knee.blocks:,} blocks{memory} hit {percent(knee.hit_rate)}; "
-        f"with no limit {percent(part.infinite)}"
+        f"knee of {label_in(part, knee.policy)}: {knee.blocks:,} blocks{memory} hit {fine_percent(knee.hit_rate)}; "
+        f"with no limit {fine_percent(part.infinite)}"
     )
 
 

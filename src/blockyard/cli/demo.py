@@ -1,4 +1,4 @@
-"""`blockyard demo`: serve chat requests for real, and measure what the blocks saved."""
+"""`blockyard demo` serves chat requests for real, and measures what the blocks saved."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _require_sizes(options: argparse.Namespace) -> None:
 
 
 def _load(options: argparse.Namespace) -> tuple[Path, Any, Any]:
-    """The path of the model, the model and its tokenizer; torch is imported only now."""
+    """Returns the path of the model, the model and its tokenizer; torch is imported only now."""
     import torch
 
     from ..engine.model import load_model
@@ -73,7 +73,7 @@ def _load(options: argparse.Namespace) -> tuple[Path, Any, Any]:
 
 @dataclass(slots=True)
 class Run:
-    """One run of all requests on a fresh engine, and what was seen on the way."""
+    """A run has all requests on a fresh engine, and what was seen on the way."""
 
     engine: Engine
     prompts: list[Any]
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def token_ids(self) -> list[list[int]]:
-        """The new tokens of every request."""
+        """Returns the new tokens of every request."""
         return [result.token_ids for result in self.results]
 
     def watch(self, step: StepReport) -> None:

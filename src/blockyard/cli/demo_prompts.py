@@ -1,4 +1,4 @@
-"""What the demo asks: a railway's handbook that every request begins with, and questions of its passengers."""
+"""The demo asks questions of a railway's passengers; every request begins with the railway's handbook."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ QUESTIONS = (
 
 
 def question(number: int) -> str:
-    """The question of request `number`, counted from 0; after the last the first comes again."""
+    """Returns the question of request `number`, counted from 0; after the last the first comes again."""
     return QUESTIONS[number % len(QUESTIONS)]
 
 
 def demo_prompts(num_requests: int, tokenizer: Any) -> list[Any]:
-    """Chats of handbook and question, or plain text where the tokenizer has no chat template."""
+    """Returns chats of handbook and question, or plain text where the tokenizer has no chat template."""
     if tokenizer.chat_template:
         return [
             [{"role": "system", "content": HANDBOOK}, {"role": "user", "content": question(number)}]

@@ -1,4 +1,4 @@
-"""What the demo found, as text for a newcomer and as JSON for a program."""
+"""The demo says what it found as text for a newcomer, and as JSON for a program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WIDTH = 78
 
 @dataclass(slots=True)
 class DemoReport:
-    """The figures of one run; times in seconds.
+    """A report holds the figures of one run; times are in seconds.
 
     wasted_share: slots that sequences held and no token filled, of all held slots, over all steps.
     fullest, at_end: the pool after the step that held most blocks, and at the end. leaking: sequences that still
@@ -50,17 +50,17 @@ class DemoReport:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Prompt tokens of all requests."""
+        """Returns the prompt tokens of all requests."""
         return sum(result.num_prompt_tokens for result in self.results)
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens whose keys and values the cache had."""
+        """Returns the prompt tokens whose keys and values the cache had."""
         return sum(result.num_cached_tokens for result in self.results)
 
     @property
     def cached_share(self) -> float:
-        """Share of the prompt tokens that came from the cache, 0 to 1."""
+        """Returns the share of the prompt tokens that came from the cache, 0 to 1."""
         return self.num_cached_tokens / self.num_prompt_tokens
 
     @property
@@ -70,7 +70,7 @@ class DemoReport:
 
     @property
     def num_preemptions(self) -> int:
-        """How often requests were preempted to make room."""
+        """Counts the times that requests were preempted to make room."""
         return sum(result.num_preemptions for result in self.results)
 
     @property
@@ -79,12 +79,12 @@ class DemoReport:
         return self.max_running * -(-self.max_model_len // self.block_size)
 
     def mib(self, num_blocks: int) -> float:
-        """MiB of keys and values in `num_blocks` blocks."""
+        """Returns the MiB of keys and values in `num_blocks` blocks."""
         return num_blocks * self.bytes_per_block / 2**20
 
 
 def as_json(report: DemoReport) -> str:
-    """One JSON object; counts are numbers, shares from 0 to 1, times in seconds, memory in bytes."""
+    """Returns one JSON object; counts are numbers, shares from 0 to 1, times in seconds, memory in bytes."""
     results = [
         {
             "question": question(number),

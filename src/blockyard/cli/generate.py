@@ -1,4 +1,4 @@
-"""`blockyard generate`: prompts from the shell, completions to it, as they come."""
+"""`blockyard generate` takes prompts from the shell, and prints completions to it as they come."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _sampling(options: argparse.Namespace) -> SamplingParams:
 
 
 def _prompts(options: argparse.Namespace, source: TextIO) -> list[Any]:
-    """The prompts of the command line, or the lines of `source`, as text or as chats."""
+    """Returns the prompts of the command line, or the lines of `source`, as text or as chats."""
     if options.system is not None and not options.chat:
         raise InvalidArgument("--system goes with --chat")
     try:

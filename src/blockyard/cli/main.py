@@ -1,4 +1,4 @@
-"""`blockyard`: a command run, and how it ends when something is wrong."""
+"""`blockyard` runs a command, and says in a sentence what is wrong."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _close_output() -> None:
-    """What is left in the buffer goes nowhere, and the interpreter does not complain of it at its end."""
+    """Sends what is left in the buffer nowhere, so that the interpreter does not complain of it at its end."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _function(command: Command) -> Callable[[argparse.Namespace], int]:
-    """The function behind a command, imported only now: most need an extra, and --version should not."""
+    """Returns the function behind a command, imported only now: most need an extra, and --version should not."""
     try:
         module = importlib.import_module(f".{command.module}", __package__)
     except ImportError as error:

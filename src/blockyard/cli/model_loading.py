@@ -1,4 +1,4 @@
-"""From the options of model and cache to an engine: all that can be checked without torch is checked before it."""
+"""This module makes an engine of the options of model and cache, and checks all it can before torch is imported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DEMO_NAME = "SmolLM2-135M-Instruct"
 
 
 def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """What the options ask of an engine, by the names of `EngineOptions`.
+    """Returns what the options ask of an engine, by the names of `EngineOptions`.
 
     Raises `InvalidArgument` for all that is wrong whatever the model is, `ModelError` where there is none, and
     `MissingExtra` for --kv-events without pyzmq.
@@ -50,7 +50,7 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _kv_events(options: argparse.Namespace) -> dict[str, Any] | None:
-    """Where they go, for the commands that publish them."""
+    """Returns where KV events go, for the commands that publish them."""
     if getattr(options, "kv_events", None) is None:
         return None
     from ..events.sockets import require_endpoint  # needs the extra `events`
@@ -60,13 +60,13 @@ def _kv_events(options: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def _asked_ranks(options: argparse.Namespace) -> dict[str, int]:
-    """The ranks that were asked for, by the name of the engine's argument. Raises `InvalidArgument`."""
+    """Returns the ranks that were asked for, by the name of the engine's argument. Raises `InvalidArgument`."""
     given = {name: getattr(options, name) for name in ("tensor_parallel", "context_parallel")}
     return {name: require_int(name, number, 1, MAX_RANKS) for name, number in given.items() if number is not None}
 
 
 def follow_torchrun(options: argparse.Namespace) -> None:
-    """Where torchrun started this process as another rank than 0, be it, and never return; else do nothing."""
+    """Becomes the rank that torchrun started this process as, and never returns; rank 0 goes on."""
     if os.environ.get("RANK", "0") == "0":
         return
     import torch
@@ -103,7 +103,7 @@ def _ranks(options: argparse.Namespace) -> dict[str, int | TorchrunPeers]:
 
 
 def engine_of(options: argparse.Namespace, arguments: dict[str, Any]) -> tuple[Engine, str]:
-    """The engine that the options ask for, and the model's name. Raises `ModelError` and `InvalidArgument`.
+    """Returns the engine that the options ask for, and the model's name. Raises `ModelError` and `InvalidArgument`.
 
     arguments: `engine_arguments` of the same options.
     """

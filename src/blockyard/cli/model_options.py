@@ -1,4 +1,4 @@
-"""The options that say which model runs and how large its cache is, shared by the commands that run one.
+"""These options say which model runs and how large its cache is; the commands that run one share them.
 
 Nothing here needs torch, so that --help does not. `model_loading.engine_arguments` is where they become an engine's.
 """
@@ -33,7 +33,7 @@ ENGINE_OPTIONS = (
 
 
 def add_model_choice(group: Any) -> None:
-    """Which model, and where it runs."""
+    """Adds the options that say which model runs, and where."""
     group.add_argument(
         "--model",
         metavar="DIR",
@@ -47,13 +47,13 @@ def add_model_choice(group: Any) -> None:
 
 
 def add_model_options(group: Any) -> None:
-    """Which model, where it runs, and its longest sequence."""
+    """Adds the options that say which model runs, where, and how long its longest sequence is."""
     add_model_choice(group)
     add_cache_field(group, "max_model_len", "; default: the model's limit", says_default=True)
 
 
 def add_step_budget(group: Any) -> None:
-    """How many tokens a step computes."""
+    """Adds the option that says how many tokens a step computes."""
     group.add_argument(
         "--max-num-batched-tokens",
         type=int,
@@ -64,7 +64,7 @@ def add_step_budget(group: Any) -> None:
 
 
 def add_rank_options(group: Any) -> None:
-    """Several processes, or GPUs, for one model."""
+    """Adds the options for several processes, or GPUs, for one model."""
     group.add_argument(
         "--context-parallel",
         type=int,
@@ -81,7 +81,7 @@ def add_rank_options(group: Any) -> None:
 
 
 def add_cache_options(group: Any, max_num_seqs: int) -> None:
-    """The pool, and how much runs at once. max_num_seqs: the default."""
+    """Adds the options of the pool and of how much runs at once. max_num_seqs: the default."""
     sized = "default: as many as fit a GPU (--gpu-memory-utilization), or 1 GiB on a CPU"
     add_cache_field(group, "num_blocks", f"; {sized}", says_default=True)
     group.add_argument(
@@ -110,7 +110,7 @@ def add_cache_options(group: Any, max_num_seqs: int) -> None:
 
 
 def _add_swapping(group: Any) -> None:
-    """CPU memory beside the pool."""
+    """Adds the options of CPU memory beside the pool."""
     tier = group.add_mutually_exclusive_group()
     tier.add_argument("--swap-space", metavar="SIZE", help="of CPU memory to swap to, like 4GiB; default: none")
     add_cache_field(tier, "num_cpu_blocks", ", to swap to", default=0)

@@ -1,4 +1,4 @@
-"""`blockyard plan`: reads the model and the GPUs from the options, and prints what they come to."""
+"""`blockyard plan` reads the model and the GPUs from the options, and prints what they come to."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ChosenModel:
 
 
 def chosen_model(options: argparse.Namespace) -> ChosenModel:
-    """The model that the options name. Raises `InvalidArgument` and `ModelError` as `KVCacheSpec.from_config`."""
+    """Returns the model that the options name. Raises what `KVCacheSpec.from_config` raises."""
     if not options.model:
         raise InvalidArgument("MODEL is missing; give a folder, a config.json or a name of --list-models")
     path = Path(options.model)
@@ -61,7 +61,7 @@ def _shape(config: object, dtype: str | None) -> ModelShape | None:
 
 
 def _cache_dtype(options: argparse.Namespace, known: KnownModel | None) -> str | None:
-    """None for the config's own. An engine keeps 16 bits where the weights have 8, unless it is told otherwise."""
+    """Returns None for the config's own. An engine keeps 16 bits where the weights have 8, unless told otherwise."""
     if options.cache_dtype:
         return str(options.cache_dtype)
     if options.dtype and dtype_bytes("--dtype", options.dtype) > 1:
@@ -136,7 +136,7 @@ def run_plan(options: argparse.Namespace) -> int:
 
 
 def _check_ranks(options: argparse.Namespace) -> None:
-    """In the words of the options; the plan itself checks them by its own names."""
+    """Checks the ranks in the words of the options; the plan itself checks them by its own names."""
     for name in ("gpus", "tensor_parallel"):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -169,7 +169,7 @@ def _plan(options: argparse.Namespace, model: ChosenModel, trace: Trace | None) 
 
 
 def _gpu_memory(options: argparse.Namespace) -> float:
-    """GiB: as given, or what CUDA gives of the GPU."""
+    """Returns the GiB that were given, or what CUDA gives of the GPU."""
     if options.gpu_memory is None:
         return known_gpu(options.gpu or _DEFAULT_GPU).memory_gib
     return parse_memory("--gpu-memory", options.gpu_memory) / GIB
@@ -186,7 +186,7 @@ def _activations(options: argparse.Namespace) -> float | None:
 
 
 def _read(trace: Trace, block_size: int) -> tuple[TraceSurvey, References | None]:
-    """The trace's totals, and what its prompts contain; None where it does not say."""
+    """Returns the trace's totals, and what its prompts contain; None where it does not say."""
     references = None
     try:
         references = read_references(trace, block_size=block_size)

@@ -1,4 +1,4 @@
-"""A capacity plan as text and as a page for people, and as JSON for programs."""
+"""This module writes a capacity plan as text and as a page for people, and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..lab.output_file import filled_page, require_output, write_whole
 from ..lab.planning import CapacityPlan, RequestsAt
 from ..lab.planning.hits import HitForecast, HitsAt
 from ..lab.planning.memory import GIB
-from ..lab.printing import counted, percent, printable
+from ..lab.printing import counted, fine_percent, percent, printable
 from . import tables
 
 _WIDTH = 100
@@ -21,7 +21,7 @@ _LABEL = 26
 
 
 def as_text(plan: CapacityPlan, model: str, trace: str) -> str:
-    """The plan in sections, the assumptions last."""
+    """Returns the plan in sections, the assumptions last."""
     sections = [[_headline(plan, model)], _memory(plan)]
     sections += [_requests(plan), _cache(plan), _hits(plan, trace), _block_size(plan)] if plan.fits else [_misfit(plan)]
     sections.append(_bullets("This assumes:", plan.assumptions))
@@ -29,7 +29,7 @@ def as_text(plan: CapacityPlan, model: str, trace: str) -> str:
 
 
 def as_json(plan: CapacityPlan, model: str, trace: str) -> str:
-    """One JSON object: memory in bytes, lengths in tokens, rates from 0 to 1; null for what is not known."""
+    """Returns one JSON object: memory in bytes, lengths in tokens, rates from 0 to 1; null for what is not known."""
     spec, gpu = plan.spec, plan.gpu
     content: dict[str, Any] = {
         "model": model,
@@ -147,7 +147,7 @@ def _hits(plan: CapacityPlan, trace: str) -> list[str]:
     if hits.with_cpu is not None:
         rows.append(("with the CPU tier", hits.with_cpu))
     lines = [f"Hit rate over {trace}", *(_hit_line(label, at, hits) for label, at in rows)]
-    return [*lines, _line("with no limit", _percent(hits.unlimited))]
+    return [*lines, _line("with no limit", fine_percent(hits.unlimited))]
 
 
 def _why_unknown(plan: CapacityPlan, trace: str) -> str:
@@ -164,7 +164,7 @@ def _hit_line(label: str, at: HitsAt, hits: HitForecast) -> str:
     )
     error = f" ± {100 * at.error:.2f}" if at.error else ""
     bound = ", at most" if label == "with the CPU tier" else ""
-    return _line(label, _percent(at.hit_rate), f"{error}in {at.num_blocks:,} blocks{gained}{bound}".strip())
+    return _line(label, fine_percent(at.hit_rate), f"{error}in {at.num_blocks:,} blocks{gained}{bound}".strip())
 
 
 def _block_size(plan: CapacityPlan) -> list[str]:
@@ -194,10 +194,6 @@ def _mib(plan: CapacityPlan) -> str:
     return f"{plan.spec.bytes_per_block / 2**20:.3f} MiB"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f} %"
-
-
 #: Of a bar or of a part of one: its name, its share of the longest, what stands beside it, its colour.
 _Bar = tuple[str, float, str, str]
 
@@ -221,7 +217,7 @@ def write_plan_page(plan: CapacityPlan, model: str, trace: str, path: str | os.P
 
 
 def _memory_bars(plan: CapacityPlan) -> list[_Bar]:
-    """One GPU's memory in parts. Where more is needed than there is, what is missing is named and no part."""
+    """Returns one GPU's memory in parts. Where it is too small, what is missing is named, and no part."""
     gpu = plan.gpu
     amounts = [
         ("weights", gpu.weight_bytes, "var(--c0)"),
@@ -268,7 +264,7 @@ def _hits_section(plan: CapacityPlan) -> str:
 
 
 def _bars(bars: Sequence[_Bar]) -> str:
-    """One below the other, each with its name before it and its amount behind."""
+    """Draws the bars one below the other, each with its name before it and its amount behind."""
     rows = [
         f'<tr><th scope="row">{html.escape(name)}</th>'
         f'<td><div class="bar" style="width:{100 * share:.2f}%;background:{color}"></div></td>'
@@ -279,7 +275,7 @@ def _bars(bars: Sequence[_Bar]) -> str:
 
 
 def _stack(bars: Sequence[_Bar]) -> str:
-    """Side by side in one bar, with a legend below."""
+    """Draws the parts side by side in one bar, with a legend below."""
     pieces = "".join(
         f'<span style="flex:{100 * share:.3f};background:{color}"></span>' for _, share, _, color in bars if share
     )

@@ -1,4 +1,4 @@
-"""`blockyard replay`: sends a trace through the block manager, and says what the same memory holds without paging."""
+"""`blockyard replay` sends a trace through the block manager, and says what the same memory holds without paging."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from ..errors import InvalidArgument
 from ..lab import Trace, UnknownContents, read_references
 from ..lab.output_file import require_output
 from ..lab.policy_names import OPTIMUM, parse_policies
+from ..lab.printing import fine_percent, short_number
 from ..lab.replay import ReplayOptions, ReplayResult, Reservation, ServiceModel, compare_reservations, replay
 from ..lab.replay.page import write_run_page
 from ..lab.sizes import parse_sizes
 from ..lab.survey import TraceSurvey, survey
 from ..lab.sweep import run_all
 from ..progress import WorkBar
-from .tables import as_csv, as_json, as_text, percent, short_number
+from .tables import as_csv, as_json, as_text
 from .trace_options import chosen_jobs, open_chosen_trace, report_skips, short_name, skips_as_dict
 
 
 def model_length(options: argparse.Namespace, found: TraceSurvey) -> int:
-    """Tokens of the longest request that the model serves: as asked for, or the trace's own longest request rounded up
-    to a power of two."""
+    """Returns the tokens of the longest request that the model serves: as asked for, or the trace's own, rounded up to
+    a power of two."""
     if options.max_model_len is not None:
         return require_int("--max-model-len", options.max_model_len, 1, MAX_MODEL_LEN)
     return min(int(1 << (found.longest_sequence - 1).bit_length()), MAX_MODEL_LEN)
@@ -36,7 +37,7 @@ def model_length(options: argparse.Namespace, found: TraceSurvey) -> int:
 def reserve_pools(
     options: argparse.Namespace, trace: Trace, num_blocks: list[int], max_model_len: int
 ) -> list[Reservation]:
-    """Every scheme in memory of each of these numbers of blocks."""
+    """Runs every scheme in memory of each of these numbers of blocks."""
     cells = [(trace, size, options.block_size, max_model_len) for size in num_blocks]
     jobs = chosen_jobs(options, len(cells))
     with WorkBar("reservations", len(cells), not options.quiet) as bar:
@@ -49,7 +50,7 @@ def _compare(trace: Trace, num_blocks: int, block_size: int, max_model_len: int)
 
 
 def reservation_text(found: list[Reservation], block_size: int) -> str:
-    """A heading and a table. at once: requests; times: as many as in the first line of the same size."""
+    """Returns a heading and a table. at once: requests; times: as many as in the first line of the same size."""
     rows = []
     baseline = 0.0
     for reservation in found:
@@ -71,14 +72,14 @@ def _row(found: Reservation, block_size: int, baseline: float) -> dict[str, str]
         "blocks": f"{found.num_slots // block_size:,}",
         "tokens": short_number(found.num_slots),
         "left out": f"{found.num_refused:,}",
-        "waste": percent(found.wasted_share) if found.num_requests else "-",
+        "waste": fine_percent(found.wasted_share) if found.num_requests else "-",
         "at once": f"{found.mean_running:,.1f}",
         "times": f"{found.mean_running / baseline:.1f}" if baseline else "-",
     }
 
 
 def reservation_as_dict(found: Reservation) -> dict[str, Any]:
-    """The same for a program."""
+    """Returns the same for a program."""
     return dataclasses.asdict(found)
 
 
@@ -118,7 +119,7 @@ def _require_output(options: argparse.Namespace) -> None:
 
 
 def replay_by_the_clock(trace: Trace, options: ReplayOptions) -> ReplayResult:
-    """One run, in whatever process; its seconds are that process's."""
+    """Does one run, in whatever process; its seconds are that process's."""
     return replay(trace, options, clock=time.perf_counter)
 
 
@@ -151,8 +152,8 @@ def _cells(
 
 
 def _read(options: argparse.Namespace, trace: Trace) -> tuple[TraceSurvey, int]:
-    """The trace's totals, and the blocks of `block_size` that would hold all prompts: what a share is of, and 0 where
-    none is asked for."""
+    """Returns the trace's totals, and the blocks of `block_size` that would hold all prompts: what a share is of, and 0
+    where none is asked for."""
     if "%" not in options.blocks:
         return survey(trace), 0
     try:
@@ -209,7 +210,7 @@ def _headline(options: argparse.Namespace, trace: Trace, found: TraceSurvey) -> 
 
 
 def _as_row(options: argparse.Namespace, result: ReplayResult) -> dict[str, str]:
-    """What a person wants to see; shares are of prompt tokens."""
+    """Returns what a person wants to see; shares are of prompt tokens."""
     misses, tokens = result.misses, max(result.num_prompt_tokens, 1)
     row = {
         "policy": result.policy,
@@ -218,18 +219,18 @@ def _as_row(options: argparse.Namespace, result: ReplayResult) -> dict[str, str]
     }
     if result.num_refused:
         row["left out"] = f"{result.num_refused:,}"
-    row["hit"] = percent(result.hit_rate)
+    row["hit"] = fine_percent(result.hit_rate)
     if misses is not None:
         about = "" if misses.share_known == 1 else "~"
         row |= {
-            "never seen": about + percent(misses.never_seen / tokens),
-            "evicted": about + percent(misses.evicted / tokens),
-            "tail": percent(misses.tail / tokens),
+            "never seen": about + fine_percent(misses.never_seen / tokens),
+            "evicted": about + fine_percent(misses.evicted / tokens),
+            "tail": fine_percent(misses.tail / tokens),
         }
     row |= {
         "evictions": f"{result.num_evicted_blocks:,}",
         "peak blocks": f"{result.peak_used_blocks:,}",
-        "waste": percent(result.wasted_share),
+        "waste": fine_percent(result.wasted_share),
     }
     if options.num_cpu_blocks:
         row |= {"saved": f"{result.num_saved_blocks:,}", "fetched": f"{result.num_fetched_blocks:,}"}
@@ -297,7 +298,7 @@ def _as_dict(result: ReplayResult) -> dict[str, Any]:
 
 
 def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """One level of names: misses_evicted, simulated_first_token_p99."""
+    """Returns the values under one level of names: misses_evicted, simulated_first_token_p99."""
     flat: dict[str, Any] = {}
     for name, value in content.items():
         flat |= _flat(value, f"{prefix}{name}_") if isinstance(value, dict) else {f"{prefix}{name}": value}

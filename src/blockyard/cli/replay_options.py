@@ -1,4 +1,4 @@
-"""The options of `blockyard replay`, apart from the work."""
+"""These are the options of `blockyard replay`, apart from the work."""
 
 from __future__ import annotations
 

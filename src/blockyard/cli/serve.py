@@ -1,4 +1,4 @@
-"""`blockyard serve`: an OpenAI-compatible server over one engine."""
+"""`blockyard serve` is an OpenAI-compatible server over one engine."""
 
 from __future__ import annotations
 
@@ -118,13 +118,13 @@ def _say_where(name: str, address: str, ui: str) -> None:
 
 
 def _ui(options: argparse.Namespace) -> str:
-    """What the page shows: prompts of all clients only where just this machine can connect, unless told so."""
+    """Returns what the page shows: prompts of all clients only where just this machine can connect, unless told so."""
     asked: str | None = options.ui
     return asked or ("text" if _is_loopback(options.host) else "map")
 
 
 def _summary(engine: Engine) -> str:
-    """Where the model runs, who computes its attention, the pool, and the longest sequence that it holds."""
+    """Says where the model runs, who computes its attention, the pool, and the longest sequence that it holds."""
     cache, model_len, longest = engine.kv_cache, engine.shape.max_model_len, engine.max_model_len
     least = f" (the model's context is {model_len:,})" if longest < model_len else ""
     dtype = str(cache.dtype).removeprefix("torch.")
@@ -135,7 +135,7 @@ def _summary(engine: Engine) -> str:
 
 
 def _api_key(options: argparse.Namespace) -> str | None:
-    """The key, from where it is not seen in the list of processes."""
+    """Returns the key from a place that is not seen in the list of processes."""
     if options.api_key_file is not None:
         return read_key_file(options.api_key_file)
     if options.api_key_env is None:

@@ -1,4 +1,4 @@
-"""The options of `blockyard serve`, apart from the work, so that --help needs no torch."""
+"""These are the options of `blockyard serve`, apart from the work, so that --help needs no torch."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ WIDTH = 120
 
 
 def as_text(rows: Sequence[dict[str, str]], num_names: int = 1) -> str:
-    """Rows of the same columns, aligned; the first `num_names` columns to the left."""
+    """Aligns rows of the same columns, the first `num_names` columns to the left."""
     columns = list(rows[0])
     widths = [max(len(column), *(len(row[column]) for row in rows)) for column in columns]
     lines = [dict(zip(columns, columns, strict=True)), *rows]
@@ -32,7 +32,7 @@ def as_text(rows: Sequence[dict[str, str]], num_names: int = 1) -> str:
 
 
 def as_narrow_text(rows: Sequence[dict[str, str]], num_keys: int, width: int = WIDTH) -> str:
-    """The same, all columns to the right; what is wider than `width` is cut into tables, one below the other.
+    """Aligns all columns to the right; a table wider than `width` is cut into several, one below the other.
 
     The first `num_keys` columns stand in each.
     """
@@ -48,7 +48,7 @@ def as_narrow_text(rows: Sequence[dict[str, str]], num_keys: int, width: int = W
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """Rows of the same columns, with a header. A cell that a spreadsheet would take for a formula begins with '."""
+    """Writes rows of the same columns and a header. A cell that spreadsheets would take for a formula begins with '."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -61,18 +61,5 @@ def _harmless(value: object) -> object:
 
 
 def as_json(content: Row) -> str:
-    """The content, and which build made it."""
+    """Writes the content, and which build made it."""
     return json.dumps({"blockyard": __version__, "build": build_name(), **content}, indent=2, allow_nan=False)
-
-
-def percent(share: float) -> str:
-    """A share of 0 to 1 as people read it."""
-    return f"{100 * share:.2f} %"
-
-
-def short_number(number: float) -> str:
-    """Three digits and a unit: 160 k, 1.60 M."""
-    for limit, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if number >= limit:
-            return f"{number / limit:.3g}{unit}"
-    return f"{number:.3g}"

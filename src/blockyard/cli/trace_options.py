@@ -19,7 +19,7 @@ _TRACE_HELP = (
 
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
-    """The trace, and how to read it."""
+    """Adds the options of the trace, and of how to read it."""
     parser.add_argument("trace", nargs="?", default="small", metavar="TRACE", help=_TRACE_HELP)
     group = parser.add_argument_group("reading")
     add_format_options(group)
@@ -32,7 +32,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_format_options(group: Any) -> None:
-    """What a trace file is, where its lines do not say."""
+    """Adds the options that say what a trace file is, where its lines do not."""
     group.add_argument(
         "--format", default="auto", metavar="NAME", help="the trace's format; default: by its first line"
     )
@@ -40,7 +40,7 @@ def add_format_options(group: Any) -> None:
 
 
 def add_running_options(parser: argparse.ArgumentParser) -> None:
-    """How many processes, and where."""
+    """Adds the options that say how many processes run, and where."""
     group = parser.add_argument_group("running")
     group.add_argument("--jobs", type=int, metavar="N", help="processes at once; default: one a core")
     group.add_argument(
@@ -50,14 +50,14 @@ def add_running_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output_options(parser: argparse.ArgumentParser, line: str) -> None:
-    """The forms for programs; line: what a line of the CSV is for."""
+    """Adds the forms for programs; line: what a line of the CSV is for."""
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
     output.add_argument("--csv", action="store_true", help=f"print a line for each {line}")
 
 
 def open_chosen_trace(options: argparse.Namespace, name: str | None = None) -> Trace:
-    """The trace that the options name, or another one, read in the same way."""
+    """Opens the trace that the options name, or another one, to be read in the same way."""
     from ..lab.traces import open_trace
 
     return open_trace(
@@ -70,14 +70,14 @@ def open_chosen_trace(options: argparse.Namespace, name: str | None = None) -> T
 
 
 def chosen_jobs(options: argparse.Namespace, num_cells: int) -> int:
-    """Processes at once: what is asked for, or one a core, and no more than there is to do."""
+    """Returns the processes at once: as asked for, or one a core, and no more than there is to do."""
     require_backend(options.backend)
     wanted = len(os.sched_getaffinity(0)) if options.jobs is None else require_int("--jobs", options.jobs, 1, MAX_JOBS)
     return max(1, min(wanted, num_cells))
 
 
 def short_name(trace: Trace) -> str:
-    """The trace's name as a heading has it: a file's without its folders."""
+    """Returns the trace's name as a heading has it, that of a file without its folders."""
     return Path(trace.name).name
 
 
@@ -88,5 +88,5 @@ def report_skips(trace: Trace) -> None:
 
 
 def skips_as_dict(trace: Trace) -> dict[str, Any]:
-    """The same for a program."""
+    """Returns the same for a program."""
     return {cause: {"count": count, "first": first} for cause, (count, first) in trace.skips.causes.items()}

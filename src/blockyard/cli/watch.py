@@ -1,4 +1,4 @@
-"""`blockyard watch`: finds the page of a running server, and opens it; its options stand here too."""
+"""`blockyard watch` finds the page of a running server, and opens it; its options stand here too."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run_watch(options: argparse.Namespace) -> int:
 
 
 def page_address(url: str) -> str:
-    """Where the page of a server is: under /ui/, or at the address itself. Two requests at most.
+    """Finds the page of a server under /ui/, or at the address itself, by two requests at most.
 
     Raises `InvalidArgument`, in one sentence, for what is no address, and where there is no such page.
     """
@@ -95,7 +95,7 @@ def _require_address(url: str) -> None:
 
 
 def _has_mark(address: str) -> bool:
-    """Whether it answers with the page. A timeout of sockets begins anew with each byte, so another thread asks."""
+    """Says whether it answers with the page. A socket's timeout begins anew with each byte, so another thread asks."""
     answers: list[bytes] = []
     errors: list[Exception] = []
 
@@ -117,5 +117,5 @@ def _has_mark(address: str) -> bool:
 
 
 def _printable(text: str) -> str:
-    """A server's own words, which could be escape sequences for a terminal."""
+    """Returns a server's own words without what could be escape sequences for a terminal."""
     return "".join(each if each.isprintable() else "?" for each in text[:_MAX_WHY])

@@ -1,4 +1,4 @@
-"""Numbers and names as people read them, on pages and in pictures."""
+"""These functions write numbers and names as people read them, in tables, on pages and in pictures."""
 
 from __future__ import annotations
 
@@ -44,3 +44,16 @@ def compact(number: float) -> str:
 def points(difference: float) -> str:
     """A difference of percentages at an axis: +2.5, 0, -1 with a minus sign."""
     return f"{difference:+.4g}".replace("-", "\N{MINUS SIGN}") if abs(difference) > 1e-9 else "0"
+
+
+def fine_percent(share: float) -> str:
+    """Writes a share of 0 to 1 with two digits: "35.00 %"."""
+    return f"{100 * share:.2f} %"
+
+
+def short_number(number: float) -> str:
+    """Writes a number with three digits and a unit: 160 k, 1.60 M."""
+    for limit, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= limit:
+            return f"{number / limit:.3g}{unit}"
+    return f"{number:.3g}"

@@ -122,7 +122,7 @@ class HintCalls:
         return NO_SESSION if slot < 0 else self._say(slot, is_over, back_at)
 
     def _of_sequence(self, handle: i64, is_over: bool, back_at: float | None) -> HintOutcome:
-        """Of a sequence without a session one is made, which no name leads to."""
+        """Creates a session without a name for a sequence that has none."""
         row = self.sequences.live_row(handle)
         if self._max_sessions == 0:
             return REFUSED

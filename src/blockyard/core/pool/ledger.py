@@ -254,8 +254,8 @@ class BlockLedger:
     def idle_in_order(self, count: i64) -> list[int]:
         """The first `count` idle cached blocks in the order in which they would be evicted; fewer if there are fewer.
 
-        They are in the queue still. O(count), and one step for each empty block that is passed for the first time since
-        it came there; or what the policy takes. Raises `PolicyError`.
+        They stay in the queue. O(count), plus one step for each empty block at its head that was not passed before;
+        with a policy, the cost is the policy's. Raises `PolicyError`.
         """
         if self.chooser is not None:
             return [] if self.chooser.num_idle < count else self.chooser.choose_exactly(self.index, count)

@@ -72,7 +72,7 @@ class Scheduler:
         bisect.insort(self.running, request.branches[0], key=_rank)
 
     def requests(self) -> dict[int, Request]:
-        """All that wait or run, by their ids."""
+        """Returns all waiting and running requests by their ids."""
         return {branch.request.request_id: branch.request for branch in self._all()}
 
     def running_ids(self) -> set[int]:

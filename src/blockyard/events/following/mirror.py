@@ -159,7 +159,7 @@ class Mirror:
 
     @contextlib.contextmanager
     def _noticed(self, worker: str) -> Iterator[None]:
-        """A message that counts as read, and that an interrupt or a lack of memory cut, is missing."""
+        """If an interrupt or a lack of memory cuts a message short, the mirror treats it as lost."""
         order = self._workers[worker].order
         before = order.trust
         try:

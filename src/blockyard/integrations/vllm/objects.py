@@ -14,7 +14,7 @@ from vllm.logger import init_logger
 from ... import BlockLease
 from .misses import MissCauses
 
-# Below the one logger that vLLM gives handlers to.
+# A child of vLLM's logger, so that its handlers apply.
 logger = init_logger(f"vllm.{__name__}")
 
 

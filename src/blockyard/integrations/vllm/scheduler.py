@@ -20,7 +20,7 @@ from .manager import KVCacheManager, why_not
 from .named import leading_here, named_manager
 from .options import Options, options_of
 
-# Below the one logger that vLLM gives handlers to.
+# A child of vLLM's logger, so that its handlers apply.
 logger = init_logger(f"vllm.{__name__}")
 
 

@@ -181,7 +181,7 @@ class _Budgets:
     blocks_each: int
 
     def left(self, more_blocks: int = 0) -> CacheBudgetAdvice:
-        """Of the pool without its null block, and that number more."""
+        """Returns the advice for the pool without its null block, given this many extra blocks."""
         return advise_cache_budget(max(self.num_blocks - 1, 0) + more_blocks, self.running, self.blocks_each)
 
     def hits(self, references: References | None, policy: str, cpu_blocks: int) -> HitForecast | None:
