@@ -35,6 +35,7 @@ from blockyard.parallel import (
     fetch,
 )
 
+from . import damage
 from .support.seeds import run_seed
 
 LEASE = 40
@@ -168,6 +169,7 @@ class World:
         self.nodes = {node.name: node for node in [*self.senders, *self.receivers]}
         #: (time, what arrives), not sorted; few at a time.
         self.network: list[tuple[int, Callable[[], None]]] = []
+        self.last_message = b"no message"
         for sender in self.senders:
             self.greet(sender)
         #: Kinds of things that happen, with their weights.
@@ -207,6 +209,21 @@ class World:
         for arrives in due:
             arrives()
 
+    def read_message(self, read: Callable[[Any], Any], message: bytes) -> Any:
+        """A message as its receiver reads it; now and then a damaged copy comes first, and must be refused."""
+        if self.random.random() < 0.1:
+            draw, other = self.random, self.last_message
+            changed = draw.choice(damage.DAMAGES)(draw, message, other)
+            if changed not in (message, other):
+                try:
+                    read(changed)
+                except damage.REFUSED:
+                    self.counts["damaged messages refused"] += 1
+                else:
+                    raise AssertionError(f"{self.about()}: a damaged message was believed")
+        self.last_message = message
+        return read(message)
+
     def greet(self, sender: Node) -> None:
         """The handshake: every receiver hears of this start of a sender, at some time."""
         message = sender.peer.to_bytes()
@@ -215,7 +232,7 @@ class World:
 
     def on_hello(self, receiver: Node, message: bytes) -> None:
         try:
-            receiver.receiver.connect(PeerInfo.from_bytes(message))
+            receiver.receiver.connect(self.read_message(PeerInfo.from_bytes, message))
         except StaleOffer:
             self.counts["late hellos"] += 1
         self.forget_ended(receiver)
@@ -260,7 +277,7 @@ class World:
     # What receivers do.
 
     def on_offer(self, receiver: Node, message: bytes, keys: int) -> None:
-        offer = Offer.from_bytes(message)
+        offer = self.read_message(Offer.from_bytes, message)
         if any(entry[0].offer.id == offer.id for entry in receiver.transfers):
             return  # a message that came twice
         try:
@@ -326,7 +343,7 @@ class World:
         self.send(lambda: self.on_release(sender, message))
 
     def on_release(self, sender: Node, message: bytes) -> None:
-        if not sender.sender.release(OfferId.from_bytes("release", message)):
+        if not sender.sender.release(self.read_message(lambda data: OfferId.from_bytes("release", data), message)):
             self.counts["releases of what had ended"] += 1
 
     def abort(self) -> None:

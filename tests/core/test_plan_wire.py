@@ -23,6 +23,7 @@ from blockyard.errors import PeerMismatch
 from blockyard.steps import DivergedRank, PlanReceiver, PlanSender, StepBuffers
 from blockyard.wire.message import Message, pack, split
 
+from .. import damage
 from ..support.checked import Checked, prompt
 from ..support.seeds import run_seed
 from ..world import World
@@ -201,6 +202,10 @@ class WireWorld(World):
         super().__init__(package, seed)
         self.sender = PlanSender(self.config)
         self.rank = PlanReceiver(self.config)
+        #: Draws of its own: the world's tell its story.
+        self.draw = random.Random(seed)
+        self.last = b"no message"
+        self.num_damaged = 0
 
     def resize(self) -> str:
         answer = super().resize()
@@ -208,7 +213,15 @@ class WireWorld(World):
         return answer
 
     def carry_out(self, plan: Any) -> None:
-        self.read_plan = self.rank.from_bytes(self.sender.to_bytes(plan))
+        data = self.sender.to_bytes(plan)
+        if self.draw.random() < 0.2:
+            changed = self.draw.choice(damage.DAMAGES)(self.draw, data, self.last)
+            if changed != data:
+                with pytest.raises(damage.REFUSED):
+                    self.rank.from_bytes(changed)
+                self.num_damaged += 1
+        self.last = data
+        self.read_plan = self.rank.from_bytes(data)
         assert contents(self.read_plan) == contents(plan), self.seed
         super().carry_out(self.read_plan)
 
@@ -221,13 +234,15 @@ def test_a_random_world_runs_on_what_a_rank_has_read() -> None:
 
     seed = run_seed()
     num_worlds = 100 if blockyard.compiled() else 6
-    num_steps = 0
+    num_steps = num_damaged = 0
     for number in range(num_worlds):
         world = WireWorld(blockyard, seed + number)
         world.run(150)
         assert world.sender.digest == world.rank.digest
         num_steps += world.sender.num_steps
+        num_damaged += world.num_damaged
     assert num_steps > 10 * num_worlds
+    assert num_damaged > num_worlds
 
 
 # ---------------------------------------------------------------- ranks that diverged

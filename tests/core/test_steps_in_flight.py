@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import blockyard
-from blockyard import CacheConfig, InvalidArgument, LayerGroup, SeqStatus, SequenceNotReady, StepsInFlight
+from blockyard import CacheConfig, InvalidArgument, LayerGroup, SeqStatus, SequenceNotReady, StalePlan, StepsInFlight
 from blockyard.answers import Holding
 
 from ..support import seeds, source_only
@@ -94,6 +94,23 @@ def test_rejected_drafts_end_the_reservations_behind_them() -> None:
     cache.end_step(steps[2])
     cache.commit([seq], 1, [4], 4)
     assert cache.state(seq) == (8, 7)
+
+
+def test_a_stale_plan_says_how_its_tokens_are_planned_again() -> None:
+    """`reserve` alone goes on behind the reservations of the stale plan: it gave nothing."""
+    cache = Checked(20, max_steps_in_flight=2)
+    seq, other = cache.allocate(prompt(1, 6)), cache.allocate(prompt(2, 6))
+    stale = cache.reserve([seq])
+    cache.reserve([other])
+    said = r"; commit\(seqs, 0, step=1\) and reserve again, but carry out its copies and swaps first"
+    with pytest.raises(StalePlan, match=said):
+        _ = stale.slot_mapping
+    assert stale.num_tokens == 6
+    cache.commit([seq], 0, step=stale.step)
+    cache.end_step(stale.step)
+    again = cache.reserve([seq])
+    assert again.input_ids.tolist() == prompt(1, 6)
+    assert again.slot_mapping.tolist() == [4, 5, 6, 7, 8, 9]
 
 
 def test_a_failed_step_ends_the_later_ones_of_its_sequences_alone() -> None:

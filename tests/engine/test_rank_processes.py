@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from blockyard.engine import Engine, ModelError, RankError, SamplingParams, StepReport
+from blockyard.engine.ranks import group, watch
 from blockyard.engine.ranks.peers import StartedPeers
 
 from ..support.patience import PATIENCE_SECONDS
@@ -75,6 +76,26 @@ def test_three_ranks_and_the_end_of_one(others: list[int]) -> None:
 
 
 @pytest.mark.drawn
+def test_a_stopped_rank_is_named(others: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a sum that broke off, of no rank; or another rank, whose sum broke off first."""
+    monkeypatch.setattr(group, "STEP_SECONDS", 3)
+    monkeypatch.setattr(watch, "_ANSWER_SECONDS", 1.0)
+    model = tiny_model("smollm2")
+    engine = Engine(model, num_blocks=40, tensor_parallel=3)
+    pids = own_children(others)
+
+    def stop(_: StepReport) -> None:
+        os.kill(pids[1], signal.SIGSTOP)
+
+    with pytest.raises(RankError) as caught:
+        engine.generate(mixed_prompts((5, 17, 33)), SamplingParams(max_tokens=100), on_step=stop)
+    expected = f"rank 2 (process {pids[1]}) does not answer any more: it is stopped, or cut off"
+    assert str(caught.value) == engine.lost == expected
+    engine.cache.check()
+    engine.close()
+    assert own_children(others) == [], "a stopped process is ended too"
+
+
 def test_a_model_in_memory_and_an_interruption_in_a_step(others: list[int]) -> None:
     model = tiny_model("smollm2")
     prompts = mixed_prompts((5, 17, 33))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +21,10 @@ pytest.importorskip("openai")
 from blockyard.cli import serve
 from blockyard.cli.commands import parse
 from blockyard.engine import Engine
+from blockyard.engine.ranks import watch
 
 from ..support.patience import PATIENCE_SECONDS
+from ..support.rank_loop import children
 from ..support.servers import Running, running_server, tiny_engine
 from ..support.thread_ranks import ThreadPeers
 
@@ -75,13 +80,33 @@ def test_a_rank_that_ends_while_nothing_runs_is_noticed() -> None:
     engine.close()
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it looks at /proc")
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_health_is_bad_as_soon_as_a_rank_does_not_answer(end: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was 200 until the system had taken a killed rank's memory back, and for 300 s after one was stopped."""
+    monkeypatch.setattr(watch, "_ANSWER_SECONDS", 1.0)
+    others = children(os.getpid())
+    engine = tiny_engine(tensor_parallel=2)
+    [pid] = [child for child in children(os.getpid()) if child not in others]
+    with running_server(engine) as running:
+        assert running.call("GET", "/health")[0] == 200
+        os.kill(pid, end)
+        said = unhealthy(running)
+        assert said.startswith(f"the engine has failed: rank 1 (process {pid}) ")
+        if end == signal.SIGSTOP:
+            assert said.endswith("does not answer any more: it is stopped, or cut off")
+            os.kill(pid, signal.SIGCONT)
+            wait_for(lambda: not unhealthy(running))
+    engine.close()
+
+
 def test_the_command_ends_with_the_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     peers = ThreadPeers(2)
     engines: list[Engine] = []
 
-    def engine_of(_: Any) -> tuple[Engine, str]:
+    def engine_of(*_: Any) -> tuple[Engine, str]:
         engines.append(tiny_engine(tensor_parallel=peers))
         return engines[0], "tiny"
 

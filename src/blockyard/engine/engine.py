@@ -381,6 +381,14 @@ class Engine:
         """Why no more steps can be made, as when a rank has ended; None while they can."""
         return self._ranks.lost
 
+    def silence(self) -> str | None:
+        """Why no step can be made now, asked of every rank; None while all answer. For any thread; it may wait seconds.
+
+        A rank that was killed is not `lost` until the system has taken its memory back, and one that was stopped is not
+        until a step has waited for it; neither answers.
+        """
+        return self._ranks.silence()
+
     def on_lost(self, call: Callable[[str], None]) -> None:
         """Have `call` told why, in a thread of its own, when a rank has ended; at once if it has."""
         self._ranks.tell(call)

@@ -85,7 +85,8 @@ class Batch:
     def require_fresh(self) -> None:
         """Raise `StalePlan` once the cache has changed."""
         if self.clock.version != self.version:
+            again = "reserve again" if self.step == 0 else f"commit(seqs, 0, step={self.step}) and reserve again"
             raise StalePlan(
-                "the cache has changed since this plan was made: by a later call, or by a free that waited for the "
-                "call that made it; reserve again, but carry out its copies and swaps first: they can still be read"
+                f"the cache has changed since this plan was made: by a later call, or by a free that waited for the "
+                f"call that made it; {again}, but carry out its copies and swaps first: they can still be read"
             )

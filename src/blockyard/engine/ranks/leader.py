@@ -111,6 +111,10 @@ class Ranks:
         """Have `call` told why, in a thread of its own, when ranks are lost; at once if they are."""
         self._watch.tell(call)
 
+    def silence(self) -> str | None:
+        """Why no step can be made now, asked of every rank; None while all answer."""
+        return self._watch.silence()
+
     def close(self) -> None:
         """End the other ranks. A second call does nothing."""
         if self._peers is not None:

@@ -67,6 +67,13 @@ class PeerWatch:
         self.lose(_silence(silent) or str(error))
         return RankError(self.lost)
 
+    def silence(self) -> str | None:
+        """Why no step can be made now: ranks are lost, or do not answer within seconds. None while all are there."""
+        silent = self._silent_ranks()
+        with self._condition:  # of one that has ended it will be known why
+            self._condition.wait_for(lambda: self.lost is not None or not self._ended, _BLAME_SECONDS)
+        return self.lost or _silence(silent) or None
+
     def _silent_ranks(self) -> list[Peer]:
         """Ask all ranks whether they are there: those that neither answer in time nor have ended."""
         with self._condition:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -54,8 +55,8 @@ def operator_routes(service: Service, page: MetricsPage) -> APIRouter:
     router = APIRouter()
 
     async def health() -> Response:
-        """GET /health: 200, or 503 and why no request is taken."""
-        refusal = service.thread.refusal
+        """GET /health: 200, or 503 and why no request is taken. All ranks of the engine are asked."""
+        refusal = await asyncio.to_thread(service.thread.ask_ranks)
         return JSONResponse({"status": refusal or "ok"}, 503 if refusal else 200)
 
     async def metrics() -> Response:

@@ -86,6 +86,12 @@ class EngineThread:
             return "the engine does not run"
         return self._refusal
 
+    def ask_ranks(self) -> str | None:
+        """`refusal`, after a rank that has just ended too, or does not answer: it may wait for seconds."""
+        if self.refusal is None and (silence := self._engine.silence()) is not None:
+            return f"the engine has failed: {silence}"
+        return self.refusal
+
     def require_place(self, num_completions: int = 1) -> None:
         """Raise `ApiError` (429, 503) if that many would not be taken now: asked before a body is read. O(1).
 

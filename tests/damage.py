@@ -1,0 +1,146 @@
+"""Messages of a hand-over, damaged in every way that a wire or a program can damage them: none may be believed.
+
+    python -m tests.damage --messages 250000 --seed 7
+
+Offers, handshakes, ids of offers and plans are flipped, cut, extended, spliced and mixed up. Each is read as its
+receiver reads it; one that is taken although its bytes are not those of a message that was sent ends the program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from blockyard import CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LoRA, Span
+from blockyard.parallel import HeadShards, Offer, OfferId, PeerInfo, PeerMismatch
+from blockyard.steps import DivergedRank, PlanReceiver, PlanSender
+
+from .support.seeds import run_seed
+
+CONFIG = CacheConfig(num_blocks=40, block_size=4, max_num_seqs=8, max_model_len=64)
+REFUSED = (InvalidArgument, PeerMismatch, DivergedRank)
+
+
+def offers(draw: random.Random) -> bytes:
+    """An offer of a prompt of some length, with keys or none."""
+    count = draw.randrange(2, 40)
+    tokens = np.array(draw.choices(range(1000), k=count), np.int32)
+    table = np.array(draw.sample(range(1, 40), -(-count // 4)), np.int32)
+    keys = draw.choice([(), (CacheSalt("tenant"),), (LoRA("a", "path"), Span("image", 0, min(3, count), "image"))])
+    return Offer(
+        OfferId("prefill", 1, draw.randrange(1, 99)), tokens, count - draw.randrange(2), (table,), keys
+    ).to_bytes()
+
+
+def handshakes(draw: random.Random) -> bytes:
+    """What a side says of itself."""
+    shards = HeadShards.even(4, draw.choice((1, 2, 4)))
+    model = {"dtype": "float32", "num_layers": 2, "head_size": 64, "shards": shards}
+    return PeerInfo.of(CONFIG, f"prefill-{draw.randrange(9)}", draw.randrange(99), **model).to_bytes()
+
+
+def releases(draw: random.Random) -> bytes:
+    """A message about an offer."""
+    return OfferId("prefill", draw.randrange(9), draw.randrange(1, 99)).to_bytes("release")
+
+
+def plans(draw: random.Random) -> bytes:
+    """The first plan of a chain."""
+    cache = KVCacheManager(CONFIG)
+    seqs = [cache.allocate(draw.choices(range(99), k=draw.randrange(1, 30))) for _ in range(draw.randrange(1, 4))]
+    return PlanSender(CONFIG).to_bytes(cache.reserve(seqs))
+
+
+#: Who makes a message, and who reads it.
+KINDS: list[tuple[Callable[[random.Random], bytes], Callable[[bytes], Any]]] = [
+    (offers, Offer.from_bytes),
+    (handshakes, PeerInfo.from_bytes),
+    (releases, lambda data: OfferId.from_bytes("release", data)),
+    (plans, lambda data: PlanReceiver(CONFIG).from_bytes(data)),
+]
+
+
+def flipped(draw: random.Random, data: bytes, _: bytes) -> bytes:
+    """One bit to several."""
+    changed = bytearray(data)
+    for _bit in range(draw.choice((1, 1, 1, 2, 3, 8))):
+        changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
+    return bytes(changed)
+
+
+def cut(draw: random.Random, data: bytes, _: bytes) -> bytes:
+    """From the end, the beginning, or the middle."""
+    first = draw.randrange(len(data))
+    last = draw.randrange(first, len(data)) + 1
+    return draw.choice((data[:first], data[last:], data[:first] + data[last:]))
+
+
+def extended(draw: random.Random, data: bytes, _: bytes) -> bytes:
+    """At the end, or within."""
+    place = draw.choice((len(data), draw.randrange(len(data))))
+    return data[:place] + draw.randbytes(draw.randrange(1, 20)) + data[place:]
+
+
+def swapped(draw: random.Random, data: bytes, _: bytes) -> bytes:
+    """Two words in each other's place."""
+    one, two = (4 * draw.randrange(len(data) // 4) for _ in range(2))
+    words = bytearray(data)
+    words[one : one + 4], words[two : two + 4] = data[two : two + 4], data[one : one + 4]
+    return bytes(words)
+
+
+def spliced(draw: random.Random, data: bytes, other: bytes) -> bytes:
+    """The head of one message on the rest of another."""
+    place = draw.randrange(min(len(data), len(other)))
+    return data[:place] + other[place:]
+
+
+DAMAGES = (flipped, cut, extended, swapped, spliced)
+
+
+def run(num_messages: int, seed: int) -> Counter[str]:
+    """Damage as many messages; what was refused. Raises `AssertionError` for one that was believed."""
+    draw = random.Random(seed)
+    counts: Counter[str] = Counter()
+    sent = [[make(draw) for _ in range(8)] for make, _ in KINDS]
+    while sum(counts.values()) < num_messages:
+        number = draw.randrange(len(KINDS))
+        make, read = KINDS[number]
+        data = draw.choice(sent[number])
+        other = draw.choice(draw.choice(sent))
+        damage = draw.choice(DAMAGES)
+        changed = damage(draw, data, other)
+        if changed in (data, other):
+            continue
+        try:
+            taken = read(changed)
+        except REFUSED:
+            counts[f"{make.__name__} {damage.__name__}"] += 1
+        else:
+            raise AssertionError(f"{damage.__name__} of {make.__name__} was believed: {taken}, {changed!r}")
+        if not sum(counts.values()) % 1000:
+            sent[number][draw.randrange(8)] = make(draw)
+    return counts
+
+
+def main() -> None:
+    """Damage many messages; the first line has the seed, that repeats them."""
+    parser = argparse.ArgumentParser(prog="tests.damage", description=main.__doc__)
+    parser.add_argument("--messages", type=int, default=250_000)
+    parser.add_argument("--seed", type=int, default=run_seed())
+    options = parser.parse_args()
+    print("seed", options.seed)
+    began = time.monotonic()
+    for what, count in sorted(run(options.messages, options.seed).items()):
+        print(f"{count:8,}  {what}")
+    print(f"none of {options.messages:,} was believed, {time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
