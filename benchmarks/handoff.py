@@ -21,7 +21,7 @@ import torch
 
 from blockyard import CacheConfig, KVCacheManager
 from blockyard.parallel import HandoffReceiver, HandoffSender, HeadShards, Offer, PeerInfo, Transfer
-from blockyard.parallel.lanes import Lane
+from blockyard.parallel.runs import Lane
 from blockyard.parallel.tensors import KVPort
 from blockyard.parallel.transport import DistributedTransport, receive_lanes, send_lanes
 from blockyard.storage import KVCache

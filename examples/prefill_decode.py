@@ -21,13 +21,13 @@ from blockyard.engine import Engine, SamplingParams, demo_model_path
 from blockyard.engine.handoff import DecodeDoor, PrefillDoor
 from blockyard.parallel.link import DistributedTransport, ReceiverLink, SenderLink
 
-LEASE = 30.0  # seconds: how long blocks wait for the other side
+TTL = 30.0  # seconds: how long blocks wait for the other side
 
 
 def prefill(options: argparse.Namespace, connection: Connection) -> None:
     """Compute every prompt and its first token, and offer them; serve the other side until it has taken all."""
     start_rank(0, options.rendezvous)
-    door = PrefillDoor(new_engine(options, block_size=16), "prefill", 1, LEASE)
+    door = PrefillDoor(new_engine(options, block_size=16), "prefill", 1, TTL)
     link = SenderLink(door.sender, door.port, DistributedTransport(), connection, ranks=[1], checked=True)
     for prompt in options.prompts:
         door.add_request(prompt, sampling_of(options))
@@ -48,7 +48,7 @@ def prefill(options: argparse.Namespace, connection: Connection) -> None:
 def decode(options: argparse.Namespace, connection: Connection, answers: Connection) -> None:
     """Take every offer in, and run all that is here; its blocks have another size, on purpose."""
     start_rank(1, options.rendezvous)
-    door = DecodeDoor(new_engine(options, block_size=8), "decode", 1, LEASE)
+    door = DecodeDoor(new_engine(options, block_size=8), "decode", 1, TTL)
     link = ReceiverLink(door.receiver, door.port, DistributedTransport(), connection, ranks=[0], checked=True)
     texts: dict[str, str] = {}
     prompts: dict[int, str] = {}

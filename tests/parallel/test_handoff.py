@@ -293,10 +293,10 @@ def test_time_never_goes_back(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("lease", [0, -1, float("inf"), float("nan"), "long", True, None])
-def test_bad_leases(lease: Any) -> None:
+def test_bad_time_limits(lease: Any) -> None:
     cache, peer = side()
     for make in (HandoffSender, HandoffReceiver):
-        with pytest.raises(InvalidArgument, match="lease is"):
+        with pytest.raises(InvalidArgument, match="ttl is"):
             make(cache, peer, lease)
 
 

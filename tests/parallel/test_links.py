@@ -382,7 +382,7 @@ def test_engines_wait_for_what_is_on_its_way() -> None:
 
 
 def test_a_full_prefiller_goes_on_once_a_lease_is_over() -> None:
-    door = PrefillDoor(engine_of(num_blocks=20), "prefill", 1, lease=5)
+    door = PrefillDoor(engine_of(num_blocks=20), "prefill", 1, ttl=5)
     for start in (0, 50):
         door.add_request(list(range(start, start + 50)), SamplingParams(max_tokens=3))
     computed = [each for now in range(4) for each in door.step(now)[0]]

@@ -13,7 +13,7 @@ import torch
 
 from blockyard import InvalidArgument, LayerGroup
 from blockyard.parallel import HandoffError, HeadShards, Offer, OfferId, PeerInfo
-from blockyard.parallel.lanes import Lane, receiving_lanes, sending_lanes
+from blockyard.parallel.runs import Lane, receiving_lanes, sending_lanes
 from blockyard.parallel.tensors import KVPort
 from blockyard.parallel.transport import DistributedTransport, receive_lanes, send_lanes
 from blockyard.storage import KVCache

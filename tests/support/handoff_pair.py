@@ -23,9 +23,9 @@ class Pair:
 
     def __init__(self, to_config: dict[str, Any] | None = None, **from_config: Any) -> None:
         self.prefill, peer = side(config=from_config)
-        self.sender = HandoffSender(self.prefill, peer, lease=10)
+        self.sender = HandoffSender(self.prefill, peer, ttl=10)
         self.decode, own = side("decode", config=to_config)
-        self.receiver = HandoffReceiver(self.decode, own, lease=10)
+        self.receiver = HandoffReceiver(self.decode, own, ttl=10)
         self.receiver.connect(peer)
 
     def compute(self, tokens: list[int] = PROMPT, extra_keys: tuple[Any, ...] = ()) -> int:

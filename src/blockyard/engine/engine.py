@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import torch
 from ..answers import HintOutcome
 from ..arguments import require_int
 from ..core.calls.hints import require_session
+from ..core.plan import SwapPlan
 from ..errors import InvalidArgument, InvariantError
 from ..keys import ExtraKey
 from ..progress import WorkBar
@@ -37,6 +38,8 @@ from .runner import ForwardBatch
 from .sampling import SamplingParams
 from .scheduling.scheduler import Scheduler
 from .scheduling.step import Row, ScheduledStep
+
+_Taken = TypeVar("_Taken")
 
 _MAX_PRIORITY = 2**20
 
@@ -369,6 +372,45 @@ class Engine:
         finally:
             if self.kv_events is not None:
                 self.kv_events.publish()
+
+    # For prompts that are computed in one engine and decoded in another (`handoff`).
+
+    @property
+    def request_ids(self) -> frozenset[int]:
+        """All waiting and running requests. O(requests)."""
+        return frozenset(self._scheduler.requests())
+
+    def prepare(self, name: str, prompt: Prompt, sampling: SamplingParams, extra_keys: Sequence[ExtraKey]) -> Request:
+        """A request that is checked and not queued, for `adopt`. name: what errors call the prompt.
+
+        Raises as `add_request`.
+        """
+        return self._intake.request(name, prompt, sampling, extra_keys=extra_keys)
+
+    def adopt(self, request: Request, seq: int) -> None:
+        """Run a prepared request whose prompt was computed elsewhere and whose first token is chosen.
+
+        seq: its sequence, which is the engine's from now on.
+        """
+        self._scheduler.adopt(request, seq)
+
+    def take_out(self, request_id: int, take: Callable[[int], _Taken]) -> _Taken:
+        """Give the sequence of a running request to `take`, and forget the request; returns what `take` does.
+
+        If `take` raises, the sequence is freed.
+        """
+        branch = self._scheduler.requests()[request_id].branches[0]
+        try:
+            taken = take(branch.seq)
+            branch.seq = -1
+        finally:
+            self.abort_request(request_id)
+        return taken
+
+    def move_blocks(self, plan: SwapPlan) -> None:
+        """Carry out at once what a plan moves that was made outside of a step."""
+        self._scheduler.moves.note(plan)
+        self._scheduler.moves.carry_out(self.kv_cache)
 
     def close(self) -> None:
         """End the other ranks and the publisher of KV events, if there are any. A second call does nothing."""

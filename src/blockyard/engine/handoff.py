@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..answers import Admission
-from ..core.plan import StepPlan
 from ..errors import InvalidArgument
 from ..keys import ExtraKey
 from ..parallel import HandoffReceiver, HandoffSender, HeadShards, Offer, PeerInfo, Transfer
@@ -59,13 +58,13 @@ class Prefilled:
 class PrefillDoor:
     """An engine that computes prompts, chooses their first tokens, and offers both.
 
-    engine: it should do nothing else. name, incarnation: as for `PeerInfo`. lease: as for `HandoffSender`. While an
+    engine: it should do nothing else. name, incarnation: as for `PeerInfo`. ttl: as for `HandoffSender`. While an
     offer lives it has the row and the blocks of its sequence.
     """
 
-    def __init__(self, engine: Engine, name: str, incarnation: int, lease: float) -> None:
+    def __init__(self, engine: Engine, name: str, incarnation: int, ttl: float) -> None:
         self.engine = engine
-        self.sender = HandoffSender(engine.cache, peer_of(engine, name, incarnation), lease)
+        self.sender = HandoffSender(engine.cache, peer_of(engine, name, incarnation), ttl)
         self.port = KVPort(engine.kv_cache)
         self._keys: dict[int, Sequence[ExtraKey]] = {}
 
@@ -87,7 +86,7 @@ class PrefillDoor:
     def step(self, now: float) -> tuple[list[Prefilled], list[GenerationResult]]:
         """Run one step; the prompts that it has finished, and results of requests that ended with their first token.
 
-        now: for the leases. Raises as `Engine.step`.
+        now: for the time limits of offers. Raises as `Engine.step`.
         """
         self.sender.expire(now)
         report = _step(self.engine)
@@ -99,32 +98,23 @@ class PrefillDoor:
     def _offer(self, token: NewToken, now: float) -> Prefilled:
         """Give the sender the sequence of a request whose first token was just chosen, and forget the request."""
         request_id = token.request_id
-        branch = self.engine._scheduler.requests()[request_id].branches[0]
-        try:
-            offer = self.sender.take_over(branch.seq, now, self._keys.pop(request_id))
-            branch.seq = -1
-        finally:
-            self.engine.abort_request(request_id)
+        keys = self._keys.pop(request_id)
+        offer = self.engine.take_out(request_id, lambda seq: self.sender.take_over(seq, now, keys))
         return Prefilled(request_id, offer)
 
 
 class DecodeDoor:
     """An engine that goes on with prompts computed elsewhere, beside requests of its own.
 
-    name, incarnation: as for `PeerInfo`. lease: as for `HandoffReceiver`. Step the engine by `step` of this door.
+    name, incarnation: as for `PeerInfo`. ttl: as for `HandoffReceiver`. Step the engine by `step` of this door.
     """
 
-    def __init__(self, engine: Engine, name: str, incarnation: int, lease: float) -> None:
+    def __init__(self, engine: Engine, name: str, incarnation: int, ttl: float) -> None:
         self.engine = engine
         peer = peer_of(engine, name, incarnation)
-        self.receiver = HandoffReceiver(engine.cache, peer, lease, self._carry_out)
+        self.receiver = HandoffReceiver(engine.cache, peer, ttl, engine.move_blocks)
         self.port = KVPort(engine.kv_cache)
         self._requests: dict[int, Request] = {}
-
-    def _carry_out(self, plan: StepPlan) -> None:
-        moves = self.engine._scheduler.moves
-        moves.note(plan)
-        moves.carry_out(self.engine.kv_cache)
 
     def accept(self, offer: Offer, sampling: SamplingParams | None, now: float) -> Transfer | Admission:
         """Take blocks for an offer; fetch its keys and values next (`ReceiverLink.fetch`), then `finish`.
@@ -142,7 +132,7 @@ class DecodeDoor:
         if int(offer.token_ids.max()) >= vocab_size:
             raise InvalidArgument(f"the offer holds token {offer.token_ids.max()}; the vocabulary has {vocab_size}")
         prompt = EncodedPrompt(offer.token_ids[:-1].tolist(), vocab_size)
-        request = self.engine._intake.request("offer", prompt, wanted, extra_keys=offer.extra_keys)
+        request = self.engine.prepare("offer", prompt, wanted, offer.extra_keys)
         transfer = self.receiver.accept(offer, now, f"request {request.request_id}, on its way in")
         if isinstance(transfer, Transfer):
             self._forget_ended()
@@ -161,7 +151,7 @@ class DecodeDoor:
         try:
             token = request.branches[0].take(Choice(int(transfer.offer.token_ids[-1])))
             if token.finish_reason is None:
-                self.engine._scheduler.adopt(request, seq)
+                self.engine.adopt(request, seq)
                 runs = True
         finally:
             if not runs:
@@ -169,7 +159,7 @@ class DecodeDoor:
         return token
 
     def step(self, now: float) -> StepReport:
-        """Run one step of the engine, after giving up the transfers whose lease is over. Raises as `Engine.step`."""
+        """Run one step of the engine, after giving up the transfers whose time is over. Raises as `Engine.step`."""
         self.receiver.expire(now)
         self._forget_ended()
         return _step(self.engine)
@@ -181,7 +171,7 @@ class DecodeDoor:
 
 def _step(engine: Engine) -> StepReport:
     """A step in which nothing may be possible, because what is needed is held by offers or on its way in."""
-    return engine.step(only=engine._scheduler.requests().keys())
+    return engine.step(only=engine.request_ids)
 
 
 def _required(sampling: Any) -> SamplingParams:

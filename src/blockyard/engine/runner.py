@@ -25,12 +25,13 @@ from .shape import ModelShape
 class ForwardBatch:
     """What the model computes in one pass, as one row of T tokens.
 
-    token_ids: int64 (T,). kept: places among them whose logits are wanted, int64. plan: what it was made from, if
-    anything.
+    token_ids, positions: int64 (T,), the second is each token's place in its sequence. kept: places among them whose
+    logits are wanted, int64. plan: what it was made from, if anything.
     """
 
     shape: StepShape
     token_ids: IntArray
+    positions: IntArray
     kept: IntArray
     plan: StepPlan | None = None
 
@@ -55,14 +56,7 @@ class ForwardBatch:
         token_ids = plan.input_ids.astype(np.int64)
         if len(drafts) > 0:
             token_ids[token_ids < 0] = drafts
-        return cls(shape, token_ids, _last_places(shape, np.asarray(num_logits, np.int64)), plan)
-
-    @property
-    def positions(self) -> IntArray:
-        """Each token's place in its sequence, int64 (T,)."""
-        first = np.repeat(self.shape.num_computed - self.shape.starts, self.shape.num_scheduled)
-        positions: IntArray = first + np.arange(len(first))
-        return positions
+        return cls(shape, token_ids, plan.positions.copy(), _last_places(shape, np.asarray(num_logits, np.int64)), plan)
 
 
 def _last_places(shape: StepShape, counts: IntArray) -> IntArray:

@@ -10,7 +10,7 @@ from ..answers import Admission, CacheStats, HintOutcome, Holding
 from ..arguments import require_int, require_number, shown
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, NeverFits, OutOfBlocks, UnknownSequence
-from .probing import require_idle
+from .multi_pool import require_idle
 
 MAX_CACHES = 4096
 

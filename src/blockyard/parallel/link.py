@@ -6,7 +6,7 @@
     offer ──────────────────────▶            these tokens are computed
          ◀─────────────────────── pull       from which token on
     data, or stale ─────────────▶            and then the lanes, by the transport
-         ◀─────────────────────── release    fetched, or not wanted; if it is lost, the lease ends it
+         ◀─────────────────────── release    fetched, or not wanted; if it is lost, its ttl ends it
     bye ────────────────────────▶            no more offers, and none that still lives
 
 Where the receiver reads the sender's memory itself (`OneSided`), the sender says where that is after the handshake, and
@@ -30,11 +30,11 @@ from ..arguments import require_int, require_number
 from ..errors import HandoffError, InvalidArgument, PeerMismatch, StaleOffer
 from ..wire.connection import Connection
 from ..wire.message import Message, pack
-from .lanes import receiving_lanes, sending_lanes
 from .offer import Offer, OfferId, id_from
 from .one_sided import OneSided
 from .peer import PeerInfo, require_compatible, require_same_memory
 from .receiver import HandoffReceiver, Transfer
+from .runs import receiving_lanes, sending_lanes
 from .sender import HandoffSender
 from .tensors import KVPort
 from .transport import DistributedTransport, Transport, receive_lanes, send_lanes
@@ -301,7 +301,7 @@ class ReceiverLink(_Link):
         receive_lanes(transport, self.port, lanes, self._ranks, self._checked)
 
     def release(self, offer_id: OfferId) -> None:
-        """Tell the sender that an offer was fetched, or is not wanted: its blocks are free before its lease is over.
+        """Tell the sender that an offer was fetched, or is not wanted: its blocks are free before its time is over.
 
         Raises `HandoffError` if it has gone.
         """

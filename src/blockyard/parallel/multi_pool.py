@@ -13,7 +13,6 @@ from ..config import MAX_BLOCKS
 from ..core.block_pool import BlockPool
 from ..core.pool.lease import BlockLease
 from ..errors import DoubleFree, ForeignBlock, InvalidArgument, InvariantError, OutOfBlocks
-from .probing import require_idle
 
 MAX_POOLS = 4096
 
@@ -240,3 +239,8 @@ class MultiBlockPool:
             if len(blocks) != len(lease) or blocks & seen:
                 raise InvariantError(f"{lease!r} holds blocks that another lease holds too")
             seen |= blocks
+
+
+def require_idle(pool: BlockPool) -> None:
+    """Raise `ConcurrentCall` while a call of the pool, or of its manager, runs. O(1)."""
+    pool.free_blocks(pool.get_new_blocks(0))

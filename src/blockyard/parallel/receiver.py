@@ -10,8 +10,7 @@ from ..arguments import require_int, require_str, shown
 from ..core.manager import KVCacheManager
 from ..core.plan import StepPlan
 from ..errors import InvalidArgument, InvariantError, PeerMismatch, StaleOffer, UnknownSequence
-from .deadlines import Deadlines
-from .ending import end_sequence, free_at_last
+from .deadlines import Deadlines, end_sequence, free_at_last
 from .offer import Offer, OfferId
 from .peer import PeerInfo, require_compatible, require_own_config
 from .runs import TransferPlan, token_runs
@@ -38,7 +37,7 @@ class Transfer:
 class HandoffReceiver:
     """Takes offers in: blocks first, then bytes, then, when all are there and right, the sequence.
 
-    cache: that takes the sequences, with `max_steps_in_flight` 1. peer: what this side says of itself. lease: how long
+    cache: that takes the sequences, with `max_steps_in_flight` 1. peer: what this side says of itself. ttl: how long
     a transfer may take, in the unit of every `now`. on_plan: called with each `StepPlan` that is made here, to carry
     out its copies and swaps at once (`KVCache.move_blocks`); needed with a CPU pool or partial hits, which make such
     plans.
@@ -52,7 +51,7 @@ class HandoffReceiver:
         self,
         cache: KVCacheManager,
         peer: PeerInfo,
-        lease: float,
+        ttl: float,
         on_plan: Callable[[StepPlan], None] | None = None,
     ) -> None:
         require_own_config(cache, peer)
@@ -69,7 +68,7 @@ class HandoffReceiver:
         self.cache = cache
         self.peer = peer
         self._on_plan = on_plan
-        self._deadlines = Deadlines(lease)
+        self._deadlines = Deadlines(ttl)
         self._live: dict[int, Transfer] = {}
         self._by_offer: dict[OfferId, int] = {}
         self._peers: dict[str, PeerInfo] = {}
@@ -209,7 +208,7 @@ class HandoffReceiver:
             raise StaleOffer(f"the transfer of offer {transfer.offer.id.number} has ended; its blocks are not its own")
 
     def renew(self, transfer: Transfer, now: float) -> None:
-        """Start a transfer's lease again, from now. Raises `StaleOffer` if it has ended."""
+        """Start a transfer's time to live again, from now. Raises `StaleOffer` if it has ended."""
         self._advance(now)
         self.require_live(transfer)
         self._deadlines.start(transfer.number)
@@ -233,7 +232,7 @@ class HandoffReceiver:
         self._deadlines.end(number)
 
     def expire(self, now: float) -> list[Transfer]:
-        """Abort the transfers whose lease is over; call it in every step. O(1) where none is."""
+        """Abort the transfers whose time is over; call it in every step. O(1) where none is."""
         return self._advance(now)
 
     def _advance(self, now: float) -> list[Transfer]:
@@ -262,7 +261,7 @@ class HandoffReceiver:
         Raises `InvariantError`. The cache's own `check` is apart.
         """
         if self._deadlines.keys() != set(self._live) or set(self._by_offer.values()) != set(self._live):
-            raise InvariantError(f"leases run for {self._deadlines.keys()}; transfers go on: {set(self._live)}")
+            raise InvariantError(f"deadlines run for {self._deadlines.keys()}; transfers go on: {set(self._live)}")
         for transfer in self._live.values():
             try:
                 computed = int(self.cache.num_computed_tokens(transfer.seq))

@@ -1,4 +1,4 @@
-"""The side that has computed a prompt: it keeps the blocks until they were fetched, or a lease is over."""
+"""The side that has computed a prompt: it keeps the blocks until they were fetched, or a time limit is over."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, InvariantError, SequenceNotReady, StaleOffer, UnknownSequence
-from .deadlines import Deadlines
-from .ending import end_sequence
+from .deadlines import Deadlines, end_sequence
 from .offer import Offer, OfferId
 from .peer import PeerInfo, require_own_config
 
@@ -27,11 +26,11 @@ class _Held:
 class HandoffSender:
     """Offers computed sequences, and keeps their blocks for each offer until it ends.
 
-    cache: whose sequences are offered. peer: what this side says of itself; its groups are the cache's. lease: how long
+    cache: whose sequences are offered. peer: what this side says of itself; its groups are the cache's. ttl: how long
     an offer lives if it is not ended, in the unit of every `now`: seconds, or steps. No clock is read.
 
     An offer holds a fork of the sequence, so the sequence itself may go on or be freed at once. It takes a row of the
-    cache (`max_num_seqs`) while it lives. An offer ends once, by `release` or after its lease, and then never comes
+    cache (`max_num_seqs`) while it lives. An offer ends once, by `release` or after its ttl, and then never comes
     back: a receiver that asks for it later gets `StaleOffer`, whatever the blocks hold by then.
 
     One-sided reads (RDMA) do not ask before they read. They are right all the same if `require_held` answers
@@ -39,11 +38,11 @@ class HandoffSender:
     threads at once.
     """
 
-    def __init__(self, cache: KVCacheManager, peer: PeerInfo, lease: float) -> None:
+    def __init__(self, cache: KVCacheManager, peer: PeerInfo, ttl: float) -> None:
         require_own_config(cache, peer)
         self.cache = cache
         self.peer = peer
-        self._deadlines = Deadlines(lease)
+        self._deadlines = Deadlines(ttl)
         self._held: dict[int, _Held] = {}
         #: The sequences of the offers that live.
         self._seqs: dict[int, int] = {}
@@ -154,7 +153,7 @@ class HandoffSender:
             raise InvalidArgument(f"the offer has number {offer_id.number}; the last one is {self._last_number}")
 
     def renew(self, offer_id: OfferId, now: float) -> None:
-        """Start an offer's lease again, from now: a sign of life of the receiver. Raises as `require_held`."""
+        """Start an offer's time to live again, from now: a sign of life of the receiver. Raises as `require_held`."""
         self.require_held(offer_id, now)
         self._deadlines.start(offer_id.number)
 
@@ -180,7 +179,7 @@ class HandoffSender:
         return held.offer.id
 
     def expire(self, now: float) -> list[OfferId]:
-        """End the offers whose lease is over, and free their blocks; call it in every step. O(1) where none is."""
+        """End the offers whose time is over, and free their blocks; call it in every step. O(1) where none is."""
         return self._advance(now)
 
     def _advance(self, now: float) -> list[OfferId]:
@@ -206,7 +205,7 @@ class HandoffSender:
         Raises `InvariantError`. The cache's own `check` is apart.
         """
         if self._deadlines.keys() != set(self._held):
-            raise InvariantError(f"leases run for {self._deadlines.keys()}; offers live: {set(self._held)}")
+            raise InvariantError(f"deadlines run for {self._deadlines.keys()}; offers live: {set(self._held)}")
         ref_counts = self.cache.pool.ref_counts()
         for number, held in self._held.items():
             try:

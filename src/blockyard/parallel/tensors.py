@@ -16,8 +16,7 @@ import torch
 from ..arguments import require_int, shown
 from ..errors import InvalidArgument
 from ..storage import KVCache, KVLayout
-from .lanes import Lane
-from .runs import IntArray
+from .runs import IntArray, Lane
 
 #: A layer of at least this many bytes is a message of its own, and goes without a copy where its blocks lie in a row.
 _LARGE = 2**20

@@ -12,7 +12,7 @@ import torch.distributed
 
 from ..arguments import require_number
 from ..errors import HandoffError, InvalidArgument
-from .lanes import Lane
+from .runs import Lane
 from .tensors import KVPort, Piece, checksum_of
 
 #: Messages that are under way at a time, each with a buffer of its own where its memory does not lie in a row.

@@ -87,7 +87,8 @@ def largest_step(groups: Sequence[LayerGroup], sizes: StepSizes) -> ForwardBatch
     shape = StepShape(sizes.max_model_len - counts, counts, rows)
     num_logits = min(num_tokens, len(counts) * sizes.logits_per_seq)
     kept = np.arange(num_tokens - num_logits, num_tokens, dtype=np.int64)
-    return ForwardBatch(shape, np.zeros(num_tokens, np.int64), kept)
+    positions = np.arange(num_tokens) + np.repeat(shape.num_computed - shape.starts, counts)
+    return ForwardBatch(shape, np.zeros(num_tokens, np.int64), positions, kept)
 
 
 def _counts(sizes: StepSizes) -> IntArray:
