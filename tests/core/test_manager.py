@@ -147,6 +147,18 @@ def test_a_new_reservation_replaces_the_old_one() -> None:
         cache.commit([seq], 1)
 
 
+def test_append_between_reserve_and_commit_says_what_to_do() -> None:
+    """It ends the reservation; the commit that follows computes nothing, and is right after a new one."""
+    cache = Checked()
+    seq = cache.allocate(prompt(1, 6))
+    cache.reserve([seq], 6)
+    cache.append([seq], [7])
+    with pytest.raises(InvalidArgument, match=r"append or commit since its reserve ended the reservation: reserve it"):
+        cache.commit([seq], 6)
+    cache.commit([seq], cache.reserve([seq]).num_scheduled)
+    assert cache.state(seq) == (7, 7)
+
+
 def test_a_batch_is_one_call() -> None:
     cache = Checked()
     seqs = [cache.allocate(prompt(number, 4 * number)) for number in (1, 2, 3)]

@@ -216,7 +216,10 @@ class KVCacheManager:
         return self._reserve.can_append(seqs, num_new_tokens)
 
     def append(self, seqs: object, next_tokens: object) -> None:
-        """Append tokens to sequences without computing anything: `commit(seqs, 0, next_tokens)`. O(batch)."""
+        """Append tokens to sequences without computing anything: `commit(seqs, 0, next_tokens)`. O(batch).
+
+        An open reservation of theirs ends, as with any commit: append before `reserve`, or name the tokens in `commit`.
+        """
         self._commit.append(seqs, next_tokens)
 
     # Forks, cuts, the end.

@@ -9,9 +9,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 
-from .engine import BLOCK_SIZE, LEVELS, Engine, request_of
+from .engine import BLOCK_SIZE, LEVELS, Engine, request_of, token_of
 
 
 def colliding(_: Any) -> bytes:
@@ -28,6 +29,26 @@ def test_a_colliding_hash(level: str, wrong_tokens: int) -> None:
         engine.add(request_of(f"r{number}", list(range(100 * number, 100 * number + 40)), 2, hasher))
         engine.drain()
     assert engine.hits == wrong_tokens
+    engine.require_empty()
+
+
+def covering_one_more(request: Any) -> list[bytes]:
+    """Hashes that cover the token behind their block too, as vLLM 0.33 has them for drafters."""
+    tokens, known = list(request.all_token_ids), len(request.block_hashes)
+    return [sha256(tokens[: end + 1]) for end in range((known + 1) * BLOCK_SIZE, len(tokens), BLOCK_SIZE)]
+
+
+def test_hashes_that_cover_more_than_their_block() -> None:
+    """A full block waits for the token that its hash covers, and is hit only with that token behind it."""
+    engine = Engine("tokens", 50)
+    prompt = list(range(2 * BLOCK_SIZE))
+    engine.add(request_of("first", prompt, 3, covering_one_more))
+    engine.drain()
+    for number, (behind, num_hits) in enumerate([(token_of("first", 2 * BLOCK_SIZE), 2), (7, 1)]):
+        before = engine.hits
+        engine.add(request_of(f"r{number}", [*prompt, behind, 9], 1, covering_one_more))
+        engine.drain()
+        assert engine.hits - before == num_hits * BLOCK_SIZE
     engine.require_empty()
 
 

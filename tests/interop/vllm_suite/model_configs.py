@@ -49,6 +49,14 @@ QWEN3 = QWEN2 | {
     "head_dim": 128,
     "max_position_embeddings": 40960,
 }
+#: The defaults of transformers are those of this model.
+QWEN3_NEXT: dict[str, Any] = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "max_position_embeddings": 262144,
+    "vocab_size": 151936,
+    "torch_dtype": "bfloat16",
+}
 QWEN_VL = QWEN2 | {
     "architectures": ["Qwen2_5_VLForConditionalGeneration"],
     "model_type": "qwen2_5_vl",
@@ -92,6 +100,7 @@ MODELS: dict[str, dict[str, Any]] = {
     | {"hidden_size": 1024, "word_embed_proj_dim": 512, "ffn_dim": 4096, "num_hidden_layers": 24},
     "Qwen/Qwen3-0.6B": QWEN3,
     "Qwen/Qwen1.5-7B": QWEN2,
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": QWEN3_NEXT,
     "Qwen/Qwen2.5-VL-3B-Instruct": QWEN_VL,
     "llava-hf/llava-1.5-7b-hf": LLAVA,
 }

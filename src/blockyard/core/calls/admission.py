@@ -22,6 +22,7 @@ class AdmissionControl:
     def __init__(self, parts: Parts) -> None:
         self.token_blocks = parts.token_blocks
         self.kv_pool = parts.kv_pool
+        self.leases = parts.leases
         self.sequences = parts.sequences
         self.store = parts.store
         self.block_size: i64 = parts.block_size
@@ -52,7 +53,7 @@ class AdmissionControl:
         if rows > self.sequences.max_num_seqs or least > self._num_most():
             return NEVER
         if rows > self.sequences.num_open_rows() or self._num_missing(prompts, hits, num_seqs) > 0:
-            return LATER if least <= self._num_lasting() else NEVER
+            return LATER if least <= self._num_lasting() - self._num_pinned(hits) else NEVER
         return OK
 
     def require(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> None:
@@ -67,7 +68,7 @@ class AdmissionControl:
             raise NeverFits(f"{rows} sequences are asked for; max_num_seqs is {self.sequences.max_num_seqs}")
         missing = self._num_missing(prompts, hits, num_seqs)
         if missing > 0 or rows > self.sequences.num_open_rows():
-            self._require_most(least, self._num_lasting())
+            self._require_most(least, self._num_lasting(), self._num_pinned(hits))
         self.sequences.require_rows(rows)
         if missing > 0:
             free = self.kv_pool.num_free_blocks
@@ -95,11 +96,26 @@ class AdmissionControl:
         """What waiting can bring: blocks beyond the end of a shrinking pool will not be given out again."""
         return i64(self.kv_pool.num_blocks) - 1 - self.watermark
 
-    def _require_most(self, least: i64, most: i64) -> None:
-        if least > most:
+    def _num_pinned(self, hits: list[Hit]) -> i64:
+        """Blocks that leases hold and no hit takes: no end of a sequence makes them free. O(leased blocks)."""
+        if len(self.leases.live) == 0:
+            return 0
+        pinned: set[int] = set()
+        last = self.kv_pool.num_blocks - 1
+        for lease in self.leases.leases():
+            for block in lease.block_ids.tolist():
+                if 0 < block <= last:
+                    pinned.add(block)
+        for hit in hits:
+            pinned.difference_update(self.store.taken_by(hit))
+        return len(pinned)
+
+    def _require_most(self, least: i64, most: i64, pinned: i64 = 0) -> None:
+        if least > most - pinned:
+            held = f"; leases hold {pinned} that it does not begin with: free them first" if pinned > 0 else ""
             raise NeverFits(
                 f"token_ids needs {least} blocks; the pool has "
-                f"{most + self.watermark}, of which the watermark keeps {self.watermark} free"
+                f"{most + self.watermark}, of which the watermark keeps {self.watermark} free{held}"
             )
 
     def _num_missing(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> i64:

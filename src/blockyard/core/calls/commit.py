@@ -15,7 +15,10 @@ from ..tokens import HIGH_HALF, LAST_TOKEN, LOW_HALF, int64_vector, store_token,
 from .in_flight import NO_STEP, InFlight
 
 #: Added to an error about a sequence without reserved tokens.
-NOT_SCHEDULED: Final = "; nothing of it is reserved: a sequence that is not SCHEDULED in plan.status gets 0 and -1"
+NOT_SCHEDULED: Final = (
+    "; nothing of it is reserved: a sequence that is not SCHEDULED in plan.status gets 0 and -1, and append or commit "
+    "since its reserve ended the reservation: reserve it again"
+)
 
 
 class CommitCalls:
