@@ -10,15 +10,15 @@ from typing import ClassVar
 class Admission(Enum):
     """Whether a prompt can be allocated (vLLM's AllocStatus). True in an `if` for OK alone.
 
-    OK: now. LATER: once running sequences have freed blocks or a row. NEVER: not even by an empty cache, because it is
-    longer than max_model_len or takes more than the pool less its watermark.
+    OK: now. LATER: once running sequences have freed blocks or a row. NEVER: not when all of them have ended, because
+    it is longer than max_model_len or takes more than the pool less its watermark and the blocks that leases hold.
     """
 
     #: Now.
     OK = "ok"
     #: Once running sequences have freed blocks or a row.
     LATER = "later"
-    #: Not even by an empty cache.
+    #: Not when all sequences have ended.
     NEVER = "never"
 
     def __bool__(self) -> bool:

@@ -61,7 +61,7 @@ class OverBudget(CapacityError):
 
 
 class NeverFits(CapacityError):
-    """The request would not fit even an empty cache."""
+    """The request would not fit if all sequences ended: the cache is too small, or leases hold what it lacks."""
 
 
 class NotEnoughMemory(CapacityError, MemoryError):
