@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from blockyard import InvalidArgument, NeverFits
 from blockyard.engine import Engine, ModelError, SamplingParams
 from blockyard.engine.gguf import converted_folder, file_digest, is_whole
 
+from ..support.patience import PATIENCE_SECONDS
 from ..support.tiny_gguf import write_gguf
 from ..support.tiny_models import mixed_prompts, reference_tokens, tiny_model, tokens_of
 
@@ -155,6 +158,54 @@ def test_a_gguf_file_is_converted_once_and_a_broken_copy_again(tmp_path: Path) -
     assert {path.name for path in (cache / "models").iterdir()} == {whole.name, other.name}
     (whole / "config.json").unlink()
     assert not is_whole(whole)
+
+
+_RANK = """
+import sys, torch
+from pathlib import Path
+from blockyard.engine.gguf import converted_folder
+torch.set_num_threads(1)
+rendezvous, rank, asks_first, source, cache = sys.argv[1:]
+torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=2)
+if rank != asks_first:
+    torch.distributed.barrier()
+print(converted_folder(Path(source), Path(cache)))
+if rank == asks_first:
+    torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("asks_first", ["1", "neither"])
+def test_two_ranks_with_an_empty_cache_make_one_whole_folder(tmp_path: Path, asks_first: str) -> None:
+    """Transformers lets no rank but the first write a model: the other's folder had a tokenizer alone."""
+    source, cache, rendezvous = tmp_path / "tiny.gguf", tmp_path / "cache", tmp_path / "rendezvous"
+    write_gguf(source, seed=4)
+    command = [sys.executable, "-c", _RANK, str(rendezvous)]
+    rest = [asks_first, str(source), str(cache)]
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ranks = [subprocess.Popen([*command, rank, *rest], **options) for rank in "01"]
+    ends = [rank.communicate(timeout=PATIENCE_SECONDS) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], ends
+    (folder,) = {Path(out.strip()) for out, _ in ends}
+    assert is_whole(folder)
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
+    assert list((cache / "models").iterdir()) == [folder]
+
+
+def test_a_folder_without_config_or_weights_is_made_again(tmp_path: Path) -> None:
+    source = tmp_path / "tiny.gguf"
+    write_gguf(source, seed=4)
+    folder = converted_folder(source, tmp_path)
+    manifest = folder / "blockyard.json"
+    for name in ("config.json", "model.safetensors"):
+        listed = json.loads(manifest.read_text())
+        del listed["files"][name]
+        (folder / name).unlink()
+        manifest.write_text(json.dumps(listed))
+        assert not is_whole(folder)
+        assert converted_folder(source, tmp_path) == folder
+        assert is_whole(folder)
 
 
 def test_a_converted_model_is_what_was_written(tmp_path: Path) -> None:

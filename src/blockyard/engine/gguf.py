@@ -2,7 +2,8 @@
 
 Reading a GGUF file means dequantizing it: seconds for a small model, every time. The converted folder loads in less
 than one. Its name carries the hash of the GGUF file, so that another file never meets it; a manifest carries the
-hashes of what was written, so that a broken copy is made anew instead of served.
+hashes of what was written, so that a broken copy is made anew instead of served. One process converts at a time, the
+others wait for it: ranks of one model find the folder that the first of them has made.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from typing import Any
 import platformdirs
 import torch
 import transformers
+from filelock import FileLock
 
 from ..errors import MissingExtra, ModelError
 from .reasons import reason
 
 _MANIFEST = "blockyard.json"
+#: Without them no model can be loaded from a folder, whatever its manifest lists.
+_NEEDED = ("config.json", "model.safetensors")
 #: Raised when the conversion changes, so that older folders are left behind.
 _FORMAT = 1
 
@@ -37,22 +41,22 @@ def converted_folder(gguf_file: Path, cache_folder: Path | None = None) -> Path:
     try:
         parent = (cache_folder or platformdirs.user_cache_path("blockyard")) / "models"
         target = parent / f"{gguf_file.stem}-{file_digest(gguf_file)[:16]}-v{_FORMAT}"
-        if is_whole(target):
-            return target
         parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=parent, prefix="converting-") as work:
-            _convert(gguf_file, Path(work) / "model")
-            _install(Path(work) / "model", target)
+        with FileLock(parent.with_name("models.lock")):
+            if not is_whole(target):
+                _install(gguf_file, target)
     except OSError as error:
         raise ModelError(f"{gguf_file.name} could not be converted into the cache folder: {error}") from error
     return target
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether every file of a converted folder is as it was written. Reads all of it: 0.3 s for 500 MB."""
+    """Whether a model can be loaded from a converted folder: config and weights are there, and every file is as it was
+    written. Reads all of it: 0.3 s for 500 MB."""
     try:
         files = json.loads((folder / _MANIFEST).read_text())["files"]
-        return all(file_digest(folder / name) == digest for name, digest in files.items())
+        has_needed = all(name in files for name in _NEEDED)
+        return has_needed and all(file_digest(folder / name) == digest for name, digest in files.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
@@ -61,6 +65,18 @@ def file_digest(path: Path) -> str:
     """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _install(gguf_file: Path, target: Path) -> None:
+    """Make the folder beside its place, and move it there when it is whole."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="converting-") as work:
+        made = Path(work) / "model"
+        _convert(gguf_file, made)
+        if not is_whole(made):
+            raise ModelError(f"{gguf_file.name} was converted into a folder from which no model can be loaded")
+        if target.exists():
+            shutil.rmtree(target)
+        made.rename(target)
 
 
 def _convert(gguf_file: Path, folder: Path) -> None:
@@ -83,18 +99,9 @@ def _save(model: Any, tokenizer: Any, folder: Path) -> None:
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    model.save_pretrained(folder)
+    # Inside a process group, ranks but the first would write nothing of the model.
+    model.should_save_on_this_rank = lambda is_main_process: is_main_process
+    model.save_pretrained(folder, max_shard_size=2**62)
     tokenizer.save_pretrained(folder)
     files = {path.name: file_digest(path) for path in sorted(folder.iterdir())}
     (folder / _MANIFEST).write_text(json.dumps({"format": _FORMAT, "files": files}, indent=1))
-
-
-def _install(made: Path, target: Path) -> None:
-    """Move a finished folder into place; another process may have been faster, which is as good."""
-    if target.exists() and not is_whole(target):
-        shutil.rmtree(target)
-    try:
-        made.rename(target)
-    except OSError:
-        if not is_whole(target):
-            raise
