@@ -74,7 +74,7 @@ async def _ask(address: str, fields: dict[str, Any], patience: int | None, seen:
     try:
         body = json.dumps(fields).encode()
         head = (
-            "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         started = time.perf_counter()

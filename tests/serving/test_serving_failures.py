@@ -81,7 +81,7 @@ def stream_text(running: Running, prompt: Any, num_tokens: int, **fields: Any) -
 def send_request(client: socket.socket, **fields: Any) -> None:
     """Send a request by hand."""
     body = json.dumps({"model": MODEL, "temperature": 0, **fields}).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(body)}\r\n\r\n"
     client.sendall(head.encode() + body)
 
@@ -247,7 +247,7 @@ def test_a_client_that_leaves_before_the_answer_frees_its_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    "early", [b"\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n", b"garbage", b"x" * 2**14, b"x" * 2**20]
+    "early", [b"\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n\r\n", b"garbage", b"x" * 2**14, b"x" * 2**20]
 )
 def test_a_client_that_sent_more_before_it_left_frees_its_blocks(early: bytes) -> None:
     """uvicorn stops reading where a next request begins too early, and would not see the end behind it."""
@@ -279,7 +279,7 @@ def test_a_client_that_sends_on_without_end_is_cut() -> None:
 
 def test_two_requests_in_one_piece_are_answered_one_after_the_other() -> None:
     with running_server(tiny_engine()) as running:
-        ask = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+        ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
         with socket.create_connection((running.host, running.port), timeout=PATIENCE_SECONDS) as client:
             client.sendall(ask + b"\r\n" + ask + b"Connection: close\r\n\r\n")
             received = b""

@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,11 @@ pytest.importorskip("torch")
 import torch
 
 from blockyard.metrics.families import RESIDENCY
+from blockyard.serving.jobs import metrics_page
+from blockyard.serving.jobs.engine_reading import EngineReading
 
 from ..support.servers import MODEL, Running, running_server, tiny_engine
-from .test_serving_failures import fragile_engine
+from .test_serving_failures import Paced, fragile_engine
 
 PROMPTS = [f"{number} is a number that says nothing of what a block is worth to others. " for number in range(12)]
 
@@ -98,6 +101,33 @@ def test_a_scrape_during_a_long_step_shows_the_reading_before() -> None:
         may_go_on.set()
         assert answer.result(60)[0] == 200
         assert running.figures()["vllm:prefix_cache_queries_total"] == 4
+
+
+def test_scrapes_share_a_reading_while_requests_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reading keeps the engine from its next step: eight scrapers made a short answer take seven times as long."""
+    readings = []
+    read = EngineReading.of.__func__  # type: ignore[attr-defined]
+
+    def noted(kind: type[EngineReading], *arguments: Any) -> Any:
+        readings.append(arguments)
+        return read(kind, *arguments)
+
+    monkeypatch.setattr(EngineReading, "of", classmethod(noted))
+    monkeypatch.setattr(metrics_page, "SHARE_SECONDS", 3600.0)
+    paced = Paced()
+    with running_server(fragile_engine(paced)) as running, ThreadPoolExecutor(8) as pool:
+        stream = running.client().completions.create(model=MODEL, prompt="a", max_tokens=60, stream=True)
+        next(iter(stream))
+        page_of(running)
+        before = len(readings)
+        pages = set(pool.map(lambda _: page_of(running), range(40)))
+        assert len(readings) == before
+        assert len(pages) == 1
+        assert f'vllm:num_requests_running{{engine="0",model_name="{MODEL}"}} 1.0' in pages.pop()
+        paced.may_go_on.set()
+        stream.close()
+        running.require_idle()
+        assert running.figures()["vllm:num_requests_running"] == 0  # without requests each scrape reads anew
 
 
 def test_a_server_whose_engine_has_ended_still_shows_its_metrics() -> None:

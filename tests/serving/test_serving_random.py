@@ -57,7 +57,7 @@ def visit(running: Running, number: int) -> str:
     body = json.dumps(fields_of(rng)).encode()
     head = f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection((running.host, running.port), timeout=60) as client:
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + head.encode())
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + head.encode())
         leaves = rng.random()
         client.sendall(body if leaves > 0.05 else body[: len(body) // 2])
         if leaves < 0.3:

@@ -155,8 +155,8 @@ class Browser:
 
 
 @contextmanager
-def browser(folder: Path) -> Iterator[Browser]:
-    """A browser with a profile of its own in `folder`, ended when the block is left."""
+def browser(folder: Path, *flags: str) -> Iterator[Browser]:
+    """A browser with a profile of its own in `folder`, ended when the block is left. flags: more of Chromium's."""
     to_read, to_write = os.pipe()
     from_read, from_write = os.pipe()
 
@@ -167,7 +167,7 @@ def browser(folder: Path) -> Iterator[Browser]:
         os.dup2(high_write, 4)
 
     process = subprocess.Popen(
-        [str(CHROMIUM), *_FLAGS, f"--user-data-dir={folder / 'profile'}", "about:blank"],
+        [str(CHROMIUM), *_FLAGS, *flags, f"--user-data-dir={folder / 'profile'}", "about:blank"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import os
 import socket
 import sys
@@ -17,6 +16,7 @@ from ..errors import InvalidArgument
 from ..metrics.tenants import MAX_SHOWN
 from ..serving import ServerLimits
 from ..serving.http.api_key import read_key_file, require_key
+from ..serving.http.hosts import is_loopback, require_hosts
 from ..serving.http.listening import open_sockets
 from ..serving.http.origins import require_origins
 from ..serving.jobs.status_line import require_status_seconds
@@ -34,6 +34,7 @@ def run_serve(options: argparse.Namespace) -> int:
     arguments = engine_arguments(options)
     api_key = _api_key(options)
     require_origins(options.cors_origin)
+    require_hosts(options.allowed_host)
     require_status_seconds(options.status_seconds)
     require_int("tenant_metrics", options.tenant_metrics, 0, MAX_SHOWN)
     limits = ServerLimits(
@@ -45,7 +46,7 @@ def run_serve(options: argparse.Namespace) -> int:
     with ExitStack() as held:
         sockets = [held.enter_context(each) for each in open_sockets(options.host, options.port)]
         _require_ports_apart(sockets, options.kv_events)
-        if api_key is None and not _is_loopback(options.host):
+        if api_key is None and not is_loopback(options.host):
             print(f"blockyard: {options.host} is open to other machines and there is no API key", file=sys.stderr)
         if api_key is None and "*" in options.cors_origin:
             print("blockyard: every web page may use the server and there is no API key", file=sys.stderr)
@@ -77,6 +78,7 @@ def _serve(
             access_log=options.access_log,
             has_check=options.check_endpoint,
             cors_origins=tuple(options.cors_origin),
+            allowed_hosts=tuple(options.allowed_host),
             status_seconds=options.status_seconds,
             tenant_metrics=options.tenant_metrics,
             tracer=tracer,
@@ -120,7 +122,7 @@ def _say_where(name: str, address: str, ui: str) -> None:
 def _ui(options: argparse.Namespace) -> str:
     """Returns what the page shows: prompts of all clients only where just this machine can connect, unless told so."""
     asked: str | None = options.ui
-    return asked or ("text" if _is_loopback(options.host) else "map")
+    return asked or ("text" if is_loopback(options.host) else "map")
 
 
 def _summary(engine: Engine) -> str:
@@ -144,10 +146,3 @@ def _api_key(options: argparse.Namespace) -> str | None:
     if key is None:
         raise InvalidArgument(f"--api-key-env is {options.api_key_env}; there is no such environment variable")
     return require_key(f"the key in {options.api_key_env}", key)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -62,6 +62,14 @@ def _add_address(group: Any) -> None:
         help="let web pages of this origin (http://localhost:3000; '*' for all) use the server; may be repeated",
     )
     group.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="answer requests for this name too, as a proxy sends it in the header Host ('*' for all); may be "
+        "repeated; default: on loopback without a key 127.0.0.1, localhost, [::1] and --host alone, else all",
+    )
+    group.add_argument(
         "--ui",
         choices=("text", "map", "off"),
         help="the page under /ui: with the prompts of all clients, the map and figures alone, or no page; "

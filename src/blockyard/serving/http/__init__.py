@@ -2,7 +2,8 @@
 
 Read it in this order:
 
-    body, api_key, origins    a bounded body; the API key; web pages of other origins
+    body, api_key             a bounded body; the API key
+    hosts, origins            the names under which requests come; web pages of other origins
     deadline                  the time that a request has, from its arrival
     run                       a client's request from its jobs to its end
     request_log               an id and a line of the log for each request

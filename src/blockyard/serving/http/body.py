@@ -1,13 +1,36 @@
-"""A request's body, bounded while it is read: in bytes and in time."""
+"""A request's body, bounded while it is read: in bytes and in time; and one with two lengths ends its connection."""
 
 from __future__ import annotations
 
 import asyncio
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ApiError, invalid, timed_out
 from ..limits import ServerLimits
+
+
+class OneLength:
+    """ASGI around the application: a request with Content-Length and Transfer-Encoding is the last of its connection.
+
+    The second of them holds (RFC 9112, 6.3). A proxy before the server may have gone by the first, and sent as part of
+    the body what would be read here as the next request, of another client perhaps.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on. O(headers)."""
+
+        async def send_last(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        has_two = {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope.get("headers", ())}
+        await self._app(scope, receive, send_last if has_two else send)
 
 
 async def read_body(request: Request, limits: ServerLimits) -> bytes:

@@ -21,7 +21,9 @@ from ...engine import Engine
 from ..errors import unavailable
 from ..limits import ServerLimits
 from .app import create_app
+from .body import OneLength
 from .connections import impatient_protocol
+from .hosts import KnownHosts, known_hosts
 from .listening import cannot_listen, open_sockets
 from .request_log import RequestLog, log_config
 
@@ -41,6 +43,8 @@ class ServerOptions:
     status_seconds: of work between two lines of the log that say how it goes; 0 for none.
     tenant_metrics: tenants that GET /metrics shows by name, at most 100; 0 for none. tracer: of OpenTelemetry,
     gets spans of every request; None for none.
+    allowed_hosts: names under which requests may come, besides those of loopback and `host`; "*" for all. Without them
+    it is all, but on loopback without a key none besides.
     ui: what the page under /ui shows: "text", "map" (no prompts) or "off".
     """
 
@@ -52,6 +56,7 @@ class ServerOptions:
     access_log: bool = False
     has_check: bool = False
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     status_seconds: float = 10.0
     tenant_metrics: int = 0
     tracer: Tracer | None = None
@@ -82,8 +87,9 @@ class Server(uvicorn.Server):
         )
         self._options = options
         self._on_listening = on_listening
+        hosts = known_hosts(options.host, options.allowed_hosts, options.api_key is not None)
         config = uvicorn.Config(
-            RequestLog(self.app),
+            RequestLog(OneLength(KnownHosts(self.app, hosts))),
             http=impatient_protocol(limits.header_seconds, limits.client_seconds),
             ws="none",
             lifespan="on",

@@ -138,6 +138,11 @@ class EngineThread:
                 answer.set_exception(self._stopped())
         return answer
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job waits or runs."""
+        return self._num_places_taken > 0
+
     def read(self) -> Future[EngineReading]:
         """Read the engine between two steps; `reading` has it then too. O(num_blocks + requests)."""
         return self.ask(self._read)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from concurrent.futures import Future
 
@@ -16,6 +17,8 @@ from .engine_thread import EngineThread
 
 #: Seconds that a scrape waits for the engine's step to end; then it shows the reading before.
 _PATIENCE_SECONDS = 1.0
+#: Seconds for which scrapes get the same page while requests run: a reading takes place between two steps.
+SHARE_SECONDS = 0.1
 
 
 class MetricsPage:
@@ -25,6 +28,9 @@ class MetricsPage:
     def __init__(self, thread: EngineThread, engine: Engine, others: Iterable[Collector] = ()) -> None:
         self._thread = thread
         self._pending: Future[EngineReading] | None = None
+        self._page = b""
+        self._made_at = 0.0
+        self._making: asyncio.Task[None] | None = None
         self._registry = CollectorRegistry(auto_describe=True)
         labels = thread.labels
         info = {"cache_dtype": str(engine.kv_cache.dtype).removeprefix("torch."), "device": str(engine.kv_cache.device)}
@@ -40,10 +46,21 @@ class MetricsPage:
             self._registry.register(other)
 
     async def text(self) -> bytes:
-        """The page as it is now, or after a second with the engine as it was. Scrapes at one time share a reading."""
+        """The page as it is now, or after a second with the engine as it was.
+
+        Scrapes at one time share a page, and while requests run also those within `SHARE_SECONDS`.
+        """
+        if self._making is None or self._making.done():
+            if self._thread.is_busy and time.monotonic() - self._made_at < SHARE_SECONDS:
+                return self._page
+            self._making = asyncio.ensure_future(self._make())
+        await asyncio.shield(self._making)
+        return self._page
+
+    async def _make(self) -> None:
         if self._pending is None or self._pending.done():
             self._pending = self._thread.read()
         waiter = asyncio.wrap_future(self._pending)
         waiter.add_done_callback(lambda done: done.cancelled() or done.exception())  # a thread that ended says so
         await asyncio.wait([waiter], timeout=_PATIENCE_SECONDS)
-        return generate_latest(self._registry)
+        self._page, self._made_at = generate_latest(self._registry), time.monotonic()

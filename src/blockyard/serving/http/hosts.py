@@ -1,0 +1,84 @@
+"""The names under which requests may come: a web page can give this machine's address a name of its own.
+
+A page of evil.example may re-point that name to 127.0.0.1 (DNS rebinding): for the browser the server is then a part
+of the page's own site, and no rule about origins holds. What the browser still says is the name, in the header Host.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ...arguments import shown
+from ...errors import InvalidArgument
+from ..errors import ApiError
+
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+#: Of the header, in an error.
+_MAX_SHOWN = 100
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs of this machine can connect to a server that listens on `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def require_hosts(hosts: Sequence[str]) -> list[str]:
+    """Names or addresses without a port, as they stand in the header Host; or "*", for all.
+
+    Raises `InvalidArgument`, naming the one at fault.
+    """
+    for host in hosts:
+        if not isinstance(host, str) or not host.isascii() or not host.isprintable() or _name_of(host) != host.lower():
+            wanted = "a name or an address without a port, as example.com or [::1], or '*' for all"
+            raise InvalidArgument(f"allowed_hosts holds {shown(host)}; it must be {wanted}")
+    return [host.lower() for host in hosts]
+
+
+def known_hosts(host: str, allowed: Sequence[str], has_key: bool) -> list[str] | None:
+    """The names under which requests may come to a server on `host`; None for any.
+
+    allowed: names besides those of loopback and `host`. Without them it is any, but on loopback without a key.
+    """
+    allowed = require_hosts(allowed)
+    if "*" in allowed or not (allowed or (is_loopback(host) and not has_key)):
+        return None
+    own = f"[{host}]" if ":" in host else host.lower()
+    return list(dict.fromkeys([*_LOOPBACK, own, *allowed]))
+
+
+class KnownHosts:
+    """ASGI around the application: a request under another name gets 403, whatever its path. hosts: None for any."""
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str] | None) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on, or refuse it. O(headers)."""
+        error = self._error(scope) if scope["type"] == "http" and self._hosts is not None else None
+        if error is None:
+            await self._app(scope, receive, send)
+        else:
+            await JSONResponse(error.body(), error.status, error.headers())(scope, receive, send)
+
+    def _error(self, scope: Scope) -> ApiError | None:
+        assert self._hosts is not None
+        asked = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), None)
+        if asked is None or _name_of(asked) in self._hosts:  # a browser always sends it
+            return None
+        name = _name_of(asked)[:_MAX_SHOWN]
+        message = f"the header Host is {shown(name)}; this server answers to {', '.join(self._hosts)} (--allowed-host)"
+        return ApiError(403, message, "permission_error", code="host_not_allowed", close=True)
+
+
+def _name_of(host: str) -> str:
+    """A header's value without the port, in lower case."""
+    host = host.strip().lower()
+    return host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
