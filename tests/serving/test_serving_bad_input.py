@@ -477,7 +477,9 @@ def test_a_body_beyond_the_limit(served: Running) -> None:
 
 def test_a_body_without_a_length_is_counted_as_it_comes(served: Running) -> None:
     with socket.create_connection((served.host, served.port), timeout=PATIENCE_SECONDS) as client:
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + JSON + b"Transfer-Encoding: chunked\r\n\r\n")
+        client.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + JSON + b"Transfer-Encoding: chunked\r\n\r\n"
+        )
         for _ in range(5):  # 5,000 bytes, and it has not said that it ends
             client.sendall(b"3e8\r\n" + b"a" * 1000 + b"\r\n")
         assert b" 413 " in client.recv(4096)
@@ -485,7 +487,9 @@ def test_a_body_without_a_length_is_counted_as_it_comes(served: Running) -> None
 
 def test_a_body_that_never_ends_is_not_waited_for(impatient: Running) -> None:
     with socket.create_connection((impatient.host, impatient.port), timeout=PATIENCE_SECONDS) as client:
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + JSON + b'Content-Length: 100\r\n\r\n{"model"')
+        client.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + JSON + b'Content-Length: 100\r\n\r\n{"model"'
+        )
         answer = b""
         while piece := client.recv(4096):
             answer += piece

@@ -247,7 +247,8 @@ def test_a_client_that_leaves_before_the_answer_frees_its_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    "early", [b"\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n\r\n", b"garbage", b"x" * 2**14, b"x" * 2**20]
+    "early",
+    [b"\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n\r\n", b"garbage", b"x" * 2**14, b"x" * 2**20],
 )
 def test_a_client_that_sent_more_before_it_left_frees_its_blocks(early: bytes) -> None:
     """uvicorn stops reading where a next request begins too early, and would not see the end behind it."""

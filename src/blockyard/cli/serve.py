@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 def run_serve(options: argparse.Namespace) -> int:
     """Serve until a signal ends it. Prints the address when clients can connect."""
+    _require_ports_apart([(options.host, options.port)], options.kv_events)
     arguments = engine_arguments(options)
     api_key = _api_key(options)
     require_origins(options.cors_origin)
@@ -45,7 +46,7 @@ def run_serve(options: argparse.Namespace) -> int:
     follow_torchrun(options)
     with ExitStack() as held:
         sockets = [held.enter_context(each) for each in open_sockets(options.host, options.port)]
-        _require_ports_apart(sockets, options.kv_events)
+        _require_ports_apart([each.getsockname()[:2] for each in sockets], options.kv_events)
         if api_key is None and not is_loopback(options.host):
             print(f"blockyard: {options.host} is open to other machines and there is no API key", file=sys.stderr)
         if api_key is None and "*" in options.cors_origin:
@@ -97,13 +98,13 @@ def _serve(
     return 0 if server.started and lost is None else 1
 
 
-def _require_ports_apart(sockets: list[socket.socket], endpoint: str | None) -> None:
+def _require_ports_apart(addresses: list[tuple[str, int]], endpoint: str | None) -> None:
     """Raise `InvalidArgument` where KV events or their replays want the server's own port: the system lets all three be
     bound, and says no when the model has been loaded."""
     host, _, port = (endpoint or "").removeprefix("tcp://").rpartition(":")
     if not (endpoint or "").startswith("tcp://") or not (port.isascii() and port.isdecimal()) or len(port) > 5:
         return
-    for own_host, own_port in (each.getsockname()[:2] for each in sockets):
+    for own_host, own_port in addresses:
         is_same_host = host == own_host or {host, own_host} & {"*", "0.0.0.0", "localhost"}
         if is_same_host and own_port in (int(port), int(port) + 1):
             raise InvalidArgument(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _WHY = {
+    "/docs": "docs/serving.md describes its paths and fields",
     "/v1/embeddings": "its model generates text, and no embeddings",
     "/v1/responses": "it has the chat and completion paths alone",
     "/v1/audio": "it reads and writes text alone",

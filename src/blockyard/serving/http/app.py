@@ -77,12 +77,13 @@ def create_app(
     # It would also send clients from a path with a slash too many to http, and their keys with them.
     off: dict[str, Any] = {"openapi_url": None, "docs_url": None, "redoc_url": None, "redirect_slashes": False}
     app = FastAPI(title="Blockyard", lifespan=_lifespan, **off)
-    app.state.engine_thread, app.state.encoder, app.state.limits = thread, encoder, limits
+    app.state.engine_thread, app.state.encoder = thread, encoder
+    app.state.stop_seconds = limits.drain_seconds  # for the step that runs when the application ends
     app.include_router(openai_routes(service, guard))
     app.include_router(hint_routes(service, guard))
     figures = HttpFigures()
     app.add_middleware(CountedRequests, figures=figures)
-    app.include_router(operator_routes(service, MetricsPage(thread, engine, [figures])))
+    app.include_router(operator_routes(service, MetricsPage(thread, engine, [figures]), ui != "off"))
     app.include_router(tokenizer_routes(service, encoder, engine.cache.config.hash_block_size, guard))
     if has_check:
         app.include_router(check_routes(service, guard))
@@ -102,7 +103,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         app.state.encoder.close()
-        app.state.engine_thread.stop(app.state.limits.drain_seconds)
+        app.state.engine_thread.stop(app.state.stop_seconds)
 
 
 async def _show_api_error(request: Request, error: Exception) -> Response:  # noqa: ARG001

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from ... import __version__
 from ..jobs.metrics_page import MetricsPage
@@ -50,9 +50,18 @@ def openai_routes(service: Service, guard: KeyGuard) -> APIRouter:
     return router
 
 
-def operator_routes(service: Service, page: MetricsPage) -> APIRouter:
-    """Health, metrics, version: without the key, because probes and scrapers have none."""
+def operator_routes(service: Service, page: MetricsPage, has_ui: bool) -> APIRouter:
+    """Health, metrics, version and what is where: without the key, because probes and scrapers have none."""
     router = APIRouter()
+
+    async def root() -> Response:
+        """GET /: where the rest is, for who opens the address in a browser."""
+        lines = [
+            "This is a server of blockyard.",
+            "OpenAI's API is under /v1/ (docs/serving.md has its paths and fields).",
+        ]
+        lines += ["A page that shows the blocks is at /ui/."] * has_ui
+        return PlainTextResponse("\n".join([*lines, "Probes ask /health, Prometheus asks /metrics.", ""]))
 
     async def health() -> Response:
         """GET /health: 200, or 503 and why no request is taken. All ranks of the engine are asked."""
@@ -68,6 +77,7 @@ def operator_routes(service: Service, page: MetricsPage) -> APIRouter:
         return JSONResponse({"version": __version__})
 
     paths: list[tuple[str, Callable[..., Any], list[str]]] = [
+        ("/", root, _READING),
         ("/health", health, _READING),
         ("/ping", health, [*_READING, "POST"]),  # what SageMaker asks; vLLM answers it too
         ("/metrics", metrics, _READING),

@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -32,6 +34,11 @@ if TYPE_CHECKING:
 
 #: Seconds for the last errors to reach their clients, behind the drain.
 _FAREWELL_SECONDS = 5
+#: Connections that wait to be accepted. Each costs the loop milliseconds while the engine computes, and the last waits
+#: for all of them: who finds no place tries again after a second, also one who fills the queue on purpose.
+_MAX_UNACCEPTED = 128
+#: Seconds that clients have to take the error when a second signal cuts them.
+_CUT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,7 @@ class Server(uvicorn.Server):
         )
         self._options = options
         self._on_listening = on_listening
+        self._loop: asyncio.AbstractEventLoop | None = None
         hosts = known_hosts(options.host, options.allowed_hosts, options.api_key is not None)
         config = uvicorn.Config(
             RequestLog(OneLength(KnownHosts(self.app, hosts))),
@@ -99,6 +107,7 @@ class Server(uvicorn.Server):
             server_header=False,
             proxy_headers=False,
             limit_concurrency=limits.max_connections,
+            backlog=_MAX_UNACCEPTED,
             timeout_graceful_shutdown=int(limits.drain_seconds) + _FAREWELL_SECONDS,
         )
         super().__init__(config)
@@ -124,6 +133,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where."""
+        self._loop = asyncio.get_running_loop()
         try:
             await super().startup(sockets)
         except OSError as error:  # another server had the same address, and was ready before this one
@@ -137,6 +147,7 @@ class Server(uvicorn.Server):
         thread = self.app.state.engine_thread
         if thread.refusal is None:
             thread.refuse("the server is stopping")
+        self._say_what_ends()
         end = asyncio.get_running_loop().call_later(
             self._options.limits.drain_seconds, thread.end_all, unavailable("the server is stopping", _FAREWELL_SECONDS)
         )
@@ -144,6 +155,35 @@ class Server(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             end.cancel()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop in order at the first signal; a second Ctrl-C ends what still runs, and the order stays."""
+        if self.should_exit and sig == signal.SIGINT and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._cut)
+        else:
+            super().handle_exit(sig, frame)
+
+    def _say_what_ends(self) -> None:
+        """Say on stderr how long the stop may take, if requests run."""
+        page = getattr(self.app.state, "live_page", None)
+        number = len(self.server_state.tasks) - (0 if page is None else page.feed.num_readers)
+        if number > 0:
+            words = f"{number} request{'s end' if number > 1 else ' ends'}"
+            seconds = f"{self._options.limits.drain_seconds:g} s"
+            print(f"blockyard: stopping: {words} within {seconds}; Ctrl-C again cuts them", file=sys.stderr, flush=True)
+
+    def _cut(self) -> None:
+        """End every request with an error, and soon after every connection."""
+        assert self._loop is not None
+        thread = self.app.state.engine_thread
+        thread.refuse("the server is stopping")
+        thread.end_all(unavailable("the server is stopping", _FAREWELL_SECONDS))
+        self.app.state.stop_seconds = min(self.app.state.stop_seconds, _FAREWELL_SECONDS)
+        self._loop.call_later(_CUT_SECONDS, self._abort_connections)
+
+    def _abort_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
