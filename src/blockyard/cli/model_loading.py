@@ -29,11 +29,9 @@ _DEMO_NAME = "SmolLM2-135M-Instruct"
 def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """Returns what the options ask of an engine, by the names of `EngineOptions`.
 
-    Raises `InvalidArgument` for all that is wrong whatever the model is, `ModelError` where there is none, and
-    `MissingExtra` for --kv-events without pyzmq.
+    Raises `InvalidArgument` for all that is wrong whatever the model is, and `MissingExtra` for --kv-events without
+    pyzmq.
     """
-    if options.model:
-        require_model_path(Path(options.model))
     require_int("--speculate", options.speculate, 0, MAX_DRAFT)
     _asked_ranks(options)
     cache_options = {name: getattr(options, name) for name in CACHE_OPTIONS}
@@ -107,6 +105,8 @@ def engine_of(options: argparse.Namespace, arguments: dict[str, Any]) -> tuple[E
 
     arguments: `engine_arguments` of the same options.
     """
+    if options.model:
+        require_model_path(Path(options.model))
     import torch
 
     path = _model_path(options)
