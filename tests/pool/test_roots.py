@@ -20,6 +20,21 @@ def test_thirty_thousand_salts_leave_as_many_roots_as_there_are_blocks() -> None
     cache.check()
 
 
+def test_an_allocation_keeps_the_root_of_its_keys_and_a_question_does_not() -> None:
+    cache = KVCacheManager(CacheConfig(4, 4, max_num_seqs=2, max_model_len=12, hash_seed=1))
+    roots = cache._parts.token_blocks.index.roots
+    salts = [(CacheSalt(f"tenant {number}"),) for number in range(6)]
+    for salt in salts[:5]:
+        cache.free(cache.allocate([1, 2, 3, 4, 5], "", salt))
+    cache.num_cached_tokens([1, 2, 3, 4, 5], salts[0])
+    cache.can_allocate([1, 2, 3, 4, 5], salts[5])
+    assert [keys[0][1] for keys in roots.latest(9).values()] == [f"tenant {n}" for n in (4, 3, 2, 1, 0)]
+    cache.free(cache.allocate([1, 2, 3, 4, 5], "", salts[0]))
+    cache.free(cache.allocate_batch([[1, 2, 3, 4, 5], [1, 2, 3, 4, 9]], (), salts[5]))
+    assert [keys[0][1] for keys in roots.latest(9).values()] == [f"tenant {n}" for n in (5, 0, 4, 3, 2)]
+    cache.check()
+
+
 def test_the_oldest_is_found_without_a_walk() -> None:
     """A plain dict walks over all keys deleted before its first one; an ordered one links them."""
     assert isinstance(Roots(5)._contents, OrderedDict)

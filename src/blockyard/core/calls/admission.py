@@ -34,8 +34,10 @@ class AdmissionControl:
     def look_up(self, prompt: Prompt) -> Hit:
         """The longest hit of a prompt; at least its last token is left to compute. O(blocks found)."""
         self.num_lookups += 1
-        found = self.token_blocks.index.find_prompt(prompt, (prompt.num_tokens - 1) // self.block_size)
-        hit = Hit(self.token_blocks.index.found[:found], found)
+        index = self.token_blocks.index
+        root = index.known_root(prompt.keys)
+        found = index.find_under(root, prompt, (prompt.num_tokens - 1) // self.block_size)
+        hit = Hit(root, index.found[:found], found)
         self.store.limit(hit)
         return hit
 

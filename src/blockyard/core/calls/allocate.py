@@ -173,8 +173,8 @@ class AllocateCalls:
         self, prompts: list[Prompt], hits: list[Hit], holders: list[str], num_seqs: i64, resumed: bool
     ) -> list[int]:
         """Take in prompts that fit. Each of a batch is looked up again: those before it may be what it begins with."""
-        for prompt in prompts:
-            self._prepare(prompt)
+        for index, prompt in enumerate(prompts):
+            self._prepare(prompt, hits[index])
         handles = [0] * len(prompts)
         version = self.sequences.version
         pool = self.kv_pool
@@ -199,9 +199,9 @@ class AllocateCalls:
             handles[index] = int(self.sequences.handle[i64(rows[index])])
         return handles
 
-    def _prepare(self, prompt: Prompt) -> None:
+    def _prepare(self, prompt: Prompt, hit: Hit) -> None:
         """What needs memory comes before the first change."""
-        self.token_blocks.index.root(prompt.keys)
+        hit.root = self.token_blocks.index.keep_root(prompt.keys, hit.root)
         self.token_blocks.index.make_room(prompt.num_tokens // self.block_size + 1)
 
     def _evict_ahead(self, prompts: list[Prompt], hits: list[Hit]) -> None:
@@ -242,8 +242,8 @@ class AllocateCalls:
             self._undo(row, hit)
             raise
         self.sequences.promise(row, num_seqs - 1)
-        self._publish(row, prompt, hit.num_usable)
-        self._keep_causes(row, prompt, causes)
+        self._publish(row, prompt, hit)
+        self._keep_causes(row, prompt, hit, causes)
         return row
 
     def _open_row(self, prompt: Prompt, holder: str, hit: Hit) -> i64:
@@ -287,19 +287,20 @@ class AllocateCalls:
         self.token_blocks.unshare(sequences.blocks, row * sequences.width, hit.num_usable)
         sequences.close(row)
 
-    def _publish(self, row: i64, prompt: Prompt, found: i64) -> None:
+    def _publish(self, row: i64, prompt: Prompt, hit: Hit) -> None:
         """Index the full blocks of a prompt as owned by `row`, before they are computed (see `joins`).
 
         With layer groups token blocks are indexed when they are computed: there is nothing to join before.
         """
         sequences = self.sequences
         start = row * sequences.width
+        found = hit.num_usable
         stored = found
         if self.token_blocks.enable_prefix_caching:
-            sequences.root[row] = self.token_blocks.index.root(prompt.keys)
+            sequences.root[row] = hit.root
         if self.store.shares_at_once:
             stored = max(found, prompt.num_tokens // self.block_size)
-            self.token_blocks.index_prompt(prompt, found, stored, sequences.blocks, start, row + 1)
+            self.token_blocks.index_prompt(prompt, found, stored, sequences.blocks, start, row + 1, hit.root)
             sequences.num_published[row] = stored
         self.token_blocks.index.rows.store(prompt.words, stored, sequences.num_blocks[row], sequences.blocks, start)
 
@@ -320,18 +321,16 @@ class AllocateCalls:
     def _explain(self, prompt: Prompt, hit: Hit, resumed: bool) -> list[int]:
         if self.misses is None or not self.token_blocks.enable_prefix_caching:
             return []
-        root = self.token_blocks.index.root(prompt.keys)
         num_tokens = hit.num_usable * self.block_size + hit.num_alike
         alignment = self.store.alignment
         hittable = (prompt.num_tokens - 1) // alignment * (alignment // self.block_size)
-        return self.misses.explain(prompt, hittable, hit.blocks[: hit.num_known], num_tokens, root, resumed)
+        return self.misses.explain(prompt, hittable, hit.blocks[: hit.num_known], num_tokens, hit.root, resumed)
 
-    def _keep_causes(self, row: i64, prompt: Prompt, causes: list[int]) -> None:
+    def _keep_causes(self, row: i64, prompt: Prompt, hit: Hit, causes: list[int]) -> None:
         """The prompt is taken in, and its first block is known from here on."""
         if self.misses is not None and causes:
             self.sequences.causes[row] = causes
-            root = self.token_blocks.index.root(prompt.keys)
-            self.misses.note_first(prompt.words, prompt.num_tokens, root, self.block_size)
+            self.misses.note_first(prompt.words, prompt.num_tokens, hit.root, self.block_size)
 
 
 def _list_of_holders(holders: object, num_prompts: int) -> list[object]:

@@ -31,7 +31,7 @@ class PartialHits:
             return
         if found > 0 and self.index.owner[i64(hit.blocks[found - 1])] != 0:
             return
-        parent = self.index.content_of(i64(hit.blocks[found - 1])) if found > 0 else self.index.known_root(prompt.keys)
+        parent = self.index.content_of(i64(hit.blocks[found - 1])) if found > 0 else hit.root
         position = found * self.index.rows.num_words
         for candidate in continuations.candidates(parent, prompt.words[position]):
             self._compare(prompt, hit, parent, candidate, limit)

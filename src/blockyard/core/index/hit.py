@@ -7,6 +7,7 @@ from mypy_extensions import i32, i64
 class Hit:
     """The cached beginning of a prompt. It holds nothing: it is true until the cache changes.
 
+    root: what stands before the prompt's first block (`PrefixIndex.root`); 0 while nothing was cached under its keys.
     blocks: ids of the leading blocks that the index knows; `num_found` of them.
     num_usable: how many of them can be taken: computed ones and those of one owner (`joins`), or, with layer groups,
         those of which every group has its blocks (`store.grouped`).
@@ -17,7 +18,8 @@ class Hit:
         same `num_alike` tokens.
     """
 
-    def __init__(self, blocks: vec[i32], num_found: i64) -> None:
+    def __init__(self, root: i64, blocks: vec[i32], num_found: i64) -> None:
+        self.root = root
         self.blocks = blocks
         self.num_found = num_found
         self.num_usable = num_found

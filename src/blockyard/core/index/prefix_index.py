@@ -111,17 +111,26 @@ class PrefixIndex:
                     self.log.root_lost(forgotten)
         return found
 
+    def keep_root(self, extra_keys: tuple[object, ...], known: i64) -> i64:
+        """The same, where `known_root` has answered `known`: nothing is looked up again if that is the latest root."""
+        if known != NO_CONTENT and known == self.roots.latest_content:
+            return known
+        return self.root(extra_keys)
+
     def _new_content(self) -> i64:
         self._last_content += 1
         return self._last_content
 
     def find_prompt(self, prompt: Prompt, max_blocks: i64) -> i64:
-        """How far the first `max_blocks` blocks of a prompt are indexed; `found` has their ids. O(blocks found).
+        """How far the first `max_blocks` blocks of a prompt are indexed; `found` has their ids. O(blocks found)."""
+        return self.find_under(self.known_root(prompt.keys), prompt, max_blocks)
+
+    def find_under(self, root: i64, prompt: Prompt, max_blocks: i64) -> i64:
+        """The same, where the root of the prompt's keys is known: 0 if there is none.
 
         The chain of hashes and identities begins anew at each block that a span overlaps: what stands there, together
         with all before it, has a root of its own.
         """
-        root = self.known_root(prompt.keys)
         first: i64 = 0
         for position in prompt.span_blocks:
             if root == NO_CONTENT or position >= max_blocks:

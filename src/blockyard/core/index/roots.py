@@ -18,6 +18,8 @@ class Roots:
     def __init__(self, limit: i64) -> None:
         self.limit = limit
         self._contents: OrderedDict[object, i64] = OrderedDict()
+        #: The root that was used last; 0 where there is none.
+        self.latest_content: i64 = NO_CONTENT
 
     def find(self, keys: object) -> i64:
         """The root of these keys, or 0. A question: it changes nothing."""
@@ -28,11 +30,13 @@ class Roots:
         found = self._contents.get(keys, NO_CONTENT)
         if found != NO_CONTENT:
             self._contents.move_to_end(keys)
+            self.latest_content = found
         return found
 
     def remember(self, keys: object, content: i64) -> i64:
         """A new root, the latest one. Returns the one that is forgotten for it, or 0."""
         self._contents[keys] = content
+        self.latest_content = content
         if len(self._contents) <= self.limit:
             return NO_CONTENT
         _, forgotten = self._contents.popitem(last=False)
@@ -58,6 +62,7 @@ class Roots:
     def clear(self) -> None:
         """Forget all."""
         self._contents.clear()
+        self.latest_content = NO_CONTENT
 
     def __len__(self) -> int:
         return len(self._contents)

@@ -20,7 +20,8 @@ def cache_prompt(ledger: BlockLedger, lease: BlockLease, prompt: Prompt, first: 
     _check_prefix(ledger.index, lease, prompt, first)
     ledger.index.make_room(num_full)
     still = num_still_cached(ledger, lease)
-    ledger.index_prompt(prompt, first, num_full, lease._blocks, 0, 0)
+    root = ledger.index.root(prompt.keys) if first == 0 else NO_CONTENT
+    ledger.index_prompt(prompt, first, num_full, lease._blocks, 0, 0, root)
     _set_cached(ledger, lease, max(still, num_full))
 
 

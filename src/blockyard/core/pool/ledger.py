@@ -120,13 +120,18 @@ class BlockLedger:
 
     # Looking up and indexing.
 
-    def index_prompt(self, prompt: Prompt, first: i64, last: i64, blocks: vec[i32], start: i64, owner: i64) -> None:
-        """Store and index blocks `first` to `last` of a prompt in `blocks[start + first:]`, after those before."""
+    def index_prompt(
+        self, prompt: Prompt, first: i64, last: i64, blocks: vec[i32], start: i64, owner: i64, root: i64
+    ) -> None:
+        """Store and index blocks `first` to `last` of a prompt in `blocks[start + first:]`, after those before.
+
+        root: what stands before the first block; it is read where `first` is 0.
+        """
         index = self.index
         if first >= last:
             return
         before = i64(blocks[start + first - 1]) if first > 0 else NULL_BLOCK
-        parent = index.content_of(before) if first > 0 else index.root(prompt.keys)
+        parent = index.content_of(before) if first > 0 else root
         chain = index.chain_hash[before] if first > 0 else root_hash(parent)
         self.index_after(prompt, first, last, blocks, start, owner, parent, chain)
 
