@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+from typing import Final
 
 from .errors import BlockyardError, InvalidArgument
+
+MAX_SESSION_NAME: Final = 200
 
 
 def shown(value: object) -> str:
@@ -46,6 +49,14 @@ def require_str(name: str, value: object) -> str:
         told = told if isinstance(value, str) else "; it must be a string"
         raise InvalidArgument(f"{name} is {shown(value)}{told}")
     return value
+
+
+def require_session(name: str, value: object) -> str:
+    """A session's name: a string of 1 to 200 characters."""
+    text = require_str(name, value)
+    if not 1 <= len(text) <= MAX_SESSION_NAME:
+        raise InvalidArgument(f"{name} has {len(text)} characters; it must have 1 to {MAX_SESSION_NAME}")
+    return text
 
 
 def require_unicode(name: str, text: str) -> str:

@@ -481,13 +481,19 @@ def test_the_package_imports_without_its_extras() -> None:
 
 @every_file(PACKAGE_FILES)
 def test_files_stay_small(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= MAX_LINES
+    assert source_rules.num_code_lines(path.read_text()) <= MAX_LINES
+
+
+def test_a_code_line_is_no_prose() -> None:
+    prose = '"""A file."""\n\n# why\n'
+    code = 'x = """a\nb"""  # twice\n\n\ndef f():\n    """What it does,\n\n    in short."""\n    return x\n'
+    assert source_rules.num_code_lines(prose + code) == 4
 
 
 def test_every_other_file_stays_small() -> None:
     for folder in ("tests", "benchmarks", "examples"):
         for path in (ROOT / folder).rglob("*.py"):
-            assert len(path.read_text().splitlines()) <= MAX_LINES, path
+            assert source_rules.num_code_lines(path.read_text()) <= MAX_LINES, path
 
 
 @every_file(PACKAGE_FILES)

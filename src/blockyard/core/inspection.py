@@ -5,8 +5,7 @@ import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ..answers import AllocationEvent, CacheStats, Holding, MissCauses, Residency
-from ..arguments import require_int
+from ..answers import CacheStats, Holding, MissCauses, Residency
 from ..errors import InvalidArgument
 from ..kv_events import KVCacheEvents
 from .arrays import view_i32, view_i64, zeros_i64
@@ -19,19 +18,18 @@ from .pool.block import KVCacheBlock
 from .pool.lease import BlockLease
 from .sequences.block_table import BlockTable
 from .sequences.checking import check_steps
-from .sequences.table import NO_TOKEN, is_batch, read_handles
+from .sequences.table import NO_TOKEN
 from .watch.misses import MissLog
 
 
 class Inspection:
-    """Questions about a cache. Those that read more than one number enter the gate."""
+    """Answers about a cache, whose gate is entered where more than one number is read."""
 
     def __init__(
         self, parts: Parts, allocate_calls: AllocateCalls, evict_calls: EvictCalls, hint_calls: HintCalls
     ) -> None:
         self.parts = parts
         self.hint_calls = hint_calls
-        self.gate = parts.gate
         self.sequences = parts.sequences
         self.store = parts.store
         self.allocate_calls = allocate_calls
@@ -39,89 +37,45 @@ class Inspection:
 
     # Sequences.
 
-    def num_tokens(self, seqs: object) -> object:
-        """See `KVCacheManager.num_tokens`."""
-        if is_batch(seqs):
-            return self._column("num_tokens", self.sequences.num_tokens, seqs)
-        return int(self.sequences.num_tokens[self.sequences.row_of(seqs)])
+    def column(self, column: vec[i64], rows: vec[i64]) -> npt.NDArray[np.int64]:
+        """What a column of the sequences has for each of `rows`, a copy."""
+        values = zeros_i64(len(rows))
+        for index in range(i64(len(rows))):
+            values[index] = column[rows[index]]
+        return view_i64(values)
 
-    def num_computed_tokens(self, seqs: object) -> object:
-        """See `KVCacheManager.num_computed_tokens`."""
-        if is_batch(seqs):
-            return self._column("num_computed_tokens", self.sequences.num_computed, seqs)
-        return int(self.sequences.num_computed[self.sequences.row_of(seqs)])
+    def token_ids(self, row: i64) -> npt.NDArray[np.int32]:
+        """The known tokens of a sequence, a copy."""
+        num_tokens = int(self.sequences.num_tokens[row])
+        pending = self.sequences.pending_token[row]
+        stored = num_tokens if pending == NO_TOKEN else num_tokens - 1
+        tokens = self.parts.token_blocks.block_tokens(self.sequences.row_blocks(row), stored)
+        return tokens if pending == NO_TOKEN else np.append(tokens, np.int32(pending))
 
-    def _column(self, call: str, column: vec[i64], seqs: object) -> npt.NDArray[np.int64]:
-        self.gate.enter(call)
-        try:
-            rows = self.sequences.rows_of(read_handles(seqs))
-            values = zeros_i64(len(rows))
-            for index in range(i64(len(rows))):
-                values[index] = column[rows[index]]
-            return view_i64(values)
-        finally:
-            self.gate.leave()
-
-    def token_ids(self, seq: object) -> npt.NDArray[np.int32]:
-        """See `KVCacheManager.token_ids`."""
-        self.gate.enter("token_ids")
-        try:
-            row = self.sequences.row_of(seq)
-            num_tokens = int(self.sequences.num_tokens[row])
-            pending = self.sequences.pending_token[row]
-            stored = num_tokens if pending == NO_TOKEN else num_tokens - 1
-            tokens = self.parts.token_blocks.block_tokens(self.sequences.row_blocks(row), stored)
-            return tokens if pending == NO_TOKEN else np.append(tokens, np.int32(pending))
-        finally:
-            self.gate.leave()
-
-    def block_ids(self, seq: object, group: object) -> npt.NDArray[np.int32]:
-        """See `KVCacheManager.block_ids`."""
-        self.gate.enter("block_ids")
-        try:
-            table = self.table(group)
-            return view_i32(table.row_blocks(self.sequences.row_of(seq)))
-        finally:
-            self.gate.leave()
-
-    def table(self, group: object) -> BlockTable:
-        """The block table of a layer group. Raises `InvalidArgument` for a number that no group has."""
-        tables = self.store.tables
-        return tables[require_int("group", group, 0, len(tables) - 1)]
-
-    def num_owned_blocks(self, seqs: object) -> npt.NDArray[np.int64]:
-        """See `KVCacheManager.num_owned_blocks`."""
-        self.gate.enter("num_owned_blocks")
-        try:
-            rows = self.sequences.rows_of(read_handles(seqs))
-            owned = zeros_i64(len(rows))
-            ref_cnt = self.parts.kv_pool.ref_cnt
-            for index in range(i64(len(rows))):
-                for source in self.sequences.copy_from[rows[index]]:
-                    if ref_cnt[i64(source)] == 1:
+    def num_owned_blocks(self, rows: vec[i64]) -> npt.NDArray[np.int64]:
+        """The blocks that each sequence holds alone."""
+        owned = zeros_i64(len(rows))
+        ref_cnt = self.parts.kv_pool.ref_cnt
+        for index in range(i64(len(rows))):
+            for source in self.sequences.copy_from[rows[index]]:
+                if ref_cnt[i64(source)] == 1:
+                    owned[index] += 1
+            for table in self.store.tables:
+                first = rows[index] * table.width
+                for position in range(first, first + table.num_blocks[rows[index]]):
+                    if ref_cnt[i64(table.blocks[position])] == 1:
                         owned[index] += 1
-                for table in self.store.tables:
-                    first = rows[index] * table.width
-                    for position in range(first, first + table.num_blocks[rows[index]]):
-                        if ref_cnt[i64(table.blocks[position])] == 1:
-                            owned[index] += 1
-            return view_i64(owned)
-        finally:
-            self.gate.leave()
+        return view_i64(owned)
 
     def running(self) -> dict[int, str]:
-        """See `KVCacheManager.running`."""
-        self.gate.enter("running")
-        try:
-            sequences = self.sequences
-            return {int(sequences.handle[i64(row)]): sequences.holders[row] for row in sequences.live_rows()}
-        finally:
-            self.gate.leave()
+        """The running sequences and their holders."""
+        sequences = self.sequences
+        return {int(sequences.handle[i64(row)]): sequences.holders[row] for row in sequences.live_rows()}
 
     # The pool.
 
     def stats(self) -> CacheStats:
-        """See `KVCacheManager.stats`."""
+        """The counters, and the state now."""
         pool = self.parts.pool
         calls = self.allocate_calls
         return CacheStats(
@@ -139,14 +93,10 @@ class Inspection:
             num_resumed_hit_tokens=int(calls.num_resumed_hit_tokens),
             num_allocated_blocks=pool.num_allocated_blocks,
             num_freed_blocks=pool.num_freed_blocks,
-            num_retained_blocks=self.num_retained_blocks(),
+            num_retained_blocks=self.evict_calls.order.num_retained,
             num_sessions=self.hint_calls.num_sessions(),
             num_hinted_evictions=self.evict_calls.order.num_hinted_evictions(),
         )
-
-    def num_retained_blocks(self) -> int:
-        """See `KVCacheManager.num_retained_blocks`."""
-        return self.evict_calls.order.num_retained
 
     def _num_wasted_slots(self) -> int:
         wasted: i64 = 0
@@ -157,29 +107,24 @@ class Inspection:
                     wasted += max(slots - self.sequences.num_tokens[i64(row)], 0)
         return int(wasted)
 
-    def block(self, block_id: object) -> KVCacheBlock:
-        """See `KVCacheManager.block`."""
-        number = require_int("block_id", block_id, 0, int(self.parts.kv_pool.capacity) - 1)
-        self.gate.enter("block")
-        try:
-            block = self.parts.leases.describe(number)
-            self.store.describe(block)
-            for row in self.sequences.live_rows():
-                for group, table in enumerate(self.store.tables):
-                    places = np.flatnonzero(view_i32(table.row_blocks(i64(row))) == number)
-                    if number and len(places) > 0:
-                        block.holders.append(self.sequences.name(i64(row)))
-                        tokens = self._num_tokens_at(table, i64(row), i64(places[0]))
-                        block.num_tokens = max(block.num_tokens, int(tokens))
-                        block.group = group if tokens > 0 else block.group
-                if block.block_id in self.sequences.copy_from[i64(row)]:
+    def block(self, number: int) -> KVCacheBlock:
+        """One block, with the sequences that hold it."""
+        block = self.parts.leases.describe(number)
+        self.store.describe(block)
+        for row in self.sequences.live_rows():
+            for group, table in enumerate(self.store.tables):
+                places = np.flatnonzero(view_i32(table.row_blocks(i64(row))) == number)
+                if number and len(places) > 0:
                     block.holders.append(self.sequences.name(i64(row)))
-            fence = self.parts.kv_pool.fence
-            if fence is not None and fence.until[i64(number)] > 0:
-                block.holders.append(f"step {fence.until[i64(number)]}, in flight")
-            return block
-        finally:
-            self.gate.leave()
+                    tokens = self._num_tokens_at(table, i64(row), i64(places[0]))
+                    block.num_tokens = max(block.num_tokens, int(tokens))
+                    block.group = group if tokens > 0 else block.group
+            if block.block_id in self.sequences.copy_from[i64(row)]:
+                block.holders.append(self.sequences.name(i64(row)))
+        fence = self.parts.kv_pool.fence
+        if fence is not None and fence.until[i64(number)] > 0:
+            block.holders.append(f"step {fence.until[i64(number)]}, in flight")
+        return block
 
     def _num_tokens_at(self, table: BlockTable, row: i64, place: i64) -> i64:
         """Known tokens of a sequence that are in the block at `place`; one may wait for a block of its own."""
@@ -188,15 +133,14 @@ class Inspection:
 
     # What happened, and why.
 
-    def miss_causes(self, seq: object) -> MissCauses:
-        """See `KVCacheManager.miss_causes`."""
-        row = self.sequences.row_of(seq)
+    def miss_causes(self, row: i64) -> MissCauses:
+        """What became of the tokens of a sequence's prompt."""
         self._require_misses()
         causes = self.sequences.causes[row]
         return MissCauses(*causes) if causes else MissCauses(0, 0, 0, 0, 0, 0, -1)
 
     def miss_totals(self) -> MissCauses:
-        """See `KVCacheManager.miss_totals`."""
+        """What became of the tokens of all prompts."""
         return MissCauses(*self._require_misses().totals)
 
     def _require_misses(self) -> MissLog:
@@ -205,48 +149,30 @@ class Inspection:
             raise InvalidArgument("track_misses is False; the causes of misses are known with track_misses=True")
         return misses
 
-    def history(self) -> list[AllocationEvent]:
-        """See `KVCacheManager.history`."""
-        self.gate.enter("history")
-        try:
-            return [] if self.parts.history is None else self.parts.history.events()
-        finally:
-            self.gate.leave()
-
     def residency(self) -> Residency:
-        """See `KVCacheManager.residency`."""
+        """How long sampled blocks live."""
         if self.parts.residency is None:
             raise InvalidArgument("residency_sample is 0; blocks are followed with residency_sample=1 or more")
         return self.parts.residency.residency()
 
     def take_events(self) -> KVCacheEvents:
-        """See `KVCacheManager.take_events`."""
-        self.gate.enter("take_events")
-        try:
-            if self.parts.events is None:
-                raise InvalidArgument(
-                    "enable_kv_cache_events is False; events are noted with enable_kv_cache_events=True"
-                )
-            return self.parts.events.take()
-        finally:
-            self.gate.leave_with_result()
+        """What came and went since the last call."""
+        if self.parts.events is None:
+            raise InvalidArgument("enable_kv_cache_events is False; events are noted with enable_kv_cache_events=True")
+        return self.parts.events.take()
 
     # Leaks and invariants.
 
     def leak_report(self) -> list[Holding]:
-        """See `KVCacheManager.leak_report`."""
-        self.gate.enter("leak_report")
-        try:
-            sequences = [self._holding(i64(row)) for row in self.sequences.live_rows()]
-            leases = [_lease_holding(lease, lease.held_ids(), []) for lease in self.parts.pool.leases()]
-            if self.parts.cpu_pool is not None:
-                leases += [_lease_holding(lease, [], list(lease)) for lease in self.parts.cpu_pool.leases()]
-            fenced = self.parts.kv_pool.fence
-            if fenced is not None and fenced.num_blocks > 0:
-                leases.append(Holding("steps in flight", int(fenced.num_ended) + 1, "", 0, fenced.block_ids(), []))
-            return sequences + leases
-        finally:
-            self.gate.leave()
+        """Who holds which blocks."""
+        sequences = [self._holding(i64(row)) for row in self.sequences.live_rows()]
+        leases = [_lease_holding(lease, lease.held_ids(), []) for lease in self.parts.pool.leases()]
+        if self.parts.cpu_pool is not None:
+            leases += [_lease_holding(lease, [], list(lease)) for lease in self.parts.cpu_pool.leases()]
+        fenced = self.parts.kv_pool.fence
+        if fenced is not None and fenced.num_blocks > 0:
+            leases.append(Holding("steps in flight", int(fenced.num_ended) + 1, "", 0, fenced.block_ids(), []))
+        return sequences + leases
 
     def _holding(self, row: i64) -> Holding:
         sequences = self.sequences
@@ -265,21 +191,17 @@ class Inspection:
         )
 
     def check(self) -> None:
-        """See `KVCacheManager.check`."""
-        self.gate.enter("check")
-        try:
-            parts = self.parts
-            parts.token_blocks.check()
-            check_steps(parts.kv_pool, parts.sequences)
-            self.hint_calls.check()
-            leases = parts.pool.leases()
-            if parts.grouped is None:
-                check_sequences(parts.token_blocks, leases, self.sequences, True)
-            else:
-                check_sequences(parts.token_blocks, [], self.sequences, False)
-                check_groups(parts.grouped, leases, parts.cpu_pool.leases() if parts.cpu_pool is not None else [])
-        finally:
-            self.gate.leave()
+        """Verify every invariant."""
+        parts = self.parts
+        parts.token_blocks.check()
+        check_steps(parts.kv_pool, parts.sequences)
+        self.hint_calls.check()
+        leases = parts.pool.leases()
+        if parts.grouped is None:
+            check_sequences(parts.token_blocks, leases, self.sequences, True)
+        else:
+            check_sequences(parts.token_blocks, [], self.sequences, False)
+            check_groups(parts.grouped, leases, parts.cpu_pool.leases() if parts.cpu_pool is not None else [])
 
 
 def _lease_holding(lease: BlockLease, block_ids: list[int], cpu_block_ids: list[int]) -> Holding:

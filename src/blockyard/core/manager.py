@@ -1,35 +1,58 @@
-"""The manager: the two-phase life of sequences over one pool of blocks. Every call is one line, into `calls`."""
+"""The manager: the two-phase life of sequences over one pool of blocks.
+
+This is the door: here a call enters the gate, and what it is given is read and checked. First come the arguments whose
+reading can run the caller's own code, then handles become rows, and `calls` gets typed values.
+"""
 
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from librt.vecs import vec
+from mypy_extensions import i64
 
 from ..answers import Admission, AllocationEvent, CacheStats, HintOutcome, Holding, MissCauses, Residency, Resize
-from ..arguments import shown
-from ..config import CacheConfig
+from ..arguments import require_bool, require_int, require_session, shown
+from ..config import MAX_BLOCKS, CacheConfig
 from ..errors import InvalidArgument, not_enough_memory
 from ..kv_events import KVCacheEvents
+from .arrays import view_i32
 from .block_pool import BlockPool
-from .calls.allocate import AllocateCalls
+from .calls.admission import LATER, NEVER
+from .calls.allocate import REFUSED_FOR_NOW, REFUSED_FOREVER, AllocateCalls
 from .calls.commit import CommitCalls
 from .calls.evict import EvictCalls
 from .calls.fork import ForkCalls
 from .calls.free import FreeCalls
 from .calls.hints import HintCalls
-from .calls.in_flight import StepCalls, in_flight_of
+from .calls.in_flight import NO_STEP, in_flight_of
 from .calls.reserve import ReserveCalls
 from .calls.resize import ResizeCalls
-from .calls.swap import swap_calls
+from .calls.swap import SwapCalls, swap_calls
 from .calls.truncate import TruncateCalls
 from .index.contents import CachedContents
+from .index.prompt import Prompt, make_prompt
 from .inspection import Inspection
 from .parts import Parts
 from .plan.step_plan import StepPlan
 from .plan.swap_plan import SwapPlan
 from .plan.tables import whole_table
 from .pool.block import KVCacheBlock
+from .pool.eviction import wished_end, wished_priority
+from .reading import (
+    read_bool,
+    read_comeback,
+    read_committed,
+    read_ended,
+    read_holders,
+    read_int,
+    read_prompts,
+    read_str,
+)
 from .refusing import refuse_copy, refuse_pickle, refuse_subclass
+from .sequences.block_table import BlockTable
+from .sequences.table import is_batch, read_handle, read_handles
+from .tokens import int64_items, int64_vector, token_table
 
 
 class KVCacheManager:
@@ -72,15 +95,17 @@ class KVCacheManager:
 
     def _build(self, config: CacheConfig) -> None:
         self._parts = Parts(config)
+        self._gate = self._parts.gate
+        self._sequences = self._parts.sequences
+        self._block_size = config.hash_block_size
         self._free = FreeCalls(self._parts)
         self._parts.gate.deferred.append(self._free)
         self._evict = EvictCalls(self._parts)
         self._hints = HintCalls(self._parts, self._evict.order)
         self._allocate = AllocateCalls(self._parts, self._free, self._hints)
-        in_flight = in_flight_of(self._parts)
-        self._steps = StepCalls(self._parts, in_flight)
-        self._reserve = ReserveCalls(self._parts, in_flight)
-        self._commit = CommitCalls(self._parts, in_flight)
+        self._in_flight = in_flight_of(self._parts)
+        self._reserve = ReserveCalls(self._parts, self._in_flight)
+        self._commit = CommitCalls(self._parts, self._in_flight)
         self._fork = ForkCalls(self._parts, self._free)
         self._truncate = TruncateCalls(self._parts)
         self._swap = swap_calls(self._parts)
@@ -95,7 +120,12 @@ class KVCacheManager:
 
         The watermark counts as used, so that running sequences can grow without evicting one another.
         """
-        return self._allocate.can_allocate(token_ids, extra_keys, num_seqs)
+        self._gate.enter("can_allocate")
+        try:
+            count = read_int("num_seqs", num_seqs, 1, self._sequences.max_num_seqs)
+            return self._allocate.can_allocate([self._prompt(token_ids, extra_keys)], count)
+        finally:
+            self._gate.leave()
 
     def allocate(
         self,
@@ -119,7 +149,11 @@ class KVCacheManager:
         never the last token. Raises `NeverFits`, `OutOfBlocks`, `OutOfRows` (or see `try_allocate`), `InvalidArgument`,
         and `PolicyError` when an eviction policy fails.
         """
-        return self._allocate.allocate(token_ids, holder, extra_keys, num_seqs, resumed, session)
+        self._gate.enter("allocate")
+        try:
+            return int(self._take_in(token_ids, holder, extra_keys, num_seqs, resumed, session, True))
+        finally:
+            self._gate.leave_with_result()
 
     def try_allocate(
         self,
@@ -135,11 +169,42 @@ class KVCacheManager:
         Returns the sequence's handle, or the `Admission` that `can_allocate` would answer; nothing has changed then.
         Raises `InvalidArgument`, and `PolicyError` as `allocate` does.
         """
-        return self._allocate.try_allocate(token_ids, holder, extra_keys, num_seqs, resumed, session)
+        self._gate.enter("try_allocate")
+        try:
+            handle = self._take_in(token_ids, holder, extra_keys, num_seqs, resumed, session, False)
+            if handle == REFUSED_FOR_NOW:
+                return LATER
+            return NEVER if handle == REFUSED_FOREVER else int(handle)
+        finally:
+            self._gate.leave_with_result()
+
+    def _take_in(
+        self,
+        token_ids: object,
+        holder: object,
+        extra_keys: object,
+        num_seqs: object,
+        resumed: object,
+        session: object,
+        raises: bool,
+    ) -> i64:
+        prompt = self._prompt(token_ids, extra_keys)
+        name = read_str("holder", holder)
+        count = read_int("num_seqs", num_seqs, 1, self._sequences.max_num_seqs)
+        again = read_bool("resumed", resumed)
+        key = None if session is None else require_session("session", session)
+        return self._allocate.allocate(prompt, name, count, again, key, raises)
+
+    def _prompt(self, token_ids: object, extra_keys: object) -> Prompt:
+        return make_prompt(token_ids, extra_keys, self._block_size)
 
     def can_allocate_batch(self, prompts: object, extra_keys: object = ()) -> Admission:
         """Whether `allocate_batch` would take these prompts together: OK, LATER or NEVER. O(tokens)."""
-        return self._allocate.can_allocate_batch(prompts, extra_keys)
+        self._gate.enter("can_allocate_batch")
+        try:
+            return self._allocate.can_allocate(read_prompts(prompts, extra_keys, self._block_size), 1)
+        finally:
+            self._gate.leave()
 
     def allocate_batch(self, prompts: object, holders: object = (), extra_keys: object = ()) -> list[int]:
         """Admit several prompts, all or none. O(tokens).
@@ -147,7 +212,12 @@ class KVCacheManager:
         prompts: a list of what `allocate` takes. holders: as many names, or none. extra_keys: for all of them.
         What they begin with in common is taken once. Returns their handles. Raises as `allocate` does.
         """
-        return self._allocate.allocate_batch(prompts, holders, extra_keys)
+        self._gate.enter("allocate_batch")
+        try:
+            made = read_prompts(prompts, extra_keys, self._block_size)
+            return self._allocate.allocate_batch(made, read_holders(holders, len(made)))
+        finally:
+            self._gate.leave_with_result()
 
     def num_cached_tokens(self, token_ids: object, extra_keys: object = ()) -> int:
         """How many leading tokens of a prompt `allocate` would hit now, never the last one. O(tokens).
@@ -155,7 +225,11 @@ class KVCacheManager:
         A lookup that holds nothing and changes nothing, for routers and schedulers; with layer groups and a CPU pool
         it counts what every group can take.
         """
-        return self._allocate.num_cached_tokens(token_ids, extra_keys)
+        self._gate.enter("num_cached_tokens")
+        try:
+            return int(self._allocate.num_cached_tokens(self._prompt(token_ids, extra_keys)))
+        finally:
+            self._gate.leave()
 
     # The step.
 
@@ -172,7 +246,17 @@ class KVCacheManager:
         Raises `UnknownSequence`, `InvalidArgument`, `SequenceNotReady` for one that is swapped out, `PolicyError`, and
         `StepsInFlight` when `max_steps_in_flight` steps have not ended.
         """
-        return self._reserve.reserve(seqs, num_new_tokens)
+        self._gate.enter("reserve")
+        try:
+            self._parts.note("reserve", "")
+            given = read_handles(seqs)
+            if num_new_tokens is None:
+                return self._reserve.reserve_known(self._sequences.rows_of(given))
+            counts = int64_vector("num_new_tokens", num_new_tokens, len(given))
+            return self._reserve.reserve(self._sequences.rows_of(given), counts)
+        finally:
+            self._gate.leave_with_result()
+            self._sequences.has_new_plan = False
 
     def commit(self, seqs: object, num_computed: object, next_tokens: object = None, step: object = None) -> None:
         """Say what the step did: the first `num_computed` reserved tokens of each sequence are computed. O(batch).
@@ -185,7 +269,13 @@ class KVCacheManager:
         If less is computed than was reserved, later reservations of that sequence end: commit 0 tokens for them.
         Raises `UnknownSequence`, `SequenceNotReady` or `InvalidArgument`.
         """
-        self._commit.commit(seqs, num_computed, next_tokens, step)
+        self._gate.enter("commit")
+        try:
+            self._parts.note("commit", "")
+            number = read_committed(step, self._in_flight)
+            self._commit_read(seqs, num_computed, next_tokens, number)
+        finally:
+            self._gate.leave()
 
     def end_step(self, step: object) -> None:
         """No device writes or reads any more for steps up to `step`, an integer, `plan.step`. O(blocks that waited).
@@ -195,17 +285,27 @@ class KVCacheManager:
         Raises `InvalidArgument` unless the step is in flight, and `SequenceNotReady` while a reservation of these steps
         is not committed.
         """
-        self._steps.end_step(step)
+        self._gate.enter("end_step")
+        try:
+            self._parts.note("end_step", "")
+            if self._in_flight is None:
+                raise InvalidArgument("end_step: max_steps_in_flight is 1; steps have numbers with 2 or more")
+            self._in_flight.end(read_ended(step, self._in_flight))
+        finally:
+            self._gate.leave()
 
     @property
     def steps_in_flight(self) -> range:
         """Numbers of the steps that were reserved and have not ended; none where only one may be in flight. O(1)."""
-        return self._steps.steps_in_flight()
+        if self._in_flight is None:
+            return range(1, 1)
+        fence = self._in_flight.fence
+        return range(int(fence.num_ended) + 1, int(fence.num_begun) + 1)
 
     @property
     def num_fenced_blocks(self) -> int:
         """Blocks that sequences released and that wait for a step to end; most are free then. O(1)."""
-        return self._steps.num_fenced_blocks()
+        return 0 if self._in_flight is None else int(self._in_flight.fence.num_blocks)
 
     def can_append(self, seqs: object, num_new_tokens: object = 1) -> bool:
         """Whether `reserve` would serve all of `seqs` now. O(batch). Changes nothing.
@@ -213,14 +313,31 @@ class KVCacheManager:
         Cautious by a block where several forks that share their last block are asked about together, and where one
         waits for blocks that another would compute in the same step. False while no further step may be in flight.
         """
-        return self._reserve.can_append(seqs, num_new_tokens)
+        self._gate.enter("can_append")
+        try:
+            given = read_handles(seqs)
+            counts = int64_vector("num_new_tokens", num_new_tokens, len(given))
+            return self._reserve.can_append(self._sequences.rows_of(given), counts)
+        finally:
+            self._gate.leave()
 
     def append(self, seqs: object, next_tokens: object) -> None:
         """Append tokens to sequences without computing anything: `commit(seqs, 0, next_tokens)`. O(batch).
 
         An open reservation of theirs ends, as with any commit: append before `reserve`, or name the tokens in `commit`.
         """
-        self._commit.append(seqs, next_tokens)
+        self._gate.enter("append")
+        try:
+            self._parts.note("append", "")
+            self._commit_read(seqs, 0, next_tokens, NO_STEP)
+        finally:
+            self._gate.leave()
+
+    def _commit_read(self, seqs: object, num_computed: object, next_tokens: object, step: i64) -> None:
+        given = read_handles(seqs)
+        counts = int64_vector("num_computed", num_computed, len(given))
+        table = token_table("next_tokens", next_tokens, len(given))
+        self._commit.commit(self._sequences.rows_of(given), counts, table, step)
 
     # Forks, cuts, the end.
 
@@ -230,7 +347,14 @@ class KVCacheManager:
         Returns their handles. Raises `SequenceNotReady` unless all tokens of `seq` but possibly the last are computed
         and nothing is reserved; `OutOfRows`; `InvalidArgument` for a count below 1.
         """
-        return self._fork.fork(seq, num_forks)
+        self._gate.enter("fork")
+        try:
+            self._parts.note("fork", "")
+            handle = read_handle(seq)
+            count = read_int("num_forks", num_forks, 1, self._sequences.max_num_seqs)
+            return self._fork.fork(self._sequences.live_row(handle), count)
+        finally:
+            self._gate.leave_with_result()
 
     def regroup(self, seqs: object, parents: object) -> list[int]:
         """Beam search's step: sequence i becomes a continuation of `seqs[parents[i]]`. O(blocks of forks and drops).
@@ -239,7 +363,14 @@ class KVCacheManager:
         itself, the others are forks of it; sequences without a child are freed. Returns n handles in the order of
         `parents`. Raises as `fork` does for sequences with several children.
         """
-        return self._fork.regroup(seqs, parents)
+        self._gate.enter("regroup")
+        try:
+            self._parts.note("regroup", "")
+            given = read_handles(seqs)
+            chosen = int64_items("parents", parents)
+            return self._fork.regroup(self._sequences.rows_of(given), chosen)
+        finally:
+            self._gate.leave_with_result()
 
     def truncate(self, seq: object, num_tokens: object) -> None:
         """Forget all but the first `num_tokens` tokens, and free the blocks behind them. O(blocks freed).
@@ -248,7 +379,15 @@ class KVCacheManager:
         unless 1 <= num_tokens <= the sequence's tokens, or when blocks that lie in the sliding window before the cut
         were freed already.
         """
-        self._truncate.truncate(seq, num_tokens)
+        self._gate.enter("truncate")
+        try:
+            self._parts.note("truncate", "")
+            handle = read_handle(seq)
+            limit = self._sequences.num_tokens[self._sequences.live_row(handle)]
+            length = read_int("num_tokens", num_tokens, 1, limit)
+            self._truncate.truncate(self._sequences.live_row(handle), length)
+        finally:
+            self._gate.leave()
 
     def free(self, seqs: object) -> None:
         """End sequences, one handle or many, and free their blocks, last block first. O(blocks).
@@ -257,7 +396,15 @@ class KVCacheManager:
         out when that call ends. Raises `UnknownSequence` for a handle that was freed already, is another manager's or
         was never given; then none is freed.
         """
-        self._free.free(seqs)
+        given = read_handles(seqs)
+        if not self._gate.enter_free("free"):
+            self._free.free_later(given)
+            self._gate.wait()
+            return
+        try:
+            self._free.free(self._sequences.rows_of(given))
+        finally:
+            self._gate.leave()
 
     # The CPU pool.
 
@@ -270,7 +417,13 @@ class KVCacheManager:
         Raises `OutOfBlocks` when the CPU pool has too few free blocks, `SequenceNotReady` while tokens are reserved
         or when one is swapped out already, `InvalidArgument` without a CPU pool.
         """
-        return self._swap.swap_out(seqs)
+        self._gate.enter("swap_out")
+        try:
+            self._parts.note("swap_out", "")
+            swap = self._require_swap("swap_out")
+            return swap.swap_out(self._rows_of(seqs))
+        finally:
+            self._gate.leave_with_result()
 
     def swap_in(self, seqs: object) -> SwapPlan:
         """Bring sequences back, all or none. What the pool still caches of them is shared, not moved. O(blocks).
@@ -278,18 +431,42 @@ class KVCacheManager:
         Carry out the plan before the next step. Raises `OutOfBlocks`, `SequenceNotReady` for one that is not swapped
         out, `InvalidArgument` without a CPU pool.
         """
-        return self._swap.swap_in(seqs)
+        self._gate.enter("swap_in")
+        try:
+            self._parts.note("swap_in", "")
+            swap = self._require_swap("swap_in")
+            return swap.swap_in(self._rows_of(seqs))
+        finally:
+            self._gate.leave_with_result()
 
     def can_swap_out(self, seqs: object) -> bool:
         """Whether `swap_out` would move all of `seqs` now. O(blocks). Changes nothing.
 
         Raises `UnknownSequence`, and `InvalidArgument` without a CPU pool.
         """
-        return self._swap.can_swap_out(seqs)
+        self._gate.enter("can_swap_out")
+        try:
+            swap = self._require_swap("can_swap_out")
+            return swap.can_swap_out(self._rows_of(seqs))
+        finally:
+            self._gate.leave()
 
     def can_swap_in(self, seqs: object) -> bool:
         """Whether `swap_in` would bring all of `seqs` back now; as `can_swap_out`."""
-        return self._swap.can_swap_in(seqs)
+        self._gate.enter("can_swap_in")
+        try:
+            swap = self._require_swap("can_swap_in")
+            return swap.can_swap_in(self._rows_of(seqs))
+        finally:
+            self._gate.leave()
+
+    def _require_swap(self, call: str) -> SwapCalls:
+        if self._swap is None:
+            raise InvalidArgument(f"{call}: num_cpu_blocks is 0; a CPU pool is needed")
+        return self._swap
+
+    def _rows_of(self, seqs: object) -> vec[i64]:
+        return self._sequences.rows_of(read_handles(seqs))
 
     # The pool at run time.
 
@@ -302,14 +479,22 @@ class KVCacheManager:
         after that (`reserve`, of nothing if need be) is carried out, because it may still move blocks beyond the end.
         Raises `InvalidArgument` for a size outside 2 to 2**27, `NotEnoughMemory` where the system has none.
         """
-        return self._resize.resize(num_blocks)
+        self._gate.enter("resize")
+        try:
+            return self._resize.resize(require_int("num_blocks", num_blocks, 2, MAX_BLOCKS))
+        finally:
+            self._gate.leave()
 
     def set_eviction_policy(self, policy: object) -> None:
         """Let another policy choose what is evicted: a name, or a class or callable that makes one from num_blocks.
 
         What retention holds back it holds back no longer. O(num_blocks). Raises `InvalidArgument`.
         """
-        self._evict.set_eviction_policy(policy)
+        self._gate.enter("set_eviction_policy")
+        try:
+            self._evict.order.install(policy)
+        finally:
+            self._gate.leave()
 
     def retain(
         self, token_ids: object, priority: object = 1, expires_at: object = None, extra_keys: object = ()
@@ -322,7 +507,13 @@ class KVCacheManager:
         Raises `OverBudget` when more than `retention_blocks` blocks would be retained, and `InvalidArgument` if the
         config has no budget.
         """
-        return self._evict.retain(token_ids, priority, expires_at, extra_keys)
+        self._gate.enter("retain")
+        try:
+            prompt = self._prompt(token_ids, extra_keys)
+            level = wished_priority(priority)
+            return self._evict.retain(prompt, level, wished_end(expires_at))
+        finally:
+            self._gate.leave()
 
     def hint(
         self, target: object, *, over: object = False, back_in: object = None, back_at: object = None
@@ -335,7 +526,17 @@ class KVCacheManager:
         Hints change in which order idle blocks are evicted, nothing else. Returns what became of it
         (`HintOutcome`). Raises `InvalidArgument`, and `UnknownSequence` for a sequence that has ended.
         """
-        return self._hints.hint(target, over, back_in, back_at)
+        self._gate.enter("hint")
+        try:
+            is_over = require_bool("over", over)
+            time = read_comeback(is_over, back_in, back_at, self._parts.clock.now)
+            if isinstance(target, str):
+                return self._hints.hint_name(require_session("target", target), is_over, time)
+            if isinstance(target, bool) or not isinstance(target, (int, np.integer)):
+                raise InvalidArgument(f"target is {shown(target)}; a session's name or a sequence is needed")
+            return self._hints.hint_row(self._sequences.row_of(target), is_over, time)
+        finally:
+            self._gate.leave()
 
     @property
     def num_sessions(self) -> int:
@@ -347,36 +548,66 @@ class KVCacheManager:
 
         Raises `InvalidArgument` for a time before the last one.
         """
-        self._evict.advance_time(now)
+        self._gate.enter("advance_time")
+        try:
+            self._evict.order.advance(now)
+        finally:
+            self._gate.leave()
 
     def reset_prefix_cache(self) -> None:
         """No cached block hits any more, from now on; sequences may run, and go on without publishing. O(num_blocks).
 
         For new weights: keys and values of the old ones must not serve new requests.
         """
-        self._evict.reset_prefix_cache()
+        self._gate.enter("reset_prefix_cache")
+        try:
+            self._evict.reset_prefix_cache()
+        finally:
+            self._gate.leave()
 
     # Sequences.
 
     def num_tokens(self, seqs: object) -> Any:
         """Known tokens: of one sequence an int, of several an int64 array (B,). O(B)."""
-        return self._inspection.num_tokens(seqs)
+        return self._number_of("num_tokens", self._sequences.num_tokens, seqs)
 
     def num_computed_tokens(self, seqs: object) -> Any:
         """Tokens whose keys and values are there, or will be when the sequence gets its slots; as `num_tokens`."""
-        return self._inspection.num_computed_tokens(seqs)
+        return self._number_of("num_computed_tokens", self._sequences.num_computed, seqs)
+
+    def _number_of(self, call: str, column: vec[i64], seqs: object) -> object:
+        if not is_batch(seqs):
+            return int(column[self._sequences.row_of(seqs)])
+        self._gate.enter(call)
+        try:
+            return self._inspection.column(column, self._rows_of(seqs))
+        finally:
+            self._gate.leave()
 
     def token_ids(self, seq: object) -> npt.NDArray[np.int32]:
         """The known tokens of a sequence, int32 (num_tokens,), a copy. O(tokens)."""
-        return self._inspection.token_ids(seq)
+        self._gate.enter("token_ids")
+        try:
+            return self._inspection.token_ids(self._sequences.row_of(seq))
+        finally:
+            self._gate.leave()
 
     def block_ids(self, seq: object, group: object = 0) -> npt.NDArray[np.int32]:
         """The blocks of a sequence in order, int32 (n,), a copy. O(blocks). 0 stands behind a sliding window."""
-        return self._inspection.block_ids(seq, group)
+        self._gate.enter("block_ids")
+        try:
+            table = self._table(group)
+            return view_i32(table.row_blocks(self._sequences.row_of(seq)))
+        finally:
+            self._gate.leave()
 
     def num_owned_blocks(self, seqs: object) -> npt.NDArray[np.int64]:
         """Blocks that each sequence holds alone, int64 (B,): what preempting it would free. O(blocks)."""
-        return self._inspection.num_owned_blocks(seqs)
+        self._gate.enter("num_owned_blocks")
+        try:
+            return self._inspection.num_owned_blocks(self._rows_of(seqs))
+        finally:
+            self._gate.leave()
 
     @property
     def block_table(self) -> npt.NDArray[np.int32]:
@@ -388,20 +619,28 @@ class KVCacheManager:
 
     def group_table(self, group: object) -> npt.NDArray[np.int32]:
         """`block_table` of one layer group."""
-        return whole_table(self._inspection.table(group))
+        return whole_table(self._table(group))
+
+    def _table(self, group: object) -> BlockTable:
+        tables = self._parts.store.tables
+        return tables[require_int("group", group, 0, len(tables) - 1)]
 
     def is_swapped_out(self, seq: object) -> bool:
         """Whether a sequence's blocks are in the CPU pool. O(1)."""
-        return self._parts.sequences.is_swapped[self._parts.sequences.row_of(seq)] != 0
+        return self._sequences.is_swapped[self._sequences.row_of(seq)] != 0
 
     @property
     def num_seqs(self) -> int:
         """Running sequences. O(1)."""
-        return int(self._parts.sequences.num_live_rows())
+        return int(self._sequences.num_live_rows())
 
     def running(self) -> dict[int, str]:
         """The running sequences and their holders: at the end of work, the leak report. O(max_num_seqs)."""
-        return self._inspection.running()
+        self._gate.enter("running")
+        try:
+            return self._inspection.running()
+        finally:
+            self._gate.leave()
 
     # Blocks.
 
@@ -453,7 +692,7 @@ class KVCacheManager:
     @property
     def num_retained_blocks(self) -> int:
         """Blocks that `retain` keeps now, held or idle; 0 without a budget. O(1)."""
-        return self._inspection.num_retained_blocks()
+        return self._evict.order.num_retained
 
     @property
     def usage(self) -> float:
@@ -462,7 +701,12 @@ class KVCacheManager:
 
     def block(self, block_id: object) -> KVCacheBlock:
         """One block as shown to callers, with the sequences that hold it. O(all held blocks)."""
-        return self._inspection.block(block_id)
+        number = require_int("block_id", block_id, 0, int(self._parts.kv_pool.capacity) - 1)
+        self._gate.enter("block")
+        try:
+            return self._inspection.block(number)
+        finally:
+            self._gate.leave()
 
     def stats(self) -> CacheStats:
         """Counters since the start and the state now. O(max_num_seqs). It may be asked at any time."""
@@ -475,7 +719,7 @@ class KVCacheManager:
 
         Raises `InvalidArgument` unless the config says `track_misses=True`.
         """
-        return self._inspection.miss_causes(seq)
+        return self._inspection.miss_causes(self._sequences.row_of(seq))
 
     def miss_totals(self) -> MissCauses:
         """The same for all prompts allocated so far. O(1)."""
@@ -483,7 +727,11 @@ class KVCacheManager:
 
     def history(self) -> list[AllocationEvent]:
         """The latest `history_size` events of the pool, oldest first. O(history_size). Empty when it is off."""
-        return self._inspection.history()
+        self._gate.enter("history")
+        try:
+            return [] if self._parts.history is None else self._parts.history.events()
+        finally:
+            self._gate.leave()
 
     def residency(self) -> Residency:
         """How long sampled blocks live, lie idle and wait for reuse. O(1).
@@ -499,18 +747,30 @@ class KVCacheManager:
         content that came and went in between is left out, and the log never holds more than four entries a block.
         Raises `InvalidArgument` unless the config says `enable_kv_cache_events=True`.
         """
-        return self._inspection.take_events()
+        self._gate.enter("take_events")
+        try:
+            return self._inspection.take_events()
+        finally:
+            self._gate.leave_with_result()
 
     def leak_report(self) -> list[Holding]:
         """Who holds which blocks now: sequences, swapped ones included, and leases. O(held blocks).
 
         At the end of work, what it names was not freed. It changes nothing and ends nothing.
         """
-        return self._inspection.leak_report()
+        self._gate.enter("leak_report")
+        try:
+            return self._inspection.leak_report()
+        finally:
+            self._gate.leave()
 
     def check(self) -> None:
         """Verify every invariant of the live manager (`checking`). O(num_blocks + table). Raises `InvariantError`."""
-        self._inspection.check()
+        self._gate.enter("check")
+        try:
+            self._inspection.check()
+        finally:
+            self._gate.leave()
 
     def __init_subclass__(cls) -> None:
         """Refuse: a subclass of a compiled class could not be made."""

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import torch
 
 from ..answers import HintOutcome
-from ..arguments import require_int
-from ..core.calls.hints import require_session
+from ..arguments import require_int, require_session
 from ..core.plan import SwapPlan
 from ..errors import InvalidArgument, InvariantError
 from ..keys import ExtraKey

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.calls.hints import require_session
+from ..arguments import require_session
 from ..errors import InvalidArgument
 from ..keys import ExtraKey, canonical_keys, require_spans_within, spans_of
 from .decoding.speculation import Drafter, PromptLookup

@@ -5,17 +5,15 @@ from typing import Final
 from mypy_extensions import i64
 
 from ...answers import Admission
-from ...arguments import require_bool, require_int, require_str, shown
-from ...errors import InvalidArgument
 from ..index.hit import Hit
-from ..index.prompt import Prompt, make_prompt
+from ..index.prompt import Prompt
 from ..parts import Parts
 from ..pool.misses import note_misses
 from ..sequences.table import NO_TOKEN, UNDONE
-from .admission import LATER, NEVER, OK, AdmissionControl
+from .admission import LATER, OK, AdmissionControl
 from .free import FreeCalls
 from .held_hits import HeldHits
-from .hints import HintCalls, require_session
+from .hints import HintCalls
 from .partial_hits import PartialHits
 
 #: What stands for an `Admission` where a handle is expected; handles are positive.
@@ -29,7 +27,6 @@ class AllocateCalls:
     def __init__(self, parts: Parts, free_calls: FreeCalls, hints: HintCalls) -> None:
         self.parts = parts
         self.hints = hints
-        self.gate = parts.gate
         self.interruption = parts.gate.interruption
         self.admission = AdmissionControl(parts)
         self.partial_hits = PartialHits(parts)
@@ -48,89 +45,23 @@ class AllocateCalls:
 
     # Questions.
 
-    def can_allocate(self, token_ids: object, extra_keys: object, num_seqs: object) -> Admission:
-        """See `KVCacheManager.can_allocate`."""
-        self.gate.enter("can_allocate")
-        try:
-            count = require_int("num_seqs", num_seqs, 1, int(self.sequences.max_num_seqs))
-            prompts = [make_prompt(token_ids, extra_keys, int(self.block_size))]
-            return self.admission.answer(prompts, self.admission.look_up_all(prompts), count)
-        finally:
-            self.gate.leave()
+    def can_allocate(self, prompts: list[Prompt], num_seqs: i64) -> Admission:
+        """Whether these prompts, each for `num_seqs` sequences, would be taken in together."""
+        return self.admission.answer(prompts, self.admission.look_up_all(prompts), num_seqs)
 
-    def can_allocate_batch(self, prompts: object, extra_keys: object) -> Admission:
-        """See `KVCacheManager.can_allocate_batch`."""
-        self.gate.enter("can_allocate_batch")
-        try:
-            made = self._make_prompts(prompts, extra_keys)
-            return self.admission.answer(made, self.admission.look_up_all(made), 1)
-        finally:
-            self.gate.leave()
-
-    def num_cached_tokens(self, token_ids: object, extra_keys: object) -> int:
-        """See `KVCacheManager.num_cached_tokens`."""
-        self.gate.enter("num_cached_tokens")
-        try:
-            prompt = make_prompt(token_ids, extra_keys, int(self.block_size))
-            hit = self.admission.look_up(prompt)
-            self.partial_hits.find(prompt, hit, True)
-            return int(hit.num_usable * self.block_size + hit.num_alike)
-        finally:
-            self.gate.leave()
+    def num_cached_tokens(self, prompt: Prompt) -> i64:
+        """How many leading tokens of a prompt would hit."""
+        hit = self.admission.look_up(prompt)
+        self.partial_hits.find(prompt, hit, True)
+        return hit.num_usable * self.block_size + hit.num_alike
 
     # Admission.
 
-    def allocate(
-        self,
-        token_ids: object,
-        holder: object,
-        extra_keys: object,
-        num_seqs: object,
-        resumed: object,
-        session: object,
-    ) -> int:
-        """See `KVCacheManager.allocate`."""
-        self.gate.enter("allocate")
-        try:
-            return int(self._allocate(token_ids, holder, extra_keys, num_seqs, resumed, session, True))
-        finally:
-            self.gate.leave_with_result()
+    def allocate(self, prompt: Prompt, name: str, count: i64, again: bool, key: str | None, raises: bool) -> i64:
+        """The handle of the prompt's sequence; where it does not fit, an error or what stands for an `Admission`.
 
-    def try_allocate(
-        self,
-        token_ids: object,
-        holder: object,
-        extra_keys: object,
-        num_seqs: object,
-        resumed: object,
-        session: object,
-    ) -> int | Admission:
-        """See `KVCacheManager.try_allocate`."""
-        self.gate.enter("try_allocate")
-        try:
-            handle = self._allocate(token_ids, holder, extra_keys, num_seqs, resumed, session, False)
-            if handle == REFUSED_FOR_NOW:
-                return LATER
-            return NEVER if handle == REFUSED_FOREVER else int(handle)
-        finally:
-            self.gate.leave_with_result()
-
-    def _allocate(
-        self,
-        token_ids: object,
-        holder: object,
-        extra_keys: object,
-        num_seqs: object,
-        resumed: object,
-        session: object,
-        raises: bool,
-    ) -> i64:
-        """The handle of the prompt's sequence; where it does not fit, an error or what stands for an `Admission`."""
-        prompt = make_prompt(token_ids, extra_keys, int(self.block_size))
-        name = require_str("holder", holder)
-        count = i64(require_int("num_seqs", num_seqs, 1, int(self.sequences.max_num_seqs)))
-        again = require_bool("resumed", resumed)
-        key = None if session is None else require_session("session", session)
+        count: sequences that will come of it. again: it ran before. key: the name of its session.
+        """
         prompts = [prompt]
         hits = [self.admission.look_up(prompt)]
         if raises:
@@ -152,22 +83,11 @@ class AllocateCalls:
             self.hints.bind(self.sequences.live_row(handle), key)
         return handle
 
-    def allocate_batch(self, prompts: object, holders: object, extra_keys: object) -> list[int]:
-        """See `KVCacheManager.allocate_batch`."""
-        self.gate.enter("allocate_batch")
-        try:
-            made = self._make_prompts(prompts, extra_keys)
-            names = [require_str(f"holders[{i}]", name) for i, name in enumerate(_list_of_holders(holders, len(made)))]
-            hits = self.admission.look_up_all(made)
-            self.admission.require(made, hits, 1)
-            return self._admit(made, hits, names, 1, False)
-        finally:
-            self.gate.leave_with_result()
-
-    def _make_prompts(self, prompts: object, extra_keys: object) -> list[Prompt]:
-        if not isinstance(prompts, (list, tuple)) or not prompts:
-            raise InvalidArgument(f"prompts is {type(prompts).__name__}; a list of at least 1 prompt is needed")
-        return [make_prompt(tokens, extra_keys, int(self.block_size)) for tokens in prompts]
+    def allocate_batch(self, prompts: list[Prompt], names: list[str]) -> list[int]:
+        """The handles of the sequences of several prompts, all or none."""
+        hits = self.admission.look_up_all(prompts)
+        self.admission.require(prompts, hits, 1)
+        return self._admit(prompts, hits, names, 1, False)
 
     def _admit(
         self, prompts: list[Prompt], hits: list[Hit], holders: list[str], num_seqs: i64, resumed: bool
@@ -331,11 +251,3 @@ class AllocateCalls:
         if self.misses is not None and causes:
             self.sequences.causes[row] = causes
             self.misses.note_first(prompt.words, prompt.num_tokens, hit.root, self.block_size)
-
-
-def _list_of_holders(holders: object, num_prompts: int) -> list[object]:
-    """A name for each prompt; none at all stands for empty ones."""
-    names: list[object] = list(holders) if isinstance(holders, (list, tuple)) else [holders]
-    if isinstance(holders, (list, tuple)) and len(names) in (0, num_prompts):
-        return names or [""] * num_prompts
-    raise InvalidArgument(f"holders is {shown(holders)}; {num_prompts} names are needed, one for each prompt")

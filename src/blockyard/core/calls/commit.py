@@ -5,14 +5,13 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ...arguments import require_int, shown
 from ...errors import InvalidArgument, SequenceNotReady
 from ...ids import NO_ROW, NULL_BLOCK
 from ..arrays import filled_i64, zeros_i64
 from ..parts import Parts
-from ..sequences.table import NO_TOKEN, QUIET, read_handles
-from ..tokens import HIGH_HALF, LAST_TOKEN, LOW_HALF, int64_vector, store_token, token_table
-from .in_flight import NO_STEP, InFlight
+from ..sequences.table import NO_TOKEN, QUIET
+from ..tokens import HIGH_HALF, LAST_TOKEN, LOW_HALF, TokenTable, store_token
+from .in_flight import InFlight
 
 #: Added to an error about a sequence without reserved tokens.
 NOT_SCHEDULED: Final = (
@@ -27,7 +26,6 @@ class CommitCalls:
     def __init__(self, parts: Parts, in_flight: InFlight | None) -> None:
         self.parts = parts
         self.in_flight = in_flight
-        self.gate = parts.gate
         self.token_blocks = parts.token_blocks
         self.index = parts.token_blocks.index
         self.sequences = parts.sequences
@@ -42,37 +40,8 @@ class CommitCalls:
         self._filled_blocks = zeros_i64(int(sequences.max_num_seqs))
         self._filled_parents = zeros_i64(int(sequences.max_num_seqs))
 
-    def commit(self, seqs: object, num_computed: object, next_tokens: object, step: object) -> None:
-        """See `KVCacheManager.commit`."""
-        self.gate.enter("commit")
-        try:
-            self.parts.note("commit", "")
-            number = self._read_step(step)
-            self._commit(seqs, num_computed, next_tokens, number)
-        finally:
-            self.gate.leave()
-
-    def append(self, seqs: object, next_tokens: object) -> None:
-        """See `KVCacheManager.append`."""
-        self.gate.enter("append")
-        try:
-            self.parts.note("append", "")
-            self._commit(seqs, 0, next_tokens, NO_STEP)
-        finally:
-            self.gate.leave()
-
-    def _read_step(self, step: object) -> i64:
-        if self.in_flight is not None:
-            return self.in_flight.read_step(step)
-        if step is not None and require_int("step", step, 0, LAST_TOKEN) != 0:
-            raise InvalidArgument(f"step is {shown(step)}; with max_steps_in_flight 1 steps have no numbers: 0 or None")
-        return NO_STEP
-
-    def _commit(self, seqs: object, num_computed: object, next_tokens: object, step: i64) -> None:
-        given = read_handles(seqs)
-        counts = int64_vector("num_computed", num_computed, len(given))
-        table = token_table("next_tokens", next_tokens, len(given))
-        rows = self.sequences.rows_of(given)
+    def commit(self, rows: vec[i64], counts: vec[i64], table: TokenTable, step: i64) -> None:
+        """Count `counts` tokens as computed in `step`, and append what `table` has for each sequence."""
         if self.in_flight is not None:
             self.in_flight.check_commit(rows, counts, table, step)
         if table.columns > 1:

@@ -3,11 +3,8 @@
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ...arguments import require_int
 from ...errors import InvalidArgument, SequenceNotReady
 from ..parts import Parts
-from ..sequences.table import read_handle, read_handles
-from ..tokens import int64_items
 from .free import FreeCalls
 from .settled import require_settled
 
@@ -17,7 +14,6 @@ class ForkCalls:
 
     def __init__(self, parts: Parts, free_calls: FreeCalls) -> None:
         self.parts = parts
-        self.gate = parts.gate
         self.free_calls = free_calls
         self.token_blocks = parts.token_blocks
         self.sequences = parts.sequences
@@ -25,20 +21,9 @@ class ForkCalls:
 
     # Forks.
 
-    def fork(self, seq: object, num_forks: object) -> list[int]:
-        """See `KVCacheManager.fork`."""
-        self.gate.enter("fork")
-        try:
-            self.parts.note("fork", "")
-            return self._fork(seq, num_forks)
-        finally:
-            self.gate.leave_with_result()
-
-    def _fork(self, seq: object, num_forks: object) -> list[int]:
+    def fork(self, row: i64, count: i64) -> list[int]:
+        """The handles of `count` new sequences that share all blocks of the one in `row`."""
         sequences = self.sequences
-        handle = read_handle(seq)
-        count = i64(require_int("num_forks", num_forks, 1, int(sequences.max_num_seqs)))
-        row = sequences.live_row(handle)
         self._require_forkable(row, "fork")
         promised = min(sequences.num_promised[row], count)
         sequences.require_rows(count - promised)
@@ -80,20 +65,9 @@ class ForkCalls:
 
     # Beam search.
 
-    def regroup(self, seqs: object, parents: object) -> list[int]:
-        """See `KVCacheManager.regroup`."""
-        self.gate.enter("regroup")
-        try:
-            self.parts.note("regroup", "")
-            return self._regroup(seqs, parents)
-        finally:
-            self.gate.leave_with_result()
-
-    def _regroup(self, seqs: object, parents: object) -> list[int]:
+    def regroup(self, rows: vec[i64], chosen: vec[i64]) -> list[int]:
+        """Handles of sequences that go on from those in `rows`, at the places `chosen`; the others are freed."""
         sequences = self.sequences
-        given = read_handles(seqs)
-        chosen = int64_items("parents", parents)
-        rows = sequences.rows_of(given)
         num_children = self._count_children(len(rows), chosen)
         num_new = i64(len(chosen))
         for index in range(i64(len(rows))):

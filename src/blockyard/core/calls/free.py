@@ -7,7 +7,7 @@ from ...errors import UnknownSequence
 from ..gate import Deferred
 from ..parts import Parts
 from ..policies.sessions import Sessions
-from ..sequences.table import UNDONE, read_handles
+from ..sequences.table import UNDONE
 
 
 class FreeCalls(Deferred):
@@ -19,7 +19,6 @@ class FreeCalls(Deferred):
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self.gate = parts.gate
         self.token_blocks = parts.token_blocks
         self.kv_pool = parts.kv_pool
         self.sequences = parts.sequences
@@ -28,27 +27,18 @@ class FreeCalls(Deferred):
         self.history = parts.history
         self._waiting: list[int] = []
 
-    def free(self, seqs: object) -> None:
-        """See `KVCacheManager.free`."""
-        given = read_handles(seqs)
-        if not self.gate.enter_free("free"):
-            self._free_later(given)
-            self.gate.wait()
-            return
-        try:
-            rows = self.sequences.rows_of(given)
-            self.sequences.version += 1
-            for index in range(i64(len(rows))):
-                self._free_row(rows[index])
-        finally:
-            self.gate.leave()
+    def free(self, rows: vec[i64]) -> None:
+        """End the sequences in `rows`."""
+        self.sequences.version += 1
+        for index in range(i64(len(rows))):
+            self._free_row(rows[index])
 
     def _free_row(self, row: i64) -> None:
         if self.history is not None:
             self.history.acting(f"free {self.sequences.holders[row]}")
         self.end(row)
 
-    def _free_later(self, given: vec[i64]) -> None:
+    def free_later(self, given: vec[i64]) -> None:
         """Let `carry_out` free them when the running call has ended. O(handles * those that wait)."""
         handles: list[int] = []
         for index in range(i64(len(given))):

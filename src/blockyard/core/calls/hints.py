@@ -2,19 +2,16 @@
 
 from typing import Final
 
-import numpy as np
 from mypy_extensions import i64
 
 from ...answers import HintOutcome
-from ...arguments import require_bool, require_number, require_str, shown
-from ...errors import InvalidArgument, InvariantError, not_enough_memory
+from ...arguments import shown
+from ...errors import InvariantError, not_enough_memory
 from ..parts import Parts
 from ..policies.session_life import SessionLife
 from ..policies.sessions import BACK, OVER, UNKNOWN
 from ..pool.eviction import EvictionOrder
-from ..sequences.table import read_handle
 
-MAX_NAME: Final = 200
 #: Enum members, read once.
 ACCEPTED: Final = HintOutcome.ACCEPTED
 CLIPPED: Final = HintOutcome.CLIPPED
@@ -27,7 +24,6 @@ class HintCalls:
 
     def __init__(self, parts: Parts, order: EvictionOrder) -> None:
         self.parts = parts
-        self.gate = parts.gate
         self.sequences = parts.sequences
         self.clock = parts.clock
         self.order = order
@@ -38,7 +34,7 @@ class HintCalls:
         self._names: list[object] = []
 
     def num_sessions(self) -> int:
-        """See `KVCacheManager.num_sessions`."""
+        """Sessions that are known."""
         sessions = self.parts.sessions
         return 0 if sessions is None else int(sessions.num_sessions)
 
@@ -92,38 +88,15 @@ class HintCalls:
 
     # What is said.
 
-    def hint(self, target: object, over: object, back_in: object, back_at: object) -> HintOutcome:
-        """See `KVCacheManager.hint`."""
-        self.gate.enter("hint")
-        try:
-            is_over = require_bool("over", over)
-            after = None if back_in is None else require_number("back_in", back_in)
-            time = None if back_at is None else require_number("back_at", back_at)
-            if is_over + (after is not None) + (time is not None) > 1:
-                raise InvalidArgument(
-                    f"over is {is_over}, back_in is {shown(after)}, back_at is {shown(time)}; give at most one of them"
-                )
-            if after is not None:
-                if after < 0:
-                    raise InvalidArgument(f"back_in is {after}; it must be at least 0")
-                time = self.clock.now + after
-            if isinstance(target, str):
-                return self._of_name(require_session("target", target), is_over, time)
-            if isinstance(target, bool) or not isinstance(target, (int, np.integer)):
-                raise InvalidArgument(f"target is {shown(target)}; a session's name or a sequence is needed")
-            return self._of_sequence(read_handle(target), is_over, time)
-        finally:
-            self.gate.leave()
-
-    def _of_name(self, name: str, is_over: bool, back_at: float | None) -> HintOutcome:
+    def hint_name(self, name: str, is_over: bool, back_at: float | None) -> HintOutcome:
+        """Say what the session of this name will do."""
         if self._max_sessions == 0:
             return REFUSED
         slot = i64(self._slots.get(name, -1))
         return NO_SESSION if slot < 0 else self._say(slot, is_over, back_at)
 
-    def _of_sequence(self, handle: i64, is_over: bool, back_at: float | None) -> HintOutcome:
-        """Creates a session without a name for a sequence that has none."""
-        row = self.sequences.live_row(handle)
+    def hint_row(self, row: i64, is_over: bool, back_at: float | None) -> HintOutcome:
+        """Say what the session of a sequence will do. A sequence without a session gets one, which has no name."""
         if self._max_sessions == 0:
             return REFUSED
         tag = self.sequences.session[row]
@@ -135,12 +108,13 @@ class HintCalls:
             return self._say(slot, is_over, back_at) if sessions.is_latest(tag) else REFUSED
         if not is_over and back_at is None:
             return ACCEPTED
-        self.prepare(int(handle))
+        handle = int(self.sequences.handle[row])
+        self.prepare(handle)
         if not self._takes(back_at):
-            self.cancel(int(handle))
+            self.cancel(handle)
             return REFUSED
-        self.bind(row, int(handle))
-        return self._say(i64(self._slots[int(handle)]), is_over, back_at)
+        self.bind(row, handle)
+        return self._say(i64(self._slots[handle]), is_over, back_at)
 
     def _takes(self, back_at: float | None) -> bool:
         """Whether the policy takes hints, and the time has not passed."""
@@ -171,11 +145,3 @@ class HintCalls:
         for name, slot in self._slots.items():
             if self._names[slot] != name:
                 raise InvariantError(f"sessions: {shown(name)} leads to slot {slot}, which has another name")
-
-
-def require_session(name: str, value: object) -> str:
-    """A session's name: a string of 1 to 200 characters."""
-    text = require_str(name, value)
-    if not 1 <= len(text) <= MAX_NAME:
-        raise InvalidArgument(f"{name} has {len(text)} characters; it must have 1 to {MAX_NAME}")
-    return text

@@ -1,11 +1,10 @@
-"""Several steps in flight: what `reserve` and `commit` do with step numbers, and `end_step`."""
+"""Several steps in flight: what `reserve`, `commit` and `end_step` do with step numbers."""
 
 from typing import Final
 
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ...arguments import require_int, shown
 from ...errors import InvalidArgument, SequenceNotReady, StepsInFlight
 from ..arrays import zeros_i64
 from ..parts import Parts
@@ -86,18 +85,6 @@ class InFlight:
 
     # Committing.
 
-    def read_step(self, step: object) -> i64:
-        """What the caller of `commit` names. Raises `InvalidArgument`."""
-        begun = int(self.fence.num_begun)
-        if step is None:
-            raise InvalidArgument(
-                f"step is None; with max_steps_in_flight {self.fence.max_steps}, commit needs plan.step, the step that "
-                f"was computed"
-            )
-        if begun == 0:
-            raise InvalidArgument(f"step is {shown(step)}; no step was reserved yet")
-        return i64(require_int("step", step, 1, begun))
-
     def check_commit(self, rows: vec[i64], counts: vec[i64], table: TokenTable, step: i64) -> None:
         """Refuse what does not belong to `step`, before anything changes. O(batch * open reservations)."""
         oldest = self.open_steps.oldest
@@ -147,52 +134,15 @@ class InFlight:
 
     # Ending.
 
-    def end(self, step: object) -> None:
-        """Steps up to `step` have ended: release what waited for them."""
-        fence = self.fence
-        first = int(fence.num_ended) + 1
-        last = int(fence.num_begun)
-        if first > last:
-            raise InvalidArgument(f"step is {shown(step)}; no step is in flight")
-        number = i64(require_int("step", step, first, last))
-        for other in range(i64(first), number + 1):
+    def end(self, step: i64) -> None:
+        """Release what waited for the steps up to `step`, which is in flight: they have ended."""
+        for other in range(self.fence.num_ended + 1, step + 1):
             if self.open_steps.num_of_step(other) > 0:
                 raise SequenceNotReady(
                     f"end_step: {self.open_steps.num_of_step(other)} reservations of step {other} are not committed; "
                     f"commit them, with num_computed=0 if the step failed, or free their sequences"
                 )
-        self.kv_pool.end_steps(number)
-
-
-class StepCalls:
-    """`end_step`, and what is asked about steps in flight."""
-
-    def __init__(self, parts: Parts, in_flight: InFlight | None) -> None:
-        self.parts = parts
-        self.gate = parts.gate
-        self.in_flight = in_flight
-
-    def end_step(self, step: object) -> None:
-        """See `KVCacheManager.end_step`."""
-        self.gate.enter("end_step")
-        try:
-            self.parts.note("end_step", "")
-            if self.in_flight is None:
-                raise InvalidArgument("end_step: max_steps_in_flight is 1; steps have numbers with 2 or more")
-            self.in_flight.end(step)
-        finally:
-            self.gate.leave()
-
-    def steps_in_flight(self) -> range:
-        """See `KVCacheManager.steps_in_flight`."""
-        if self.in_flight is None:
-            return range(1, 1)
-        fence = self.in_flight.fence
-        return range(int(fence.num_ended) + 1, int(fence.num_begun) + 1)
-
-    def num_fenced_blocks(self) -> int:
-        """See `KVCacheManager.num_fenced_blocks`."""
-        return 0 if self.in_flight is None else int(self.in_flight.fence.num_blocks)
+        self.kv_pool.end_steps(step)
 
 
 def in_flight_of(parts: Parts) -> InFlight | None:

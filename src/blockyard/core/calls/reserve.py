@@ -10,9 +10,9 @@ from ..parts import Parts
 from ..plan.batch import NO_BLOCKS, SCHEDULED, WAITS_FOR_PREFIX, Batch
 from ..plan.step_plan import StepPlan
 from ..plan.step_tokens import KnownTokens
-from ..sequences.table import NO_TOKEN, QUIET, read_handles
+from ..sequences.table import NO_TOKEN, QUIET
 from ..store.transfers import Transfers
-from ..tokens import int64_vector, store_token
+from ..tokens import store_token
 from .in_flight import InFlight
 
 
@@ -26,7 +26,6 @@ class ReserveCalls:
     def __init__(self, parts: Parts, in_flight: InFlight | None) -> None:
         self.parts = parts
         self.in_flight = in_flight
-        self.gate = parts.gate
         self.token_blocks = parts.token_blocks
         self.kv_pool = parts.kv_pool
         self.sequences = parts.sequences
@@ -46,27 +45,15 @@ class ReserveCalls:
         self._transfers = Transfers()
         self._tokens = KnownTokens(parts.sequences, parts.token_blocks.index, parts.store.tables[0])
 
-    def reserve(self, seqs: object, num_new_tokens: object) -> StepPlan:
-        """See `KVCacheManager.reserve`."""
-        self.gate.enter("reserve")
-        try:
-            self.parts.note("reserve", "")
-            return self._reserve(seqs, num_new_tokens)
-        finally:
-            self.gate.leave_with_result()
-            self.sequences.has_new_plan = False
+    def reserve_known(self, rows: vec[i64]) -> StepPlan:
+        """Reserve for all tokens that are known and not computed."""
+        return self.reserve(rows, self._all_known(rows))
 
-    def _reserve(self, seqs: object, num_new_tokens: object) -> StepPlan:
+    def reserve(self, rows: vec[i64], counts: vec[i64]) -> StepPlan:
+        """Give the sequences in `rows` slots for their next `counts` tokens, as far as they can be served."""
         sequences = self.sequences
-        given = read_handles(seqs)
-        counts = zeros_i64(0)
-        if num_new_tokens is not None:
-            counts = int64_vector("num_new_tokens", num_new_tokens, len(given))
-        rows = sequences.rows_of(given)
         if self.in_flight is not None:
             self.in_flight.require_step()
-        if num_new_tokens is None:
-            counts = self._all_known(rows)
         starts = self._map_ready(rows, counts)
         if self._num_slow > 0 and self.kv_pool.chooser is not None:
             self._evict_ahead(rows, starts, counts)
@@ -105,22 +92,15 @@ class ReserveCalls:
             self._served = zeros_i64(num_seqs)
         return self._served
 
-    def can_append(self, seqs: object, num_new_tokens: object) -> bool:
-        """See `KVCacheManager.can_append`."""
-        self.gate.enter("can_append")
-        try:
-            given = read_handles(seqs)
-            counts = int64_vector("num_new_tokens", num_new_tokens, len(given))
-            rows = self.sequences.rows_of(given)
-            starts = self._map_ready(rows, counts)
-            if self.in_flight is not None and self.in_flight.is_full():
+    def can_append(self, rows: vec[i64], counts: vec[i64]) -> bool:
+        """Whether `reserve` would serve all of them now."""
+        starts = self._map_ready(rows, counts)
+        if self.in_flight is not None and self.in_flight.is_full():
+            return False
+        for index in range(i64(len(rows))):
+            if counts[index] > 0 and self.sequences.is_waiting(rows[index]):
                 return False
-            for index in range(i64(len(rows))):
-                if counts[index] > 0 and self.sequences.is_waiting(rows[index]):
-                    return False
-            return self._num_missing(rows, starts, counts) <= self.kv_pool.queue.num_free
-        finally:
-            self.gate.leave()
+        return self._num_missing(rows, starts, counts) <= self.kv_pool.queue.num_free
 
     def _evict_ahead(self, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> None:
         """Let an eviction policy name all victims before the first change, because it might fail.

@@ -3,8 +3,6 @@
 from mypy_extensions import i64
 
 from ...answers import Resize
-from ...arguments import require_int
-from ...config import MAX_BLOCKS
 from ..parts import Parts
 from .admission import AdmissionControl
 
@@ -14,23 +12,17 @@ class ResizeCalls:
 
     def __init__(self, parts: Parts, admission: AdmissionControl) -> None:
         self.parts = parts
-        self.gate = parts.gate
         self.admission = admission
 
-    def resize(self, num_blocks: object) -> Resize:
-        """See `KVCacheManager.resize`."""
-        self.gate.enter("resize")
-        try:
-            size = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
-            parts = self.parts
-            room = parts.kv_pool.make_room(size)
-            token_blocks = parts.store.make_room(size)
-            watermark = i64(int(parts.config.watermark * size))
-            parts.note("resize", "")
-            parts.sequences.version += 1
-            parts.store.move_into(token_blocks)
-            answer = parts.kv_pool.resize(size, room)
-            self.admission.watermark = watermark
-            return answer
-        finally:
-            self.gate.leave()
+    def resize(self, size: int) -> Resize:
+        """Let the pool have `size` blocks."""
+        parts = self.parts
+        room = parts.kv_pool.make_room(size)
+        token_blocks = parts.store.make_room(size)
+        watermark = i64(int(parts.config.watermark * size))
+        parts.note("resize", "")
+        parts.sequences.version += 1
+        parts.store.move_into(token_blocks)
+        answer = parts.kv_pool.resize(size, room)
+        self.admission.watermark = watermark
+        return answer

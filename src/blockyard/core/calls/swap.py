@@ -3,11 +3,10 @@
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ...errors import InvalidArgument, OutOfBlocks, SequenceNotReady
+from ...errors import OutOfBlocks, SequenceNotReady
 from ...ids import NULL_BLOCK
 from ..parts import Parts
 from ..plan.swap_plan import SwapPlan
-from ..sequences.table import read_handles
 from ..store.content_pool import ContentPool
 from ..store.group_table import GroupTable
 from ..store.grouped import GroupedStore
@@ -16,61 +15,6 @@ from .settled import is_idle, require_nothing_reserved, require_nothing_to_copy
 
 
 class SwapCalls:
-    """The swaps of a cache without a CPU pool: refused."""
-
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
-        self.gate = parts.gate
-        self.sequences = parts.sequences
-
-    def swap_out(self, seqs: object) -> SwapPlan:
-        """See `KVCacheManager.swap_out`."""
-        self.gate.enter("swap_out")
-        try:
-            self.parts.note("swap_out", "")
-            return self._swap_out(seqs)
-        finally:
-            self.gate.leave_with_result()
-
-    def swap_in(self, seqs: object) -> SwapPlan:
-        """See `KVCacheManager.swap_in`."""
-        self.gate.enter("swap_in")
-        try:
-            self.parts.note("swap_in", "")
-            return self._swap_in(seqs)
-        finally:
-            self.gate.leave_with_result()
-
-    def can_swap_out(self, seqs: object) -> bool:
-        """See `KVCacheManager.can_swap_out`."""
-        self.gate.enter("can_swap_out")
-        try:
-            return self._can_swap_out(seqs)
-        finally:
-            self.gate.leave()
-
-    def can_swap_in(self, seqs: object) -> bool:
-        """See `KVCacheManager.can_swap_in`."""
-        self.gate.enter("can_swap_in")
-        try:
-            return self._can_swap_in(seqs)
-        finally:
-            self.gate.leave()
-
-    def _can_swap_out(self, _seqs: object) -> bool:
-        raise InvalidArgument("can_swap_out: num_cpu_blocks is 0; a CPU pool is needed")
-
-    def _can_swap_in(self, _seqs: object) -> bool:
-        raise InvalidArgument("can_swap_in: num_cpu_blocks is 0; a CPU pool is needed")
-
-    def _swap_out(self, _seqs: object) -> SwapPlan:
-        raise InvalidArgument("swap_out: num_cpu_blocks is 0; a CPU pool is needed")
-
-    def _swap_in(self, _seqs: object) -> SwapPlan:
-        raise InvalidArgument("swap_in: num_cpu_blocks is 0; a CPU pool is needed")
-
-
-class CpuSwapCalls(SwapCalls):
     """Decides where each block of a sequence goes; the plan says what to move.
 
     A block that sequences share is moved once if they go together. What is cached already on the other side
@@ -78,7 +22,7 @@ class CpuSwapCalls(SwapCalls):
     """
 
     def __init__(self, parts: Parts, store: GroupedStore, cpu: ContentPool) -> None:
-        super().__init__(parts)
+        self.sequences = parts.sequences
         self.interruption = parts.gate.interruption
         self.store = store
         self.pool = store.pool
@@ -86,12 +30,12 @@ class CpuSwapCalls(SwapCalls):
         #: Where each block of the running call goes: one decision for all that share it.
         self._target: dict[int, int] = {}
 
-    def _can_swap_out(self, seqs: object) -> bool:
-        rows = self.sequences.rows_of(read_handles(seqs))
+    def can_swap_out(self, rows: vec[i64]) -> bool:
+        """Whether `swap_out` would move them."""
         return self._are_ready(rows, False) and self._plan_out(rows) <= self.cpu.queue.num_free
 
-    def _can_swap_in(self, seqs: object) -> bool:
-        rows = self.sequences.rows_of(read_handles(seqs))
+    def can_swap_in(self, rows: vec[i64]) -> bool:
+        """Whether `swap_in` would bring them back."""
         return self._are_ready(rows, True) and self._plan_in(rows) <= self.pool.queue.num_free
 
     def _are_ready(self, rows: vec[i64], swapped: bool) -> bool:
@@ -103,8 +47,8 @@ class CpuSwapCalls(SwapCalls):
                 return False
         return True
 
-    def _swap_out(self, seqs: object) -> SwapPlan:
-        rows = self.sequences.rows_of(read_handles(seqs))
+    def swap_out(self, rows: vec[i64]) -> SwapPlan:
+        """Move the sequences in `rows` to the CPU pool, all or none."""
         for index in range(i64(len(rows))):
             self._require_at(rows[index], False, "swap_out")
         needed = self._plan_out(rows)
@@ -212,8 +156,8 @@ class CpuSwapCalls(SwapCalls):
             self.cpu.cache_content(target, self.pool.content_of(block), self.pool.group_of(block))
         return target
 
-    def _swap_in(self, seqs: object) -> SwapPlan:
-        rows = self.sequences.rows_of(read_handles(seqs))
+    def swap_in(self, rows: vec[i64]) -> SwapPlan:
+        """Bring the sequences in `rows` back, all or none."""
         for index in range(i64(len(rows))):
             self._require_at(rows[index], True, "swap_in")
         needed = self._plan_in(rows)
@@ -293,8 +237,8 @@ class CpuSwapCalls(SwapCalls):
         return target
 
 
-def swap_calls(parts: Parts) -> SwapCalls:
-    """The swaps of a cache, with a CPU pool or without."""
+def swap_calls(parts: Parts) -> SwapCalls | None:
+    """The swaps of a cache with a CPU pool."""
     if parts.grouped is None or parts.grouped.cpu is None:
-        return SwapCalls(parts)
-    return CpuSwapCalls(parts, parts.grouped, parts.grouped.cpu)
+        return None
+    return SwapCalls(parts, parts.grouped, parts.grouped.cpu)

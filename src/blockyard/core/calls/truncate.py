@@ -2,11 +2,10 @@
 
 from mypy_extensions import i64
 
-from ...arguments import require_int
 from ...errors import InvalidArgument
 from ...keys import cut_spans
 from ..parts import Parts
-from ..sequences.table import NO_TOKEN, read_handle
+from ..sequences.table import NO_TOKEN
 from .settled import require_settled
 
 
@@ -15,27 +14,14 @@ class TruncateCalls:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self.gate = parts.gate
         self.token_blocks = parts.token_blocks
         self.sequences = parts.sequences
         self.joins = parts.joins
         self.store = parts.store
 
-    def truncate(self, seq: object, num_tokens: object) -> None:
-        """See `KVCacheManager.truncate`."""
-        self.gate.enter("truncate")
-        try:
-            self.parts.note("truncate", "")
-            self._truncate(seq, num_tokens)
-        finally:
-            self.gate.leave()
-
-    def _truncate(self, seq: object, num_tokens: object) -> None:
+    def truncate(self, row: i64, length: i64) -> None:
+        """Keep the first `length` tokens of the sequence in `row`; it has at least as many."""
         sequences = self.sequences
-        handle = read_handle(seq)
-        limit = int(sequences.num_tokens[sequences.live_row(handle)])
-        length = i64(require_int("num_tokens", num_tokens, 1, limit))
-        row = sequences.live_row(handle)
         require_settled(self.parts, row, "truncate")
         spans = sequences.spans[row]
         if spans and length < sequences.num_tokens[row]:

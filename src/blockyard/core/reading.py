@@ -1,0 +1,88 @@
+"""What the manager's callers give, read and checked."""
+
+from mypy_extensions import i64
+
+from ..arguments import require_bool, require_int, require_number, require_str, shown
+from ..errors import InvalidArgument
+from .calls.in_flight import NO_STEP, InFlight
+from .index.prompt import Prompt, make_prompt
+from .tokens import LAST_TOKEN
+
+
+def read_int(name: str, value: object, low: i64, high: i64) -> i64:
+    """`require_int`; a plain integer, the common case, is read without a call into interpreted code."""
+    if type(value) is int:
+        number: int = value
+        if int(low) <= number <= int(high):
+            return number
+    return require_int(name, value, int(low), int(high))
+
+
+def read_str(name: str, value: object) -> str:
+    """`require_str`; the same."""
+    if type(value) is str:
+        return value
+    return require_str(name, value)
+
+
+def read_bool(name: str, value: object) -> bool:
+    """`require_bool`; the same."""
+    if isinstance(value, bool):
+        return value
+    return require_bool(name, value)
+
+
+def read_prompts(prompts: object, extra_keys: object, block_size: int) -> list[Prompt]:
+    """The prompts of a batch, which have their extra keys in common."""
+    if not isinstance(prompts, (list, tuple)) or not prompts:
+        raise InvalidArgument(f"prompts is {type(prompts).__name__}; a list of at least 1 prompt is needed")
+    return [make_prompt(tokens, extra_keys, block_size) for tokens in prompts]
+
+
+def read_holders(holders: object, num_prompts: int) -> list[str]:
+    """A name for each prompt; none at all stands for empty ones."""
+    given: list[object] = list(holders) if isinstance(holders, (list, tuple)) else [holders]
+    if not isinstance(holders, (list, tuple)) or len(given) not in (0, num_prompts):
+        raise InvalidArgument(f"holders is {shown(holders)}; {num_prompts} names are needed, one for each prompt")
+    return [read_str(f"holders[{i}]", name) for i, name in enumerate(given)] or [""] * num_prompts
+
+
+def read_comeback(is_over: bool, back_in: object, back_at: object, now: float) -> float | None:
+    """When a hinted session comes back; None where that is not said."""
+    after = None if back_in is None else require_number("back_in", back_in)
+    time = None if back_at is None else require_number("back_at", back_at)
+    if is_over + (after is not None) + (time is not None) > 1:
+        raise InvalidArgument(
+            f"over is {is_over}, back_in is {shown(after)}, back_at is {shown(time)}; give at most one of them"
+        )
+    if after is None:
+        return time
+    if after < 0:
+        raise InvalidArgument(f"back_in is {after}; it must be at least 0")
+    return now + after
+
+
+def read_committed(step: object, in_flight: InFlight | None) -> i64:
+    """The step that `commit` names; `NO_STEP` where steps have no numbers."""
+    if in_flight is None:
+        if step is not None and require_int("step", step, 0, LAST_TOKEN) != 0:
+            raise InvalidArgument(f"step is {shown(step)}; with max_steps_in_flight 1 steps have no numbers: 0 or None")
+        return NO_STEP
+    begun = in_flight.fence.num_begun
+    if step is None:
+        raise InvalidArgument(
+            f"step is None; with max_steps_in_flight {in_flight.fence.max_steps}, commit needs plan.step, the step "
+            f"that was computed"
+        )
+    if begun == 0:
+        raise InvalidArgument(f"step is {shown(step)}; no step was reserved yet")
+    return read_int("step", step, 1, begun)
+
+
+def read_ended(step: object, in_flight: InFlight) -> i64:
+    """The step that `end_step` names: one that is in flight."""
+    first = in_flight.fence.num_ended + 1
+    last = in_flight.fence.num_begun
+    if first > last:
+        raise InvalidArgument(f"step is {shown(step)}; no step is in flight")
+    return read_int("step", step, first, last)
