@@ -4,7 +4,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ...errors import InvalidArgument
-from ...ids import NO_ROW, NULL_BLOCK
+from ...ids import NO_ROW
 from ..arrays import zeros_i64
 from ..parts import Parts
 from ..plan.batch import NO_BLOCKS, SCHEDULED, WAITS_FOR_PREFIX, Batch
@@ -19,8 +19,8 @@ from .in_flight import InFlight
 class ReserveCalls:
     """Gives a whole batch its slots in one call; what does not fit is reported, and nothing changes for it.
 
-    Before a sequence writes, the block it writes to first is made its own (copy-on-write): forks share their last,
-    partly filled block, and a truncated sequence may end inside a cached one. All blocks behind it are new.
+    Before a sequence writes, the block it writes to first is made its own (`store/copy_on_write`): forks share their
+    last, partly filled block, and a truncated sequence may end inside a cached one. All blocks behind it are new.
     """
 
     def __init__(self, parts: Parts, in_flight: InFlight | None) -> None:
@@ -253,23 +253,11 @@ class ReserveCalls:
         if self._lacks_prefix(row):
             return WAITS_FOR_PREFIX
         sequences = self.sequences
-        position = start // self.block_size
-        exists = position < sequences.num_blocks[row]
-        copies = exists and self._is_shared(row, position)
-        missing = max(self.store.num_token_blocks(end) - sequences.num_blocks[row], 0)
-        if missing + (1 if copies else 0) > self.token_blocks.queue.num_free:
-            return NO_BLOCKS
         if not self.store.grow(row, start, end, self._transfers):
             return NO_BLOCKS
-        if copies:
-            self._copy_on_write(row, position, start)
-        elif exists:
-            self._claim(row, position)
-        for _ in range(missing):
-            sequences.push_block(row, self.token_blocks.acquire_one())
         self._store_pending(row)
         if sequences.copy_from[row]:
-            self._copy_beginning(row, position)
+            self._copy_beginning(row, start // self.block_size)
         if sequences.waits_on[row] == NO_ROW and sequences.pending_token[row] == NO_TOKEN:
             sequences.alert[row] = QUIET
             self.store.note_ready(row)
@@ -291,33 +279,12 @@ class ReserveCalls:
             reached += sequences.num_reserved[owner]
         return reached < sequences.waits_for[row]
 
-    def _is_shared(self, row: i64, position: i64) -> bool:
-        """Whether writing this block needs a copy. What the sequence published it is about to compute itself."""
-        if position < self.sequences.num_published[row]:
-            return False
-        return self.token_blocks.ref_cnt[self.sequences.block_at(row, position)] > 1
-
-    def _copy_on_write(self, row: i64, position: i64, start: i64) -> None:
-        old = self.sequences.block_at(row, position)
-        new = self.token_blocks.acquire_one()
-        self.token_blocks.index.rows.copy(old, new)
-        self.sequences.set_block(row, position, new)
-        self.token_blocks.give_back_one(row, old, NULL_BLOCK)
-        if start % self.block_size != 0:
-            self.store.token_block_copied(old, new, self._transfers)
-
     def _copy_beginning(self, row: i64, position: i64) -> None:
         """The prompt's hit ended inside a block: its first tokens come from another block that begins alike."""
         for group, source in enumerate(self.sequences.copy_from[row]):
             self._transfers.copy(source, int(self.tables[group].block_at(row, position)), group)
             self._transfers.held_sources.append(source)
         self.sequences.copy_from[row] = []
-
-    def _claim(self, row: i64, position: i64) -> None:
-        """A block cut by truncate and held by this sequence alone is about to change: it leaves the index."""
-        block = self.sequences.block_at(row, position)
-        if position >= self.sequences.num_published[row] and self.token_blocks.index.is_cached(block):
-            self.token_blocks.drop(block)
 
     def _store_pending(self, row: i64) -> None:
         """Put the token that waits in the row into its block, if that is there now."""

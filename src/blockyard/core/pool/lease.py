@@ -222,19 +222,18 @@ class LeaseBook(Deferred):
         old = i64(lease._blocks[position])
         if old == NULL_BLOCK:
             raise InvalidArgument(f"position is {position}; the lease has given that block back")
-        if ledger.ref_cnt[old] == 1:
-            lease._num_sure = min(lease._num_sure, position)
-            if ledger.index.is_cached(old):
-                ledger.drop(old)
-            return None
-        if ledger.queue.num_free == 0:
+        is_shared = ledger.ref_cnt[old] > 1
+        if is_shared and ledger.queue.num_free == 0:
             raise OutOfBlocks(f"block {old} is held {ledger.ref_cnt[old]} times, and none is free to copy it to", 1, 0)
         blocks = lease._blocks[:]
-        ledger.evict_ahead(1)
-        new = ledger.acquire_one()
+        if is_shared:
+            ledger.evict_ahead(1)
+        new = ledger.writable(old)
+        lease._num_sure = min(lease._num_sure, position)
+        if not is_shared:
+            return None
         blocks[position] = i32(new)
         lease._blocks = blocks
-        lease._num_sure = min(lease._num_sure, position)
         ledger.release_one(old)
         return int(old), int(new)
 

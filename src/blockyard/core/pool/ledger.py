@@ -239,6 +239,14 @@ class BlockLedger:
             self.chooser.forget(block)
         self.unlink(block)
 
+    def writable(self, block: i64) -> i64:
+        """Where a holder of `block` may write: a new block if others hold it too, else the block, cached no more."""
+        if self.ref_cnt[block] > 1:
+            return self.acquire_one()
+        if self.index.is_cached(block):
+            self.drop(block)
+        return block
+
     def unlink(self, block: i64) -> None:
         """Take a block that may be held out of the index."""
         self.index.remove(block)

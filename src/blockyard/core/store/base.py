@@ -3,6 +3,7 @@
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from ...ids import NULL_BLOCK
 from ..index.hit import Hit
 from ..pool.block import KVCacheBlock
 from ..pool.ledger import BlockLedger
@@ -11,6 +12,7 @@ from ..sequences.block_table import BlockTable
 from ..sequences.table import SequenceTable
 from ..watch.misses import MissLog
 from .content_pool import ContentPool
+from .copy_on_write import make_own, needs_copy
 from .transfers import Transfers
 
 
@@ -117,7 +119,30 @@ class Store:
         raise NotImplementedError("a store must have num_copies()")
 
     def grow(self, row: i64, start: i64, end: i64, transfers: Transfers) -> bool:
-        """Blocks for tokens `start` to `end`, besides token blocks. False when too few are free; nothing changed."""
+        """Give the row what writing tokens `start` to `end` takes. False when too few blocks are free; nothing changed.
+
+        The block at token `start` becomes its own; all behind it are new.
+        """
+        sequences = self.sequences
+        place = start // self.block_size
+        published = sequences.num_published[row]
+        missing = max(self.num_token_blocks(end) - sequences.num_blocks[row], 0)
+        copies: i64 = 1 if needs_copy(self.token_blocks, sequences, row, place, published) else 0
+        if missing + copies > self.token_blocks.queue.num_free or not self.grow_groups(row, start, end, transfers):
+            return False
+        old = make_own(self.token_blocks, sequences, row, place, published)
+        if old != NULL_BLOCK:
+            new = sequences.block_at(row, place)
+            self.token_blocks.index.rows.copy(old, new)
+            if start % self.block_size != 0:
+                self.token_block_copied(old, new, transfers)
+        while missing > 0:
+            sequences.push_block(row, self.token_blocks.acquire_one())
+            missing -= 1
+        return True
+
+    def grow_groups(self, row: i64, start: i64, end: i64, transfers: Transfers) -> bool:
+        """The same for the blocks of layer groups, besides token blocks."""
         return True
 
     def token_block_copied(self, source: i64, target: i64, transfers: Transfers) -> None:

@@ -10,6 +10,7 @@ from ..arrays import zeros_i32, zeros_i64
 from ..index.prefix_index import PrefixIndex
 from ..sequences.block_table import BlockTable
 from .content_pool import ContentPool
+from .copy_on_write import make_own, needs_copy
 from .transfers import Transfers
 
 
@@ -180,33 +181,17 @@ class GroupTable(BlockTable):
 
     def copies(self, row: i64, num_published: i64, start: i64) -> bool:
         """Whether writing token `start` needs a copy of the block that it falls into."""
-        place = start // self.block_size
-        if place >= self.num_blocks[row] or place < num_published // self.span:
-            return False
-        return self.pool.ref_cnt[self.block_at(row, place)] > 1
+        return needs_copy(self.pool, self, row, start // self.block_size, num_published // self.span)
 
     def grow(self, row: i64, num_published: i64, start: i64, end: i64, transfers: Transfers) -> bool:
         """Make the place of token `start` the row's own and add what is missing up to `end`; whether a block was
         copied."""
-        copied = False
         place = start // self.block_size
-        if self.copies(row, num_published, start):
-            copied = self._copy_on_write(row, place, start, transfers)
-        elif num_published // self.span <= place < self.num_blocks[row]:
-            block = self.block_at(row, place)
-            if self.pool.is_cached(block):
-                self.pool.drop(block)
+        old = make_own(self.pool, self, row, place, num_published // self.span)
         self._extend(row, self.num_places(end))
-        return copied
-
-    def _copy_on_write(self, row: i64, place: i64, start: i64, transfers: Transfers) -> bool:
-        old = self.block_at(row, place)
-        new = self.pool.acquire_one()
-        self.set_block(row, place, new)
-        self.pool.give_back_one(row, old, NULL_BLOCK)
-        if start % self.block_size == 0:
+        if old == NULL_BLOCK or start % self.block_size == 0:
             return False
-        transfers.copy(int(old), int(new), int(self.number))
+        transfers.copy(int(old), int(self.block_at(row, place)), int(self.number))
         return True
 
     def publish(self, row: i64, index: PrefixIndex, token_blocks: vec[i32], first: i64, last: i64) -> None:

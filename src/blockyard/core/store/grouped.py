@@ -191,7 +191,7 @@ class GroupedStore(Store):
             copies += 1 if group.copies(row, self.sequences.num_published[row], start) else 0
         return copies
 
-    def grow(self, row: i64, start: i64, end: i64, transfers: Transfers) -> bool:
+    def grow_groups(self, row: i64, start: i64, end: i64, transfers: Transfers) -> bool:
         """Loads of what was hit in the CPU pool, then copies on write and new blocks, group after group."""
         if self.num_missing(row, start, end) > self.pool.queue.num_free:
             return False

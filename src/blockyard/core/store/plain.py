@@ -7,6 +7,7 @@ from ..pool.ledger import BlockLedger
 from ..sequences.joins import Joins
 from ..sequences.table import SequenceTable
 from .base import Store
+from .copy_on_write import needs_copy
 from .transfers import Transfers
 
 
@@ -60,10 +61,8 @@ class PlainStore(Store):
     def num_copies(self, row: i64, start: i64) -> i64:
         """1 if the block at token `start` is held by others too and this sequence has not published it."""
         sequences = self.sequences
-        position = start // self.block_size
-        if sequences.num_published[row] <= position < sequences.num_blocks[row]:
-            return 1 if self.kv_pool.ref_cnt[sequences.block_at(row, position)] > 1 else 0
-        return 0
+        place = start // self.block_size
+        return 1 if needs_copy(self.token_blocks, sequences, row, place, sequences.num_published[row]) else 0
 
     def token_block_copied(self, source: i64, target: i64, transfers: Transfers) -> None:
         """Its keys and values are copied with it."""
