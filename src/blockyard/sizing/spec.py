@@ -9,6 +9,7 @@ from ..arguments import require_int
 from ..config import MAX_BLOCK_SIZE, MAX_MODEL_LEN, CacheConfig
 from ..errors import InvalidArgument
 from ..groups import LayerGroup
+from ..windows import num_peak_blocks
 from .dtypes import dtype_bytes, dtype_name
 from .fields import ConfigFields
 from .from_config import read_layers
@@ -177,11 +178,14 @@ class KVCacheSpec:
         """The most blocks, over all groups, that a sequence can hold while it grows to `num_tokens`.
 
         tokens_per_step: the most tokens computed in one step; a chunk of a prompt keeps its window and itself. Each
-        group is counted at its own fullest moment, so the sum is never too small. O(block_size) a group.
+        group is counted at its own fullest moment, so the sum is never too small. O(groups).
         """
         num_tokens = require_int("num_tokens", num_tokens, 0, MAX_MODEL_LEN)
         require_int("tokens_per_step", tokens_per_step, 1, MAX_MODEL_LEN)
-        return sum(_peak_blocks(group, num_tokens, tokens_per_step) for group in self.groups)
+        return sum(
+            num_peak_blocks(num_tokens, tokens_per_step, group.sliding_window, group.block_size)
+            for group in self.groups
+        )
 
     def sequence_bytes(self, num_tokens: int, num_computed: int | None = None) -> int:
         """Bytes of a sequence: the blocks of `sequence_blocks` and its state. O(groups)."""
@@ -258,10 +262,3 @@ class KVCacheSpec:
             by_window.setdefault(layer.sliding_window, []).append((layer.index, self._token_bytes(layer)))
         pages = make_pages(by_window, self.block_size, self.layers_per_group)
         return pages.over(self.context_parallel_size, self.interleave)
-
-
-def _peak_blocks(group: LayerGroup, num_tokens: int, tokens_per_step: int) -> int:
-    # Until the window is full the count only grows; from then on it repeats with every block of tokens. So the last
-    # block's worth of lengths holds the maximum.
-    lengths = range(max(num_tokens - group.block_size, 0), num_tokens + 1)
-    return max(group.num_blocks(length, max(length - tokens_per_step, 0)) for length in lengths)

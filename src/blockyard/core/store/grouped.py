@@ -14,6 +14,7 @@ from mypy_extensions import i32, i64
 from ...config import MAX_BLOCKS, CacheConfig
 from ...errors import SequenceNotReady
 from ...ids import NULL_BLOCK
+from ...windows import num_computed_past
 from ..arrays import view_i64, zeros_i64
 from ..index.hit import Hit
 from ..pool.block import KVCacheBlock
@@ -244,8 +245,7 @@ class GroupedStore(Store):
         """The null blocks of a group end where its window began."""
         shortest: i64 = 0
         for group in self.groups:
-            if group.num_null[row] > 0:
-                shortest = max(shortest, group.num_null[row] * group.block_size + group.window - 1)
+            shortest = max(shortest, num_computed_past(group.num_null[row], group.window, group.block_size))
         return shortest
 
     def truncate(self, row: i64, num_tokens: i64) -> None:

@@ -19,6 +19,7 @@ class Reach:
         self.window = rows.sliding_window
         first_blocks = np.zeros_like(shape.num_computed)
         if self.window:
+            # `windows.first_needed_block`, for all sequences at once.
             first_blocks = np.maximum(shape.num_computed - self.window + 1, 0) // block_size
         self._tables = rows.block_tables
         self._first_blocks = first_blocks

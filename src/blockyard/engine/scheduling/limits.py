@@ -6,7 +6,7 @@ from bisect import bisect_right
 
 from ...config import CacheConfig
 from ...errors import InvalidArgument, NeverFits
-from ...groups import LayerGroup
+from ...windows import num_peak_blocks
 
 
 class CacheLimits:
@@ -60,15 +60,10 @@ class CacheLimits:
         sequence that runs alone needs only those of 1.
         """
         size = self._budget if chunk is None else chunk
-        return sum(self._num_in_group(group, num_tokens, size) for group in self._config.layer_groups)
-
-    def _num_in_group(self, group: LayerGroup, num_tokens: int, chunk: int) -> int:
-        whole = -(-num_tokens // group.block_size)
-        if group.sliding_window == 0:
-            return whole
-        # A step's tokens and the window before them, wherever they lie across blocks.
-        reach = group.sliding_window + chunk - 1
-        return min(whole, (reach - 2) // group.block_size + 2 if reach > 1 else 1)
+        return sum(
+            num_peak_blocks(num_tokens, size, group.sliding_window, group.block_size)
+            for group in self._config.layer_groups
+        )
 
     def _num_needed(self, num_prompt_tokens: int, max_tokens: int, num_seqs: int) -> int:
         # The last token's keys and values are never computed.
