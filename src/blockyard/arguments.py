@@ -52,7 +52,7 @@ def require_str(name: str, value: object) -> str:
 
 
 def require_session(name: str, value: object) -> str:
-    """A session's name: a string of 1 to 200 characters."""
+    """Return a session's name, which is a string of 1 to 200 characters."""
     text = require_str(name, value)
     if not 1 <= len(text) <= MAX_SESSION_NAME:
         raise InvalidArgument(f"{name} has {len(text)} characters; it must have 1 to {MAX_SESSION_NAME}")

@@ -11,12 +11,12 @@ def first_needed_block(num_computed: i64, window: i64, block_size: i64) -> i64:
 
 
 def num_computed_past(first: i64, window: i64, block_size: i64) -> i64:
-    """The least number of computed tokens that need no block before `first`, the inverse. O(1)."""
+    """Return the least number of computed tokens that need no block before `first`: the inverse. O(1)."""
     return first * block_size + window - 1 if first > 0 else 0
 
 
 def num_peak_blocks(num_tokens: i64, chunk: i64, window: i64, block_size: i64) -> i64:
-    """Blocks that a sequence holds at its fullest while it grows to `num_tokens`, `chunk` tokens a step. O(1).
+    """Count the blocks a sequence holds at its fullest while it grows to `num_tokens`, `chunk` tokens a step. O(1).
 
     With a window: those of a step's tokens and the window before them, wherever they lie across blocks.
     """

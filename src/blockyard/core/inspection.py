@@ -38,14 +38,14 @@ class Inspection:
     # Sequences.
 
     def column(self, column: vec[i64], rows: vec[i64]) -> npt.NDArray[np.int64]:
-        """What a column of the sequences has for each of `rows`, a copy."""
+        """Return what a column of the sequences has for each of `rows`."""
         values = zeros_i64(len(rows))
         for index in range(i64(len(rows))):
             values[index] = column[rows[index]]
         return view_i64(values)
 
     def token_ids(self, row: i64) -> npt.NDArray[np.int32]:
-        """The known tokens of a sequence, a copy."""
+        """Return a copy of the known tokens of a sequence."""
         num_tokens = int(self.sequences.num_tokens[row])
         pending = self.sequences.pending_token[row]
         stored = num_tokens if pending == NO_TOKEN else num_tokens - 1
@@ -53,7 +53,7 @@ class Inspection:
         return tokens if pending == NO_TOKEN else np.append(tokens, np.int32(pending))
 
     def num_owned_blocks(self, rows: vec[i64]) -> npt.NDArray[np.int64]:
-        """The blocks that each sequence holds alone."""
+        """Count the blocks that each sequence holds alone."""
         owned = zeros_i64(len(rows))
         ref_cnt = self.parts.kv_pool.ref_cnt
         for index in range(i64(len(rows))):
@@ -68,14 +68,14 @@ class Inspection:
         return view_i64(owned)
 
     def running(self) -> dict[int, str]:
-        """The running sequences and their holders."""
+        """Return the running sequences and their holders."""
         sequences = self.sequences
         return {int(sequences.handle[i64(row)]): sequences.holders[row] for row in sequences.live_rows()}
 
     # The pool.
 
     def stats(self) -> CacheStats:
-        """The counters, and the state now."""
+        """Return the counters, and the state now."""
         pool = self.parts.pool
         calls = self.allocate_calls
         return CacheStats(
@@ -108,7 +108,7 @@ class Inspection:
         return int(wasted)
 
     def block(self, number: int) -> KVCacheBlock:
-        """One block, with the sequences that hold it."""
+        """Return one block, with the sequences that hold it."""
         block = self.parts.leases.describe(number)
         self.store.describe(block)
         for row in self.sequences.live_rows():
@@ -134,13 +134,13 @@ class Inspection:
     # What happened, and why.
 
     def miss_causes(self, row: i64) -> MissCauses:
-        """What became of the tokens of a sequence's prompt."""
+        """Say what became of the tokens of a sequence's prompt."""
         self._require_misses()
         causes = self.sequences.causes[row]
         return MissCauses(*causes) if causes else MissCauses(0, 0, 0, 0, 0, 0, -1)
 
     def miss_totals(self) -> MissCauses:
-        """What became of the tokens of all prompts."""
+        """Say what became of the tokens of all prompts."""
         return MissCauses(*self._require_misses().totals)
 
     def _require_misses(self) -> MissLog:
@@ -150,13 +150,13 @@ class Inspection:
         return misses
 
     def residency(self) -> Residency:
-        """How long sampled blocks live."""
+        """Say how long sampled blocks live."""
         if self.parts.residency is None:
             raise InvalidArgument("residency_sample is 0; blocks are followed with residency_sample=1 or more")
         return self.parts.residency.residency()
 
     def take_events(self) -> KVCacheEvents:
-        """What came and went since the last call."""
+        """Return what came and went since the last call."""
         if self.parts.events is None:
             raise InvalidArgument("enable_kv_cache_events is False; events are noted with enable_kv_cache_events=True")
         return self.parts.events.take()
@@ -164,7 +164,7 @@ class Inspection:
     # Leaks and invariants.
 
     def leak_report(self) -> list[Holding]:
-        """Who holds which blocks."""
+        """Say who holds which blocks."""
         sequences = [self._holding(i64(row)) for row in self.sequences.live_rows()]
         leases = [_lease_holding(lease, lease.held_ids(), []) for lease in self.parts.pool.leases()]
         if self.parts.cpu_pool is not None:

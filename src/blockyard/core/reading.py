@@ -33,14 +33,14 @@ def read_bool(name: str, value: object) -> bool:
 
 
 def read_prompts(prompts: object, extra_keys: object, block_size: int) -> list[Prompt]:
-    """The prompts of a batch, which have their extra keys in common."""
+    """Return the prompts of a batch, which have their extra keys in common."""
     if not isinstance(prompts, (list, tuple)) or not prompts:
         raise InvalidArgument(f"prompts is {type(prompts).__name__}; a list of at least 1 prompt is needed")
     return [make_prompt(tokens, extra_keys, block_size) for tokens in prompts]
 
 
 def read_holders(holders: object, num_prompts: int) -> list[str]:
-    """A name for each prompt; none at all stands for empty ones."""
+    """Return a name for each prompt; none at all stands for empty ones."""
     given: list[object] = list(holders) if isinstance(holders, (list, tuple)) else [holders]
     if not isinstance(holders, (list, tuple)) or len(given) not in (0, num_prompts):
         raise InvalidArgument(f"holders is {shown(holders)}; {num_prompts} names are needed, one for each prompt")
@@ -48,7 +48,7 @@ def read_holders(holders: object, num_prompts: int) -> list[str]:
 
 
 def read_comeback(is_over: bool, back_in: object, back_at: object, now: float) -> float | None:
-    """When a hinted session comes back; None where that is not said."""
+    """Return when a hinted session comes back; None where that is not said."""
     after = None if back_in is None else require_number("back_in", back_in)
     time = None if back_at is None else require_number("back_at", back_at)
     if is_over + (after is not None) + (time is not None) > 1:
@@ -63,7 +63,7 @@ def read_comeback(is_over: bool, back_in: object, back_at: object, now: float) -
 
 
 def read_committed(step: object, in_flight: InFlight | None) -> i64:
-    """The step that `commit` names; `NO_STEP` where steps have no numbers."""
+    """Return the step that `commit` names; `NO_STEP` where steps have no numbers."""
     if in_flight is None:
         if step is not None and require_int("step", step, 0, LAST_TOKEN) != 0:
             raise InvalidArgument(f"step is {shown(step)}; with max_steps_in_flight 1 steps have no numbers: 0 or None")
@@ -80,7 +80,7 @@ def read_committed(step: object, in_flight: InFlight | None) -> i64:
 
 
 def read_ended(step: object, in_flight: InFlight) -> i64:
-    """The step that `end_step` names: one that is in flight."""
+    """Return the step that `end_step` names: one that is in flight."""
     first = in_flight.fence.num_ended + 1
     last = in_flight.fence.num_begun
     if first > last:

@@ -46,7 +46,7 @@ class AdmissionControl:
         return [self.look_up(prompt) for prompt in prompts]
 
     def answer(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> Admission:
-        """Whether all of `prompts`, each for `num_seqs` sequences, would be admitted together."""
+        """Return whether all of `prompts`, each for `num_seqs` sequences, would be admitted together."""
         rows = num_seqs * i64(len(prompts))
         for prompt in prompts:
             if prompt.num_tokens > self.max_model_len:
@@ -133,7 +133,7 @@ class AdmissionControl:
         return max(needed - free, self.store.num_short(token_blocks))
 
     def share_surely(self) -> bool:
-        """Whether prompts admitted one after another are sure to share what they begin with in common."""
+        """Return whether prompts admitted one after another are sure to share what they begin with in common."""
         return self.store.shares_at_once and self.token_blocks.index.num_pending == 0
 
     def _num_needed(self, prompt: Prompt, hit: Hit, is_later: bool) -> i64:

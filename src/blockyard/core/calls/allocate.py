@@ -46,11 +46,11 @@ class AllocateCalls:
     # Questions.
 
     def can_allocate(self, prompts: list[Prompt], num_seqs: i64) -> Admission:
-        """Whether these prompts, each for `num_seqs` sequences, would be taken in together."""
+        """Return whether these prompts, each for `num_seqs` sequences, would be taken in together."""
         return self.admission.answer(prompts, self.admission.look_up_all(prompts), num_seqs)
 
     def num_cached_tokens(self, prompt: Prompt) -> i64:
-        """How many leading tokens of a prompt would hit."""
+        """Return how many leading tokens of a prompt would hit."""
         hit = self.admission.look_up(prompt)
         self.partial_hits.find(prompt, hit, True)
         return hit.num_usable * self.block_size + hit.num_alike
@@ -84,7 +84,7 @@ class AllocateCalls:
         return handle
 
     def allocate_batch(self, prompts: list[Prompt], names: list[str]) -> list[int]:
-        """The handles of the sequences of several prompts, all or none."""
+        """Return the handles of the sequences of several prompts, all or none."""
         hits = self.admission.look_up_all(prompts)
         self.admission.require(prompts, hits, 1)
         return self._admit(prompts, hits, names, 1, False)

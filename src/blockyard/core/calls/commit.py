@@ -128,7 +128,7 @@ class CommitCalls:
                 self._check_room(index, row, appended[index])
 
     def _count_new(self, tokens: vec[i64], columns: i64, num_seqs: i64) -> vec[i64]:
-        """How many tokens each row of `next_tokens` has before its first -1."""
+        """Return how many tokens each row of `next_tokens` has before its first -1."""
         appended = zeros_i64(int(num_seqs))
         position: i64 = 0
         for index in range(num_seqs):

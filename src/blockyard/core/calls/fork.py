@@ -22,7 +22,7 @@ class ForkCalls:
     # Forks.
 
     def fork(self, row: i64, count: i64) -> list[int]:
-        """The handles of `count` new sequences that share all blocks of the one in `row`."""
+        """Return the handles of `count` new sequences that share all blocks of the one in `row`."""
         sequences = self.sequences
         self._require_forkable(row, "fork")
         promised = min(sequences.num_promised[row], count)
@@ -66,7 +66,7 @@ class ForkCalls:
     # Beam search.
 
     def regroup(self, rows: vec[i64], chosen: vec[i64]) -> list[int]:
-        """Handles of sequences that go on from those in `rows`, at the places `chosen`; the others are freed."""
+        """Return handles of sequences that go on from those in `rows`, at the places `chosen`; the others are freed."""
         sequences = self.sequences
         num_children = self._count_children(len(rows), chosen)
         num_new = i64(len(chosen))

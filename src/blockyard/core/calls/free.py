@@ -61,7 +61,7 @@ class FreeCalls(Deferred):
                 self._free_row(row)
 
     def _is_apart(self, row: i64) -> bool:
-        """Whether the call that runs has made a plan which stays true without this row, and so can be read."""
+        """Return whether the call that runs has made a plan which stays true without this row, and so can be read."""
         sequences = self.sequences
         return sequences.has_new_plan and not sequences.in_batch(row) and sequences.num_waiters[row] == 0
 

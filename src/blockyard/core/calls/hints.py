@@ -117,7 +117,7 @@ class HintCalls:
         return self._say(i64(self._slots[handle]), is_over, back_at)
 
     def _takes(self, back_at: float | None) -> bool:
-        """Whether the policy takes hints, and the time has not passed."""
+        """Return whether the policy takes hints, and the time has not passed."""
         life = self.order.life
         return life is not None and life.hinted is not None and (back_at is None or back_at >= self.clock.now)
 

@@ -46,7 +46,7 @@ class InFlight:
         return starts
 
     def is_full(self) -> bool:
-        """Whether a step must end before another one begins."""
+        """Return whether a step must end before another one begins."""
         return self.fence.num_in_flight() >= self.fence.max_steps
 
     def require_step(self) -> None:
@@ -59,7 +59,7 @@ class InFlight:
             )
 
     def begin(self) -> i64:
-        """The number of a new step."""
+        """Return the number of a new step."""
         self.fence.num_begun += 1
         return self.fence.num_begun
 

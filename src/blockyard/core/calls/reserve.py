@@ -93,7 +93,7 @@ class ReserveCalls:
         return self._served
 
     def can_append(self, rows: vec[i64], counts: vec[i64]) -> bool:
-        """Whether `reserve` would serve all of them now."""
+        """Return whether `reserve` would serve all of them now."""
         starts = self._map_ready(rows, counts)
         if self.in_flight is not None and self.in_flight.is_full():
             return False
@@ -125,7 +125,7 @@ class ReserveCalls:
         self.kv_pool.evict_ahead(min(needed, self.kv_pool.queue.num_free))
 
     def _will_wait(self, row: i64) -> bool:
-        """Whether it waits for blocks of a sequence that is not in this step, or not served before it."""
+        """Return whether it waits for blocks of a sequence that is not in this step, or not served before it."""
         sequences = self.sequences
         if not sequences.is_waiting(row):
             return False
@@ -264,7 +264,7 @@ class ReserveCalls:
         return SCHEDULED
 
     def _lacks_prefix(self, row: i64) -> bool:
-        """Whether blocks it joined are neither computed nor being computed in this very step."""
+        """Return whether blocks it joined are neither computed nor being computed in this very step."""
         sequences = self.sequences
         owner = sequences.waits_on[row]
         if owner == NO_ROW:

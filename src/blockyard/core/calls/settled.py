@@ -24,7 +24,7 @@ def require_nothing_to_copy(sequences: SequenceTable, row: i64, action: str) -> 
 
 
 def is_idle(sequences: SequenceTable, row: i64) -> bool:
-    """Whether neither of these two would raise."""
+    """Return whether neither of these two would raise."""
     return sequences.num_reserved[row] == 0 and not sequences.copy_from[row]
 
 

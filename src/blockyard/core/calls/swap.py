@@ -31,15 +31,15 @@ class SwapCalls:
         self._target: dict[int, int] = {}
 
     def can_swap_out(self, rows: vec[i64]) -> bool:
-        """Whether `swap_out` would move them."""
+        """Return whether `swap_out` would move them."""
         return self._are_ready(rows, False) and self._plan_out(rows) <= self.cpu.queue.num_free
 
     def can_swap_in(self, rows: vec[i64]) -> bool:
-        """Whether `swap_in` would bring them back."""
+        """Return whether `swap_in` would bring them back."""
         return self._are_ready(rows, True) and self._plan_in(rows) <= self.pool.queue.num_free
 
     def _are_ready(self, rows: vec[i64], swapped: bool) -> bool:
-        """Whether nothing of `_require_at` would be raised."""
+        """Return whether nothing of `_require_at` would be raised."""
         sequences = self.sequences
         for index in range(i64(len(rows))):
             row = rows[index]
@@ -238,7 +238,7 @@ class SwapCalls:
 
 
 def swap_calls(parts: Parts) -> SwapCalls | None:
-    """The swaps of a cache with a CPU pool."""
+    """Make the swaps of a cache with a CPU pool."""
     if parts.grouped is None or parts.grouped.cpu is None:
         return None
     return SwapCalls(parts, parts.grouped, parts.grouped.cpu)

@@ -8,7 +8,7 @@ from ..sequences.block_table import BlockTable
 
 
 def needs_copy(ledger: BlockLedger, table: BlockTable, row: i64, place: i64, num_published: i64) -> bool:
-    """Whether writing into the block at a place needs a copy: others hold it too.
+    """Return whether writing into the block at a place needs a copy: others hold it too.
 
     What the row published it is about to compute itself, for all who hold it.
     """
