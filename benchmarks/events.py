@@ -18,7 +18,7 @@ from blockyard import CacheConfig, KVCacheManager
 from blockyard.events import KVEventPublisher
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.publishing.feed import Feed
-from blockyard.events.publishing.turns import Turns
+from blockyard.events.publishing.long_batch import Turns
 from blockyard.events.tables.content_table import ContentTable
 from blockyard.events.wire import END_SEQUENCE
 

@@ -9,10 +9,9 @@ import pytest
 from blockyard import CacheConfig, KVCacheManager
 from blockyard.events import Mirror
 from blockyard.events.publishing import feed as feeds
-from blockyard.events.publishing import turns
+from blockyard.events.publishing import long_batch
 from blockyard.events.publishing.feed import Feed
-from blockyard.events.publishing.long_batch import LongBatch
-from blockyard.events.publishing.turns import Turns
+from blockyard.events.publishing.long_batch import LongBatch, Turns
 from blockyard.events.tables.checking import check_contents
 from blockyard.events.tables.content_table import CONTENTS_A_GO, ROWS_A_GO, ContentTable
 from blockyard.events.wire import Batch, BlockRemoved, decode_batch, packed_list
@@ -24,8 +23,8 @@ NUM_CONTENTS = 2 * ROWS_A_GO + 100
 def rests(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Every chance to rest is taken, and noted."""
     taken: list[float] = []
-    monkeypatch.setattr(turns, "TURN", 0.0)
-    monkeypatch.setattr(turns, "sleep", taken.append)
+    monkeypatch.setattr(long_batch, "TURN", 0.0)
+    monkeypatch.setattr(long_batch, "sleep", taken.append)
     return taken
 
 

@@ -284,8 +284,7 @@ def test_a_message_that_cannot_be_made_is_a_gap(publishing: Publishing) -> None:
         feed._payload = failing  # type: ignore[method-assign]
         compute(cache, PROMPT)
         publisher.publish()
-        assert until(subscriber, lambda: tokens_of(mirror) == 12)
-        assert mirror.trust("worker") is Trust.LIVE
+        assert until(subscriber, lambda: tokens_of(mirror) == 12 and mirror.trust("worker") is Trust.LIVE)
 
 
 def test_an_answer_that_cannot_be_made_ends_no_publisher(publishing: Publishing) -> None:

@@ -75,6 +75,7 @@ class Wire:
         self.is_listening = self.draw.random() < 0.7
         #: In some worlds numbers from 0 begin anew soon.
         self.most_padded = self.draw.choice((5, 40, MOST_PADDED))
+        self.by_content = self.draw.random() < 0.5
         #: In some worlds the publisher is not ours.
         self.is_foreign = self.draw.random() < 0.25
         #: In some worlds it is often far behind, and what it gets is merged.
@@ -85,7 +86,7 @@ class Wire:
 
     def _new_feed(self) -> Feed | RingFeed:
         self.unsent, self.born = None, self.now
-        table = ContentTable(self.config)
+        table = ContentTable(self.config, self.by_content)
         if self.is_foreign:
             return RingFeed(table, self.replayed, self._clock)
         bits = self.draw.getrandbits

@@ -14,7 +14,7 @@ FRAGMENTS = {
     "cli": 2,
     "core": 841,
     "engine": 362,
-    "events": 219,
+    "events": 179,
     "integrations": 113,
     "lab": 330,
     "live": 78,

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import InvalidArgument, MissingExtra
-from .packed_items import has_more_items
 
 try:
     import msgspec
@@ -29,6 +28,11 @@ MAX_SEQUENCE = 2**63 - 1
 MOST_EVENTS = 2**17
 #: Lists and items in the keys of one event: read, one of a byte may take 80. With them an event takes 42 MB at most.
 MOST_KEY_ITEMS = 2**19
+#: By tag, the bytes of what begins with it: its own, and for text and the like those that say how many follow.
+_OWN = {0xC4: 2, 0xC5: 3, 0xC6: 5, 0xC7: 3, 0xC8: 4, 0xC9: 6, 0xCA: 5, 0xCB: 9, 0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}
+_OWN |= {0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9, 0xD4: 3, 0xD5: 4, 0xD6: 6, 0xD7: 10, 0xD8: 18}
+_OWN |= {0xD9: 2, 0xDA: 3, 0xDB: 5, 0xDC: 3, 0xDD: 5, 0xDE: 3, 0xDF: 5}
+_LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
 #: Keys of an event that has none.
 NO_KEYS = msgspec.Raw(b"\xc0")
 
@@ -41,7 +45,8 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
 
     Two fields of our own, which other consumers pass over. keys: for each block what besides tokens decides it, tagged,
     as `blockyard.keys` has it; extra_keys has the same without tags, as vLLM sends it. num_groups: layer groups of the
-    cache, where there are several: a prompt hits what all of them have.
+    cache, where there are several: a prompt hits what all of them have. cache_salt is SGLang's field; vLLM has the salt
+    in the extra_keys of the first block of a prompt.
     """
 
     block_hashes: msgspec.Raw
@@ -57,6 +62,7 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
     kv_cache_spec_sliding_window: int | None = None
     keys: msgspec.Raw = NO_KEYS
     num_groups: int | None = None
+    cache_salt: str | None = None
 
 
 class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True):
@@ -137,13 +143,24 @@ def keys_in(field: str, packed: msgspec.Raw) -> list[list[Any] | None] | None:
     if packed is NO_KEYS:
         return None
     content = bytes(packed)
-    if len(content) > MOST_KEY_ITEMS and has_more_items(content, MOST_KEY_ITEMS):
+    if len(content) > MOST_KEY_ITEMS and _has_more_items(content, MOST_KEY_ITEMS):
         raise InvalidArgument(f"{field} of one event holds more than {MOST_KEY_ITEMS:,} lists and items, the limit")
     try:
         rows: list[list[Any] | None] | None = _keys_decoder.decode(content)
     except _UNREADABLE as error:
         raise InvalidArgument(f"{field} is no list of keys: {error}") from error
     return rows
+
+
+def _has_more_items(packed: bytes, limit: int) -> bool:
+    """Whether well-formed msgpack has more than `limit` items, lists and maps among them. O(items, at most limit)."""
+    at = count = 0
+    while at < len(packed) and count <= limit:
+        tag = packed[at]
+        length = packed[at + 1 : at + 1 + _LENGTHS.get(tag, 0)]
+        at += _OWN.get(tag, 1) + int.from_bytes(length, "big") + (tag & 31 if tag & 0xE0 == 0xA0 else 0)
+        count += 1
+    return count > limit
 
 
 def encode_batch(batch: Batch) -> bytes:

@@ -123,7 +123,7 @@ class Mirror:
                     self._apply(worker, following)
 
     def end_of_replay(self, worker: str) -> None:
-        """The replay's end mark: what came live meanwhile counts from now on."""
+        """Take the end mark of a replay: what came live meanwhile counts from now on."""
         state = self._known(worker)
         if state is not None:
             with self._noticed(worker):
@@ -322,7 +322,7 @@ class Mirror:
         return [trie.find_path(token_ids, request, by_block) for request, by_block in forms]
 
     def _match_groups(self, state: _Worker, found: dict[int, list[_Found]]) -> tuple[int, int]:
-        """Leading tokens that all of a worker's layer groups have, anywhere and on the GPU."""
+        """Returns the leading tokens that all of a worker's layer groups have, anywhere and on the GPU."""
         best = (0, 0)
         if not state.groups or len(state.groups) < state.num_groups:
             return best  # a layer group that has nothing
@@ -338,7 +338,7 @@ class Mirror:
         return best
 
     def _within_windows(self, state: _Worker, found: dict[int, list[_Found]], form: int, length: int) -> int:
-        """The longest hit of at most `length` tokens (-1: any) whose last tokens every window has, in whole blocks."""
+        """Returns the longest hit of at most `length` tokens (-1: any) whose last tokens every window has."""
         step = math.lcm(*(group.block_size for group in state.groups.values()))
         windows = [
             WindowGroup(self._tries[group.block_size], found[group.block_size][form].path, group.holder, group.window)
@@ -377,11 +377,13 @@ def _keys_of(event: BlockStored, num_blocks: int) -> tuple[tuple[Any, ...], list
             raise InvalidArgument("keys holds what is no list")
         request = tuple(key for key in (rows[0] if rows else ()) if key and key[0] != "span")
         blocks = [tuple(key[1:] for key in row if key and key[0] == "span") for row in rows]
-    elif plain is not None or _adapter_of(event) is not None:
+    elif plain is not None or _adapter_of(event) is not None or event.cache_salt is not None:
         adapter = _adapter_of(event)
         request = _untagged_request(adapter)
-        # Older senders have the adapter's name alone, newer ones have it in each block's keys too.
+        # Older senders and SGLang have the adapter's name alone, newer ones have it in each block's keys too.
         blocks = [_frozen(row) for row in plain or [None if adapter is None else [adapter]] * num_blocks]
+        if plain is None and event.cache_salt is not None and event.parent_block_hash is None and blocks:
+            blocks[0] += (event.cache_salt,)
     else:
         return (), []
     if len(blocks) != num_blocks:

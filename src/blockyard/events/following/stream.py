@@ -40,19 +40,19 @@ class Message(NamedTuple):
 
     @property
     def is_snapshot(self) -> bool:
-        """Whether it needs none before it: on the way it says that nothing is cached any more."""
+        """Returns whether it needs none before it: on the way it says that nothing is cached any more."""
         return any(isinstance(event, AllBlocksCleared) for event in self.batch.events)
 
     def as_snapshot(self) -> Message:
-        """The same message of a publisher whose cache was empty before it."""
+        """Returns the message of a publisher whose cache was empty before it."""
         return self._replace(batch=msgspec.structs.replace(self.batch, events=[AllBlocksCleared(), *self.batch.events]))
 
     def without_events(self) -> Message:
-        """For one that has to wait: decoded, events may take 80 times the bytes that carried them."""
+        """Drops the events of a message that has to wait: decoded they may take 80 times its bytes."""
         return self._replace(batch=Batch(self.batch.ts, [], self.batch.data_parallel_rank, self.batch.epoch))
 
     def with_events(self) -> Message:
-        """That one, decoded again."""
+        """Decodes it again."""
         return self._replace(batch=decode_batch(self.payload))
 
     @staticmethod
@@ -97,7 +97,7 @@ class MessageOrder:
         return 0 if self.trust is Trust.UNTRUSTED or self._is_in_snapshot else self.last + 1
 
     def live(self, message: Message) -> Message | None:
-        """A live message; returned if it is the next one."""
+        """Takes a live message, and returns it if it is the next one."""
         number = message.number
         if self.trust is Trust.UNTRUSTED:
             self._keep(message)
@@ -120,7 +120,7 @@ class MessageOrder:
         return message.number <= self.last and self._seen.get(message.number) != message.checksum
 
     def replayed(self, message: Message) -> Message | None:
-        """A message of a replay; returned if it is to be applied. A snapshot stands for all up to its number."""
+        """Takes a message of a replay, and returns what is to be applied. A snapshot stands for all before it."""
         if message.is_snapshot:
             self._begin_from(message)
             self._is_in_snapshot = True
@@ -139,7 +139,7 @@ class MessageOrder:
         return message
 
     def _begin_from(self, message: Message) -> None:
-        """What is known begins with this message."""
+        """Begin all that is known with this message."""
         self._begin_catching_up()
         self._seen.clear()
         self._epoch = message.batch.epoch
@@ -173,7 +173,7 @@ class MessageOrder:
         self._num_replayed = 0
 
     def distrust(self) -> None:
-        """What is known cannot be relied on: the publisher began anew, or a message could not be read."""
+        """Trust nothing that is known: the publisher began anew, or a message could not be read."""
         self.trust = Trust.UNTRUSTED
         self.last = -1
         self._newest = -1

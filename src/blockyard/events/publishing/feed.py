@@ -1,8 +1,12 @@
-"""From a cache's changes to numbered messages, without sockets: what a publisher sends."""
+"""From a cache's changes to numbered messages, without sockets: what a publisher sends.
+
+The latest messages are kept for a replay; a consumer that needs more than those gets a snapshot.
+"""
 
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -13,9 +17,7 @@ from ...core.tokens import MAX_TOKEN
 from ...kv_events import KVCacheEvents
 from ..tables.content_table import ContentTable
 from ..wire import Batch, Event, Payload, encode_batch
-from .buffer import ReplayBuffer
-from .long_batch import LongBatch
-from .turns import Turns
+from .long_batch import LongBatch, Turns
 
 #: Events that are encoded in one go; more are encoded in turns.
 FEW_EVENTS = 16
@@ -29,8 +31,67 @@ EPOCH_BITS = 62
 Numbered = tuple[int, Payload]
 
 
+class ReplayBuffer:
+    """Keeps the payloads of the latest `size` numbers, without gaps. Numbers go on where they began.
+
+    A replay from a number that is kept gives the messages from there. From any other, and from 0, it gives one snapshot
+    under the latest number, so a consumer that was away for long, or begins now, holds what the cache holds. With
+    `pads`, for consumers that want all numbers from the one they asked for, the snapshot has that number and empty
+    messages follow up to the latest.
+    """
+
+    def __init__(self, first: int, size: int, pads: bool) -> None:
+        self.next_sequence = first
+        self._payloads: deque[Payload] = deque(maxlen=size)
+        self._first = first
+        self._pads = pads
+        self._num_lives = 1
+
+    def add(self, payload: Payload) -> int:
+        """Number a message."""
+        self._payloads.append(payload)
+        self.next_sequence += 1
+        return self.next_sequence - 1
+
+    def lose(self) -> None:
+        """A message could not be made: its number is passed over, and no replay goes over the gap."""
+        self._payloads.clear()
+        self.next_sequence += 1
+
+    def begin_anew(self) -> None:
+        """Numbers begin where they began, and no message is kept."""
+        self._payloads.clear()
+        self.next_sequence = self._first
+        self._num_lives += 1
+
+    def replay(self, start: int, snapshot: Callable[[], Payload], empty: bytes) -> Iterator[tuple[int, Payload]]:
+        """The numbered messages that bring a consumer up to date that has seen all before `start`.
+
+        It may be read slowly, while messages are added. It ends early where one that it comes to is gone by then,
+        or numbers have begun anew.
+        """
+        last = self.next_sequence - 1
+        if self._first < start <= self.next_sequence and self._oldest <= start:
+            while self._oldest <= start < self.next_sequence:
+                yield start, self._payloads[start - self._oldest]
+                start += 1
+        elif self._first <= last and not self._pads:
+            yield last, snapshot()
+        elif self._first <= last:
+            start, life = min(start, last), self._num_lives
+            yield start, snapshot()
+            for number in range(start + 1, last + 1):
+                if self._num_lives != life:
+                    return
+                yield number, empty
+
+    @property
+    def _oldest(self) -> int:
+        return self.next_sequence - len(self._payloads)
+
+
 class Feed:
-    """Numbers from the clock or from 0, heartbeats, replays, snapshots; see `KVEventPublisher`."""
+    """Makes the numbered messages of a `KVEventPublisher`: events, heartbeats, replays and snapshots."""
 
     def __init__(
         self,
@@ -56,7 +117,7 @@ class Feed:
         self.most_padded = MOST_PADDED
 
     def changed(self, changes: KVCacheEvents) -> Numbered | None:
-        """The message about what a cache told; None where that means nothing to others."""
+        """Returns the message about what a cache told; None where that means nothing to others."""
         events = self.take_in(changes)
         return self.number(events) if events else None
 
@@ -71,7 +132,7 @@ class Feed:
             self._table.apply(without_placeholders(changes))
 
     def beat(self) -> Numbered:
-        """A message that says nothing but its number."""
+        """Returns a message that says nothing but its number."""
         self.num_heartbeats += 1
         return self.number([])
 
@@ -97,7 +158,7 @@ class Feed:
         return message.finish()
 
     def number(self, events: list[Event]) -> Numbered:
-        """The next message, of these events."""
+        """Returns the next message, with these events."""
         if self._epoch is not None and self._buffer.next_sequence >= self.most_padded:
             self._begin_anew()
         batch = self._batch(events)

@@ -1,21 +1,50 @@
-"""The payload of a message of any length, made piece by piece in memory that comes and goes without a wait."""
+"""Makes the payload of a message of any length piece by piece, in turns with an engine's thread.
+
+Its memory comes and goes without a wait for the interpreter.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import mmap
+from time import perf_counter, sleep
 from typing import Final
 
 import numpy as np
 
 from ..wire import Batch, Event, encode_event, encode_frame
-from .turns import Turns
 
+#: Seconds of work, and of sleep after it. Compiled calls keep the interpreter until they return, and one who waits for
+#: it gets it when the thread really sleeps: a core needs some microseconds to wake up, so after `sleep(0)` the thread
+#: mostly has the interpreter again before the other one has noticed.
+TURN = 0.0002
+REST = 0.0001
 #: Bytes of which the pages are taken at once: a huge page, where the system has them.
 PAGES_AT_ONCE: Final = 2**21
 #: Bytes from one that is written to the next. Less than a page, because numpy holds the lock below 500 items.
 STEP: Final = 1024
 _ZERO: Final = np.uint8(0)
+
+
+class Turns:
+    """Divides work into turns: `rest`, between pieces of work, sleeps where a turn has been long enough."""
+
+    def __init__(self) -> None:
+        self._began = perf_counter()
+
+    def begin(self) -> None:
+        """A turn begins now: nothing was done before, or without the interpreter."""
+        self._began = perf_counter()
+
+    def is_over(self) -> bool:
+        """Whether the turn has been long enough."""
+        return perf_counter() - self._began >= TURN
+
+    def rest(self) -> None:
+        """Sleep if it is time."""
+        if self.is_over():
+            sleep(REST)
+            self._began = perf_counter()
 
 
 class LongBatch:

@@ -1,4 +1,4 @@
-"""Two hand-overs as one: what waits for a publisher's thread stays bounded by the pool, however long it waits."""
+"""Merges hand-overs, so that what waits for a publisher's thread is bounded by the pool, however long it waits."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ...kv_events import BlockChanges, KVCacheEvents
 
 
 def num_entries(changes: KVCacheEvents) -> int:
-    """What came and went, counted. O(pools)."""
+    """Counts what came and went. O(pools)."""
     roots = len(changes.new_roots) + len(changes.lost_roots)
     return roots + len(changes.contents) + sum(len(pool.ids) for pool in changes.pools)
 
 
 def merged(first: KVCacheEvents, second: KVCacheEvents) -> KVCacheEvents:
-    """What a cache told in two readings, as one reading would have it: what came and went in between is left out.
+    """Merges what a cache told in two readings into one, and leaves out what came and went in between.
 
     O(n log n) for n entries. What came is at most what the cache holds now, and what went what it held before.
     """
@@ -46,7 +46,7 @@ def _merged_pool(first: BlockChanges, second: BlockChanges) -> BlockChanges:
 def _net(
     first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Which entries stay, and which of those that came: the first of each id whose entries are an odd number.
+    """Keeps the first entry of each id that has an odd number of them; also returns which of those that came are kept.
 
     Each id comes and goes in turns, so an even number of entries leaves things as they were.
     """

@@ -37,6 +37,7 @@ LAST_REQUEST_MS = 250
 FEW_WAITING = 32
 MAX_REPLAYED = 2**24
 _FIRST_NUMBERS = ("clock", "zero")
+_NAMES = ("content", "ids")
 #: Every subscription is told of, also one that another consumer has already.
 _PUB_OPTIONS: dict[int, int] = {zmq.XPUB_VERBOSER: 1, zmq.RCVHWM: MOST_UNSEEN}
 #: A request is 8 bytes, and ZeroMQ keeps those that wait of each connection.
@@ -64,8 +65,11 @@ class KVEventPublisher:
     at a time, and nothing else calls its `take_events`. endpoint: of the PUB socket. replay_endpoint: of the ROUTER
     socket; None for the next port. topic: the first frame. first_sequence: "clock" begins with the milliseconds since
     1970 and random bits, so that a restart is a gap forwards (right for Dynamo's indexer); "zero" begins with 0 and
-    pads snapshots (right for llm-d's router, and SGLang's). replayed: messages that are kept for replays. heartbeat:
-    seconds. data_parallel_rank: the rank that messages name. clock: gives seconds since 1970.
+    pads snapshots (right for llm-d's router, and SGLang's). names: what `block_hashes` are: "content" for hashes of
+    keys and tokens, which equal contents share at all publishers (Dynamo, llm-d and AIBrix need that where they follow
+    several), or "ids" for the cache's own numbers, enough for a `Mirror` and four bytes shorter. replayed: messages
+    that are kept for replays. heartbeat: seconds. data_parallel_rank: the rank that messages name. clock: gives
+    seconds since 1970.
 
     Raises `InvalidArgument`, and `PublisherError` when an endpoint cannot be bound.
     """
@@ -78,6 +82,7 @@ class KVEventPublisher:
         *,
         topic: str = "",
         first_sequence: str = "clock",
+        names: str = "content",
         replayed: int = 10_000,
         heartbeat: float = 1.0,
         data_parallel_rank: int | None = None,
@@ -91,6 +96,8 @@ class KVEventPublisher:
             raise InvalidArgument("cache has enable_kv_cache_events=False; events need True")
         if first_sequence not in _FIRST_NUMBERS:
             raise InvalidArgument(f"first_sequence is {shown(first_sequence)}; it must be 'clock' or 'zero'")
+        if names not in _NAMES:
+            raise InvalidArgument(f"names is {shown(names)}; it must be 'content' or 'ids'")
         if not isinstance(heartbeat, (int, float)) or not 0 < heartbeat <= 3600:
             raise InvalidArgument(f"heartbeat is {shown(heartbeat)}; it must be above 0 and at most 3600 seconds")
         rank = data_parallel_rank
@@ -103,7 +110,9 @@ class KVEventPublisher:
         self._take: Callable[[Any], KVCacheEvents] = type(cache).take_events
         self._topic = require_unicode("topic", require_str("topic", topic)).encode()
         self._heartbeat = heartbeat
-        self._feed = Feed(_table_of(cache), first_sequence == "clock", size, rank, clock)
+        table = _table_of(cache)
+        table.name_by(names == "content")
+        self._feed = Feed(table, first_sequence == "clock", size, rank, clock)
         self._waiting: deque[KVCacheEvents] = deque()
         #: What was taken from the cache and is not waiting yet, oldest first: some are left after an interrupt.
         self._taken: list[KVCacheEvents] = []
@@ -161,7 +170,7 @@ class KVEventPublisher:
                 self._hand_over()
 
     def stats(self) -> PublisherStats:
-        """What it has done so far, from any thread. O(1)."""
+        """Counts what it has done so far. Any thread may ask. O(1)."""
         feed, replays = self._feed, self._replays
         return PublisherStats(
             is_running=self._thread.is_alive(),

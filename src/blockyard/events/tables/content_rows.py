@@ -27,9 +27,12 @@ class ContentRows:
     the requests that get to a row, 0 where none does. A free row is used again. There is room for `num_rows` from the
     start, in 128 MiB at most (1.3 million rows of 16 tokens), because a copy of large arrays keeps the interpreter from
     others; arrays double where that is not enough.
+
+    `name` is the cache's id of a row, `published_name` what consumers know it by: the same array, until `name_apart`.
     """
 
     def __init__(self, block_size: int, num_rows: int) -> None:
+        self._is_named_apart = False
         self.num_words: i64 = words_per_block(block_size)
         most = MOST_AT_START // (ROW_BYTES + 8 * int(self.num_words))
         self._set_arrays(min(num_rows + FEWEST_ROWS, max(most, FEWEST_ROWS)))
@@ -45,6 +48,7 @@ class ContentRows:
     def _set_arrays(self, capacity: int) -> None:
         self.capacity: i64 = capacity
         self.name = zeros_i64(capacity)
+        self.published_name = zeros_i64(capacity) if self._is_named_apart else self.name
         self.kind = zeros_i32(capacity)
         self.request = zeros_i32(capacity)
         self.parent = zeros_i32(capacity)
@@ -58,7 +62,9 @@ class ContentRows:
 
     def _grow(self) -> None:
         capacity = 2 * int(self.capacity)
-        self.name = grown_i64(self.name, capacity)
+        names = grown_i64(self.name, capacity)
+        self.published_name = grown_i64(self.published_name, capacity) if self._is_named_apart else names
+        self.name = names
         self.kind = grown_i32(self.kind, capacity)
         self.request = grown_i32(self.request, capacity)
         self.parent = grown_i32(self.parent, capacity)
@@ -69,12 +75,17 @@ class ContentRows:
         self.words = grown_i64(self.words, capacity * int(self.num_words))
         self.capacity = capacity
 
+    def name_apart(self, is_apart: bool) -> None:
+        """Makes `published_name` an array of its own, of zeros, or the same one as `name`."""
+        self._is_named_apart = is_apart
+        self.published_name = zeros_i64(int(self.capacity)) if is_apart else self.name
+
     def find(self, name: i64) -> i64:
-        """The row of an id, 0 for none. O(1) expected."""
+        """Returns the row of an id, 0 for none. O(1) expected."""
         return self._by_id.find(name)
 
     def row_of(self, name: i64) -> i64:
-        """The row of an id, made where there is none. O(1) expected, amortized."""
+        """Returns the row of an id, and makes it where there is none. O(1) expected, amortized."""
         row = self._by_id.find(name)
         if row != 0:
             return row
@@ -133,7 +144,7 @@ class ContentRows:
     # Walks.
 
     def next_behind(self, row: i64, top: i64) -> i64:
-        """The row after this one in a walk over all behind `top`, each after the one before it; 0 at the end."""
+        """Returns the row after this one in a walk over all behind `top`, parents first; 0 at the end."""
         if self.first_child[row] != 0:
             return i64(self.first_child[row])
         while row != top and self.next_one[row] == 0:
@@ -143,13 +154,13 @@ class ContentRows:
         return i64(self.next_one[row])
 
     def deepest(self, row: i64) -> i64:
-        """Down along first children. Where a walk in which each comes before the one that it stands behind begins."""
+        """Goes down along first children, to where a walk with children first begins."""
         while self.first_child[row] != 0:
             row = i64(self.first_child[row])
         return row
 
     def next_up(self, row: i64) -> i64:
-        """The row after this one in that walk."""
+        """Returns the row after this one in a walk with children first."""
         after = i64(self.next_one[row])
         return self.deepest(after) if after != 0 else i64(self.parent[row])
 
@@ -169,4 +180,5 @@ class ContentRows:
 
     def num_bytes(self) -> int:
         """Bytes of all arrays."""
-        return (ROW_BYTES + 8 * int(self.num_words)) * int(self.capacity) + self._by_id.num_bytes()
+        own_names = 8 if self._is_named_apart else 0
+        return (ROW_BYTES + own_names + 8 * int(self.num_words)) * int(self.capacity) + self._by_id.num_bytes()

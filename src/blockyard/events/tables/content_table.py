@@ -1,4 +1,14 @@
-"""All that a cache has published: what a snapshot is made from, off the engine's thread, and what becomes events."""
+"""Keeps all that a cache has told, off the engine's thread, and makes events and snapshots of it.
+
+Words of this file and its neighbours:
+
+    row         a content or root of the cache, or the id of one behind which something stands
+    root        what stands before first blocks (a request's keys), or after a content where spans reach into a block
+    place       a layer group and a medium (2 * group + medium); in a plain cache there is one, the GPU
+    reachable   prompts get to a row: all rows before it are there; only what is reachable is published
+    publish     write that a content, or a group's block that ends with it, is stored; `unpublish`: that it is removed
+    add, remove what the cache says of contents, roots, and blocks of the pools
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -12,6 +22,7 @@ from ...core.tokens import pack_rows
 from ...kv_events import BlockChanges, KVCacheEvents
 from ..tagged_keys import PlainKey
 from ..wire import Event
+from .content_names import ContentNames
 from .content_rows import CONTENT, GONE, ROOT, ContentRows
 from .event_writer import EventWriter
 from .place_rows import PlaceRows
@@ -41,10 +52,12 @@ class ContentTable:
     What no prompt reaches, because something before it is gone, is not published: when a content goes, all that follow
     it are published as gone too. So no two contents look alike from outside. A content comes back under its id when an
     equal block was still to be computed; then those that follow it are published again.
-    Memory: about 110 bytes for each of the cache's blocks of 16 tokens from the start, 128 MiB at most then.
+    by_content: whether consumers know a content by a hash of it (`ContentNames`), or by the cache's own id.
+    Memory: about 118 bytes (110 with ids) for each of the cache's blocks of 16 tokens from the start, 128 MiB at most
+    then.
     """
 
-    def __init__(self, config: CacheConfig) -> None:
+    def __init__(self, config: CacheConfig, by_content: bool = False) -> None:
         self.config = config
         #: False when an application of changes broke off: then only a reset of the cache makes it right again.
         self.is_whole = True
@@ -56,6 +69,32 @@ class ContentTable:
         #: For each layer group, token blocks of one of its blocks.
         self._lengths = [group.block_size // config.hash_block_size for group in config.layer_groups]
         self._out = EventWriter(config)
+        #: None where consumers know contents by the cache's ids.
+        self._names: ContentNames | None = None
+        self.name_by(by_content)
+
+    def name_by(self, by_content: bool) -> None:
+        """From now on consumers know contents by what they are, or by their ids. O(contents) if that is new."""
+        if by_content == (self._names is not None):
+            return
+        self.rows.name_apart(by_content)
+        self._names = ContentNames(self.rows) if by_content else None
+        for root in self._request_roots():
+            self._name(root)
+            row = self.rows.next_behind(root, root)
+            while row != END:
+                self._name(row)
+                row = self.rows.next_behind(row, root)
+
+    def _name(self, row: i64) -> None:
+        names = self._names
+        if names is None:
+            return
+        if self.rows.kind[row] == CONTENT:
+            names.name_content(row)
+        elif self.rows.kind[row] == ROOT:
+            root = self.roots[int(row)]
+            names.name_root(row, root.request, root.spans)
 
     def apply(self, changes: KVCacheEvents, rest: Callable[[], None] | None = None) -> list[Event]:
         """Take in what a cache told, and say it on the wire. O(changes).
@@ -70,7 +109,7 @@ class ContentTable:
         for root, keys in changes.new_roots:
             self._add_root(root, keys)
         for root in changes.lost_roots:
-            self._lose_root(root)
+            self._remove_root(root)
         self._apply_in_parts(changes, rest)
         self._apply_pools(changes.pools)
         events = self._out.finish()
@@ -97,17 +136,18 @@ class ContentTable:
         else:
             self.roots[int(row)] = Root(keys, ())
             rows.request[row] = i32(row)
+        self._name(row)
 
-    def _lose_root(self, root: int) -> None:
+    def _remove_root(self, root: int) -> None:
         """No prompt gets past it."""
         row = self.rows.find(root)
         if row == 0 or self.rows.kind[row] != ROOT:
             return
-        self._hide_behind(row)
+        self._unpublish_behind(row)
         del self.roots[int(row)]
-        self._end(row)
+        self._forget(row)
 
-    def _end(self, row: i64) -> None:
+    def _forget(self, row: i64) -> None:
         """A content or root is there no more; its row stays while something stands behind it."""
         rows = self.rows
         rows.kind[row] = GONE
@@ -135,7 +175,7 @@ class ContentTable:
         row: i64 = 0
         for name in names:
             if name < 0:
-                self._drop(-name)
+                self._remove_content(-name)
                 row = 0
                 continue
             parent = row if row != 0 and rows.name[row] == parents[came] else rows.row_of(parents[came])
@@ -145,19 +185,20 @@ class ContentTable:
             rows.link(row, parent)
             came += 1
             if rows.request[parent] != 0:
-                self._reach(row, rows.request[parent])
+                self._publish_from(row, rows.request[parent])
 
-    def _reach(self, top: i64, request: i32) -> None:
+    def _publish_from(self, top: i64, request: i32) -> None:
         """Prompts get to a content, and so to those that follow it and came before it. O(what is reached)."""
         rows = self.rows
         row = top
         while row != 0:
             rows.request[row] = request
+            self._name(row)
             if rows.kind[row] == CONTENT:
-                self._tell_or_show(row)
+                self._publish(row)
             row = rows.next_behind(row, top)
 
-    def _drop(self, name: i64) -> None:
+    def _remove_content(self, name: i64) -> None:
         """A content is gone, wherever it was held, and what follows it is out of reach."""
         rows = self.rows
         row = rows.find(name)
@@ -165,22 +206,22 @@ class ContentTable:
             return
         if rows.request[row] != 0:
             if rows.first_child[row] != 0:
-                self._hide_behind(row)
-            self._hide(row)
-        self._end(row)
+                self._unpublish_behind(row)
+            self._unpublish(row)
+        self._forget(row)
 
-    def _hide_behind(self, top: i64) -> None:
+    def _unpublish_behind(self, top: i64) -> None:
         """No prompt gets to what follows a root or a content. O(what goes)."""
         rows = self.rows
         row = rows.deepest(top)
         while row != top:
             if rows.kind[row] == CONTENT:
-                self._hide(row)
+                self._unpublish(row)
             rows.request[row] = 0
             row = rows.next_up(row)
 
-    def _hide(self, row: i64) -> None:
-        name = self.rows.name[row]
+    def _unpublish(self, row: i64) -> None:
+        name = self.rows.published_name[row]
         if not self._is_mapped:
             self._out.removed(name, GPU_PLACE)
         place = i64(self.rows.first_place[row])
@@ -195,13 +236,13 @@ class ContentTable:
         """
         stayed: set[tuple[int, int]] = set()
         for number, changes in enumerate(pools):
-            self._hold(number, changes, stayed)
+            self._add_blocks(number, changes, stayed)
         for number, changes in enumerate(pools):
             for name in vec[i64](changes.ids):
                 if name < 0 and not (stayed and (number, -int(name)) in stayed):
-                    self._release(number + 1, -name)
+                    self._remove_block(number + 1, -name)
 
-    def _hold(self, medium: i64, changes: BlockChanges, stayed: set[tuple[int, int]]) -> None:
+    def _add_blocks(self, medium: i64, changes: BlockChanges, stayed: set[tuple[int, int]]) -> None:
         rows, places = self.rows, self.places
         came = vec[i64](changes.ids[changes.ids > 0])
         contents, groups = vec[i64](changes.contents), vec[i64](changes.groups)
@@ -213,39 +254,41 @@ class ContentTable:
             row = rows.row_of(contents[index])
             place = MEDIA * groups[index] + medium
             if places.hold(pool, came[index], row, place) and rows.request[row] != 0:
-                self._show(row, place, MEDIA, self._out)
+                self._publish_block(row, place, MEDIA, self._out)
 
-    def _release(self, pool: i64, holding: i64) -> None:
+    def _remove_block(self, pool: i64, holding: i64) -> None:
         places = self.places
         place = places.row_of(pool, holding)
         if place == 0 or not places.release(pool, holding):
             return
         content = i64(places.content[place])
         if self.rows.request[content] != 0:
-            self._out.removed(self.rows.name[content], i64(places.place[place]))
+            self._out.removed(self.rows.published_name[content], i64(places.place[place]))
         places.drop(place)
 
     # What consumers see.
 
-    def _tell_or_show(self, row: i64) -> None:
+    def _publish(self, row: i64) -> None:
         if not self._is_mapped:
-            self._tell(row, self._out)
+            self._publish_content(row, self._out)
         place = i64(self.rows.first_place[row])
         while place != 0:
-            self._show(row, i64(self.places.place[place]), MEDIA, self._out)
+            self._publish_block(row, i64(self.places.place[place]), MEDIA, self._out)
             place = i64(self.places.next_one[place])
 
-    def _tell(self, row: i64, out: EventWriter) -> None:
+    def _publish_content(self, row: i64, out: EventWriter) -> None:
         """Say that a content is held, in a cache without pools below: those before it are published already."""
         rows = self.rows
         parent = i64(rows.parent[row])
-        if rows.kind[parent] != CONTENT or not out.goes_on(rows.name[row], rows.name[parent], GPU_PLACE):
+        if rows.kind[parent] != CONTENT or not out.goes_on(
+            rows.published_name[row], rows.published_name[parent], GPU_PLACE
+        ):
             request = self.roots[int(rows.request[row])].request
-            before = rows.name[rows.content_before(row)]
-            out.stored(rows.name[row], before, GPU_PLACE, request, self._spans_at(row))
+            before = rows.published_name[rows.content_before(row)]
+            out.stored(rows.published_name[row], before, GPU_PLACE, request, self._spans_at(row))
         out.tokens(rows.words, row * rows.num_words)
 
-    def _show(self, row: i64, place: i64, media: i64, out: EventWriter) -> None:
+    def _publish_block(self, row: i64, place: i64, media: i64, out: EventWriter) -> None:
         """Say that a content is held in a place where it was not.
 
         A consumer knows where a block belongs by the one before it. Where that is not held, it is published
@@ -260,28 +303,28 @@ class ContentTable:
         if before == BROKEN:
             return
         for one in reversed(absent):
-            self._describe(one, place, out)
-        self._describe(row, place, out)
+            self._store_block(one, place, out)
+        self._store_block(row, place, out)
         for one in absent:
-            out.removed(self.rows.name[one], place)
+            out.removed(self.rows.published_name[one], place)
 
     def _is_held(self, row: i64, group: i64, media: i64) -> bool:
-        """Whether a layer group holds a content on one of the first `media` media."""
+        """Returns whether a layer group holds a content on one of the first `media` media."""
         for medium in range(media):
             if self.places.find(row, MEDIA * group + medium) != 0:
                 return True
         return False
 
     def _block_before(self, row: i64, group: i64) -> i64:
-        """The last content of the block before a group's block that ends with this one; 0 at the beginning."""
+        """Returns the last content of the block before a group's block that ends with this one; 0 at the beginning."""
         for _ in range(self._lengths[group] - 1):
             row = self.rows.content_before(row)
             if row == 0:
                 return BROKEN
         return self.rows.content_before(row)
 
-    def _describe(self, row: i64, place: i64, out: EventWriter) -> None:
-        """A group's block that ends with this content, as consumers see it."""
+    def _store_block(self, row: i64, place: i64, out: EventWriter) -> None:
+        """Writes that a group's block, which ends with this content, is stored."""
         rows = self.rows
         group = place >> 1
         parts = [int(row)]
@@ -290,7 +333,8 @@ class ContentTable:
         parts.reverse()
         spans = tuple([span for part in parts for span in self._spans_at(part)])
         request = self.roots[int(rows.request[row])].request
-        out.stored(rows.name[row], rows.name[rows.content_before(parts[0])], place, request, spans)
+        before = rows.published_name[rows.content_before(parts[0])]
+        out.stored(rows.published_name[row], before, place, request, spans)
         for part in parts:
             out.tokens(rows.words, part * rows.num_words)
 
@@ -313,19 +357,19 @@ class ContentTable:
                 for root in self._request_roots():
                     row = self.rows.next_behind(root, root)
                     while row != END:
-                        row = self._tell_some(row, root, place, out)
+                        row = self._publish_some(row, root, place, out)
                         yield out.take()
         yield out.finish()
 
     def num_snapshot_bytes(self) -> int:
         """About as many bytes as all of it takes in one message, without extra keys. O(1)."""
         held = self.places.num_holdings if self._is_mapped else int(self.rows.num_rows)
-        return 4096 + held * (8 + 5 * max(self.config.hash_block_size * length for length in self._lengths))
+        return 4096 + held * (12 + 5 * max(self.config.hash_block_size * length for length in self._lengths))
 
     def _request_roots(self) -> list[int]:
         return [row for row in self.roots if self.rows.request[row] == row]
 
-    def _tell_some(self, row: i64, root: i64, place: i64, out: EventWriter) -> i64:
+    def _publish_some(self, row: i64, root: i64, place: i64, out: EventWriter) -> i64:
         """Tell of contents behind a root that are held in a place, up to the end of an event; returns the next one.
 
         After many rows without the end of an event it comes back too.
@@ -336,12 +380,12 @@ class ContentTable:
             left -= 1
             if rows.kind[row] == CONTENT:
                 if not self._is_mapped:
-                    self._tell(row, out)
+                    self._publish_content(row, out)
                 elif self.places.find(row, place) != 0:
-                    self._show(row, place, 1 + (place & 1), out)
+                    self._publish_block(row, place, 1 + (place & 1), out)
             row = rows.next_behind(row, root)
         return row
 
     def num_bytes(self) -> int:
-        """Bytes of the arrays of contents."""
+        """Returns the bytes of the arrays of contents."""
         return self.rows.num_bytes()

@@ -1,4 +1,4 @@
-"""From single blocks to events: neighbours of one chain share an event, removals from one place another."""
+"""Makes events of single blocks: neighbours of one chain share one, and so do removals from one place."""
 
 import contextlib
 from typing import Final
@@ -82,16 +82,16 @@ class EventWriter:
 
     @property
     def has_events(self) -> bool:
-        """Whether some are whole."""
+        """Returns whether some events are whole."""
         return len(self._events) > 0
 
     def take(self) -> list[Event]:
-        """The events that are whole."""
+        """Returns the events that are whole, once."""
         events, self._events = self._events, []
         return events
 
     def finish(self) -> list[Event]:
-        """All events that were not taken."""
+        """Ends the last event, and returns all that were not taken."""
         self._close()
         return self.take()
 

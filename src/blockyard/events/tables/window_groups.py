@@ -1,4 +1,4 @@
-"""Sliding windows of a worker's layer groups: the longest prompt whose last tokens all of them have."""
+"""Finds the longest prompt whose last tokens all layer groups with sliding windows have."""
 
 from mypy_extensions import i64
 
@@ -7,7 +7,7 @@ from .block_trie import BlockTrie, Path
 
 
 class WindowGroup:
-    """One layer group with a window, as the holder of blocks of one size, and a prompt's path in their trie."""
+    """Looks along a prompt's path at the blocks that one layer group with a window holds."""
 
     def __init__(self, trie: BlockTrie, path: Path, holder: i64, window: i64) -> None:
         self._trie = trie
@@ -20,7 +20,7 @@ class WindowGroup:
         self.num_tokens: i64 = self._clear * self._block_size
 
     def shorten(self, length: i64) -> i64:
-        """`length` if the holder has all blocks of its window before it, else the tokens before the last missing one.
+        """Returns `length` if the holder has all blocks of its window before it, else the tokens before the last gap.
 
         length: whole blocks, at most `num_tokens`, and no more than in any call before. O(blocks of the path) for all
         calls together: each block is looked at once.
@@ -34,7 +34,7 @@ class WindowGroup:
 
 
 def longest_fit(groups: list[WindowGroup], length: i64, step: i64) -> int:
-    """The longest prompt of at most `length` tokens, in whole steps, that every group's window allows.
+    """Returns the longest prompt of at most `length` tokens, in whole steps, that every group's window allows.
 
     O(blocks found) for each group at most, and mostly the blocks of its window.
     """
