@@ -128,6 +128,47 @@ def test_what_is_shown_is_what_the_cache_says(monkeypatch: pytest.MonkeyPatch, t
         require_quiet(page, server)
 
 
+#: Pixels of the chart of the pool that are drawn in the middle of its gap, and of what lies before it.
+DRAWN = """(() => {
+  const { chart } = blockyard, canvas = chart.canvas, [before, after] = chart.spans;
+  const ends = [before[0].at, before.at(-1).at, after[0].at], wide = canvas.clientWidth, scale = canvas.width / wide;
+  const x = (at) => (wide - 6 - ((chart.frame.at - at) / 120) * (wide - 46)) * scale;
+  const drawn = (at) => {
+    const column = canvas.getContext("2d").getImageData(Math.round(x(at)), 8 * scale, 1, 74 * scale).data;
+    return column.filter((value, place) => place % 4 === 3 && value > 0).length;
+  };
+  return [drawn((ends[0] + ends[1]) / 2), drawn((ends[1] + ends[2]) / 2)];
+})()"""
+GROWN = "blockyard.chart.grown((totals) => totals.prompt)"
+
+
+def test_what_nobody_watched_is_not_drawn(tmp_path: Path) -> None:
+    with running_server(tiny_engine(num_blocks=60, max_num_seqs=4)) as server, browser(tmp_path) as page:
+        with load(server):
+            open_page(page, server, 10)
+            page.wait("blockyard.chart.points.at(-1).at - blockyard.chart.points[0].at > 4")
+            page.send("Page.navigate", url="about:blank")
+        server.require_idle()
+        unseen = 400
+        for _ in range(4):
+            assert server.post("/v1/completions", prompt="u" * (unseen // 4), max_tokens=1)[0] == 200
+        time.sleep(3)  # so that the gap is some pixels wide
+        open_page(page, server)
+        page.wait("blockyard.chart.spans?.length === 2")
+        before = page.evaluate(GROWN)
+        server.post("/v1/completions", prompt="seen", max_tokens=2)
+        page.wait(f"{GROWN} > {before}")
+        assert page.evaluate(GROWN) == before + len("seen")
+        whole = page.evaluate("((all) => all.at(-1).totals.prompt - all[0].totals.prompt)(blockyard.chart.points)")
+        assert whole >= page.evaluate(GROWN) + unseen
+        words = page.evaluate("document.getElementById('time-words').textContent")
+        assert "Nobody watched for" in words
+        require_quiet(page, server)
+        shown, hidden = page.evaluate(DRAWN)
+        assert shown > 20
+        assert hidden <= 3  # the lines of the axis
+
+
 def test_colours_of_the_cells_are_those_of_the_states(tmp_path: Path) -> None:
     """A pixel of each cell, left of its middle and near its lower edge, beside the legend's drawing of the state."""
     pixels = """(async () => {

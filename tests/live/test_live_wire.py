@@ -195,6 +195,39 @@ def test_nothing_is_asked_while_nobody_watches() -> None:
     asyncio.run(asyncio.wait_for(watch(), 60))
 
 
+def test_what_nobody_watched_is_a_gap() -> None:
+    """The chart's points end with the last moment that was seen, and the first one afterwards says that it is that."""
+
+    def moments(sent: list[bytes]) -> list[dict[str, Any]]:
+        parts = [part.partition("\ndata: ") for part in b"".join(sent).decode("ascii").split("\n\n")]
+        return [json.loads(data) for name, _, data in parts if name in ("event: frame", "event: change")]
+
+    async def watch(feed: Feed, num_frames: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        events, sent = feed.events(), []
+        past = json.loads((await anext(events)).partition(b"data: ")[2])
+        while len(moments(sent)) < num_frames:
+            sent.append(await anext(events))
+        await events.aclose()
+        return past, moments(sent)
+
+    async def watch_twice() -> None:
+        source = Answers(live_cache("plain"))
+        feed = Feed(source, PromptLog())
+        past, first = await watch(feed, 3)
+        assert past == []
+        for _ in range(20):
+            next(source.steps)
+        past, second = await watch(feed, 3)
+        assert [past[0]["at"], past[-1]["at"]] == [first[0]["at"], first[-1]["at"]]
+        assert [each["gap"] for each in first] == [False] * 3
+        assert second[0]["n"] == first[-1]["n"]  # what was seen last, until there is news
+        assert [each["gap"] for each in second] == [False, True, False]
+        past, _ = await watch(feed, 1)
+        assert [point["at"] for point in past if point["gap"]] == [second[1]["at"]]
+
+    asyncio.run(asyncio.wait_for(watch_twice(), 60))
+
+
 def test_a_source_that_ends_ends_the_stream() -> None:
     class Ended:
         def ask(self, question: Callable[[KVCacheManager, Surroundings], AnswerT]) -> Future[AnswerT]:

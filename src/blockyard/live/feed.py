@@ -80,6 +80,7 @@ class Feed:
         self.branches: list[Branch] = []
         self._tree = b""
         self._num_frames = 0
+        self._is_after_gap = False
 
     @property
     def num_readers(self) -> int:
@@ -123,6 +124,7 @@ class Feed:
     def _begin(self) -> None:
         self._num_readers += 1
         if self._task is None or self._task.done():
+            self._is_after_gap = self.latest is not None
             self._task = asyncio.ensure_future(self._sample())
 
     def _end(self) -> None:
@@ -130,6 +132,7 @@ class Feed:
         if self._num_readers == 0 and self._task is not None:
             self._task.cancel()
             self._task = None
+            self._add_point()
             if self._tree_task is not None:
                 self._tree_task.cancel()
                 self._tree_task = None
@@ -166,16 +169,23 @@ class Feed:
         self._tree_pause = max(_TREE_SECONDS, (clock() - began) / _MAX_FRAME_SHARE)
 
     async def _take(self, snapshot: Snapshot) -> None:
-        frame = await asyncio.to_thread(Frame.of, snapshot, self._num_frames + 1)
+        frame = await asyncio.to_thread(Frame.of, snapshot, self._num_frames + 1, self._is_after_gap)
+        self._is_after_gap = False
         if frame.is_like(self.latest):
             return
         before = self.latest
         self._change = b"" if before is None else await asyncio.to_thread(frame.since, before)
         self._num_frames += 1
         self.latest, self._snapshot = frame, snapshot
-        if not self._points or frame.at - self._points[-1]["at"] >= _POINT_SECONDS:
-            self._points.append({"at": round(frame.at, 3), "step": frame.step, "totals": frame.totals})
+        if frame.is_after_gap or not self._points or frame.at - self._points[-1]["at"] >= _POINT_SECONDS:
+            self._add_point()
         self._tell()
+
+    def _add_point(self) -> None:
+        """Keep the latest frame for the chart, if it is not there."""
+        point = None if self.latest is None else self.latest.point()
+        if point is not None and (not self._points or self._points[-1]["at"] < point["at"]):
+            self._points.append(point)
 
     def _tell(self) -> None:
         self._news.set()

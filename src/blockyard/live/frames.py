@@ -22,6 +22,7 @@ _GAP = 6
 @dataclass(frozen=True, slots=True)
 class Frame:
     """A snapshot as the page shows it. number: counts the frames of a feed from 1. at: seconds of the server's clock.
+    is_after_gap: nobody watched since the frame before, so nothing is known of the time between them.
 
     states: of each block from block 1, for details. num_rows: sequences, listed or not.
     """
@@ -35,9 +36,10 @@ class Frame:
     rows: Mapping[int, RowView]
     num_rows: int
     totals: dict[str, Any]
+    is_after_gap: bool = False
 
     @classmethod
-    def of(cls, snapshot: Snapshot, number: int) -> Frame:
+    def of(cls, snapshot: Snapshot, number: int, is_after_gap: bool = False) -> Frame:
         """Make it, in any thread. O(num_blocks + held blocks)."""
         states = block_states(snapshot)
         cells = cells_of(states, snapshot.pool.ref_counts[1:])
@@ -48,7 +50,8 @@ class Frame:
         rows = row_views(snapshot, cells.scale)
         totals = totals_of(snapshot, states, cpu_states)
         step = snapshot.around.step
-        return cls(number, snapshot.taken_at, step, states, cells, cpu_cells, rows, len(snapshot.rows), totals)
+        num_rows = len(snapshot.rows)
+        return cls(number, snapshot.taken_at, step, states, cells, cpu_cells, rows, num_rows, totals, is_after_gap)
 
     def is_like(self, other: Frame | None) -> bool:
         """Whether a reader of the other sees nothing new in it. O(cells + rows)."""
@@ -79,8 +82,11 @@ class Frame:
         return event("change", told)
 
     def _head(self) -> dict[str, Any]:
-        at = round(self.at, 3)
-        return {"n": self.number, "at": at, "step": self.step, "num_rows": self.num_rows, "totals": self.totals}
+        return {"n": self.number, **self.point(), "num_rows": self.num_rows}
+
+    def point(self) -> dict[str, Any]:
+        """What a chart keeps of it."""
+        return {"at": round(self.at, 3), "step": self.step, "totals": self.totals, "gap": self.is_after_gap}
 
 
 def totals_of(snapshot: Snapshot, states: States, cpu_states: States | None) -> dict[str, Any]:

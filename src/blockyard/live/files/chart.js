@@ -29,7 +29,7 @@ export class Chart {
   add(frame) {
     const last = this.points[this.points.length - 1];
     if (last && frame.at <= last.at) return;
-    this.points.push({ at: frame.at, totals: frame.totals });
+    this.points.push({ at: frame.at, totals: frame.totals, gap: frame.gap });
     while (this.points.length > 2 && this.points[1].at < frame.at - SECONDS) this.points.shift();
   }
 
@@ -37,15 +37,29 @@ export class Chart {
   show(frame) {
     this.frame = frame;
     this.seen = this.points.filter((point) => point.at <= frame.at && point.at >= frame.at - SECONDS);
+    this.spans = this.seen.reduce((spans, point) => {
+      if (point.gap || spans.length === 0) spans.push([]);
+      spans[spans.length - 1].push(point);
+      return spans;
+    }, []);
     this.write();
     this.draw();
   }
 
+  // How much a count has grown, in the spans in which somebody watched.
+  grown(count) {
+    return this.spans.reduce((sum, span) => sum + count(span[span.length - 1].totals) - count(span[0].totals), 0);
+  }
+
+  unseenSeconds() {
+    return this.spans.slice(1).reduce((sum, span, place) => sum + span[0].at - this.spans[place].at(-1).at, 0);
+  }
+
   write() {
-    const { totals } = this.frame, first = (this.seen[0] || this.frame).totals;
+    const { totals } = this.frame;
     const held = totals.private + totals.shared + totals.pending + totals.retiring + totals.loading;
     const usable = held + totals.idle + totals.free;
-    const grown = (name) => totals[name] - first[name];
+    const grown = (name) => this.grown((at) => at[name]), unseen = this.unseenSeconds();
     const rows = [
       ["in use", share(held, usable)], ["tokens hit", share(grown("hit"), grown("prompt"))],
       ["running", count(totals.running)], ["waiting", count(totals.waiting)],
@@ -56,17 +70,18 @@ export class Chart {
     const least = Math.min(...used, held), most = Math.max(...used, held);
     this.words.textContent = `Between ${count(least)} and ${count(most)} of ${count(usable)} blocks were held; ` +
       `${share(grown("hit"), grown("prompt"))} of ${count(grown("prompt"))} prompt tokens came from the cache; ` +
-      `${times(grown("evicted"), "block was", "blocks were")} evicted, ${times(grown("preempted"), "sequence", "sequences")} preempted.`;
-    this.writeCauses(totals, first);
+      `${times(grown("evicted"), "block was", "blocks were")} evicted, ${times(grown("preempted"), "sequence", "sequences")} preempted.` +
+      (unseen > 0 ? ` Nobody watched for ${Math.round(unseen)} s of it, of which nothing is known.` : "");
+    this.writeCauses(totals);
   }
 
-  writeCauses(totals, first) {
+  writeCauses(totals) {
     if (!totals.causes) {
       this.causes.replaceChildren(make("p", "hint", "The causes of misses are counted where the server was started with --track-misses."));
       return;
     }
     const parts = CAUSES.map(([key, name, color]) => [
-      name, color, key === "hit" ? totals.hit - first.hit : totals.causes[key] - (first.causes || totals.causes)[key],
+      name, color, this.grown((at) => (key === "hit" ? at.hit : (at.causes || totals.causes)[key])),
     ]).filter(([, , part]) => part > 0);
     const whole = parts.reduce((sum, [, , part]) => sum + part, 0);
     if (whole === 0) {
@@ -130,7 +145,11 @@ export class Chart {
   drawUse(canvas, x, left, right, top, bottom, colors) {
     this.axis(canvas, left, right, top, bottom, colors, "pool");
     const fills = [fillOf(PRIVATE, 2), fillOf(PENDING, 2), fillOf(SHARED, 2), mixed(colors.card, colors.idle, 0.35)];
-    const parts = this.seen.map(({ at, totals }) => {
+    for (const span of this.spans) this.drawSpan(canvas, x, span, bottom, bottom - top, fills);
+  }
+
+  drawSpan(canvas, x, span, bottom, high, fills) {
+    const parts = span.map(({ at, totals }) => {
       const whole = totals.private + totals.shared + totals.idle + totals.pending + totals.loading + totals.retiring + totals.free;
       let sum = 0;
       return [x(at), BAND.map((name) => (sum += (totals[name] + (name === "pending" ? totals.loading : 0)) / whole))];
@@ -140,8 +159,8 @@ export class Chart {
       canvas.beginPath();
       canvas.moveTo(parts[0][0], bottom);
       parts.forEach(([at, sums], place) => {
-        if (place > 0) canvas.lineTo(at, bottom - parts[place - 1][1][band] * (bottom - top));
-        canvas.lineTo(at, bottom - sums[band] * (bottom - top));
+        if (place > 0) canvas.lineTo(at, bottom - parts[place - 1][1][band] * high);
+        canvas.lineTo(at, bottom - sums[band] * high);
       });
       canvas.lineTo(parts[parts.length - 1][0], bottom);
       canvas.fillStyle = fills[band];
@@ -152,24 +171,26 @@ export class Chart {
   // A bar for each span in which prompts were admitted; seconds are put together until it can be seen.
   drawHits(canvas, x, left, right, top, bottom, colors) {
     this.axis(canvas, left, right, top, bottom, colors, "hit");
-    let first = this.seen[0];
-    for (const point of this.seen) {
-      if (point.at - first.at < 2 && point !== this.seen[this.seen.length - 1]) continue;
-      const prompt = point.totals.prompt - first.totals.prompt, hit = point.totals.hit - first.totals.hit;
-      if (prompt > 0) {
-        const from = Math.max(x(first.at), x(point.at - 4)), wide = Math.max(x(point.at) - from - 1, 1.5);
-        canvas.fillStyle = colors.line;
-        canvas.fillRect(from, top, wide, bottom - top);
-        canvas.fillStyle = colors.shared;
-        canvas.fillRect(from, bottom - (hit / prompt) * (bottom - top), wide, (hit / prompt) * (bottom - top));
+    for (const span of this.spans) {
+      let first = span[0];
+      for (const point of span) {
+        if (point.at - first.at < 2 && point !== span[span.length - 1]) continue;
+        const prompt = point.totals.prompt - first.totals.prompt, hit = point.totals.hit - first.totals.hit;
+        if (prompt > 0) {
+          const from = Math.max(x(first.at), x(point.at - 4)), wide = Math.max(x(point.at) - from - 1, 1.5);
+          canvas.fillStyle = colors.line;
+          canvas.fillRect(from, top, wide, bottom - top);
+          canvas.fillStyle = colors.shared;
+          canvas.fillRect(from, bottom - (hit / prompt) * (bottom - top), wide, (hit / prompt) * (bottom - top));
+        }
+        first = point;
       }
-      first = point;
     }
   }
 
   drawMarks(canvas, x, y, colors) {
     this.seen.forEach((point, place) => {
-      if (place === 0) return;
+      if (place === 0 || point.gap) return;
       const before = this.seen[place - 1].totals;
       if (point.totals.evicted > before.evicted) {
         canvas.fillStyle = colors.evicted;

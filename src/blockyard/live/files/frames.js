@@ -41,7 +41,7 @@ export class Frames {
   get latest() { return this.list[this.list.length - 1]; }
 
   take(name, told) {
-    const head = { n: told.n, at: told.at, step: told.step, totals: told.totals, numRows: told.num_rows };
+    const head = { n: told.n, at: told.at, step: told.step, totals: told.totals, numRows: told.num_rows, gap: told.gap };
     if (name === "frame") {
       const rows = new Map(told.rows.map((row) => [row.id, row]));
       this.add({ ...head, map: mapOf(told.map), cpu: mapOf(told.cpu), rows });

@@ -184,5 +184,5 @@ at("key-form").addEventListener("submit", (event) => {
   document.querySelector("main").hidden = false;
   run();
 });
-globalThis.blockyard = { frames, map, inspector, requests, tree }; // for who drives the page
+globalThis.blockyard = { frames, map, inspector, requests, tree, chart }; // for who drives the page
 run();
