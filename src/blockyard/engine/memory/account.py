@@ -13,7 +13,7 @@ from ...errors import InvalidArgument
 from ...sizing import KVCacheSpec, MemoryProfile
 from ...sizing.spec import MAX_BYTES
 
-#: KV memory of a CPU engine that is not told how much to take. What is never used is never touched there.
+#: KV memory of a CPU engine that is not told how much to take. All of it is filled with zeros at the start.
 CPU_KV_BYTES = 2**30
 _GIB = 2**30
 
