@@ -106,8 +106,9 @@ class Wire:
         chance = self.draw.choice((5.0, 5.0, -3.0, 0.0))
         self.now = self.now + chance if chance else self.born
         self.feed = self._new_feed()
-        if self.is_foreign:  # nothing tells its lives apart when all first messages are lost
+        if self.is_foreign:  # nothing tells its lives apart when first messages are lost, or the last ones come later
             self.now += 0.5
+            self.late.clear()
             self.mirror.live(self.name, *self.feed.beat())
 
     def tell(self, changes: Any) -> None:
