@@ -65,6 +65,16 @@ def test_live_messages_of_an_earlier_life_do_not_count_when_it_starts_again() ->
     assert (known(mirror, 1, 2), known(mirror, 8, 9)) == (0, 2)
 
 
+def test_nor_where_the_clock_went_back() -> None:
+    mirror = Mirror(hash_seed=1)
+    mirror.live(WORKER, *message(1, stored(5, 1, 2), ts=100.0))
+    again = message(0, stored(7, 8, 9), ts=1.0)
+    mirror.live(WORKER, *again)
+    replay(mirror, again)
+    assert mirror.trust(WORKER) is Trust.LIVE
+    assert (known(mirror, 1, 2), known(mirror, 8, 9)) == (0, 2)
+
+
 @pytest.mark.parametrize("first", [1, 4, 9000])
 def test_a_replay_that_begins_late_is_trusted_by_nobody(first: int) -> None:
     mirror = Mirror(hash_seed=1)

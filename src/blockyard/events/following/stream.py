@@ -100,6 +100,8 @@ class MessageOrder:
         """Takes a live message, and returns it if it is the next one."""
         number = message.number
         if self.trust is Trust.UNTRUSTED:
+            if number < self._newest and not self._is_kept(message):  # it began anew, or a replay has what is dropped
+                self.distrust()
             self._keep(message)
         elif message.batch.epoch != self._epoch or self._is_another(message):
             self.num_restarts += 1
@@ -190,6 +192,10 @@ class MessageOrder:
         self._seen[message.number] = message.checksum
         if len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
+
+    def _is_kept(self, message: Message) -> bool:
+        kept = self._ahead.get(message.number)
+        return kept is not None and kept.checksum == message.checksum
 
     def _keep(self, message: Message) -> None:
         if len(self._ahead) >= MOST_AHEAD or self._ahead_bytes + len(message.payload) > MOST_AHEAD_BYTES:
