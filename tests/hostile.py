@@ -102,16 +102,12 @@ TARGETS = [
     _pool("touch", lambda s: {"lease": s.lease, "holder": "h", "start": 0, "stop": 1}),
     _pool("copy_on_write", lambda s: {"lease": s.lease, "position": 1}),
     _pool("free_blocks", lambda s: {"lease": s.lease}),
-    _pool(
-        "cache_full_blocks",
-        lambda s: {"lease": s.lease, "token_ids": tokens(6, 8), "num_cached_blocks": 2, "extra_keys": ()},
-    ),
-    _pool("get_cached_blocks", lambda s: {"token_ids": tokens(1, 14), "extra_keys": s.keys, "holder": "h"}),
-    _pool("get_cached_block", lambda s: {"token_ids": tokens(1, 12), "extra_keys": s.keys, "holder": "h"}),
-    _pool("num_cached_tokens", lambda s: {"token_ids": tokens(1, 12), "extra_keys": s.keys}),
-    _pool("cached_block_ids", lambda s: {"token_ids": tokens(1, 12), "extra_keys": s.keys}),
-    _pool("find_cached_blocks", lambda s: {"token_ids": tokens(1, 14), "extra_keys": s.keys}),
-    _pool("hold", lambda s: {"found": s.found, "holder": "h", "num_blocks": 2, "extend_by": 1}),
+    _cache("hold_cached", lambda s: {"token_ids": tokens(1, 14), "extra_keys": s.keys, "holder": "h"}),
+    Target("alone", "get_cached_blocks", lambda s: {"token_ids": tokens(1, 14), "extra_keys": (), "holder": "h"}),
+    Target("alone", "get_cached_block", lambda s: {"token_ids": tokens(1, 12), "extra_keys": (), "holder": "h"}),
+    Target("alone", "num_cached_tokens", lambda s: {"token_ids": tokens(1, 12), "extra_keys": ()}),
+    Target("alone", "cached_block_ids", lambda s: {"token_ids": tokens(1, 12), "extra_keys": ()}),
+    Target("alone", "find_cached_blocks", lambda s: {"token_ids": tokens(1, 14), "extra_keys": ()}),
     _pool("release", lambda s: {"lease": s.lease, "start": 0, "stop": 1}),
     _pool("split", lambda s: {"lease": s.lease, "at": 1, "holder": "h"}),
     Target("alone", "hold", lambda s: {"found": s.alone_found, "holder": "h", "num_blocks": 1, "extend_by": 2}),
@@ -139,7 +135,11 @@ TARGETS = [
     Target("alone", "advance_time", lambda s: {"now": 9.5}),
     Target("alone", "resize", lambda s: {"num_blocks": 30}),
     Target("alone", "set_eviction_policy", lambda s: {"policy": MRU}),
-    Target("alone", "cache_full_blocks", lambda s: {"lease": s.alone_lease, "token_ids": tokens(1, 12)}),
+    Target(
+        "alone",
+        "cache_full_blocks",
+        lambda s: {"lease": s.alone_lease, "token_ids": tokens(1, 12), "num_cached_blocks": 3, "extra_keys": ()},
+    ),
 ]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .support.source_only import PACKAGE_DIR
 
-STUBBED = ("core/block_pool.py", "core/manager.py", "core/named_pool.py", "core/pool_records.py")
+STUBBED = ("core/manager.py", *(f"core/pools/{pool}_pool.py" for pool in ("block", "lease", "named", "standalone")))
 
 ARGUMENTS = {
     **dict.fromkeys(["token_ids", "parents"], "Integers"),

@@ -26,12 +26,12 @@ from .answers import (
     SeqStatus,
 )
 from .config import CacheConfig
-from .core.block_pool import BlockPool
 from .core.manager import KVCacheManager
 from .core.plan import StepPlan, SwapPlan
 from .core.policies.base import EvictionPolicy
 from .core.pool.found import FoundBlocks
 from .core.pool.lease import BlockLease
+from .core.pools.block_pool import BlockPool
 from .errors import (
     BlockyardError,
     CapacityError,

@@ -8,7 +8,13 @@ from __future__ import annotations
 import re
 
 #: The classes that people refer to weakly, as mypyc names them in C.
-CLASSES = ("manager___KVCacheManager", "block_pool___BlockPool", "block_pool___ManagedPool")
+CLASSES = (
+    "manager___KVCacheManager",
+    "lease_pool___LeasePool",
+    "standalone_pool___StandalonePool",
+    "block_pool___BlockPool",
+    "named_pool___NamedPool",
+)
 
 
 def with_weak_references(c_text: str, classes: tuple[str, ...] = CLASSES) -> str:

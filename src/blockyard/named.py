@@ -4,6 +4,6 @@ docs/which-level.md says who needs one.
 """
 
 from .answers import NameEvent
-from .core.named_pool import NamedPool
+from .core.pools.named_pool import NamedPool
 
 __all__ = ["NameEvent", "NamedPool"]

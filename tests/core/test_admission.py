@@ -129,7 +129,7 @@ def test_blocks_that_leases_pin_are_no_reason_to_wait() -> None:
     cache = Checked(num_blocks=10)
     system = prompt(1, 12)
     cache.free(cache.prefilled(system))
-    pin = cache.pool.hold(cache.pool.find_cached_blocks(system), "system prompt")
+    pin = cache.hold_cached(system, holder="system prompt")
     assert [cache.can_allocate(prompt(2, 4 * blocks)) for blocks in (6, 7)] == [OK, NEVER]
     assert [cache.can_allocate([*system, *prompt(2, 4 * blocks)]) for blocks in (6, 7)] == [OK, NEVER]
     message = r"^token_ids needs 7 blocks; the pool has 9, .* 0 free; leases hold 3 that it does not begin with: free"
@@ -153,7 +153,7 @@ def test_later_means_that_the_ends_of_sequences_bring_it(seed: int | None) -> No
             tokens = prompt(source.randrange(3), 4 * source.randrange(1, 4))
             if cache.can_allocate(tokens) is OK:
                 cache.free(cache.prefilled(tokens))
-                cache.pool.hold(cache.pool.find_cached_blocks(tokens), "pin")
+                cache.hold_cached(tokens, holder="pin")
         running = []
         while (answer := cache.try_allocate(prompt(source.randrange(6), source.randrange(1, 20)))) not in seen:
             running.append(answer)

@@ -6,6 +6,7 @@ import pytest
 
 from blockyard import InvalidArgument, OutOfRows, SeqStatus, SequenceNotReady
 
+from ..support.cached import cached_tokens
 from ..support.checked import Checked, prompt
 from ..support.snapshot import snapshot
 
@@ -61,10 +62,10 @@ def test_copies_hold_the_tokens_too() -> None:
     for token in (8, 9):
         cache.reserve([parent, child], 1)
         cache.commit([parent, child], 1, [token, token + 10])
-    assert cache.pool.num_cached_tokens([*prompt(1, 6), 7, 8]) == 8
-    assert cache.pool.num_cached_tokens([*prompt(1, 6), 7, 18]) == 8
-    assert list(cache.pool.get_cached_blocks([*prompt(1, 6), 7, 8])) == [1, 3]
-    assert list(cache.pool.get_cached_blocks([*prompt(1, 6), 7, 18])) == [1, 2]
+    assert cached_tokens(cache, [*prompt(1, 6), 7, 8]) == 8
+    assert cached_tokens(cache, [*prompt(1, 6), 7, 18]) == 8
+    assert list(cache.hold_cached([*prompt(1, 6), 7, 8])) == [1, 3]
+    assert list(cache.hold_cached([*prompt(1, 6), 7, 18])) == [1, 2]
 
 
 def test_a_block_in_which_nothing_is_computed_is_replaced_and_not_copied() -> None:
@@ -220,7 +221,7 @@ def test_a_cut_gives_back_whole_blocks_behind_it() -> None:
     assert cache.state(seq) == (7, 7)
     assert cache.tokens(seq) == prompt(1, 7)
     assert cache.free_order() == [4, 5, 6, 7, 3]
-    assert cache.pool.num_cached_tokens(prompt(1, 12)) == 12, "what is computed can still be hit"
+    assert cached_tokens(cache, prompt(1, 12)) == 12, "what is computed can still be hit"
 
 
 @pytest.mark.parametrize(
@@ -271,8 +272,8 @@ def test_writing_after_a_cut_inside_a_shared_block_copies_it() -> None:
     assert plan.slot_mapping.tolist() == [14, 15]
     cache.commit([first], 2, [[8, 9]])
     assert cache.tokens(first) == [*prompt(1, 6), 7, 8, 9]
-    assert cache.pool.num_cached_tokens(prompt(1, 8)) == 8
-    assert list(cache.pool.get_cached_blocks([*prompt(1, 6), 7, 8])) == [1, 3]
+    assert cached_tokens(cache, prompt(1, 8)) == 8
+    assert list(cache.hold_cached([*prompt(1, 6), 7, 8])) == [1, 3]
 
 
 def test_writing_after_a_cut_inside_a_cached_block_of_its_own_takes_it_out_of_the_index() -> None:
@@ -281,15 +282,15 @@ def test_writing_after_a_cut_inside_a_cached_block_of_its_own_takes_it_out_of_th
     seq = cache.prefilled(prompt(1, 10))
     cache.truncate(seq, 6)
     cache.commit([seq], 0, [7])
-    assert cache.pool.num_cached_tokens(prompt(1, 8)) == 8, "the keys and values are there until they are overwritten"
+    assert cached_tokens(cache, prompt(1, 8)) == 8, "the keys and values are there until they are overwritten"
     plan = cache.reserve([seq], 1)
     assert (plan.copies.tolist(), plan.slot_mapping.tolist()) == ([], [10])
     assert cache.row(seq) == [1, 2]
-    assert cache.pool.num_cached_tokens(prompt(1, 8)) == 4
+    assert cached_tokens(cache, prompt(1, 8)) == 4
     cache.commit([seq], 1, [8])
     cache.compute(seq)
     assert cache.tokens(seq) == [*prompt(1, 6), 7, 8]
-    assert cache.pool.num_cached_tokens([*prompt(1, 6), 7, 8]) == 8
+    assert cached_tokens(cache, [*prompt(1, 6), 7, 8]) == 8
 
 
 def test_a_hit_between_the_cut_and_the_write_saves_the_block() -> None:
@@ -327,7 +328,7 @@ def test_after_a_cut_the_same_tokens_can_be_computed_again() -> None:
     assert cache.tokens(first) == prompt(1, 8)
     assert cache.row(first) == [1, 3]
     assert cache.block(2).block_hash == cache.block(3).block_hash
-    assert list(cache.pool.get_cached_blocks(prompt(1, 8))) == [1, 2]
+    assert list(cache.hold_cached(prompt(1, 8))) == [1, 2]
     assert cache.ref_counts(second) == [3, 2, 1]
 
 

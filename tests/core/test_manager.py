@@ -23,6 +23,7 @@ from blockyard import (
 )
 from blockyard.core.sequences.table import ALERT, QUIET
 
+from ..support.cached import cached_tokens
 from ..support.checked import Checked, prompt
 from ..support.snapshot import snapshot
 
@@ -80,7 +81,7 @@ def test_a_prompt_is_computed_in_chunks() -> None:
         first = 4 + sum(size for size, _ in computed)
         assert plan.slot_mapping.tolist() == list(range(first, first + chunk))
         cache.commit([seq], chunk)
-        computed.append((chunk, cache.pool.num_cached_tokens(prompt(1, 10))))
+        computed.append((chunk, cached_tokens(cache, prompt(1, 10))))
     assert computed == [(3, 0), (3, 4), (1, 4), (3, 8)]
     assert cache.row(seq) == [1, 2, 3]
 
@@ -91,7 +92,7 @@ def test_less_is_computed_than_was_reserved() -> None:
     cache.reserve([seq], 10)
     cache.commit([seq], 5)
     assert cache.state(seq) == (10, 5)
-    assert cache.pool.num_cached_tokens(prompt(1, 10)) == 4
+    assert cached_tokens(cache, prompt(1, 10)) == 4
     assert cache.reserve([seq], 5).slot_mapping.tolist() == [9, 10, 11, 12, 13]
 
 
@@ -114,7 +115,7 @@ def test_a_failed_step_leaves_nothing_to_hit() -> None:
     cache.reserve([seq], 12)
     cache.commit([seq], 0)
     assert cache.state(seq) == (12, 0)
-    assert cache.pool.num_cached_tokens(prompt(1, 12)) == 0
+    assert cached_tokens(cache, prompt(1, 12)) == 0
     cache.free(seq)
     assert cache.num_cached_blocks == 0
     assert cache.free_order() == [1, 2, 3, 4, 5]
@@ -270,8 +271,8 @@ def test_a_block_of_generated_tokens_keeps_its_keys() -> None:
     cache.compute(seq, [7])
     cache.compute(seq, [8])
     tokens = cache.tokens(seq)
-    assert cache.pool.num_cached_tokens(tokens) == 0
-    assert cache.pool.num_cached_tokens(tokens, (LoRA("a"),)) == 4
+    assert cached_tokens(cache, tokens) == 0
+    assert cached_tokens(cache, tokens, (LoRA("a"),)) == 4
 
 
 # ---------------------------------------------------------------- joining
@@ -315,11 +316,11 @@ def test_who_asks_the_pool_is_shown_computed_blocks_only() -> None:
     cache = Checked()
     seq = cache.allocate(prompt(1, 12))
     assert cache.num_cached_blocks == 3
-    assert len(cache.pool.get_cached_blocks(prompt(1, 12))) == 0
+    assert len(cache.hold_cached(prompt(1, 12))) == 0
     cache.reserve([seq], 8)
     cache.commit([seq], 8)
-    assert cache.pool.get_cached_block(prompt(1, 12)) is None
-    lease = cache.pool.get_cached_blocks(prompt(1, 12), holder="reader")
+    assert cache.contents.equal_to(prompt(1, 12)) == []
+    lease = cache.hold_cached(prompt(1, 12), holder="reader")
     assert list(lease) == [1, 2]
     assert cache.block(1).holders == ["reader", f"sequence {seq}"]
     cache.pool.free_blocks(lease)
@@ -337,7 +338,7 @@ def test_a_joiner_takes_over_when_its_owner_goes() -> None:
     assert cache.row(joiner) == [1, 2, 4]
     assert cache.reserve([joiner], 6).slot_mapping.tolist() == [8, 9, 10, 11, 16, 17]
     cache.commit([joiner], 6)
-    assert cache.pool.num_cached_tokens(prompt(1, 10)) == 8
+    assert cached_tokens(cache, prompt(1, 10)) == 8
 
 
 def test_after_a_failed_step_owner_and_joiner_try_again() -> None:
@@ -345,7 +346,7 @@ def test_after_a_failed_step_owner_and_joiner_try_again() -> None:
     owner, joiner = cache.allocate(prompt(1, 9)), cache.allocate(prompt(1, 9))
     cache.reserve([owner, joiner], [9, 1])
     cache.commit([owner, joiner], 0)
-    assert cache.pool.num_cached_tokens(prompt(1, 9)) == 0
+    assert cached_tokens(cache, prompt(1, 9)) == 0
     assert cache.reserve([joiner], 1).status.tolist() == [WAITS]
     cache.free([joiner, owner])
     assert cache.num_cached_blocks == 0
@@ -366,7 +367,7 @@ def test_speculated_tokens_are_named_at_the_commit() -> None:
     cache.commit([seq], 3, [[51, 52, 53, -1]])
     assert cache.state(seq) == (9, 8)
     assert cache.tokens(seq) == [*prompt(1, 5), 50, 51, 52, 53]
-    assert cache.pool.num_cached_tokens(cache.tokens(seq)) == 8
+    assert cached_tokens(cache, cache.tokens(seq)) == 8
     assert cache.reserve([seq], 1).slot_mapping.tolist() == [12], "the rejected draft's slot is written again"
 
 
@@ -377,7 +378,7 @@ def test_a_batch_accepts_different_numbers_of_drafts() -> None:
     cache.commit(seqs, [4, 1, 0], np.array([[1, 2, 3, 4], [5, -1, -1, -1], [-1, -1, -1, -1]]))
     assert [cache.state(seq) for seq in seqs] == [(9, 8), (6, 5), (5, 4)]
     assert [cache.tokens(seq)[4:] for seq in seqs] == [[7, 1, 2, 3, 4], [7, 5], [7]]
-    assert [cache.pool.num_cached_tokens(cache.tokens(seq)) for seq in seqs] == [8, 4, 4]
+    assert [cached_tokens(cache, cache.tokens(seq)) for seq in seqs] == [8, 4, 4]
 
 
 def test_all_drafts_accepted_up_to_the_last_slot() -> None:
@@ -448,7 +449,7 @@ def test_a_reset_while_sequences_run() -> None:
         cache.compute(old, [token])
     assert cache.state(old) == (17, 16)
     tokens = cache.tokens(old)
-    assert cache.pool.num_cached_tokens(tokens) == 8, "what the new one computed, and nothing of the old one"
+    assert cached_tokens(cache, tokens) == 8, "what the new one computed, and nothing of the old one"
     cache.free(old)
     assert cache.state(cache.allocate(tokens)) == (17, 8)
 
@@ -459,7 +460,7 @@ def test_after_a_reset_new_sequences_publish_what_they_generate() -> None:
     cache.reset_prefix_cache()
     seq = cache.prefilled(prompt(1, 3), [7])
     cache.compute(seq, [8])
-    assert cache.pool.num_cached_tokens([*prompt(1, 3), 7]) == 4
+    assert cached_tokens(cache, [*prompt(1, 3), 7]) == 4
 
 
 def test_a_reset_in_the_middle_of_a_prompt() -> None:

@@ -118,7 +118,7 @@ def test_arrays_are_no_extra_keys_and_no_holders(bad: Any) -> None:
     with pytest.raises(InvalidArgument, match="extra_keys"):
         cache.allocate_batch([[1, 2]], extra_keys=bad)
     with pytest.raises(InvalidArgument, match="extra_keys"):
-        cache.pool.num_cached_tokens([1, 2], bad)
+        cache.hold_cached([1, 2], bad)
     with pytest.raises(InvalidArgument, match="holders"):
         cache.allocate_batch([[1, 2], [3]], bad)
     with pytest.raises(InvalidArgument, match="holder"):
@@ -137,7 +137,7 @@ def test_a_bool_among_integers_is_refused_in_tuples_as_in_lists(bad: Any) -> Non
         lambda: site.cache.append([site.decoding, site.done], bad),
         lambda: site.cache.regroup([site.decoding, site.done], bad),
         lambda: site.cache.free(bad),
-        lambda: site.pool.num_cached_tokens(bad),
+        lambda: site.cache.hold_cached(bad),
     )
     for call in calls:
         with pytest.raises(InvalidArgument):

@@ -122,12 +122,11 @@ def test_from_inside_a_call_of_a_pool_every_other_one_is_refused(call: Call) -> 
     assert snapshot(site.alone) == before
 
 
-@pytest.mark.parametrize("outer", ["allocate", "allocate_batch", "retain", "get_cached_blocks", "num_cached_tokens"])
+@pytest.mark.parametrize("outer", ["allocate", "allocate_batch", "retain", "hold_cached", "num_cached_tokens"])
 def test_every_call_that_converts_tokens_names_itself(outer: str) -> None:
     site, outcomes = Site("retention"), []
     given: Any = Array(tried(lambda: site.cache.fork(site.decoding), outcomes))
-    owner = site.pool if "cached" in outer else site.cache
-    getattr(owner, outer)([given] if outer == "allocate_batch" else given)
+    getattr(site.cache, outer)([given] if outer == "allocate_batch" else given)
     assert is_refusal(outcomes[0], "fork", outer)
     site.check()
 

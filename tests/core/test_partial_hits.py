@@ -20,6 +20,7 @@ from blockyard import (
     Span,
 )
 
+from ..support.cached import cached_tokens
 from ..support.checked import Checked
 from ..support.seeds import run_seed
 from ..support.snapshot import snapshot
@@ -112,7 +113,7 @@ def test_what_was_completed_from_a_beginning_is_cached_like_any_block() -> None:
     cache.free(cache.prefilled([1, 2, 3, 4]))
     assert hit(cache, [1, 2, 3, 5, 6])[0] == 3
     assert hit(cache, [1, 2, 3, 5, 7])[0] == 4
-    assert cache.cache.pool.num_cached_tokens([1, 2, 3, 5]) == 4
+    assert cached_tokens(cache.cache, [1, 2, 3, 5]) == 4
 
 
 # ---------------------------------------------------------------- the source
@@ -404,8 +405,7 @@ class Shadow:
 
 def longest(cache: Checked, tokens: list[int], keys: tuple[Any, ...], known: set[Any], size: int) -> int:
     """The hit that looking at every known prompt finds: whole cached blocks, then one more that begins alike."""
-    pool = cache.cache.pool
-    whole = min(pool.num_cached_tokens(tokens, keys), (len(tokens) - 1) // size * size)
+    whole = min(cached_tokens(cache, tokens, keys), (len(tokens) - 1) // size * size)
     best = 0
     for other_keys, *other in known:
         if other_keys != keys or len(other) != whole + size or other[:whole] != tokens[:whole]:
@@ -413,7 +413,7 @@ def longest(cache: Checked, tokens: list[int], keys: tuple[Any, ...], known: set
         alike = 0
         while alike < min(size, len(tokens) - 1 - whole) and other[whole + alike] == tokens[whole + alike]:
             alike += 1
-        if alike > best and pool.cached_block_ids(other, keys):
+        if alike > best and cache.cache.contents.equal_to(other, keys):
             best = alike
     return whole + best
 

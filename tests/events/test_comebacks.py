@@ -61,7 +61,7 @@ def test_what_follows_a_content_that_comes_back_is_there_again(told_before: bool
     first = compute(cache, [1, 2, 3, 4, 9])
     if told_before:
         told.tell()
-    both = cache.pool.get_cached_blocks([1, 2, 3, 4])
+    both = cache.hold_cached([1, 2, 3, 4])
     second = cache.pool.touch(both, start=1)
     cache.pool.free_blocks(both)
     cache.free(first)

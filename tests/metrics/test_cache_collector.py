@@ -233,7 +233,7 @@ def test_the_page_is_well_formed_and_has_no_noise() -> None:
 
 @pytest.mark.parametrize("cache", [None, 3, "cache", CacheConfig(num_blocks=8)])
 def test_what_is_no_cache_is_refused(cache: object) -> None:
-    with pytest.raises(InvalidArgument, match="must be a KVCacheManager, a BlockPool, or a function"):
+    with pytest.raises(InvalidArgument, match="must be a KVCacheManager, a pool, or a function"):
         CacheCollector(cache)  # type: ignore[arg-type]
 
 

@@ -84,21 +84,21 @@ def test_leases_are_told_under_their_own_names() -> None:
     pool = cache.cache.pool
     lease = pool.get_new_blocks(1, "mine")
     other = pool.touch(lease, "yours")
-    hit = pool.get_cached_blocks(prompt(1, 8))
-    one = pool.get_cached_block(prompt(1, 8), (), "one")
+    hit = cache.hold_cached(prompt(1, 8))
+    one = cache.hold_cached(prompt(1, 4), (), "one")
     pool.extend(lease, 1)
     for held in (lease, other, hit, one):
         pool.free_blocks(held)
     assert told(cache)[2:] == [
         ("take", "get_new_blocks mine", [3], 6),
         ("share", "touch yours", [3], 6),
-        ("share", "get_cached_blocks", [1, 2], 4),
-        ("share", "get_cached_block one", [2], 4),
+        ("share", "hold_cached", [1, 2], 4),
+        ("share", "hold_cached one", [1], 4),
         ("take", "extend mine", [4], 3),
         ("release", "free_blocks mine", [3, 4], 4),
         ("release", "free_blocks yours", [3], 5),
         ("release", "free_blocks", [1, 2], 6),
-        ("release", "free_blocks one", [2], 7),
+        ("release", "free_blocks one", [1], 7),
     ]
 
 

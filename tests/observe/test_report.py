@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import doctest
+from collections.abc import Callable
 
 import pytest
 
-from blockyard import InvalidArgument, LayerGroup
+from blockyard import BlockPool, CacheConfig, InvalidArgument, KVCacheManager, LayerGroup
 from blockyard.observe import describe_blocks, describe_history, describe_leaks, report
 
 from ..support.checked import Checked, prompt
@@ -31,12 +32,12 @@ def test_the_history_in_a_summary_and_lines() -> None:
         "release 4 blocks in 2, evict 2 blocks in 2; in all 7 blocks allocated, 4 freed",
         "event 0 at 0: allocate: take 1, 2; 1 free",
         "event 1 at 0: free: release 1, 2; 3 free",
-        "event 2 at 2.5: allocate again: share 1; 2 free",
-        "event 3 at 2.5: allocate again: take 3; 1 free",
-        "event 4 at 2.5: free again: release 1, 3; 3 free",
-        "event 5 at 2.5: allocate large: evict 2; 0 free",
-        "event 6 at 2.5: allocate large: evict 1; 0 free",
-        "event 7 at 2.5: allocate large: take 3, 2, 1; 0 free",
+        "event 2 at 2.5: allocate 'again': share 1; 2 free",
+        "event 3 at 2.5: allocate 'again': take 3; 1 free",
+        "event 4 at 2.5: free 'again': release 1, 3; 3 free",
+        "event 5 at 2.5: allocate 'large': evict 2; 0 free",
+        "event 6 at 2.5: allocate 'large': evict 1; 0 free",
+        "event 7 at 2.5: allocate 'large': take 3, 2, 1; 0 free",
     ]
 
 
@@ -165,3 +166,25 @@ def test_blocks_line_by_line_with_groups_and_a_cpu_pool() -> None:
         "free",
         "null",
     ]
+
+
+FORGED = "a; 8 free\nevent 9 at 0: free boss: release 1\x1b[2J\u202e"
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: KVCacheManager(CacheConfig(9, 4, history_size=9)), lambda: BlockPool(9, 4, history_size=9)]
+)
+def test_a_holders_name_forges_no_line_and_moves_no_cursor(make: Callable[[], KVCacheManager | BlockPool]) -> None:
+    cache = make()
+    if isinstance(cache, KVCacheManager):
+        cache.allocate([1, 2, 3], FORGED)
+        cache.pool.get_new_blocks(1, FORGED)
+    else:
+        cache.touch(cache.get_new_blocks(2, FORGED), FORGED)
+    for text in (describe_history(cache), describe_blocks(cache), describe_leaks(cache)):
+        assert repr(FORGED) in text
+        assert all(line.isprintable() for line in text.split("\n"))
+        assert not any(line.startswith("event 9") for line in text.split("\n"))
+    lease = cache.pool.get_new_blocks(1, "sequence 7 'boss'") if isinstance(cache, KVCacheManager) else None
+    if lease is not None:
+        assert describe_blocks(cache, list(lease)).endswith("lease \"sequence 7 'boss'\"")

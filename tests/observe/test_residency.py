@@ -56,7 +56,7 @@ def test_one_life_by_hand() -> None:
     for now, step in [(1, "take"), (3, "free"), (8, "take"), (9, "free"), (25, "evict")]:
         cache.advance_time(now)
         if step == "take":
-            seq = cache.cache.pool.get_cached_blocks(prompt(1, 4)) if now == 8 else cache.prefilled(prompt(1, 4))
+            seq = cache.cache.hold_cached(prompt(1, 4)) if now == 8 else cache.prefilled(prompt(1, 4))
         elif step == "free" and now == 3:
             cache.free(seq)
         elif step == "free":

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import blockyard
-from blockyard.core.block_pool import BlockPool
 from blockyard.core.manager import KVCacheManager
+from blockyard.core.pools.block_pool import BlockPool
 
 from ..support.each import for_each
 from ..support.source_only import PACKAGE_DIR

@@ -79,7 +79,9 @@ TABLE_ROW = "a row of a table of what a cache told: below its capacity, which me
 GUARD_ROW = "a row of a block or of as many ghosts, 13 words of both: below 2**31"
 ROW = "a row plus one: at most MAX_SEQS = 2**20"
 CHECKED_ONCE: dict[str, dict[str, str]] = {
-    "core/named_pool.py": {"block": BLOCK_ID},
+    "core/pools/named_pool.py": {"block": BLOCK_ID},
+    "core/calls/hold.py": {"block": BLOCK_ID},
+    "core/index/room.py": {"step": "blocks that a pool grows by: below 2**27"},
     "core/pool/named_ledger.py": dict.fromkeys(["self._first_unused", "entry", "block"], "blocks and names: 2**27"),
     "core/pool/ledger.py": {"block": BLOCK_ID},
     "core/pool/lease.py": dict.fromkeys(["block", "new"], BLOCK_ID),

@@ -20,10 +20,9 @@ USES = ROOT / "tests" / "package" / "typing"
 NOT_IN_STUBS = r""".*\.__mypyc_attrs__
 .*\.__new__
 .*\.__(deep)?copy__
-blockyard\.core\.block_pool\.(Block|Managed)Pool
 blockyard\.core\.manager\.KVCacheManager
-blockyard\.core\.named_pool\.NamedPool
-blockyard\.core\.named_pool\.NamedPool\.find_prefix
+blockyard\.core\.pools\.\w+\.(Block|Lease|Named|Standalone)Pool
+blockyard\.core\.pools\.named_pool\.NamedPool\.find_prefix
 blockyard\.core\.[a-z_.]+\.[A-Z_]+
 """
 

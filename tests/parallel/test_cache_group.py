@@ -22,6 +22,7 @@ from blockyard import (
 from blockyard.parallel import CacheGroup
 
 from ..support import seeds
+from ..support.cached import cached_tokens
 
 
 def group_of(count: int = 3, load_weight: float = 1.0, **options: Any) -> CacheGroup:
@@ -275,7 +276,7 @@ def test_a_hint_reaches_every_rank_that_knows_the_session() -> None:
     assert group.hint("s", over=True) is HintOutcome.ACCEPTED
     for rank in range(3):
         turn(group, rank, [9000 + place for place in range(16)], None)
-    cached = [[c.pool.num_cached_tokens([1000 * n + p for p in range(16)]) for n in range(3)] for c in group.caches]
+    cached = [[cached_tokens(c, [1000 * n + p for p in range(16)]) for n in range(3)] for c in group.caches]
     assert cached == [[16, 16, 0], [16, 16, 0], [0, 16, 16]]
     group.check()
 

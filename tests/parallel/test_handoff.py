@@ -33,6 +33,7 @@ from blockyard.parallel import (
     fetch,
 )
 
+from ..support.cached import cached_tokens
 from ..support.handoff_pair import PROMPT, Pair, side
 
 
@@ -41,7 +42,7 @@ def test_the_way_of_a_prompt(pair: Pair) -> None:
     assert pair.prefill.num_used_blocks == 10
     transfer = pair.receiver.accept(Offer.from_bytes(offer.to_bytes()), 1)
     assert (transfer.start, transfer.stop, transfer.plan.num_tokens) == (0, 37, 37)
-    assert pair.decode.pool.num_cached_tokens([*PROMPT, 1, 2]) == 0, "nothing is hit before the bytes are there"
+    assert cached_tokens(pair.decode, [*PROMPT, 1, 2]) == 0, "nothing is hit before the bytes are there"
     pair.check()
     assert pair.sender.require_held(offer.id, 2) is offer
     seq = pair.receiver.finish(transfer, 2)

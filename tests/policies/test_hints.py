@@ -17,6 +17,7 @@ from blockyard import (
 )
 from blockyard.policies import LFU, Guarded
 
+from ..support.cached import cached_tokens
 from ..support.own_policies import MRU
 
 ACCEPTED, CLIPPED, REFUSED, UNKNOWN = HintOutcome
@@ -48,7 +49,7 @@ def turn(cache: KVCacheManager, tokens: list[int], session: str | None = None) -
 
 def cached(cache: KVCacheManager, *numbers: int) -> list[int]:
     """How many blocks of each prompt are cached."""
-    return [cache.pool.num_cached_tokens(prompt(number)) // 4 for number in numbers]
+    return [cached_tokens(cache, prompt(number)) // 4 for number in numbers]
 
 
 # ---------------------------------------------------------------- what goes first
@@ -113,7 +114,7 @@ def test_a_shared_prefix_is_nobodys() -> None:
     cache.hint("a", over=True)
     cache.hint("b", over=True)
     turn(cache, prompt(4, 7))
-    assert cache.pool.num_cached_tokens([*system, *prompt(1, 2)]) == 8
+    assert cached_tokens(cache, [*system, *prompt(1, 2)]) == 8
     assert cached(cache, 3) == [4]
 
 

@@ -13,6 +13,8 @@ from blockyard.core.policies.nested import guards, innermost, put_hints
 from blockyard.core.policies.sessions import OVER, Sessions
 from blockyard.policies import EvictionPolicy
 
+from ..support.cached import cached_tokens
+
 
 class Shallow(EvictionPolicy):
     """The lowest depth first, so that a guard evicts what stands below it before. It raises where it is told to."""
@@ -84,7 +86,7 @@ def test_a_policy_that_takes_a_block_out_and_then_raises_is_named_and_the_pool_i
         cache.check()
     cache.set_eviction_policy("lru")
     run(cache, range(900, 917), "d")
-    assert cache.pool.num_cached_tokens(range(15)) == 12
+    assert cached_tokens(cache, range(15)) == 12
 
 
 class NoMemory(dict[Any, Any]):

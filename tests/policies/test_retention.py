@@ -8,6 +8,7 @@ import pytest
 
 from blockyard import InvalidArgument, LayerGroup, OverBudget, PolicyError, Resize
 
+from ..support.cached import cached_tokens
 from ..support.checked import Checked, prompt
 from ..support.own_policies import MRU
 
@@ -25,7 +26,7 @@ def cached(cache: Checked, number: int, num_tokens: int = 4) -> list[int]:
 
 def is_cached(cache: Checked, tokens: list[int]) -> bool:
     """Whether all full blocks of `tokens` would be hit; asks without changing the order."""
-    return bool(cache.cache.pool.num_cached_tokens(tokens) == len(tokens) // 4 * 4)
+    return bool(cached_tokens(cache.cache, tokens) == len(tokens) // 4 * 4)
 
 
 def evict(cache: Checked, count: int) -> None:

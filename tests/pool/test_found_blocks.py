@@ -173,19 +173,20 @@ def test_caching_off_finds_nothing() -> None:
     assert list(pool.hold(found, extend_by=2)) == [3, 4]
 
 
-def test_a_managed_pool_shows_computed_blocks_alone() -> None:
+def test_a_manager_holds_computed_blocks_alone() -> None:
     cache = KVCacheManager(CacheConfig(12, 4, max_model_len=32, watermark=0.0))
     seq = cache.allocate(prompt(1, 12))
-    assert len(cache.pool.find_cached_blocks(prompt(1, 12))) == 0
+    empty = cache.hold_cached(prompt(1, 12))
+    assert len(empty) == 0
     cache.reserve([seq], 8)
     cache.commit([seq], 8)
-    found = cache.pool.find_cached_blocks(prompt(1, 12))
-    assert found.block_ids.tolist() == [1, 2]
-    lease = cache.pool.hold(found, "beside it")
+    lease = cache.hold_cached(prompt(1, 12), holder="beside it")
+    assert list(lease) == [1, 2]
     cache.free(seq)
     cache.check()
     assert cache.num_used_blocks == 2
     cache.pool.free_blocks(lease)
+    cache.pool.free_blocks(empty)
     cache.check()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -276,14 +277,14 @@ class NoMemory:
 @pytest.mark.parametrize("last", [False, True])
 def test_a_free_that_finds_no_memory_frees_nothing(last: bool) -> None:
     # A compiled attribute takes no stand-in.
-    pool = source_only.load_interpreted().NamedPool(6)
+    pool = import_module(f"{source_only.load_interpreted().__name__}.named").NamedPool(6)
     ids = pool.new_ids(3)
-    order, pool._order = pool._order, NoMemory()
+    order, pool._release_order = pool._release_order, NoMemory()
     with pytest.raises(MemoryError):
         pool.free_ids(ids, last=last)
     pool.check()
     assert pool.num_used_blocks == 3
-    pool._order = order
+    pool._release_order = order
     pool.free_ids(ids, last=last)
     pool.check()
     assert pool.num_used_blocks == 0

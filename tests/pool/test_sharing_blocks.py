@@ -171,13 +171,13 @@ def test_a_pool_alone_has_a_history_a_picture_and_a_leak_report() -> None:
     assert describe_blocks(pool).splitlines() == [
         "block 1: idle, 4 tokens",
         "block 2: idle, 4 tokens",
-        "block 3: private, ref_cnt 1, b",
+        "block 3: private, ref_cnt 1, lease 'b'",
     ]
 
 
 def test_what_is_neither_a_pool_nor_a_manager_is_refused() -> None:
     for ask in (draw_pool, describe_leaks, describe_history, describe_blocks):
-        with pytest.raises(InvalidArgument, match="cache is 'pool'; it must be a KVCacheManager or a BlockPool"):
+        with pytest.raises(InvalidArgument, match="cache is 'pool'; it must be a KVCacheManager or a pool"):
             ask("pool")  # type: ignore[arg-type]
 
 

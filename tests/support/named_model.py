@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -82,7 +83,8 @@ class NamedWorld:
     def __init__(self, package: ModuleType, seed: int) -> None:
         self.random = random.Random(seed)
         self.num_blocks = self.random.choice([2, 5, 12, 30])
-        self.pool = package.NamedPool(self.num_blocks, hash_seed=seed, max_events=10_000)
+        named = import_module(f"{package.__name__}.named")
+        self.pool = named.NamedPool(self.num_blocks, hash_seed=seed, max_events=10_000)
         self.slow = SlowPool(self.num_blocks)
         self.leases: list[Any] = []
         self.ids: list[int] = []

@@ -53,7 +53,6 @@ class Site:
         self.cache = KVCacheManager(CacheConfig(block_size=BLOCK_SIZE, watermark=0.0, **settings))
         self.pool = self.cache.pool
         self.keys: tuple[Any, ...] = KEYS if kind == "keys" else ()
-        self.knows_tokens = not self.cache.config.is_mapped
         self._begin()
         options: dict[str, Any] = {"retention_blocks": 4, "residency_sample": 2, "enable_kv_cache_events": True}
         self.alone = BlockPool(12, BLOCK_SIZE, hash_seed=5, **options)
@@ -83,12 +82,7 @@ class Site:
         if self.kind == "hints":
             cache.hint("idle", back_in=7.0)
         self.lease = self.pool.get_new_blocks(2, "a lease")
-        self.hit: Any = None
-        self.found: Any = None
-        if self.knows_tokens:
-            self.pool.cache_full_blocks(self.lease, tokens(6, 8))
-            self.hit = self.pool.get_cached_blocks(tokens(6, 8), holder="a hit")
-            self.found = self.pool.find_cached_blocks(tokens(1, 12), self.keys)
+        self.hit = self.cache.hold_cached(tokens(3, 6), self.keys, "a hit")
 
     def computed(self, prompt: list[int], holder: str, next_tokens: list[int] | None = None, ends: bool = True) -> int:
         seq = self.cache.allocate(prompt, holder, self.keys, session=holder if self.kind == "hints" else None)
@@ -116,6 +110,7 @@ def _manager_calls() -> list[Call]:
     """Of `KVCacheManager`; arguments stand in the outer function, so that the inner one is nothing but the call."""
     return [
         Call("can_allocate", lambda s: lambda: s.cache.can_allocate(tokens(1, 14), s.keys)),
+        Call("hold_cached", lambda s: lambda: s.cache.hold_cached(tokens(1, 14), s.keys, "new")),
         Call("allocate", lambda s: lambda: s.cache.allocate(tokens(1, 14), "new", s.keys)),
         Call("allocate", lambda s: lambda: s.cache.allocate(tokens(9, 22), "new", s.keys, 2)),
         Call("allocate", lambda s: lambda: s.cache.allocate([*tokens(1, 6), 5, 5], "new", s.keys, resumed=True)),
@@ -181,14 +176,6 @@ def _pool_calls() -> list[Call]:
         Call("copy_on_write", lambda s: lambda: s.pool.copy_on_write(s.lease, 0)),
         Call("history", lambda s: lambda: s.pool.history()),
         Call("free_blocks", lambda s: lambda: s.pool.free_blocks(s.lease)),
-        Call("cache_full_blocks", lambda s: lambda: s.pool.cache_full_blocks(s.lease, tokens(6, 8), 2, s.keys)),
-        Call("get_cached_blocks", lambda s: lambda: s.pool.get_cached_blocks(tokens(1, 14), s.keys, "new")),
-        Call("get_cached_block", lambda s: lambda: s.pool.get_cached_block(tokens(1, 12), s.keys, "new")),
-        Call("num_cached_tokens", lambda s: lambda: s.pool.num_cached_tokens(tokens(1, 12), s.keys)),
-        Call("cached_block_ids", lambda s: lambda: s.pool.cached_block_ids(tokens(1, 12), s.keys)),
-        Call("find_cached_blocks", lambda s: lambda: s.pool.find_cached_blocks(tokens(1, 14), s.keys)),
-        Call("hold", lambda s: lambda: s.pool.hold(s.found, "new", 2, 1)),
-        Call("cache_next_blocks", lambda s: lambda: s.pool.cache_next_blocks(s.lease, tokens(6, 8)[4:], (), 1)),
         Call("release", lambda s: lambda: s.pool.release(s.lease, 0, 1)),
         Call("split", lambda s: lambda: s.pool.split(s.lease, 1, "tail")),
         Call("check", lambda s: lambda: s.pool.check()),
@@ -198,6 +185,11 @@ def _pool_calls() -> list[Call]:
 def _lone_pool_calls() -> list[Call]:
     """Of a pool without a manager."""
     return [
+        Call("get_cached_blocks", lambda s: lambda: s.alone.get_cached_blocks(tokens(2, 14), (), "new")),
+        Call("get_cached_block", lambda s: lambda: s.alone.get_cached_block(tokens(1, 12), (), "new")),
+        Call("num_cached_tokens", lambda s: lambda: s.alone.num_cached_tokens(tokens(1, 12))),
+        Call("cached_block_ids", lambda s: lambda: s.alone.cached_block_ids(tokens(1, 12))),
+        Call("find_cached_blocks", lambda s: lambda: s.alone.find_cached_blocks(tokens(1, 14))),
         Call("resize", lambda s: lambda: s.alone.resize(30)),
         Call("resize", lambda s: lambda: s.alone.resize(3)),
         Call("set_eviction_policy", lambda s: lambda: s.alone.set_eviction_policy("s3fifo")),
@@ -260,7 +252,9 @@ QUESTIONS: dict[str, Callable[[Site], Any]] = {
     "pool.cached_mask": lambda s: len(s.pool.cached_mask()),
     "pool.states": lambda s: len(s.pool.states()),
     "pool.version": lambda s: s.pool.version,
-    "pool.is_managed": lambda s: s.pool.is_managed,
-    "pool.num_retained_blocks": lambda s: s.pool.num_retained_blocks,
+    "pool.free_block_after": lambda s: s.pool.free_block_after(0),
+    "pool.free_block_before": lambda s: s.pool.free_block_before(0),
+    "pool in words": lambda s: repr(s.pool),
+    "alone.num_retained_blocks": lambda s: s.alone.num_retained_blocks,
     "pool.leases": lambda s: len(s.pool.leases()),
 }

@@ -15,7 +15,7 @@ from .store.grouped import GroupedStore
 def check_sequences(pool: BlockLedger, leases: list[BlockLease], sequences: SequenceTable, is_stored: bool) -> None:
     """Hold every row against the pool. O(num_blocks + table). Raises `InvariantError`.
 
-    leases: those of this pool. is_stored: whether its blocks are those that have keys and values.
+    leases: those of the pool that has keys and values. is_stored: whether it is this pool.
     """
     rows = sequences.live_rows()
     _check_counts(pool, leases, sequences, rows, is_stored)
@@ -48,7 +48,7 @@ def _check_counts(
             for block in sequences.copy_from[row]:
                 held[block] += 1
     for lease in leases:
-        for block in lease.held_ids():
+        for block in lease.held_ids() if is_stored else [int(number) for number in lease._token_blocks]:
             held[block] += 1
     _count_fenced(pool, held)
     for block in range(int(pool.capacity)):

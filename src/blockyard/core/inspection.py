@@ -200,7 +200,7 @@ class Inspection:
         if parts.grouped is None:
             check_sequences(parts.token_blocks, leases, self.sequences, True)
         else:
-            check_sequences(parts.token_blocks, [], self.sequences, False)
+            check_sequences(parts.token_blocks, leases, self.sequences, False)
             check_groups(parts.grouped, leases, parts.cpu_pool.leases() if parts.cpu_pool is not None else [])
 
 

@@ -17,7 +17,6 @@ from ..config import MAX_BLOCKS, CacheConfig
 from ..errors import InvalidArgument, not_enough_memory
 from ..kv_events import KVCacheEvents
 from .arrays import view_i32
-from .block_pool import BlockPool
 from .calls.admission import LATER, NEVER
 from .calls.allocate import REFUSED_FOR_NOW, REFUSED_FOREVER, AllocateCalls
 from .calls.commit import CommitCalls
@@ -25,6 +24,7 @@ from .calls.evict import EvictCalls
 from .calls.fork import ForkCalls
 from .calls.free import FreeCalls
 from .calls.hints import HintCalls
+from .calls.hold import HoldCalls
 from .calls.in_flight import NO_STEP, in_flight_of
 from .calls.reserve import ReserveCalls
 from .calls.resize import ResizeCalls
@@ -39,6 +39,8 @@ from .plan.swap_plan import SwapPlan
 from .plan.tables import whole_table
 from .pool.block import KVCacheBlock
 from .pool.eviction import wished_end, wished_priority
+from .pool.lease import BlockLease
+from .pools.lease_pool import LeasePool
 from .reading import (
     read_bool,
     read_comeback,
@@ -101,6 +103,7 @@ class KVCacheManager:
         self._free = FreeCalls(self._parts)
         self._parts.gate.deferred.append(self._free)
         self._evict = EvictCalls(self._parts)
+        self._hold = HoldCalls(self._parts)
         self._hints = HintCalls(self._parts, self._evict.order)
         self._allocate = AllocateCalls(self._parts, self._free, self._hints)
         self._in_flight = in_flight_of(self._parts)
@@ -230,6 +233,19 @@ class KVCacheManager:
             return int(self._allocate.num_cached_tokens(self._prompt(token_ids, extra_keys)))
         finally:
             self._gate.leave()
+
+    def hold_cached(self, token_ids: object, extra_keys: object = (), holder: object = "") -> BlockLease:
+        """Hold what a prompt that begins with `token_ids` would hit now, maybe nothing: a lease of `pool`. O(tokens).
+
+        For what must stay while no sequence holds it: a system prompt, blocks that a transfer reads. Full, computed
+        blocks are held; with layer groups those of every group, group after group; not what lies in the CPU pool.
+        `cache.pool.free_blocks(lease)` frees them. A policy takes it for a hit. Raises `InvalidArgument`.
+        """
+        self._gate.enter("hold_cached")
+        try:
+            return self._hold.hold_cached(self._prompt(token_ids, extra_keys), read_str("holder", holder))
+        finally:
+            self._gate.leave_with_result()
 
     # The step.
 
@@ -650,7 +666,7 @@ class KVCacheManager:
         return self._parts.config
 
     @property
-    def pool(self) -> BlockPool:
+    def pool(self) -> LeasePool:
         """The pool of blocks that have keys and values."""
         return self._parts.pool
 
@@ -660,7 +676,7 @@ class KVCacheManager:
         return self._contents
 
     @property
-    def cpu_pool(self) -> BlockPool | None:
+    def cpu_pool(self) -> LeasePool | None:
         """The CPU pool; None without one."""
         return self._parts.cpu_pool
 
@@ -775,6 +791,11 @@ class KVCacheManager:
     def __init_subclass__(cls) -> None:
         """Refuse: a subclass of a compiled class could not be made."""
         raise refuse_subclass("KVCacheManager")
+
+    def __repr__(self) -> str:
+        pool = self._parts.kv_pool
+        used = f"{pool.num_used_blocks} of {pool.num_usable_blocks} blocks used, {pool.num_cached_blocks} cached"
+        return f"<KVCacheManager: {self.num_seqs} sequences, {used}, {pool.num_free_blocks} free>"
 
     def __copy__(self) -> "KVCacheManager":
         raise refuse_copy("a KVCacheManager", "make another one from its config")

@@ -4,7 +4,6 @@ from mypy_extensions import i64
 
 from ..config import CacheConfig
 from ..hash_seeds import hash_seed_or_drawn
-from .block_pool import BlockPool, ManagedPool
 from .gate import Gate
 from .index.continuations import Continuations
 from .policies.sessions import Sessions
@@ -12,6 +11,7 @@ from .pool.fence import Fence
 from .pool.lease import LeaseBook
 from .pool.ledger import BlockLedger
 from .pool.observer import Clock
+from .pools.lease_pool import LeasePool
 from .sequences.joins import Joins
 from .sequences.open_steps import OpenSteps
 from .sequences.table import SequenceTable
@@ -60,7 +60,9 @@ class Parts:
         #: The sessions of sequences, once one has been named.
         self.sessions: Sessions | None = None
         self.leases = LeaseBook(self.kv_pool)
-        self.pool: BlockPool = ManagedPool(self.leases, self.gate, self.history)
+        if is_grouped:
+            self.leases.token_blocks = self.token_blocks
+        self.pool = LeasePool(self.leases, self.gate, self.history)
         self.cpu_pool = self._make_cpu_pool()
 
     def _make_history(self) -> AllocationHistory | None:
@@ -89,9 +91,9 @@ class Parts:
             return None
         return EventReader(self.token_blocks, self.store.content_pools())
 
-    def _make_cpu_pool(self) -> BlockPool | None:
+    def _make_cpu_pool(self) -> LeasePool | None:
         pool = self.store.cpu_pool
-        return None if pool is None else ManagedPool(LeaseBook(pool), self.gate, None)
+        return None if pool is None else LeasePool(LeaseBook(pool), self.gate, None)
 
     def note(self, action: str, holder: str) -> None:
         """Say to the history what is being done, and for which holder."""

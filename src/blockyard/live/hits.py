@@ -57,7 +57,7 @@ def see_hits(
     return [
         each
         for each in beginnings
-        if block_id in cache.pool.cached_block_ids(np.frombuffer(each.tokens, np.int32), each.keys)
+        if block_id in cache.contents.equal_to(np.frombuffer(each.tokens, np.int32), each.keys)
     ]
 
 

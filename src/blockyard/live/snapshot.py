@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..answers import CacheStats, MissCauses
-from ..core.block_pool import BlockPool
 from ..core.manager import KVCacheManager
+from ..core.pools.lease_pool import LeasePool
 from .desk import Surroundings
 
 
@@ -73,7 +73,7 @@ def take_snapshot(cache: KVCacheManager, around: Surroundings) -> Snapshot:
     )
 
 
-def _copy(pool: BlockPool) -> PoolCopy:
+def _copy(pool: LeasePool) -> PoolCopy:
     return PoolCopy(pool.ref_counts().copy(), pool.states())
 
 

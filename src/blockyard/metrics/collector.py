@@ -9,14 +9,14 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..arguments import require_str, shown
-from ..core.block_pool import BlockPool
 from ..core.manager import KVCacheManager
+from ..core.pools.lease_pool import LeasePool
 from ..errors import InvalidArgument
 from .families import FAMILIES, RESIDENCY, Labels
 from .reading import CacheReading
 
 #: A cache, a pool that is used without one, or what reads either.
-Source = KVCacheManager | BlockPool | Callable[[], CacheReading]
+Source = KVCacheManager | LeasePool | Callable[[], CacheReading]
 
 
 class CacheCollector(Collector):
@@ -25,7 +25,7 @@ class CacheCollector(Collector):
     cache: the manager, which is read whenever the registry is scraped, in the scraping thread and without a lock; or a
     function that returns a `CacheReading`, for a program with a lock or with a count of preemptions of its own. A
     reading in the middle of another thread's call may see that call half-way, and nothing else goes wrong. Or a bare
-    `BlockPool`: what needs sequences or tokens is left out.
+    pool: what needs sequences or tokens is left out.
     engine: the label by which dashboards tell the engines of a process apart. model_name: a label too. info: further
     labels of `vllm:cache_config_info`.
 
@@ -59,13 +59,13 @@ class CacheCollector(Collector):
             raise InvalidArgument(f"engine is {engine!r}; there is a cache of that name already")
         if isinstance(cache, KVCacheManager):
             self._sources[engine] = partial(CacheReading.of, cache)
-        elif isinstance(cache, BlockPool):
+        elif isinstance(cache, LeasePool):
             self._sources[engine] = partial(CacheReading.of_pool, cache)
         elif callable(cache):
             self._sources[engine] = cache
         else:
             raise InvalidArgument(
-                f"cache is {shown(cache)}; it must be a KVCacheManager, a BlockPool, or a function that returns a "
+                f"cache is {shown(cache)}; it must be a KVCacheManager, a pool, or a function that returns a "
                 "CacheReading"
             )
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from ..answers import BlockState, CacheStats, MissCauses, Residency
 from ..config import CacheConfig
-from ..core.block_pool import BlockPool
 from ..core.manager import KVCacheManager
+from ..core.pools.lease_pool import LeasePool
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class BlockStates:
     retiring: int
 
     @classmethod
-    def of(cls, pool: BlockPool) -> BlockStates:
+    def of(cls, pool: LeasePool) -> BlockStates:
         """Count the blocks of a pool. O(num_blocks), in numpy."""
         counts = np.bincount(pool.states(), minlength=len(BlockState)).tolist()
         return cls(
@@ -60,7 +60,7 @@ class PoolCounts:
     num_evicted: int
 
     @classmethod
-    def of(cls, pool: BlockPool) -> PoolCounts:
+    def of(cls, pool: LeasePool) -> PoolCounts:
         """Read them. O(1)."""
         return cls(
             num_blocks=pool.num_blocks,
@@ -115,7 +115,7 @@ class CacheReading:
         )
 
     @classmethod
-    def of_pool(cls, pool: BlockPool) -> CacheReading:
+    def of_pool(cls, pool: LeasePool) -> CacheReading:
         """Read a pool that is used without a manager, or that of a manager alone. O(num_blocks). It changes nothing."""
         return cls(pool=PoolCounts.of(pool), blocks=BlockStates.of(pool))
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from ..answers import BlockState
 from ..arguments import shown
-from ..core.block_pool import BlockPool
 from ..core.manager import KVCacheManager
+from ..core.pools.lease_pool import LeasePool
 from ..errors import InvalidArgument
 
 
-def pool_of(cache: KVCacheManager | BlockPool) -> BlockPool:
+def pool_of(cache: KVCacheManager | LeasePool) -> LeasePool:
     """The pool of a manager, or the one that was given. Raises `InvalidArgument` for anything else."""
-    if not isinstance(cache, (KVCacheManager, BlockPool)):
-        raise InvalidArgument(f"cache is {shown(cache)}; it must be a KVCacheManager or a BlockPool")
-    return cache if isinstance(cache, BlockPool) else cache.pool
+    if not isinstance(cache, (KVCacheManager, LeasePool)):
+        raise InvalidArgument(f"cache is {shown(cache)}; it must be a KVCacheManager or a pool")
+    return cache if isinstance(cache, LeasePool) else cache.pool
 
 
 SHARED, PENDING, PRIVATE, FENCED, IDLE, FREE, RETIRING, GONE = "█▓▒◇░·▼ "
@@ -69,18 +69,18 @@ class PoolSnapshot:
         return sum(self.states.count(state) for state in _HELD)
 
 
-def snapshot_pool(cache: KVCacheManager | BlockPool) -> PoolSnapshot:
+def snapshot_pool(cache: KVCacheManager | LeasePool) -> PoolSnapshot:
     """What each block is doing now, to be drawn later. O(num_blocks + held blocks). Of a pool alone, its states."""
     pool = pool_of(cache)
     states, most_holders = _states(pool), int(pool.ref_counts().max())
-    if isinstance(cache, BlockPool):
+    if isinstance(cache, LeasePool):
         return PoolSnapshot(states, most_holders=most_holders)
     cpu = cache.cpu_pool
     groups = tuple(_tokens_held(cache, group) for group in range(len(cache.config.layer_groups)))
     return PoolSnapshot(states, "" if cpu is None else _states(cpu), most_holders, groups)
 
 
-def draw_pool(pool: KVCacheManager | BlockPool | PoolSnapshot, width: int = 64) -> str:
+def draw_pool(pool: KVCacheManager | LeasePool | PoolSnapshot, width: int = 64) -> str:
     """Lines of `width` characters in order of block ids, a legend with counts, the tokens held, the CPU pool.
 
     A large pool is drawn in at most 16 lines: a character then stands for several adjacent blocks, by what most of
@@ -103,7 +103,7 @@ def draw_pool(pool: KVCacheManager | BlockPool | PoolSnapshot, width: int = 64) 
     return "\n".join(lines)
 
 
-def _states(pool: BlockPool) -> str:
+def _states(pool: LeasePool) -> str:
     """A character for each block from block 1; for one that a pool which shrank has given up, a blank."""
     return "".join([_CHARACTERS[BlockState(state)] for state in pool.states()[1:].tolist()]).rstrip(GONE)
 

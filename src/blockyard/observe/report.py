@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -9,9 +10,11 @@ import numpy.typing as npt
 
 from ..answers import AllocationEvent, BlockState, Holding
 from ..arguments import require_int
-from ..core.block_pool import BlockPool
 from ..core.manager import KVCacheManager
 from ..core.pool.block import KVCacheBlock
+from ..core.pools.lease_pool import LeasePool
+from ..core.pools.named_pool import NamedPool
+from ..core.pools.standalone_pool import StandalonePool
 from .picture import pool_of
 
 _MAX_LINES = 2**20
@@ -20,7 +23,7 @@ _MAX_IDS = 12
 _ACTIONS = ("take", "share", "release", "evict")
 
 
-def describe_history(cache: KVCacheManager | BlockPool, limit: int = 20) -> str:
+def describe_history(cache: KVCacheManager | LeasePool, limit: int = 20) -> str:
     """A summary of the allocation history by action, then its latest `limit` events, a line each. O(history_size).
 
     The first line also counts the blocks that were allocated (new or revived) and freed so far, remembered or not.
@@ -32,21 +35,21 @@ def describe_history(cache: KVCacheManager | BlockPool, limit: int = 20) -> str:
     >>> cache.free(cache.allocate([1, 2, 3], "chat"))
     >>> print(describe_history(cache))  # doctest: +ELLIPSIS
     2 events, of which the latest 2 are remembered: take 2 blocks in 1, release 2 blocks in 1; in all 2 blocks ...
-    event 0 at 0: allocate chat: take 1, 2; 6 free
-    event 1 at 0: free chat: release 1, 2; 8 free
+    event 0 at 0: allocate 'chat': take 1, 2; 6 free
+    event 1 at 0: free 'chat': release 1, 2; 8 free
     """
     require_int("limit", limit, 0, _MAX_LINES)
     pool = pool_of(cache)
     events = cache.history()
     if not events:
-        is_off = pool.num_allocated_blocks > 0 if isinstance(cache, BlockPool) else cache.config.history_size == 0
+        is_off = pool.num_allocated_blocks > 0 if isinstance(cache, LeasePool) else cache.config.history_size == 0
         return "nothing is remembered: history_size is 0" if is_off else "nothing has happened yet"
     latest = events[len(events) - min(limit, len(events)) :]
     counts = f"in all {pool.num_allocated_blocks:,} blocks allocated, {pool.num_freed_blocks:,} freed"
     return "\n".join([f"{_summary(events)}; {counts}", *(_event_line(event) for event in latest)])
 
 
-def describe_leaks(cache: KVCacheManager | BlockPool, limit: int = 20) -> str:
+def describe_leaks(cache: KVCacheManager | LeasePool, limit: int = 20) -> str:
     """Who holds which blocks now, at most `limit` holders, a line each. O(num_blocks + held blocks).
 
     At the end of work, each of them is a leak. The first line says where all blocks are: used + cached + free is the
@@ -62,18 +65,18 @@ def describe_leaks(cache: KVCacheManager | BlockPool, limit: int = 20) -> str:
     """
     require_int("limit", limit, 0, _MAX_LINES)
     pool = pool_of(cache)
-    holdings = _lease_holdings(cache) if isinstance(cache, BlockPool) else cache.leak_report()
+    holdings = _lease_holdings(cache) if isinstance(cache, LeasePool) else cache.leak_report()
     lines = [_balance(pool, len(holdings)), *(_holding_line(holding) for holding in holdings[:limit])]
     if len(holdings) > limit:
         lines.append(f"and {len(holdings) - limit:,} more")
     held = {block for holding in holdings for block in holding.block_ids}
     missing = pool.num_used_blocks - len(held)
-    if missing and not (isinstance(cache, BlockPool) and cache.is_managed):
+    if missing and isinstance(cache, (KVCacheManager, StandalonePool)):
         lines.append(f"{missing:,} blocks are counted as used, but have no holder")
     return "\n".join(lines)
 
 
-def describe_blocks(cache: KVCacheManager | BlockPool, block_ids: Iterable[int] | None = None) -> str:
+def describe_blocks(cache: KVCacheManager | LeasePool, block_ids: Iterable[int] | None = None) -> str:
     """A line for each block: its state, the tokens it holds as far as they are known, and its holders.
 
     block_ids: which ones; None for all that are in use or cached. O(blocks named * held blocks).
@@ -85,24 +88,32 @@ def describe_blocks(cache: KVCacheManager | BlockPool, block_ids: Iterable[int] 
     block 1: pending, ref_cnt 1, 2 tokens, sequence ... 'chat'
     block 2: private, ref_cnt 1, 1 tokens, sequence ... 'chat'
     """
-    states = pool_of(cache).states()
+    pool = pool_of(cache)
+    states = pool.states()
+    num_leases = Counter(block for lease in pool.leases() for block in lease.held_ids())
     if block_ids is None:
         block_ids = np.flatnonzero((states != BlockState.FREE) & (states != BlockState.GONE)).tolist()
-    return "\n".join(_block_line(cache.block(block_id), states) for block_id in block_ids)
+    return "\n".join(_block_line(cache.block(block_id), states, num_leases[block_id]) for block_id in block_ids)
 
 
-def _block_line(block: KVCacheBlock, states: npt.NDArray[np.uint8]) -> str:
+def _block_line(block: KVCacheBlock, states: npt.NDArray[np.uint8], num_leases: int) -> str:
     state = "null" if block.is_null else BlockState(states[block.block_id]).name.lower()
     parts = [state, f"ref_cnt {block.ref_cnt}"] if block.ref_cnt else [state]
     if block.num_tokens:
         parts.append(f"{block.num_tokens} tokens")
     if block.group:
         parts.append(f"group {block.group}")
-    return f"block {block.block_id}: {', '.join([*parts, *(holder or 'a lease' for holder in block.holders)])}"
+    # Leases come first, by the bare names that their takers chose; sequences and steps are named by the cache.
+    leases = [f"lease {holder!r}" if holder else "a lease" for holder in block.holders[:num_leases]]
+    return f"block {block.block_id}: {', '.join([*parts, *leases, *block.holders[num_leases:]])}"
 
 
-def _lease_holdings(pool: BlockPool) -> list[Holding]:
-    return [Holding("lease", lease.serial, lease.holder, 0, list(lease), []) for lease in pool.leases()]
+def _lease_holdings(pool: LeasePool) -> list[Holding]:
+    holdings = [Holding("lease", lease.serial, lease.holder, 0, list(lease), []) for lease in pool.leases()]
+    if isinstance(pool, NamedPool):
+        loose = np.flatnonzero(pool.loose_counts()).tolist()
+        holdings += [Holding("ids", len(loose), "without a lease", 0, loose, [])] if loose else []
+    return holdings
 
 
 def _summary(events: list[AllocationEvent]) -> str:
@@ -117,10 +128,12 @@ def _summary(events: list[AllocationEvent]) -> str:
 
 def _event_line(event: AllocationEvent) -> str:
     ids = _ids(event.block_ids)
-    return f"event {event.number} at {event.time:g}: {event.actor}: {event.action} {ids}; {event.num_free:,} free"
+    call, _, holder = event.actor.partition(" ")
+    actor = f"{call} {holder!r}" if holder else call
+    return f"event {event.number} at {event.time:g}: {actor}: {event.action} {ids}; {event.num_free:,} free"
 
 
-def _balance(pool: BlockPool, num_holders: int) -> str:
+def _balance(pool: LeasePool, num_holders: int) -> str:
     idle = int(np.count_nonzero(pool.states() == BlockState.IDLE))
     free = pool.num_free_blocks - idle
     total = pool.num_usable_blocks
@@ -129,7 +142,7 @@ def _balance(pool: BlockPool, num_holders: int) -> str:
 
 
 def _holding_line(holding: Holding) -> str:
-    parts = [f"{holding.num_tokens:,} tokens"] if holding.kind != "lease" else []
+    parts = [f"{holding.num_tokens:,} tokens"] if holding.kind not in ("lease", "ids") else []
     if holding.block_ids:
         parts.append(f"{len(holding.block_ids):,} blocks: {_ids(holding.block_ids)}")
     if holding.cpu_block_ids:

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from ..arguments import require_int, require_str, shown
 from ..config import MAX_BLOCKS
-from ..core.block_pool import BlockPool
 from ..core.pool.lease import BlockLease
+from ..core.pools.lease_pool import LeasePool
 from ..errors import DoubleFree, ForeignBlock, InvalidArgument, InvariantError, OutOfBlocks
 
 MAX_POOLS = 4096
@@ -79,12 +79,12 @@ class MultiBlockPool:
     0
     """
 
-    def __init__(self, pools: Sequence[BlockPool]) -> None:
+    def __init__(self, pools: Sequence[LeasePool]) -> None:
         if not isinstance(pools, (list, tuple)) or not 1 <= len(pools) <= MAX_POOLS:
-            raise InvalidArgument(f"pools is {shown(pools)}; it must be a list of 1 to {MAX_POOLS} BlockPools")
+            raise InvalidArgument(f"pools is {shown(pools)}; it must be a list of 1 to {MAX_POOLS} pools")
         for device, pool in enumerate(pools):
-            if not isinstance(pool, BlockPool):
-                raise InvalidArgument(f"pools[{device}] is {shown(pool)}; it must be a BlockPool")
+            if not isinstance(pool, LeasePool):
+                raise InvalidArgument(f"pools[{device}] is {shown(pool)}; it must be a pool")
             if pool.block_size != pools[0].block_size:
                 raise InvalidArgument(
                     f"pools[{device}] has blocks of {pool.block_size}; pools[0] of {pools[0].block_size}"
@@ -241,6 +241,6 @@ class MultiBlockPool:
             seen |= blocks
 
 
-def require_idle(pool: BlockPool) -> None:
+def require_idle(pool: LeasePool) -> None:
     """Raise `ConcurrentCall` while a call of the pool, or of its manager, runs. O(1)."""
     pool.free_blocks(pool.get_new_blocks(0))

@@ -3,10 +3,11 @@
 import numpy as np
 import numpy.typing as npt
 from librt.vecs import vec
-from mypy_extensions import i32
+from mypy_extensions import i32, i64
 
 from ..arrays import view_i64
 from .prefix_index import PrefixIndex
+from .prompt import make_chunk
 
 
 class CachedContents:
@@ -42,6 +43,18 @@ class CachedContents:
         if len(blocks) == 0:
             return np.empty((0, size), dtype=np.int32)
         return self._index.rows.tokens(vec[i32](blocks), size, len(blocks) * size).reshape(len(blocks), size)
+
+    def equal_to(self, token_ids: object, extra_keys: object = ()) -> list[int]:
+        """All blocks that cache the last full block of a prompt after all before it, oldest first. O(tokens + found).
+
+        One that is still to be computed is none of them.
+        """
+        prompt = make_chunk(token_ids, extra_keys, self._block_size).at(0, self._block_size)
+        wanted = prompt.num_tokens // i64(self._block_size)
+        index = self._index
+        if wanted == 0 or index.find_prompt(prompt, wanted) < wanted:
+            return []
+        return [block for block in index.rings.members(i64(index.found[wanted - 1])) if index.owner[i64(block)] == 0]
 
     def still(self, blocks: npt.NDArray[np.int32], contents: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Which blocks cache these contents now, bool (n,). O(n)."""

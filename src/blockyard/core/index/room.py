@@ -5,6 +5,7 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
+from ...ids import NO_CONTENT
 from ..arrays import grown_i32, grown_i64, words_to_cache_line, zeros_i64
 from .content_log import ContentLog
 from .continuations import Continuations
@@ -61,6 +62,38 @@ class IndexRoom:
                 while self.slots[home] != 0:
                     home = (home + 1) & mask
                 self.slots[home] = slot
+
+    def move_up(self, first: i64, last: i64, step: i64) -> None:
+        """Let what is indexed as `first` to `last` be known by numbers that are higher by `step`. O(num_blocks)."""
+        num_words = (i64(len(self.words)) - 8) // self.num_blocks
+        entry = last - 1
+        while entry >= first:
+            target = entry + step
+            for word in range(num_words):
+                self.words[self.first_word + target * num_words + word] = self.words[
+                    self.first_word + entry * num_words + word
+                ]
+            self.identity[2 * target] = self.identity[2 * entry]
+            self.identity[2 * target + 1] = self.identity[2 * entry + 1]
+            self.chain_hash[target] = self.chain_hash[entry]
+            self.next_equal[target] = self.next_equal[entry]
+            self.prev_equal[target] = self.prev_equal[entry]
+            self.identity[2 * entry] = NO_CONTENT
+            self.next_equal[entry] = 0
+            self.prev_equal[entry] = 0
+            entry -= 1
+        moved_up(self.next_equal, first, step)
+        moved_up(self.prev_equal, first, step)
+        for position in range(i64(len(self.slots))):
+            if self.slots[position] & ID_MASK >= first:
+                self.slots[position] += step
+
+
+def moved_up(links: vec[i32], first: i64, step: i64) -> None:
+    """Let each link to `first` or beyond lead `step` further."""
+    for place in range(i64(len(links))):
+        if i64(links[place]) >= first:
+            links[place] += i32(step)
 
 
 def bits_for(min_slots: int) -> int:

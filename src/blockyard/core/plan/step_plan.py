@@ -37,6 +37,11 @@ class StepPlan(SwapPlan):
         #: How many of them count; fewer when sequences did not fit.
         self._num_slots: i64 = len(slots)
 
+    def __repr__(self) -> str:
+        seqs = f"{int(self.fits.sum())} of {len(self.fits)} sequences, {int(self.num_scheduled.sum())} tokens"
+        moved = f"{len(self.swap_outs)} swap_outs, {len(self.swap_ins)} swap_ins"
+        return f"<StepPlan: {seqs}, {len(self.copies)} copies, {moved}>"
+
     @property
     def groups(self) -> list[GroupPlan]:
         """Tables and slots of each layer group, in the order of `CacheConfig.groups`."""

@@ -21,6 +21,9 @@ class SwapPlan:
         self._tables = tables
         self._transfers = transfers
 
+    def __repr__(self) -> str:
+        return f"<SwapPlan: {len(self.swap_outs)} swap_outs, {len(self.swap_ins)} swap_ins>"
+
     def __copy__(self) -> "SwapPlan":
         raise refuse_copy("a plan", "copy its arrays")
 

@@ -12,8 +12,8 @@ from mypy_extensions import i32, i64
 from ...arguments import shown
 from ...errors import DoubleFree, ForeignBlock, InvalidArgument, InvariantError, OutOfBlocks
 from ...ids import NULL_BLOCK
-from ..arrays import view_i32
-from ..gate import Deferred
+from ..arrays import view_i32, zeros_i32
+from ..gate import Deferred, Interruption
 from ..refusing import refuse_copy, refuse_pickle, refuse_subclass
 from .block import KVCacheBlock
 from .ledger import BlockLedger
@@ -48,6 +48,8 @@ class BlockLease:
         self._num_cached: i64 = 0
         self._num_sure: i64 = 0
         self._losses: i64 = 0
+        #: Token blocks that it holds besides, where other blocks have the keys and values (`hold_cached`).
+        self._token_blocks = zeros_i32(0)
         #: Freed while another call runs: whether its blocks go to the end of the queue.
         self._goes_last = False
         #: Which block of its prompt it begins with.
@@ -123,9 +125,12 @@ class BlockLease:
         raise refuse_pickle("a BlockLease", "send its `block_ids`")
 
 
-def check_leases(ledger: BlockLedger, leases: list[BlockLease], is_alone: bool) -> None:
-    """What leases hold adds up to the counts, or to no more where sequences hold blocks too. O(blocks)."""
-    held = [0] * int(ledger.capacity)
+def check_leases(ledger: BlockLedger, leases: list[BlockLease], others: list[int] | None) -> None:
+    """What leases hold adds up to the counts, with what others hold of each block. O(blocks).
+
+    others: None where it is not known; then leases hold no more than the counts.
+    """
+    held = [0] * int(ledger.capacity) if others is None else others
     for lease in leases:
         ids = lease.held_ids()
         if len(lease) - len(ids) != lease._num_null:
@@ -136,8 +141,8 @@ def check_leases(ledger: BlockLedger, leases: list[BlockLease], is_alone: bool) 
             held[block] += 1
     for block in range(int(ledger.capacity)):
         references = int(ledger.ref_cnt[i64(block)])
-        if held[block] > references or (is_alone and held[block] < references):
-            raise InvariantError(f"I8: block {block} has ref_cnt {references}, but {held[block]} leases hold it")
+        if held[block] > references or (others is not None and held[block] < references):
+            raise InvariantError(f"I8: block {block} has ref_cnt {references}, but is held {held[block]} times")
 
 
 def require_countable(ledger: BlockLedger, blocks: vec[i32], first: i64, last: i64) -> None:
@@ -168,6 +173,8 @@ class LeaseBook(Deferred):
 
     def __init__(self, ledger: BlockLedger) -> None:
         self.ledger = ledger
+        #: Where leases hold token blocks besides: those.
+        self.token_blocks: BlockLedger | None = None
         self.live: dict[int, BlockLease] = {}
         self._last_serial = 0
         self._waiting: list[BlockLease] = []
@@ -184,6 +191,31 @@ class LeaseBook(Deferred):
         """Undo the latest `make`."""
         del self.live[lease._serial]
         self._last_serial -= 1
+
+    def hold(self, blocks: vec[i32], holder: str, interruption: Interruption) -> BlockLease:
+        """A lease on cached blocks, which their policy takes for a hit. O(blocks).
+
+        Raises `InvalidArgument`. A policy that is interrupted when it is told leaves all as it was.
+        """
+        ledger = self.ledger
+        count = i64(len(blocks))
+        require_countable(ledger, blocks, 0, count)
+        lease = self.make(blocks, holder)
+        lease._num_cached = count
+        lease._num_sure = count
+        peak = ledger.peak_used_blocks
+        ledger.note_hits(blocks, 0, count)
+        ledger.share(blocks, 0, count)
+        if interruption.error is not None:
+            self.let_go(lease, peak)
+            interruption.raise_now()
+        return lease
+
+    def let_go(self, lease: BlockLease, peak: i64) -> None:
+        """Undo the latest `hold`, before which at most `peak` blocks were used at once."""
+        self.ledger.unshare(lease._blocks, 0, lease._count)
+        self.ledger.peak_used_blocks = peak
+        self.take_back(lease)
 
     def require_live(self, lease: object) -> BlockLease:
         """Raise `DoubleFree` for a lease that was freed, `ForeignBlock` for another pool's. O(1)."""
@@ -241,6 +273,8 @@ class LeaseBook(Deferred):
         """Free a live lease, last block first. O(blocks)."""
         del self.live[lease._serial]
         self.ledger.act("free_blocks", lease._holder)
+        if self.token_blocks is not None:
+            self.token_blocks.release(lease._token_blocks, 0, len(lease._token_blocks))
         if lease._num_null == 0:
             self.ledger.release(lease._blocks, 0, lease._count)
         else:

@@ -15,6 +15,7 @@ from ..index.checking import check_index
 from ..index.hashing import root_hash
 from ..index.prefix_index import PrefixIndex
 from ..index.prompt import Prompt
+from ..index.room import IndexRoom
 from ..policies.base import EvictionPolicy
 from ..policies.caught import CaughtPolicy
 from .fence import Fence
@@ -489,7 +490,7 @@ class BlockLedger:
         try:
             room = LedgerRoom(
                 num_blocks,
-                self.index.make_room_for(int(num_blocks)),
+                self.make_index_room(int(num_blocks)),
                 self.queue.make_room_for(int(num_blocks)),
                 grown_i32(self.ref_cnt, int(num_blocks)),
                 None if self.fence is None else self.fence.make_room_for(int(num_blocks)),
@@ -502,6 +503,10 @@ class BlockLedger:
             raise not_enough_memory(
                 f"num_blocks is {asked or num_blocks}; the system has no memory for its arrays of {size} bytes", error
             )
+
+    def make_index_room(self, num_blocks: int) -> IndexRoom:
+        """Those of the index."""
+        return self.index.make_room_for(num_blocks)
 
     def resize(self, num_blocks: i64, room: "LedgerRoom | None") -> Resize:
         """Grow into `room`, or shrink, to `num_blocks` blocks; see `BlockPool.resize`. It cannot fail."""
@@ -520,11 +525,6 @@ class BlockLedger:
             for block in range(num_blocks, old):
                 self._drop_out(block)
         return Resize.DEFERRED if self.num_retiring > 0 else Resize.APPLIED
-
-    @property
-    def num_retiring_blocks(self) -> int:
-        """Blocks still held that a shrunken pool will not give out again. O(1)."""
-        return int(self.num_retiring)
 
     def _bring_back(self, first: i64, last: i64) -> None:
         """Blocks `first` to `last` are the pool's again: free ones are the next to be taken, lowest first."""

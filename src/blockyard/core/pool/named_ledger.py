@@ -5,13 +5,16 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
+from ...answers import Resize
 from ...config import MAX_BLOCKS
-from ...errors import InvalidArgument, InvariantError
+from ...errors import InvalidArgument, InvariantError, not_enough_memory
 from ...ids import NULL_BLOCK
 from ..arrays import grown_i32, zeros_i32
+from ..index.room import IndexRoom, moved_up
 from .ledger import BlockLedger
 from .name_log import CAME, CLEARED, WENT, NameLog
 from .names import NAME_TOKENS, NAME_WORDS, unpack_name
+from .room import LedgerRoom, NamedRoom
 
 #: Room for names beside the first one of each block is made for at least this many at once.
 FEWEST_MORE: Final[i64] = 16
@@ -21,7 +24,7 @@ class NamedLedger(BlockLedger):
     """Reference counts, the free queue, and the exact index over (name, group) → the blocks that have it.
 
     The index holds an *entry* for each name of each block. Entry b is the first name of block b, so to all that reads
-    the index, a block is cached when its first entry is. Further names of a block have entries from num_blocks on;
+    the index, a block is cached when its first entry is. Further names of a block have entries from `capacity` on;
     `next_entry` leads from each entry of a block to its next one. Equal names of several blocks stand in a ring, the
     oldest is found, as equal blocks do in a token index.
     """
@@ -32,7 +35,7 @@ class NamedLedger(BlockLedger):
         self._root: i64 = self.index.root(())
         #: The next entry of the same block, 0 after the last; of an entry that is not in use, the next such one.
         self.next_entry = zeros_i32(num_blocks)
-        #: Whose name an entry from num_blocks on is: `owner_of[entry - num_blocks]`.
+        #: Whose name an entry from `capacity` on is: `owner_of[entry - capacity]`.
         self.owner_of = zeros_i32(0)
         self.num_more: i64 = 0
         self._first_unused: i64 = 0
@@ -53,7 +56,7 @@ class NamedLedger(BlockLedger):
 
     def block_of(self, entry: i64) -> i64:
         """Whose name an entry is."""
-        count = i64(self.num_blocks)
+        count = self.capacity
         return entry if entry < count else i64(self.owner_of[entry - count])
 
     def _entry(self, words: vec[i64], place: i64) -> i64:
@@ -77,6 +80,44 @@ class NamedLedger(BlockLedger):
             entry = i64(self.next_entry[entry])
         return found
 
+    # The size.
+
+    def make_room(self, num_blocks: i64, asked: i64 = 0) -> LedgerRoom | None:
+        """See `BlockLedger.make_room`. Entries of further names stand behind the blocks, so they move up."""
+        more = i64(len(self.owner_of))
+        if num_blocks + more > MAX_BLOCKS:
+            raise InvalidArgument(f"num_blocks is {num_blocks}; with {more} more names the limit is {MAX_BLOCKS}")
+        room = super().make_room(num_blocks, asked)
+        if room is None:
+            return None
+        step = num_blocks - self.capacity
+        try:
+            next_entry = grown_i32(self.next_entry, int(num_blocks + more))
+        except MemoryError as error:
+            raise not_enough_memory(f"num_blocks is {num_blocks}; the system has no memory for its arrays", error)
+        entry = self.capacity + more - 1
+        while entry >= self.capacity:
+            next_entry[entry + step] = next_entry[entry]
+            entry -= 1
+        for block in range(self.capacity, num_blocks):
+            next_entry[block] = 0
+        moved_up(next_entry, self.capacity, step)
+        return NamedRoom(room, next_entry, self._first_unused + step if self._first_unused != 0 else 0)
+
+    def make_index_room(self, num_blocks: int) -> IndexRoom:
+        """With the entries of further names behind the blocks."""
+        more = i64(len(self.owner_of))
+        room = self.index.make_room_for(num_blocks + int(more))
+        room.move_up(self.capacity, self.capacity + more, num_blocks - self.capacity)
+        return room
+
+    def resize(self, num_blocks: i64, room: LedgerRoom | None) -> Resize:
+        """See `BlockLedger.resize`."""
+        if isinstance(room, NamedRoom):
+            self.next_entry = room.next_entry
+            self._first_unused = room.first_unused
+        return super().resize(num_blocks, room)
+
     # Naming.
 
     def make_room_for_names(self, count: i64) -> None:
@@ -84,7 +125,7 @@ class NamedLedger(BlockLedger):
         room = i64(len(self.owner_of))
         if self.num_more + count <= room:
             return
-        blocks = i64(self.num_blocks)
+        blocks = self.capacity
         wanted = max(self.num_more + count, 2 * room, FEWEST_MORE)
         if blocks + wanted > MAX_BLOCKS:
             raise InvalidArgument(f"the pool has {blocks} blocks and {wanted} more names; the limit is {MAX_BLOCKS}")
@@ -111,7 +152,7 @@ class NamedLedger(BlockLedger):
             entry = self._first_unused
             self._first_unused = i64(self.next_entry[entry])
             self.next_entry[self._last_entry(block)] = i32(entry)
-            self.owner_of[entry - i64(self.num_blocks)] = i32(block)
+            self.owner_of[entry - self.capacity] = i32(block)
             self.num_more += 1
         self.next_entry[entry] = 0
         row = self.index.rows.start_of(entry)
@@ -194,6 +235,8 @@ class NamedLedger(BlockLedger):
                 self.ref_cnt[block] = 1
                 self.num_allocated_blocks += 1
                 self._note_peak()
+                if self.observer is not None:
+                    self.observer.shared(blocks, position, 1)
             else:
                 super().share(blocks, position, 1)
 
@@ -209,6 +252,8 @@ class NamedLedger(BlockLedger):
                 self.ref_cnt[block] = 0
                 self.num_allocated_blocks -= 1
                 self.queue.put_back(block)
+                if self.observer is not None:
+                    self.observer.released(blocks, position, 1)
             else:
                 super().unshare(blocks, position, 1)
             position -= 1
@@ -241,30 +286,31 @@ class NamedLedger(BlockLedger):
         """Forget all names at once; blocks stay with their holders. O(num_blocks + names)."""
         super().reset()
         self._root = self.index.root(())
-        for block in range(i64(self.num_blocks)):
+        for block in range(self.capacity):
             self.next_entry[block] = 0
         self.num_more = 0
         self._first_unused = 0
-        self._link_unused(self.num_blocks, i64(self.num_blocks) + i64(len(self.owner_of)))
+        self._link_unused(self.capacity, self.capacity + i64(len(self.owner_of)))
         if self.log is not None:
             self.log.add(CLEARED, 0, self.index.rows.words, 0)
 
     def check(self) -> None:
         """What `BlockLedger.check` verifies, and that every entry is of one block or unused. O(num_blocks + names)."""
         super().check()
-        used = [0] * (self.num_blocks + len(self.owner_of))
-        for block in range(1, self.num_blocks):
+        capacity = int(self.capacity)
+        used = [0] * (capacity + len(self.owner_of))
+        for block in range(1, capacity):
             if not self.index.is_cached(i64(block)) and self.next_entry[i64(block)] != 0:
                 raise InvariantError(f"names: block {block} has no name, but a second one")
             self._check_entries(block, used)
-        num_more = sum(used[self.num_blocks :])
+        num_more = sum(used[capacity:])
         if num_more != self.num_more:
             raise InvariantError(f"names: {num_more} names are second ones, the count says {self.num_more}")
         entry = int(self._first_unused)
         while entry != 0:
             used[entry] += 1
             entry = int(self.next_entry[i64(entry)])
-        if used[self.num_blocks :] != [1] * len(self.owner_of):
+        if used[capacity:] != [1] * len(self.owner_of):
             raise InvariantError("names: an entry is of two blocks, or of none and not among the unused ones")
 
     def _check_entries(self, block: int, used: list[int]) -> None:

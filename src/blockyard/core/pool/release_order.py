@@ -5,7 +5,7 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
-from ..arrays import zeros_i32, zeros_i64
+from ..arrays import grown_i64, zeros_i32, zeros_i64
 from .ledger import BlockLedger
 
 #: Above every place in a call's ids.
@@ -22,6 +22,10 @@ class ReleaseOrder:
         #: Where the latest call gave each id last: the call's number times MARK_STEP, plus the place.
         self._marks = zeros_i64(num_blocks)
         self._num_marks: i64 = 0
+
+    def make_room(self, num_blocks: int) -> None:
+        """Know ids up to `num_blocks - 1`."""
+        self._marks = grown_i64(self._marks, num_blocks)
 
     def of(self, ledger: BlockLedger, blocks: vec[i32]) -> vec[i32]:
         """The same ids as the ledger is to have them: uncached ones, cached ones backwards, repeated ones. O(ids)."""

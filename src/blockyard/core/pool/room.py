@@ -19,3 +19,12 @@ class LedgerRoom:
         self.queue = queue
         self.ref_cnt = ref_cnt
         self.fence = fence
+
+
+class NamedRoom(LedgerRoom):
+    """The same for blocks with names. next_entry, first_unused: of the larger ledger."""
+
+    def __init__(self, room: LedgerRoom, next_entry: vec[i32], first_unused: i64) -> None:
+        super().__init__(room.num_blocks, room.index, room.queue, room.ref_cnt, room.fence)
+        self.next_entry = next_entry
+        self.first_unused = first_unused

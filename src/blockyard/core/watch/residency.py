@@ -68,6 +68,12 @@ class ResidencySampler(PoolObserver):
                 self._born[place] = now
                 self._used[place] = now
 
+    def make_room(self, num_blocks: int) -> None:
+        """Follow ids up to `num_blocks - 1`, of which some may be used before they are taken."""
+        place = i64(num_blocks) // self.sample
+        if place >= len(self._born):
+            self._grow(place)
+
     def _grow(self, place: i64) -> None:
         """The pool has grown beyond what was foreseen: make room, twice as much."""
         length = int(max(2 * i64(len(self._born)), place + 1))

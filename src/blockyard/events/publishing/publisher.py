@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from ...arguments import require_int, require_str, require_unicode, shown
 from ...config import CacheConfig
-from ...core.block_pool import BlockPool
 from ...core.manager import KVCacheManager
+from ...core.pools.block_pool import BlockPool
 from ...errors import InvalidArgument, PublisherError
 from ...kv_events import KVCacheEvents, PublisherStats
 from ..sockets import bound, zmq
@@ -90,8 +90,6 @@ class KVEventPublisher:
     ) -> None:
         if not isinstance(cache, (KVCacheManager, BlockPool)):
             raise InvalidArgument(f"cache is {shown(cache)}; it must be a KVCacheManager or a BlockPool")
-        if isinstance(cache, BlockPool) and cache.is_managed:
-            raise InvalidArgument("cache is the pool of a KVCacheManager; publish the manager")
         if not _has_events(cache):
             raise InvalidArgument("cache has enable_kv_cache_events=False; events need True")
         if first_sequence not in _FIRST_NUMBERS:

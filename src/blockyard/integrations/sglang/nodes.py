@@ -27,7 +27,7 @@ class Node:
 
     @property
     def block_ids(self) -> npt.NDArray[np.int32]:
-        """Return its blocks from the beginning, int32 (n,)."""
+        """Its blocks from the beginning, int32 (n,)."""
         if self._lease is not None:
             return self._lease.block_ids
         return np.zeros(0, np.int32) if self._found is None else self._found.block_ids
@@ -37,7 +37,7 @@ class Node:
 
     @property
     def lease(self) -> BlockLease:
-        """Return its lease. Raises `InvalidArgument` where it is not locked."""
+        """Its lease. Raises `InvalidArgument` where it is not locked."""
         if self._lease is None:
             raise InvalidArgument("this node is not locked; its lock was released")
         return self._lease

@@ -13,7 +13,7 @@ PLACEHOLDER = 2**31 - 1
 
 
 def tokens_of(request: Any, start: int, stop: int) -> list[int]:
-    """Return the request's tokens from `start` to `stop`, as the pool takes them."""
+    """The request's tokens from `start` to `stop`, as the pool takes them."""
     tokens: list[int] = request.all_token_ids[start:stop]
     if request.mm_features and min(tokens, default=0) < 0:
         return [token if token >= 0 else PLACEHOLDER for token in tokens]
@@ -21,7 +21,7 @@ def tokens_of(request: Any, start: int, stop: int) -> list[int]:
 
 
 def extra_keys_of(request: Any, block_size: int) -> tuple[ExtraKey, ...]:
-    """Return the request's adapter, cache salt, images and embeddings."""
+    """The request's adapter, cache salt, images and embeddings."""
     keys: list[ExtraKey] = []
     if request.lora_request:
         keys.append(LoRA(request.lora_request.name, request.lora_request.path or ""))
@@ -36,7 +36,7 @@ def extra_keys_of(request: Any, block_size: int) -> tuple[ExtraKey, ...]:
 
 
 def _embeddings(request: Any, block_size: int) -> list[Span]:
-    """Return a span for each full block: vLLM makes a digest of a block's embeddings."""
+    """A span for each full block: vLLM makes a digest of a block's embeddings."""
     spans = []
     for block in range(len(request.prompt_embeds) // block_size):
         start = block * block_size

@@ -19,7 +19,7 @@ Keys = tuple[tuple[str, str] | None, str | None]
 
 @cache
 def counter() -> Any:
-    """Return the process's counter, made once: `blockyard:prompt_tokens_total{cause=}`."""
+    """The process's counter, made once: `blockyard:prompt_tokens_total{cause=}`."""
     from prometheus_client import Counter  # vLLM needs it
 
     made = Counter(METRIC, "Prompt tokens of admitted requests, by why they were found in the cache or not.", ["cause"])
@@ -91,7 +91,7 @@ class MissCauses:
         self._note_keys(request)
 
     def _has_other_keys(self, request: Any) -> bool:
-        """Return whether an earlier prompt began with the same block under other keys. O(tokens of a block)."""
+        """Whether an earlier prompt began with the same block under other keys. O(tokens of a block)."""
         keys = keys_of(request)
         return self.first_blocks.get(self._first_block(request), keys) != keys
 
@@ -110,10 +110,7 @@ class MissCauses:
     def causes(
         self, block_hashes: Sequence[bytes], num_tokens: int, num_hits: int, is_other: bool = False
     ) -> dict[str, int]:
-        """Return how many tokens of a prompt have each cause.
-
-        is_other: what was never seen may have been cached under other keys.
-        """
+        """Tokens of a prompt by cause. is_other: what was never seen may have been cached under other keys."""
         size = self.tokens_of_hash
         found = dict.fromkeys(CAUSES, 0) | {"hit": num_hits}
         # The last token is computed in any case, so a block that ends with it cannot be hit.

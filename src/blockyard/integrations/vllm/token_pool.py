@@ -42,12 +42,12 @@ class TokenPool(EnginePool):
         self.medium = MEDIUM_GPU
 
     def block(self, block_id: int) -> Block:
-        """Return the object of a block, made anew."""
+        """The object of a block, made anew."""
         return Block(self, block_id)
 
     @property
     def blocks(self) -> list[Block]:
-        """Return all blocks."""
+        """All blocks."""
         return [Block(self, block_id) for block_id in range(self.num_gpu_blocks)]
 
     def find(self, key: Any) -> int:
@@ -55,7 +55,7 @@ class TokenPool(EnginePool):
         return next((block_id for block_id, name in self.names.items() if name[0] == key), 0)
 
     def cached_keys(self) -> Iterator[tuple[Any, int]]:
-        """Return each hash of each block, from the notes."""
+        """Each hash of each block, from the notes."""
         return ((name[0], block_id) for block_id, name in self.names.items())
 
     def get_cached_block(self, block_hash: Any, kv_cache_group_ids: list[int]) -> list[Block] | None:
@@ -64,12 +64,12 @@ class TokenPool(EnginePool):
         return [Block(self, found)] if found else None
 
     def free_block_after(self, block_id: int) -> int:
-        """Return the free block that is allocated after a free one; after 0 the first. 0: none. O(free blocks)."""
+        """The free block that is allocated after a free one; after 0 the first. 0: none. O(free blocks)."""
         line = [0, *self.pool.free_block_ids().tolist(), 0]
         return int(line[line.index(block_id) + 1])
 
     def free_block_before(self, block_id: int) -> int:
-        """Return the free block that is allocated before a free one; before 0 the last. 0: none. O(free blocks)."""
+        """The free block that is allocated before a free one; before 0 the last. 0: none. O(free blocks)."""
         line = [0, *self.pool.free_block_ids().tolist()[::-1], 0]
         return int(line[line.index(block_id) + 1])
 
@@ -80,11 +80,11 @@ class TokenPool(EnginePool):
     # Leases.
 
     def handed_out(self, lease: BlockLease) -> list[Block]:
-        """Return the blocks of a lease, which `free_blocks` takes."""
+        """The blocks of a lease, which `free_blocks` takes."""
         return [Block(self, block_id, lease, place) for place, block_id in enumerate(lease)]
 
     def get_new_blocks(self, num_blocks: int) -> list[Block]:
-        """Return blocks under a lease of their own."""
+        """Blocks under a lease of their own."""
         lease = self.pool.get_new_blocks(num_blocks)
         self.note_taken(list(lease))
         return self.handed_out(lease)
@@ -109,7 +109,7 @@ class TokenPool(EnginePool):
     # What is cached.
 
     def first_agreed(self, found: FoundBlocks, hashes: Sequence[Any]) -> FoundBlocks:
-        """Return the first of blocks that were found by tokens whose hashes are the request's too.
+        """The first of blocks that were found by tokens whose hashes are the request's too.
 
         A hash covers what is before it, so the last one that agrees says it of all. One that differs covers what the
         pool does not compare: tokens behind its block, or a kind of key that the adapter does not know.

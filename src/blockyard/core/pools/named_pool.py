@@ -7,27 +7,24 @@ import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
-from ..answers import NameEvent
-from ..arguments import require_bool, require_int, require_str
-from ..config import MAX_BLOCKS, MAX_HISTORY
-from ..errors import DoubleFree, InvalidArgument, InvariantError, OutOfBlocks, not_enough_memory
-from ..hash_seeds import hash_seed_or_drawn
-from .arrays import view_i32, zeros_i32, zeros_i64
-from .gate import Gate
-from .policies import make_policy
-from .policies.caught import CaughtPolicy
-from .pool.lease import BlockLease, LeaseBook
-from .pool.named_ledger import NamedLedger
-from .pool.names import MAX_GROUP, NAME_WORDS, group_number, group_numbers, listed, pack_name, pack_names
-from .pool.release_order import ReleaseOrder
-from .refusing import refuse_copy, refuse_pickle, refuse_subclass
-from .tokens import int64_items
+from ...answers import NameEvent, Resize
+from ...arguments import require_bool, require_int, require_str
+from ...config import MAX_BLOCKS, MAX_HISTORY
+from ...errors import DoubleFree, InvalidArgument, not_enough_memory
+from ...hash_seeds import hash_seed_or_drawn
+from ..arrays import grown_i32, view_i32, zeros_i32, zeros_i64
+from ..pool.lease import BlockLease
+from ..pool.named_ledger import NamedLedger
+from ..pool.names import MAX_GROUP, NAME_WORDS, group_number, group_numbers, listed, pack_name, pack_names
+from ..pool.release_order import ReleaseOrder
+from ..tokens import int64_items
+from .standalone_pool import StandalonePool
 
 #: How often a block can be held: counts are int32.
 MAX_HOLDS: Final[i64] = 2147483647
 
 
-class NamedPool:
+class NamedPool(StandalonePool):
     """A pool for engines that have names for their blocks: chained hashes of tokens, or whatever else stands for
     contents. Blockyard counts, evicts and finds; what a name means is the caller's affair, so a hit is as exact as the
     names are: all bytes of them are compared, and never a hash of them alone.
@@ -39,9 +36,9 @@ class NamedPool:
     blocks, as plain ids (`new_ids`, `hold_ids`, `free_ids`): the pool counts how often each id is held without a lease,
     so ids cannot free what a lease holds. One call runs at a time, as in `BlockPool`.
 
-    num_blocks: the null block included; 1 to 2**27. hash_seed: of the index; None draws one. eviction_policy: as in
-    `CacheConfig`. max_events: how many events are kept for `take_events`, 0 for none; older ones are lost.
-    Raises `InvalidArgument`, `NotEnoughMemory`.
+    num_blocks: the null block included; 1 to 2**27. hash_seed: of the index; None draws one. eviction_policy,
+    history_size, residency_sample: as in `CacheConfig`. max_events: how many events are kept for `take_events`, 0 for
+    none; older ones are lost. Raises `InvalidArgument`, `NotEnoughMemory`.
 
     >>> pool = NamedPool(num_blocks=10)
     >>> lease = pool.get_new_blocks(2, holder="request-1")
@@ -53,107 +50,38 @@ class NamedPool:
     """
 
     def __init__(
-        self, num_blocks: object, hash_seed: object = None, eviction_policy: object = "lru", max_events: object = 0
+        self,
+        num_blocks: object,
+        hash_seed: object = None,
+        eviction_policy: object = "lru",
+        max_events: object = 0,
+        history_size: object = 0,
+        residency_sample: object = 0,
     ) -> None:
         blocks = require_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
         seed = hash_seed_or_drawn(hash_seed)
         events = require_int("max_events", max_events, 0, MAX_HISTORY)
+        history = require_int("history_size", history_size, 0, MAX_HISTORY)
+        sample = require_int("residency_sample", residency_sample, 0, MAX_BLOCKS)
         try:
-            self._ledger = NamedLedger(blocks, seed, events)
+            self._named = NamedLedger(blocks, seed, events)
             #: How often each block is held without a lease.
             self._loose = zeros_i32(blocks)
-            self._order = ReleaseOrder(blocks)
+            self._release_order = ReleaseOrder(blocks)
+            super().__init__(self._named, 0, history, sample)
         except MemoryError as error:
             raise not_enough_memory(f"num_blocks is {blocks}; the system has no memory for its arrays", error)
-        self._gate = Gate()
-        self._book = LeaseBook(self._ledger)
-        self._gate.deferred.append(self._book)
         self._name = zeros_i64(int(NAME_WORDS))
-        self._version: i64 = 0
-        self.set_eviction_policy(eviction_policy)
-
-    # What is there. These may be asked at any time.
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the pool, the null block included."""
-        return self._ledger.num_blocks
-
-    @property
-    def num_usable_blocks(self) -> int:
-        """All blocks but the null block."""
-        return self._ledger.num_blocks - 1
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Free blocks, named ones included. O(1)."""
-        return self._ledger.num_free_blocks
-
-    @property
-    def num_used_blocks(self) -> int:
-        """Blocks that leases or ids hold. O(1)."""
-        return self._ledger.num_used_blocks
-
-    @property
-    def num_cached_blocks(self) -> int:
-        """Blocks with a name, held or not. O(1)."""
-        return self._ledger.num_cached_blocks
+        self._order.install(eviction_policy)
 
     @property
     def num_names(self) -> int:
         """Names of all blocks; a name that several blocks have counts for each. O(1)."""
         return int(self._ledger.index.num_indexed)
 
-    @property
-    def num_evicted_blocks(self) -> int:
-        """Named blocks that an allocation took so far. O(1)."""
-        return int(self._ledger.num_evicted_blocks)
-
-    @property
-    def usage(self) -> float:
-        """Share of the usable blocks in use, 0 to 1; 0 for a pool of the null block alone. O(1)."""
-        return self._ledger.usage if self._ledger.num_blocks > 1 else 0.0
-
-    @property
-    def version(self) -> int:
-        """A number that grows whenever what can be found changes. O(1)."""
-        return int(self._version + self._ledger.num_evicted_blocks)
-
-    def ref_counts(self) -> npt.NDArray[np.int32]:
-        """How often each block is held, int32 (num_blocks,), read-only, live."""
-        return view_i32(self._ledger.ref_cnt)
-
-    def free_block_ids(self) -> npt.NDArray[np.int32]:
-        """The free blocks in the order in which they will be allocated, int32 (num_free_blocks,), a copy."""
-        self._gate.enter("free_block_ids")
-        try:
-            return np.array(self._ledger.queue.block_ids(), dtype=np.int32)
-        finally:
-            self._gate.leave()
-
-    def free_block_after(self, block_id: object = 0) -> int:
-        """The free block that is allocated after `block_id`, which is free too; after 0 the first one. 0: none. O(1).
-
-        Raises `InvalidArgument` for a block that is not free.
-        """
-        return int(self._ledger.queue.next_free[self._free_or_null(block_id)])
-
-    def free_block_before(self, block_id: object = 0) -> int:
-        """The free block that is allocated before `block_id`; before 0 the last one. 0: none. O(1)."""
-        return int(self._ledger.queue.prev_free[self._free_or_null(block_id)])
-
-    def _free_or_null(self, block_id: object) -> i64:
-        block = i64(require_int("block_id", block_id, 0, self._ledger.num_blocks - 1))
-        if self._ledger.ref_cnt[block] > 0:
-            raise InvalidArgument(f"block_id is {block}, which is held; only free blocks have a place in the queue")
-        return block
-
-    def leases(self) -> list[BlockLease]:
-        """The leases not freed yet, oldest first."""
-        return list(self._book.live.values())
-
     def loose_counts(self) -> npt.NDArray[np.int32]:
-        """How often each block is held without a lease, int32 (num_blocks,), read-only, live."""
+        """How often each block is held without a lease, int32 as long as `ref_counts`, read-only, live until the pool
+        grows."""
         return view_i32(self._loose)
 
     # Finding. Nothing is held, and neither the order of eviction nor a policy hears of it.
@@ -163,7 +91,7 @@ class NamedPool:
         self._gate.enter("find_one")
         try:
             pack_name(self._name, 0, name, group_number(group))
-            return int(self._ledger.find(self._name, 0))
+            return int(self._named.find(self._name, 0))
         finally:
             self._gate.leave()
 
@@ -195,7 +123,7 @@ class NamedPool:
         count = i64(len(words)) // NAME_WORDS
         found = zeros_i32(int(count))
         for place in range(count):
-            block = self._ledger.find(words, place * NAME_WORDS)
+            block = self._named.find(words, place * NAME_WORDS)
             found[place] = i32(block)
         return found
 
@@ -206,28 +134,11 @@ class NamedPool:
         """The names of one block with their groups, in the order in which it got them; often none."""
         self._gate.enter("names_of")
         try:
-            return self._ledger.names_of(require_int("block_id", block_id, 0, self._ledger.num_blocks - 1))
+            return self._named.names_of(require_int("block_id", block_id, 0, int(self._ledger.capacity) - 1))
         finally:
             self._gate.leave()
 
     # Leases.
-
-    def get_new_blocks(self, num_blocks: object, holder: object = "") -> BlockLease:
-        """Hold blocks from the head of the free queue, evicting what they were named. O(num_blocks).
-
-        Raises `OutOfBlocks` when fewer are free, `InvalidArgument`, `PolicyError`.
-        """
-        self._gate.enter("get_new_blocks")
-        try:
-            count = self._free_count(num_blocks)
-            name = require_str("holder", holder)
-            self._ledger.evict_ahead(count)
-            blocks = zeros_i32(count)
-            lease = self._book.make(blocks, name)
-            self._ledger.acquire(blocks, 0, count)
-            return lease
-        finally:
-            self._gate.leave_with_result()
 
     def get_cached_blocks(self, names: object, group: object = 0, holder: object = "") -> BlockLease:
         """Hold the longest run of blocks that `names` begins with; maybe none. O(names).
@@ -239,6 +150,7 @@ class NamedPool:
             words = pack_names(listed(names), require_int("group", group, 0, MAX_GROUP))
             holder_name = require_str("holder", holder)
             found = self._find_all(words)
+            self._ledger.act("get_cached_blocks", holder_name)
             return self._hold("names", found[: _leading(found)], holder_name)
         finally:
             self._gate.leave_with_result()
@@ -253,6 +165,7 @@ class NamedPool:
             holder_name = require_str("holder", holder)
             blocks = self._checked_ids(block_ids)
             self._require_content(blocks)
+            self._ledger.act("hold", holder_name)
             return self._hold("block_ids", blocks, holder_name)
         finally:
             self._gate.leave_with_result()
@@ -268,7 +181,7 @@ class NamedPool:
 
     def _share(self, argument: str, blocks: vec[i32]) -> None:
         """Count a hit on what the caller's argument names. A policy that is interrupted then leaves all as it was."""
-        ledger = self._ledger
+        ledger = self._named
         count = i64(len(blocks))
         self._require_countable(argument, blocks)
         peak = ledger.peak_used_blocks
@@ -279,34 +192,15 @@ class NamedPool:
             ledger.peak_used_blocks = peak
             self._gate.interruption.raise_now()
 
-    def free_blocks(self, lease: object, last: object = False) -> None:
-        """Free a lease, last block first. O(blocks).
-
-        Blocks that nothing holds any more go to the tail of the free queue if they have a name or `last` is true, to
-        its front if not. A free in the middle of another call is carried out when that call ends.
-        Raises `DoubleFree` for a lease already freed, `ForeignBlock` for one of another pool.
-        """
-        goes_last = last is not False and require_bool("last", last)
-        if not self._gate.enter_free("free_blocks"):
-            self._book.close_later(self._book.require_live(lease), goes_last)
-            self._gate.wait()
-            return
-        try:
-            held = self._book.require_live(lease)
-            if goes_last:
-                self._book.close_to_the_end(held)
-            else:
-                self._book.close(held)
-        finally:
-            self._gate.leave()
-
     # Single blocks, for engines with tables of their own.
 
     def new_ids(self, num_blocks: object) -> list[int]:
         """Hold blocks from the head of the free queue without a lease; their ids. See `get_new_blocks`."""
         self._gate.enter("new_ids")
         try:
-            count = self._free_count(num_blocks)
+            count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
+            self._require_free(count)
+            self._ledger.act("new_ids", "")
             self._ledger.evict_ahead(count)
             blocks = zeros_i32(count)
             ids = [0] * count  # before anything is held: where there is no memory for the answer, nothing has changed
@@ -328,6 +222,7 @@ class NamedPool:
         self._gate.enter("hold_ids")
         try:
             blocks = self._checked_ids(block_ids)
+            self._ledger.act("hold_ids", "")
             self._share("block_ids", blocks)
             for position in range(i64(len(blocks))):
                 self._loose[i64(blocks[position])] += 1
@@ -347,9 +242,10 @@ class NamedPool:
             if len(blocks) >= MAX_BLOCKS:
                 raise InvalidArgument(f"block_ids has {len(blocks)} ids; the limit is {MAX_BLOCKS - 1}")
             # All that takes memory comes first: where there is none, nothing has changed.
-            ordered = self._order.of(self._ledger, blocks)
+            ordered = self._release_order.of(self._ledger, blocks)
             backwards = _reversed(blocks) if goes_last else ordered
             self._count_down(blocks)
+            self._ledger.act("free_ids", "")
             self._ledger.release(ordered, 0, i64(len(ordered)))
             if goes_last:
                 self._ledger.move_last(backwards, 0, len(backwards))
@@ -384,7 +280,7 @@ class NamedPool:
             if len(ids) != count:
                 raise InvalidArgument(f"there are {count} names for {len(ids)} blocks")
             self._require_no_null(ids)
-            self._ledger.make_room_for_names(count)
+            self._named.make_room_for_names(count)
             return self._name_all(ids, words)
         finally:
             self._gate.leave()
@@ -396,11 +292,10 @@ class NamedPool:
             number = group_number(group)
             block = self._block(block_id)
             pack_name(self._name, 0, name, number)
-            if self._ledger.has(block, self._name, 0):
+            if self._named.has(block, self._name, 0):
                 return False
-            self._ledger.make_room_for_names(1)
-            self._ledger.name(block, self._name, 0)
-            self._version += 1
+            self._named.make_room_for_names(1)
+            self._named.name(block, self._name, 0)
             return True
         finally:
             self._gate.leave()
@@ -409,10 +304,9 @@ class NamedPool:
         given = 0
         for position in range(i64(len(ids))):
             block = i64(ids[position])
-            if not self._ledger.has(block, words, position * NAME_WORDS):
-                self._ledger.name(block, words, position * NAME_WORDS)
+            if not self._named.has(block, words, position * NAME_WORDS):
+                self._named.name(block, words, position * NAME_WORDS)
                 given += 1
-        self._version += given
         return given
 
     def move_names(self, source: object, target: object) -> int:
@@ -422,15 +316,14 @@ class NamedPool:
         """
         self._gate.enter("move_names")
         try:
-            old = i64(require_int("source", source, 1, self._ledger.num_blocks - 1))
-            new = i64(require_int("target", target, 1, self._ledger.num_blocks - 1))
+            old = i64(require_int("source", source, 1, int(self._ledger.capacity) - 1))
+            new = i64(require_int("target", target, 1, int(self._ledger.capacity) - 1))
             index = self._ledger.index
             if not index.is_cached(old) or self._ledger.ref_cnt[old] == 0:
                 raise InvalidArgument(f"source is {old}; it must be a block that is held and has a name")
             if index.is_cached(new) or self._ledger.ref_cnt[new] == 0:
                 raise InvalidArgument(f"target is {new}; it must be a block that is held and has no name")
-            self._version += 1
-            return int(self._ledger.move_names(old, new))
+            return int(self._named.move_names(old, new))
         finally:
             self._gate.leave()
 
@@ -446,94 +339,69 @@ class NamedPool:
             blocks = self._checked_ids(block_ids)
             for position in range(i64(len(blocks))):
                 if self._ledger.index.is_cached(i64(blocks[position])):
-                    self._ledger.uncache(i64(blocks[position]))
+                    self._named.uncache(i64(blocks[position]))
                     gone += 1
-            self._version += gone
             return gone
         finally:
             self._gate.leave()
 
-    # Policy, reset, events, checks.
-
-    def set_eviction_policy(self, policy: object) -> None:
-        """Let another policy choose what is evicted; see `BlockPool.set_eviction_policy`. O(num_blocks)."""
-        self._gate.enter("set_eviction_policy")
-        try:
-            num_blocks = self._ledger.num_blocks
-            made = make_policy(policy, num_blocks)
-            if isinstance(policy, str) and policy == "lru":
-                self._ledger.choose_by(None, None)
-            else:
-                caught = CaughtPolicy(made, num_blocks, self._gate.interruption)
-                self._ledger.choose_by(caught, caught)
-        finally:
-            self._gate.leave()
-
-    def reset_prefix_cache(self) -> None:
-        """Forget all names at once; blocks stay with their holders. O(num_blocks + names)."""
-        self._gate.enter("reset_prefix_cache")
-        try:
-            self._version += 1
-            self._ledger.reset()
-        finally:
-            self._gate.leave()
+    # Events, and the size.
 
     def take_events(self) -> list[NameEvent]:
         """What happened since the last call, oldest first, at most `max_events`. O(events)."""
         self._gate.enter("take_events")
         try:
-            return [] if self._ledger.log is None else self._ledger.log.take()
+            return [] if self._named.log is None else self._named.log.take()
         finally:
             self._gate.leave_with_result()
 
     @property
     def num_lost_events(self) -> int:
         """Events that came when `max_events` were waiting, each in the place of the oldest. O(1)."""
-        return 0 if self._ledger.log is None else int(self._ledger.log.num_lost)
+        return 0 if self._named.log is None else int(self._named.log.num_lost)
 
-    def check(self) -> None:
-        """Verify all that the pool knows, holds against counts included. O(num_blocks + names + leases' blocks).
-
-        Raises `InvariantError`.
-        """
-        self._gate.enter("check")
+    def resize(self, num_blocks: object) -> Resize:
+        """See `StandalonePool.resize`; all names of a block that goes are lost. O(num_blocks + names)."""
+        self._gate.enter("resize")
         try:
-            self._ledger.check()
-            counts = [int(count) for count in self._loose]
-            for lease in self._book.live.values():
-                for block in lease:
-                    counts[block] += 1 if block != 0 else 0
-            for block in range(self._ledger.num_blocks):
-                if counts[block] != self._ledger.ref_cnt[i64(block)]:
-                    raise InvariantError(
-                        f"I1: block {block} has ref_cnt {self._ledger.ref_cnt[i64(block)]}; "
-                        f"leases and ids hold it {counts[block]} times"
-                    )
+            target = require_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
+            room = self._named.make_room(target)
+            loose = self._loose
+            if room is not None:
+                try:
+                    loose = grown_i32(loose, target)
+                    self._release_order.make_room(target)
+                    if self._residency is not None:
+                        self._residency.make_room(target)
+                except MemoryError as error:
+                    raise not_enough_memory(f"num_blocks is {target}; the system has no memory for its arrays", error)
+            answer = self._named.resize(target, room)
+            self._loose = loose
+            return answer
         finally:
             self._gate.leave()
 
-    # Arguments.
+    def _other_holds(self) -> list[int]:
+        return [int(count) for count in self._loose]
 
-    def _free_count(self, num_blocks: object) -> int:
-        count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
-        if count > self._ledger.queue.num_free:
-            raise OutOfBlocks(
-                f"num_blocks is {count}; only {self.num_free_blocks} of {self.num_usable_blocks} blocks are free",
-                count,
-                self.num_free_blocks,
-            )
-        return count
+    # Arguments.
 
     def _checked_ids(self, block_ids: object) -> vec[i32]:
         items = int64_items("block_ids", block_ids)
         blocks = zeros_i32(len(items))
         for position in range(i64(len(items))):
-            if not 0 < items[position] < self._ledger.num_blocks:
+            if not self._is_there(items[position]):
                 limit = self._ledger.num_blocks - 1
                 raise InvalidArgument(f"block_ids[{position}] is {items[position]}; it must be from 1 to {limit}")
             block = items[position]
             blocks[position] = i32(block)
         return blocks
+
+    def _is_there(self, block: i64) -> bool:
+        """Whether it is one of the pool's blocks: also one beyond the end of a pool that shrank, while it is held."""
+        if 0 < block < i64(self._ledger.num_blocks):
+            return True
+        return 0 < block < self._ledger.capacity and self._ledger.ref_cnt[block] > 0
 
     def _leased_or_ids(self, blocks: object) -> vec[i32]:
         if isinstance(blocks, BlockLease):
@@ -563,25 +431,14 @@ class NamedPool:
         last = self._ledger.num_blocks - 1
         if type(block_id) is int and 0 < block_id <= last:
             return i64(block_id)
+        if type(block_id) is int and block_id < int(self._ledger.capacity) and self._is_there(i64(block_id)):
+            return i64(block_id)
         return i64(require_int("block_id", block_id, 1, last))
 
     def _require_no_null(self, blocks: vec[i32]) -> None:
         for position in range(i64(len(blocks))):
             if blocks[position] == 0:
                 raise InvalidArgument(f"position {position} of the lease is the null block, which has no content")
-
-    def __init_subclass__(cls) -> None:
-        """Refuse: a subclass of a compiled class could not be made."""
-        raise refuse_subclass("NamedPool")
-
-    def __copy__(self) -> "NamedPool":
-        raise refuse_copy("a NamedPool", "make another one")
-
-    def __deepcopy__(self, memo: object) -> "NamedPool":
-        raise refuse_copy("a NamedPool", "make another one")
-
-    def __reduce__(self) -> str:
-        raise refuse_pickle("a NamedPool", "make one in the other process")
 
 
 def _leading(blocks: vec[i32]) -> i64:

@@ -1,44 +1,38 @@
-"""The pool: blocks handed out as leases, and found again by their tokens."""
+"""The pool that knows tokens: blocks handed out as leases, and found again by their tokens."""
 
 import numpy as np
 import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
-from ..answers import Resize
-from ..arguments import require_bool, require_int, require_str, shown
-from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_HISTORY
-from ..errors import InvalidArgument, OutOfBlocks, not_enough_memory
-from ..hash_seeds import hash_seed_or_drawn
-from .arrays import view_i32, zeros_i32
-from .gate import Gate
-from .index.prompt import Prompt, has_tokens, make_chunk
-from .pool.block import KVCacheBlock
-from .pool.by_id import evict_idle, require_free, require_ids, uncache
-from .pool.caching import cache_next, cache_prompt
-from .pool.eviction import EvictionOrder
-from .pool.found import FoundBlocks, find_computed, found_blocks, require_found
-from .pool.lease import BlockLease, LeaseBook, check_leases, held_blocks, require_countable
-from .pool.lease_parts import adopt, cut_off, give_back, grow, part_of
-from .pool.ledger import BlockLedger
-from .pool.misses import note_missed_keys, note_misses
-from .pool_records import PoolRecords
-from .refusing import refuse_copy, refuse_pickle, refuse_subclass
-from .store.event_reader import EventReader
-from .tokens import int64_items
-from .watch.history import AllocationHistory
-from .watch.residency import ResidencySampler
+from ...arguments import require_bool, require_int, require_str, shown
+from ...config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_HISTORY
+from ...errors import InvalidArgument, OutOfBlocks, not_enough_memory
+from ...hash_seeds import hash_seed_or_drawn
+from ...kv_events import KVCacheEvents
+from ..index.prompt import Prompt, has_tokens, make_chunk
+from ..pool.by_id import evict_idle, require_free, require_ids, uncache
+from ..pool.caching import cache_next, cache_prompt
+from ..pool.eviction import wished_end, wished_priority
+from ..pool.found import FoundBlocks, find_computed, found_blocks, require_found
+from ..pool.lease import BlockLease
+from ..pool.lease_parts import adopt, grow
+from ..pool.ledger import BlockLedger
+from ..pool.misses import note_missed_keys, note_misses
+from ..store.event_reader import EventReader
+from ..tokens import int64_items
+from .standalone_pool import StandalonePool
 
 
-class BlockPool(PoolRecords):
+class BlockPool(StandalonePool):
     """Blocks of `block_size` tokens: counted, handed out, found again by their tokens, evicted.
 
     Block 0 is the null block, a placeholder in block tables; the others have ids 1 to num_blocks - 1 that never
     change. A block is in the free queue exactly when its ref_cnt is 0 (I1). A cached block stays in the index
     while it waits there, until a hit revives it or an allocation evicts it, each in O(1) (I4).
 
-    Use it alone, through leases, or as the pool of a `KVCacheManager`, whose sequences hold blocks by their table rows.
-    One call runs at a time (`blockyard.core.gate`).
+    It is used alone, through leases: a `KVCacheManager` has a pool of its own. One call runs at a time
+    (`blockyard.core.gate`).
 
     num_blocks: the null block included; 1 to 2**27 (a pool of the null block alone gives out nothing). block_size:
     tokens a block; 1 to 4096. hash_seed: of the index's hash function; None draws one that cannot be guessed.
@@ -78,206 +72,11 @@ class BlockPool(PoolRecords):
         is_told = require_bool("enable_kv_cache_events", enable_kv_cache_events)
         try:
             ledger = BlockLedger(blocks, size, size, caching, seed)
-            PoolRecords.__init__(self, ledger, Gate(), "", None)
-            self._observe(events, sample, is_told)
+            super().__init__(ledger, retained, events, sample)
+            self._events = EventReader(ledger, []) if is_told else None
         except MemoryError as error:
             raise not_enough_memory(f"num_blocks is {blocks}; the system has no memory for its arrays", error)
-        self._book = LeaseBook(self._ledger)
-        self._gate.deferred.append(self._book)
-        self._order = EvictionOrder(self._ledger, self._gate.interruption, self._clock, retained)
         self._order.install(eviction_policy)
-
-    def _observe(self, history_size: int, residency_sample: int, enable_kv_cache_events: bool) -> None:
-        if history_size > 0:
-            self._history = AllocationHistory(history_size, self._ledger.queue, self._clock)
-            self._ledger.watch(self._history)
-        if residency_sample > 0:
-            self._residency = ResidencySampler(residency_sample, self._clock, self.num_blocks)
-            self._ledger.watch(self._residency)
-        if enable_kv_cache_events:
-            self._events = EventReader(self._ledger, [])
-
-    def free_block_ids(self) -> npt.NDArray[np.int32]:
-        """The free blocks in the order in which they will be allocated, int32 (num_free_blocks,), a copy."""
-        self._gate.enter("free_block_ids")
-        try:
-            return np.array(self._ledger.queue.block_ids(), dtype=np.int32)
-        finally:
-            self._gate.leave()
-
-    def leases(self) -> list[BlockLease]:
-        """The leases not freed yet, oldest first: the leak report of a pool that is used alone."""
-        return list(self._book.live.values())
-
-    def block(self, block_id: object) -> KVCacheBlock:
-        """One block as people see it. O(leases)."""
-        number = require_int("block_id", block_id, 0, int(self._ledger.capacity) - 1)
-        self._gate.enter("block")
-        try:
-            return self._book.describe(number)
-        finally:
-            self._gate.leave()
-
-    # Leases.
-
-    def get_new_blocks(self, num_blocks: object, holder: object = "") -> BlockLease:
-        """Hold `num_blocks` blocks from the head of the free queue, evicting what they cached. O(num_blocks).
-
-        holder: a name for errors and leak reports.
-        Of a manager with a CPU tier: what this evicts is saved by the next plan, so carry one out (`reserve([])`)
-        before you write into the blocks.
-        Raises `OutOfBlocks` when fewer are free, `InvalidArgument` for a count below 0.
-        """
-        self._gate.enter("get_new_blocks")
-        try:
-            count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
-            name = require_str("holder", holder)
-            self._require_free(count)
-            self._ledger.act("get_new_blocks", name)
-            blocks = zeros_i32(count)
-            lease = self._book.make(blocks, name)
-            self._take_new(lease, blocks, 0, count)
-            return lease
-        finally:
-            self._gate.leave_with_result()
-
-    def _require_free(self, count: int) -> None:
-        if count > self._ledger.queue.num_free:
-            raise OutOfBlocks(
-                f"num_blocks is {count}; only {self.num_free_blocks} of {self.num_usable_blocks} blocks are free",
-                count,
-                self.num_free_blocks,
-            )
-
-    def _take_new(self, lease: BlockLease, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Take blocks for a lease that was just made; it goes again if the eviction policy fails."""
-        try:
-            self._ledger.evict_ahead(count)
-        except BaseException:
-            self._book.take_back(lease)
-            raise
-        self._ledger.acquire(blocks, start, count)
-
-    def extend(self, lease: object, num_blocks: object) -> npt.NDArray[np.int32]:
-        """Add `num_blocks` new blocks to a live lease; returns their ids, int32 (num_blocks,). Amortised O(num_blocks).
-
-        See `get_new_blocks`.
-        """
-        self._gate.enter("extend")
-        try:
-            count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
-            held = self._book.require_live(lease)
-            self._require_free(count)
-            self._ledger.act("extend", held.holder)
-            return view_i32(grow(self._ledger, held, count))
-        finally:
-            self._gate.leave_with_result()
-
-    def touch(self, lease: object, holder: object = "", start: object = 0, stop: object = None) -> BlockLease:
-        """Hold blocks of a live lease once more, for another holder: all, or those at `start` to `stop`. O(blocks).
-
-        Raises as `free_blocks` does, and `InvalidArgument` for positions outside the lease.
-        """
-        self._gate.enter("touch")
-        try:
-            name = require_str("holder", holder)
-            first = require_int("start", start, 0, MAX_BLOCKS)
-            last = None if stop is None else require_int("stop", stop, first, MAX_BLOCKS)
-            held = self._book.require_live(lease)
-            end = self._require_part(held, first, last)
-            require_countable(self._ledger, held._blocks, first, end)
-            self._ledger.act("touch", name)
-            another = part_of(self._book, held, first, end, name)
-            blocks = held_blocks(another, 0, another._count)
-            self._ledger.share(blocks, 0, len(blocks))
-            return another
-        finally:
-            self._gate.leave_with_result()
-
-    def copy_on_write(self, lease: object, position: object) -> tuple[int, int] | None:
-        """Make the block at `position` of a live lease its own, before it is written. O(blocks).
-
-        A block that others hold too is replaced by a new one: returns (old, new), and its keys and values are the
-        caller's to copy. None where the lease holds it alone; if it is cached, it leaves the index, because what it
-        holds is about to change. With a CPU tier see `get_new_blocks`. Raises `OutOfBlocks` when no block is free for
-        the copy, `InvalidArgument` for a position outside the lease, and as `free_blocks` does.
-        """
-        self._gate.enter("copy_on_write")
-        try:
-            place = require_int("position", position, -MAX_BLOCKS, MAX_BLOCKS)
-            held = self._book.require_live(lease)
-            if not 0 <= place < len(held):
-                raise InvalidArgument(f"position is {place}; the lease has {len(held)} blocks")
-            self._ledger.act("copy_on_write", held._holder)
-            return self._book.make_own(held, place)
-        finally:
-            self._gate.leave_with_result()
-
-    def release(self, lease: object, start: object, stop: object = None) -> int:
-        """Release the blocks of a live lease at `start` to `stop`, None for its end. O(blocks released).
-
-        The null block (0) takes their places, so the others keep theirs in a block table: for what has fallen behind a
-        sliding window. Places released before are left. What is cached next still comes behind what was cached last.
-        To release the end of a lease, such as rejected drafts, free what `split` cuts off.
-        Returns how many blocks were released. Raises as `free_blocks` does, and `InvalidArgument` for positions
-        outside the lease.
-        """
-        self._gate.enter("release")
-        try:
-            first = require_int("start", start, 0, MAX_BLOCKS)
-            last = None if stop is None else require_int("stop", stop, first, MAX_BLOCKS)
-            held = self._book.require_live(lease)
-            end = self._require_part(held, first, last)
-            self._ledger.act("release", held._holder)
-            return give_back(self._ledger, held, first, end)
-        finally:
-            self._gate.leave()
-
-    def _require_part(self, lease: BlockLease, first: int, last: int | None) -> int:
-        end = len(lease) if last is None else last
-        if not first <= end <= len(lease):
-            raise InvalidArgument(f"start is {first}, stop {end}; the lease has {len(lease)} blocks")
-        return end
-
-    def split(self, lease: object, at: object, holder: object = "") -> BlockLease:
-        """Cut a live lease in two: it keeps its first `at` blocks, the lease that is returned has the others. O(those).
-
-        No block is taken or freed. `free_blocks(split(lease, n))` shortens a lease to n blocks, and `extend` goes on
-        behind them. Raises as `free_blocks` does, and `InvalidArgument` for a position outside the lease.
-        """
-        self._gate.enter("split")
-        try:
-            name = require_str("holder", holder)
-            position = require_int("at", at, 0, MAX_BLOCKS)
-            held = self._book.require_live(lease)
-            if position > len(held):
-                raise InvalidArgument(f"at is {position}; the lease has {len(held)} blocks")
-            return cut_off(self._book, held, position, name)
-        finally:
-            self._gate.leave_with_result()
-
-    def free_blocks(self, lease: object, last: object = False) -> None:
-        """Free a lease, last block first. O(blocks).
-
-        Blocks that nothing holds any more go to the tail of the free queue if cached, to its front if not: these are
-        the next to be taken, in the order in which they stood. last: the tail takes those that are not cached too, so
-        that all of them are taken again as late as the cached ones, whatever the policy.
-        A free that arrives in the middle of another call is carried out when that call ends.
-        Raises `DoubleFree` for a lease already freed, `ForeignBlock` for one of another pool.
-        """
-        goes_last = last is not False and require_bool("last", last)
-        if not self._gate.enter_free("free_blocks"):
-            self._book.close_later(self._book.require_live(lease), goes_last)
-            self._gate.wait()
-            return
-        try:
-            held = self._book.require_live(lease)
-            if goes_last:
-                self._book.close_to_the_end(held)
-            else:
-                self._book.close(held)
-        finally:
-            self._gate.leave()
 
     # Blocks by their ids.
 
@@ -291,7 +90,6 @@ class BlockPool(PoolRecords):
         self._gate.enter("uncache")
         try:
             blocks = int64_items("block_ids", block_ids)
-            self._require_alone("uncache")
             require_ids(blocks, int(self._ledger.capacity))
             return uncache(self._ledger, blocks)
         finally:
@@ -311,7 +109,6 @@ class BlockPool(PoolRecords):
             blocks = int64_items("block_ids", block_ids)
             name = require_str("holder", holder)
             evicts = require_bool("may_evict", may_evict)
-            self._require_alone("adopt")
             require_ids(blocks, self.num_blocks)
             taken = require_free(self._ledger, blocks, evicts)
             self._ledger.act("adopt", name)
@@ -329,7 +126,6 @@ class BlockPool(PoolRecords):
         self._gate.enter("evict")
         try:
             count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
-            self._require_alone("evict")
             self._ledger.act("evict", "")
             return np.array(evict_idle(self._ledger, count), dtype=np.int32)
         finally:
@@ -380,7 +176,6 @@ class BlockPool(PoolRecords):
         """
         self._gate.enter("cache_next_blocks")
         try:
-            self._require_tokens()
             chunk = make_chunk(token_ids, extra_keys, self.block_size) if has_tokens(token_ids) else None
             asked = -1
             if num_cached_blocks is not None:
@@ -475,36 +270,20 @@ class BlockPool(PoolRecords):
     ) -> BlockLease:
         """A lease on cached blocks and `more` new ones. A policy that fails, or is interrupted when it is told, leaves
         all as it was."""
-        ledger = self._ledger
-        count = i64(len(blocks))
-        require_countable(ledger, blocks, 0, count)
-        ledger.act(call, holder)
-        lease = self._book.make(blocks, holder)
-        lease._num_cached = count
-        lease._num_sure = count
+        self._ledger.act(call, holder)
+        peak = self._ledger.peak_used_blocks
+        lease = self._book.hold(blocks, holder, self._gate.interruption)
         lease._first_block = first_block
-        peak = ledger.peak_used_blocks
-        ledger.note_hits(blocks, 0, count)
-        ledger.share(blocks, 0, count)
-        if self._gate.interruption.error is not None:
-            self._let_go(lease, peak)
-            self._gate.interruption.raise_now()
         if found is not None:
             # Before the new blocks evict: a guard knows then that these contents are in use.
-            note_missed_keys(ledger, found._missed)
+            note_missed_keys(self._ledger, found._missed)
         if more > 0:
             try:
-                grow(ledger, lease, more)
+                grow(self._ledger, lease, more)
             except BaseException:
-                self._let_go(lease, peak)
+                self._book.let_go(lease, peak)
                 raise
         return lease
-
-    def _let_go(self, lease: BlockLease, peak: i64) -> None:
-        """Undo a hold that has just been made."""
-        self._ledger.unshare(lease._blocks, 0, lease._count)
-        self._ledger.peak_used_blocks = peak
-        self._book.take_back(lease)
 
     def num_cached_tokens(self, token_ids: object, extra_keys: object = ()) -> int:
         """How many leading tokens of `token_ids` stand in cached, computed blocks. Holds nothing. O(blocks)."""
@@ -530,60 +309,62 @@ class BlockPool(PoolRecords):
             self._gate.leave()
 
     def _make_prompt(self, token_ids: object, extra_keys: object) -> Prompt:
-        self._require_tokens()
         return make_chunk(token_ids, extra_keys, self.block_size).at(0, self.block_size)
 
-    def _require_tokens(self) -> None:
-        if not self._ledger.knows_tokens:
-            raise InvalidArgument("this pool belongs to a manager with layer groups or a CPU pool; ask the manager")
+    # What stays cached, and events.
 
-    # The size and checks.
+    def retain(
+        self, token_ids: object, priority: object = 1, expires_at: object = None, extra_keys: object = ()
+    ) -> int:
+        """Ask that the cached blocks `token_ids` begins with be evicted after all others. O(blocks * log retained).
 
-    def resize(self, num_blocks: object) -> Resize:
-        """Grow or shrink to `num_blocks` blocks, the null block included. O(num_blocks); never moves a held block.
-
-        Growing is done at once. Shrinking evicts the idle blocks beyond the end, and answers DEFERRED while some are
-        held there: each goes when it is freed (`num_retiring_blocks`). Raises `InvalidArgument`, `NotEnoughMemory`.
+        See `KVCacheManager.retain`. Returns how many blocks it concerns. Raises `OverBudget`, and `InvalidArgument`
+        without `retention_blocks`.
         """
-        self._gate.enter("resize")
+        self._gate.enter("retain")
         try:
-            target = require_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
-            self._require_alone("resize")
-            return self._ledger.resize(target, self._ledger.make_room(target))
+            prompt = make_chunk(token_ids, extra_keys, self.block_size).at(0, self.block_size)
+            level = wished_priority(priority)
+            until = wished_end(expires_at)
+            found = find_computed(self._ledger, prompt)
+            blocks = [int(block) for block in self._ledger.index.found[:found]]
+            return self._order.retain(blocks, level, until)
         finally:
             self._gate.leave()
 
-    def check(self) -> None:
-        """Verify what the pool alone can know: I1, I4, the counts, and that its leases add up to them. O(num_blocks).
+    @property
+    def num_retained_blocks(self) -> int:
+        """Blocks that `retain` keeps now, held or idle; 0 without a budget. O(1)."""
+        return self._order.num_retained
 
-        Raises `InvariantError`.
-        """
-        self._gate.enter("check")
+    def reset(self) -> None:
+        """The same as `reset_prefix_cache`."""
+        self._gate.enter("reset")
         try:
-            self._ledger.check()
-            check_leases(self._ledger, self._book.leases(), not self.is_managed)
+            self._ledger.reset()
         finally:
             self._gate.leave()
 
-    def __init_subclass__(cls) -> None:
-        """Refuse: a subclass of a compiled class could not be made."""
-        if getattr(cls, "__module__", "") != __name__:
-            raise refuse_subclass("BlockPool")
+    def take_events(self) -> KVCacheEvents:
+        """What prompts can hit, and can hit no more, since the last call. O(what happened).
 
-    def __copy__(self) -> "BlockPool":
-        raise refuse_copy("a BlockPool", "make another one")
+        See `KVCacheManager.take_events`; a `KVEventPublisher` takes a pool too. Raises `InvalidArgument` unless the
+        pool was made with `enable_kv_cache_events=True`.
+        """
+        self._gate.enter("take_events")
+        try:
+            if self._events is None:
+                raise InvalidArgument(
+                    "enable_kv_cache_events is False; events are noted with enable_kv_cache_events=True"
+                )
+            return self._events.take()
+        finally:
+            self._gate.leave_with_result()
 
-    def __deepcopy__(self, memo: object) -> "BlockPool":
-        raise refuse_copy("a BlockPool", "make another one")
+    @property
+    def enable_kv_cache_events(self) -> bool:
+        """Whether this pool notes events itself, for `take_events`."""
+        return self._events is not None
 
-    def __reduce__(self) -> str:
-        raise refuse_pickle("a BlockPool", "make one in the other process")
-
-
-class ManagedPool(BlockPool):
-    """The pool of a manager: the manager's calls and these enter by one gate."""
-
-    def __init__(self, book: LeaseBook, gate: Gate, history: AllocationHistory | None) -> None:
-        PoolRecords.__init__(self, book.ledger, gate, "KVCacheManager", history)
-        self._book = book
-        gate.deferred.append(book)
+    def _other_holds(self) -> list[int]:
+        return [0] * int(self._ledger.capacity)

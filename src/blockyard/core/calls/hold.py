@@ -1,0 +1,46 @@
+"""Holding what is cached without a sequence: a lease on what a prompt would hit."""
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ..arrays import zeros_i32
+from ..index.hit import Hit
+from ..index.prompt import Prompt
+from ..parts import Parts
+from ..pool.lease import BlockLease
+
+
+class HoldCalls:
+    """Looks a prompt up as `allocate` does, and holds what a sequence would take of the pool, by a lease."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.interruption = parts.gate.interruption
+        self.store = parts.store
+        self.leases = parts.leases
+        self.token_blocks = parts.token_blocks
+
+    def hold_cached(self, prompt: Prompt, holder: str) -> BlockLease:
+        """Hold the full, computed blocks that a prompt would hit: all of it, where it is cached as a whole."""
+        index = self.token_blocks.index
+        root = index.known_root(prompt.keys)
+        found = index.find_under(root, prompt, prompt.num_tokens // i64(self.token_blocks.block_size))
+        hit = Hit(root, index.found[:found], found)
+        self.store.limit(hit)
+        hit.num_usable = min(hit.num_usable, hit.first_pending)
+        blocks = self._taken(hit)
+        self.leases.ledger.act("hold_cached", holder)
+        lease = self.leases.hold(blocks, holder, self.interruption)
+        if self.token_blocks is not self.leases.ledger:
+            # Without their token blocks, no prompt would find them.
+            self.token_blocks.share(hit.blocks, 0, hit.num_usable)
+            lease._token_blocks = hit.blocks[: hit.num_usable]
+        return lease
+
+    def _taken(self, hit: Hit) -> vec[i32]:
+        """The blocks of the pool that it takes; those of the CPU pool are told below 0."""
+        taken = [block for block in self.store.taken_by(hit) if block > 0]
+        blocks = zeros_i32(len(taken))
+        for position in range(i64(len(taken))):
+            block = i64(taken[position])
+            blocks[position] = i32(block)
+        return blocks

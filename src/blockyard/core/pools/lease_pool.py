@@ -1,0 +1,397 @@
+"""The pool of leases: what every pool counts, who holds which block, and the calls that hold, part and free."""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ...answers import AllocationEvent
+from ...arguments import require_bool, require_int, require_str, shown
+from ...config import MAX_BLOCKS
+from ...errors import InvalidArgument, OutOfBlocks
+from ..arrays import view_i32, view_i64, zeros_i32
+from ..gate import Gate
+from ..pool.block import KVCacheBlock
+from ..pool.lease import BlockLease, LeaseBook, check_leases, held_blocks, require_countable
+from ..pool.lease_parts import cut_off, give_back, grow, part_of
+from ..pool.listener import LossListener, LossTeller
+from ..pool.states import block_states
+from ..refusing import refuse_copy, refuse_pickle, refuse_subclass
+from ..watch.history import AllocationHistory
+
+#: The package of this class, whose classes may stand on it.
+_PACKAGE = __name__.rpartition(".")[0]
+
+
+class LeasePool:
+    """Blocks that are handed out as leases: the pool of a `KVCacheManager`, whose sequences hold blocks by their table
+    rows too, and the base of the pools that are used alone.
+
+    Block 0 is the null block, a placeholder in block tables; the others have ids 1 to num_blocks - 1 that never
+    change. One call runs at a time (`blockyard.core.gate`).
+    """
+
+    def __init__(self, book: LeaseBook, gate: Gate, history: AllocationHistory | None) -> None:
+        self._ledger = book.ledger
+        self._book = book
+        self._gate = gate
+        self._history = history
+        self._teller: LossTeller | None = None
+        gate.deferred.append(book)
+
+    # What is there. One number each: these may be asked at any time, also while a call runs.
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool, the null block included."""
+        return self._ledger.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens a block; 1 of a `NamedPool`, which knows no tokens."""
+        return self._ledger.block_size
+
+    @property
+    def enable_prefix_caching(self) -> bool:
+        """Whether full blocks are indexed and hit."""
+        return self._ledger.enable_prefix_caching
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """All blocks but the null block; while a pool shrinks, those that are still to go included."""
+        return self._ledger.num_usable_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Free blocks, cached ones included. O(1)."""
+        return self._ledger.num_free_blocks
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that leases or sequences hold. O(1)."""
+        return self._ledger.num_used_blocks
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks in the index, held or not. O(1)."""
+        return self._ledger.num_cached_blocks
+
+    @property
+    def num_retiring_blocks(self) -> int:
+        """Blocks still held that a shrunken pool will not give out again. O(1)."""
+        return int(self._ledger.num_retiring)
+
+    @property
+    def num_evicted_blocks(self) -> int:
+        """Cached blocks that an allocation took, or a shrinking pool gave up, so far. O(1)."""
+        return int(self._ledger.num_evicted_blocks)
+
+    @property
+    def num_allocated_blocks(self) -> int:
+        """Blocks that left the free queue so far, new or revived by a hit. O(1)."""
+        return int(self._ledger.num_allocated_blocks)
+
+    @property
+    def num_freed_blocks(self) -> int:
+        """Blocks that came back to it; the rest of the allocated ones is in use. O(1)."""
+        return int(self._ledger.num_freed_blocks)
+
+    @property
+    def peak_used_blocks(self) -> int:
+        """Most blocks held at once so far. O(1)."""
+        return int(self._ledger.peak_used_blocks)
+
+    @property
+    def version(self) -> int:
+        """A number that grows whenever what prompts can find changes, for copies of it elsewhere. O(1)."""
+        return int(self._ledger.index.version)
+
+    @property
+    def usage(self) -> float:
+        """Share of the usable blocks in use, 0 to 1; 0 of a pool that has none. O(1)."""
+        return self._ledger.usage
+
+    def ref_counts(self) -> npt.NDArray[np.int32]:
+        """How often each block is held, int32 (num_blocks,), read-only, live until the pool grows.
+
+        Longer than num_blocks after the pool has shrunk: blocks may still be held there.
+        """
+        return view_i32(self._ledger.ref_cnt)
+
+    def cached_mask(self) -> npt.NDArray[np.bool_]:
+        """Which blocks are in the index, bool, as long as `ref_counts`, a copy."""
+        cached: npt.NDArray[np.bool_] = view_i64(self._ledger.index.identity)[: 2 * len(self._ledger.ref_cnt) : 2] != 0
+        return cached
+
+    def states(self) -> npt.NDArray[np.uint8]:
+        """The `BlockState` of each block, uint8, as long as `ref_counts`, a copy. O(num_blocks)."""
+        return block_states(self._ledger)
+
+    def free_block_ids(self) -> npt.NDArray[np.int32]:
+        """The free blocks in the order in which they will be allocated, int32 (num_free_blocks,), a copy."""
+        self._gate.enter("free_block_ids")
+        try:
+            return np.array(self._ledger.queue.block_ids(), dtype=np.int32)
+        finally:
+            self._gate.leave()
+
+    def free_block_after(self, block_id: object = 0) -> int:
+        """The free block that is allocated after `block_id`, which is free too; after 0 the first one. 0: none. O(1).
+
+        Raises `InvalidArgument` for a block that is not free.
+        """
+        return int(self._ledger.queue.next_free[self._free_or_null(block_id)])
+
+    def free_block_before(self, block_id: object = 0) -> int:
+        """The free block that is allocated before `block_id`; before 0 the last one. 0: none. O(1)."""
+        return int(self._ledger.queue.prev_free[self._free_or_null(block_id)])
+
+    def _free_or_null(self, block_id: object) -> i64:
+        block = i64(require_int("block_id", block_id, 0, self._ledger.num_blocks - 1))
+        if self._ledger.ref_cnt[block] > 0:
+            raise InvalidArgument(f"block_id is {block}, which is held; only free blocks have a place in the queue")
+        return block
+
+    def leases(self) -> list[BlockLease]:
+        """The leases not freed yet, oldest first: the leak report of a pool that is used alone."""
+        return list(self._book.live.values())
+
+    def block(self, block_id: object) -> KVCacheBlock:
+        """One block as people see it. O(leases)."""
+        number = require_int("block_id", block_id, 0, int(self._ledger.capacity) - 1)
+        self._gate.enter("block")
+        try:
+            return self._book.describe(number)
+        finally:
+            self._gate.leave()
+
+    # Leases.
+
+    def get_new_blocks(self, num_blocks: object, holder: object = "") -> BlockLease:
+        """Hold `num_blocks` blocks from the head of the free queue, evicting what they cached. O(num_blocks).
+
+        holder: a name for errors and leak reports.
+        Of a manager with a CPU tier: what this evicts is saved by the next plan, so carry one out (`reserve([])`)
+        before you write into the blocks.
+        Raises `OutOfBlocks` when fewer are free, `InvalidArgument` for a count below 0.
+        """
+        self._gate.enter("get_new_blocks")
+        try:
+            count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
+            name = require_str("holder", holder)
+            self._require_free(count)
+            self._ledger.act("get_new_blocks", name)
+            blocks = zeros_i32(count)
+            lease = self._book.make(blocks, name)
+            self._take_new(lease, blocks, 0, count)
+            return lease
+        finally:
+            self._gate.leave_with_result()
+
+    def _require_free(self, count: int) -> None:
+        if count > self._ledger.queue.num_free:
+            raise OutOfBlocks(
+                f"num_blocks is {count}; only {self.num_free_blocks} of {self.num_usable_blocks} blocks are free",
+                count,
+                self.num_free_blocks,
+            )
+
+    def _take_new(self, lease: BlockLease, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Take blocks for a lease that was just made; it goes again if the eviction policy fails."""
+        try:
+            self._ledger.evict_ahead(count)
+        except BaseException:
+            self._book.take_back(lease)
+            raise
+        self._ledger.acquire(blocks, start, count)
+
+    def extend(self, lease: object, num_blocks: object) -> npt.NDArray[np.int32]:
+        """Add `num_blocks` new blocks to a live lease; returns their ids, int32 (num_blocks,). Amortised O(num_blocks).
+
+        See `get_new_blocks`.
+        """
+        self._gate.enter("extend")
+        try:
+            count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
+            held = self._book.require_live(lease)
+            self._require_free(count)
+            self._ledger.act("extend", held.holder)
+            return view_i32(grow(self._ledger, held, count))
+        finally:
+            self._gate.leave_with_result()
+
+    def touch(self, lease: object, holder: object = "", start: object = 0, stop: object = None) -> BlockLease:
+        """Hold blocks of a live lease once more, for another holder: all, or those at `start` to `stop`. O(blocks).
+
+        Raises as `free_blocks` does, and `InvalidArgument` for positions outside the lease.
+        """
+        self._gate.enter("touch")
+        try:
+            name = require_str("holder", holder)
+            first = require_int("start", start, 0, MAX_BLOCKS)
+            last = None if stop is None else require_int("stop", stop, first, MAX_BLOCKS)
+            held = self._book.require_live(lease)
+            end = self._require_part(held, first, last)
+            require_countable(self._ledger, held._blocks, first, end)
+            self._ledger.act("touch", name)
+            another = part_of(self._book, held, first, end, name)
+            blocks = held_blocks(another, 0, another._count)
+            self._ledger.share(blocks, 0, len(blocks))
+            return another
+        finally:
+            self._gate.leave_with_result()
+
+    def copy_on_write(self, lease: object, position: object) -> tuple[int, int] | None:
+        """Make the block at `position` of a live lease its own, before it is written. O(blocks).
+
+        A block that others hold too is replaced by a new one: returns (old, new), and its keys and values are the
+        caller's to copy. None where the lease holds it alone; if it is cached, it leaves the index, because what it
+        holds is about to change. With a CPU tier see `get_new_blocks`. Raises `OutOfBlocks` when no block is free for
+        the copy, `InvalidArgument` for a position outside the lease, and as `free_blocks` does.
+        """
+        self._gate.enter("copy_on_write")
+        try:
+            place = require_int("position", position, -MAX_BLOCKS, MAX_BLOCKS)
+            held = self._book.require_live(lease)
+            if not 0 <= place < len(held):
+                raise InvalidArgument(f"position is {place}; the lease has {len(held)} blocks")
+            self._ledger.act("copy_on_write", held._holder)
+            return self._book.make_own(held, place)
+        finally:
+            self._gate.leave_with_result()
+
+    def release(self, lease: object, start: object, stop: object = None) -> int:
+        """Release the blocks of a live lease at `start` to `stop`, None for its end. O(blocks released).
+
+        The null block (0) takes their places, so the others keep theirs in a block table: for what has fallen behind a
+        sliding window. Places released before are left. What is cached next still comes behind what was cached last.
+        To release the end of a lease, such as rejected drafts, free what `split` cuts off.
+        Returns how many blocks were released. Raises as `free_blocks` does, and `InvalidArgument` for positions
+        outside the lease.
+        """
+        self._gate.enter("release")
+        try:
+            first = require_int("start", start, 0, MAX_BLOCKS)
+            last = None if stop is None else require_int("stop", stop, first, MAX_BLOCKS)
+            held = self._book.require_live(lease)
+            end = self._require_part(held, first, last)
+            self._ledger.act("release", held._holder)
+            return give_back(self._ledger, held, first, end)
+        finally:
+            self._gate.leave()
+
+    def _require_part(self, lease: BlockLease, first: int, last: int | None) -> int:
+        end = len(lease) if last is None else last
+        if not first <= end <= len(lease):
+            raise InvalidArgument(f"start is {first}, stop {end}; the lease has {len(lease)} blocks")
+        return end
+
+    def split(self, lease: object, at: object, holder: object = "") -> BlockLease:
+        """Cut a live lease in two: it keeps its first `at` blocks, the lease that is returned has the others. O(those).
+
+        No block is taken or freed. `free_blocks(split(lease, n))` shortens a lease to n blocks, and `extend` goes on
+        behind them. Raises as `free_blocks` does, and `InvalidArgument` for a position outside the lease.
+        """
+        self._gate.enter("split")
+        try:
+            name = require_str("holder", holder)
+            position = require_int("at", at, 0, MAX_BLOCKS)
+            held = self._book.require_live(lease)
+            if position > len(held):
+                raise InvalidArgument(f"at is {position}; the lease has {len(held)} blocks")
+            return cut_off(self._book, held, position, name)
+        finally:
+            self._gate.leave_with_result()
+
+    def free_blocks(self, lease: object, last: object = False) -> None:
+        """Free a lease, last block first. O(blocks).
+
+        Blocks that nothing holds any more go to the tail of the free queue if cached, to its front if not: these are
+        the next to be taken, in the order in which they stood. last: the tail takes those that are not cached too, so
+        that all of them are taken again as late as the cached ones, whatever the policy.
+        A free that arrives in the middle of another call is carried out when that call ends.
+        Raises `DoubleFree` for a lease already freed, `ForeignBlock` for one of another pool.
+        """
+        goes_last = last is not False and require_bool("last", last)
+        if not self._gate.enter_free("free_blocks"):
+            self._book.close_later(self._book.require_live(lease), goes_last)
+            self._gate.wait()
+            return
+        try:
+            held = self._book.require_live(lease)
+            if goes_last:
+                self._book.close_to_the_end(held)
+            else:
+                self._book.close(held)
+        finally:
+            self._gate.leave()
+
+    # What happened, and checks.
+
+    def history(self) -> list[AllocationEvent]:
+        """The latest `history_size` events, oldest first. O(history_size). Empty when it is off."""
+        self._gate.enter("history")
+        try:
+            return [] if self._history is None else self._history.events()
+        finally:
+            self._gate.leave()
+
+    @property
+    def on_evict(self) -> Callable[[npt.NDArray[np.int32]], object] | None:
+        """Called after each call in which blocks lost their content, with their ids, int32 (n,), in order; or None.
+
+        The content was evicted, dropped by a shrinking pool, uncached, or written over (`copy_on_write`). A reset is
+        no such call. It may call the pool; what it raises becomes a RuntimeWarning.
+        """
+        return None if self._teller is None else self._teller.callback
+
+    @on_evict.setter
+    def on_evict(self, callback: object) -> None:
+        self._gate.enter("on_evict")
+        try:
+            if callback is not None and not callable(callback):
+                raise InvalidArgument(f"on_evict is {shown(callback)}; it must be a callable that takes ids, or None")
+            if self._teller is None:
+                self._teller = LossTeller(self._gate)
+                self._gate.told.append(self._teller)
+                self._ledger.watch(LossListener(self._teller))
+            self._teller.callback = callback
+        finally:
+            self._gate.leave()
+
+    def check(self) -> None:
+        """Verify what the pool alone can know: I1, I4, the counts, and that its leases add up to them. O(num_blocks).
+
+        Raises `InvariantError`.
+        """
+        self._gate.enter("check")
+        try:
+            self._ledger.check()
+            check_leases(self._ledger, self._book.leases(), self._other_holds())
+        finally:
+            self._gate.leave()
+
+    def _other_holds(self) -> list[int] | None:
+        """How often each block is held besides by leases; None where the pool does not know."""
+        return None
+
+    def __repr__(self) -> str:
+        ledger = self._ledger
+        used = f"{ledger.num_used_blocks} of {ledger.num_usable_blocks} blocks used"
+        return f"<{type(self).__name__}: {used}, {ledger.num_cached_blocks} cached, {ledger.num_free_blocks} free>"
+
+    def __init_subclass__(cls) -> None:
+        """Refuse: a subclass of a compiled class could not be made."""
+        if getattr(cls, "__module__", "").rpartition(".")[0] != _PACKAGE:
+            raise refuse_subclass(cls.__mro__[1].__name__)
+
+    def __copy__(self) -> "LeasePool":
+        raise refuse_copy(f"a {type(self).__name__}", "make another one")
+
+    def __deepcopy__(self, memo: object) -> "LeasePool":
+        raise refuse_copy(f"a {type(self).__name__}", "make another one")
+
+    def __reduce__(self) -> str:
+        raise refuse_pickle(f"a {type(self).__name__}", "make one in the other process")
