@@ -63,16 +63,6 @@ class TokenPool(EnginePool):
         found = self.find(make_block_hash_with_group_id(block_hash, 0))
         return [Block(self, found)] if found else None
 
-    def free_block_after(self, block_id: int) -> int:
-        """The free block that is allocated after a free one; after 0 the first. 0: none. O(free blocks)."""
-        line = [0, *self.pool.free_block_ids().tolist(), 0]
-        return int(line[line.index(block_id) + 1])
-
-    def free_block_before(self, block_id: int) -> int:
-        """The free block that is allocated before a free one; before 0 the last. 0: none. O(free blocks)."""
-        line = [0, *self.pool.free_block_ids().tolist()[::-1], 0]
-        return int(line[line.index(block_id) + 1])
-
     def touch(self, blocks: Sequence[Any]) -> None:
         """Not on this level: connectors that pin blocks by id need level "names"."""
         raise NotImplementedError("blockyard: blocks are not held by id on level 'tokens'; set level to 'names'")
