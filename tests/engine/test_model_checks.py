@@ -184,12 +184,61 @@ def test_masks_are_told_from_each_other_at_any_size(window: int, max_model_len: 
 
 
 def test_one_chunk_is_served_and_two_are_refused() -> None:
-    model = small_architecture("llama4_text")
-    assert model.config.attention_chunk_size == 16
+    model = _llama4(attention_chunk_size=16)
     with pytest.raises(ModelError, match=r"attention_chunk_size is 16.*with max_model_len=16 there is one chunk"):
         Engine(model, num_blocks=40)
     engine = Engine(model, num_blocks=40, max_model_len=16, block_size=4)
     prompts = [[token % 128 for token in prompt] for prompt in mixed_prompts((5, 11))]
+    assert tokens_of(engine.generate(prompts, SamplingParams(max_tokens=5))) == reference_tokens(model, prompts, 5)
+
+
+@pytest.mark.parametrize("max_model_len", [8, 64, 512])
+def test_queries_scaled_by_a_place_in_the_row_are_refused(max_model_len: int) -> None:
+    """No trial of the model as it is finds them: no prompt of it reaches the 8,192nd place."""
+    model = _llama4(attn_temperature_tuning=True, floor_scale=8192)
+    with pytest.raises(ModelError, match=r"attn_temperature_tuning = True, and no_rope_layers has a 0"):
+        Engine(model, num_blocks=40, block_size=4, max_model_len=max_model_len)
+
+
+def test_queries_scaled_where_all_layers_have_positions_are_not_scaled() -> None:
+    model = _llama4(attn_temperature_tuning=True, floor_scale=4, no_rope_layers=[1, 1])
+    _require_reference_tokens(model)
+
+
+def test_a_llama_4_without_scaled_queries_is_served() -> None:
+    _require_reference_tokens(_llama4(floor_scale=4))
+
+
+def test_the_trial_finds_queries_scaled_by_a_place_in_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompts of the trial of a small copy are longer than every number that says where a scale begins."""
+    monkeypatch.setattr(probe_module, "refuse_unknown_fields", lambda *_: None)
+    model = _llama4(attn_temperature_tuning=True, floor_scale=8192, max_position_embeddings=256)
+    with pytest.raises(ModelError, match="Llama4ForCausalLM computes other logits in the engine's steps"):
+        Engine(model, num_blocks=40)
+
+
+def _llama4(**fields: Any) -> Any:
+    """A small Llama 4 in one chunk of all its positions, whose second layer has no positions."""
+    given = {"attention_chunk_size": 512, "attn_temperature_tuning": False, "no_rope_layers": [1, 0], **fields}
+    config = transformers.Llama4TextConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=96,
+        intermediate_size_mlp=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=2,
+        eos_token_id=None,
+        **{"max_position_embeddings": 512, **given},
+    )
+    return small_model(transformers.Llama4ForCausalLM, config)
+
+
+def _require_reference_tokens(model: Any) -> None:
+    engine = Engine(model, num_blocks=40, max_model_len=64, block_size=4, max_num_batched_tokens=17, max_num_seqs=3)
+    prompts = [[token % 128 for token in prompt] for prompt in mixed_prompts((5, 11, 33))]
     assert tokens_of(engine.generate(prompts, SamplingParams(max_tokens=5))) == reference_tokens(model, prompts, 5)
 
 

@@ -19,7 +19,7 @@ deepseek_v2 deepseek_v3 dots1 electra emu3 ernie ernie4_5 ernie4_5_moe exaone4 e
 gemma gemma2 gemma3 gemma3_text gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text glm
 glm4 glm4_moe glm4_moe_lite got_ocr2 gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_oss granite granite_swa
 granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax jais2
-jetmoe laguna llama llama4 longcat_flash mellum minicpm3 minimax_m2 ministral ministral3 mistral mixtral
+jetmoe laguna llama longcat_flash mellum minicpm3 minimax_m2 ministral ministral3 mistral mixtral
 modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phi4_multimodal phimoe
 qwen2 qwen2_moe qwen3 qwen3_moe roc_bert seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma youtu
 """
@@ -34,10 +34,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "ministral": {"head_dim": 16},
     "nemotron": {"num_key_value_heads": 8},
-}
-#: What a small config needs beside small sizes, so that windows and chunks are there to be outgrown.
-_CHANGES: dict[str, dict[str, Any]] = {
-    "llama4_text": {"attention_chunk_size": 16},
 }
 #: Architectures whose small copies are large all the same, or take long to make.
 _LARGE = {"blt": "its hash embeddings have 200 million weights", "xlm": "100 million weights"}
@@ -62,7 +58,7 @@ def _config_and_class(name: str) -> tuple[Any, Any]:
     if model_class.config_class is not type(config):
         config = config.get_text_config(decoder=True)
     config = small_config(config)
-    for field, value in {**_windows(config), **_CHANGES.get(name, {})}.items():
+    for field, value in _windows(config).items():
         setattr(config, field, value)
     return config, model_class
 

@@ -47,6 +47,7 @@ def refuse_unknown_fields(config: Any, max_model_len: int) -> None:
             )
     _refuse_layer_types(given.get("layer_types") or ())
     _refuse_chunks(given.get("attention_chunk_size"), max_model_len)
+    _refuse_places(given)
     _refuse_moving_rope(given.get("rope_parameters") or {})
 
 
@@ -63,6 +64,15 @@ def _refuse_chunks(size: int | None, max_model_len: int) -> None:
         raise ModelError(
             f"the model's attention_chunk_size is {size}: tokens attend to their own chunk only, which the engine does "
             f"not compute; with max_model_len={size} there is one chunk"
+        )
+
+
+def _refuse_places(given: Mapping[str, Any]) -> None:
+    if given.get("attn_temperature_tuning") and 0 in (given.get("no_rope_layers") or ()):
+        raise ModelError(
+            f"the model's config has attn_temperature_tuning = {given['attn_temperature_tuning']!r}, and "
+            "no_rope_layers has a 0: those layers scale a query by its token's place in the row of a step, not by its "
+            "position"
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-#: The windows, chunks and selections of a small copy, in tokens.
+#: The windows of a small copy and the steps by which it scales attention, in tokens.
 SMALL_WINDOW = 13
 _MAX_POSITIONS = 512
 _VOCABULARY = 128
@@ -36,7 +36,7 @@ _SIZES = {
     1: "n_group topk_group num_expert_group n_shared_experts num_shared_experts first_k_dense_replace num_dense_layers "
     "mamba_n_groups n_groups mamba_ngroups",
     _VOCABULARY: "vocab_size vocab_size_per_layer_input unpadded_vocab_size mamba_d_ssm",
-    SMALL_WINDOW: "sliding_window sliding_window_size window_size",
+    SMALL_WINDOW: "sliding_window sliding_window_size window_size floor_scale",
     _MAX_POSITIONS: "max_position_embeddings n_positions n_ctx max_seq_len",
 }
 _AT_MOST = {name: size for size, names in _SIZES.items() for name in names.split()}
