@@ -24,10 +24,10 @@ from blockyard import BlockPool, CacheConfig, KVCacheManager
 from blockyard._build import build_name
 from blockyard.core.policies import POLICIES, eager_density, guarded
 from blockyard.core.policies.base import EvictionPolicy
-from blockyard.core.policies.hinted import Hinted
-from blockyard.core.policies.lru import LRU
-from blockyard.core.policies.retention import Retention
-from blockyard.core.policies.sessions import Sessions
+from blockyard.core.policies.layers.hinted import Hinted
+from blockyard.core.policies.layers.retention import Retention
+from blockyard.core.policies.layers.sessions import Sessions
+from blockyard.core.policies.simple.lru import LRU
 
 from .core import PROMPT_BLOCKS, filled_pool, prompts_for, size_name
 from .measure import Figure, figure

@@ -31,12 +31,20 @@ OUTSIDE = (own_calls.__file__, __file__)
 #: What these return nobody could find again.
 GIVE_HANDLES = ("allocate", "allocate_batch", "fork", "regroup", "get_new_blocks", "touch", "get_cached_blocks")
 #: An interrupted callback leaves a policy that has failed, and says so (`PolicyError`).
-OF_A_POLICY = (".caught.", ".policy.", ".interruption.")
+OF_A_POLICY = (
+    ".stack.top",
+    ".stack.layers",
+    ".stack.hints",
+    ".stack.sessions",
+    ".stack.retention",
+    ".stack.failure",
+    ".interruption.",
+)
 
 #: Drawn, told or made room for during a call that a policy's callback interrupted, and of no consequence.
 UNDONE_BUT_SEEN = (
-    *("sequences._epoch", "sequences._serials._last", "chooser._idle", "free_rows", ".num_rewrites"),
-    *("parts.sessions", "order.life", "chooser.sessions", "chooser.hinted"),
+    *("sequences._epoch", "sequences._serials._last", "stack._idle", "free_rows", ".num_rewrites"),
+    *("parts.sessions", "order.sessions", "stack.sessions", "stack.hints"),
 )
 #: What the first call that names a session makes room in.
 NAMES = ".hints._names"

@@ -89,7 +89,7 @@ def test_a_lease_has_no_public_list_of_blocks() -> None:
 def test_a_pool_has_no_public_verbs_of_its_ledger(kind: type) -> None:
     """`acquire`, `share` and the like change counts without a check."""
     verbs = {"acquire", "release_one", "share", "share_one", "unshare", "secure", "watch", "queue"}
-    verbs |= {"ref_cnt", "index", "chooser", "choose_by", "index_prompt", "note_hits", "make_room", "act"}
+    verbs |= {"ref_cnt", "index", "stack", "choose_by", "index_prompt", "note_hits", "make_room", "act"}
     assert verbs & set(dir(kind)) == set()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from blockyard import InvalidArgument, MissingExtra, PolicyError
 from blockyard.core.policies import POLICIES
-from blockyard.core.policies.lru import LRU
+from blockyard.core.policies.simple.lru import LRU
 from blockyard.lab import TraceError, TraceRequest, read_references, sweep
 from blockyard.lab.curve import Knee, count_hits, hit_curves, lru_hits
 from blockyard.lab.curve.hit_rates import find_knee

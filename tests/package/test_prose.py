@@ -12,7 +12,7 @@ from ..support.prose import docstrings, is_sentence
 FRAGMENTS = {
     ".": 100,
     "cli": 2,
-    "core": 841,
+    "core": 817,
     "engine": 362,
     "events": 179,
     "integrations": 113,

@@ -88,14 +88,15 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
     "core/pool/by_id.py": {"block": BLOCK_ID},
     "core/store/grouped.py": {"token_block": BLOCK_ID},
     "core/index/continuations.py": dict.fromkeys(["block", "following", "before", "after"], BLOCK_ID),
-    "core/policies/session_lists.py": {"block": BLOCK_ID},
-    "core/policies/hinted.py": {
-        "depth": "a block's place in its sequence: below MAX_TABLE_ENTRIES = 2**30",
-        "slot + 1": "a session: at most MAX_SESSIONS = 2**20",
-    },
-    "core/policies/ghosts.py": dict.fromkeys(["row", "self._free"], "a row: at most twice the capacity, 2**28"),
-    "core/policies/idle_tree.py": dict.fromkeys(["row", "row_of(parent)"], GUARD_ROW),
-    "core/policies/shadow_lru.py": dict.fromkeys(["row", "ghost", "end", "self._free_ghost"], GUARD_ROW)
+    "core/policies/parts/lists.py": dict.fromkeys(
+        ["block", "end", "after", "before", "number + 1", "target + 1"],
+        "a block, or behind all blocks a list, at most two for each of MAX_SESSIONS = 2**20 sessions: below 2**28",
+    ),
+    "core/policies/layers/hinted.py": {"depth": "a block's place in its sequence: below MAX_TABLE_ENTRIES = 2**30"},
+    "core/policies/parts/keys.py": dict.fromkeys(["row", "self._free"], "a row: at most twice the capacity, 2**28"),
+    "core/policies/layers/shadow.py": dict.fromkeys(
+        ["row", "row_of(parent)", "ghost", "end", "self._free_ghost"], GUARD_ROW
+    )
     | {"key & LOW_31": "31 bits", "key >> 31": "a key: below 2**62"},
     "core/watch/history.py": {"block": BLOCK_ID},
     "core/pool/free_queue.py": dict.fromkeys(

@@ -10,7 +10,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from blockyard.core.policies import POLICIES
-from blockyard.core.policies.fate import (
+from blockyard.core.policies.learned.content_class import (
     NUM_CLASSES,
     chain_class,
     class_of,
@@ -21,8 +21,8 @@ from blockyard.core.policies.fate import (
     time_of,
     turn_of,
 )
-from blockyard.core.policies.return_rates import NUM_AGES, ReturnRates
-from blockyard.core.policies.tracked import Tracked, mix
+from blockyard.core.policies.learned.return_rates import NUM_AGES, ReturnRates
+from blockyard.core.policies.parts.keys import KeyRing, mix
 from blockyard.lab.simulation.policy_run import PolicyRun
 
 from ..support.seeds import run_seed
@@ -50,7 +50,7 @@ def test_classes_do_not_overlap() -> None:
 def test_the_memory_against_a_list(seed: int, num_entries: int) -> None:
     """It knows what was put latest, but of contents that share a row no more than four; no row forgets before that."""
     choose = random.Random(seed)
-    tracked = Tracked(num_entries)
+    tracked = KeyRing(num_entries)
     #: (key, number) in the order of their last use; the number is also the state.
     known: list[tuple[int, int]] = []
     keys = [0, 2**62 - 1, *(key * 2**55 for key in range(1, 100))]
@@ -79,7 +79,7 @@ def row_of(key: int, num_entries: int) -> int:
 
 def test_the_first_content_stays_when_a_second_one_falls_into_its_row() -> None:
     """Every entry of an empty table names place 0, and so did those of the first content's row."""
-    tracked = Tracked(64)
+    tracked = KeyRing(64)
     for state, key in enumerate((0, 2**62 - 1)):
         tracked.put(key, state)
     assert row_of(0, 64) == row_of(2**62 - 1, 64)

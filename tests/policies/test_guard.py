@@ -9,7 +9,7 @@ import pytest
 from blockyard import BlockPool, CacheConfig, InvalidArgument, KVCacheManager, PolicyError
 from blockyard.core.policies import make_policy
 from blockyard.core.policies.base import EvictionPolicy
-from blockyard.core.policies.lfu import LFU
+from blockyard.core.policies.simple.heaps import LFU
 from blockyard.named import NamedPool
 from blockyard.policies import POLICIES, Guarded
 

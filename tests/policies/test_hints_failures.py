@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from blockyard import CacheConfig, HintOutcome, KVCacheManager, NotEnoughMemory, PolicyError
-from blockyard.core.policies.guarded import Guarded
-from blockyard.core.policies.lru import LRU
-from blockyard.core.policies.nested import guards, innermost, put_hints
-from blockyard.core.policies.sessions import OVER, Sessions
+from blockyard.core.gate import Interruption
+from blockyard.core.policies.layers.guarded import Guarded
+from blockyard.core.policies.layers.hinted import Hinted
+from blockyard.core.policies.layers.sessions import OVER, Sessions
+from blockyard.core.policies.simple.lru import LRU
+from blockyard.core.policies.stack import EvictionStack
 from blockyard.policies import EvictionPolicy
 
 from ..support.cached import cached_tokens
@@ -151,14 +153,25 @@ def rich(policy: EvictionPolicy) -> Guarded:
     return guard
 
 
+def with_hints(policy: EvictionPolicy, sessions: Sessions, idle: list[int]) -> tuple[EvictionStack, Hinted]:
+    """A stack whose policy knows that the blocks in `idle` are idle, and then the sessions."""
+    stack = EvictionStack(policy, 20, Interruption())
+    for block in idle:
+        stack._idle[block] = 1
+    stack.know(sessions)
+    assert stack.hints is not None
+    return stack, stack.hints
+
+
 def test_of_nested_guards_each_may_have_a_choice_that_waits_and_hints_know_none_of_them() -> None:
     """Below the choice of the inner guard stands another block, which goes first; so it is with the outer one's."""
     inner = rich(Shallow(20))
     outer = rich(inner)
-    assert [innermost(outer), *guards(outer)] == [inner.policy, outer, inner]
+    stack = EvictionStack(outer, 20, Interruption())
+    assert (stack.top, stack.layers, stack.name) == (outer, [outer, inner], "Guarded around Guarded around Shallow")
     chain(inner, [1, 2])
     inner.evict()
-    assert inner.choice() == 1
+    assert [block for block in (1, 2) if not inner.passes(block)] == [1]
     inner.insert(2, 102, 1)
     for block in (1, 2):
         outer._shadow.insert(block, 100 + block)
@@ -166,8 +179,8 @@ def test_of_nested_guards_each_may_have_a_choice_that_waits_and_hints_know_none_
         outer._num_idle += 1
     chain(outer, [3, 4])
     sessions = Sessions(20, 4)
-    policy, layer = put_hints(outer, 20, sessions, [1, 2, 3, 4])
-    assert policy is outer
+    stack, layer = with_hints(outer, sessions, [1, 2, 3, 4])
+    assert (stack.top, stack.layers) == (outer, [outer, inner, layer])
     assert inner.policy is layer
     layer.check()
     assert sorted(outer.evict() for _ in range(4)) == [1, 2, 3, 4]
@@ -177,7 +190,8 @@ def test_of_nested_guards_each_may_have_a_choice_that_waits_and_hints_know_none_
 def test_what_a_hint_would_have_evicted_and_was_hit_meanwhile_is_not_counted() -> None:
     """Block 2 of a session that is over has block 3 below it, a session's no more: 3 goes, 2 waits and is hit."""
     sessions = Sessions(20, 4)
-    policy, layer = put_hints(rich(LRU(20)), 20, sessions, [])
+    stack, layer = with_hints(rich(LRU(20)), sessions, [])
+    policy = stack.top
     assert sessions.make_room()
     slot = sessions.open()
     layer.grow_slots()
@@ -190,12 +204,11 @@ def test_what_a_hint_would_have_evicted_and_was_hit_meanwhile_is_not_counted() -
     assert policy.evict() == 3
     policy.hit(2, 102)
     policy.remove(2)
-    layer.spare(2)
-    layer.gone(2)
+    policy.gone(2)
     assert layer.num_evicted == 0
     policy.check()
     assert policy.evict() == 1
-    layer.gone(1)
+    policy.gone(1)
     assert layer.num_evicted == 1
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from blockyard.core.policies.hinted import Hinted
-from blockyard.core.policies.lru import LRU
-from blockyard.core.policies.sessions import BACK, OVER, UNKNOWN, Sessions
+from blockyard.core.policies.layers.hinted import Hinted
+from blockyard.core.policies.layers.sessions import BACK, OVER, UNKNOWN, Sessions
+from blockyard.core.policies.simple.lru import LRU
 
 from ..support.hint_model import HintModel
 from ..support.seeds import run_seed

@@ -11,15 +11,14 @@ import pytest
 from blockyard import InvalidArgument, InvariantError
 from blockyard.core.policies import POLICIES, guarded
 from blockyard.core.policies.base import EvictionPolicy
-from blockyard.core.policies.block_heap import BlockHeap
-from blockyard.core.policies.block_list import BlockLists
-from blockyard.core.policies.density import Density
-from blockyard.core.policies.ghosts import Ghosts
-from blockyard.core.policies.guarded import Guarded
-from blockyard.core.policies.lfu import LFU
-from blockyard.core.policies.lru import LRU
-from blockyard.core.policies.retention import Retention
-from blockyard.core.policies.score import Score
+from blockyard.core.policies.layers.guarded import Guarded
+from blockyard.core.policies.layers.retention import Retention
+from blockyard.core.policies.learned.density import Density
+from blockyard.core.policies.parts.heap import BlockHeap
+from blockyard.core.policies.parts.keys import Ghosts
+from blockyard.core.policies.parts.lists import BlockLists
+from blockyard.core.policies.simple.heaps import LFU, Score
+from blockyard.core.policies.simple.lru import LRU
 
 from ..support.density_model import DensityModel
 from ..support.own_policies import MRU, Dice
@@ -274,13 +273,14 @@ def test_a_heap_against_a_list(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_block_lists_against_lists(seed: int) -> None:
     choose = random.Random(seed)
-    linked, size = BlockLists(3, 9), 9
+    linked, size, num_lists = BlockLists(3, 9), 9, 3
     lists: list[list[int]] = [[], [], []]
     for _ in range(3000):
         inside = [block for blocks in lists for block in blocks]
         outside = [block for block in range(size) if block not in inside]
-        number = choose.randrange(3)
-        action = choose.choices(["append", "remove", "pop", "grow", "clear"], [10, 5, 5, 0.03, 0.03])[0]
+        number = choose.randrange(num_lists)
+        actions = ["append", "remove", "pop", "splice", "grow", "grow lists", "clear"]
+        action = choose.choices(actions, [10, 5, 5, 1, 0.03, 0.03, 0.03])[0]
         if action == "append" and outside:
             block = choose.choice(outside)
             linked.append(number, block)
@@ -292,16 +292,26 @@ def test_block_lists_against_lists(seed: int) -> None:
         elif action == "pop" and lists[number]:
             assert linked.head(number) == lists[number][0]
             assert linked.pop(number) == lists[number].pop(0)
+        elif action == "splice":
+            target = (number + choose.randrange(1, num_lists)) % num_lists
+            linked.splice(number, target)
+            lists[target] += lists[number]
+            lists[number] = []
         elif action == "grow" and size < 40:
             size += 7
             linked.grow(size)
+        elif action == "grow lists" and num_lists < 9:
+            num_lists += 2
+            linked.grow_lists(num_lists)
+            lists += [[], []]
         elif action == "clear":
             linked.clear()
-            lists = [[], [], []]
+            lists = [[] for _ in lists]
         linked.check()
-        assert [linked.blocks(number) for number in range(3)] == lists
+        assert [linked.blocks(number) for number in range(num_lists)] == lists
+        assert [linked.head(number) for number in range(num_lists)] == [[*blocks, -1][0] for blocks in lists]
         assert list(linked.length) == [len(blocks) for blocks in lists]
-        where = {block: number for number in range(3) for block in lists[number]}
+        where = {block: number for number in range(num_lists) for block in lists[number]}
         assert [linked.list_of(block) for block in range(size)] == [where.get(block, -1) for block in range(size)]
 
 

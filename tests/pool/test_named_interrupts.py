@@ -89,7 +89,7 @@ def state(site: Site, policy: str) -> dict[str, Any]:
         words, first = whole[path.replace("first_word", "words")], whole.pop(path)
         whole[path.replace("first_word", "words")] = words[first : first + len(words) - WORDS_TO_ALIGN]
     if policy != "lru":
-        return {path: value for path, value in whole.items() if "chooser" not in path}
+        return {path: value for path, value in whole.items() if ".stack" not in path}
     return whole
 
 

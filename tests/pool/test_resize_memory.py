@@ -46,7 +46,7 @@ def refused(target, room):
 
 def without_room(found):
     '''A policy may have room for more already.'''
-    return {path: value for path, value in found.items() if "chooser" not in path and "_retention" not in path}
+    return {path: value for path, value in found.items() if ".stack" not in path}
 
 site = Site(kind)
 if policy:

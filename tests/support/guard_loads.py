@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from blockyard.core.policies.base import EvictionPolicy
-from blockyard.core.policies.guarded import Guarded
+from blockyard.core.policies.layers.guarded import Guarded
 from blockyard.lab.simulation.policy_run import PolicyRun
 
 NEVER = 2**62

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from blockyard.core.policies.hinted import Hinted
-from blockyard.core.policies.lru import LRU
-from blockyard.core.policies.sessions import BACK, OVER, Sessions
+from blockyard.core.policies.layers.hinted import Hinted
+from blockyard.core.policies.layers.sessions import BACK, OVER, Sessions
+from blockyard.core.policies.simple.lru import LRU
 
 from .guard_loads import NEVER, Adversary
 

@@ -25,6 +25,9 @@ class Model:
     def hit(self, block: Block, key: Key) -> None:
         pass
 
+    def gone(self, block: Block) -> None:
+        pass
+
     def remove(self, block: Block) -> None:
         self.idle.remove(block)
 
@@ -273,7 +276,7 @@ class RetentionModel(Model):
             self.is_inner[block] = True
             self.inner.insert(block, key, self.depth[block])
 
-    def forget(self, block: Block) -> None:
+    def gone(self, block: Block) -> None:
         self.wishes.pop(block, None)
 
     def hit(self, block: Block, key: Key) -> None:

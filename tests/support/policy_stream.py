@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from blockyard.core.policies.base import EvictionPolicy
-from blockyard.core.policies.retention import Retention
+from blockyard.core.policies.layers.retention import Retention
 
 #: Keys are below 2**62, and both ends occur; in density's memory those two share a row.
 KEYS = [0, 2**62 - 1, *random.Random(0).sample(range(2**62 - 1), 30)]
@@ -109,15 +109,15 @@ class Stream:
         return block != 0
 
     def lose(self) -> bool:
-        """A held block is written to: its content is gone, and no policy is told, but for a wish to keep it."""
+        """A held block is written to: its content is gone."""
         block = self._pick(self.held)
         self.held.discard(block)
         self._forget(block)
         return block != 0
 
     def _forget(self, block: int) -> None:
-        if block and isinstance(self.policy, Retention):
-            self.tell("forget", block)
+        if block:
+            self.tell("gone", block)
 
     def drop_out(self) -> bool:
         """An idle block goes because the pool shrinks."""

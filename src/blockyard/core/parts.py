@@ -6,7 +6,7 @@ from ..config import CacheConfig
 from ..hash_seeds import hash_seed_or_drawn
 from .gate import Gate
 from .index.continuations import Continuations
-from .policies.sessions import Sessions
+from .policies.layers.sessions import Sessions
 from .pool.fence import Fence
 from .pool.lease import LeaseBook
 from .pool.ledger import BlockLedger

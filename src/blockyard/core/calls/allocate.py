@@ -129,7 +129,7 @@ class AllocateCalls:
 
         What the prompts hit is held meanwhile. Raises `PolicyError`.
         """
-        if self.kv_pool.chooser is None or len(prompts) == 1:
+        if self.kv_pool.stack is None or len(prompts) == 1:
             return
         held = HeldHits(self.store)
         needed: i64 = 0

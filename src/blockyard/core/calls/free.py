@@ -6,7 +6,7 @@ from mypy_extensions import i64
 from ...errors import UnknownSequence
 from ..gate import Deferred
 from ..parts import Parts
-from ..policies.sessions import Sessions
+from ..policies.layers.sessions import Sessions
 from ..sequences.table import UNDONE
 
 
@@ -74,7 +74,7 @@ class FreeCalls(Deferred):
         for block in sequences.copy_from[row]:
             self.kv_pool.release_one(block)
         self.store.close(row)
-        self.token_blocks.give_back(row, sequences.blocks, row * sequences.width, sequences.num_blocks[row])
+        self.token_blocks.give_back(row, sequences.blocks, row * sequences.width, sequences.num_blocks[row], 0)
         sequences.close(row)
         if self.kv_pool.fence is not None:
             self.kv_pool.fence.last_step[row] = 0

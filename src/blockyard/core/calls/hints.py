@@ -8,8 +8,8 @@ from ...answers import HintOutcome
 from ...arguments import shown
 from ...errors import InvariantError, not_enough_memory
 from ..parts import Parts
-from ..policies.session_life import SessionLife
-from ..policies.sessions import BACK, OVER, UNKNOWN
+from ..policies.layers.sessions import BACK, OVER, UNKNOWN
+from ..policies.stack import EvictionStack
 from ..pool.eviction import EvictionOrder
 
 #: Enum members, read once.
@@ -48,12 +48,12 @@ class HintCalls:
         if self._max_sessions == 0:
             return False
         try:
-            life = self.order.life
-            if life is None:
-                life = self.order.know_sessions(self._max_sessions)
-                self.parts.sessions = life.sessions
-            life.make_room()
-            while len(self._names) < life.sessions.num_slots:
+            if self.parts.sessions is None:
+                self.parts.sessions = self.order.know_sessions(self._max_sessions)
+            stack = self.order.stack
+            if stack is not None:
+                stack.make_session_room()
+            while len(self._names) < self.parts.sessions.num_slots:
                 self._names.append(None)
             if name not in self._slots:
                 self._slots[name] = -1
@@ -63,25 +63,25 @@ class HintCalls:
 
     def bind(self, row: i64, name: object) -> None:
         """The sequence in `row` is what the session of this name holds now; `prepare` came before."""
-        life = self.order.life
-        if life is None:
+        stack = self.order.stack
+        if stack is None:
             return
         slot = i64(self._slots.get(name, -1))
         if slot < 0:
-            slot = self._open(life, name)
-        self.sequences.session[row] = life.begin(slot)
+            slot = self._open(stack, name)
+        self.sequences.session[row] = stack.begin_sequence(slot)
 
     def cancel(self, name: object) -> None:
         """No sequence of the session begins after all."""
         if self._slots.get(name, 0) < 0:
             del self._slots[name]
 
-    def _open(self, life: SessionLife, name: object) -> i64:
-        if not life.make_room():
-            oldest = life.sessions.oldest()
-            life.forget(oldest)
+    def _open(self, stack: EvictionStack, name: object) -> i64:
+        if not stack.make_session_room():
+            oldest = stack.sessions.oldest()
+            stack.forget_session(oldest)
             del self._slots[self._names[int(oldest)]]
-        slot = life.sessions.open()
+        slot = stack.sessions.open()
         self._names[int(slot)] = name
         self._slots[name] = int(slot)
         return slot
@@ -118,19 +118,19 @@ class HintCalls:
 
     def _takes(self, back_at: float | None) -> bool:
         """Return whether the policy takes hints, and the time has not passed."""
-        life = self.order.life
-        return life is not None and life.hinted is not None and (back_at is None or back_at >= self.clock.now)
+        stack = self.order.stack
+        return stack is not None and stack.hints is not None and (back_at is None or back_at >= self.clock.now)
 
     def _say(self, slot: i64, is_over: bool, back_at: float | None) -> HintOutcome:
-        life = self.order.life
-        if life is None or not self._takes(back_at):
+        stack = self.order.stack
+        if stack is None or not self._takes(back_at):
             return REFUSED
-        life.sessions.hear(slot)
+        stack.sessions.hear(slot)
         if back_at is None:
-            life.say(slot, OVER if is_over else UNKNOWN, 0.0)
+            stack.say(slot, OVER if is_over else UNKNOWN, 0.0)
             return ACCEPTED
         latest = self.clock.now + self.horizon
-        life.say(slot, BACK, min(back_at, latest))
+        stack.say(slot, BACK, min(back_at, latest))
         return ACCEPTED if back_at <= latest else CLIPPED
 
     def check(self) -> None:

@@ -55,7 +55,7 @@ class ReserveCalls:
         if self.in_flight is not None:
             self.in_flight.require_step()
         starts = self._map_ready(rows, counts)
-        if self._num_slow > 0 and self.kv_pool.chooser is not None:
+        if self._num_slow > 0 and self.kv_pool.stack is not None:
             self._evict_ahead(rows, starts, counts)
         # The answer is made before the first change, because making something can fail.
         transfers = Transfers()

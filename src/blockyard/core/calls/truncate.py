@@ -34,7 +34,7 @@ class TruncateCalls:
         self.joins.settle(row)
         keep = min(self.store.num_token_blocks(length), sequences.num_blocks[row])
         first = row * sequences.width + keep
-        self.token_blocks.give_back(row, sequences.blocks, first, sequences.num_blocks[row] - keep)
+        self.token_blocks.give_back(row, sequences.blocks, first, sequences.num_blocks[row] - keep, keep)
         sequences.cut_row(row, keep)
         if length < sequences.num_tokens[row]:
             sequences.pending_token[row] = NO_TOKEN

@@ -1,4 +1,4 @@
-"""Eviction policies: which idle cached block goes next. Each is one file; `base` is the contract."""
+"""Eviction policies: which idle cached block goes next. `base` is the contract, `stack` what a pool asks."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from collections.abc import Callable
 
 from ...arguments import shown
 from ...errors import InvalidArgument, PolicyError, not_enough_memory
-from .arc import ARC
-from .auto import Auto
 from .base import EvictionPolicy
-from .density import Density
-from .fifo import FIFO
-from .guarded import Guarded
-from .lfu import LFU
-from .lru import LRU
-from .s3fifo import S3FIFO
-from .score import Score
+from .layers.guarded import Guarded
+from .learned.auto import Auto
+from .learned.density import Density
+from .simple.arc import ARC
+from .simple.heaps import FIFO, LFU, Score
+from .simple.lru import LRU
+from .simple.s3fifo import S3FIFO
 
 #: Names for `CacheConfig(eviction_policy=...)`.
 POLICIES: dict[str, Callable[[int], EvictionPolicy]] = {

@@ -1,6 +1,8 @@
-"""What an eviction policy is asked and told."""
+"""What an eviction policy is asked and told, and what stands around one and passes on what it does not decide."""
 
 from mypy_extensions import i64, mypyc_attr
+
+from ...errors import PolicyError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -47,14 +49,26 @@ class EvictionPolicy:
         raise NotImplementedError("an EvictionPolicy must have clear()")
 
     def needs_paths(self) -> bool:
-        """Whether it wants `follows` and `miss`, which cost their caller something."""
+        """Whether it wants `follows`, `doubled` and `miss`, which cost their caller something."""
         return False
 
     def follows(self, block: i64, parent: i64) -> None:
         """In its sequence `block` comes right after `parent`; `insert(block, ...)` is next. Optional."""
 
+    def doubled(self, block: i64, other: i64) -> None:
+        """`other` caches the same content as `block`; `hit(block, ...)` is next. Optional."""
+
     def miss(self, key: i64) -> None:
         """A prompt asks for this content, which is not cached. Told before room is made for it. Optional."""
+
+    def gone(self, block: i64) -> None:
+        """What `block` cached is gone: evicted as it was chosen, or lost otherwise, after `remove`. Optional."""
+
+    def spared(self, block: i64) -> None:
+        """`block`, which `evict` named, stays after all: a guard was still to give it when it was revived. Optional."""
+
+    def advance(self, now: float) -> None:
+        """It is `now` in the caller's logical time. Optional."""
 
     def takes_hints(self) -> bool:
         """Whether hints may decide before it (`KVCacheManager.hint`); they are refused otherwise."""
@@ -70,9 +84,99 @@ class EvictionPolicy:
         is_over: it does not come back. back_at: the logical time at which it does; None where nothing is known.
         """
 
+    def as_layer(self) -> "Layer | None":
+        """This policy, if it stands around another one."""
+        return None
+
     def grow(self, num_blocks: int) -> None:
         """Ids now go up to num_blocks - 1."""
         self.num_blocks = num_blocks
 
     def check(self) -> None:
         """Raise `InvariantError` where the policy's own structures disagree. O(num_blocks)."""
+
+
+class Layer(EvictionPolicy):
+    """Stands around `policy`, which is told everything as if it stood alone; a subclass changes what it must.
+
+    A layer changes its own state before it tells the policy, which may raise. A policy that raises when it is told that
+    a block goes which it has not chosen may have missed it, and could name it later: it is asked no more.
+    """
+
+    def __init__(self, policy: EvictionPolicy, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self.policy = policy
+        #: What the policy did when it was told of an eviction, and so may have missed it; "" while it has not.
+        self._missed = ""
+
+    def as_layer(self) -> "Layer | None":
+        """This layer."""
+        return self
+
+    def passes(self, block: i64) -> bool:  # noqa: ARG002
+        """Whether the policy was told that the idle `block` is idle, and has not chosen it."""
+        return True
+
+    def hit(self, block: i64, key: i64) -> None:
+        """A prompt hit `block`."""
+        self.policy.hit(block, key)
+
+    def needs_paths(self) -> bool:
+        """As the policy wants it."""
+        return self.policy.needs_paths()
+
+    def follows(self, block: i64, parent: i64) -> None:
+        """`parent` stands before `block`."""
+        self.policy.follows(block, parent)
+
+    def doubled(self, block: i64, other: i64) -> None:
+        """`other` caches the same content as `block`."""
+        self.policy.doubled(block, other)
+
+    def miss(self, key: i64) -> None:
+        """A prompt asks for a content that is not cached."""
+        self.policy.miss(key)
+
+    def gone(self, block: i64) -> None:
+        """What `block` cached is gone."""
+        self.policy.gone(block)
+
+    def spared(self, block: i64) -> None:
+        """`block`, which was named, stays."""
+        self.policy.spared(block)
+
+    def advance(self, now: float) -> None:
+        """It is `now`."""
+        self.policy.advance(now)
+
+    def takes_hints(self) -> bool:
+        """As the policy inside wants it."""
+        return self.policy.takes_hints()
+
+    def clear(self) -> None:
+        """No block is idle any more, so that the policy has missed none."""
+        self._missed = ""
+        self.policy.clear()
+
+    def tell_gone(self, block: i64) -> None:
+        """`block` goes, and was not the policy's choice."""
+        try:
+            self.policy.remove(block)
+        except BaseException as error:
+            self._missed = f"raised {type(error).__name__}"
+            raise
+
+    def require_told(self) -> None:
+        """Raise `PolicyError` if the policy may have missed an eviction."""
+        if self._missed:
+            raise PolicyError(f"it {self._missed} when it was told of an eviction; put another in its place")
+
+    def grow_policy(self, num_blocks: int) -> BaseException | None:
+        """Let the policy grow. What it raises is returned, so that the layer can grow too; MemoryError is raised."""
+        try:
+            self.policy.grow(num_blocks)
+        except MemoryError:
+            raise
+        except BaseException as error:
+            return error
+        return None

@@ -43,10 +43,7 @@ def uncache(ledger: BlockLedger, blocks: vec[i64]) -> int:
         block = blocks[place]
         if ledger.index.is_cached(block):
             count += 1
-            if ledger.ref_cnt[block] == 0:
-                ledger.drop_idle(block)
-            else:
-                ledger.drop(block)
+            ledger.uncache(block)
         place -= 1
     return count
 

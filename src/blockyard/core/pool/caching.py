@@ -184,7 +184,8 @@ def _index_from(
     for number in range(first, last):
         block = i64(lease._blocks[start + number])
         if ledger.index.is_cached(block):
-            ledger.unlink(block)
+            ledger.index.remove(block)
+            ledger.num_losses += 1
     if before.is_root:
         before.content = ledger.index.root(prompt.keys)
         before.chain = root_hash(before.content)

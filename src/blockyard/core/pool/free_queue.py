@@ -6,6 +6,7 @@ from mypy_extensions import i32, i64
 from ...errors import InvariantError
 from ...ids import NULL_BLOCK
 from ..arrays import grown_i32, zeros_i32
+from ..index.prefix_index import PrefixIndex
 
 
 class FreeQueue:
@@ -126,6 +127,23 @@ class FreeQueue:
             )
         if i64(self.prev_free[NULL_BLOCK]) != before:
             raise InvariantError(f"free queue: the tail is {self.prev_free[NULL_BLOCK]}, the last block is {before}")
+
+    def num_empty_first(self, index: PrefixIndex, most: i64) -> i64:
+        """How many blocks at the head cache nothing, up to `most`. O(most)."""
+        count: i64 = 0
+        block = i64(self.next_free[NULL_BLOCK])
+        while count < most and block != NULL_BLOCK and not index.is_cached(block):
+            count += 1
+            block = i64(self.next_free[block])
+        return count
+
+    def check_empty(self, index: PrefixIndex) -> None:
+        """The blocks up to `last_empty` cache nothing. O(free)."""
+        block = i64(self.last_empty)
+        while block != NULL_BLOCK:
+            if index.is_cached(block):
+                raise InvariantError(f"free queue: block {block} is cached; all up to {self.last_empty} are empty")
+            block = i64(self.prev_free[block])
 
     def _link(self, block: i64, before: i64, after: i64) -> None:
         self.prev_free[block] = i32(before)

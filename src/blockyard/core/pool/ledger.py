@@ -16,13 +16,11 @@ from ..index.hashing import root_hash
 from ..index.prefix_index import PrefixIndex
 from ..index.prompt import Prompt
 from ..index.room import IndexRoom
-from ..policies.base import EvictionPolicy
-from ..policies.caught import CaughtPolicy
+from ..policies.stack import EvictionStack
 from .fence import Fence
 from .free_queue import FreeQueue
-from .observer import Observers, PoolObserver
+from .observer import PoolObserver
 from .room import LedgerRoom
-from .victims import Chooser, check_empty
 
 #: Blocks freed in one run.
 RELEASED_TOGETHER: Final[i64] = 512
@@ -78,7 +76,7 @@ class BlockLedger:
         self.fence: Fence | None = None
         self.observer: PoolObserver | None = None
         #: Who chooses what is evicted; None for the order of the queue, least recently used.
-        self.chooser: Chooser | None = None
+        self.stack: EvictionStack | None = None
         self.num_evicted_blocks: i64 = 0
         #: Blocks that left the free queue, new or revived, and that came back to it.
         self.num_allocated_blocks: i64 = 0
@@ -167,36 +165,36 @@ class BlockLedger:
     def evict_ahead(self, count: i64) -> None:
         """Let the next `count` blocks, which must be free, be taken without asking a policy: those it chooses are
         evicted now. Raises `PolicyError`, and changes nothing, when the policy breaks its contract."""
-        if self.chooser is not None and count > 0:
-            for victim in self.chooser.choose(self.queue, self.index, count):
-                self.evict(i64(victim))
-                self.queue.remove(i64(victim))
-                self.queue.append_left(i64(victim))
-
-    def choose_by(self, policy: EvictionPolicy | None, caught: CaughtPolicy | None) -> None:
-        """Let `policy` choose what is evicted from now on; None for least recently used. O(num_blocks).
-
-        caught: the policy that it is, or is around. A callback that is interrupted here leaves all as it was.
-        """
-        if policy is None or caught is None:
-            self.chooser = None
+        stack = self.stack
+        if stack is None or count <= 0:
             return
-        chooser = Chooser(policy, caught, int(self.capacity))
-        idle = [block for block in self.queue.block_ids() if self.index.is_cached(i64(block))]
-        if chooser.needs_paths:
-            self._tell_parents(chooser, idle)
-        for block in idle:
-            chooser.insert(i64(block), self.index.chain_hash[i64(block)], 0)
-        caught.raise_interruption()
-        self.chooser = chooser
+        # Where there are too few victims, the rest are blocks at the end of the queue that cache nothing.
+        missing = min(count - self.queue.num_empty_first(self.index, count), stack.num_idle)
+        for victim in stack.choose(missing, self.index.chain_hash):
+            self.evict(i64(victim))
+            self.move_to_front(i64(victim))
 
-    def _tell_parents(self, chooser: Chooser, blocks: list[int]) -> None:
+    def choose_by(self, stack: EvictionStack | None) -> None:
+        """Let `stack` choose what is evicted from now on; None for least recently used. O(num_blocks).
+
+        A callback that is interrupted here leaves all as it was.
+        """
+        if stack is not None:
+            idle = [block for block in self.queue.block_ids() if self.index.is_cached(i64(block))]
+            if stack.needs_paths:
+                self._tell_parents(stack, idle)
+            for block in idle:
+                stack.insert(i64(block), self.index.chain_hash[i64(block)], 0)
+            stack.interruption.raise_now()
+        self.stack = stack
+
+    def _tell_parents(self, stack: EvictionStack, blocks: list[int]) -> None:
         """Where these stand, as far as what stands before them is cached. O(num_blocks)."""
         identity = self.index.identity
         block_of = {int(identity[2 * block]): int(block) for block in range(1, self.capacity)}
         for block in blocks:
             parent = block_of.get(int(identity[2 * i64(block) + 1]), NULL_BLOCK)
-            chooser.follows(i64(block), parent)
+            stack.follows(i64(block), parent)
 
     def acquire(self, out: vec[i32], start: i64, count: i64) -> None:
         """Take `count` blocks, which must be free, from the head of the queue into `out[start:]`."""
@@ -224,41 +222,36 @@ class BlockLedger:
                 self.evict(block)
 
     def evict(self, block: i64) -> None:
-        """Take the content of a cached block out of the index."""
+        """A cached block that nobody holds loses its content: the block is taken for another, or leaves the pool."""
         if self.observer is not None:
             self.observer.evicting(block)
-        if self.chooser is not None:
-            self.chooser.forget(block)
+        if self.stack is not None:
+            self.stack.gone(block)
         self.index.remove(block)
         self.num_evicted_blocks += 1
 
-    def drop(self, block: i64) -> None:
-        """The content of a cached block is gone without an eviction: its holder writes into it."""
+    def uncache(self, block: i64, keeps_place: bool = False) -> None:
+        """A cached block loses its content and stays with its holders, who write into it, or in the queue: there it
+        goes to the front, as it holds nothing reusable any more, unless `keeps_place`."""
+        is_idle = self.ref_cnt[block] == 0
+        if is_idle and self.stack is not None:
+            self.stack.remove(block)
         if self.observer is not None:
             self.observer.dropping(block)
-        if self.chooser is not None:
-            self.chooser.forget(block)
-        self.unlink(block)
+        if self.stack is not None:
+            self.stack.gone(block)
+        self.index.remove(block)
+        self.num_losses += 1
+        if is_idle and not keeps_place:
+            self.move_to_front(block)
 
     def writable(self, block: i64) -> i64:
         """Where a holder of `block` may write: a new block if others hold it too, else the block, cached no more."""
         if self.ref_cnt[block] > 1:
             return self.acquire_one()
         if self.index.is_cached(block):
-            self.drop(block)
+            self.uncache(block)
         return block
-
-    def unlink(self, block: i64) -> None:
-        """Take a block that may be held out of the index."""
-        self.index.remove(block)
-        self.num_losses += 1
-
-    def drop_idle(self, block: i64) -> None:
-        """The same for one in the queue: it holds nothing reusable any more, so it goes to the front."""
-        if self.chooser is not None:
-            self.chooser.remove(block)
-        self.drop(block)
-        self.move_to_front(block)
 
     def move_to_front(self, block: i64) -> None:
         """Let a free block be the next to be taken."""
@@ -271,8 +264,8 @@ class BlockLedger:
         They stay in the queue. O(count), plus one step for each empty block at its head that was not passed before;
         with a policy, the cost is the policy's. Raises `PolicyError`.
         """
-        if self.chooser is not None:
-            return [] if self.chooser.num_idle < count else self.chooser.choose_exactly(self.index, count)
+        if self.stack is not None:
+            return [] if self.stack.num_idle < count else self.stack.choose(count, self.index.chain_hash)
         found: list[int] = []
         queue = self.queue
         if queue.last_empty == NULL_BLOCK:
@@ -292,8 +285,8 @@ class BlockLedger:
         for place in range(i64(len(blocks))):
             block = i64(blocks[place])
             if self.index.is_cached(block):
-                if self.chooser is not None:
-                    self.chooser.remove(block)
+                if self.stack is not None:
+                    self.stack.remove(block)
                 self.evict(block)
             self.queue.remove(block)
             self.ref_cnt[block] = 1
@@ -314,19 +307,21 @@ class BlockLedger:
 
     def note_hits(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Tell the policy that a prompt hit these blocks; `share` follows."""
-        if self.chooser is not None:
+        if self.stack is not None:
             for index in range(start, start + count):
-                self.chooser.hit(i64(blocks[index]), self.index.chain_hash[i64(blocks[index])])
+                self.note_hit(i64(blocks[index]))
 
     def note_parent(self, block: i64, parent: i64) -> None:
         """Tell the policy what stands before a block that is released next, by itself."""
-        if self.chooser is not None:
-            self.chooser.follows(block, parent)
+        if self.stack is not None:
+            self.stack.follows(block, parent)
 
     def note_hit(self, block: i64) -> None:
         """Tell the policy that a prompt hit one block."""
-        if self.chooser is not None:
-            self.chooser.hit(block, self.index.chain_hash[block])
+        if self.stack is not None:
+            if self.stack.needs_paths and not self.index.rings.is_alone(block):
+                self.stack.doubled(block, i64(self.index.rings.next_equal[block]))
+            self.stack.hit(block, self.index.chain_hash[block])
 
     def share(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Hold `blocks[start:start + count]` once more; idle ones are revived out of the queue."""
@@ -337,8 +332,8 @@ class BlockLedger:
             if references == 0:
                 self.num_allocated_blocks += 1
                 self.queue.remove(block)
-                if self.chooser is not None:
-                    self.chooser.remove(block)
+                if self.stack is not None:
+                    self.stack.remove(block)
             ref_cnt[block] = references + 1
         self._note_peak()
         if self.observer is not None:
@@ -356,10 +351,10 @@ class BlockLedger:
             if self.ref_cnt[block] == 0:
                 self.num_allocated_blocks -= 1
                 self.queue.put_back(block)
-                if self.chooser is not None:
+                if self.stack is not None:
                     if position > start:
-                        self.chooser.follows(block, i64(blocks[position - 1]))
-                    self.chooser.insert(block, self.index.chain_hash[block], position - start)
+                        self.stack.follows(block, i64(blocks[position - 1]))
+                    self.stack.insert(block, self.index.chain_hash[block], position - start)
             position -= 1
         if self.observer is not None:
             self.observer.released(blocks, start, count)
@@ -369,20 +364,23 @@ class BlockLedger:
         self._one[0] = i32(block)
         self.unshare(self._one, 0, 1)
 
-    def release(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Release `blocks[start:start + count]`, last first. O(count)."""
+    def release(self, blocks: vec[i32], start: i64, count: i64, num_before: i64 = 0) -> None:
+        """Release `blocks[start:start + count]`, last first. O(count).
+
+        num_before: how many blocks of their sequence stand right before them in `blocks`."""
         free = self.queue.num_free - self.num_retiring
         last = start + count
         while last > start:
             first = max(start, last - RELEASED_TOGETHER)
-            self._release_run(blocks, start, first, last)
+            self._release_run(blocks, start - num_before, first, last)
             last = first
         self.num_freed_blocks += self.queue.num_free - self.num_retiring - free
         if self.observer is not None:
             self.observer.released(blocks, start, count)
 
     def _release_run(self, blocks: vec[i32], start: i64, first: i64, last: i64) -> None:
-        """Count down first, then link what became idle: short loops, whose memory accesses overlap."""
+        """Count down first, then link what became idle: short loops, whose memory accesses overlap. The sequence begins
+        at `start`."""
         ref_cnt = self.ref_cnt
         identity = self.index.identity
         idle = self._idle_run
@@ -401,26 +399,26 @@ class BlockLedger:
                 else:
                     idle[num_idle] = block
                     num_idle += 1
-                    if self.chooser is not None:
+                    if self.stack is not None:
                         # What caches nothing stands before no content: ids come with unnamed ones first.
                         if position > start and identity[2 * i64(blocks[position - 1])] != NO_CONTENT:
-                            self.chooser.follows(block, i64(blocks[position - 1]))
-                        self.chooser.insert(block, self.index.chain_hash[block], position - start)
+                            self.stack.follows(block, i64(blocks[position - 1]))
+                        self.stack.insert(block, self.index.chain_hash[block], position - start)
             position -= 1
         self.queue.append_run(idle, num_idle)
 
-    def give_back(self, row: i64, blocks: vec[i32], start: i64, count: i64) -> None:
+    def give_back(self, row: i64, blocks: vec[i32], start: i64, count: i64, num_before: i64) -> None:
         """`release` what the sequence in `row` held; while a step of it is in flight, when that has ended. O(count)."""
         fence = self.fence
         if fence is None or not fence.is_open(row):
-            self.release(blocks, start, count)
+            self.release(blocks, start, count, num_before)
             return
         step = fence.last_step[row]
         position = start + count - 1
         while position >= start:
-            before = i64(blocks[position - 1]) if position > start else NULL_BLOCK
+            before = i64(blocks[position - 1]) if position > start - num_before else NULL_BLOCK
             if not fence.hold(i64(blocks[position]), step, before):
-                self.release(blocks, position, 1)
+                self.release(blocks, position, 1, position - start + num_before)
             position -= 1
 
     def give_back_one(self, row: i64, block: i64, before: i64) -> None:
@@ -441,7 +439,7 @@ class BlockLedger:
         room = i64(len(self._ended_run))
         taken = fence.take(self._ended_run, step)
         while taken > 0:
-            if self.chooser is not None and self.chooser.needs_paths:
+            if self.stack is not None and self.stack.needs_paths:
                 self._release_each(fence, room - taken, room)
             else:
                 self.release(self._ended_run, room - taken, taken)
@@ -495,8 +493,8 @@ class BlockLedger:
                 grown_i32(self.ref_cnt, int(num_blocks)),
                 None if self.fence is None else self.fence.make_room_for(int(num_blocks)),
             )
-            if self.chooser is not None:
-                self.chooser.grow(int(num_blocks))
+            if self.stack is not None:
+                self.stack.grow(int(num_blocks))
             return room
         except MemoryError as error:
             size = num_blocks * self.index.bytes_a_block()
@@ -542,8 +540,8 @@ class BlockLedger:
             return
         self.queue.remove(block)
         if self.index.is_cached(block):
-            if self.chooser is not None:
-                self.chooser.remove(block)
+            if self.stack is not None:
+                self.stack.remove(block)
             self.evict(block)
 
     def _retire(self, block: i64) -> None:
@@ -559,17 +557,7 @@ class BlockLedger:
 
     def watch(self, member: PoolObserver) -> None:
         """Let one more observer be told what this pool does."""
-        if self.observer is None:
-            self.observer = member
-            return
-        if not isinstance(self.observer, Observers):
-            first = self.observer
-            observers = Observers()
-            observers.members.append(first)
-            self.observer = observers
-            observers.members.append(member)
-        else:
-            self.observer.members.append(member)
+        self.observer = member if self.observer is None else self.observer.joined_by(member)
 
     # Reset and checks.
 
@@ -577,8 +565,8 @@ class BlockLedger:
         """Forget all cached content at once; blocks stay with their holders. O(num_blocks)."""
         self.index.clear()
         self.num_losses += 1
-        if self.chooser is not None:
-            self.chooser.clear()
+        if self.stack is not None:
+            self.stack.clear()
 
     def check(self) -> None:
         """All that the pool alone can know: I1, I4 and the counts. O(num_blocks). Raises `InvariantError`."""
@@ -607,6 +595,6 @@ class BlockLedger:
                 f"{self.num_used_blocks} are in use"
             )
         check_index(self.index)
-        check_empty(self.queue, self.index)
-        if self.chooser is not None:
-            self.chooser.check({block for block in free if self.index.is_cached(i64(block))})
+        self.queue.check_empty(self.index)
+        if self.stack is not None:
+            self.stack.check({block for block in free if self.index.is_cached(i64(block))})

@@ -7,7 +7,7 @@ import numpy as np
 from mypy_extensions import i64
 
 from ..gate import Gate, Told
-from ..policies.caught import text_of
+from ..policies.stack import text_of
 from .observer import PoolObserver
 
 

@@ -21,8 +21,8 @@ def missed_keys(ledger: BlockLedger, prompt: Prompt, hit: vec[i32], found: i64) 
     contents that are not there.
     """
     last = min((prompt.num_tokens - 1) // ledger.block_size, prompt.next_span_block(found))
-    chooser = ledger.chooser
-    if chooser is None or not chooser.needs_paths or found >= last or found in prompt.spans:
+    stack = ledger.stack
+    if stack is None or not stack.needs_paths or found >= last or found in prompt.spans:
         return zeros_i64(0)
     index = ledger.index
     chain = index.chain_hash[i64(hit[found - 1])] if found > 0 else root_hash(index.root(prompt.keys))
@@ -32,7 +32,7 @@ def missed_keys(ledger: BlockLedger, prompt: Prompt, hit: vec[i32], found: i64) 
 
 def note_missed_keys(ledger: BlockLedger, keys: vec[i64]) -> None:
     """Tell the policy what was asked for and is not there."""
-    chooser = ledger.chooser
-    if chooser is not None:
+    stack = ledger.stack
+    if stack is not None:
         for position in range(i64(len(keys))):
-            chooser.miss(keys[position])
+            stack.miss(keys[position])

@@ -162,11 +162,11 @@ class NamedLedger(BlockLedger):
         if is_first and self.ref_cnt[block] == 0:
             # It gets its name where it stands in the queue.
             self.queue.last_empty = NULL_BLOCK
-            if self.chooser is not None:
+            if self.stack is not None:
                 # Blocks without a name must stand before it.
                 self.queue.remove(block)
                 self.queue.append(block)
-                self.chooser.insert(block, self.index.chain_hash[block], 0)
+                self.stack.insert(block, self.index.chain_hash[block], 0)
         if self.log is not None:
             self.log.add(CAME, block, words, place)
 
@@ -179,7 +179,7 @@ class NamedLedger(BlockLedger):
     def move_names(self, source: i64, target: i64) -> i64:
         """Take all names from `source`, and give them to `target`, which has none; how many. It cannot fail."""
         names = self.names_as_words(source)
-        self.drop(source)
+        self.uncache(source)
         for place in range(i64(len(names)) // NAME_WORDS):
             self.name(target, names, place * NAME_WORDS)
         return i64(len(names)) // NAME_WORDS
@@ -205,27 +205,18 @@ class NamedLedger(BlockLedger):
         self._forget_more(block)
         super().evict(block)
 
-    def drop(self, block: i64) -> None:
-        """The same without an eviction."""
-        self._forget_more(block)
-        super().drop(block)
-
-    def uncache(self, block: i64) -> None:
-        """Take all names of a cached block away. O(names).
+    def uncache(self, block: i64, keeps_place: bool = False) -> None:
+        """Take all names of a cached block away, without an eviction. O(names).
 
         An idle one stays where it is in the queue; under a policy it goes to the front, where blocks without a name
         must stand: the policy is asked for as many victims as the head of the queue lacks.
         """
-        is_idle = self.ref_cnt[block] == 0
-        if self.chooser is not None and is_idle:
-            self.chooser.remove(block)
-            self.queue.remove(block)
-            self.queue.append_left(block)
-        self.drop(block)
+        self._forget_more(block)
+        super().uncache(block, keeps_place or self.stack is None)
 
     def share(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """See `BlockLedger.share`; a policy knows nothing of free blocks without a name."""
-        if self.chooser is None:
+        if self.stack is None:
             super().share(blocks, start, count)
             return
         for position in range(start, start + count):
@@ -242,7 +233,7 @@ class NamedLedger(BlockLedger):
 
     def unshare(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """See `BlockLedger.unshare`."""
-        if self.chooser is None:
+        if self.stack is None:
             super().unshare(blocks, start, count)
             return
         position = start + count - 1
@@ -260,7 +251,7 @@ class NamedLedger(BlockLedger):
 
     def note_named_hits(self, blocks: vec[i32]) -> None:
         """Tell the policy of a hit of those that have a name."""
-        if self.chooser is not None:
+        if self.stack is not None:
             for position in range(i64(len(blocks))):
                 if self.index.is_cached(i64(blocks[position])):
                     self.note_hit(i64(blocks[position]))

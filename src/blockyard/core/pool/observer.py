@@ -25,12 +25,21 @@ class PoolObserver:
     def dropping(self, block: i64) -> None:
         """`block` is cached, and about to lose its content without an eviction."""
 
+    def joined_by(self, other: "PoolObserver") -> "PoolObserver":
+        """Return an observer that tells this one and then `other`."""
+        return Observers([self, other])
+
 
 class Observers(PoolObserver):
     """Several observers, told in turn."""
 
-    def __init__(self) -> None:
-        self.members: list[PoolObserver] = []
+    def __init__(self, members: list[PoolObserver]) -> None:
+        self.members = members
+
+    def joined_by(self, other: PoolObserver) -> PoolObserver:
+        """Add one more."""
+        self.members.append(other)
+        return self
 
     def acting(self, actor: str) -> None:
         """Tell all."""

@@ -145,4 +145,4 @@ class Joins:
             if heir_first <= position < heir_last:
                 self.index.owner[block] = i32(heir + 1)
             else:
-                self.token_blocks.drop(block)
+                self.token_blocks.uncache(block)

@@ -8,10 +8,10 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ...core.arrays import zeros_i64
+from ...core.gate import Interruption
 from ...core.policies.base import EvictionPolicy
-from ...core.policies.nested import innermost, put_hints
-from ...core.policies.session_life import SessionLife
-from ...core.policies.sessions import BACK, OVER, SLOT_SPAN, Sessions
+from ...core.policies.layers.sessions import BACK, OVER, SLOT_SPAN, Sessions
+from ...core.policies.stack import EvictionStack
 from .policy_run import PolicyRun
 
 #: What is said of a session, as the arrays have it.
@@ -35,10 +35,9 @@ class HintedRun(PolicyRun):
         super().__init__(policy, capacity, num_contents, longest_request)
         num_blocks = int(capacity + longest_request + 1)
         self._sessions = Sessions(num_blocks, int(min(max(num_sessions, 1), SLOT_SPAN)))
-        self._life = SessionLife(self._sessions)
-        if innermost(policy).takes_hints():
-            self._policy, hinted = put_hints(policy, num_blocks, self._sessions, [])
-            self._life.tell(hinted, None)
+        #: It is told of sessions; of blocks its top layer is, and asked, without what a pool needs in between.
+        self._stack = EvictionStack(policy, num_blocks, Interruption(), sessions=self._sessions)
+        self._policy = self._stack.top
         #: 1 + the slot of each session; 0 for one that is not known. And the session in each slot.
         self._slot_of = zeros_i64(int(num_sessions))
         self._session_in = zeros_i64(int(self._sessions.max_sessions))
@@ -62,26 +61,26 @@ class HintedRun(PolicyRun):
         sessions, kinds = vec[i64](sessions_array), vec[i64](kinds_array)
         back_at, now = vec[i64](back_at_array), vec[i64](now_array)
         for request in range(i64(len(starts)) - 1):
-            self._life.advance(float(now[request]))
+            self._stack.advance(float(now[request]))
             slot = self._begin(sessions[request])
             self._request(ids, starts[request], starts[request + 1])
             if kinds[request] == SAYS_OVER:
-                self._life.say(slot, OVER, 0.0)
+                self._stack.say(slot, OVER, 0.0)
             elif kinds[request] == SAYS_WAIT:
-                self._life.say(slot, BACK, float(back_at[request]))
+                self._stack.say(slot, BACK, float(back_at[request]))
 
     def _begin(self, session: i64) -> i64:
         """A turn of a session begins; returns its slot."""
         slot = self._slot_of[session] - 1
         if slot < 0:
             slot = self._open(session)
-        self._tag = self._life.begin(slot)
+        self._tag = self._stack.begin_sequence(slot)
         return slot
 
     def _open(self, session: i64) -> i64:
-        if not self._life.make_room():
+        if not self._stack.make_session_room():
             oldest = self._sessions.oldest()
-            self._life.forget(oldest)
+            self._stack.forget_session(oldest)
             self._slot_of[self._session_in[oldest]] = 0
         slot = self._sessions.open()
         self._slot_of[session] = slot + 1
@@ -95,6 +94,8 @@ class HintedRun(PolicyRun):
         super()._give_back(ids, start, stop)
 
     def _evict(self) -> i64:
+        if self._stack.failure:
+            raise self._stack.error()
         slot = super()._evict()
         self._sessions.forget_block(slot)
         return slot

@@ -1,21 +1,14 @@
 """Retention: blocks that should stay longer, within a policy that decides about all others."""
 
-from struct import pack, unpack
-from typing import Final
-
 from mypy_extensions import i64
 
-from ...errors import InvariantError
-from ..arrays import clear_i64, grown_i64, zeros_i64
-from .around import AroundPolicy
-from .base import EvictionPolicy
-from .block_heap import BlockHeap
-
-#: All bits of a float but its sign.
-MAGNITUDE: Final = 2**63 - 1
+from ....errors import InvariantError
+from ...arrays import clear_i64, grown_i64, zeros_i64
+from ..base import EvictionPolicy, Layer
+from ..parts.heap import BlockHeap, order_of
 
 
-class Retention(AroundPolicy):
+class Retention(Layer):
     """A wish around a policy: blocks with a priority above 0 are evicted only when no other block is idle.
 
     Among them the lowest priority goes first, then the one idle longest. A priority can be set, changed and taken back
@@ -47,17 +40,19 @@ class Retention(AroundPolicy):
         place.
         """
         index = i64(block)
-        idle = self._retained.holds(index) or self._is_inner[index] != 0
-        idle = idle and priority != self._priority[index]
-        if idle:
-            self._take_out(index)
-        self.num_retained += (1 if priority > 0 else 0) - (1 if self._priority[index] > 0 else 0)
+        before = self._priority[index]
+        self.num_retained += (1 if priority > 0 else 0) - (1 if before > 0 else 0)
         self._priority[index] = priority
         self._expire_never(index)
         if priority > 0 and expires_at is not None:
             self._expiries.insert(index, order_of(expires_at))
-        if idle:
+        if self._retained.holds(index) and priority != before:
+            self._retained.remove(index)
             self._put_in(index)
+        elif self._is_inner[index] != 0 and priority > 0:
+            self._retained.insert(index, priority)
+            self._leave_policy(index)
+            self.policy.remove(index)
 
     def _expire_never(self, block: i64) -> None:
         if self._expiries.holds(block):
@@ -66,12 +61,21 @@ class Retention(AroundPolicy):
     def advance(self, now: float) -> None:
         """End what expires at `now` or before. O(log n) for each."""
         latest = order_of(now)
+        ended: list[int] = []
         while self._expiries.num_items > 0 and self._expiries.lowest() <= latest:
-            self.set_priority(int(self._expiries.first()), 0, None)
+            block = self._expiries.pop()
+            self._priority[block] = 0
+            self.num_retained -= 1
+            if self._retained.holds(block):
+                self._retained.remove(block)
+                ended.append(int(block))
+        for number in ended:
+            self._put_in(i64(number))
+        super().advance(now)
 
-    def is_inner(self, block: int) -> bool:
+    def passes(self, block: i64) -> bool:
         """Whether the policy knows the block as idle."""
-        return self._is_inner[i64(block)] != 0
+        return self._is_inner[block] != 0
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:
         """`block` became idle."""
@@ -87,17 +91,17 @@ class Retention(AroundPolicy):
             self._num_inner += 1
             self.policy.insert(block, self._key[block], self._depth[block])
 
-    def _take_out(self, block: i64) -> None:
-        if self._retained.holds(block):
-            self._retained.remove(block)
-        else:
-            self._is_inner[block] = 0
-            self._num_inner -= 1
-            self.policy.remove(block)
+    def _leave_policy(self, block: i64) -> None:
+        self._is_inner[block] = 0
+        self._num_inner -= 1
 
     def remove(self, block: i64) -> None:
         """The idle `block` was revived; it keeps its priority."""
-        self._take_out(block)
+        if self._retained.holds(block):
+            self._retained.remove(block)
+        else:
+            self._leave_policy(block)
+            self.policy.remove(block)
 
     def evict(self) -> i64:
         """The policy's choice; a retained block only when there is no other.
@@ -111,47 +115,57 @@ class Retention(AroundPolicy):
                 if 0 < block < len(self._is_inner) and self._retained.holds(block):
                     raise ValueError(f"block {block} is retained and not the policy's to choose")
                 return block
-            self._is_inner[block] = 0
-            self._num_inner -= 1
-        else:
-            block = self._retained.pop()
-            self.forget(int(block))
+            self._leave_policy(block)
+            return block
+        block = self._retained.pop()
+        self._forget(block)
         return block
 
-    def forget(self, block: int) -> None:
+    def gone(self, block: i64) -> None:
         """The content of `block` is gone, and the wish to keep it with it."""
-        if self._priority[i64(block)] > 0:
+        self._forget(block)
+        super().gone(block)
+
+    def _forget(self, block: i64) -> None:
+        if self._priority[block] > 0:
             self.num_retained -= 1
-            self._priority[i64(block)] = 0
-            self._expire_never(i64(block))
+            self._priority[block] = 0
+            self._expire_never(block)
 
     def clear(self) -> None:
         """The cache was reset: nothing is retained any more. It asks for no memory."""
-        super().clear()
         self._retained.clear()
         self._expiries.clear()
         clear_i64(self._priority)
         clear_i64(self._is_inner)
         self._num_inner = 0
         self.num_retained = 0
+        super().clear()
 
     def grow(self, num_blocks: int) -> None:
-        """Ids now go up to num_blocks - 1."""
+        """Ids now go up to num_blocks - 1, also where the policy raises; for MemoryError nothing has grown."""
         priority = grown_i64(self._priority, num_blocks)
         key = grown_i64(self._key, num_blocks)
         depth = grown_i64(self._depth, num_blocks)
         is_inner = grown_i64(self._is_inner, num_blocks)
         self._retained.grow(num_blocks)
         self._expiries.grow(num_blocks)
-        self.policy.grow(num_blocks)
+        failure = self.grow_policy(num_blocks)
         super().grow(num_blocks)
         self._priority = priority
         self._key = key
         self._depth = depth
         self._is_inner = is_inner
+        if failure is not None:
+            raise failure
 
     def check(self) -> None:
-        """Both parts are sound and know different blocks; the counts agree. O(num_blocks). Raises `InvariantError`."""
+        """All wishes are sound, and the policy. O(num_blocks). Raises `InvariantError`."""
+        self.check_wishes()
+        self.policy.check()
+
+    def check_wishes(self) -> None:
+        """The policy knows no retained block; the counts agree. O(num_blocks). Raises `InvariantError`."""
         self._retained.check()
         self._expiries.check()
         num_inner = 0
@@ -165,10 +179,3 @@ class Retention(AroundPolicy):
                 raise InvariantError(f"retention: block {block} has an expiry and no priority")
         if num_inner != self._num_inner or num_retained != self.num_retained:
             raise InvariantError(f"retention: {num_inner} blocks are the policy's, {num_retained} are retained")
-        self.policy.check()
-
-
-def order_of(time: float) -> i64:
-    """A time as an integer, in the same order."""
-    bits = int(unpack("<q", pack("<d", time + 0.0))[0])
-    return bits if bits >= 0 else -(bits & MAGNITUDE)

@@ -4,10 +4,10 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from ..arrays import grown_i64, zeros_i64
-from .base import EvictionPolicy
-from .block_list import BlockLists
-from .ghosts import Ghosts
+from ...arrays import grown_i64, zeros_i64
+from ..base import EvictionPolicy
+from ..parts.keys import Ghosts
+from ..parts.lists import BlockLists
 
 ONCE: Final[i64] = 0
 OFTEN: Final[i64] = 1

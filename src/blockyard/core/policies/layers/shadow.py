@@ -1,27 +1,68 @@
-"""What a cache of the same size would hold under least recently used, and what of it the real one has given up."""
+"""What a cache of the same size would hold under least recently used, and which idle blocks stand below which.
+
+What a guard keeps of a block and of an exposed content stands in one row each, so that an event touches one cache line.
+"""
 
 from typing import Final
 
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
-from ...errors import InvariantError
-from ..arrays import clear_i32, zeros_i32
-from .guard_rows import CHAIN, FIRST, GHOST_WORDS, HIGH, LOW, NEXT, PREV, block_of, first_ghost, new_rows, row_of
-from .tracked import LOW_31, mix
+from ....errors import InvariantError
+from ...arrays import clear_i32, zeros_i32
+from ..parts.keys import LOW_31, mix
+
+#: Words before the first row. A large vec begins 40 bytes into a cache line; two rows of blocks fill a line from here.
+FIRST: Final[i64] = 6
+#: Words of a row: of a block, and of a ghost, which is a content that only the shadow has.
+BLOCK_WORDS: Final[i64] = 8
+GHOST_WORDS: Final[i64] = 5
+
+#: Both: the rows after and before it in its list (`ShadowLRU`), 0 for none, and the low and high 31 bits of the key.
+NEXT: Final[i64] = 0
+PREV: Final[i64] = 1
+LOW: Final[i64] = 2
+HIGH: Final[i64] = 3
+#: A ghost: the next in its bucket, or the next free one.
+CHAIN: Final[i64] = 4
+#: A block (`IdleTree`): the block before it in its sequence, its first child, and its siblings.
+PARENT: Final[i64] = 4
+CHILD: Final[i64] = 5
+AFTER: Final[i64] = 6
+BEFORE: Final[i64] = 7
 
 #: The end of the shadow's list is the row of block 0, that of the orphans' list the row of ghost 0; both are none.
 SHADOW: Final[i64] = FIRST
 
 
+def row_of(block: i64) -> i64:
+    """Where the row of a block begins."""
+    return FIRST + BLOCK_WORDS * block
+
+
+def block_of(row: i64) -> i64:
+    """The block whose row begins there."""
+    return (row - FIRST) >> 3
+
+
+def first_ghost(num_blocks: i64) -> i64:
+    """Where the row of ghost 0 begins, behind those of all blocks."""
+    return FIRST + BLOCK_WORDS * num_blocks
+
+
+def new_rows(num_blocks: int) -> vec[i32]:
+    """Empty rows for `num_blocks` blocks and as many ghosts, 52 bytes of each."""
+    return zeros_i32(int(FIRST) + int(BLOCK_WORDS + GHOST_WORDS) * num_blocks)
+
+
 class ShadowLRU:
     """Idle contents in order of last use, those that are cached and those that the pool has evicted; no tokens.
 
-    Rows (`guard_rows`) of blocks and of ghosts are in the lists. A ghost is a content that the shadow has and the pool
+    Rows of blocks and of ghosts are in the lists. A ghost is a content that the shadow has and the pool
     has not, called *exposed*. A block that the pool has and the shadow has not is an *orphan*: its high key is stored
     as its complement. Orphans stand in a list of their own, in the order in which the shadow dropped them.
 
-    54 to 56 bytes a block, the words of `idle_tree` among them. All operations are O(1) expected.
+    54 to 56 bytes a block, the words of `IdleTree` among them. All operations are O(1) expected.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -56,11 +97,14 @@ class ShadowLRU:
         return self.rows[row_of(block) + HIGH] < 0
 
     def key(self, block: i64) -> i64:
-        """The key with which `block`, which is not idle, became so last."""
+        """The key with which `block` became idle last."""
         return self._key(row_of(block))
 
     def _key(self, row: i64) -> i64:
-        return (i64(self.rows[row + HIGH]) << 31) | i64(self.rows[row + LOW])
+        high = i64(self.rows[row + HIGH])
+        if high < 0:
+            high = -1 - high
+        return (high << 31) | i64(self.rows[row + LOW])
 
     def insert(self, block: i64, key: i64) -> None:
         """`block`, which is not idle, became idle: the shadow has it too, used last."""
@@ -97,18 +141,26 @@ class ShadowLRU:
 
     def ask(self, key: i64) -> bool:
         """Whether a content is exposed, and now no more: it is asked for. O(1) expected."""
-        if self.num_exposed == 0:
+        ghost = self._find(key)
+        if ghost == 0:
             return False
+        self._drop_ghost(ghost)
+        return True
+
+    def is_exposed(self, key: i64) -> bool:
+        """Whether the shadow has a content that the pool has evicted from the shadow's block. O(1) expected."""
+        return self._find(key) != 0
+
+    def _find(self, key: i64) -> i64:
+        if self.num_exposed == 0:
+            return 0
         rows = self.rows
         low = i32(key & LOW_31)
         high = i32(key >> 31)
         ghost = i64(self._bucket[self._bucket_of(key)])
         while ghost != 0 and (rows[ghost + LOW] != low or rows[ghost + HIGH] != high):
             ghost = i64(rows[ghost + CHAIN])
-        if ghost == 0:
-            return False
-        self._drop_ghost(ghost)
-        return True
+        return ghost
 
     def trim(self, length: i64) -> i64:
         """Drop what was used longest ago until `length` entries remain; how many of the dropped were exposed."""
@@ -119,16 +171,26 @@ class ShadowLRU:
                 self._drop_ghost(row)
                 ended += 1
             else:
-                self._unlink(row)
-                self._append(row, self._orphans)
-                self.rows[row + HIGH] = -1 - self.rows[row + HIGH]
-                self.length -= 1
-                self.num_orphans += 1
+                self.drop(block_of(row))
         return ended
+
+    def drop(self, block: i64) -> None:
+        """The shadow has an idle block no longer: it is an orphan, the latest."""
+        row = row_of(block)
+        self._unlink(row)
+        self._append(row, self._orphans)
+        self.rows[row + HIGH] = -1 - self.rows[row + HIGH]
+        self.length -= 1
+        self.num_orphans += 1
 
     def oldest_orphan(self) -> i64:
         """The orphan that the shadow dropped first; there must be one."""
         return block_of(i64(self.rows[self._orphans + NEXT]))
+
+    def next_orphan(self, block: i64) -> i64:
+        """The orphan that the shadow dropped next after this one; 0 after the last."""
+        row = i64(self.rows[row_of(block) + NEXT])
+        return block_of(row) if row != self._orphans else 0
 
     def _append(self, row: i64, end: i64) -> None:
         rows = self.rows
@@ -275,3 +337,91 @@ def _num_buckets(num_blocks: int) -> int:
     while 2 * num_buckets <= num_blocks:
         num_buckets *= 2
     return num_buckets
+
+
+class IdleTree:
+    """For each block the idle blocks that follow it in some sequence, in a doubly linked list.
+
+    A block is linked while it is idle. Its parent may be held, and is then no candidate. All operations are O(1), but
+    `leaf_below`, which walks down.
+
+    rows: of the guard, of which this has four words a block; its links are rows too, 0 for none.
+    """
+
+    def __init__(self, rows: vec[i32], num_blocks: int) -> None:
+        self._rows = rows
+        self._num_blocks: i64 = num_blocks
+
+    def parent(self, block: i64) -> i64:
+        """The block before `block` in its sequence, as it was told last; 0 if it is the first, or it is not known."""
+        parent = i64(self._rows[row_of(block) + PARENT])
+        return block_of(parent) if parent != 0 else 0
+
+    def set_parent(self, block: i64, parent: i64) -> None:
+        """Say what stands before a block that is not linked; 0 for nothing."""
+        self._rows[row_of(block) + PARENT] = i32(row_of(parent)) if parent != 0 else i32(0)
+
+    def link(self, block: i64) -> None:
+        """`block` became idle."""
+        rows = self._rows
+        row = row_of(block)
+        parent = i64(rows[row + PARENT])
+        if parent != 0:
+            first = rows[parent + CHILD]
+            rows[row + AFTER] = first
+            rows[row + BEFORE] = 0
+            if first != 0:
+                rows[i64(first) + BEFORE] = i32(row)
+            rows[parent + CHILD] = i32(row)
+
+    def unlink(self, block: i64) -> None:
+        """`block` is idle no longer. What follows it still does."""
+        rows = self._rows
+        row = row_of(block)
+        parent = i64(rows[row + PARENT])
+        if parent != 0:
+            after = rows[row + AFTER]
+            before = rows[row + BEFORE]
+            if before != 0:
+                rows[i64(before) + AFTER] = after
+            else:
+                rows[parent + CHILD] = after
+            if after != 0:
+                rows[i64(after) + BEFORE] = before
+
+    def leaf_below(self, block: i64) -> i64:
+        """An idle block that follows `block` and that nothing idle follows; `block` itself, if nothing follows it.
+
+        O(depth). Parents that are out of date could lead in a circle: then `block`, too.
+        """
+        rows = self._rows
+        below = row_of(block)
+        for _step in range(self._num_blocks):
+            child = i64(rows[below + CHILD])
+            if child == 0:
+                return block_of(below)
+            below = child
+        return block
+
+    def move(self, rows: vec[i32], num_blocks: int) -> None:
+        """The guard has other rows, in which this one's words are as they were."""
+        self._rows = rows
+        self._num_blocks = num_blocks
+
+    def check(self, idle: set[int]) -> None:
+        """Exactly the idle blocks with a parent are linked, each below its own. O(num_blocks)."""
+        rows = self._rows
+        linked = 0
+        for block in range(self._num_blocks):
+            parent = row_of(block)
+            child = i64(rows[parent + CHILD])
+            previous: i64 = 0
+            while child != 0:
+                is_below = i64(rows[child + PARENT]) == parent and i64(rows[child + BEFORE]) == previous
+                if not is_below or int(block_of(child)) not in idle:
+                    raise InvariantError(f"guard: block {block_of(child)} is linked below block {block} and is not")
+                linked += 1
+                previous = child
+                child = i64(rows[child + AFTER])
+        if linked != sum(1 for block in idle if self.parent(i64(block)) != 0):
+            raise InvariantError(f"guard: {linked} idle blocks are linked below others, more have a parent")

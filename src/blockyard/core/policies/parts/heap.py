@@ -1,10 +1,16 @@
 """A binary heap of block ids that any of them can leave."""
 
+from struct import pack, unpack
+from typing import Final
+
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ...errors import InvariantError
-from ..arrays import clear_i64, grown_i64, zeros_i64
+from ....errors import InvariantError
+from ...arrays import clear_i64, grown_i64, zeros_i64
+
+#: All bits of a float but its sign.
+MAGNITUDE: Final = 2**63 - 1
 
 
 class BlockHeap:
@@ -124,3 +130,9 @@ class BlockHeap:
         inside = sum(1 for place in self._place if place != 0)
         if inside != self.num_items:
             raise InvariantError(f"heap: {inside} blocks have a place, {self.num_items} are counted")
+
+
+def order_of(time: float) -> i64:
+    """A time as an integer, in the same order."""
+    bits = int(unpack("<q", pack("<d", time + 0.0))[0])
+    return bits if bits >= 0 else -(bits & MAGNITUDE)

@@ -2,10 +2,10 @@
 
 from mypy_extensions import i64
 
-from .base import EvictionPolicy
-from .block_list import BlockLists
+from ..base import EvictionPolicy
+from ..parts.lists import BlockLists
+from .content_class import NUM_CLASSES, class_of, time_of
 from .density import Density
-from .fate import NUM_CLASSES, class_of, time_of
 from .return_rates import NUM_AGES
 
 

@@ -5,11 +5,12 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ...errors import InvariantError
-from ..arrays import grown_i64, zeros_i64
-from .base import EvictionPolicy
-from .block_list import BlockLists
-from .fate import (
+from ....errors import InvariantError
+from ...arrays import grown_i64, zeros_i64
+from ..base import EvictionPolicy
+from ..parts.keys import KeyRing, mix
+from ..parts.lists import BlockLists
+from .content_class import (
     END,
     MOST_SHARED,
     MOST_TURNS,
@@ -24,7 +25,6 @@ from .fate import (
     turn_of,
 )
 from .return_rates import NUM_AGES, ReturnRates
-from .tracked import Tracked, mix
 
 NUM_CELLS: Final[i64] = NUM_CLASSES * NUM_AGES
 #: The list of the blocks whose chain is still being let go.
@@ -41,9 +41,9 @@ class Density(EvictionPolicy):
     After Beckmann, Chen and Cidon, "LHD: improving cache hit rate by maximizing hit density" (NSDI 2018): contents are
     sorted into classes, and how often a class is hit at which age is learned while it runs. Three things are different:
 
-    - The classes are made for prefixes (`fate`). What one request leaves behind, a chain, shares a fate: it is new, or
-      it continues a chain, for the first time or the tenth; it added little or much. What several chains have in common
-      is known by how many they are.
+    - The classes are made for prefixes (`content_class`). What one request leaves behind, a chain, shares a fate: it is
+      new, or it continues a chain, for the first time or the tenth; it added little or much. What several chains have
+      in common is known by how many they are.
     - Ages beyond the pool's own reach are learned too, from a sample of contents that are followed after their
       eviction (`tracked`). So the rates describe the load and not what this policy did with it.
     - The worth is Gittins' index (1979), the best ratio over all times one might keep a block, as a conversation's next
@@ -64,7 +64,7 @@ class Density(EvictionPolicy):
         self._lists = BlockLists(int(ARRIVING) + 1, num_blocks)
         #: 1 + the key of each block's content; 0 for none.
         self._key = zeros_i64(num_blocks)
-        #: What is known of it (`fate`); -1 for a new one.
+        #: What is known of it (`content_class`); -1 for a new one.
         self._state = zeros_i64(num_blocks)
         #: Hits since it was last let go.
         self._hits = zeros_i64(num_blocks)
@@ -84,7 +84,7 @@ class Density(EvictionPolicy):
         while sampled_one_in < MOST_SAMPLED_ONE_IN and num_blocks >= 2000 * sampled_one_in:
             sampled_one_in *= 2
         self._sample_mask: i64 = sampled_one_in - 1
-        self._tracked = Tracked(max(2 * num_blocks // 4 * 4, FEWEST_ENTRIES))
+        self._tracked = KeyRing(max(2 * num_blocks // 4 * 4, FEWEST_ENTRIES))
         self._rates = ReturnRates(num_blocks, sampled_one_in, self._eager)
         #: Which entry of the memory is the first that is younger than each age.
         self._next_entry = zeros_i64(int(NUM_AGES))
@@ -284,7 +284,7 @@ class Density(EvictionPolicy):
         self._settle()
 
     def state_of(self, block: i64) -> i64:
-        """What is known of the content of an idle block whose chain is complete (`fate`)."""
+        """What is known of the content of an idle block whose chain is complete (`content_class`)."""
         return self._state[block]
 
     def rank_of(self, cell: i64) -> i64:

@@ -2,8 +2,8 @@
 
 from mypy_extensions import i64
 
-from .base import EvictionPolicy
-from .block_list import BlockLists
+from ..base import EvictionPolicy
+from ..parts.lists import BlockLists
 
 
 class LRU(EvictionPolicy):

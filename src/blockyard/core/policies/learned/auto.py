@@ -4,13 +4,13 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from ...arguments import require_int
-from .arc import ARC
-from .base import EvictionPolicy
+from ....arguments import require_int
+from ..base import EvictionPolicy
+from ..parts.keys import mix
+from ..simple.arc import ARC
+from ..simple.heaps import LFU
 from .density import Density
-from .lfu import LFU
 from .sampled_cache import BorrowedDensity, SampledCache
-from .tracked import mix
 
 #: One content in this many is sampled, at most; small pools sample more.
 MOST_SAMPLED_ONE_IN: Final = 8

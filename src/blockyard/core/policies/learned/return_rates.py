@@ -5,8 +5,8 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ..arrays import zeros_i64
-from .fate import CONTINUED, END, NEW, NUM_CLASSES, SHARED
+from ...arrays import zeros_i64
+from .content_class import CONTINUED, END, NEW, NUM_CLASSES, SHARED
 
 #: Ages from num_blocks / 16 to 16 num_blocks, five for each factor of 4. An age counts blocks let go since.
 NUM_AGES: Final[i64] = 20

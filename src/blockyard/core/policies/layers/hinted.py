@@ -4,13 +4,11 @@ from typing import Final
 
 from mypy_extensions import i32, i64
 
-from ...errors import InvariantError
-from ..arrays import clear_i32, grown_float, grown_i32, grown_i64, zeros_float, zeros_i32, zeros_i64
-from .around import AroundPolicy
-from .base import EvictionPolicy
-from .block_heap import BlockHeap
-from .retention import order_of
-from .session_lists import SessionLists
+from ....errors import InvariantError
+from ...arrays import clear_i32, grown_float, grown_i32, grown_i64, zeros_float, zeros_i32, zeros_i64
+from ..base import EvictionPolicy, Layer
+from ..parts.heap import BlockHeap, order_of
+from ..parts.lists import BlockLists
 from .sessions import BACK, OVER, UNKNOWN, Sessions
 
 #: What a block is here: held, idle and known to the policy, or idle and kept from it.
@@ -22,7 +20,7 @@ KEPT: Final[i32] = 2
 TAKEN: Final[i32] = 3
 
 
-class Hinted(AroundPolicy):
+class Hinted(Layer):
     """The policy inside decides, but for blocks of sessions of which something was said.
 
     - A session that is over: its blocks go before all others, the session that was over first first, its blocks from
@@ -36,6 +34,9 @@ class Hinted(AroundPolicy):
 
     A policy that says `needs_hints` gets the hints instead, and chooses itself.
 
+    Each session has two lists of idle blocks, in the order in which they became idle: list 2 s has what slot s holds
+    now, list 2 s + 1 what it held before. A sequence is let go from its last block to its first, so the head is a leaf.
+
     sessions: what was said, changed by others, who then call `restate`. idle: blocks that `policy` knows as idle.
     O(log sessions) amortised an event on top of the policy's own; 36 bytes a block, about 80 a session.
     """
@@ -45,10 +46,8 @@ class Hinted(AroundPolicy):
         self.sessions = sessions
         self.tells = policy.needs_hints()
         slots = int(sessions.num_slots)
-        self._lists = SessionLists(num_blocks, slots)
+        self._lists = BlockLists(2 * slots, num_blocks)
         self._where = zeros_i32(num_blocks)
-        #: 1 + the slot in whose lists a block is; 0 for none.
-        self._slot = zeros_i32(num_blocks)
         self._key = zeros_i64(num_blocks)
         self._depth = zeros_i32(num_blocks)
         #: Sessions with idle blocks: those that are over, the first one first, and others, the one back last first.
@@ -150,7 +149,7 @@ class Hinted(AroundPolicy):
     def _first_of(self, slot: i64) -> i64:
         """What goes first of a session: what it holds no more, then its last block."""
         old = self._lists.head(2 * slot + 1)
-        return old if old != 0 and self.sessions.state[slot] == OVER else self._lists.head(2 * slot)
+        return old if old >= 0 and self.sessions.state[slot] == OVER else self._lists.head(2 * slot)
 
     def _take(self, block: i64) -> i64:
         """`block` goes because of a hint."""
@@ -160,43 +159,47 @@ class Hinted(AroundPolicy):
         self._where[block] = TAKEN
         return block
 
-    def spare(self, block: i64) -> None:
+    def spared(self, block: i64) -> None:
         """`block` is not evicted for now: a guard had it as the policy's choice, and it was hit or retained."""
         if self._where[block] == TAKEN:
             self._where[block] = HELD
+        super().spared(block)
 
     def gone(self, block: i64) -> None:
-        """The content of `block` is evicted, or dropped."""
+        """The content of `block` is gone: taken on a hint's word, or lost otherwise."""
         if self._where[block] == TAKEN:
             self._where[block] = HELD
             self.num_evicted += 1
+        super().gone(block)
 
     # Sessions.
 
     def _list_of(self, block: i64, slot: i64) -> i64:
         return 2 * slot + (0 if self.sessions.is_latest(self.sessions.owner(block)) else 1)
 
+    def _slot_of(self, block: i64) -> i64:
+        """The slot in whose lists a block is; -1 for none."""
+        return self._lists.list_of(block) >> 1
+
     def _link(self, block: i64) -> None:
         slot = self.sessions.slot_of(self.sessions.owner(block))
-        self._slot[block] = i32(slot + 1)
         if slot >= 0:
             self._lists.append(self._list_of(block, slot), block)
             if self.sessions.state[slot] != UNKNOWN:
                 self._rank(slot, False)
 
     def _unlink(self, block: i64) -> None:
-        slot = i64(self._slot[block]) - 1
+        slot = self._slot_of(block)
         if slot >= 0:
-            self._slot[block] = 0
-            self._lists.remove(self._list_of(block, slot), block)
+            self._lists.remove(block)
             if self.sessions.state[slot] != UNKNOWN:
                 self._rank(slot, False)
 
     def _rank(self, slot: i64, anew: bool) -> None:
         """Have the session among those that are over or come back, if it is one of them and has idle blocks."""
         state = self.sessions.state[slot]
-        held = self._lists.head(2 * slot) != 0
-        is_over = state == OVER and (held or self._lists.head(2 * slot + 1) != 0)
+        held = self._lists.length[2 * slot] > 0
+        is_over = state == OVER and (held or self._lists.length[2 * slot + 1] > 0)
         is_back = state == BACK and held
         if self._over.holds(slot) != is_over:
             if is_over:
@@ -209,7 +212,7 @@ class Hinted(AroundPolicy):
             self._returning.insert(slot, -order_of(self.sessions.back_at[slot]))
 
     def _is_expected(self, block: i64) -> bool:
-        slot = i64(self._slot[block]) - 1
+        slot = self._slot_of(block)
         return slot >= 0 and self.sessions.state[slot] == BACK and self.sessions.is_latest(self.sessions.owner(block))
 
     def restate(self, slot: i64) -> None:
@@ -224,7 +227,7 @@ class Hinted(AroundPolicy):
     def _give_back(self, number: i64) -> None:
         """What was kept of a list is the policy's again."""
         block = self._lists.head(number)
-        while block != 0:
+        while block >= 0:
             following = self._lists.after(block)
             if self._where[block] == KEPT and block != self._chosen:
                 self._where[block] = INNER
@@ -235,21 +238,18 @@ class Hinted(AroundPolicy):
 
     def supersede(self, slot: i64) -> None:
         """Nothing is known of the session, and a new sequence of it begins: what it held is old. `begin` follows."""
-        self._lists.retire(slot)
+        self._lists.splice(2 * slot, 2 * slot + 1)
 
     def forget(self, slot: i64) -> None:
         """Nothing is known of the session, and it is forgotten next. O(its idle blocks)."""
         for number in range(2 * slot, 2 * slot + 2):
-            block = self._lists.head(number)
-            while block != 0:
-                self._lists.remove(number, block)
-                self._slot[block] = 0
-                block = self._lists.head(number)
+            while self._lists.length[number] > 0:
+                self._lists.pop(number)
 
     # A policy that chooses by hints itself.
 
     def _tell(self, block: i64) -> None:
-        slot = i64(self._slot[block]) - 1
+        slot = self._slot_of(block)
         if slot >= 0 and self.sessions.state[slot] != UNKNOWN:
             self._tell_state(block, slot)
 
@@ -265,7 +265,7 @@ class Hinted(AroundPolicy):
     def _tell_all(self, slot: i64) -> None:
         for number in range(2 * slot, 2 * slot + 2):
             block = self._lists.head(number)
-            while block != 0:
+            while block >= 0:
                 following = self._lists.after(block)
                 self._tell_state(block, slot)
                 block = following
@@ -278,7 +278,6 @@ class Hinted(AroundPolicy):
         self._over.clear()
         self._returning.clear()
         clear_i32(self._where)
-        clear_i32(self._slot)
         self._num_inner = 0
         self._num_kept = 0
         self._chosen = NONE
@@ -287,22 +286,14 @@ class Hinted(AroundPolicy):
     def grow(self, num_blocks: int) -> None:
         """Ids now go up to num_blocks - 1, also where the policy raises; for MemoryError nothing has grown."""
         where = grown_i32(self._where, num_blocks)
-        slot = grown_i32(self._slot, num_blocks)
         key = grown_i64(self._key, num_blocks)
         depth = grown_i32(self._depth, num_blocks)
         since = grown_float(self._since, num_blocks)
         owner = self.sessions.room_for(num_blocks)
         self._lists.grow(num_blocks)
-        failure: BaseException | None = None
-        try:
-            self.policy.grow(num_blocks)
-        except MemoryError:
-            raise
-        except BaseException as error:
-            failure = error
+        failure = self.grow_policy(num_blocks)
         super().grow(num_blocks)
         self._where = where
-        self._slot = slot
         self._key = key
         self._depth = depth
         self._since = since
@@ -313,7 +304,7 @@ class Hinted(AroundPolicy):
     def grow_slots(self) -> None:
         """Make room for as many sessions as have a slot now."""
         slots = int(self.sessions.num_slots)
-        self._lists.grow_slots(slots)
+        self._lists.grow_lists(2 * slots)
         self._over.grow(slots)
         self._returning.grow(slots)
         self.num_slots = slots
@@ -335,8 +326,8 @@ class Hinted(AroundPolicy):
                 for block in blocks:
                     self._check_linked(i64(block), i64(slot), i64(number))
             self._check_rank(i64(slot))
-        if linked != sum(1 for slot in self._slot if slot != 0):
-            raise InvariantError("hints: a block says it is in a session's list that does not have it")
+        if linked != sum(1 for block in range(len(self._where)) if self._slot_of(i64(block)) >= 0):
+            raise InvariantError("hints: a block is in a list of a slot without a session")
         self.policy.check()
 
     def _check_counts(self) -> None:
@@ -349,14 +340,14 @@ class Hinted(AroundPolicy):
             )
 
     def _check_linked(self, block: i64, slot: i64, number: i64) -> None:
-        if (self._where[block] != INNER and self._where[block] != KEPT) or i64(self._slot[block]) != slot + 1:
+        if (self._where[block] != INNER and self._where[block] != KEPT) or self._slot_of(block) != slot:
             raise InvariantError(f"hints: block {block} is in list {number}, and held or another session's")
         if self.sessions.slot_of(self.sessions.owner(block)) != slot or self._list_of(block, slot) != number:
             raise InvariantError(f"hints: block {block} is in list {number}, which is not its session's")
 
     def _check_rank(self, slot: i64) -> None:
         state = self.sessions.state[slot]
-        held = self._lists.head(2 * slot) != 0
-        is_over = state == OVER and (held or self._lists.head(2 * slot + 1) != 0)
+        held = self._lists.length[2 * slot] > 0
+        is_over = state == OVER and (held or self._lists.length[2 * slot + 1] > 0)
         if self._over.holds(slot) != is_over or self._returning.holds(slot) != (state == BACK and held):
             raise InvariantError(f"hints: session {slot} is in state {state}, and not where those are")

@@ -5,11 +5,10 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ...errors import InvariantError
-from ..arrays import clear_i64, grown_float, grown_i64, zeros_float, zeros_i64
-from .block_heap import BlockHeap
-from .block_list import BlockLists
-from .retention import order_of
+from ....errors import InvariantError
+from ...arrays import clear_i64, grown_float, grown_i64, zeros_float, zeros_i64
+from ..parts.heap import BlockHeap, order_of
+from ..parts.lists import BlockLists
 
 #: What is known of a session: nothing, that it does not come back, or when it does.
 UNKNOWN: Final[i64] = 0

@@ -1,0 +1,1 @@
+"""What may stand around the policy that chooses: retention, guards, hints about sessions."""

@@ -1,0 +1,1 @@
+"""Policies that learn which contents come back."""

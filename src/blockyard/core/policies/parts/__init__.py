@@ -1,0 +1,1 @@
+"""What policies are made of: lists and heaps of blocks, memories of keys."""

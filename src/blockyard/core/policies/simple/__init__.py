@@ -1,0 +1,1 @@
+"""Policies that are a list, a few lists or a heap."""

@@ -1,0 +1,125 @@
+"""Requests, one after another, through a manager with a strict guard and beside it through one under LRU.
+
+    python -m tests.support.floor_loads 2000
+
+Prompts of a few tokens end at block boundaries, so that equal contents are common. Sequences are forked, generate
+tokens and are cut by `truncate`.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import dataclass, field
+
+from blockyard import CacheConfig, KVCacheManager
+from blockyard.core.policies.base import EvictionPolicy
+from blockyard.policies import FIFO, LFU, Guarded
+
+from .own_policies import MRU, Dice
+
+#: What may happen in the requests of a load.
+KINDS = (("plain",), ("generated",), ("cut",), ("cut", "generated"), ("forked",))
+BLOCKS_OF_A_PROMPT = 12
+
+
+@dataclass
+class Request:
+    """A prompt, and what happens after it is computed."""
+
+    prompt: list[int]
+    generated: list[int] = field(default_factory=list)
+    is_forked: bool = False
+    by_the_fork: list[int] = field(default_factory=list)
+    #: The share of the tokens that a cut leaves; 0 for no cut. And what is generated behind the cut.
+    cut: float = 0.0
+    behind_the_cut: list[int] = field(default_factory=list)
+
+
+class FloorLoad:
+    """Conversations that go on or begin anew, in blocks of 1, 2, 4 or 16 tokens, drawn from a seed."""
+
+    def __init__(self, seed: int, kinds: tuple[str, ...]) -> None:
+        self.draw = random.Random(seed)
+        self.kinds = kinds
+        self.block_size = self.draw.choice([1, 2, 4, 16])
+        self.num_blocks = self.draw.choice([12, 20, 40, 80])
+        self.longest = min(self.num_blocks - 2, BLOCKS_OF_A_PROMPT)
+        self.num_words = self.draw.choice([2, 3, 5, 1000])
+        self.talks = [self._begun() for _ in range(self.draw.choice([5, 12, 40]))]
+        self.requests = [self._request() for _ in range(self.draw.choice([150, 400]))]
+        self.inside: type[EvictionPolicy] = self.draw.choice([MRU, Dice, LFU, FIFO])
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self.draw.randrange(self.num_words) for _ in range(count)]
+
+    def _begun(self) -> list[int]:
+        return self._tokens(self.block_size * self.draw.randint(1, 4))
+
+    def _request(self) -> Request:
+        talk, kind = self.draw.choice(self.talks), self.draw.random()
+        if len(talk) < self.block_size * (self.longest - 4) and kind < 0.5:
+            talk += self._tokens(self.draw.choice([self.block_size, 1, 2 * self.block_size]))
+        elif kind < 0.6:
+            talk[:] = self._begun()
+        request = Request([*talk, *self._tokens(1)])
+        if "cut" in self.kinds and self.draw.random() < 0.4:
+            request.cut = self.draw.random()
+            request.behind_the_cut = self._tokens(self.draw.choice([0, 0, 1, self.block_size]))
+        if "generated" in self.kinds and self.draw.random() < 0.5:
+            request.generated = self._tokens(self.draw.randint(1, 2 * min(self.block_size, 4)))
+        if "forked" in self.kinds and self.draw.random() < 0.3:
+            request.is_forked = True
+            request.by_the_fork = self._tokens(self.draw.randint(0, 3))
+        return request
+
+
+def served(cache: KVCacheManager, request: Request, block_size: int) -> int:
+    """Serve one request and free it; the blocks that it hit."""
+    seq = cache.allocate(request.prompt)
+    hits = cache.num_computed_tokens(seq) // block_size
+    cache.commit([seq], cache.reserve([seq]).num_scheduled)
+    seqs = [seq, *(int(fork) for fork in cache.fork(seq))] if request.is_forked else [seq]
+    for one in seqs:
+        _generate(cache, one, request.generated if one == seq else request.by_the_fork)
+    if request.cut > 0:
+        cache.truncate(seq, max(1, int(cache.num_tokens(seq) * request.cut)))
+        _generate(cache, seq, request.behind_the_cut)
+    cache.free(seqs)
+    return hits
+
+
+def _generate(cache: KVCacheManager, seq: int, tokens: list[int]) -> None:
+    for token in tokens:
+        cache.append(seq, token)
+        cache.commit([seq], cache.reserve([seq]).num_scheduled)
+
+
+def below_the_floor(seed: int, kinds: tuple[str, ...]) -> float:
+    """By how many hits the guarded manager was below its floor, at the worst moment; at most 0.0 if never."""
+    load = FloorLoad(seed, kinds)
+    room = load.block_size * load.longest * 2
+    config = {"num_blocks": load.num_blocks, "block_size": load.block_size, "max_model_len": room, "max_num_seqs": 4}
+    guarded = KVCacheManager(
+        CacheConfig(watermark=0.0, **config, eviction_policy=lambda num_blocks: Guarded(load.inside(num_blocks), True))
+    )
+    plain = KVCacheManager(CacheConfig(watermark=0.0, **config))
+    worst, ahead, asked = 0.0, 0, 0
+    for request in load.requests:
+        ahead += served(guarded, request, load.block_size) - served(plain, request, load.block_size)
+        asked += (len(request.prompt) - 1) // load.block_size
+        worst = max(worst, -ahead - 0.002 * asked)
+    guarded.check()
+    return worst
+
+
+def main() -> None:
+    """Run this many loads, their kinds in turns; print those below the floor."""
+    first, count = int(sys.argv[2]) if len(sys.argv) > 2 else 0, int(sys.argv[1])
+    found = [(below_the_floor(seed, KINDS[seed % len(KINDS)]), seed) for seed in range(first, first + count)]
+    below = sorted(((worst, seed) for worst, seed in found if worst > 1e-9), reverse=True)
+    print(f"{count:,} loads from seed {first}: {len(below)} below the floor {below[:10]}")
+
+
+if __name__ == "__main__":
+    main()
