@@ -20,6 +20,8 @@ pytest.importorskip("zmq")
 #: Options of both `serve` and `generate`, and a piece of what is said of each.
 OF_BOTH = {
     "--num-blocks 1": "num_blocks is 1; it must be from 2",
+    "--kv-cache-memory-bytes 0": "kv_cache_memory_bytes is 0; it must be from 1",
+    "--kv-cache-memory-bytes 4Gi": "--kv-cache-memory-bytes is '4Gi'; it must be a number and a unit",
     "--block-size 0": "block_size is 0",
     "--max-num-seqs 0": "max_num_seqs is 0",
     "--max-model-len 0": "max_model_len is 0",

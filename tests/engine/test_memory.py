@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +17,10 @@ import torch
 
 from blockyard import InvalidArgument
 from blockyard.engine import Engine, PromptLookup, SamplingParams, assembly
+from blockyard.engine.memory import account, finding, meter
 from blockyard.engine.memory.account import CPU_KV_BYTES, EngineMemory, weights_bytes
 from blockyard.engine.memory.meter import DeviceUse, meter_of
+from blockyard.sizing import KVCacheSpec
 
 from ..support.memory_meter import CpuMeter, peak_of
 from ..support.tiny_models import mixed_prompts, reference_tokens, tiny_model, tokens_of
@@ -167,12 +173,85 @@ def test_the_counters_of_cuda_are_read_around_the_work(monkeypatch: pytest.Monke
 # ---------------------------------------------------------------- on a CPU, and where blocks are given
 
 
-def test_a_cpu_takes_at_most_one_gib() -> None:
+def test_a_cpu_takes_at_most_one_gib_for_a_short_context() -> None:
     engine = Engine(tiny_model("llama-gqa"), block_size=256)
     assert CPU_KV_BYTES - engine.kv_cache.bytes_per_block < engine.kv_cache.num_bytes <= CPU_KV_BYTES
     assert engine.memory.kv_bytes == engine.kv_cache.num_bytes
     assert (engine.memory.step_bytes, engine.memory.total_bytes, engine.memory.left_bytes) == (None, None, None)
     assert str(engine.memory) == "memory of cpu, GiB: weights 0.00, keys and values 1.00"
+
+
+def test_a_cpu_takes_what_the_context_needs_beyond_one_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama-gqa")
+    monkeypatch.setattr(account, "CPU_KV_BYTES", 20_000)
+    monkeypatch.setattr(finding, "available_bytes", lambda: 2**30)
+    engine = Engine(model)
+    config = engine.cache.config
+    assert config.max_servable_tokens == config.max_model_len
+    assert replace(config, num_blocks=config.num_blocks - 1).max_servable_tokens < config.max_model_len
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (result,) = engine.generate([[1] * (config.max_model_len - 2)], SamplingParams(max_tokens=2, ignore_eos=True))
+    assert len(result.token_ids) == 2
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_cpu_takes_half_of_what_is_left_and_says_what_does_not_fit(ranks: int) -> None:
+    spec = replace(KVCacheSpec.uniform(4, 8, 64, block_size=16), tensor_parallel_size=ranks)
+    config = spec.cache_config(2, max_model_len=131_072)
+    num_blocks = account.cpu_blocks(config, spec, 100 * MIB)
+    assert num_blocks == 50 * MIB // ranks // spec.bytes_per_block
+    config = replace(config, num_blocks=num_blocks)
+    fits = config.max_servable_tokens
+    with pytest.warns(RuntimeWarning, match=rf"sequence of {fits} tokens at most, and max_model_len is 131072"):
+        account.warn_of_short_pool(config)
+
+
+def test_an_engine_warns_of_a_pool_that_its_context_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finding, "available_bytes", lambda: 100_000)
+    with pytest.warns(RuntimeWarning, match=r"the pool of 8 blocks holds a sequence of \d+ tokens at most"):
+        Engine(tiny_model("llama-gqa"))
+    with pytest.warns(RuntimeWarning, match=r"the pool of 8 blocks holds a sequence of \d+ tokens at most"):
+        Engine(tiny_model("llama-gqa"), kv_cache_memory_bytes=50_000)
+
+
+def test_a_machine_that_does_not_say_what_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    limit = tmp_path / "limit"
+    monkeypatch.setattr(meter, "_CONTAINER_LIMITS", (limit,))
+    found = meter.available_bytes()
+    if sys.platform == "linux":
+        assert found is not None
+        assert found > MIB
+        limit.write_text("max\n")
+        assert meter.available_bytes() is not None
+        limit.write_text("4096\n")
+        assert meter.available_bytes() == 4096
+    monkeypatch.setattr(meter, "_MEMINFO", tmp_path / "nothing")
+    assert meter.available_bytes() is None
+    spec = KVCacheSpec.uniform(4, 8, 64, block_size=16)
+    config = spec.cache_config(2, max_model_len=131_072)
+    assert account.cpu_blocks(config, spec, None) == CPU_KV_BYTES // spec.bytes_per_block
+
+
+def test_a_pool_of_bytes() -> None:
+    engine = Engine(tiny_model("llama-gqa"), kv_cache_memory_bytes=MIB, max_model_len=64)
+    assert engine.cache.config.num_blocks == MIB // engine.kv_cache.bytes_per_block
+    assert engine.memory.kv_bytes == engine.kv_cache.num_bytes <= MIB
+    assert engine.memory.step_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_cache_memory_bytes": 5000}, r"kv_cache_memory_bytes is 5000; it must be at least two blocks of 6144"),
+        ({"kv_cache_memory_bytes": 0}, "kv_cache_memory_bytes is 0; it must be from 1 to"),
+        ({"kv_cache_memory_bytes": 1.5}, "kv_cache_memory_bytes is 1.5; it must be an integer"),
+        ({"kv_cache_memory_bytes": MIB, "num_blocks": 9}, "is 1048576 and num_blocks is 9; both size the same pool"),
+    ],
+)
+def test_a_pool_of_bytes_that_is_none(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        Engine(tiny_model("llama-gqa"), **options)
 
 
 def test_given_blocks_are_taken_and_no_step_is_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -261,6 +264,35 @@ def test_a_plan_with_one_bad_list_moves_nothing() -> None:
     cache.finish_moves()
     assert torch.equal(cache.cpu_data[:, 2], before[:, 1])
     assert torch.equal(cache.data[:, 6], before[:, 5])
+
+
+# ---------------------------------------------------------------- memory of the process
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory in use is read from /proc")
+def test_memory_is_taken_when_blocks_are_first_written() -> None:
+    pool_bytes = 2**31
+    warm = make_cache(num_cpu_blocks=9)  # what torch loads for a first write is not the pool's
+    warm.write(0, *random_tokens(warm, 4), np.arange(4, 8))
+    before = resident_bytes()
+    sizes = {"block_size": 16, "num_layers": 4, "num_kv_heads": 8, "head_size": 64}
+    num_blocks = pool_bytes // make_cache(**sizes).bytes_per_block
+    cache = make_cache(**sizes, num_blocks=num_blocks, num_cpu_blocks=num_blocks)
+    assert cache.num_bytes == pool_bytes
+    used = num_blocks // 100
+    key, value = random_tokens(cache, used * 16)
+    for layer in range(4):
+        cache.write(layer, key, value, np.arange(16, 16 + used * 16))
+    cache.swap_out([[1, 1]])
+    assert torch.equal(cache.key_cache(3)[1 : used + 1].reshape(key.shape), key)
+    assert not cache.key_cache(3)[used + 1 : used + 10].any()
+    assert 0.009 * pool_bytes < resident_bytes() - before < 0.1 * pool_bytes
+    assert cache.data.data_ptr() % 64 == 0  # as torch's own: kernels load whole lines
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 # ---------------------------------------------------------------- bad input

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ..engine.ranks.peers import TorchrunPeers
 
 _DEMO_NAME = "SmolLM2-135M-Instruct"
+_MAX_DIGITS = 40
 
 
 def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
@@ -38,6 +40,7 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
     arguments = {
         **{name: getattr(options, name) for name in ENGINE_OPTIONS},
         "enable_prefix_caching": not options.no_prefix_cache,
+        "kv_cache_memory_bytes": _pool_bytes(options.kv_cache_memory_bytes),
         "swap_space_bytes": 0 if options.swap_space is None else parse_memory("--swap-space", options.swap_space),
         "cache_options": {name: value for name, value in cache_options.items() if value is not None},
         "kv_events": _kv_events(options),
@@ -45,6 +48,13 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
     }
     EngineOptions(**arguments).require_valid_without_a_model()
     return arguments
+
+
+def _pool_bytes(text: str | None) -> int | None:
+    """Returns the bytes of a plain number, as vLLM takes it, or of an amount with a unit."""
+    if text is None or (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
+        return None if text is None else int(text)
+    return parse_memory("--kv-cache-memory-bytes", text)
 
 
 def _kv_events(options: argparse.Namespace) -> dict[str, Any] | None:
@@ -100,6 +110,11 @@ def _ranks(options: argparse.Namespace) -> dict[str, int | TorchrunPeers]:
     return dict.fromkeys(asked or ["tensor_parallel"], TorchrunPeers(rank))
 
 
+def _say(message: Warning | str, *_: object, **__: object) -> None:
+    """Prints a warning as a line of a command's own."""
+    print(f"blockyard: {message}", file=sys.stderr)
+
+
 def engine_of(options: argparse.Namespace, arguments: dict[str, Any]) -> tuple[Engine, str]:
     """Returns the engine that the options ask for, and the model's name. Raises `ModelError` and `InvalidArgument`.
 
@@ -110,7 +125,9 @@ def engine_of(options: argparse.Namespace, arguments: dict[str, Any]) -> tuple[E
     import torch
 
     path = _model_path(options)
-    with Console(file=sys.stderr).status("loading the model (a .gguf file is converted once, which takes a while)"):
+    waiting = Console(file=sys.stderr).status("loading the model (a .gguf file is converted once, which takes a while)")
+    with waiting, warnings.catch_warnings():
+        warnings.showwarning = _say
         made = engine.Engine.from_pretrained(
             path, dtype=getattr(torch, options.dtype), device=options.device, **arguments, **_ranks(options)
         )

@@ -82,8 +82,12 @@ def add_rank_options(group: Any) -> None:
 
 def add_cache_options(group: Any, max_num_seqs: int) -> None:
     """Adds the options of the pool and of how much runs at once. max_num_seqs: the default."""
-    sized = "default: as many as fit a GPU (--gpu-memory-utilization), or 1 GiB on a CPU"
-    add_cache_field(group, "num_blocks", f"; {sized}", says_default=True)
+    sized = "default: as many as fit a GPU (--gpu-memory-utilization); on a CPU 1 GiB, or what --max-model-len needs"
+    pool = group.add_mutually_exclusive_group()
+    add_cache_field(pool, "num_blocks", f"; {sized}", says_default=True)
+    pool.add_argument(
+        "--kv-cache-memory-bytes", metavar="SIZE", help="the pool's size instead, in bytes or like 4GiB, on each rank"
+    )
     group.add_argument(
         "--gpu-memory-utilization",
         type=float,

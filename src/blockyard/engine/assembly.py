@@ -9,7 +9,7 @@ from ..core.manager import KVCacheManager
 from ..storage import KVCache
 from .borrowing import BorrowedModel
 from .kv_events import publisher_of
-from .memory.account import EngineMemory, weights_bytes
+from .memory.account import EngineMemory, warn_of_short_pool, weights_bytes
 from .memory.finding import MemoryFinder
 from .memory.largest_step import StepSizes
 from .memory.meter import meter_of
@@ -54,13 +54,15 @@ def assemble(model: Any, options: EngineOptions, ranks: Ranks) -> EngineParts:
     utilization = options.gpu_memory_utilization
     finder = MemoryFinder(spec, config, tensors, runner_on, weights_bytes(borrowed.model), utilization)
     sizes = StepSizes.of(config, options.max_num_batched_tokens, options.speculation)
-    is_sized = options.num_blocks is not None
-    ranks.settle(CacheSettings.of(options.block_size, config, sizes, is_sized, utilization, options.attention_backend))
-    if options.num_blocks is None:
-        config, memory = finder.find(meter_of(borrowed.device), sizes)
-    else:
+    settings = (options.is_sized, utilization, options.attention_backend)
+    ranks.settle(CacheSettings.of(options.block_size, config, sizes, *settings))
+    if options.is_sized:
         memory = finder.given()
+    else:
+        config, memory = finder.find(meter_of(borrowed.device), sizes)
     config, memory = ranks.agree(config, memory, spec)
+    if options.num_blocks is None:
+        warn_of_short_pool(config)
     cache = KVCacheManager(config)
     kv_cache = KVCache(config.num_blocks, options.block_size, num_cpu_blocks=config.num_cpu_blocks, **tensors)
     publisher = publisher_of(cache, options.kv_events)

@@ -51,7 +51,9 @@ class Engine:
         borrowed: its attention is switched during a step and put back afterwards.
     tokenizer: the model's; None if all prompts are token ids.
     num_blocks, block_size: the pool. If num_blocks is None, the engine finds out how many blocks fit: on CUDA it runs
-        the largest step and takes what `gpu_memory_utilization` leaves; on a CPU it takes 1 GiB of keys and values.
+        the largest step and takes what `gpu_memory_utilization` leaves; on a CPU it takes 1 GiB of keys and values, or
+        what a sequence of max_model_len tokens needs, within half of the machine's available memory.
+    kv_cache_memory_bytes: the same pool by its size in bytes, on each rank; give one of the two. No step is run then.
     gpu_memory_utilization: share of a CUDA device's memory that may be in use in all, by other processes too.
     max_num_seqs: sequences that run at once. max_num_batched_tokens: tokens computed in one step, at least
         max_num_seqs; a longer prompt is computed in chunks.
@@ -86,6 +88,7 @@ class Engine:
         tokenizer: Any = None,
         *,
         num_blocks: int | None = None,
+        kv_cache_memory_bytes: int | None = None,
         block_size: int = 16,
         max_num_seqs: int = 16,
         max_num_batched_tokens: int = 512,
@@ -106,6 +109,7 @@ class Engine:
     ) -> None:
         options = EngineOptions(
             num_blocks=num_blocks,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

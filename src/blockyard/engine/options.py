@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from ..config import CACHE_FIELDS, CacheConfig
 from ..errors import InvalidArgument, ModelError
 from ..sizing import KVCacheSpec
 from ..sizing.memory import require_utilization
+from ..sizing.spec import MAX_BYTES
 from .decoding.speculation import PromptLookup, require_speculation
-from .memory.account import swap_blocks
+from .memory.account import kv_blocks, swap_blocks
 
 #: The fields of a cache's config that an engine takes from its caller; the others it sets itself.
 CACHE_OPTIONS = tuple(sorted(name for name, field in CACHE_FIELDS.items() if field.metadata["engine"]))
@@ -50,6 +51,7 @@ class EngineOptions:
     """What an engine is asked to be; `Engine` says what each means."""
 
     num_blocks: int | None
+    kv_cache_memory_bytes: int | None
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -68,11 +70,27 @@ class EngineOptions:
         """Raise `InvalidArgument` for what the config, which is checked first, does not say."""
         require_speculation(self.speculation)
         require_utilization(self.gpu_memory_utilization)
+        self._require_one_size()
         require_step_budget(self.max_num_batched_tokens, self.max_num_seqs)
         if self.attention_backend not in BACKEND_NAMES:
             raise InvalidArgument(
                 f"attention_backend is {self.attention_backend!r}; it must be one of {', '.join(BACKEND_NAMES)}"
             )
+
+    def _require_one_size(self) -> None:
+        if self.kv_cache_memory_bytes is None:
+            return
+        size = require_int("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, MAX_BYTES)
+        if self.num_blocks is not None:
+            raise InvalidArgument(
+                f"kv_cache_memory_bytes is {size} and num_blocks is {self.num_blocks}; both size the same pool, so "
+                f"give one"
+            )
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether the pool's size was given, as blocks or as bytes."""
+        return self.num_blocks is not None or self.kv_cache_memory_bytes is not None
 
     def require_valid_without_a_model(self) -> None:
         """Raise `InvalidArgument` for all that is wrong whatever the model is."""
@@ -87,7 +105,11 @@ class EngineOptions:
     def config(self, spec: KVCacheSpec, max_model_len: int) -> CacheConfig:
         """The cache's, as far as it is known before its size is."""
         num_cpu_blocks = swap_blocks(self.swap_space_bytes, self.num_cpu_blocks, spec)
-        return spec.cache_config(max_model_len=max_model_len, **self._cache_fields(num_cpu_blocks))
+        config = spec.cache_config(max_model_len=max_model_len, **self._cache_fields(num_cpu_blocks))
+        if self.kv_cache_memory_bytes is None:
+            return config
+        self._require_one_size()
+        return replace(config, num_blocks=kv_blocks(self.kv_cache_memory_bytes, spec))
 
     def _cache_fields(self, num_cpu_blocks: int) -> dict[str, Any]:
         """The fields of the config that no model has a say in."""

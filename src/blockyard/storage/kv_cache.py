@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -37,7 +40,8 @@ class KVCache:
     axis for the two: `data` is (places, num_blocks, elements of a block), and there is no `combined`.
 
     The paging is PagedAttention's (Kwon et al., SOSP 2023). Memory starts as zeros; the null block, id 0, stays
-    so: it is what padded table entries read, and a write to it is refused.
+    so: it is what padded table entries read, and a write to it is refused. On a CPU the system gives memory to a block
+    when it is first written.
 
     Layers of several groups (`LayerGroup`) share the tensor: a block belongs to one group at a time, so that the first
     layers of all groups have the same place in it, and so on. With one group, a layer's place is its number.
@@ -300,8 +304,14 @@ class KVCache:
         block = (2, *block_shape) if self._is_even else (self._key_elements + value_elements,)
         shape = (self.places.num_places, num_blocks, *block)
         try:
-            return torch.zeros(shape, dtype=self.dtype, device=device, pin_memory=pin_memory)
-        except (RuntimeError, AssertionError, ValueError) as error:  # torch has no narrower type for these
+            return _zeros(shape, self.dtype, torch.device(device), pin_memory)
+        except (
+            RuntimeError,
+            AssertionError,
+            ValueError,
+            OSError,
+            OverflowError,
+        ) as error:  # torch has no narrower type
             reason = str(error).strip().splitlines()[0]
             raise InvalidArgument(
                 f"{name} is {num_blocks}, device is {device}: {self.bytes_per_block * num_blocks / 2**20:.0f} MiB of "
@@ -337,3 +347,20 @@ class KVCache:
             )
         if tensor.dtype != self.dtype:
             raise InvalidArgument(f"{name} has dtype {tensor.dtype}; the cache has {self.dtype}")
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device, pin_memory: bool) -> torch.Tensor:
+    """Return a tensor of zeros; in a CPU's own memory the system gives each page when something is first written there.
+
+    torch.zeros writes all of it.
+    """
+    if device.type != "cpu" or pin_memory:
+        return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pin_memory)
+    return torch.frombuffer(_untouched(math.prod(shape) * dtype.itemsize), dtype=dtype).view(*shape)
+
+
+def _untouched(num_bytes: int) -> mmap.mmap:
+    """Return memory that no process shares, from the beginning of a page."""
+    if sys.platform == "win32":
+        return mmap.mmap(-1, num_bytes)
+    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

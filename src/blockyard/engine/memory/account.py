@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
 from ... import sizing
 from ...arguments import require_int
-from ...config import MAX_BLOCKS
+from ...config import MAX_BLOCKS, CacheConfig
 from ...errors import InvalidArgument
 from ...sizing import KVCacheSpec, MemoryProfile
 from ...sizing.spec import MAX_BYTES
 
-#: KV memory of a CPU engine that is not told how much to take. All of it is filled with zeros at the start.
+#: KV memory of a CPU engine that is not told how much to take, unless its longest sequence needs more.
 CPU_KV_BYTES = 2**30
+#: The share of what a machine has left that such an engine takes at most, with all its ranks.
+_CPU_SHARE = 0.5
 _GIB = 2**30
 
 
@@ -63,9 +68,38 @@ def weights_bytes(model: Any) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def cpu_blocks(spec: KVCacheSpec) -> int:
-    """Blocks for an engine on a CPU that is not told how many to take."""
-    return min(max(2, CPU_KV_BYTES // spec.bytes_per_block), MAX_BLOCKS)
+def cpu_blocks(config: CacheConfig, spec: KVCacheSpec, available_bytes: int | None) -> int:
+    """Return the blocks of an engine on a CPU that is not told how many to take: 1 GiB, or what the longest sequence
+    needs, within half of the machine's available memory.
+
+    available_bytes: None where the system does not say, and then 1 GiB is all. O(log**2 of the blocks).
+    """
+    num_ranks = spec.tensor_parallel_size * spec.context_parallel_size
+    most_bytes = CPU_KV_BYTES if available_bytes is None else int(available_bytes * _CPU_SHARE) // num_ranks
+    most = min(most_bytes // spec.bytes_per_block, MAX_BLOCKS)
+    needed = bisect_left(range(most), config.max_model_len, 2, key=partial(_servable_tokens, config))
+    return max(2, min(most, max(needed, CPU_KV_BYTES // spec.bytes_per_block)))
+
+
+def _servable_tokens(config: CacheConfig, num_blocks: int) -> int:
+    return replace(config, num_blocks=num_blocks).max_servable_tokens
+
+
+def kv_blocks(kv_cache_memory_bytes: int, spec: KVCacheSpec) -> int:
+    """Return the blocks that fit a budget of bytes. Raises `InvalidArgument` if fewer than two do."""
+    return _blocks_in("kv_cache_memory_bytes", kv_cache_memory_bytes, spec)
+
+
+def warn_of_short_pool(config: CacheConfig) -> None:
+    """Warn, with both numbers, if the longest sequence that the model can serve does not fit the pool."""
+    if config.max_servable_tokens < config.max_model_len:
+        warnings.warn(
+            f"the pool of {config.num_blocks} blocks holds a sequence of {config.max_servable_tokens} tokens at most, "
+            f"and max_model_len is {config.max_model_len}: longer prompts are refused (give kv_cache_memory_bytes or "
+            f"num_blocks, or a smaller max_model_len)",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def swap_blocks(swap_space_bytes: object, num_cpu_blocks: int, spec: KVCacheSpec) -> int:
@@ -80,11 +114,13 @@ def swap_blocks(swap_space_bytes: object, num_cpu_blocks: int, spec: KVCacheSpec
         raise InvalidArgument(
             f"swap_space_bytes is {size} and num_cpu_blocks is {num_cpu_blocks}; both size the same pool, so give one"
         )
+    return _blocks_in("swap_space_bytes", size, spec)
+
+
+def _blocks_in(name: str, size: int, spec: KVCacheSpec) -> int:
     number = sizing.num_cpu_blocks(size, spec=spec)
     if number < 2:
-        raise InvalidArgument(
-            f"swap_space_bytes is {size}; it must be at least two blocks of {spec.bytes_per_block} bytes"
-        )
+        raise InvalidArgument(f"{name} is {size}; it must be at least two blocks of {spec.bytes_per_block} bytes")
     return min(number, MAX_BLOCKS)
 
 

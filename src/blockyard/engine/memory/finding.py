@@ -1,4 +1,4 @@
-"""How many blocks an engine takes that is not told: on a GPU what is left, on a CPU at most 1 GiB."""
+"""How many blocks an engine takes that is not told: on a GPU what is left, on a CPU what its context needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...storage import KVCache
 from ..runner import ModelRunner
 from .account import EngineMemory, blocks_beside, cpu_blocks
 from .largest_step import StepSizes, TrialCache, run_largest_step
-from .meter import DeviceUse, Meter
+from .meter import DeviceUse, Meter, available_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class MemoryFinder:
         beside it, do not fit.
         """
         if meter is None:
-            number = cpu_blocks(self.spec)
+            number = cpu_blocks(self.config, self.spec, available_bytes())
             return replace(self.config, num_blocks=number), self._with_blocks(number)
         found, trial_bytes = self._run(meter, sizes)
         memory = replace(

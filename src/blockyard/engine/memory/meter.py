@@ -1,10 +1,11 @@
-"""What a device's memory holds while something runs on it."""
+"""What a device's memory holds while something runs on it, and what a machine has left."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -52,3 +53,26 @@ class CudaMeter:
         free, total = torch.cuda.mem_get_info(self._device)
         outside = total - free - torch.cuda.memory_reserved(self._device)
         return DeviceUse(total, max(outside, 0), before, peak)
+
+
+#: Where Linux says what is left of a machine's memory, and what a container may use of it (cgroups 2 and 1).
+_MEMINFO = Path("/proc/meminfo")
+_CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def available_bytes() -> int | None:
+    """Return what new work may take of this machine's memory without swapping, within the container's limit; None where
+    the system does not say."""
+    try:
+        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text("ascii").splitlines())
+        left = 1024 * int(lines["MemAvailable"].split()[0])
+    except (OSError, ValueError, LookupError):
+        return None
+    return min(left, *map(_limit, _CONTAINER_LIMITS))
+
+
+def _limit(path: Path) -> int:
+    try:
+        return int(path.read_text("ascii"))
+    except (OSError, ValueError):  # there is none, or it is "max"
+        return 2**63
