@@ -12,8 +12,9 @@ from blockyard.events import Mirror, Trust
 WORKER = "worker"
 
 
-def message(number: int, *events: Any, ts: float | None = None) -> tuple[int, bytes]:
-    return number, msgspec.msgpack.encode([float(number) if ts is None else ts, list(events), 0])
+def message(number: int, *events: Any, ts: float | None = None, epoch: int | None = None) -> tuple[int, bytes]:
+    life = [] if epoch is None else [epoch]
+    return number, msgspec.msgpack.encode([float(number) if ts is None else ts, list(events), 0, *life])
 
 
 def stored(name: int, *tokens: int, parent: int | None = None) -> dict[str, Any]:
@@ -70,6 +71,60 @@ def test_nor_where_the_clock_went_back() -> None:
     mirror.live(WORKER, *message(1, stored(5, 1, 2), ts=100.0))
     again = message(0, stored(7, 8, 9), ts=1.0)
     mirror.live(WORKER, *again)
+    replay(mirror, again)
+    assert mirror.trust(WORKER) is Trust.LIVE
+    assert (known(mirror, 1, 2), known(mirror, 8, 9)) == (0, 2)
+
+
+UNREADABLE = b"\xc1"
+CLEARED = {"type": "AllBlocksCleared"}
+
+
+@pytest.mark.parametrize("begins", [(message(0), message(1)), (message(0), message(1, CLEARED))])
+def test_a_message_that_could_not_be_read_is_missing_until_a_replay_comes_to_it(begins: Any) -> None:
+    mirror = Mirror(hash_seed=1)
+    mirror.replayed(WORKER, *begins[0])
+    mirror.live(WORKER, 2, UNREADABLE)
+    replay(mirror, *begins[1:])
+    assert mirror.trust(WORKER) is not Trust.LIVE
+    replay(mirror, message(0), message(1))
+    assert mirror.trust(WORKER) is not Trust.LIVE
+    replay(mirror, message(3, CLEARED, stored(5, 1, 2)))
+    assert mirror.trust(WORKER) is Trust.LIVE
+    assert known(mirror, 1, 2) == 2
+
+
+def test_a_publisher_that_starts_again_sends_no_message_that_could_not_be_read_in_its_earlier_life() -> None:
+    mirror = Mirror(hash_seed=1)
+    mirror.live(WORKER, 5000, UNREADABLE)
+    mirror.live(WORKER, *message(0, stored(5, 1, 2)))
+    replay(mirror, message(0, stored(5, 1, 2)))
+    assert mirror.trust(WORKER) is Trust.LIVE
+    assert known(mirror, 1, 2) == 2
+
+
+def test_a_message_from_after_the_clock_went_back_is_waited_for() -> None:
+    mirror = Mirror(hash_seed=1)
+    latest = message(6, stored(5, 1, 2), ts=3.0)
+    mirror.live(WORKER, *latest)
+    replay(mirror, message(5, CLEARED))
+    assert mirror.trust(WORKER) is Trust.CATCHING_UP
+    assert mirror.replay_from(WORKER) == 6
+    replay(mirror, latest)
+    assert mirror.trust(WORKER) is Trust.LIVE
+    assert known(mirror, 1, 2) == 2
+
+
+@pytest.mark.parametrize("epochs", [(None, None), (7, 8)])
+def test_a_replay_of_an_earlier_life_than_was_heard_is_not_trusted(epochs: tuple[int | None, int | None]) -> None:
+    """It was on its way when the publisher started again."""
+    mirror = Mirror(hash_seed=1)
+    earlier, later = epochs
+    again = message(0, CLEARED, stored(9, 8, 9), ts=100.0, epoch=later)
+    mirror.live(WORKER, *again)
+    first = stored(5, 1, 2)
+    replay(mirror, message(0, *([CLEARED] if earlier else []), first, epoch=earlier), message(1, epoch=earlier))
+    assert mirror.trust(WORKER) is Trust.UNTRUSTED
     replay(mirror, again)
     assert mirror.trust(WORKER) is Trust.LIVE
     assert (known(mirror, 1, 2), known(mirror, 8, 9)) == (0, 2)

@@ -12,6 +12,8 @@ from typing import Protocol
 _LENGTH = struct.Struct("<Q")
 #: Of a message: nothing longer is read.
 MAX_BYTES = 2**32
+#: Memory that is taken for a message before any of it has come; after that, as much again as has come.
+_FIRST_BYTES = 2**20
 
 
 class Connection(Protocol):
@@ -35,13 +37,15 @@ class SocketConnection:
     """`Connection` over a stream socket. `send_bytes` may be called by several threads, `recv_bytes` by one.
 
     limit: seconds that the other side may take nothing of a message that is sent, or send nothing of one that has
-    begun. Between messages it may be silent for ever.
+    begun. Between messages it may be silent for ever. Where a message was cut short, by this limit, an error or Ctrl-C,
+    no other one is sent or received: what comes next would be taken for its rest.
     """
 
     def __init__(self, connection: socket.socket, limit: float = 300.0) -> None:
         self._socket = connection
         self._limit = limit
         self._lock = threading.Lock()
+        self._is_send_cut = self._is_receive_cut = False
         connection.settimeout(None)
         # Limits of the two directions that one thread may send in while another one receives.
         seconds = struct.pack("ll", int(limit), int(limit % 1 * 1e6))
@@ -50,10 +54,16 @@ class SocketConnection:
 
     def send_bytes(self, message: bytes, /) -> None:
         """Send one message. Raises `ConnectionLost` if the other side has ended, or takes nothing for the limit."""
+        with self._lock:
+            _refuse_cut(self._is_send_cut, "sent")
+            self._is_send_cut = True
+            self._send(message)
+            self._is_send_cut = False
+
+    def _send(self, message: bytes) -> None:
         try:
-            with self._lock:
-                self._socket.sendall(_LENGTH.pack(len(message)))
-                self._socket.sendall(message)
+            self._socket.sendall(_LENGTH.pack(len(message)))
+            self._socket.sendall(message)
         except BlockingIOError as error:
             raise ConnectionLost(f"nothing was taken for {self._limit:g} s") from error
         except OSError as error:
@@ -61,10 +71,13 @@ class SocketConnection:
 
     def recv_bytes(self) -> bytearray:
         """The next message, however late it begins. Raises `ConnectionLost`."""
-        (length,) = _LENGTH.unpack(self._receive(_LENGTH.size, has_begun=False))
+        _refuse_cut(self._is_receive_cut, "received")
+        (length,) = _LENGTH.unpack(self._receive(_LENGTH.size))
         if length > MAX_BYTES:
             raise ConnectionLost(f"a message of {length} bytes was announced; {MAX_BYTES} are read at most")
-        return self._receive(length, has_begun=True)
+        message = self._receive(length)
+        self._is_receive_cut = False
+        return message
 
     def poll(self, timeout: float = 0.0, /) -> bool:
         """Whether a message begins within `timeout` seconds; True also when the other side has ended."""
@@ -88,19 +101,31 @@ class SocketConnection:
             return what == select.POLLIN
         return bool(waiting.poll(timeout * 1000))
 
-    def _receive(self, length: int, has_begun: bool) -> bytearray:
-        data = bytearray(length)
-        view, done = memoryview(data), 0
+    def _receive(self, length: int) -> bytearray:
+        data, done = bytearray(min(length, _FIRST_BYTES)), 0
         while done < length:
+            if done == len(data):
+                data += bytes(min(length - done, done))
+            done += self._receive_into(memoryview(data)[done:])
+            self._is_receive_cut = True  # until the whole message is here
+        return data
+
+    def _receive_into(self, room: memoryview) -> int:
+        """Wait for some of a message; returns how many bytes came."""
+        while True:
             try:
-                count = self._socket.recv_into(view[done:])
+                count = self._socket.recv_into(room)
             except BlockingIOError as error:
-                if not has_begun and not done:
+                if not self._is_receive_cut:
                     continue
                 raise ConnectionLost(f"a message broke off for {self._limit:g} s") from error
             except OSError as error:
                 raise ConnectionLost(str(error)) from error
             if not count:
                 raise ConnectionLost("the other side has ended")
-            done += count
-        return data
+            return count
+
+
+def _refuse_cut(is_cut: bool, what: str) -> None:
+    if is_cut:
+        raise ConnectionLost(f"the message before was cut short while it was {what}")

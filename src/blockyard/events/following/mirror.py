@@ -149,11 +149,13 @@ class Mirror:
 
     def _read(self, worker: str, sequence: int, payload: Payload) -> Message | None:
         state = self._worker(worker)
+        number = -1
         try:
-            return Message.of(require_int("sequence", sequence, 0, MAX_SEQUENCE), payload)
+            number = require_int("sequence", sequence, 0, MAX_SEQUENCE)
+            return Message.of(number, payload)
         except InvalidArgument:
             state.num_unreadable += 1
-            state.order.distrust()
+            state.order.miss(number)
             self._trusts = None
             return None
 

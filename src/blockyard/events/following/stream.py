@@ -68,6 +68,7 @@ class MessageOrder:
     is of a publisher that began anew. After a gap `replay_from` says from where a replay is needed (0: from the
     beginning), and what comes meanwhile is kept. A replay answers from there, or with a snapshot under any number. One
     from 0 that begins with number 0 is complete without a snapshot: publishers number from 0 when their cache is empty.
+    A replay that lacks a message that was heard, or has another one under its number, does not make it LIVE.
     A publisher that keeps some messages and makes no snapshots (vLLM, SGLang) may have none of those that are missing;
     its answer then begins with a later number, and nothing is trusted until it clears its cache or starts again.
     """
@@ -83,8 +84,12 @@ class MessageOrder:
         self._ahead_bytes = 0
         #: The highest number that is known to have been sent, by any message since the last one that was applied.
         self._newest = -1
-        #: When the latest snapshot was made; kept messages from before it are of no use.
+        #: The number of a message that was heard and could not be read.
+        self._unread = -1
+        #: When the latest snapshot was made; what was kept from before it is applied only where a replay has it too.
         self._snapshot_ts = 0.0
+        #: Whether a replay had another message than was heard under the same number: one of the two lives is over.
+        self._is_contradicted = False
         self._num_replayed = 0
         #: Whether a snapshot was read, and not yet the end of its replay: messages behind it may stand for it too.
         self._is_in_snapshot = False
@@ -100,7 +105,9 @@ class MessageOrder:
         """Takes a live message, and returns it if it is the next one."""
         number = message.number
         if self.trust is Trust.UNTRUSTED:
-            if number < self._newest and not self._is_kept(message):  # it began anew, or a replay has what is dropped
+            if number < max(self._newest, self._unread) and not self._is_kept(
+                message
+            ):  # it began anew, or a replay has what is dropped
                 self.distrust()
             self._keep(message)
         elif message.batch.epoch != self._epoch or self._is_another(message):
@@ -123,6 +130,7 @@ class MessageOrder:
 
     def replayed(self, message: Message) -> Message | None:
         """Takes a message of a replay, and returns what is to be applied. A snapshot stands for all before it."""
+        self._is_contradicted |= self._was_heard_otherwise(message)
         if message.is_snapshot:
             self._begin_from(message)
             self._is_in_snapshot = True
@@ -149,6 +157,18 @@ class MessageOrder:
         later = [number for number, kept in self._ahead.items() if self._is_after_snapshot(kept)]
         self._newest = max(later, default=-1)
 
+    def _was_heard_otherwise(self, message: Message) -> bool:
+        """Whether another message has come live under the number of a replayed one.
+
+        A snapshot has the number of a message that it is not, and may be followed by empty messages in place of others;
+        the epoch tells where it does.
+        """
+        kept = self._ahead.get(message.number)
+        if kept is None or kept.batch.epoch != message.batch.epoch:
+            return kept is not None
+        is_original = message.batch.epoch is None and not message.is_snapshot
+        return is_original and kept.checksum != message.checksum
+
     def _is_after_snapshot(self, kept: Message) -> bool:
         return kept.batch.ts >= self._snapshot_ts and kept.batch.epoch == self._epoch
 
@@ -157,17 +177,19 @@ class MessageOrder:
 
         Where messages are missing and the replay gave none of them, nothing is trusted: only one from 0 helps.
         """
+        is_contradicted, self._is_contradicted = self._is_contradicted, False
         if self.trust is not Trust.CATCHING_UP:
             return
         self._is_in_snapshot = False
-        while (message := self._ahead.pop(self.last + 1, None)) is not None:
-            if self._is_after_snapshot(message):
-                self._accept(message)
-                self._num_replayed += 1
-                yield message.with_events()
-                if self.last < 0:  # it could not be applied, and nothing is trusted
-                    return
-        if self._newest <= self.last:
+        while (message := self._ahead.get(self.last + 1)) is not None and self._is_after_snapshot(message):
+            self._accept(message)
+            self._num_replayed += 1
+            yield message.with_events()
+            if self.last < 0:  # it could not be applied, and nothing is trusted
+                return
+        if is_contradicted:
+            self.distrust()
+        elif max(self._newest, self._unread) <= self.last and self.last + 1 not in self._ahead:
             self.trust = Trust.LIVE
             self._drop_ahead()
         elif not self._num_replayed:  # what is missing is gone, or what is kept is of an earlier life of the publisher
@@ -178,10 +200,15 @@ class MessageOrder:
         """Trust nothing that is known: the publisher began anew, or a message could not be read."""
         self.trust = Trust.UNTRUSTED
         self.last = -1
-        self._newest = -1
-        self._is_in_snapshot = False
+        self._newest = self._unread = -1
+        self._is_in_snapshot = self._is_contradicted = False
         self._seen.clear()
         self._drop_ahead()
+
+    def miss(self, number: int) -> None:
+        """Trust nothing until a replay has come to this message, which was heard and could not be read."""
+        self.distrust()
+        self._unread = number
 
     def _begin_catching_up(self) -> None:
         self.trust = Trust.CATCHING_UP
