@@ -238,6 +238,15 @@ def test_a_message_that_is_no_offer_is_raised_once(ends: Ends) -> None:
     assert len(ends.receiver.offers(PATIENCE_SECONDS)) == 1
 
 
+def test_offers_before_a_message_that_is_none_are_not_lost(ends: Ends) -> None:
+    ends.compute([PROMPTS[0]], SamplingParams(max_tokens=5))
+    ends.connections[0].send_bytes(OfferId("prefill", 1, 1).to_bytes("release"))
+    ends.compute([PROMPTS[1]], SamplingParams(max_tokens=5))
+    with pytest.raises(InvalidArgument, match="message is a 'release'"):
+        ends.receiver.offers(PATIENCE_SECONDS)
+    assert len(ends.receiver.offers()) == 2
+
+
 def test_a_late_answer_is_passed_over(ends: Ends) -> None:
     for kind in ("stale", "held"):
         ends.connections[0].send_bytes(OfferId("prefill", 1, 1).to_bytes(kind))

@@ -41,6 +41,9 @@ def test_on_loopback_without_a_key_only_its_own_names_are_answered() -> None:
             "evil.example:80",
             "127.0.0.1.evil.example",
             "localhost.evil",
+            "localhost:evil.example",
+            "localhost:80@evil.example",
+            "[::1].evil.example",
             "10.0.0.7",
             "[::2]",
             "",
@@ -71,6 +74,27 @@ def test_other_names_are_answered_where_they_are_allowed(
     with running_server(tiny_engine(num_blocks=20), **options) as server:
         assert {status_for(server, name) for name in answered} == {200}
         assert {status_for(server, name) for name in refused} <= {403}
+
+
+@pytest.mark.parametrize("host", ["vm.example", "127.1", "::ffff:127.0.0.1"])
+def test_a_name_that_is_one_of_loopback_is_no_door(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian gives a machine's own name the address 127.0.1.1: any name was answered there."""
+    own = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda name, *_, **__: own(name.replace("vm.example", "127.0.1.1"), None)
+    )
+    known = known_hosts(host, (), has_key=False)
+    assert known is not None
+    assert "evil.example" not in known
+
+
+@pytest.mark.parametrize("addresses", [("127.0.0.1", "10.0.0.7"), ("10.0.0.7",)])
+def test_a_name_that_others_reach_is_answered_under_any(
+    addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, 0)) for address in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert known_hosts("vm.example", (), has_key=False) is None
 
 
 def test_which_names_are_known() -> None:

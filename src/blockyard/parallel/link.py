@@ -238,26 +238,32 @@ class ReceiverLink(_Link):
         if isinstance(transport, OneSided):
             transport.connect(self._wait_for("memory"))
         self._receiver = receiver
+        #: Offers that were read and not returned yet: one behind them could not be read.
+        self._found: list[Offer] = []
         receiver.connect(self.peer)
 
     def offers(self, timeout: float = 0.0) -> list[Offer]:
         """The offers that have come since the last call. timeout: seconds to wait for the first.
 
-        Raises `HandoffError` if the sender has gone: its transfers are aborted then.
+        Raises `HandoffError` if the sender has gone: its transfers are aborted then; `InvalidArgument` for a message
+        that is no offer, and the next call returns the others.
         """
         try:
-            while (message := self._receive(0.0 if self._arrived else timeout)) is not None:
+            while len(self._arrived) < MOST_ARRIVED:
+                message = self._receive(0.0 if self._arrived else timeout)
+                if message is None:
+                    break
                 self._arrived.append(message)
         except HandoffError:
             if not self._arrived:
                 self.close()
                 raise
-        found = []
         while self._arrived:
             message = self._arrived.popleft()
             # A late answer to what was given up says nothing any more.
             if message.kind not in ("held", "stale"):
-                found.append(Offer.from_bytes(message))
+                self._found.append(Offer.from_bytes(message))
+        found, self._found = self._found, []
         return found
 
     def fetch(self, transfer: Transfer) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from collections.abc import Sequence
 
 from starlette.responses import JSONResponse
@@ -17,6 +18,7 @@ from ...arguments import shown
 from ...errors import InvalidArgument
 from ..errors import ApiError
 
+_PORT = re.compile(r":[0-9]*$")
 _NAME = re.compile(r"\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 #: Of the header, in an error.
@@ -24,11 +26,20 @@ _MAX_SHOWN = 100
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine can connect to a server that listens on `host`."""
+    """Whether only programs of this machine can connect to a server that listens on `host`.
+
+    A name counts by its addresses: a machine's own name is often one of loopback.
+    """
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
+        found = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, ValueError):  # no server can listen there
+        return False
+    return all(_is_of_loopback(str(address[0])) for *_, address in found)
+
+
+def _is_of_loopback(address: str) -> bool:
+    plain = ipaddress.ip_address(address.partition("%")[0])
+    return (getattr(plain, "ipv4_mapped", None) or plain).is_loopback
 
 
 def require_hosts(hosts: Sequence[str]) -> list[str]:
@@ -82,5 +93,4 @@ class KnownHosts:
 
 def _name_of(host: str) -> str:
     """A header's value without the port, in lower case."""
-    host = host.strip().lower()
-    return host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
+    return _PORT.sub("", host.strip().lower())
