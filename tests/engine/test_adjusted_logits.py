@@ -14,8 +14,7 @@ import torch
 
 from blockyard import InvalidArgument
 from blockyard.engine import Engine, FinishReason, PromptLookup, SamplingParams
-from blockyard.engine.decoding.adjusting import adjusted
-from blockyard.engine.decoding.sampler import Asked, StepSampler
+from blockyard.engine.decoding.sampler import Asked, StepSampler, adjusted
 
 from ..support.byte_tokenizer import NUM_TOKENS, byte_tokenizer
 from ..support.seeds import run_seed

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 import torch
 
 from blockyard import CacheConfig, InvalidArgument, KVCacheManager, LayerGroup
-from blockyard.engine.attention.merging import merge, partial_attention
+from blockyard.engine.attention.context import merge, partial_attention
 from blockyard.engine.attention.softmax import Extras, softmax_attention
 from blockyard.sizing import KVCacheSpec
 from blockyard.storage import ContextShard

@@ -22,8 +22,8 @@ from blockyard.core.policies import POLICIES
 from blockyard.errors import InvalidArgument
 from blockyard.lab.curve import HitCurves, put_together
 from blockyard.lab.curve.drawing import draw_curves
-from blockyard.lab.curve.figure.labels import spread_labels
-from blockyard.lab.curve.line_styles import COLORS, line_styles, styles_of
+from blockyard.lab.curve.labels import spread_labels
+from blockyard.lab.curve.side_by_side import COLORS, line_styles, styles_of
 from blockyard.lab.curve.words import gap_of, knee_of, subtitle_of
 from blockyard.lab.printing import compact, printable, sentence, shortened
 
@@ -143,7 +143,7 @@ def test_the_band_is_two_errors_wide_and_said(tmp_path: Path) -> None:
 
 
 def test_a_png_is_a_picture_of_the_same_figure(tmp_path: Path) -> None:
-    from blockyard.lab.curve.figure.picture import figure_of
+    from blockyard.lab.curve.picture import figure_of
 
     draw_curves(plain_curves(), tmp_path / "curves.PNG")
     pixels = matplotlib.image.imread(tmp_path / "curves.PNG", format="png")
@@ -173,7 +173,7 @@ def test_awkward_curves_are_drawn(what: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", AWKWARD)
 def test_no_word_lies_on_another_or_outside(what: str) -> None:
-    from blockyard.lab.curve.figure.picture import figure_of
+    from blockyard.lab.curve.picture import figure_of
 
     figure = figure_of(AWKWARD[what], 0, "", keep_all_letters=False)
     figure.canvas.draw()
@@ -198,7 +198,7 @@ def test_the_knee_is_marked_where_it_is_between_sizes_too(tmp_path: Path) -> Non
 
 
 def test_no_line_runs_through_the_words_of_the_knee() -> None:
-    from blockyard.lab.curve.figure.picture import figure_of
+    from blockyard.lab.curve.picture import figure_of
 
     figure = figure_of(AWKWARD["every policy"], 0, "", keep_all_letters=False)
     figure.canvas.draw()

@@ -15,8 +15,8 @@ import pytest
 from blockyard.errors import InvalidArgument
 from blockyard.lab import output_file
 from blockyard.lab.curve import HitCurves, put_together
-from blockyard.lab.curve.line_styles import COLORS
 from blockyard.lab.curve.page import write_page
+from blockyard.lab.curve.side_by_side import COLORS
 from blockyard.lab.curve.words import knee_of
 from blockyard.lab.printing import printable
 

@@ -11,7 +11,7 @@ import pytest
 from blockyard import InvalidArgument
 from blockyard.lab import References, Skips, TraceRequest, read_references
 from blockyard.lab.oracle import NOTHING, OVER, WAIT, HintOracle
-from blockyard.lab.sessions import SessionTeller
+from blockyard.lab.references import SessionTeller
 from blockyard.lab.traces import open_trace
 
 

@@ -17,7 +17,7 @@ import pytest
 from blockyard import InvalidArgument, MissingExtra
 from blockyard.lab import Skips, TraceError, TraceRequest
 from blockyard.lab.traces import FORMATS, SHIPPED, SHIPPED_FROM, make_trace, open_trace, write_trace
-from blockyard.lab.traces.bailian import REMEMBERED_CHATS, BailianParser, under_prefixes
+from blockyard.lab.traces.block_ids import REMEMBERED_CHATS, BailianParser, under_prefixes
 from blockyard.lab.traces.lines import split_lines
 
 MOONCAKE = [

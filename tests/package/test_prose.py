@@ -16,7 +16,7 @@ FRAGMENTS = {
     "engine": 362,
     "events": 179,
     "integrations": 113,
-    "lab": 330,
+    "lab": 325,
     "live": 78,
     "metrics": 34,
     "observe": 15,

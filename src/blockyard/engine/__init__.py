@@ -11,9 +11,9 @@ Read it in this order, a file at a time:
     sampling, results, request   what is asked for, and what becomes of it
     scheduling/                  who computes what in the next step: step, limits, preemption, prefixes, scheduler
     decoding/                    from logits to text: sampler, speculation, text (stop strings)
-    attention/                   a step's attention over the KV tensors: interface, reach, softmax, sdpa; latent (MLA);
-                                 paged, flash_attention, flashinfer (CUDA); merging, context (tokens shared over
-                                 ranks); backends (which is chosen); hook (how transformers calls it)
+    attention/                   a step's attention over the KV tensors: interface, softmax, sdpa; latent (MLA);
+                                 paged, flash_attention, flashinfer (CUDA); context (tokens shared over ranks); backends
+                                 (which is chosen); hook (how transformers calls it)
     shape                        what an engine knows of its model
     borrowing                    a model whose attention is ours while a step runs
     checks/, probe               whether a model can be served, and what it asks of its cache

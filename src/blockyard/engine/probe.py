@@ -15,8 +15,7 @@ from .attention.hook import ATTENTION_NAME
 from .attention.softmax import Extras
 from .borrowing import BorrowedModel
 from .checks.config import refuse_unknown_fields
-from .checks.masks import NUM_PROBE_TOKENS, require_plain_mask
-from .checks.own_cache import own_windows, require_plain_cache, require_same_window
+from .checks.masks import NUM_PROBE_TOKENS, own_windows, require_plain_cache, require_plain_mask, require_same_window
 from .checks.small import small_config, small_model
 from .checks.trial import OWN_LENGTH, SMALL_LENGTH, can_afford, require_equal_logits
 from .reasons import reason

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from ...storage import KVCache
-from .interface import GroupRows, StepShape
+from .interface import GroupRows, Reach, StepShape
 from .paged import PagedBackend, int32_tensor, starts_and_end
-from .reach import Reach
 
 #: Of FlashAttention 2 and 3; and of 4, which takes single sizes above it for some shapes alone.
 _MAX_HEAD_SIZE = 256

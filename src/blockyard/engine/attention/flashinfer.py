@@ -8,9 +8,8 @@ import numpy as np
 import torch
 
 from ...storage import KVCache, KVLayout
-from .interface import GroupRows, StepShape
+from .interface import GroupRows, Reach, StepShape
 from .paged import PagedBackend, int32_tensor, starts_and_end
-from .reach import Reach
 
 _HEAD_SIZES = (64, 128, 256)
 #: What FlashInfer recommends for the partial results of long sequences.

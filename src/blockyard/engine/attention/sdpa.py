@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from ...storage import KVCache, TableAddresses
-from .interface import GroupRows, IntArray, StepShape
+from .interface import GroupRows, IntArray, Reach, StepShape
 from .latent import LATENT
-from .reach import Reach
 from .softmax import Extras, softmax_attention
 
 #: Tokens that a padded gather of decodes may hold, unless one sequence alone is longer.

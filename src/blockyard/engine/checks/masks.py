@@ -1,4 +1,6 @@
-"""What a layer's mask hides, against what the engine computes: causal attention over all tokens or the layer's window.
+"""What a layer's mask hides and what transformers' own cache keeps for it, against what the engine computes.
+
+The engine computes causal attention over all tokens or the layer's window, and keeps keys and values only.
 
 A model of transformers describes its mask by a function of two positions, from which its attention makes a tensor. The
 probe takes the function instead and evaluates it at the ends of the window and of the longest sequence, so that a mask
@@ -11,9 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import AttentionMaskInterface
+from transformers import AttentionMaskInterface, DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ...errors import ModelError
+from ..reasons import reason
 
 #: The name under which a model describes its masks; attention is the engine's, as under its own name.
 PROBE_NAME = "blockyard_probe"
@@ -75,3 +79,36 @@ def _positions(window: int, max_model_len: int) -> list[int]:
     near = [2**power + offset for power in range(21) for offset in (-1, 0, 1)]
     near += [max_model_len - 1, *(at - window + offset for at in near for offset in (0, 1))]
     return sorted({at for at in near if 0 <= at < max_model_len})
+
+
+def require_plain_cache(config: Any) -> None:
+    """Raise `ModelError` if transformers' own cache keeps anything but keys and values, such as a state. O(layers)."""
+    for layer, kept in enumerate(_kept(config)):
+        if type(kept) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            raise ModelError(
+                f"generate() keeps a {type(kept).__name__} for layer {layer}; the engine keeps keys and values only"
+            )
+
+
+def own_windows(config: Any) -> dict[int, int]:
+    """The last tokens that transformers' own cache keeps for each layer that it has, 0 for all. O(layers)."""
+    return {layer: getattr(kept, "sliding_window", None) or 0 for layer, kept in enumerate(_kept(config))}
+
+
+def require_same_window(layer: int, own: int, window: int, max_model_len: int) -> None:
+    """Raise `ModelError` if transformers' own cache keeps another window than the layer's attention asks for."""
+    own = own if own < max_model_len else 0
+    if own != window:
+        raise ModelError(
+            f"generate() keeps {f'the last {own}' if own else 'all'} tokens for layer {layer}, whose attention asks "
+            f"for {f'the last {window}' if window else 'all'}; the engine cannot compute both"
+        )
+
+
+def _kept(config: Any) -> list[Any]:
+    try:
+        return list(DynamicCache(config=config).layers)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(
+            f"transformers makes no cache for the model: {type(error).__name__}: {reason(error)}"
+        ) from error

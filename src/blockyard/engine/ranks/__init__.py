@@ -2,7 +2,7 @@
 
 Read it in this order:
 
-    sharding, linear  a rank's share of a model: the modules that its own plan splits, by rows or columns
+    sharding          a rank's share of a model: the modules that its own plan splits, by rows or columns
     group             sums over the ranks: torch.distributed's gloo, or NCCL on CUDA
     joining           what ranks must have in common, a rank's way into the group, its part of the cache
     peers             where the other ranks come from: processes of our own, or torchrun's

@@ -17,10 +17,9 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
 from ... import BlockLease, BlockPool, ExtraKey
-from .keys import extra_keys_of, tokens_of
 from .misses import MissCauses
 from .options import Options
-from .token_pool import TokenPool
+from .token_pool import TokenPool, extra_keys_of, tokens_of
 from .views import BlockIds, CachedCounts, TablesView
 
 ADMITTED = (RequestStatus.WAITING, RequestStatus.PREEMPTED)

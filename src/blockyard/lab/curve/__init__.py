@@ -2,11 +2,11 @@
 
 Read it in this order:
 
-    hit_rates              every policy at every size, and where the curve bends
-    side_by_side           several traces in one picture
-    words, line_styles     what is said of curves; colours and dashes of policies
-    drawing, figure/       the picture: PNG or SVG
-    page                   the page with hover
+    hit_rates                         every policy at every size, and where the curve bends
+    side_by_side                      several traces in one picture; colours and dashes of policies
+    words                             what is said of curves
+    drawing, sheet, labels, picture   the picture: PNG or SVG
+    page                              the page with hover
 """
 
 from .hit_rates import HitCurves, Knee, count_hits, hit_curves, lru_hits

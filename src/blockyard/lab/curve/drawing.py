@@ -24,7 +24,7 @@ def draw_curves(curves: HitCurves, path: str | os.PathLike[str], *, bytes_per_bl
     require_int("bytes_per_block", bytes_per_block, 0, MAX_BYTES_PER_BLOCK)
     require_str("model", model)
     try:
-        from .figure.picture import drawn
+        from .picture import drawn
     except ImportError as error:
         raise MissingExtra(f"drawing curves needs {error.name}: pip install 'blockyard[lab]'") from error
     write_whole(found, drawn(curves, found.suffix.lower()[1:], bytes_per_block, model))

@@ -13,8 +13,7 @@ from ..policy_names import OPTIMUM
 from ..printing import printable, sentence
 from .drawing import MAX_BYTES_PER_BLOCK
 from .hit_rates import HitCurves
-from .line_styles import COLORS, styles_of
-from .side_by_side import label_in
+from .side_by_side import COLORS, label_in, styles_of
 from .words import (
     capacity_axis,
     capacity_factor,

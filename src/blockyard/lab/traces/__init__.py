@@ -6,7 +6,7 @@ Read it in this order:
     lines                      bytes of a file, decompressed, and numbered lines of bounded length
     fields                     values out of a line, checked
     reading                    a walk over a file: what is left out, what is corrected, what is counted
-    mooncake, bailian          formats with ids of blocks
+    block_ids                  formats with ids of blocks: Mooncake, Bailian
     lengths                    formats with lengths and arrivals alone: Azure, BurstGPT
     prompts                    formats with whole prompts: token ids, text
     formats                    which of them a file is

@@ -8,10 +8,9 @@ from typing import Any
 
 from ...errors import TraceError
 from . import fields
-from .bailian import Bailian
+from .block_ids import DEFAULT_BLOCK_SIZE, Bailian, Mooncake
 from .lengths import Azure, BurstGPT
 from .lines import CutShort, Line, csv_row, json_object, numbered_lines
-from .mooncake import DEFAULT_BLOCK_SIZE, Mooncake
 from .problems import DETECTION_LINES, MAX_HASH_BLOCK_SIZE, LineProblem, shown
 from .prompts import TEXT_FIELDS, Text, TokenIds
 from .reading import Format

@@ -12,8 +12,8 @@ from typing import IO, Any, cast
 
 from ...errors import InvalidArgument, TraceError
 from ..trace import Trace, TraceRequest
+from .block_ids import DEFAULT_BLOCK_SIZE
 from .lines import zstandard_package
-from .mooncake import DEFAULT_BLOCK_SIZE
 
 
 def write_trace(trace: Trace, path: str | os.PathLike[str]) -> int:

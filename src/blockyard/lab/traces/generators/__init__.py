@@ -3,8 +3,7 @@
 Read it in this order:
 
     options        a generator's options, with limits and units
-    draws          random lengths, popularities and arrivals, a batch at a time
-    shared         texts that many prompts begin with, and the ids of their blocks
+    draws          random lengths, popularities and arrivals, a batch at a time; texts that many prompts begin with
     talks          conversations whose prompts grow by what was said: Chat, Agents
     system         questions under shared prompts: System, Bursts
     coding, rag, scan, mix

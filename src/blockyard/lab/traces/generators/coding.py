@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...trace import TraceRequest
-from .draws import lengths, numbers_below, streams, uniforms
+from .draws import SharedTexts, continued, lengths, numbers_below, streams, uniforms
 from .options import LONGEST_PROMPT, Generator, option
-from .shared import SharedTexts, continued
 
 
 @dataclass(slots=True)

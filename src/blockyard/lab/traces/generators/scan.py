@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from itertools import count
 
 from ...trace import TraceRequest
-from .draws import arrivals, lengths, streams
+from .draws import SharedTexts, arrivals, continued, lengths, streams
 from .options import LONGEST_PROMPT, Generator, option
-from .shared import SharedTexts, continued
 
 
 @dataclass(kw_only=True)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...trace import TraceRequest
-from .draws import arrivals, lengths, streams, uniforms, zipf
+from .draws import SharedTexts, arrivals, continued, lengths, streams, uniforms, zipf
 from .options import LONGEST_PROMPT, Generator, option
-from .shared import SharedTexts, continued
 
 
 @dataclass(kw_only=True)

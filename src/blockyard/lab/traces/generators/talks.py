@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...trace import TraceRequest
-from .draws import arrivals, geometric, lengths, numbers_below, streams, uniforms, zipf
+from .draws import SharedTexts, arrivals, continued, geometric, lengths, numbers_below, streams, uniforms, zipf
 from .options import LONGEST_PROMPT, Generator, option
-from .shared import SharedTexts, continued
 
 
 @dataclass(slots=True)

@@ -1,8 +1,13 @@
-"""Qwen-Bailian's traces: JSONL with the ids of blocks of 16 tokens and with the tree of chats.
+"""Traces with ids of blocks, in JSONL: Mooncake's, of 512 tokens, and Qwen-Bailian's, of 16 and with the tree of chats.
 
-Wang et al., "KVCache Cache in the Wild", USENIX ATC 2025. The data's own description says that each block's tokens are
-hashed, and not whether the prefix goes into the hash. So ids are renamed under their prefix here, which changes nothing
-where they already are, and keeps a repeated block of blanks from looking like a prefix where they are not.
+Mooncake's ids each stand for a block under its prefix (Qin et al., "Mooncake: Trading More Storage for Less
+Computation", FAST 2025). Our own traces are the same with two more fields: `hash_block_size`, where it is not 512, and
+`session`.
+
+Bailian's: Wang et al., "KVCache Cache in the Wild", USENIX ATC 2025. The data's own description says that each block's
+tokens are hashed, and not whether the prefix goes into the hash. So ids are renamed under their prefix here, which
+changes nothing where they already are, and keeps a repeated block of blanks from looking like a prefix where they are
+not.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from numpy.typing import NDArray
 
 from . import fields
 from .lines import Line, json_object
+from .problems import LineProblem, shown
 from .reading import Row
 
 BLOCK_SIZE = 16
@@ -73,3 +79,34 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
+
+
+DEFAULT_BLOCK_SIZE = 512
+
+
+class Mooncake:
+    """timestamp (ms), input_length, output_length (tokens), hash_ids."""
+
+    name = "mooncake"
+    units_a_second = 1000
+
+    def __init__(self, hash_block_size: int = DEFAULT_BLOCK_SIZE) -> None:
+        self.hash_block_size = hash_block_size
+
+    def parser(self) -> Mooncake:
+        """Lines do not depend on one another, so this is its own parser."""
+        return self
+
+    def row(self, line: Line) -> Row:
+        """The request on a line. Raises `LineProblem`."""
+        found = json_object(line)
+        timestamp = fields.timestamp("timestamp", fields.required(found, "timestamp"))
+        prompt = fields.prompt_length("input_length", fields.required(found, "input_length"))
+        output = fields.output_length("output_length", fields.required(found, "output_length"))
+        block_size = found.get("hash_block_size", DEFAULT_BLOCK_SIZE)
+        if type(block_size) is not int or block_size != self.hash_block_size:
+            text = f"hash_block_size is {shown(block_size)}; the trace began with {self.hash_block_size}"
+            raise LineProblem("hash_block_size changes", text)
+        ids = fields.hash_ids(fields.required(found, "hash_ids"), prompt, block_size)
+        session = fields.session("session", found.get("session", ""))
+        return Row(timestamp, prompt, output, fields.different(ids), None, session)

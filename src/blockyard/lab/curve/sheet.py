@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from ...printing import compact, cut_off
-from ..hit_rates import HitCurves
-from ..line_styles import COLORS, DASHES, OPTIMUM_DASHES, styles_of
-from ..words import capacity_axis, capacity_factor, foot_of, gap_of, subtitle_of, title_of, unmarked_knee_of
+from ..printing import compact, cut_off
+from .hit_rates import HitCurves
+from .side_by_side import COLORS, DASHES, OPTIMUM_DASHES, styles_of
+from .words import capacity_axis, capacity_factor, foot_of, gap_of, subtitle_of, title_of, unmarked_knee_of
 
 INK, QUIET, FAINT, SHADE = "#1a1f26", "#5a6472", "#e3e6ea", "#e9edf2"
 WIDTH, HEIGHT, DPI = 9.6, 5.6, 160

@@ -9,11 +9,11 @@ import numpy as np
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from ...printing import printable, shortened
-from ..hit_rates import HitCurves
-from ..side_by_side import label_in
-from ..words import knee_is_drawn, knee_of, parts_of
+from ..printing import printable, shortened
+from .hit_rates import HitCurves
 from .sheet import DPI, INK, QUIET, WIDTH, Sheet
+from .side_by_side import label_in
+from .words import knee_is_drawn, knee_of, parts_of
 
 
 def spread_labels(wanted: Sequence[float], spacing: float, low: float, high: float) -> list[float] | None:

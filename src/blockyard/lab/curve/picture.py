@@ -1,17 +1,24 @@
-"""The lines: policies, the room below the optimum, an infinite cache, and below them the points above LRU."""
+"""The picture of hit-rate curves as the bytes of a file: lines, the room below the optimum, and points above LRU.
+
+It is made of matplotlib's objects, without pyplot, and changes no settings that outlive a call.
+"""
 
 from __future__ import annotations
 
+import io
+import warnings
 from typing import Any
 
+import matplotlib.style
 import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from ...policy_names import OPTIMUM
-from ...printing import points
-from ..hit_rates import HitCurves
-from ..words import above_lru, best_rates, infinite_of, parts_of
-from .sheet import FAINT, INK, QUIET, SHADE, Sheet
+from ..policy_names import OPTIMUM
+from ..printing import points
+from .hit_rates import HitCurves
+from .labels import label_lines, mark_knee
+from .sheet import DPI, FAINT, INK, QUIET, SHADE, Sheet, draw_frame, families
+from .words import above_lru, best_rates, infinite_of, parts_of, title_of
 
 #: So few sizes are shown as points too: lines between them alone would say more than was measured.
 FEW_SIZES = 12
@@ -90,3 +97,31 @@ def _draw_frame(sheet: Sheet, axes: Any) -> None:
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(QUIET)
     axes.set_title("points above lru", loc="left", fontsize=9, color=INK, pad=5)
+
+
+#: Ids in an SVG are hashes with a salt that is random unless given. Text stays text there, to be searched and read
+#: aloud. Points of lines are never thinned out.
+SETTINGS = {"svg.hashsalt": "blockyard", "svg.fonttype": "none", "path.simplify": False}
+
+
+def drawn(curves: HitCurves, kind: str, bytes_per_block: int, model: str) -> bytes:
+    """The bytes of a "png" or "svg" file. A user's own settings of matplotlib change nothing. O(policies * sizes)."""
+    with warnings.catch_warnings(), matplotlib.style.context(["default", {**SETTINGS, "font.family": families()}]):
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # an SVG is shown with the fonts of who looks at it
+        figure = figure_of(curves, bytes_per_block, model, keep_all_letters=kind == "svg")
+        content = io.BytesIO()
+        metadata = {"Date": None, "Title": title_of(curves)} if kind == "svg" else {"Software": None}
+        figure.savefig(content, format=kind, dpi=DPI, metadata=metadata)
+        return content.getvalue()
+
+
+def figure_of(curves: HitCurves, bytes_per_block: int, model: str, *, keep_all_letters: bool) -> Any:
+    """The figure itself, from the outside in: each part takes its place in what those before it have left."""
+    sheet = Sheet(curves, keep_all_letters=keep_all_letters)
+    draw_frame(sheet, bytes_per_block, model)
+    words = draw_lines(sheet)
+    draw_differences(sheet)
+    label_lines(sheet)
+    for part in parts_of(curves):
+        words += mark_knee(sheet, part, words)
+    return sheet.figure
