@@ -4,7 +4,8 @@
     pool       blocks alone: free queue, reference counts, prefix index, hash, collisions, resizing
     core       sequences: admission, allocate, reserve, commit, forks and copy-on-write (test_forks), partial hits,
                joins, layer groups and windows, swap and CPU tier, plans, bad input; whole random programs (test_world,
-               test_manager_model, test_stress); calls inside of calls, finalisers, interrupts, hostile arguments
+               test_manager_model, test_stress, test_layouts); calls inside of calls, finalisers, interrupts, hostile
+               arguments
     policies   the contract of eviction policies, their exact orders, broken ones, retention, the guard's floor
     observe    history, residency, causes of misses, leaks, the picture and the report
     metrics    what Prometheus is told of a cache, the dashboard and the alerts that ship

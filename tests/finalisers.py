@@ -93,7 +93,7 @@ class LitteredWorld(World):
         if self.random.random() < 0.5 or self.config.is_mapped:
             lease = pool.get_new_blocks(self.random.randint(0, 2))
         else:
-            lease = pool.get_cached_blocks(self.prompt(self.earlier()))
+            lease = self.real.hold_cached(self.prompt(self.earlier()))
         self.num_lost += 1
         self.litter.append(lambda: self.freed("free_blocks", lambda: pool.free_blocks(lease)))
 

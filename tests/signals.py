@@ -143,7 +143,7 @@ class Program:
         elif self.leases and self.draw.random() < 0.5:
             self.pool.extend(self.draw.choice(self.leases), 1)
         else:
-            self.leases.append(self.pool.get_cached_blocks(self.prompt(), self.keys, "somebody"))
+            self.leases.append(self.cache.hold_cached(self.prompt(), self.keys, "somebody"))
 
     def free_lease(self) -> None:
         if self.leases:

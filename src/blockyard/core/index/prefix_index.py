@@ -24,6 +24,10 @@ from .rows import TokenRows
 
 #: Blocks looked up together: long enough for memory loads to overlap, short enough to stay in the first cache.
 TILE_BLOCKS: Final[i64] = 64
+#: Neighbours behind one another from which on a single probe for the next run costs less than a tile of them.
+LONG_RUN: Final[i64] = 16
+#: Blocks looked up together where neighbours are to be expected behind them.
+FIRST_TILE: Final[i64] = 4
 #: identity 16, chain hash 8, owner 4, ring 8, two slots of 8; in the ledger ref_cnt 4 and the free queue's links 8.
 BYTES_A_BLOCK: Final = 64
 
@@ -146,14 +150,29 @@ class PrefixIndex:
     def find_prefix(self, words: vec[i64], first: i64, max_blocks: i64, root: i64) -> i64:
         """How far blocks `first` to `max_blocks` of a packed prompt, the first of them after `root`, are indexed.
 
-        Returns where the first one is missing; `found` has the ids of those before, `hashes` their chained hashes.
-        O(blocks found).
+        Returns where the first one is missing; `found` has the ids of those before. O(blocks found).
+        Behind each verified block its neighbours are tried first (`_follow`); where they are others, a tile of blocks
+        is hashed and probed. Tiles double up to `TILE_BLOCKS`, and begin anew behind a long run of neighbours: where
+        runs are short, loads that overlap are faster than following.
         """
         self.make_room(max_blocks)
         chain = root_hash(root)
         parent = root
+        begin = first
+        tile = FIRST_TILE
         while first < max_blocks:
-            last = min(first + TILE_BLOCKS, max_blocks)
+            if first > begin:
+                reached = self._follow(words, first, max_blocks, parent)
+                if reached > first:
+                    if reached - first >= LONG_RUN:
+                        tile = FIRST_TILE
+                    first = reached
+                    before = i64(self.found[first - 1])
+                    parent = self.identity[2 * before]
+                    chain = self.chain_hash[before]
+                    continue
+            last = min(first + tile, max_blocks)
+            tile = min(2 * tile, TILE_BLOCKS)
             hash_rows(words, 0, self._keys, chain, self.hashes, first, last)
             reached = self._probe(first, last)
             self._load(first, reached)
@@ -168,6 +187,48 @@ class PrefixIndex:
             first = verified
             chain = self.hashes[first - 1]
         return max_blocks
+
+    def _follow(self, words: vec[i64], first: i64, last: i64, parent: i64) -> i64:
+        """How far the blocks of a prompt go on side by side behind the found block before `first`, up or down.
+
+        Blocks that are taken together mostly are neighbours. Each is verified as any candidate is; one with equal
+        blocks is left to the table, which knows the oldest of them. Nothing is hashed. O(words).
+        """
+        found = self.found
+        identity = self.identity
+        next_equal = self.rings.next_equal
+        stored = self.rows.words
+        num_words = self.rows.num_words
+        num_blocks = i64(len(self.chain_hash))
+        before = i64(found[first - 1])
+        step: i64 = 1
+        if before + 1 >= num_blocks or identity[2 * before + 3] != parent:
+            step = -1
+        block = before + step
+        if block <= 0 or identity[2 * block + 1] != parent:
+            return first
+        row = self.rows.first_word + block * num_words
+        at = first * num_words
+        for position in range(first, last):
+            if block <= 0 or block >= num_blocks:
+                return position
+            difference = (identity[2 * block + 1] ^ parent) | i64(next_equal[block])
+            if num_words == WORDS_OF_16_TOKENS:
+                difference |= (stored[row] ^ words[at]) | (stored[row + 1] ^ words[at + 1])
+                difference |= (stored[row + 2] ^ words[at + 2]) | (stored[row + 3] ^ words[at + 3])
+                difference |= (stored[row + 4] ^ words[at + 4]) | (stored[row + 5] ^ words[at + 5])
+                difference |= (stored[row + 6] ^ words[at + 6]) | (stored[row + 7] ^ words[at + 7])
+            else:
+                for word in range(num_words):
+                    difference |= stored[row + word] ^ words[at + word]
+            parent = identity[2 * block]
+            if difference != 0 or parent == NO_CONTENT:
+                return position
+            found[position] = i32(block)
+            block += step
+            row += step * num_words
+            at += num_words
+        return last
 
     def make_room(self, num_blocks: i64) -> None:
         """Let `hashes` and `found` hold a prompt of `num_blocks` blocks; what they hold stays."""
