@@ -74,12 +74,14 @@ class Row:
         return 100 * self.above[wide] / self.gap[wide]
 
 
-def rows_for(references: References, policies: list[str], ways: list[str], num_sizes: int) -> dict[str, list[Row]]:
+def rows_for(
+    references: References, policies: list[str], ways: list[HintOracle], num_sizes: int
+) -> dict[str, list[Row]]:
     """For each policy a row without hints, and one for each of these ways of giving them."""
     working_set = references.working_set
     sizes = spread_sizes(num_sizes, working_set // 2, max(working_set // 100, 1))
     capacities = [max(round(size * references.rate), 1) for size in sizes]
-    said = [None, *(WAYS[way].say(references) for way in ways)]
+    said = [None, *(way.say(references) for way in ways)]
     asked = [(policy, way) for policy in policies for way in said]
     runs: list[tuple[Any, ...]] = [(references, policy, size, way) for policy, way in asked for size in capacities]
     runs += [(references, OPTIMUM, size) for size in capacities]
@@ -136,7 +138,7 @@ def main() -> None:
         trace = SecondHalf(open_trace(source)) if is_file else open_trace(source)
         references = read_references(trace, with_sessions=True)
         name = f"{Path(source).name}, second half" if is_file else source
-        for policy, rows in rows_for(references, policies, ways, options.sizes).items():
+        for policy, rows in rows_for(references, policies, [WAYS[way] for way in ways], options.sizes).items():
             found[policy].append(rows)
             cells = " | ".join(cell(row) for row in rows)
             print(f"| {name} ({references.num_references:,} references), {policy} | {cells} |", flush=True)

@@ -87,7 +87,7 @@ def test_the_choice_by_load_has_the_figures_of_the_guard(name: str) -> None:
 
 def test_the_lead_of_the_hints_has_the_figures_of_its_table() -> None:
     text = page("hints.md")
-    (lead,) = tables(text, "policy")
+    lead = tables(text, "policy")[0]
     shown = {row["policy"]: [int(row[column]) for column in list(row)[1:]] for row in lead}
     rows = [row for row in tables(text, "load")[0] if row["load"] == "Mooncake"]
     assert shown == {
@@ -96,3 +96,21 @@ def test_the_lead_of_the_hints_has_the_figures_of_its_table() -> None:
         if row["policy"] in shown
     }
     assert len(shown) == 3
+
+
+def test_the_summary_of_partial_hints_has_the_figures_of_its_table() -> None:
+    text = page("hints.md")
+    (summary,) = [table for table in tables(text, "policy") if "50 %" in table[0]]
+    (every,) = [table for table in tables(text, "load") if "over, 25 %" in table[0]]
+    columns = ["no hints", *(f"over, {share} %" for share in (25, 50, 75, 100))]
+    for row in summary:
+        lines = [line for line in every if line["policy"] == row["policy"]]
+        medians = [[int(line[column].split()[0]) for line in lines] for column in columns]
+        assert list(row.values())[1:] == [f"{min(shares)} to {max(shares)}" for shares in medians]
+        assert len(lines) == 5
+    assert len(summary) == 4
+    half = {row["policy"]: row["50 %"] for row in summary}
+    lead = f"`lru` closes {half['lru']} % of the gap"
+    assert lead in " ".join(text.split())
+    promise = f"`lru` closes {half['lru']} % of its gap, `density` {half['density']}"
+    assert promise in " ".join(page("promises.md").split())
