@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blockyard import InvalidArgument, OutOfRows, SeqStatus, SequenceNotReady
+from blockyard import CacheConfig, InvalidArgument, KVCacheManager, OutOfRows, SeqStatus, SequenceNotReady
 
 from ..support.cached import cached_tokens
 from ..support.checked import Checked, prompt
@@ -142,6 +142,22 @@ def test_a_copy_that_does_not_fit_is_told_apart() -> None:
     plan = cache.reserve([parent, child], 1)
     assert plan.status.tolist() == [SCHEDULED, SCHEDULED]
     assert plan.copies.tolist() == [[2, 3]]
+
+
+def test_forks_have_names_of_their_own() -> None:
+    cache = KVCacheManager(CacheConfig(num_blocks=20, block_size=4, max_model_len=64, max_num_seqs=8))
+    first = cache.allocate([1, 2, 3], holder="chat")
+    cache.commit([first], cache.reserve([first], [3]).num_scheduled)
+    named = cache.fork(first, 2, ["chat, second", "chat, third"])
+    unnamed = cache.fork(first)
+    assert cache.running() == dict(
+        zip([first, *named, *unnamed], ["chat", "chat, second", "chat, third", "chat"], strict=True)
+    )
+    for holders in (["one"], "ab", [1, 2], None):
+        with pytest.raises(InvalidArgument, match="holders"):
+            cache.fork(first, 2, holders)
+    assert len(cache.running()) == 4
+    cache.check()
 
 
 def test_a_fork_of_a_fork() -> None:

@@ -25,7 +25,7 @@ from ..support.browser import CHROMIUM, Browser, browser
 from ..support.clients import asking
 from ..support.live_caches import state_of
 from ..support.patience import wait_until
-from ..support.servers import Running, running_server, tiny_engine
+from ..support.servers import MODEL, Running, running_server, tiny_engine
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 
@@ -321,6 +321,26 @@ def test_it_fits_and_every_control_is_reached_by_tab(width: int, tmp_path: Path)
           .filter((one) => one.offsetParent && one.getBoundingClientRect().height < 22)
           .map((one) => one.id || one.className)""")
         assert small == []
+        require_quiet(page, server)
+
+
+def test_each_completion_has_a_row_of_its_own_name(tmp_path: Path) -> None:
+    body = json.dumps({"model": MODEL, "prompt": "three answers", "max_tokens": 80, "n": 3}).encode()
+
+    def ask(_: int, stop: threading.Event) -> None:
+        until = time.monotonic() + 60
+        while not stop.is_set() and time.monotonic() < until:
+            assert server.call("POST", "/v1/completions", body, {"X-Request-ID": "mine"})[0] == 200
+
+    with running_server(tiny_engine(num_blocks=60, max_num_seqs=4)) as server, browser(tmp_path) as page:
+        open_page(page, server)
+        with asking(ask, 1, timeout=60):
+            page.wait("document.querySelectorAll('#rows .who').length === 3")
+            page.wait("""(() => {
+              const shown = (kind) => [...document.querySelectorAll(`#rows .who ${kind}`)].map((e) => e.textContent);
+              const holders = shown("b"), names = shown("i"), ends = ["", ", completion 1", ", completion 2"];
+              return ends.every((end, at) => holders[at] === `${holders[0]}${end}` && names[at] === `mine${end}`);
+            })()""")
         require_quiet(page, server)
 
 

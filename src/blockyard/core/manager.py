@@ -218,7 +218,7 @@ class KVCacheManager:
         self._gate.enter("allocate_batch")
         try:
             made = read_prompts(prompts, extra_keys, self._block_size)
-            return self._allocate.allocate_batch(made, read_holders(holders, len(made)))
+            return self._allocate.allocate_batch(made, read_holders(holders, len(made), ""))
         finally:
             self._gate.leave_with_result()
 
@@ -357,18 +357,20 @@ class KVCacheManager:
 
     # Forks, cuts, the end.
 
-    def fork(self, seq: object, num_forks: object = 1) -> list[int]:
+    def fork(self, seq: object, num_forks: object = 1, holders: object = ()) -> list[int]:
         """New sequences that share all blocks of `seq`; the first to write gets a copy (CoW). O(blocks * forks).
 
-        Returns their handles. Raises `SequenceNotReady` unless all tokens of `seq` but possibly the last are computed
-        and nothing is reserved; `OutOfRows`; `InvalidArgument` for a count below 1.
+        holders: a name for each; that of `seq` if there are none. Returns their handles. Raises `SequenceNotReady`
+        unless all tokens of `seq` but possibly the last are computed and nothing is reserved; `OutOfRows`;
+        `InvalidArgument` for a count below 1, or another number of names.
         """
         self._gate.enter("fork")
         try:
             self._parts.note("fork", "")
             handle = read_handle(seq)
             count = read_int("num_forks", num_forks, 1, self._sequences.max_num_seqs)
-            return self._fork.fork(self._sequences.live_row(handle), count)
+            names = read_holders(holders, count, None)
+            return self._fork.fork(self._sequences.live_row(handle), count, names)
         finally:
             self._gate.leave_with_result()
 

@@ -39,12 +39,13 @@ def read_prompts(prompts: object, extra_keys: object, block_size: int) -> list[P
     return [make_prompt(tokens, extra_keys, block_size) for tokens in prompts]
 
 
-def read_holders(holders: object, num_prompts: int) -> list[str]:
-    """Return a name for each prompt; none at all stands for empty ones."""
+def read_holders(holders: object, num_seqs: int, default: str | None) -> list[str]:
+    """Return a name for each sequence. Where none are given: `default` for each, or no names if it is None."""
     given: list[object] = list(holders) if isinstance(holders, (list, tuple)) else [holders]
-    if not isinstance(holders, (list, tuple)) or len(given) not in (0, num_prompts):
-        raise InvalidArgument(f"holders is {shown(holders)}; {num_prompts} names are needed, one for each prompt")
-    return [read_str(f"holders[{i}]", name) for i, name in enumerate(given)] or [""] * num_prompts
+    if not isinstance(holders, (list, tuple)) or len(given) not in (0, num_seqs):
+        raise InvalidArgument(f"holders is {shown(holders)}; {num_seqs} names are needed, one for each sequence")
+    names = [read_str(f"holders[{i}]", name) for i, name in enumerate(given)]
+    return names if names or default is None else [default] * num_seqs
 
 
 def read_comeback(is_over: bool, back_in: object, back_at: object, now: float) -> float | None:

@@ -21,8 +21,11 @@ class ForkCalls:
 
     # Forks.
 
-    def fork(self, row: i64, count: i64) -> list[int]:
-        """Return the handles of `count` new sequences that share all blocks of the one in `row`."""
+    def fork(self, row: i64, count: i64, holders: list[str]) -> list[int]:
+        """Return the handles of `count` new sequences that share all blocks of the one in `row`.
+
+        holders: their names; none at all stands for that one's.
+        """
         sequences = self.sequences
         self._require_forkable(row, "fork")
         promised = min(sequences.num_promised[row], count)
@@ -31,7 +34,7 @@ class ForkCalls:
         sequences.version += 1
         sequences.promise(row, sequences.num_promised[row] - promised)
         for index in range(count):
-            handles[index] = self._fork_once(row)
+            handles[index] = self._fork_once(row, holders[index] if holders else sequences.holders[row])
         return handles
 
     def _require_forkable(self, row: i64, action: str) -> None:
@@ -43,9 +46,9 @@ class ForkCalls:
                 f"of {sequences.num_tokens[row]} tokens; all but the last are needed"
             )
 
-    def _fork_once(self, row: i64) -> int:
+    def _fork_once(self, row: i64, holder: str) -> int:
         sequences = self.sequences
-        child = sequences.open(sequences.holders[row])
+        child = sequences.open(holder)
         shared = min(sequences.num_blocks[row], self.store.num_token_blocks(sequences.num_tokens[row]))
         sequences.copy_blocks(row, child, shared)
         self.token_blocks.share(sequences.blocks, row * sequences.width, shared)
@@ -111,4 +114,4 @@ class ForkCalls:
                 children[index] = handles[parent]
                 handles[parent] = 0
             else:
-                children[index] = self._fork_once(rows[chosen[index]])
+                children[index] = self._fork_once(rows[chosen[index]], self.sequences.holders[rows[chosen[index]]])

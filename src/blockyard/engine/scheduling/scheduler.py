@@ -139,8 +139,9 @@ class Scheduler:
     def fork(self, request: Request, first_tokens: list[int]) -> None:
         """The prompt is computed: a sequence for each further completion, and a first token for each."""
         first = request.branches[0]
-        children = self._cache.fork(first.seq, len(request.branches) - 1)
-        for branch, seq in zip(request.branches[1:], children, strict=True):
+        others = request.branches[1:]
+        children = self._cache.fork(first.seq, len(others), [_holder(branch) for branch in others])
+        for branch, seq in zip(others, children, strict=True):
             branch.seq = seq
             bisect.insort(self.running, branch, key=_rank)
         self._cache.append([branch.seq for branch in request.branches], first_tokens)

@@ -38,7 +38,7 @@ class EngineSource:
         for request_id, (name, num_completions) in self._thread.job_names().items():
             names[f"request {request_id}"] = name
             for index in range(1, num_completions):
-                names[f"request {request_id}, completion {index}"] = name
+                names[f"request {request_id}, completion {index}"] = f"{name}, completion {index}"
         return names
 
 
