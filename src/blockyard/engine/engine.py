@@ -286,6 +286,22 @@ class Engine:
         self.cache.advance_time(self._clock())
         return self.cache.hint(name, over=over, back_in=back_in)
 
+    def retain(
+        self,
+        token_ids: Sequence[int],
+        priority: int = 1,
+        seconds: float | None = None,
+        *,
+        extra_keys: Sequence[ExtraKey] = (),
+    ) -> int:
+        """Ask that the cached blocks `token_ids` begins with be evicted last, for `seconds` by the engine's clock.
+
+        Returns how many blocks it concerns. `KVCacheManager.retain` says the rest, and raises.
+        """
+        now = self._clock()
+        self.cache.advance_time(now)
+        return self.cache.retain(token_ids, priority, None if seconds is None else now + seconds, tuple(extra_keys))
+
     def max_new_tokens(self, num_prompt_tokens: int, n: int = 1) -> int:
         """The largest max_tokens that `add_request` takes for such a prompt; 0 if none."""
         return self._scheduler.limits.max_new_tokens(num_prompt_tokens, n)

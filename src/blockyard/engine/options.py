@@ -89,7 +89,7 @@ class EngineOptions:
 
     @property
     def is_sized(self) -> bool:
-        """Whether the pool's size was given, as blocks or as bytes."""
+        """Tells whether the pool's size was given, as blocks or as bytes."""
         return self.num_blocks is not None or self.kv_cache_memory_bytes is not None
 
     def require_valid_without_a_model(self) -> None:

@@ -29,6 +29,7 @@ from .hint_route import hint_routes
 from .http_figures import CountedRequests, HttpFigures
 from .live_routes import add_live_page
 from .origins import allow_origins
+from .retain_route import retain_routes
 from .routes import openai_routes, operator_routes
 from .run import ClientGone
 from .service import Service
@@ -81,6 +82,7 @@ def create_app(
     app.state.stop_seconds = limits.drain_seconds  # for the step that runs when the application ends
     app.include_router(openai_routes(service, guard))
     app.include_router(hint_routes(service, guard))
+    app.include_router(retain_routes(service, encoder, guard))
     figures = HttpFigures()
     app.add_middleware(CountedRequests, figures=figures)
     app.include_router(operator_routes(service, MetricsPage(thread, engine, [figures]), ui != "off"))

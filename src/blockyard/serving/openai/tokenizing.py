@@ -13,13 +13,10 @@ from .messages import Messages
 from .unsupported_fields import REFUSED_IN_CHATS, REFUSED_IN_COMPLETIONS
 
 
-class TokenizeFields(RequestFields):
-    """What both kinds share. return_token_strs: each token as the vocabulary has it. return_blocks: the text of each
-    block; not vLLM's."""
+class PromptFields(RequestFields):
+    """A prompt that nothing is generated for is a text or a chat; these are the fields that both have."""
 
     model: StrictStr | None = None
-    return_token_strs: StrictBool = False
-    return_blocks: StrictBool = False
 
     @property
     def prompt_field(self) -> str:
@@ -37,8 +34,8 @@ class TokenizeFields(RequestFields):
         return True
 
 
-class TokenizeText(TokenizeFields):
-    """POST /tokenize for a text."""
+class TextFields(PromptFields):
+    """The prompt is a text."""
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         name: values for name, values in REFUSED_IN_COMPLETIONS.items() if name != "add_special_tokens"
@@ -62,8 +59,8 @@ class TokenizeText(TokenizeFields):
         return self.add_special_tokens
 
 
-class TokenizeChat(TokenizeFields):
-    """POST /tokenize for messages, which go through the chat template."""
+class ChatFields(PromptFields):
+    """The prompt is a list of messages, which go through the chat template."""
 
     refused = REFUSED_IN_CHATS
     messages: Messages
@@ -79,6 +76,22 @@ class TokenizeChat(TokenizeFields):
         return [message.as_template_input() for message in self.messages]
 
 
+class TokenizeFields(PromptFields):
+    """These are /tokenize's own. return_token_strs: each token as the vocabulary has it. return_blocks: the text of
+    each block; not vLLM's."""
+
+    return_token_strs: StrictBool = False
+    return_blocks: StrictBool = False
+
+
+class TokenizeText(TextFields, TokenizeFields):
+    """This is POST /tokenize for a text."""
+
+
+class TokenizeChat(ChatFields, TokenizeFields):
+    """This is POST /tokenize for messages."""
+
+
 class DetokenizeRequest(RequestFields):
     """POST /detokenize."""
 
@@ -89,10 +102,16 @@ class DetokenizeRequest(RequestFields):
 
 def parse_tokenize(body: bytes) -> TokenizeFields:
     """Read a body of /tokenize. Raises `ApiError` (400) for what is not understood."""
+    fields = read_prompt(body)
+    return parse_fields(TokenizeChat, fields) if "messages" in fields else parse_fields(TokenizeText, fields)
+
+
+def read_prompt(body: bytes) -> dict[str, Any]:
+    """Read an object that has a text or messages. Raises `ApiError` (400) for one with both."""
     fields = read_object(body)
     if "messages" in fields and "prompt" in fields:
         raise invalid("'prompt' and 'messages' are both there; one request has one of them", "prompt")
-    return parse_fields(TokenizeChat, fields) if "messages" in fields else parse_fields(TokenizeText, fields)
+    return fields
 
 
 def parse_detokenize(body: bytes) -> DetokenizeRequest:
