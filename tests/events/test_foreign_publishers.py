@@ -130,6 +130,19 @@ def test_a_replay_of_an_earlier_life_than_was_heard_is_not_trusted(epochs: tuple
     assert (known(mirror, 1, 2), known(mirror, 8, 9)) == (0, 2)
 
 
+@pytest.mark.parametrize("epochs", [(None, None), (7, 8)])
+def test_nor_is_a_snapshot_of_it(epochs: tuple[int | None, int | None]) -> None:
+    mirror = Mirror(hash_seed=1)
+    earlier, later = epochs
+    again = message(0, CLEARED, stored(9, 8, 9), ts=100.0, epoch=later)
+    mirror.live(WORKER, *again)
+    replay(mirror, message(30, CLEARED, stored(5, 1, 2), epoch=earlier), message(31, epoch=earlier))
+    assert mirror.trust(WORKER) is Trust.UNTRUSTED
+    replay(mirror, again)
+    assert mirror.trust(WORKER) is Trust.LIVE
+    assert (known(mirror, 1, 2), known(mirror, 8, 9)) == (0, 2)
+
+
 @pytest.mark.parametrize("first", [1, 4, 9000])
 def test_a_replay_that_begins_late_is_trusted_by_nobody(first: int) -> None:
     mirror = Mirror(hash_seed=1)

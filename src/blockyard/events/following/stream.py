@@ -88,7 +88,7 @@ class MessageOrder:
         self._unread = -1
         #: When the latest snapshot was made; what was kept from before it is applied only where a replay has it too.
         self._snapshot_ts = 0.0
-        #: Whether a replay had another message than was heard under the same number: one of the two lives is over.
+        #: Whether a replay is of another life than what was heard: one of the two is over.
         self._is_contradicted = False
         self._num_replayed = 0
         #: Whether a snapshot was read, and not yet the end of its replay: messages behind it may stand for it too.
@@ -154,6 +154,7 @@ class MessageOrder:
         self._seen.clear()
         self._epoch = message.batch.epoch
         self._snapshot_ts = message.batch.ts
+        self._is_contradicted |= any(self._is_of_another_life(kept, message) for kept in self._ahead.values())
         later = [number for number, kept in self._ahead.items() if self._is_after_snapshot(kept)]
         self._newest = max(later, default=-1)
 
@@ -168,6 +169,12 @@ class MessageOrder:
             return kept is not None
         is_original = message.batch.epoch is None and not message.is_snapshot
         return is_original and kept.checksum != message.checksum
+
+    def _is_of_another_life(self, kept: Message, message: Message) -> bool:
+        """Whether a message that came live has another epoch than a replayed one, or a lower number and is younger."""
+        if kept.batch.epoch != message.batch.epoch:
+            return True
+        return kept.number < message.number and kept.batch.ts > message.batch.ts
 
     def _is_after_snapshot(self, kept: Message) -> bool:
         return kept.batch.ts >= self._snapshot_ts and kept.batch.epoch == self._epoch
