@@ -199,7 +199,7 @@ class Mirror:
                 self._apply_one(state, event)
         except (InvalidArgument, RecursionError):  # the latter for keys that are nested without end
             state.num_unreadable += 1
-            state.order.distrust()
+            state.order.miss(message.number)
 
     def _apply_one(self, state: _Worker, event: Event) -> None:
         if isinstance(event, BlockStored):

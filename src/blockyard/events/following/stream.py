@@ -161,23 +161,29 @@ class MessageOrder:
     def _was_heard_otherwise(self, message: Message) -> bool:
         """Whether another message has come live under the number of a replayed one.
 
-        A snapshot has the number of a message that it is not, and may be followed by empty messages in place of others;
-        the epoch tells where it does.
+        A snapshot has the number of a message that it is not, though never 0, and may be followed by empty messages in
+        place of others; there the epoch tells.
         """
         kept = self._ahead.get(message.number)
         if kept is None or kept.batch.epoch != message.batch.epoch:
             return kept is not None
-        is_original = message.batch.epoch is None and not message.is_snapshot
+        is_original = message.batch.epoch is None and (message.number == 0 or not message.is_snapshot)
         return is_original and kept.checksum != message.checksum
 
     def _is_of_another_life(self, kept: Message, message: Message) -> bool:
-        """Whether a message that came live has another epoch than a replayed one, or a lower number and is younger."""
+        """Whether what came live is of another life than a snapshot, or may be: by epochs; without them by their times.
+
+        Where a clock went back it may look so for one life; then another replay is needed, and no more.
+        """
         if kept.batch.epoch != message.batch.epoch:
             return True
-        return kept.number < message.number and kept.batch.ts > message.batch.ts
+        is_plain = message.is_snapshot and message.batch.epoch is None
+        return is_plain and (kept.number - message.number) * (kept.batch.ts - message.batch.ts) < 0
 
     def _is_after_snapshot(self, kept: Message) -> bool:
-        return kept.batch.ts >= self._snapshot_ts and kept.batch.epoch == self._epoch
+        if kept.batch.epoch != self._epoch:
+            return False
+        return self._epoch is not None or kept.batch.ts >= self._snapshot_ts
 
     def end_of_replay(self) -> Iterator[Message]:
         """The replay is whole: what came meanwhile and is next now. Where more is missing, `replay_from` says so.
@@ -214,8 +220,9 @@ class MessageOrder:
 
     def miss(self, number: int) -> None:
         """Trust nothing until a replay has come to this message, which was heard and could not be read."""
+        unread = max(number, self._newest, self._unread)
         self.distrust()
-        self._unread = number
+        self._unread = unread
 
     def _begin_catching_up(self) -> None:
         self.trust = Trust.CATCHING_UP
