@@ -25,7 +25,7 @@ import blockyard
 from blockyard._build import build_name
 from blockyard.lab import References, read_references
 from blockyard.lab.curve import count_hits, lru_hits
-from blockyard.lab.curve.claims import FIFTH, GAP_POINTS
+from blockyard.lab.curve.words import FIFTH, GAP_POINTS
 from blockyard.lab.oracle import HintOracle
 from blockyard.lab.policy_names import OPTIMUM
 from blockyard.lab.sizes import spread_sizes

@@ -28,7 +28,7 @@ from blockyard._build import build_name
 from blockyard.core.policies import POLICIES
 from blockyard.lab import References, Trace, TraceRequest, read_references
 from blockyard.lab.curve import HitCurves, hit_curves
-from blockyard.lab.curve.claims import Claim, claims_of
+from blockyard.lab.curve.words import Claim, claims_of
 from blockyard.lab.policy_names import OPTIMUM
 from blockyard.lab.sizes import spread_sizes
 from blockyard.lab.traces import open_trace

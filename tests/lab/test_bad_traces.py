@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from blockyard import InvalidArgument
 from blockyard.lab import TraceError
 from blockyard.lab.traces import make_trace, open_trace, write_trace
-from blockyard.lab.traces.lines import CutShort, TooLong, pieces, split_lines
-from blockyard.lab.traces.problems import MAX_LINE_BYTES
+from blockyard.lab.traces.lines import MAX_LINE_BYTES, CutShort, TooLong, pieces, split_lines
 
 GOOD = {"timestamp": 1000, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
 LATER = {**GOOD, "timestamp": 2000, "hash_ids": [1, 3]}

@@ -13,7 +13,7 @@ from blockyard.cli.main import main
 from blockyard.cli.tables import as_narrow_text
 from blockyard.lab import read_references
 from blockyard.lab.curve import HitCurves, hit_curves
-from blockyard.lab.curve.claims import claims_of
+from blockyard.lab.curve.words import claims_of
 from blockyard.lab.traces import open_trace
 
 

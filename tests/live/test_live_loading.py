@@ -11,10 +11,10 @@ pytest.importorskip("torch")
 
 from blockyard import CacheConfig, KVCacheManager
 from blockyard.engine import SamplingParams
+from blockyard.live.cells import LOADING, block_states
 from blockyard.live.desk import Surroundings
 from blockyard.live.frames import Frame
 from blockyard.live.snapshot import take_snapshot
-from blockyard.live.states import LOADING, block_states
 
 from ..support.servers import tiny_engine
 

@@ -7,12 +7,18 @@ from collections import Counter
 import pytest
 
 from blockyard import BlockPool, CacheConfig, KVCacheManager
-from blockyard.live.cells import MAX_SHARED_CELLS, MAX_SINGLE_CELLS, SHARED_CELL_BYTES, cells_of
+from blockyard.live.cells import (
+    MAX_SHARED_CELLS,
+    MAX_SINGLE_CELLS,
+    NAMES,
+    SHARED_CELL_BYTES,
+    block_states,
+    cells_of,
+    pool_states,
+)
 from blockyard.live.desk import Surroundings
-from blockyard.live.frames import Frame
-from blockyard.live.rows import MAX_PATH, MAX_ROWS
+from blockyard.live.frames import MAX_PATH, MAX_ROWS, Frame
 from blockyard.live.snapshot import take_snapshot
-from blockyard.live.states import NAMES, block_states, pool_states
 
 from ..support.live_caches import KINDS, at_work, live_cache, state_of
 from ..support.seeds import run_seed

@@ -13,7 +13,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("torch")
 
 from blockyard.serving import ServerLimits
-from blockyard.serving.jobs.session_names import session_name
+from blockyard.serving.jobs.planner import session_name
 from blockyard.serving.openai.hints import MAX_HINTS
 
 from ..support.servers import Running, running_server, tiny_engine

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from blockyard.serving.http.repeated_lines import Sparingly
+from blockyard.serving.http.request_log import Sparingly
 
 from ..support.servers import running_server, tiny_engine
 

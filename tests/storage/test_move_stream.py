@@ -15,8 +15,7 @@ pytest.importorskip("transformers")
 import torch
 
 from blockyard.engine import Engine, SamplingParams
-from blockyard.storage.move_stream import MoveStream
-from blockyard.storage.moves import copy_runs
+from blockyard.storage.moves import MoveStream, copy_runs
 
 from ..support.seeds import run_seed
 from ..support.tiny_models import mixed_prompts, tiny_model

@@ -12,11 +12,10 @@ from ..core.policies import POLICIES
 from ..errors import InvalidArgument
 from ..lab import References, Trace, read_references
 from ..lab.curve import HitCurves, hit_curves, put_together
-from ..lab.curve.claims import ENOUGH_SIZES, FIFTH, GAP_POINTS, Claim, claims_of
 from ..lab.curve.drawing import draw_curves
 from ..lab.curve.page import write_page
 from ..lab.curve.side_by_side import label_in, require_one_block_size
-from ..lab.curve.words import parts_of
+from ..lab.curve.words import ENOUGH_SIZES, FIFTH, GAP_POINTS, Claim, claims_of, parts_of
 from ..lab.oracle import HintOracle, parse_kinds
 from ..lab.output_file import require_output
 from ..lab.policy_names import OPTIMUM, parse_policies

@@ -9,10 +9,8 @@
 
     desk          how another thread asks something of a cache between two steps
     snapshot      what is copied there: counts and block tables, nothing is formatted
-    states        what each block is, from a snapshot
-    cells         blocks to cells, at most a few thousand however large the pool is
-    rows          the sequences, as the page lists them
-    frames        one moment on the wire, whole or as what changed since the moment before
+    cells         what each block is; blocks to cells, at most a few thousand however large the pool is
+    frames        one moment on the wire with its sequences, whole or as what changed since the moment before
     prompts       the latest prompts that were answered
     forest        what is cached, as branches, from who follows whom
     tree          the heaviest of them, and what of them the latest prompts hit

@@ -15,10 +15,8 @@ from ..errors import InvalidArgument
 from ..sizing import KVCacheSpec, Shard
 from ..sizing.shards import require_shard
 from .addresses import SlotAddresses, TableAddresses
-from .layout import KVLayout
-from .move_stream import MoveStream
-from .moves import BlockMoves, MoveList, MoveLists, move_list
-from .places import LayerPlaces
+from .layout import KVLayout, LayerPlaces
+from .moves import BlockMoves, MoveList, MoveLists, MoveStream, move_list
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_DIMENSION = 2**20

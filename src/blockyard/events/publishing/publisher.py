@@ -21,10 +21,10 @@ from ...errors import InvalidArgument, PublisherError
 from ...kv_events import KVCacheEvents, PublisherStats
 from ..sockets import bound, zmq
 from ..tables.content_table import ContentTable
+from .connections import MOST_UNSEEN, Subscriptions
 from .feed import Feed, Numbered, without_placeholders
 from .merging import merged, num_entries
 from .replays import Replays
-from .subscriptions import MOST_UNSEEN, Subscriptions
 
 #: Milliseconds that the last messages get to leave at the end, and the answers to replays. Not every consumer that
 #: asked and hears nothing asks again: Dynamo's indexer waits forever, and reads no messages meanwhile.

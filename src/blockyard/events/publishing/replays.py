@@ -9,7 +9,7 @@ from typing import Any
 
 from ..sockets import SENT_FROM_PLACE, zmq
 from ..wire import END_SEQUENCE, Payload
-from .connection import Connection
+from .connections import Connection
 from .feed import Numbered
 
 #: Consumers that are answered at a time. Others wait in the socket, which holds a bounded number of requests.

@@ -4,7 +4,7 @@ Read it in this order:
 
     hit_rates                         every policy at every size, and where the curve bends
     side_by_side                      several traces in one picture; colours and dashes of policies
-    words                             what is said of curves
+    words                             what is said of curves, and claimed for policies
     drawing, sheet, labels, picture   the picture: PNG or SVG
     page                              the page with hover
 """

@@ -2,8 +2,7 @@
 
 Read it in this order:
 
-    problems                   what is wrong with a line; the largest of everything
-    lines                      bytes of a file, decompressed, and numbered lines of bounded length
+    lines                      bytes of a file, decompressed; numbered lines of bounded length; what is wrong with one
     fields                     values out of a line, checked
     reading                    a walk over a file: what is left out, what is corrected, what is counted
     block_ids                  formats with ids of blocks: Mooncake, Bailian

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import fields
-from .lines import Line, json_object
-from .problems import LineProblem, shown
+from .lines import Line, LineProblem, json_object, shown
 from .reading import Row
 
 BLOCK_SIZE = 16

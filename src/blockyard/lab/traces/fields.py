@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .problems import MAX_HASH_ID, MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS, MAX_TIMESTAMP, MAX_TOKEN_ID, LineProblem, shown
+from .lines import MAX_HASH_ID, MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS, MAX_TIMESTAMP, MAX_TOKEN_ID, LineProblem, shown
 
 Fields = Mapping[str, Any]
 Ids = TypeVar("Ids", NDArray[np.int64], NDArray[np.int32])

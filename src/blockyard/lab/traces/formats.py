@@ -10,8 +10,17 @@ from ...errors import TraceError
 from . import fields
 from .block_ids import DEFAULT_BLOCK_SIZE, Bailian, Mooncake
 from .lengths import Azure, BurstGPT
-from .lines import CutShort, Line, csv_row, json_object, numbered_lines
-from .problems import DETECTION_LINES, MAX_HASH_BLOCK_SIZE, LineProblem, shown
+from .lines import (
+    DETECTION_LINES,
+    MAX_HASH_BLOCK_SIZE,
+    CutShort,
+    Line,
+    LineProblem,
+    csv_row,
+    json_object,
+    numbered_lines,
+    shown,
+)
 from .prompts import TEXT_FIELDS, Text, TokenIds
 from .reading import Format
 

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from . import fields
-from .lines import Line, csv_row
-from .problems import LineProblem, shown
+from .lines import Line, LineProblem, csv_row, shown
 from .reading import Row
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

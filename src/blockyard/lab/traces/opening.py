@@ -11,7 +11,7 @@ from ...errors import InvalidArgument, TraceError
 from ..trace import Trace
 from .formats import FORMATS, find_format
 from .generators import GENERATORS
-from .problems import MAX_REQUESTS
+from .lines import MAX_REQUESTS
 from .reading import FileTrace, FirstRequests
 
 #: The file of the trace that comes with the package.

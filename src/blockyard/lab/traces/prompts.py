@@ -13,8 +13,7 @@ import numpy as np
 
 from ...errors import MissingExtra, TraceError
 from . import fields
-from .lines import Line, json_object
-from .problems import LineProblem, shown
+from .lines import Line, LineProblem, json_object, shown
 from .reading import Row
 
 #: Names that the prompt's text may have.

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from ...errors import TraceError
 from ..trace import Skips, TraceRequest
-from .lines import CutShort, Line, numbered_lines
-from .problems import LineProblem
+from .lines import CutShort, Line, LineProblem, numbered_lines
 
 
 class Row(NamedTuple):

@@ -21,16 +21,13 @@ from ..jobs.planner import Planner
 from ..jobs.prompts import PromptEncoder
 from ..jobs.tracing import RequestTracer
 from ..limits import ServerLimits
-from ..openai.logprobs import TokenTexts
-from .absent_paths import why_absent
+from ..openai.responses import TokenTexts
 from .api_key import KeyGuard
-from .check_route import check_routes
-from .hint_route import hint_routes
 from .http_figures import CountedRequests, HttpFigures
 from .live_routes import add_live_page
 from .origins import allow_origins
 from .retain_route import retain_routes
-from .routes import openai_routes, operator_routes
+from .routes import check_routes, hint_routes, openai_routes, operator_routes, why_absent
 from .run import ClientGone
 from .service import Service
 from .tokenizer_routes import tokenizer_routes

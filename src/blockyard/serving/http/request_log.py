@@ -1,6 +1,7 @@
 """An id for every request, in its answer's headers and in the log, where a line says what became of it.
 
-The paths find the entry of their request with `entry_of`, and tell it what only they know.
+The paths find the entry of their request with `entry_of`, and tell it what only they know. Warnings that any client can
+have written as often as it likes come once in ten seconds, with the number left out.
 """
 
 from __future__ import annotations
@@ -9,14 +10,45 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...engine import GenerationResult
 from ..openai.responses import usage
-from .repeated_lines import Sparingly
+
+#: Seconds between two warnings of the same words.
+REPEAT_SECONDS = 10.0
+#: Different ones that are known at a time.
+_MOST_WORDS = 64
+
+
+class Sparingly(logging.Filter):
+    """Lets a warning pass if its words did not in the last ten seconds; all else passes. clock: seconds, monotonic."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        #: By words: when they passed, and how many have not since.
+        self._passed: dict[str, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is written. O(1)."""
+        if record.levelno != logging.WARNING:
+            return True
+        words, now = str(record.msg), self._clock()
+        last, left_out = self._passed.get(words, (-REPEAT_SECONDS, 0))
+        if now - last < REPEAT_SECONDS:
+            self._passed[words] = last, left_out + 1
+            return False
+        if len(self._passed) >= _MOST_WORDS:
+            self._passed.clear()
+        self._passed[words] = now, 0
+        if left_out:
+            record.msg = f"{words} And {left_out} more since the last such line."
+        return True
+
 
 _ID_HEADER = b"x-request-id"
 _USABLE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")

@@ -15,7 +15,7 @@ from ..errors import ApiError, invalid
 from ..jobs.prompts import PromptEncoder
 from ..openai.retaining import RetainChat, RetainText, parse_retain
 from .api_key import KeyGuard
-from .deadline import Deadline
+from .run import Deadline
 from .service import Service, within
 
 

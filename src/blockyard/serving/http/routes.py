@@ -1,4 +1,7 @@
-"""The paths: what clients of OpenAI and vLLM call, and what operators ask for."""
+"""The paths: what clients of OpenAI and vLLM call, and what operators ask for.
+
+A path of OpenAI's or vLLM's APIs that this server does not have is answered with the reason: a bare 404 would not say.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from ... import __version__
+from ...engine import Engine
+from ...errors import InvariantError
 from ..jobs.metrics_page import MetricsPage
+from ..jobs.planner import session_name
+from ..openai.hints import Hint, parse_hints
 from ..openai.protocol import ChatRequest, CompletionRequest
 from ..openai.responses import ChatForm, CompletionForm
 from .api_key import KeyGuard
-from .service import Service
+from .run import Deadline
+from .service import Service, within
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Load balancers and browsers ask with HEAD; the answer has GET's headers and no body.
@@ -86,3 +94,93 @@ def operator_routes(service: Service, page: MetricsPage, has_ui: bool) -> APIRou
     for path, answer, methods in paths:
         router.add_api_route(path, answer, methods=methods, response_model=None)
     return router
+
+
+def check_routes(service: Service, guard: KeyGuard) -> APIRouter:
+    """GET /check, behind the key."""
+    router = APIRouter(dependencies=[Depends(guard)])
+
+    @router.get("/check", response_model=None)
+    async def check() -> Response:
+        """GET /check: verify the cache between two steps."""
+        answer = await asyncio.wrap_future(service.thread.ask(_check))
+        return JSONResponse(answer, 200 if answer["ok"] else 500)
+
+    return router
+
+
+def _check(engine: Engine) -> dict[str, Any]:
+    try:
+        engine.cache.check()
+    except InvariantError as error:
+        return {"ok": False, "error": str(error)}
+    stats = engine.cache.stats()
+    return {
+        "ok": True,
+        "num_used_blocks": stats.num_used_blocks,
+        "num_free_blocks": stats.num_free_blocks,
+        "num_running_seqs": stats.num_running_seqs,
+        "has_unfinished": engine.has_unfinished,
+        "holders": [holding.holder for holding in engine.cache.leak_report()][:100],
+    }
+
+
+def hint_routes(service: Service, guard: KeyGuard) -> APIRouter:
+    """The path, behind the key."""
+    router = APIRouter(prefix="/v1", dependencies=[Depends(guard)])
+
+    @router.post("/hints", response_model=None)
+    async def hints(request: Request) -> Response:
+        """POST /v1/hints: what came of each hint, in order."""
+        service.thread.require_place(0)
+        deadline = Deadline(service.limits.request_seconds)
+        said = await service.read(request, parse_hints)
+        outcomes = await within(deadline, request, _tell(service, said))
+        answers = [hint.answer(outcome) for hint, outcome in zip(said, outcomes, strict=True)]
+        return JSONResponse({"object": "list", "data": answers})
+
+    return router
+
+
+async def _tell(service: Service, said: list[Hint]) -> list[str]:
+    """What came of each, between two steps of the engine."""
+
+    def tell(engine: Engine) -> list[str]:
+        return [_told(engine, hint) for hint in said]
+
+    outcomes = await asyncio.wrap_future(service.thread.ask(tell))
+    for outcome in outcomes:
+        service.thread.request_figures.count_hint(outcome)
+    return outcomes
+
+
+def _told(engine: Engine, hint: Hint) -> str:
+    name = session_name(hint.session_id, hint.cache_salt)
+    arguments: dict[str, Any] = {"over": hint.action == "over", "back_in": hint.back_in}
+    return engine.hint(name, **arguments).value
+
+
+_WHY = {
+    "/docs": "docs/serving.md describes its paths and fields",
+    "/v1/embeddings": "its model generates text, and no embeddings",
+    "/v1/responses": "it has the chat and completion paths alone",
+    "/v1/audio": "it reads and writes text alone",
+    "/v1/images": "it reads and writes text alone",
+    "/v1/moderations": "it judges no text",
+    "/v1/rerank": "it judges no text",
+    "/v1/score": "it judges no text",
+    "/v1/files": "it keeps nothing for clients",
+    "/v1/batches": "it keeps nothing for clients",
+    "/v1/fine_tuning": "it trains nothing",
+    "/v1/load_lora_adapter": "it has one model and loads no LoRA adapters",
+    "/v1/unload_lora_adapter": "it has one model and loads no LoRA adapters",
+}
+_OUTSIDE = "OpenAI's paths begin with /v1/ here"
+
+
+def why_absent(path: str) -> str | None:
+    """The rest of the sentence for a path that leads nowhere; None for one that means nothing to any server."""
+    for known, why in _WHY.items():
+        if path == known or path.startswith(f"{known}/"):
+            return f"this server does not have it: {why}"
+    return None if path.startswith("/v1/") else _OUTSIDE

@@ -1,9 +1,14 @@
-"""One client's request from its jobs to its end, within the time limit; a client that leaves early frees its blocks."""
+"""One client's request from its jobs to its end, within the time limit; a client that leaves early frees its blocks.
+
+The time is counted from the request's arrival, whatever it then waits for.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -11,10 +16,28 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from ...engine import GenerationResult, NewToken
-from ..errors import ApiError
+from ..errors import ApiError, timed_out
 from ..jobs.engine_thread import EngineThread
 from ..jobs.job import Job, Mailbox
-from .deadline import Deadline
+
+
+class Deadline:
+    """Made when a request arrives. arrived_at: seconds of `time.perf_counter`, by which latencies are counted."""
+
+    def __init__(self, seconds: float) -> None:
+        self.arrived_at = time.perf_counter()
+        self._seconds = seconds
+        self._at = asyncio.get_running_loop().time() + seconds
+
+    @asynccontextmanager
+    async def hold(self) -> AsyncIterator[None]:
+        """Work that ends at the deadline, with 504 (`ApiError`)."""
+        try:
+            async with asyncio.timeout_at(self._at):
+                yield
+        except TimeoutError:
+            raise timed_out(f"the answer was not complete after {self._seconds:g} seconds") from None
+
 
 WorkT = TypeVar("WorkT")
 

@@ -14,13 +14,11 @@ from ..errors import ApiError
 from ..jobs.engine_thread import EngineThread
 from ..jobs.planner import Planner
 from ..limits import ServerLimits
-from ..openai.logprobs import TokenTexts
 from ..openai.protocol import GenerationFields, parse_request
-from ..openai.responses import Form
+from ..openai.responses import Form, TokenTexts
 from .body import read_body
-from .deadline import Deadline
 from .request_log import entry_of
-from .run import Run, while_connected
+from .run import Deadline, Run, while_connected
 from .streaming import EventStream
 
 WantedT = TypeVar("WantedT")

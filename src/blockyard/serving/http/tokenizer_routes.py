@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from ..jobs.prompts import PromptEncoder
 from ..openai.tokenizing import TokenizeFields, parse_detokenize, parse_tokenize, text_of, tokenize_answer
 from .api_key import KeyGuard
-from .deadline import Deadline
+from .run import Deadline
 from .service import Service, within
 
 

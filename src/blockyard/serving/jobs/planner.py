@@ -1,7 +1,11 @@
-"""From a client's request to the engine's jobs: prompts encoded, limits held, sampling translated."""
+"""From a client's request to the engine's jobs: prompts encoded, limits held, sampling translated.
+
+The engine calls a client's session by a name that no other tenant can give.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 
 from ...engine import Engine, SamplingParams
@@ -12,7 +16,21 @@ from ..limits import ServerLimits
 from ..openai.protocol import ChatRequest, GenerationFields
 from .job import Job, Mailbox
 from .prompts import PromptEncoder
-from .session_names import session_name
+
+
+def session_name(session_id: str, cache_salt: str | None) -> str:
+    """A name of 64 characters, of the id together with the salt that the session's requests have. O(characters).
+
+    A BLAKE2b digest keyed by a digest of the salt: without the salt no name can be found under it, and neither id
+    nor salt can be read from the name, which reports and pictures of the cache may show.
+    """
+    key = b"" if cache_salt is None else hashlib.blake2b(_bytes(cache_salt), digest_size=32).digest()
+    return hashlib.blake2b(_bytes(session_id), digest_size=32, key=key, person=b"session").hexdigest()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
 
 _SEED_MASK = 2**63 - 1
 

@@ -9,7 +9,7 @@ from pydantic import StrictBool, StrictStr
 
 from ..errors import invalid
 from .fields import FIRST_ERROR, RequestFields, TokenId, parse_fields, read_object
-from .messages import Messages
+from .protocol import Messages
 from .unsupported_fields import REFUSED_IN_CHATS, REFUSED_IN_COMPLETIONS
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from ....arguments import require_int, require_number
 from ....errors import InvalidArgument
 from ...trace import Skips, TraceRequest
-from ..problems import MAX_HASH_BLOCK_SIZE, MAX_REQUESTS
+from ..lines import MAX_HASH_BLOCK_SIZE, MAX_REQUESTS
 
 #: Ids of one generator stay below; `mix` puts the number of the part above.
 ID_BITS = 56
