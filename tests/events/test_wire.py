@@ -9,13 +9,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from librt.vecs import vec
+from mypy_extensions import i64
 
-from blockyard import InvalidArgument, LoRA
+from blockyard import CacheConfig, InvalidArgument, LoRA
 from blockyard.core.tokens import pack_tokens
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.following.stream import Trust
 from blockyard.events.tables.checking import check_trie
-from blockyard.events.tables.number_writer import NameWriter, TokenWriter
+from blockyard.events.tables.event_writer import EventWriter
+from blockyard.events.tables.number_writer import NumberWriter, WordList
 from blockyard.events.tables.packed_numbers import read_names, read_tokens
 from blockyard.events.wire import (
     MOST_KEY_ITEMS,
@@ -74,13 +77,15 @@ def test_the_bytes_are_vllms() -> None:
 
 def test_lists_of_numbers_are_written_and_read_as_msgpack_does() -> None:
     draw = random.Random(run_seed())
-    writer = NameWriter()
+    words, writer = WordList(), NumberWriter()
     for length in (0, 1, 15, 16, 17, 300, 70_000, 9, 500):
         bits = draw.choice([16, 32, 62])
         numbers = [draw.randrange(2 ** draw.randint(1, bits)) for _ in range(length)]
+        words.clear()
         for number in numbers:
-            writer.add(number)
-        ours = bytes(writer.take())
+            words.add(number)
+        writer.write(words.view(), words.bits)
+        ours = writer.part(0, length)
         assert msgspec.msgpack.decode(ours) == list(read_names(ours)) == numbers
         names = [
             draw.choice([number, -number, 2**63 + number, number.to_bytes(draw.choice([8, 32]), "big")])
@@ -93,31 +98,80 @@ def test_lists_of_numbers_are_written_and_read_as_msgpack_does() -> None:
 @pytest.mark.parametrize("block_size", [1, 3, 5, 16])
 def test_tokens_are_written_and_read_as_msgpack_does(block_size: int) -> None:
     draw = np.random.default_rng(run_seed())
-    writer = TokenWriter(block_size)
+    writer = NumberWriter()
     for limit in (100, 2**31, 256, 65536, 65537, 2**31, 65536, 70_000):
         for num_blocks in (1, 7, 37):
-            tokens = draw.integers(0, limit, num_blocks * block_size)
-            if limit == 70_000:  # some eights have a wide one
+            tokens = draw.integers(0, limit, num_blocks * block_size, dtype=np.int32)
+            if limit == 70_000:  # a few wide ones
                 tokens[draw.random(len(tokens)) < 0.9] = 5
             tokens[-1] = limit - 1
-            expected = pack_tokens(tokens, block_size).words
-            for place in range(num_blocks):
-                writer.add(expected, place * ((block_size + 1) // 2))
-            ours = bytes(writer.take())
+            writer.write(tokens, int(np.bitwise_or.reduce(tokens)))
+            ours = writer.part(0, len(tokens))
             assert msgspec.msgpack.decode(ours) == tokens.tolist()
-            assert len(ours) == msgpack_head(len(tokens)) + bytes_by_eights(tokens)
+            assert len(ours) == msgpack_head(len(tokens)) + len(tokens) * (3 if limit <= 65536 else 5)
             for form in (ours, msgspec.msgpack.encode(tokens.tolist())):
-                assert list(read_tokens(form, block_size).words) == list(expected)
+                assert list(read_tokens(form, block_size).words) == list(pack_tokens(tokens, block_size).words)
+            first, last = sorted(draw.integers(0, len(tokens) + 1, 2).tolist())
+            assert msgspec.msgpack.decode(writer.part(first, last)) == tokens[first:last].tolist()
 
 
 def msgpack_head(count: int) -> int:
     return 1 if count < 16 else 3 if count < 65536 else 5
 
 
-def bytes_by_eights(tokens: np.ndarray) -> int:
-    """Three bytes a token where none of eight neighbours is above 65,535, five where one is."""
-    eights = [tokens[place : place + 8] for place in range(0, len(tokens), 8)]
-    return sum(len(eight) * (3 if eight.max() < 65536 else 5) for eight in eights)
+def test_words_are_added_one_by_one_and_in_runs() -> None:
+    draw = random.Random(run_seed())
+    words, expected = WordList(), []
+    source = vec[i64](draw.randrange(2**62) for _ in range(300))
+    for _ in range(200):
+        start = draw.randrange(300)
+        size = draw.randint(0, 300 - start)
+        if draw.random() < 0.5:
+            words.add_run(source, start, size)
+            expected += source[start : start + size]
+        else:
+            words.add(source[start])
+            expected.append(source[start])
+        assert words.view().tolist() == expected
+        assert words.bits == np.bitwise_or.reduce(np.array(expected, dtype=np.int64))
+
+
+@pytest.mark.parametrize("block_size", [3, 4])
+def test_chains_that_are_written_together_are_the_events_that_happened(block_size: int) -> None:
+    """Hundreds of short chains and some of more blocks than an event has, with numbers of all widths, in order."""
+    draw = random.Random(run_seed())
+    writer = EventWriter(CacheConfig(num_blocks=4, block_size=block_size))
+    expected: list[Any] = []
+    events = []
+    for _ in range(3):
+        for _ in range(300):
+            length = draw.choice([1] * 50 + [2, 30, 511, 512])
+            names = [draw.randrange(1, 2 ** draw.choice([8, 20, 62])) for _ in range(length)]
+            if draw.random() < 0.3:
+                expected.append([*expected.pop(), *names] if expected and type(expected[-1]) is list else names)
+                for name in names:
+                    writer.removed(name, 0)
+                continue
+            before = draw.randrange(2**62, 2**63)  # of a block that was not stored last
+            tokens = np.array(
+                [draw.randrange(2 ** draw.choice([7, 16, 31])) for _ in range(length * block_size)], dtype=np.int32
+            )
+            expected.append((names, before, tokens.tolist()))
+            words = pack_tokens(tokens, block_size).words
+            for place, name in enumerate(names):
+                writer.stored(name, before, 0, (), ())
+                writer.tokens(words, place * ((block_size + 1) // 2))
+                before = name
+            if draw.random() < 0.1:
+                events += writer.take()
+        writer.clear()
+        expected.append(None)
+    for event, told in zip(events + writer.finish(), expected, strict=True):
+        if isinstance(event, BlockStored):
+            lists = msgspec.msgpack.decode(event.block_hashes), msgspec.msgpack.decode(event.token_ids)
+            assert (lists[0], event.parent_block_hash, lists[1]) == told
+        else:
+            assert (msgspec.msgpack.decode(event.block_hashes) if isinstance(event, BlockRemoved) else None) == told
 
 
 def test_numbers_of_mixed_widths_are_read_as_they_stand() -> None:

@@ -40,8 +40,8 @@ NO_KEYS = msgspec.Raw(b"\xc0")
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
     """Blocks of one chain, each after the one before, the first after `parent_block_hash` (None: at the beginning).
 
-    Lists of numbers stay in msgpack, which compiled code writes (`tables/number_writer`) and reads
-    (`tables/packed_numbers`); keys too, until `keys_in` has seen that they are few.
+    Lists of numbers stay in msgpack, as `tables/number_writer` writes and `tables/packed_numbers` reads them; keys too,
+    until `keys_in` has seen that they are few.
 
     Two fields of our own, which other consumers pass over. keys: for each block what besides tokens decides it, tagged,
     as `blockyard.keys` has it; extra_keys has the same without tags, as vLLM sends it. num_groups: layer groups of the

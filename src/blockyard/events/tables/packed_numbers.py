@@ -28,19 +28,6 @@ SPAN_32: Final[i64] = 4294967296
 HALF_32: Final[i64] = 2147483648
 LOW_32: Final[i64] = 4294967295
 LOW_40: Final[i64] = 1099511627775
-#: Bits of two tags in one word, and of three.
-TWO_BYTES: Final[i64] = 255 * (2**40 + 1)
-TWO_32: Final[i64] = 0xCE * (2**40 + 1)
-NEAR_BYTES: Final[i64] = 255 * (2**24 + 1)
-NEAR_16: Final[i64] = 0xCD * (2**24 + 1)
-THREE_BYTES: Final[i64] = 255 * (2**48 + 2**24 + 1)
-THREE_16: Final[i64] = 0xCD * (2**48 + 2**24 + 1)
-LOW_16: Final[i64] = 65535
-LOW_24: Final[i64] = 16777215
-#: Numbers that are read together where they have one width.
-EIGHT: Final[i64] = 8
-#: By a number of bytes from 0 to 7, the mask of a word's lowest ones.
-_LOW_BYTES: Final = vec[i64]([256**size - 1 for size in range(8)])
 #: Bytes of a word.
 WORD: Final = 8
 LAST_TOKEN: Final = 2**31 - 1
@@ -104,85 +91,24 @@ def _of_one_width(packed: bytes, count: i64) -> "np.typing.NDArray[Any] | None":
 
 
 def _integers(packed: bytes, count: i64) -> vec[i64]:
-    """Integers of any width; those from 2**63 on as the negative ones of the same bits.
-
-    Eight neighbours of three bytes each or of five, as `number_writer` writes them, are read together.
-    """
+    """Integers of any width; those from 2**63 on as the negative ones of the same bits."""
     words = _words_of(packed)
     numbers = zeros_i64(int(count))
     at = _first_item(packed)
-    place: i64 = 0
-    last: i64 = 0
-    while place < count:  # `for place in range(count)` would make a Python object each time
-        last = min(place + EIGHT, count)
-        if last - place == EIGHT and (at >> 3) + 6 < i64(len(words)):
-            tag = _byte(words, at)
-            if tag == UINT_16 and _read_eight_16(words, at, numbers, place):
-                at += 24
-                place = last
-            elif tag == UINT_32 and _read_eight_32(words, at, numbers, place):
-                at += 40
-                place = last
-        while place < last:
-            # The five bytes from `at` on: those of its word, and as many of the next one as are missing.
-            bits = 8 * (at & 7)
-            five = ((words[at >> 3] << bits) >> 24) & LOW_40
-            five |= ((words[(at >> 3) + 1] >> 32) & LOW_32) >> (56 - bits)
-            tag = five >> 32
-            if tag in (UINT_16, UINT_32):
-                wide = tag - UINT_16
-                numbers[place] = (five & LOW_32) >> (16 - 16 * wide)
-                at += 3 + 2 * wide
-            else:
-                numbers[place] = _integer(words, at)
-                at += _size(tag)
-            place += 1
+    for place in range(count):
+        # The five bytes from `at` on: those of its word, and as many of the next one as are missing.
+        bits = 8 * (at & 7)
+        five = ((words[at >> 3] << bits) >> 24) & LOW_40
+        five |= ((words[(at >> 3) + 1] >> 32) & LOW_32) >> (56 - bits)
+        tag = five >> 32
+        if tag in (UINT_16, UINT_32):
+            wide = tag - UINT_16
+            numbers[place] = (five & LOW_32) >> (16 - 16 * wide)
+            at += 3 + 2 * wide
+        else:
+            numbers[place] = _integer(words, at)
+            at += _size(tag)
     return numbers
-
-
-def _read_eight_16(words: vec[i64], at: i64, numbers: vec[i64], place: i64) -> bool:
-    """Eight numbers of three bytes each (`number_writer._put_16`); False where one of them has another width."""
-    i, bits, low = at >> 3, 8 * (at & 7), _LOW_BYTES[at & 7]
-    left = 63 - bits
-    # A shift by 64 means nothing, so it is one and then the others; above 64 bits nothing is looked at.
-    w0 = (words[i] << bits) | (((words[i + 1] >> 1) >> left) & low)
-    w1 = (words[i + 1] << bits) | (((words[i + 2] >> 1) >> left) & low)
-    w2 = (words[i + 2] << bits) | (((words[i + 3] >> 1) >> left) & low)
-    if (w0 >> 8) & THREE_BYTES != THREE_16 or w1 & THREE_BYTES != THREE_16 or (w2 >> 16) & NEAR_BYTES != NEAR_16:
-        return False
-    numbers[place] = (w0 >> 40) & LOW_16
-    numbers[place + 1] = (w0 >> 16) & LOW_16
-    numbers[place + 2] = ((w0 & 255) << 8) | ((w1 >> 56) & 255)
-    numbers[place + 3] = (w1 >> 32) & LOW_16
-    numbers[place + 4] = (w1 >> 8) & LOW_16
-    numbers[place + 5] = (w2 >> 48) & LOW_16
-    numbers[place + 6] = (w2 >> 24) & LOW_16
-    numbers[place + 7] = w2 & LOW_16
-    return True
-
-
-def _read_eight_32(words: vec[i64], at: i64, numbers: vec[i64], place: i64) -> bool:
-    """Eight numbers of five bytes each (`number_writer._put_32`); False where one of them has another width."""
-    i, bits, low = at >> 3, 8 * (at & 7), _LOW_BYTES[at & 7]
-    left = 63 - bits
-    w0 = (words[i] << bits) | (((words[i + 1] >> 1) >> left) & low)
-    w1 = (words[i + 1] << bits) | (((words[i + 2] >> 1) >> left) & low)
-    w2 = (words[i + 2] << bits) | (((words[i + 3] >> 1) >> left) & low)
-    w3 = (words[i + 3] << bits) | (((words[i + 4] >> 1) >> left) & low)
-    w4 = (words[i + 4] << bits) | (((words[i + 5] >> 1) >> left) & low)
-    if (w0 >> 16) & TWO_BYTES != TWO_32 or w1 & TWO_BYTES != TWO_32 or (w3 >> 8) & TWO_BYTES != TWO_32:
-        return False
-    if (w2 >> 24) & 255 != UINT_32 or (w4 >> 32) & 255 != UINT_32:
-        return False
-    numbers[place] = (w0 >> 24) & LOW_32
-    numbers[place + 1] = ((w0 & LOW_16) << 16) | ((w1 >> 48) & LOW_16)
-    numbers[place + 2] = (w1 >> 8) & LOW_32
-    numbers[place + 3] = (w2 >> 32) & LOW_32
-    numbers[place + 4] = ((w2 & LOW_24) << 8) | ((w3 >> 56) & 255)
-    numbers[place + 5] = (w3 >> 16) & LOW_32
-    numbers[place + 6] = ((w3 & 255) << 24) | ((w4 >> 40) & LOW_24)
-    numbers[place + 7] = w4 & LOW_32
-    return True
 
 
 def read_names(packed: bytes) -> vec[i64]:
