@@ -1,4 +1,4 @@
-"""The connection behind a message: ZeroMQ has no word for its end, so it is known by its file descriptor.
+"""A connection behind a message is known by its file descriptor, because ZeroMQ has no word for its end.
 
 `Subscriptions` bounds the topics of each: ZeroMQ keeps any number for them.
 """
@@ -19,7 +19,7 @@ _ACKNOWLEDGED = slice(120, 128)
 
 
 class Connection:
-    """A consumer's connection, as long as it lasts.
+    """This is a consumer's connection, as long as it lasts.
 
     descriptor: ZeroMQ's own. peer: who is at the other end; once the connection has ended the descriptor may be
     anything's, so both are compared before anything is done.
@@ -33,7 +33,7 @@ class Connection:
 
     @classmethod
     def of(cls, frame: Any, endpoint: str) -> Connection | None:
-        """That on which a frame came to the socket bound to `endpoint`; None once it has ended."""
+        """Return the one on which a frame came to the socket bound to `endpoint`, None once it has ended."""
         try:
             return cls(int(frame.get("__fd")), endpoint)
         except (OSError, ValueError, zmq.ZMQError):

@@ -26,8 +26,7 @@ from .api_key import KeyGuard
 from .http_figures import CountedRequests, HttpFigures
 from .live_routes import add_live_page
 from .origins import allow_origins
-from .retain_route import retain_routes
-from .routes import check_routes, hint_routes, openai_routes, operator_routes, why_absent
+from .routes import check_routes, hint_routes, openai_routes, operator_routes, retain_routes, why_absent
 from .run import ClientGone
 from .service import Service
 from .tokenizer_routes import tokenizer_routes

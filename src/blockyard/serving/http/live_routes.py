@@ -21,7 +21,7 @@ UI_MODES = ("text", "map", "off")
 
 
 def require_ui_mode(mode: str) -> str:
-    """`mode` if it is one of `UI_MODES`. Raises `InvalidArgument`."""
+    """Return `mode` if it is one of `UI_MODES`. Raises `InvalidArgument`."""
     if mode not in UI_MODES:
         raise InvalidArgument(f"ui is {mode!r}; it must be one of {', '.join(UI_MODES)}")
     return mode

@@ -34,7 +34,7 @@ class Sparingly(logging.Filter):
         self._passed: dict[str, tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written. O(1)."""
+        """Say whether the record is written. O(1)."""
         if record.levelno != logging.WARNING:
             return True
         words, now = str(record.msg), self._clock()
@@ -102,7 +102,7 @@ class LogEntry:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it is the server's fault, or the time was over."""
+        """Say whether it is the server's fault, or the time was over."""
         return bool({500, 504} & {self._status, self._late_status})
 
     def around(self, send: Send) -> Send:

@@ -1,4 +1,4 @@
-"""The paths: what clients of OpenAI and vLLM call, and what operators ask for.
+"""These are the paths that clients of OpenAI and vLLM call, and those that operators ask for.
 
 A path of OpenAI's or vLLM's APIs that this server does not have is answered with the reason: a bare 404 would not say.
 """
@@ -15,12 +15,16 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from ... import __version__
 from ...engine import Engine
-from ...errors import InvariantError
+from ...errors import InvariantError, OverBudget
+from ...keys import CacheSalt
+from ..errors import ApiError, invalid
 from ..jobs.metrics_page import MetricsPage
 from ..jobs.planner import session_name
+from ..jobs.prompts import PromptEncoder
 from ..openai.hints import Hint, parse_hints
 from ..openai.protocol import ChatRequest, CompletionRequest
 from ..openai.responses import ChatForm, CompletionForm
+from ..openai.retaining import RetainChat, RetainText, parse_retain
 from .api_key import KeyGuard
 from .run import Deadline
 from .service import Service, within
@@ -31,7 +35,7 @@ _READING = ["GET", "HEAD"]
 
 
 def openai_routes(service: Service, guard: KeyGuard) -> APIRouter:
-    """What clients of OpenAI call, behind the key."""
+    """Make the paths that clients of OpenAI call, behind the key."""
     router = APIRouter(prefix="/v1", dependencies=[Depends(guard)])
 
     @router.api_route("/models", methods=_READING)
@@ -59,7 +63,7 @@ def openai_routes(service: Service, guard: KeyGuard) -> APIRouter:
 
 
 def operator_routes(service: Service, page: MetricsPage, has_ui: bool) -> APIRouter:
-    """Health, metrics, version and what is where: without the key, because probes and scrapers have none."""
+    """Make the paths of health, metrics and version, without the key: probes and scrapers have none."""
     router = APIRouter()
 
     async def root() -> Response:
@@ -143,7 +147,7 @@ def hint_routes(service: Service, guard: KeyGuard) -> APIRouter:
 
 
 async def _tell(service: Service, said: list[Hint]) -> list[str]:
-    """What came of each, between two steps of the engine."""
+    """Give the hints to the engine between two steps, and return what came of each."""
 
     def tell(engine: Engine) -> list[str]:
         return [_told(engine, hint) for hint in said]
@@ -179,8 +183,40 @@ _OUTSIDE = "OpenAI's paths begin with /v1/ here"
 
 
 def why_absent(path: str) -> str | None:
-    """The rest of the sentence for a path that leads nowhere; None for one that means nothing to any server."""
+    """Return the rest of the sentence for a path that leads nowhere, None for one that means nothing to any server."""
     for known, why in _WHY.items():
         if path == known or path.startswith(f"{known}/"):
             return f"this server does not have it: {why}"
     return None if path.startswith("/v1/") else _OUTSIDE
+
+
+def retain_routes(service: Service, encoder: PromptEncoder, guard: KeyGuard) -> APIRouter:
+    """Return the path, behind the key."""
+    router = APIRouter(prefix="/v1", dependencies=[Depends(guard)])
+
+    @router.post("/retain", response_model=None)
+    async def retain(request: Request) -> Response:
+        """Answer POST /v1/retain: how many blocks are retained, of how many tokens."""
+        service.thread.require_place(0)
+        deadline = Deadline(service.limits.request_seconds)
+        wanted = await service.read(request, parse_retain)
+        service.require_model(wanted.model)
+        return JSONResponse(await within(deadline, request, _retained(service, encoder, wanted)))
+
+    return router
+
+
+async def _retained(service: Service, encoder: PromptEncoder, wanted: RetainText | RetainChat) -> dict[str, int | str]:
+    prompt = await encoder.encode(wanted.prompt_field, wanted.content, wanted.adds_special_tokens)
+    keys = () if wanted.cache_salt is None else (CacheSalt(wanted.cache_salt),)
+
+    def retain(engine: Engine) -> int:
+        if not engine.cache.config.retention_blocks:
+            raise invalid("this server retains nothing; start it with --retention-blocks")
+        try:
+            return engine.retain(prompt.token_ids, wanted.priority, wanted.seconds, extra_keys=keys)
+        except OverBudget as error:
+            raise ApiError(409, str(error), code="over_budget") from None
+
+    num_blocks = await asyncio.wrap_future(service.thread.ask(retain))
+    return {"object": "retention", "num_blocks": num_blocks, "num_tokens": len(prompt.token_ids)}
