@@ -87,7 +87,7 @@ class ChunkOrder:
     # What vLLM asks and tells.
 
     def get(self, key: bytes) -> Any | None:
-        """The chunk of that name, or None."""
+        """Return the chunk of that name, or None."""
         return self._chunks.get(key)
 
     def insert(self, key: bytes, chunk: Any, req_context: Any = None) -> None:
@@ -208,7 +208,7 @@ class ChunkOrder:
     # The request's side.
 
     def _use(self, req_context: Any) -> Use:
-        """The use of a request; a new one if it has none, or had one before the cache was cleared."""
+        """Return the use of a request; a new one if it has none, or had one before the cache was cleared."""
         use = req_context.get_state(Use)
         if use is None or use.owner is not self or use.generation != self._generation or use.has_finished:
             self._num_uses += 1

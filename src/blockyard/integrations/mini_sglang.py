@@ -43,7 +43,7 @@ class CacheHandle:
         self._device = device
 
     def get_matched_indices(self) -> torch.Tensor:
-        """Slots of the tokens that were found, int32 (cached_len,)."""
+        """Return the slots of the tokens that were found, int32 (cached_len,)."""
         return _slots(self.found.block_ids, self._page_size).to(self._device)
 
 
@@ -184,6 +184,6 @@ def _lease(req: Any) -> BlockLease:
 
 
 def _slots(block_ids: np.ndarray, page_size: int) -> torch.Tensor:
-    """Slots of every token of blocks, in order, int32 (blocks * page_size,)."""
+    """Return the slots of every token of blocks, in order, int32 (blocks * page_size,)."""
     first = (block_ids.astype(np.int32) - _FIRST) * page_size
     return torch.from_numpy((first[:, None] + np.arange(page_size, dtype=np.int32)).reshape(-1))

@@ -53,7 +53,7 @@ class BlockManager:
         self._found: tuple[int, FoundBlocks] | None = None
 
     def can_allocate(self, seq: Sequence) -> int:
-        """Blocks of a waiting sequence that are cached, its last one left out; -1 if the others do not fit."""
+        """Return how many blocks of a waiting sequence but its last are cached; -1 if the others do not fit."""
         found = self._find(seq)
         if self.pool.num_free_blocks < seq.num_blocks - len(found) + found.num_idle:
             return -1
@@ -90,7 +90,7 @@ class BlockManager:
         seq.block_table.clear()
 
     def can_append(self, seq: Sequence) -> bool:
-        """Whether there is a block for a sequence's newest token, if it needs one."""
+        """Return whether there is a block for a sequence's newest token, if it needs one."""
         return not self._needs_block(seq) or self.pool.num_free_blocks > 0
 
     def may_append(self, seq: Sequence) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 
 
 def arguments_of(function: Callable[..., Any]) -> str:
-    """The names of its arguments, as they stand in a contract."""
+    """Return the names of its arguments, as they stand in a contract."""
     parameters = inspect.signature(function).parameters.values()
     return ", ".join(p.name + ("" if p.default is inspect.Parameter.empty else "=") for p in parameters)
 
 
 def found_installed(name: str) -> str:
-    """The arguments of one installed method; "" where it is gone."""
+    """Return the arguments of one installed method; "" where it is gone."""
     module, _, path = name.partition(":")
     found: Any = importlib.import_module(module)
     for part in path.split("."):
@@ -28,7 +28,7 @@ def found_installed(name: str) -> str:
 
 
 def moved_methods(contract: Mapping[str, str], found: Callable[[str], str] = found_installed) -> list[str]:
-    """What differs: a line for each method that is gone or takes other arguments."""
+    """Return what differs: a line for each method that is gone or takes other arguments."""
     lines = []
     for name, expected in contract.items():
         is_there = found(name)

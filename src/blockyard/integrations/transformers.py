@@ -128,7 +128,7 @@ class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # unt
             self.blocks.free_blocks(lease)
 
     def has_room(self, prompt_ids: list[int]) -> bool:
-        """Whether a prompt can be given what it can compute in this step, besides its hit. O(blocks found)."""
+        """Return whether a prompt can be given what it can compute in this step, besides its hit. O(blocks found)."""
         found = self._find(prompt_ids)
         num_tokens = min(len(prompt_ids) - found.num_tokens, self.num_tokens_left)
         # What no other request holds of the hit counts as free until it is held.
@@ -138,7 +138,7 @@ class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # unt
         return True
 
     def match_prefix_blocks(self, prompt_ids: list[int]) -> list[int]:
-        """The cached blocks that a prompt begins with, its last token left to be computed."""
+        """Return the cached blocks that a prompt begins with, its last token left to be computed."""
         self._require_scheduler()
         # `has_room` has just been asked about this very list, unless another caller asks.
         if self._asked is not prompt_ids or self._found is None:

@@ -50,7 +50,7 @@ class Node:
 
     @property
     def block_ids(self) -> npt.NDArray[np.int32]:
-        """Its blocks from the beginning, int32 (n,)."""
+        """Return its blocks from the beginning, int32 (n,)."""
         if self._lease is not None:
             return self._lease.block_ids
         return np.zeros(0, np.int32) if self._found is None else self._found.block_ids
@@ -60,7 +60,7 @@ class Node:
 
     @property
     def lease(self) -> BlockLease:
-        """Its lease. Raises `InvalidArgument` where it is not locked."""
+        """Return its lease. Raises `InvalidArgument` where it is not locked."""
         if self._lease is None:
             raise InvalidArgument("this node is not locked; its lock was released")
         return self._lease
@@ -131,7 +131,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
     # Looking up.
 
     def match_prefix(self, params: Any) -> Any:
-        """The cached pages that a key begins with, not held. O(pages).
+        """Return the cached pages that a key begins with, not held. O(pages).
 
         With "lru" they count as just used, as in SGLang, which matches waiting requests again and again; to other
         policies a match is nothing, and the first lock of it a hit.
@@ -150,7 +150,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
         self._touch(self._find(key))
 
     def path_device_indices(self, node: Node) -> torch.Tensor:
-        """Slots of all tokens of a node, int64 (n,), on the device."""
+        """Return the slots of all tokens of a node, int64 (n,), on the device."""
         return self._slots(node.block_ids)
 
     def dfs_weight_order(self, node_handles: Sequence[Node]) -> list[int]:
@@ -220,7 +220,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
         req.kv.cache_inserted_len = max(req.kv.cache_inserted_len, len(tokens))
 
     def _grown(self, req: Any, held: Node, tokens: Tokens, keys: Keys) -> Any:
-        """The lock of a request that has computed `tokens`, in the place of its lock on `held`."""
+        """Return the lock of a request that has computed `tokens`, in the place of its lock on `held`."""
         row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
         first = len(held) * self.page_size
         found = self.pool.find_cached_blocks(tokens, keys)
@@ -241,7 +241,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
         return TreeLock(Node(self.pool, None, lease), IncLockRefResult(delta=0).to_dec_params())
 
     def _merged(self, held: Node, found: FoundBlocks) -> BlockLease:
-        """A lease in the place of one lock of `held`, on all that is cached of its request's tokens."""
+        """Return a lease in the place of one lock of `held`, on all that is cached of its request's tokens."""
         if len(found) <= len(held):
             return held.take_lease()
         if not np.array_equal(found.block_ids[: len(held)], held.block_ids):
@@ -295,7 +295,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
         return self.pool.num_cached_blocks * self.page_size
 
     def all_values_flatten(self) -> torch.Tensor:
-        """Slots of all cached tokens, in the order of their pages, int64. O(num_pages)."""
+        """Return the slots of all cached tokens, in the order of their pages, int64. O(num_pages)."""
         return self._slots(np.nonzero(self.pool.cached_mask())[0])
 
     def pretty_print(self) -> None:
@@ -319,20 +319,20 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
         return self._whole_pages(key.token_ids, len(key))
 
     def _whole_pages(self, token_ids: Any, count: int) -> Tokens:
-        """The first `count` tokens as far as they fill pages."""
+        """Return the first `count` tokens as far as they fill pages."""
         whole = min(count, len(token_ids)) // self.page_size * self.page_size
         # A copy: an array that is seen by another cannot grow.
         return np.array(token_ids[:whole], dtype=np.int64)
 
     def _pages(self, slots: torch.Tensor) -> npt.NDArray[np.int64]:
-        """The pages of whole pages' slots, int64 (n,)."""
+        """Return the pages of whole pages' slots, int64 (n,)."""
         starts = slots[:: self.page_size].to("cpu", torch.int64).numpy()
         if len(starts) > 0 and (starts % self.page_size).any():
             raise InvalidArgument(f"slots begin at {starts.tolist()[:3]}; pages have {self.page_size} slots")
         return starts // self.page_size
 
     def _slots(self, block_ids: npt.NDArray[Any]) -> torch.Tensor:
-        """Slots of every token of blocks, in order, int64, on the device."""
+        """Return the slots of every token of blocks, in order, int64, on the device."""
         first = block_ids.astype(np.int64) * self.page_size
         return torch.from_numpy((first[:, None] + self._offsets).reshape(-1)).to(self.device)
 

@@ -42,7 +42,7 @@ def weight_order(paths: Sequence[Path]) -> list[int]:
 
 
 def _tree(paths: Sequence[Path]) -> Branch:
-    """The tree of all beginnings at which a path ends or two part."""
+    """Return the tree of all beginnings at which a path ends or two part."""
     root = Branch(0)
     # Big-endian bytes sort as the numbers do, and a beginning stands before what goes on behind it.
     keys = [path.astype(">i4").tobytes() for path in paths]
@@ -75,7 +75,7 @@ def _close(open_branches: list[Branch], shared: int) -> None:
 
 
 def _shared_length(one: bytes, other: bytes) -> int:
-    """Bytes of the whole blocks that both begin with."""
+    """Return how many bytes of whole blocks both begin with."""
     count = min(len(one), len(other)) // 4
     differ = np.nonzero(np.frombuffer(one, np.int32, count) != np.frombuffer(other, np.int32, count))[0]
     return 4 * (int(differ[0]) if len(differ) else count)

@@ -28,7 +28,7 @@ ADMITTED = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 def why_not(
     kv_cache_config: Any, hash_block_size: int, dcp_world_size: int = 1, enable_caching: bool = True, **others: Any
 ) -> str:
-    """Why level "tokens" does not serve a model; "" where it does."""
+    """Return why level "tokens" does not serve a model; "" where it does."""
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
         return f"the model has {len(groups)} KV cache groups"
@@ -141,7 +141,7 @@ class KVCacheManager(stock.KVCacheManager):
     # Hits.
 
     def get_computed_blocks(self, request: Any, max_cache_hit_length: int | None = None) -> tuple[Any, int, int]:
-        """The cached blocks that the request begins with, not held; vLLM caches full blocks of known tokens."""
+        """Return the cached blocks that the request begins with, not held; vLLM caches full blocks of known tokens."""
         if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0, 0
         found = self._computed_blocks(request, max_cache_hit_length)
@@ -167,11 +167,11 @@ class KVCacheManager(stock.KVCacheManager):
     def get_computed_blocks_for_connector(
         self, request: Any, max_cache_hit_length: int | None = None
     ) -> tuple[Any, int, int, bool]:
-        """The same: one group cannot diverge."""
+        """Return the same: one group cannot diverge."""
         return *self.get_computed_blocks(request, max_cache_hit_length), False
 
     def truncate_computed_blocks(self, blocks: Any, num_computed_tokens: int) -> Any:
-        """The first blocks of a lookup."""
+        """Return the first blocks of a lookup."""
         assert num_computed_tokens % self.block_size == 0
         count = num_computed_tokens // self.block_size
         found = None if blocks.found is None else blocks.found.first(count)
@@ -213,7 +213,7 @@ class KVCacheManager(stock.KVCacheManager):
         has_scheduled_reqs: bool = True,
         skip_zeroing_group_ids: tuple[int, ...] = (),
     ) -> Any:
-        """Blocks for the new tokens, and hits held; None where blocks are short, and nothing has changed."""
+        """Return blocks for the new tokens, and hits held; None where blocks are short, and nothing has changed."""
         lease = self.leases.get(request.request_id)
         known = request.num_computed_tokens + num_new_computed_tokens + num_external_computed_tokens
         longest = self.max_model_len
@@ -256,7 +256,7 @@ class KVCacheManager(stock.KVCacheManager):
         return needed + watermark <= self.pool.num_free_blocks
 
     def _num_needed(self, lease: BlockLease | None, num_tokens: int, hits: list[int]) -> int:
-        """Free blocks that go: new ones, and hits that nothing holds."""
+        """Return how many free blocks go: new ones, and hits that nothing holds."""
         blocks = cdiv(num_tokens, self.block_size)
         if lease is not None:
             return max(0, blocks - len(lease))
@@ -322,23 +322,23 @@ class KVCacheManager(stock.KVCacheManager):
             self.pool.free_blocks(lease)
 
     def pop_blocks_for_free(self, request: Any) -> list[Any]:
-        """The request's blocks, to be freed later through `block_pool.free_blocks`."""
+        """Return the request's blocks, to be freed later through `block_pool.free_blocks`."""
         lease = self._pop(request)
         return [] if lease is None else self.block_pool.handed_out(lease)
 
     # Questions.
 
     def get_blocks(self, request_id: str) -> Any:
-        """The blocks of a request."""
+        """Return the blocks of a request."""
         return self._as_blocks(list(self.leases.get(request_id, ())))
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """Their ids."""
+        """Return their ids."""
         lease = self.leases.get(request_id)
         return ([],) if lease is None else (lease.block_ids.tolist(),)
 
     def estimate_cached_tokens(self, request: Any) -> int:
-        """Tokens of the request that are cached."""
+        """Return how many tokens of the request are cached."""
         lease = self.leases.get(request.request_id)
         return 0 if lease is None else lease.num_cached_blocks * self.block_size
 

@@ -19,7 +19,7 @@ Keys = tuple[tuple[str, str] | None, str | None]
 
 @cache
 def counter() -> Any:
-    """The process's counter, made once: `blockyard:prompt_tokens_total{cause=}`."""
+    """Return the process's counter, made once: `blockyard:prompt_tokens_total{cause=}`."""
     from prometheus_client import Counter  # vLLM needs it
 
     made = Counter(METRIC, "Prompt tokens of admitted requests, by why they were found in the cache or not.", ["cause"])
@@ -91,7 +91,7 @@ class MissCauses:
         self._note_keys(request)
 
     def _has_other_keys(self, request: Any) -> bool:
-        """Whether an earlier prompt began with the same block under other keys. O(tokens of a block)."""
+        """Return whether an earlier prompt began with the same block under other keys. O(tokens of a block)."""
         keys = keys_of(request)
         return self.first_blocks.get(self._first_block(request), keys) != keys
 

@@ -32,7 +32,7 @@ _LEADING = threading.RLock()
 
 
 def _noting_misses(look_up: Callable[..., Any]) -> Callable[..., Any]:
-    """A lookup of vLLM's; why it found no more is noted."""
+    """Return a lookup of vLLM's; why it found no more is noted."""
 
     @wraps(look_up)
     def noting(manager: NamedManager, request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +110,7 @@ class NamedManager(StockManager):
         )
 
     def _has_room(self, request: Any, num_new_tokens: int, num_lookahead_tokens: int, delay_cache_blocks: bool) -> bool:
-        """Whether the step takes no block and caches none; what a window has left behind is freed then."""
+        """Return whether the step takes no block and caches none; what a window has left behind is freed then."""
         name, longest, computed = request.request_id, self.max_model_len, request.num_computed_tokens
         after = (computed if computed < longest else longest) + num_new_tokens
         end = after + num_lookahead_tokens

@@ -35,7 +35,7 @@ class Block:
 
     @property
     def ref_cnt(self) -> int:
-        """How often it is held. The null block's count is vLLM's own affair."""
+        """Return how often it is held. The null block's count is vLLM's own affair."""
         return self.pool.null_count if self.is_null else self.pool.counts[self.block_id]
 
     @ref_cnt.setter
@@ -45,7 +45,7 @@ class Block:
 
     @property
     def block_hash(self) -> Any:
-        """Its first name, the hash with the group's number behind; None where it caches nothing."""
+        """Return its first name, the hash with the group's number behind; None where it caches nothing."""
         name = self.pool.names.get(self.block_id)
         return None if name is None else name[0]
 
@@ -53,7 +53,7 @@ class Block:
 
     @property
     def block_hash_num_tokens(self) -> int | None:
-        """How many tokens of a prompt that name stands for."""
+        """Return how many tokens of a prompt that name stands for."""
         name = self.pool.names.get(self.block_id)
         return None if name is None else name[1]
 
@@ -64,12 +64,12 @@ class Block:
 
     @property
     def next_free_block(self) -> Any:
-        """The block that is allocated after it; None for a block that is held."""
+        """Return the block that is allocated after it; None for a block that is held."""
         return self.pool.free_block_queue.after(self)
 
     @property
     def prev_free_block(self) -> Any:
-        """The block that is allocated before it; None for a block that is held."""
+        """Return the block that is allocated before it; None for a block that is held."""
         return self.pool.free_block_queue.before(self)
 
     def __eq__(self, other: object) -> bool:
@@ -92,12 +92,12 @@ class End:
 
     @property
     def next_free_block(self) -> Any:
-        """The first free block, of the head."""
+        """Return the first free block, of the head."""
         return self._queue.after(None) if self._is_head else None
 
     @property
     def prev_free_block(self) -> Any:
-        """The last free block, of the tail."""
+        """Return the last free block, of the tail."""
         return None if self._is_head else self._queue.before(None)
 
 
@@ -111,15 +111,15 @@ class FreeQueue:
 
     @property
     def num_free_blocks(self) -> int:
-        """Free blocks, cached ones included."""
+        """Return how many blocks are free, cached ones included."""
         return self._pool.get_num_free_blocks()
 
     def after(self, block: Any) -> Any:
-        """The next one of a free block, or the end; the first one of None."""
+        """Return the next one of a free block, or the end; the first one of None."""
         return self._beside(block, self._pool.free_block_after, self.fake_free_list_tail)
 
     def before(self, block: Any) -> Any:
-        """The one before a free block, or the end; the last one of None."""
+        """Return the one before a free block, or the end; the last one of None."""
         return self._beside(block, self._pool.free_block_before, self.fake_free_list_head)
 
     def _beside(self, block: Any, neighbour: Any, end: End) -> Any:
@@ -147,7 +147,7 @@ class HashToBlock:
         self._pool = pool
 
     def get_one_block(self, key: Any) -> Any:
-        """The block that has had this hash the longest, or None."""
+        """Return the block that has had this hash the longest, or None."""
         found = self._pool.find(key)
         return self._pool.block(found) if found else None
 
@@ -156,7 +156,7 @@ class HashToBlock:
 
     @property
     def _cache(self) -> dict[Any, Any]:
-        """The map as vLLM has it, for its tests. O(blocks)."""
+        """Return the map as vLLM has it, for its tests. O(blocks)."""
         found: dict[Any, dict[int, Any]] = {}
         for key, block_id in self._pool.cached_keys():
             found.setdefault(key, {})[block_id] = self._pool.block(block_id)
@@ -182,15 +182,15 @@ class EnginePool:
         self.metrics_collector = metrics_collector
 
     def block(self, block_id: int) -> Block:
-        """The object of a block."""
+        """Return the object of a block."""
         raise NotImplementedError
 
     def find(self, key: Any) -> int:
-        """The block that has had a hash, with its group's number behind, the longest; 0: none."""
+        """Return the block that has had a hash, with its group's number behind, the longest; 0: none."""
         raise NotImplementedError
 
     def cached_keys(self) -> Iterator[tuple[Any, int]]:
-        """Each hash of each block."""
+        """Return each hash of each block."""
         raise NotImplementedError
 
     def set_count(self, block_id: int, value: int) -> None:
@@ -198,23 +198,23 @@ class EnginePool:
         raise NotImplementedError
 
     def free_block_after(self, block_id: int) -> int:
-        """The free block that is allocated after a free one; after 0 the first. 0: none."""
+        """Return the free block that is allocated after a free one; after 0 the first. 0: none."""
         return int(self.pool.free_block_after(block_id))
 
     def free_block_before(self, block_id: int) -> int:
-        """The free block that is allocated before a free one; before 0 the last. 0: none."""
+        """Return the free block that is allocated before a free one; before 0 the last. 0: none."""
         return int(self.pool.free_block_before(block_id))
 
     def get_num_free_blocks(self) -> int:
-        """Free blocks, cached ones included."""
+        """Return how many blocks are free, cached ones included."""
         return int(self.pool.num_free_blocks)
 
     def get_usage(self) -> float:
-        """Share of the blocks in use."""
+        """Return the share of the blocks in use."""
         return float(self.pool.usage)
 
     def take_events(self) -> list[Any]:
-        """Events since the last call."""
+        """Return the events since the last call."""
         events, self.kv_event_queue = self.kv_event_queue, []
         return events if self.enable_kv_cache_events else []
 

@@ -66,7 +66,7 @@ def _is_policy(name: object) -> bool:
 
 
 def options_of(additional_config: Any) -> Options:
-    """The options in vLLM's `additional_config`. Raises ValueError for what it does not know."""
+    """Return the options in vLLM's `additional_config`. Raises ValueError for what it does not know."""
     if not isinstance(additional_config, Mapping):
         return Options()
     given = additional_config.get("blockyard", {})

@@ -25,7 +25,7 @@ class NamesToBlock(HashToBlock):
     _pool: BlockPool
 
     def contain(self, key: Any, block_id: int) -> bool:
-        """Whether this block has this hash."""
+        """Return whether this block has this hash."""
         more = self._pool.cached_block_hashes_by_block.get(block_id, ())
         return bool(self._pool.blocks[block_id].block_hash == key or key in more)
 
@@ -45,12 +45,12 @@ class NamesToBlock(HashToBlock):
 
 @cache
 def group_number(suffix: bytes) -> int:
-    """The group's number, which vLLM writes behind the hash."""
+    """Return the group's number, which vLLM writes behind the hash."""
     return int.from_bytes(suffix, "big")
 
 
 def group_of(key: bytes) -> int:
-    """The number of the group of a key."""
+    """Return the number of the group of a key."""
     return group_number(key[-GROUP_BYTES:])
 
 
@@ -84,11 +84,11 @@ class BlockPool(EnginePool, stock.BlockPool):
         self.cached_block_hash_to_block = NamesToBlock(self)
 
     def block(self, block_id: int) -> Any:
-        """The object of a block, always the same."""
+        """Return the object of a block, always the same."""
         return self.blocks[block_id]
 
     def find(self, key: Any) -> int:
-        """The block that has had a hash, with its group's number behind, the longest; 0: none."""
+        """Return the block that has had a hash, with its group's number behind, the longest; 0: none."""
         return int(self.pool.find_one(key[:-GROUP_BYTES], group_of(key)))
 
     def cached_keys(self) -> Iterator[tuple[Any, int]]:
@@ -109,7 +109,7 @@ class BlockPool(EnginePool, stock.BlockPool):
             self.pool.free_ids([block_id] * -more)
 
     def get_cached_block(self, block_hash: Any, kv_cache_group_ids: list[int]) -> list[Any] | None:
-        """The block of this hash in each group; None where one lacks it."""
+        """Return the block of this hash in each group; None where one lacks it."""
         find_one, blocks = self.pool.find_one, self.blocks
         if len(kv_cache_group_ids) == 1:
             block_id = find_one(block_hash, kv_cache_group_ids[0])
@@ -123,7 +123,7 @@ class BlockPool(EnginePool, stock.BlockPool):
         return found
 
     def get_new_blocks(self, num_blocks: int) -> list[Any]:
-        """Blocks from the head of the free queue. What they cached is evicted."""
+        """Return blocks from the head of the free queue. What they cached is evicted."""
         if num_blocks > self.pool.num_free_blocks:
             raise ValueError(f"Cannot get {num_blocks} free blocks from the pool")
         blocks, names = self.blocks, self.names
@@ -142,7 +142,7 @@ class BlockPool(EnginePool, stock.BlockPool):
         return taken
 
     def _forget_hashes(self, block: Any) -> list[Any]:
-        """The hashes of a block, which the pool below has forgotten already."""
+        """Return the hashes of a block, which the pool below has forgotten already."""
         hashes = [self.names.pop(block.block_id)[0]]
         if self.cached_block_hashes_by_block:
             hashes += self.cached_block_hashes_by_block.pop(block.block_id, ())
@@ -152,7 +152,7 @@ class BlockPool(EnginePool, stock.BlockPool):
         return hashes
 
     def _remove_cached_block_hashes(self, block: Any) -> list[Any]:
-        """All hashes of a block, which has none then."""
+        """Return all hashes of a block, which has none then."""
         if block.block_id not in self.names:
             return []
         self.pool.uncache([block.block_id])

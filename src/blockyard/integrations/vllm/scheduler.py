@@ -25,7 +25,7 @@ logger = init_logger(f"vllm.{__name__}")
 
 
 def make_manager(options: Options, has_connector: bool = False, **given: Any) -> Any:
-    """The block manager of one scheduler, by the level that the options and the model allow.
+    """Return the block manager of one scheduler, by the level that the options and the model allow.
 
     has_connector: KV connectors may hold blocks by id, which level "tokens" has no call for.
     Raises ValueError where the level that was asked for, or an option, does not serve the model.

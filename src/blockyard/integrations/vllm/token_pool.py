@@ -27,7 +27,7 @@ PLACEHOLDER = 2**31 - 1
 
 
 def tokens_of(request: Any, start: int, stop: int) -> list[int]:
-    """The request's tokens from `start` to `stop`, as the pool takes them."""
+    """Return the request's tokens from `start` to `stop`, as the pool takes them."""
     tokens: list[int] = request.all_token_ids[start:stop]
     if request.mm_features and min(tokens, default=0) < 0:
         return [token if token >= 0 else PLACEHOLDER for token in tokens]
@@ -35,7 +35,7 @@ def tokens_of(request: Any, start: int, stop: int) -> list[int]:
 
 
 def extra_keys_of(request: Any, block_size: int) -> tuple[ExtraKey, ...]:
-    """The request's adapter, cache salt, images and embeddings."""
+    """Return the request's adapter, cache salt, images and embeddings."""
     keys: list[ExtraKey] = []
     if request.lora_request:
         keys.append(LoRA(request.lora_request.name, request.lora_request.path or ""))
@@ -50,7 +50,7 @@ def extra_keys_of(request: Any, block_size: int) -> tuple[ExtraKey, ...]:
 
 
 def _embeddings(request: Any, block_size: int) -> list[Span]:
-    """A span for each full block: vLLM makes a digest of a block's embeddings."""
+    """Return a span for each full block: vLLM makes a digest of a block's embeddings."""
     spans = []
     for block in range(len(request.prompt_embeds) // block_size):
         start = block * block_size
@@ -79,12 +79,12 @@ class TokenPool(EnginePool):
         self.medium = MEDIUM_GPU
 
     def block(self, block_id: int) -> Block:
-        """The object of a block, made anew."""
+        """Return the object of a block, made anew."""
         return Block(self, block_id)
 
     @property
     def blocks(self) -> list[Block]:
-        """All blocks."""
+        """Return all blocks."""
         return [Block(self, block_id) for block_id in range(self.num_gpu_blocks)]
 
     def find(self, key: Any) -> int:
@@ -92,7 +92,7 @@ class TokenPool(EnginePool):
         return next((block_id for block_id, name in self.names.items() if name[0] == key), 0)
 
     def cached_keys(self) -> Iterator[tuple[Any, int]]:
-        """Each hash of each block, from the notes."""
+        """Return each hash of each block, from the notes."""
         return ((name[0], block_id) for block_id, name in self.names.items())
 
     def get_cached_block(self, block_hash: Any, kv_cache_group_ids: list[int]) -> list[Block] | None:
@@ -107,11 +107,11 @@ class TokenPool(EnginePool):
     # Leases.
 
     def handed_out(self, lease: BlockLease) -> list[Block]:
-        """The blocks of a lease, which `free_blocks` takes."""
+        """Return the blocks of a lease, which `free_blocks` takes."""
         return [Block(self, block_id, lease, place) for place, block_id in enumerate(lease)]
 
     def get_new_blocks(self, num_blocks: int) -> list[Block]:
-        """Blocks under a lease of their own."""
+        """Return blocks under a lease of their own."""
         lease = self.pool.get_new_blocks(num_blocks)
         self.note_taken(list(lease))
         return self.handed_out(lease)
@@ -136,7 +136,7 @@ class TokenPool(EnginePool):
     # What is cached.
 
     def first_agreed(self, found: FoundBlocks, hashes: Sequence[Any]) -> FoundBlocks:
-        """The first of blocks that were found by tokens whose hashes are the request's too.
+        """Return the first of blocks that were found by tokens whose hashes are the request's too.
 
         A hash covers what is before it, so the last one that agrees says it of all. One that differs covers what the
         pool does not compare: tokens behind its block, or a kind of key that the adapter does not know.

@@ -31,7 +31,7 @@ class BlockIds(KVCacheBlocks):
         return ([Block(self._pool, block_id) for block_id in self.ids],) if self.ids else ((),)
 
     def get_block_ids(self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None) -> Any:
-        """The ids of the one group."""
+        """Return the ids of the one group."""
         if group_ids is not None and not list(group_ids):
             return None if allow_none else ()
         return None if allow_none and not self.ids else (list(self.ids),)
@@ -45,15 +45,15 @@ class BlockIds(KVCacheBlocks):
     __hash__ = None  # type: ignore[assignment]
 
     def get_unhashed_block_ids(self) -> list[int]:
-        """Those that cache nothing."""
+        """Return those that cache nothing."""
         return [block_id for block_id in self.ids if block_id not in self._pool.names]
 
     def get_unhashed_block_ids_all_groups(self) -> list[list[int]]:
-        """The same, in a list of one group, without the null block."""
+        """Return the same, in a list of one group, without the null block."""
         return [[block_id for block_id in self.get_unhashed_block_ids() if block_id]]
 
     def new_empty(self) -> BlockIds:
-        """None of them."""
+        """Return no blocks."""
         return BlockIds(self._pool, [])
 
 
