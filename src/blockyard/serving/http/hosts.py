@@ -1,4 +1,4 @@
-"""The names under which requests may come: a web page can give this machine's address a name of its own.
+"""Decides under which names requests may come: a web page can give this machine's address a name of its own.
 
 A page of evil.example may re-point that name to 127.0.0.1 (DNS rebinding): for the browser the server is then a part
 of the page's own site, and no rule about origins holds. What the browser still says is the name, in the header Host.
@@ -26,7 +26,7 @@ _MAX_SHOWN = 100
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine can connect to a server that listens on `host`.
+    """Say whether only programs of this machine can connect to a server that listens on `host`.
 
     A name counts by its addresses: a machine's own name is often one of loopback.
     """
@@ -55,7 +55,7 @@ def require_hosts(hosts: Sequence[str]) -> list[str]:
 
 
 def known_hosts(host: str, allowed: Sequence[str], has_key: bool) -> list[str] | None:
-    """The names under which requests may come to a server on `host`; None for any.
+    """Return the names under which requests may come to a server on `host`; None for any.
 
     allowed: names besides those of loopback and `host`. Without them it is any, but on loopback without a key.
     """
@@ -92,5 +92,5 @@ class KnownHosts:
 
 
 def _name_of(host: str) -> str:
-    """A header's value without the port, in lower case."""
+    """Return a header's value without the port, in lower case."""
     return _PORT.sub("", host.strip().lower())

@@ -1,4 +1,4 @@
-"""The requests of POST /v1/retain: which prompt's blocks stay longer in the cache. It is an API of our own."""
+"""Reads the requests of POST /v1/retain, an API of our own: each names a prompt whose blocks stay longer cached."""
 
 from __future__ import annotations
 
