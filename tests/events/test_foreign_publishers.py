@@ -142,6 +142,40 @@ def test_nor_is_a_snapshot_of_it(epochs: tuple[int | None, int | None]) -> None:
     assert (known(mirror, 1, 2), known(mirror, 8, 9)) == (0, 2)
 
 
+def test_what_was_heard_is_missing_also_where_a_replay_has_what_cannot_be_read() -> None:
+    mirror = Mirror(hash_seed=1)
+    mirror.live(WORKER, *message(4, stored(5, 1, 2)))
+    replay(mirror, message(0), (1, UNREADABLE), message(2, CLEARED), message(3))
+    assert mirror.trust(WORKER) is not Trust.LIVE
+    replay(mirror, message(2, CLEARED), message(3), message(4, stored(5, 1, 2)))
+    assert mirror.trust(WORKER) is Trust.LIVE
+    assert known(mirror, 1, 2) == 2
+
+
+@pytest.mark.parametrize("begin", [(message(0, ts=100.0), message(1, ts=1.0)), (message(1, CLEARED, ts=100.0),)])
+def test_what_was_heard_behind_a_gap_is_missing_also_where_the_clock_went_back(begin: Any) -> None:
+    mirror = Mirror(hash_seed=1)
+    mirror.live(WORKER, *message(3, stored(5, 1, 2), ts=3.0))
+    replay(mirror, *begin)
+    assert mirror.trust(WORKER) is not Trust.LIVE
+    whole = (*begin, message(2, ts=2.0), message(3, stored(5, 1, 2), ts=3.0))
+    while (start := mirror.replay_from(WORKER)) is not None:
+        replay(mirror, *(each for each in whole if each[0] >= start))
+    assert known(mirror, 1, 2) == 2
+
+
+def test_the_rest_of_a_replay_does_not_count_when_the_publisher_starts_again_meanwhile() -> None:
+    mirror = Mirror(hash_seed=1)
+    mirror.replayed(WORKER, *message(0))
+    again = message(0, stored(9, 8, 9), ts=100.0)
+    mirror.live(WORKER, *again)
+    replay(mirror, message(1), message(2, CLEARED, stored(5, 1, 2)))
+    assert mirror.trust(WORKER) is Trust.UNTRUSTED
+    replay(mirror, again)
+    assert mirror.trust(WORKER) is Trust.LIVE
+    assert (known(mirror, 1, 2), known(mirror, 8, 9)) == (0, 2)
+
+
 @pytest.mark.parametrize("first", [1, 4, 9000])
 def test_a_replay_that_begins_late_is_trusted_by_nobody(first: int) -> None:
     mirror = Mirror(hash_seed=1)

@@ -86,10 +86,12 @@ class MessageOrder:
         self._newest = -1
         #: The number of a message that was heard and could not be read.
         self._unread = -1
-        #: When the latest snapshot was made; what was kept from before it is applied only where a replay has it too.
-        self._snapshot_ts = 0.0
+        #: When the latest replayed message was made; what came live and is older is applied where a replay has it too.
+        self._replayed_ts = 0.0
         #: Whether a replay is of another life than what was heard: one of the two is over.
         self._is_contradicted = False
+        #: Whether a replay has begun and not ended, and whether nothing of it counts any more.
+        self._is_replaying = self._is_void = False
         self._num_replayed = 0
         #: Whether a snapshot was read, and not yet the end of its replay: messages behind it may stand for it too.
         self._is_in_snapshot = False
@@ -105,14 +107,13 @@ class MessageOrder:
         """Takes a live message, and returns it if it is the next one."""
         number = message.number
         if self.trust is Trust.UNTRUSTED:
-            if number < max(self._newest, self._unread) and not self._is_kept(
-                message
-            ):  # it began anew, or a replay has what is dropped
-                self.distrust()
+            # It began anew, or a replay has what is dropped.
+            if number < max(self._newest, self._unread) and not self._is_kept(message):
+                self._begin_anew()
             self._keep(message)
         elif message.batch.epoch != self._epoch or self._is_another(message):
             self.num_restarts += 1
-            self.distrust()
+            self._begin_anew()
             self._keep(message)
         elif self.trust is Trust.LIVE and number == self.last + 1:
             self._accept(message)
@@ -130,6 +131,9 @@ class MessageOrder:
 
     def replayed(self, message: Message) -> Message | None:
         """Takes a message of a replay, and returns what is to be applied. A snapshot stands for all before it."""
+        self._is_replaying = True
+        if self._is_void:
+            return None
         self._is_contradicted |= self._was_heard_otherwise(message)
         if message.is_snapshot:
             self._begin_from(message)
@@ -145,6 +149,7 @@ class MessageOrder:
             self.distrust()
             return None
         self._accept(message)
+        self._replayed_ts = message.batch.ts
         self._num_replayed += 1
         return message
 
@@ -153,10 +158,9 @@ class MessageOrder:
         self._begin_catching_up()
         self._seen.clear()
         self._epoch = message.batch.epoch
-        self._snapshot_ts = message.batch.ts
+        self._replayed_ts = message.batch.ts
         self._is_contradicted |= any(self._is_of_another_life(kept, message) for kept in self._ahead.values())
-        later = [number for number, kept in self._ahead.items() if self._is_after_snapshot(kept)]
-        self._newest = max(later, default=-1)
+        self._newest = max(self._after_replay(), default=-1)
 
     def _was_heard_otherwise(self, message: Message) -> bool:
         """Whether another message has come live under the number of a replayed one.
@@ -180,21 +184,26 @@ class MessageOrder:
         is_plain = message.is_snapshot and message.batch.epoch is None
         return is_plain and (kept.number - message.number) * (kept.batch.ts - message.batch.ts) < 0
 
-    def _is_after_snapshot(self, kept: Message) -> bool:
+    def _after_replay(self) -> list[int]:
+        """The numbers of what came live and is younger than the replay."""
+        return [number for number, kept in self._ahead.items() if self._is_after_replay(kept)]
+
+    def _is_after_replay(self, kept: Message) -> bool:
         if kept.batch.epoch != self._epoch:
             return False
-        return self._epoch is not None or kept.batch.ts >= self._snapshot_ts
+        return self._epoch is not None or kept.batch.ts >= self._replayed_ts
 
     def end_of_replay(self) -> Iterator[Message]:
         """The replay is whole: what came meanwhile and is next now. Where more is missing, `replay_from` says so.
 
         Where messages are missing and the replay gave none of them, nothing is trusted: only one from 0 helps.
         """
-        is_contradicted, self._is_contradicted = self._is_contradicted, False
+        is_contradicted = self._is_contradicted
+        self._is_contradicted = self._is_replaying = self._is_void = False
         if self.trust is not Trust.CATCHING_UP:
             return
         self._is_in_snapshot = False
-        while (message := self._ahead.get(self.last + 1)) is not None and self._is_after_snapshot(message):
+        while (message := self._ahead.get(self.last + 1)) is not None and self._is_after_replay(message):
             self._accept(message)
             self._num_replayed += 1
             yield message.with_events()
@@ -202,7 +211,7 @@ class MessageOrder:
                 return
         if is_contradicted:
             self.distrust()
-        elif max(self._newest, self._unread) <= self.last and self.last + 1 not in self._ahead:
+        elif max(self._newest, self._unread, *self._after_replay()) <= self.last and self.last + 1 not in self._ahead:
             self.trust = Trust.LIVE
             self._drop_ahead()
         elif not self._num_replayed:  # what is missing is gone, or what is kept is of an earlier life of the publisher
@@ -218,11 +227,16 @@ class MessageOrder:
         self._seen.clear()
         self._drop_ahead()
 
+    def _begin_anew(self) -> None:
+        """The publisher has: what is still to come of a replay may be of its earlier life."""
+        self.distrust()
+        self._is_void = self._is_replaying
+
     def miss(self, number: int) -> None:
         """Trust nothing until a replay has come to this message, which was heard and could not be read."""
-        unread = max(number, self._newest, self._unread)
+        unread, is_contradicted = max(number, self._newest, self._unread, *self._ahead), self._is_contradicted
         self.distrust()
-        self._unread = unread
+        self._unread, self._is_contradicted = unread, is_contradicted
 
     def _begin_catching_up(self) -> None:
         self.trust = Trust.CATCHING_UP
