@@ -163,7 +163,7 @@ class MessageOrder:
         self._newest = max(self._after_replay(), default=-1)
 
     def _was_heard_otherwise(self, message: Message) -> bool:
-        """Whether another message has come live under the number of a replayed one.
+        """Returns whether another message has come live under the number of a replayed one.
 
         A snapshot has the number of a message that it is not, though never 0, and may be followed by empty messages in
         place of others; there the epoch tells.
@@ -175,7 +175,7 @@ class MessageOrder:
         return is_original and kept.checksum != message.checksum
 
     def _is_of_another_life(self, kept: Message, message: Message) -> bool:
-        """Whether what came live is of another life than a snapshot, or may be: by epochs; without them by their times.
+        """Returns whether what came live may be of another life than a snapshot, by epochs or else by times.
 
         Where a clock went back it may look so for one life; then another replay is needed, and no more.
         """
@@ -185,7 +185,7 @@ class MessageOrder:
         return is_plain and (kept.number - message.number) * (kept.batch.ts - message.batch.ts) < 0
 
     def _after_replay(self) -> list[int]:
-        """The numbers of what came live and is younger than the replay."""
+        """Returns the numbers of what came live and is younger than the replay."""
         return [number for number, kept in self._ahead.items() if self._is_after_replay(kept)]
 
     def _is_after_replay(self, kept: Message) -> bool:
@@ -228,7 +228,7 @@ class MessageOrder:
         self._drop_ahead()
 
     def _begin_anew(self) -> None:
-        """The publisher has: what is still to come of a replay may be of its earlier life."""
+        """Trusts nothing, as the publisher began anew: the rest of a replay may be of its earlier life."""
         self.distrust()
         self._is_void = self._is_replaying
 
