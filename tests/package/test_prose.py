@@ -15,7 +15,7 @@ FRAGMENTS = {
     "core": 812,
     "engine": 360,
     "events": 169,
-    "integrations": 193,
+    "integrations": 112,
     "lab": 323,
     "live": 77,
     "metrics": 34,
