@@ -18,7 +18,7 @@ from ..support.own_policies import MRU
 from ..support.seeds import run_seed
 from ..support.snapshot import snapshot
 
-NUM_WORLDS = 12
+NUM_WORLDS = 8
 NAMES = [bytes([number]) * (1 + number % 32) for number in range(24)]
 
 
