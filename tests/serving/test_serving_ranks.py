@@ -80,6 +80,12 @@ def test_a_rank_that_ends_while_nothing_runs_is_noticed() -> None:
     engine.close()
 
 
+def all_threads_stand(pid: int) -> bool:
+    """A signal stops the threads of a process one after another, and one that still runs may answer."""
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it looks at /proc")
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_health_is_bad_as_soon_as_a_rank_does_not_answer(end: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +97,8 @@ def test_health_is_bad_as_soon_as_a_rank_does_not_answer(end: int, monkeypatch: 
     with running_server(engine) as running:
         assert running.call("GET", "/health")[0] == 200
         os.kill(pid, end)
+        if end == signal.SIGSTOP:
+            wait_for(lambda: all_threads_stand(pid))
         said = unhealthy(running)
         assert said.startswith(f"the engine has failed: rank 1 (process {pid}) ")
         if end == signal.SIGSTOP:
