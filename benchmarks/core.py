@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from blockyard import BlockPool, CacheConfig, KVCacheManager, StepPlan
+from blockyard import BlockLease, BlockPool, CacheConfig, KVCacheManager, StepPlan
 from blockyard.steps import StepBuffers
 
 from .measure import Figure, figure, nanoseconds_an_item
@@ -20,12 +20,14 @@ from .steps import step_figures
 from .workload import BLOCK_SIZE, PROMPT_BLOCKS, ROUNDS, SIZES, prompts_for, sample, size_name
 
 
-def filled_pool(num_blocks: int, prompts: list[np.ndarray]) -> BlockPool:
-    """A pool that caches all prompts, in blocks whose ids are shuffled, as after hours of service."""
+def filled_pool(num_blocks: int, prompts: list[np.ndarray], run: int = 1) -> BlockPool:
+    """A pool that caches all prompts, in runs of `run` neighbours that lie in any order; 0 leaves all ids in order."""
     pool = BlockPool(num_blocks, BLOCK_SIZE)
-    singles = [pool.get_new_blocks(1) for _ in range(num_blocks - 1)]
-    random.Random(0).shuffle(singles)
-    for lease in singles:
+    pieces: list[BlockLease] = []
+    while run and pool.num_free_blocks:
+        pieces.append(pool.get_new_blocks(min(run, pool.num_free_blocks)))
+    random.Random(0).shuffle(pieces)
+    for lease in pieces:
         pool.free_blocks(lease)
     leases = []
     for prompt in prompts:

@@ -12,33 +12,16 @@ from functools import partial
 
 import numpy as np
 
-from blockyard import BlockLease, BlockPool
+from blockyard import BlockPool
 
+from .core import filled_pool
 from .measure import nanoseconds_an_item
-from .workload import BLOCK_SIZE, PROMPT_BLOCKS, SIZES, prompts_for, size_name
+from .workload import PROMPT_BLOCKS, SIZES, prompts_for, size_name
 
 #: Blocks that lie side by side; 0 for all of a prompt.
 RUNS = (1, 8, 32, 0)
 ROUNDS = 11
 LOOKUPS = 100
-
-
-def filled_pool(num_blocks: int, run: int, prompts: list[np.ndarray]) -> BlockPool:
-    """A pool that caches all prompts, in runs of so many neighbours, which lie in any order."""
-    pool = BlockPool(num_blocks, BLOCK_SIZE)
-    pieces: list[BlockLease] = []
-    while run and pool.num_free_blocks:
-        pieces.append(pool.get_new_blocks(min(run, pool.num_free_blocks)))
-    random.Random(0).shuffle(pieces)
-    for lease in pieces:
-        pool.free_blocks(lease)
-    leases = []
-    for prompt in prompts:
-        leases.append(pool.get_new_blocks(PROMPT_BLOCKS))
-        pool.cache_full_blocks(leases[-1], prompt)
-    for lease in leases:
-        pool.free_blocks(lease)
-    return pool
 
 
 def least(pool: BlockPool, prompts: list[np.ndarray], ask: Callable[[np.ndarray], object]) -> float:
@@ -60,7 +43,7 @@ def main() -> None:
         prompts = prompts_for(size, 1)
         chosen = random.Random(2).choices(prompts, k=LOOKUPS)
         for run in RUNS:
-            pool = filled_pool(size, run, prompts)
+            pool = filled_pool(size, prompts, run)
             if any(pool.num_cached_tokens(prompt) != len(prompt) for prompt in chosen):
                 raise AssertionError("a cached prompt was not found")
             asked = least(pool, chosen, pool.num_cached_tokens)
