@@ -2,6 +2,7 @@
 # make peers TRACE=FILE   (other block managers, in environments of their own: 8 GB) · make engines   (whole engines, vLLM too)
 # make interop   (Dynamo's indexer as a judge of KV events: 80 MB) · make interop-vllm   (vLLM's own tests on Blockyard)
 # make interop-sglang   (SGLang's own cache beside ours; SGLANG=checkout: its unit tests on Blockyard)
+# make docs   (the site, in build/site/html; a warning or a dead link fails)
 # make wheels   (what a package index takes, in dist/)
 PYTHON ?= python3.11
 VENV := .venv
@@ -15,7 +16,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint bench peers engines wheels interop interop-vllm interop-sglang stress clean missing-extension
+.PHONY: demo test lint bench docs peers engines wheels interop interop-vllm interop-sglang stress clean missing-extension
 missing-extension:
 
 demo: $(VENV)/built
@@ -46,6 +47,16 @@ engines: $(VENV)/built .venv-peers/installed
 .venv-peers/installed .venv-sglang/installed:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-deps -r $<
+	touch $@
+
+# The site needs nothing of the package but its sources: the reference is read from them.
+docs: .venv-docs/installed
+	.venv-docs/bin/python site/gather.py build/site
+	cd build/site && ../../.venv-docs/bin/zensical build --strict
+
+.venv-docs/installed: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check $$($(@D)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
 	touch $@
 
 # A wheel for each of Python 3.11 to 3.14 that is here, and the sdist, in dist/; each wheel is tested without a compiler.
@@ -117,5 +128,5 @@ $(BUILD): $(VENV)/installed $(SOURCES) $(if $(filter 0,$(BLOCKYARD_COMPILE))$(EX
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-peers .venv-sglang .venv-sglang-tests .venv-wheels .venv-interop .venv-vllm .cache build dist src/*.egg-info
+	rm -rf $(VENV) .venv-peers .venv-sglang .venv-sglang-tests .venv-wheels .venv-docs .venv-interop .venv-vllm .cache build dist src/*.egg-info
 	find src -name '*.so' -delete

@@ -34,7 +34,7 @@ class LocalBlocks:
 
 
 def fetch(plan: TransferPlan, source: Sequence[Sequence[LocalBlocks]], target: Sequence[Sequence[LocalBlocks]]) -> None:
-    """Carry a plan out: copy from the sender's arrays into the receiver's, [rank][layer group] each. O(bytes).
+    """Carry a plan out: copy from the sender's arrays into the receiver's, `[rank][layer group]` each. O(bytes).
 
     Like a one-sided read it asks no peer: the sender's `require_held` tells afterwards whether what was read is right.
     Raises `InvalidArgument` where a rank, group or slot of the plan is not there; nothing is copied then.

@@ -1,0 +1,87 @@
+"""What `make docs` builds the site from: every page, example and public name once, and links that lead to pages."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import blockyard
+
+from ..support.places import ROOT
+
+CONFIG = tomllib.loads((ROOT / "site" / "zensical.toml").read_text())
+#: Beside the tabs: the README in Chinese is reached from the first page.
+NOT_IN_NAV = {"README.zh-CN.md"}
+
+
+def load_gather() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gather", ROOT / "site" / "gather.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+gather = load_gather()
+
+
+def nav_pages(entry: object) -> list[str]:
+    if isinstance(entry, dict):
+        return [page for inner in entry.values() for page in nav_pages(inner)]
+    return [page for inner in entry for page in nav_pages(inner)] if isinstance(entry, list) else [str(entry)]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("site")
+    gather.main(target)
+    return target / "pages"
+
+
+def test_every_page_is_in_the_navigation(pages: Path) -> None:
+    listed = nav_pages(CONFIG["project"]["nav"])
+    assert len(listed) == len(set(listed))
+    written = {path.relative_to(pages).as_posix() for path in pages.rglob("*.md")}
+    assert set(listed) <= written
+    assert {page for page in written - set(listed) if not page.startswith("examples/")} == NOT_IN_NAV
+
+
+def test_every_link_leads_to_a_page(pages: Path) -> None:
+    for page in pages.rglob("*.md"):
+        text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            if not re.match(r"\w+:|#", link):
+                assert (page.parent / link.partition("#")[0]).exists(), f"{page.name}: {link}"
+
+
+def test_the_reference_has_every_public_name(pages: Path) -> None:
+    text = (pages / "reference" / "blockyard.md").read_text()
+    assert re.findall(r"^::: blockyard\.(\w+)$", text, re.MULTILINE) == [
+        name for name in blockyard.__all__ if not name.startswith("_")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("link", "leads_to"),
+    [
+        ("../README.md#embed-it", "index.md#embed-it"),
+        ("steps.md#a-b", "steps.md#a-b"),
+        ("../examples/hit_rates.py", "examples/hit_rates.py.md"),
+        ("images/curve.svg", "images/curve.svg"),
+        ("https://example.org/a", "https://example.org/a"),
+        ("#here", "#here"),
+    ],
+)
+def test_where_a_link_of_a_page_leads(link: str, leads_to: str) -> None:
+    assert gather.site_link(ROOT / "docs" / "guide.md", link) == leads_to
+
+
+def test_a_link_inside_code_stays() -> None:
+    text = "see `[a](../README.md)` and [b](../README.md)"
+    assert gather.with_site_links(ROOT / "docs" / "guide.md", text) == "see `[a](../README.md)` and [b](index.md)"
