@@ -1,30 +1,37 @@
-"""`python -m benchmarks.layouts`: a lookup where the blocks of a prompt lie in order, in runs, or anywhere.
+"""`python -m benchmarks.layouts`: what a block costs where the blocks of a prompt lie in order, in runs, or anywhere.
 
 Blocks of a prompt are taken together and freed tail first, so in a pool that serves they mostly are neighbours by id.
-Least of eleven rounds, nanoseconds a block: the question alone, and with hold and release.
+Least of several rounds, nanoseconds a block; in brackets the same loops in C (`benchmarks/limit`).
 """
 
 from __future__ import annotations
 
+import argparse
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 
-from blockyard import BlockPool
+from blockyard import BlockLease, BlockPool
 
 from .core import filled_pool
+from .limit import limit_rows
 from .measure import nanoseconds_an_item
 from .workload import PROMPT_BLOCKS, SIZES, prompts_for, size_name
 
 #: Blocks that lie side by side; 0 for all of a prompt.
-RUNS = (1, 8, 32, 0)
+RUNS = (1, 2, 8, 32, 0)
+#: Names of the C program's rows, and the layouts it knows.
+FIGURES = ("lookup", "lookup + lease + release", "allocate + publish", "allocate + publish, evicting", "free")
+LIMITS = {1: "shuffled", 0: "in-order"}
 ROUNDS = 11
 LOOKUPS = 100
+PUBLISHED = 400
 
 
-def least(pool: BlockPool, prompts: list[np.ndarray], ask: Callable[[np.ndarray], object]) -> float:
+def least(prompts: list[np.ndarray], ask: Callable[[np.ndarray], object]) -> float:
     def work() -> int:
         for prompt in prompts:
             ask(prompt)
@@ -37,19 +44,63 @@ def hold_and_release(pool: BlockPool, prompt: np.ndarray) -> None:
     pool.free_blocks(pool.get_cached_blocks(prompt))
 
 
+def lookups(size: int, run: int) -> Iterator[float]:
+    """The question alone, and with hold and release."""
+    prompts = prompts_for(size, 1)
+    chosen = random.Random(2).choices(prompts, k=LOOKUPS)
+    pool = filled_pool(size, prompts, run)
+    if any(pool.num_cached_tokens(prompt) != len(prompt) for prompt in chosen):
+        raise AssertionError("a cached prompt was not found")
+    yield least(chosen, pool.num_cached_tokens)
+    yield least(chosen, partial(hold_and_release, pool))
+
+
+def published(pool: BlockPool, prompts: list[np.ndarray]) -> tuple[float, float]:
+    """Nanoseconds a block that it takes to allocate and publish all prompts, and then to free them."""
+    leases: list[BlockLease] = []
+    start = time.perf_counter_ns()
+    for prompt in prompts:
+        leases.append(pool.get_new_blocks(PROMPT_BLOCKS))
+        pool.cache_full_blocks(leases[-1], prompt)
+    middle = time.perf_counter_ns()
+    for lease in leases:
+        pool.free_blocks(lease)
+    num_blocks = PROMPT_BLOCKS * len(prompts)
+    return (middle - start) / num_blocks, (time.perf_counter_ns() - middle) / num_blocks
+
+
+def lives(size: int, run: int) -> Iterator[float]:
+    """Publishing into a pool that caches nothing, into one that is full, and freeing."""
+    full, new = prompts_for(size, 3), prompts_for(size, 4)[:PUBLISHED]
+    rounds = 3 if size > 100_000 else ROUNDS
+    empty = [published(filled_pool(size, [], run), new) for _ in range(rounds)]
+    evicting = [published(filled_pool(size, full, run), new) for _ in range(rounds)]
+    yield min(spent for spent, _ in empty)
+    yield min(spent for spent, _ in evicting)
+    yield min(freed for _, freed in empty + evicting)
+
+
 def main() -> None:
     """One line for each size and layout."""
-    for size in SIZES:
-        prompts = prompts_for(size, 1)
-        chosen = random.Random(2).choices(prompts, k=LOOKUPS)
-        for run in RUNS:
-            pool = filled_pool(size, prompts, run)
-            if any(pool.num_cached_tokens(prompt) != len(prompt) for prompt in chosen):
-                raise AssertionError("a cached prompt was not found")
-            asked = least(pool, chosen, pool.num_cached_tokens)
-            held = least(pool, chosen, partial(hold_and_release, pool))
-            name = f"runs of {run}" if run else "in order"
-            print(f"{size_name(size):>5} {name:<12} {asked:7.1f} ns  with hold and release {held:7.1f} ns", flush=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="blocks of the pools")
+    parser.add_argument("--runs", type=int, nargs="+", default=RUNS, help="blocks side by side; 0 for all of a prompt")
+    args = parser.parse_args()
+    limits = {
+        (run, row["size"], row["name"]): row["low"]
+        for run in set(args.runs) & set(LIMITS)
+        for row in limit_rows(tuple(args.sizes), LIMITS[run])
+    }
+    print(f"{'':<18}", " | ".join(FIGURES))
+    for size in args.sizes:
+        for run in args.runs:
+            ours = dict(zip(FIGURES, [*lookups(size, run), *lives(size, run)], strict=True))
+            name = "shuffled" if run == 1 else f"runs of {run}" if run else "in order"
+            cells = [
+                f"{value:6.1f}" + (f" ({limits[run, size, row]:5.1f})" if run in LIMITS else "")
+                for row, value in ours.items()
+            ]
+            print(f"{size_name(size):>5} {name:<12}", " | ".join(cells), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("limit.c")
+#: How the free blocks of a pool lie. In order, only the first block of a run stands in the table.
+LAYOUTS = ("shuffled", "in-order")
 
 
 def build(folder: Path) -> Path:
@@ -17,9 +19,14 @@ def build(folder: Path) -> Path:
     return program
 
 
-def limit_rows(sizes: tuple[int, ...]) -> list[dict]:
-    """Build and run: one row a loop and size with `name`, `size`, and `value`, `low`, `high` in nanoseconds."""
+def limit_rows(sizes: tuple[int, ...], layout: str = "shuffled") -> list[dict]:
+    """Build and run: one row a loop and size with `name`, `size`, and `value`, `low`, `high` in nanoseconds.
+
+    layout: of `LAYOUTS`. Leaves and decode steps, which have no runs, are rows of the shuffled pool alone.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout is {layout!r}; it must be one of {', '.join(LAYOUTS)}")
     with tempfile.TemporaryDirectory() as folder:
         program = build(Path(folder))
-        done = subprocess.run([program, *map(str, sizes)], check=True, capture_output=True, text=True)
+        done = subprocess.run([program, layout, *map(str, sizes)], check=True, capture_output=True, text=True)
     return json.loads(done.stdout)

@@ -1,4 +1,5 @@
-// What the loops of a block manager cost in C: prints a JSON array of rows. usage: limit NUM_BLOCKS...
+// What the loops of a block manager cost in C: prints a JSON array of rows.
+// usage: limit shuffled|in-order NUM_BLOCKS...
 #define _POSIX_C_SOURCE 199309L
 #include <stdio.h>
 #include <time.h>
@@ -59,10 +60,10 @@ static void fill(Pool *pool, const uint64_t *prompts, uint32_t count, double *pu
     free(blocks);
 }
 
-static void measure_look_up(uint32_t size) {
+static void measure_look_up(uint32_t size, Layout layout) {
     uint32_t count = (size - 1) / PROMPT_BLOCKS;
     uint64_t *prompts = new_prompts(count);
-    Pool *pool = new_pool(size);
+    Pool *pool = new_pool(size, layout);
     fill(pool, prompts, count, NULL, NULL);
     double asked[ROUNDS], leased[ROUNDS];
     int32_t found[PROMPT_BLOCKS];
@@ -84,13 +85,13 @@ static void measure_look_up(uint32_t size) {
     free(prompts);
 }
 
-static void measure_life(uint32_t size) {
+static void measure_life(uint32_t size, Layout layout) {
     uint32_t count = (size - 1) / PROMPT_BLOCKS;
     uint32_t timed = count < PROMPTS_AT_MOST ? count : PROMPTS_AT_MOST;
     uint64_t *prompts = new_prompts(timed), *others = new_prompts(timed), *filling = new_prompts(count);
     double published[ROUNDS], freed[2 * ROUNDS], evicting[ROUNDS];
     for (int round = 0; round < ROUNDS; round++) {
-        Pool *pool = new_pool(size);
+        Pool *pool = new_pool(size, layout);
         fill(pool, prompts, timed, &published[round], &freed[2 * round]);
         if (timed < count) fill(pool, filling, count, NULL, NULL);
         fill(pool, others, timed, &evicting[round], &freed[2 * round + 1]);
@@ -104,7 +105,7 @@ static void measure_life(uint32_t size) {
 
 // A pool full of prompts of one block each: every block is a leaf of the tree of prefixes.
 static void measure_leaves(uint32_t size) {
-    Pool *pool = new_pool(size);
+    Pool *pool = new_pool(size, SHUFFLED);
     double samples[ROUNDS];
     for (int round = -1; round < ROUNDS; round++) {
         uint32_t count = round < 0 ? size - 1 : LEAVES_A_ROUND;
@@ -153,7 +154,7 @@ static void commit(Pool *pool, Batch *batch, const int32_t *sampled) {
 }
 
 static void measure_decode(void) {
-    Pool *pool = new_pool(2 * NUM_SEQS * SEQ_TOKENS / BLOCK_TOKENS);
+    Pool *pool = new_pool(2 * NUM_SEQS * SEQ_TOKENS / BLOCK_TOKENS, SHUFFLED);
     Batch *batch = lines(sizeof *batch);
     int32_t sampled[NUM_SEQS];
     for (int seq = 0; seq < NUM_SEQS; seq++) batch->parent[seq] = batch->chain_hash[seq] = 1;
@@ -175,15 +176,17 @@ static void measure_decode(void) {
 }
 
 int main(int count, char **arguments) {
+    if (count < 2) return 2;
+    Layout layout = strcmp(arguments[1], "in-order") ? SHUFFLED : IN_ORDER;
     printf("[");
-    for (int i = 1; i < count; i++) {
+    for (int i = 2; i < count; i++) {
         uint32_t size = (uint32_t)strtoul(arguments[i], NULL, 10);
         if (size <= PROMPT_BLOCKS || size > ID_MASK) return 2;
-        measure_look_up(size);
-        measure_life(size);
-        if (size <= 100000) measure_leaves(size);
+        measure_look_up(size, layout);
+        measure_life(size, layout);
+        if (layout == SHUFFLED && size <= 100000) measure_leaves(size);
     }
-    measure_decode();
+    if (layout == SHUFFLED) measure_decode();
     printf("]\n");
     return 0;
 }

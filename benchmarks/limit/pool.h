@@ -15,14 +15,18 @@ typedef struct {
     uint64_t own, parent;  // 0: not in the index; never used twice
 } Identity;
 
+// Where the free blocks of a pool lie: in a random order, or as after a life in which chains are taken and freed whole.
+typedef enum { SHUFFLED, IN_ORDER } Layout;
+
 typedef struct {
+    Layout layout;
     uint32_t num_blocks, num_free;
     uint64_t slot_mask, last_identity;
     int home_shift;
     uint64_t *slots;               // tag << ID_BITS | block, 0: empty
     uint64_t (*words)[BLOCK_WORDS];  // the tokens of each block, one cache line
-    Identity *identity;
-    uint64_t *chain_hash;
+    Identity *identity;              // one more than there are blocks, so that each has a neighbour on both sides
+    uint64_t *hash;                  // of blocks in the table; 0: a run's other blocks, which only their neighbour leads to
     int32_t *ref_cnt, *next, *prev;  // block 0 is the head of the free queue
     uint64_t keys[BLOCK_WORDS];
 } Pool;
@@ -60,18 +64,18 @@ static inline void unlink_free(Pool *pool, int32_t block) {
     pool->num_free--;
 }
 
-// A pool whose free queue is in random order, as after hours of service.
-static Pool *new_pool(uint32_t num_blocks) {
+static Pool *new_pool(uint32_t num_blocks, Layout layout) {
     Pool *pool = lines(sizeof(Pool));
+    pool->layout = layout;
     pool->num_blocks = num_blocks;
     int bits = 1;
     while (1ull << bits < 2ull * num_blocks) bits++;
     pool->slot_mask = (1ull << bits) - 1;
     pool->home_shift = TAG_BITS - bits;
     pool->slots = lines(sizeof(uint64_t) << bits);
-    pool->words = lines((size_t)num_blocks * sizeof *pool->words);
-    pool->identity = lines((size_t)num_blocks * sizeof(Identity));
-    pool->chain_hash = lines((size_t)num_blocks * sizeof(uint64_t));
+    pool->words = lines((size_t)(num_blocks + 1) * sizeof *pool->words);
+    pool->identity = lines((size_t)(num_blocks + 1) * sizeof(Identity));
+    pool->hash = lines((size_t)num_blocks * sizeof(uint64_t));
     pool->ref_cnt = lines((size_t)num_blocks * sizeof(int32_t));
     pool->next = lines((size_t)num_blocks * sizeof(int32_t));
     pool->prev = lines((size_t)num_blocks * sizeof(int32_t));
@@ -79,7 +83,7 @@ static Pool *new_pool(uint32_t num_blocks) {
     for (int word = 0; word < BLOCK_WORDS; word++) pool->keys[word] = random_word() | 1;
     int32_t *order = lines(num_blocks * sizeof *order);
     for (uint32_t i = 1; i < num_blocks; i++) order[i] = (int32_t)i;
-    for (uint32_t i = num_blocks - 1; i > 1; i--) {
+    for (uint32_t i = num_blocks - 1; layout == SHUFFLED && i > 1; i--) {
         uint32_t other = 1 + (uint32_t)(random_word() % i);
         int32_t kept = order[i];
         order[i] = order[other];
@@ -91,7 +95,7 @@ static Pool *new_pool(uint32_t num_blocks) {
 }
 
 static void drop_pool(Pool *pool) {
-    void *parts[] = {pool->slots, pool->words, pool->identity, pool->chain_hash, pool->ref_cnt, pool->next, pool->prev};
+    void *parts[] = {pool->slots, pool->words, pool->identity, pool->hash, pool->ref_cnt, pool->next, pool->prev};
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++) free(parts[part]);
     free(pool);
 }
@@ -131,7 +135,7 @@ static inline void hash_tile(const Pool *pool, const uint64_t *words, uint64_t *
 }
 
 // How many of the first `count` blocks of a prompt are cached; their ids go to `found`. Tiles, so that loads overlap.
-static int look_up(const Pool *pool, const uint64_t *words, int count, int32_t *found) {
+static int look_up_tiles(const Pool *pool, const uint64_t *words, int count, int32_t *found) {
     uint64_t hashes[TILE_BLOCKS], before = 1, parent = 1;
     for (int first = 0; first < count; first += TILE_BLOCKS) {
         int tile = count - first < TILE_BLOCKS ? count - first : TILE_BLOCKS;
@@ -153,9 +157,30 @@ static int look_up(const Pool *pool, const uint64_t *words, int count, int32_t *
     return count;
 }
 
+// The same where blocks lie in runs: the table leads to the first block of each, and every other is its neighbour's.
+static int look_up_runs(const Pool *pool, const uint64_t *words, int count, int32_t *found) {
+    uint64_t parent = 1;
+    int i = 0;
+    while (i < count) {
+        uint32_t block = find(pool, words + i * BLOCK_WORDS, chain(pool, words + i * BLOCK_WORDS, parent), parent);
+        if (block == 0) return i;
+        uint32_t step = pool->identity[block + 1].parent == pool->identity[block].own ? 1 : -1u;
+        do {
+            found[i++] = (int32_t)block;
+            parent = pool->identity[block].own;
+            block += step;
+        } while (i < count && is_equal(pool, words + i * BLOCK_WORDS, block, parent));
+    }
+    return count;
+}
+
+static int look_up(const Pool *pool, const uint64_t *words, int count, int32_t *found) {
+    return (pool->layout == SHUFFLED ? look_up_tiles : look_up_runs)(pool, words, count, found);
+}
+
 // Take a block out of the table; the slots behind it move up (Knuth, volume 3, 6.4 R).
-static inline void evict(Pool *pool, int32_t block) {
-    uint64_t gap = home_of(pool, pool->chain_hash[block]);
+static inline void unlist(Pool *pool, int32_t block) {
+    uint64_t gap = home_of(pool, pool->hash[block]);
     while ((pool->slots[gap] & ID_MASK) != (uint64_t)block) gap = (gap + 1) & pool->slot_mask;
     for (uint64_t place = (gap + 1) & pool->slot_mask; pool->slots[place] != 0; place = (place + 1) & pool->slot_mask) {
         uint64_t home = pool->slots[place] >> ID_BITS >> pool->home_shift;
@@ -165,7 +190,12 @@ static inline void evict(Pool *pool, int32_t block) {
         }
     }
     pool->slots[gap] = 0;
-    pool->identity[block].own = 0;
+    pool->hash[block] = 0;
+}
+
+static inline void evict(Pool *pool, int32_t block) {
+    if (pool->hash[block] != 0) unlist(pool, block);
+    pool->identity[block] = (Identity){0, 0};
 }
 
 // `count` blocks from the head of the queue; what they cached is forgotten, in a pass after the one that loads it.
@@ -177,12 +207,12 @@ static void allocate(Pool *pool, int32_t *blocks, int count) {
         pool->ref_cnt[block] = 1;
         blocks[i] = block;
         __builtin_prefetch(&pool->identity[block]);
-        __builtin_prefetch(&pool->chain_hash[block]);
+        __builtin_prefetch(&pool->hash[block]);
         __builtin_prefetch(&pool->words[block], 1);
     }
     for (int i = 0; i < count; i++)
-        if (pool->identity[blocks[i]].own != 0)
-            __builtin_prefetch(&pool->slots[home_of(pool, pool->chain_hash[blocks[i]])], 1);
+        if (pool->hash[blocks[i]] != 0)
+            __builtin_prefetch(&pool->slots[home_of(pool, pool->hash[blocks[i]])], 1);
     for (int i = 0; i < count; i++)
         if (pool->identity[blocks[i]].own != 0) evict(pool, blocks[i]);
 }
@@ -197,11 +227,11 @@ static inline uint64_t publish_block(Pool *pool, int32_t block, uint64_t hash, u
     }
     pool->slots[place] = (hash >> ID_BITS) << ID_BITS | (uint64_t)block;
     pool->identity[block] = (Identity){++pool->last_identity, parent};
-    pool->chain_hash[block] = hash;
+    pool->hash[block] = hash;
     return pool->last_identity;
 }
 
-static void publish(Pool *pool, const uint64_t *words, const int32_t *blocks, int count) {
+static void publish_tiles(Pool *pool, const uint64_t *words, const int32_t *blocks, int count) {
     uint64_t hashes[TILE_BLOCKS], before = 1, parent = 1;
     for (int first = 0; first < count; first += TILE_BLOCKS) {
         int tile = count - first < TILE_BLOCKS ? count - first : TILE_BLOCKS;
@@ -212,6 +242,27 @@ static void publish(Pool *pool, const uint64_t *words, const int32_t *blocks, in
         for (int i = 0; i < tile; i++) parent = publish_block(pool, blocks[first + i], hashes[i], parent);
         before = hashes[tile - 1];
     }
+}
+
+// The first block of each run is searched for and gets a slot; after a content that is new, no equal block can exist.
+// Prompts are published once: a second one would have to look at the neighbours too.
+static void publish_runs(Pool *pool, const uint64_t *words, const int32_t *blocks, int count) {
+    uint64_t parent = 1;
+    for (int i = 0; i < count; i++) {
+        int32_t step = i > 0 ? blocks[i] - blocks[i - 1] : 0;
+        int is_new = parent == pool->last_identity && parent != 1;
+        memcpy(pool->words[blocks[i]], words + i * BLOCK_WORDS, sizeof *pool->words);
+        if (is_new && (step == 1 || step == -1)) {
+            pool->identity[blocks[i]] = (Identity){++pool->last_identity, parent};
+            parent = pool->last_identity;
+        } else {
+            parent = publish_block(pool, blocks[i], chain(pool, words + i * BLOCK_WORDS, parent), parent);
+        }
+    }
+}
+
+static void publish(Pool *pool, const uint64_t *words, const int32_t *blocks, int count) {
+    (pool->layout == SHUFFLED ? publish_tiles : publish_runs)(pool, words, blocks, count);
 }
 
 // Give blocks back, the last one first, so that a suffix is evicted before its prefix.
