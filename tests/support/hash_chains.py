@@ -13,6 +13,7 @@ from mypy_extensions import i32
 
 from blockyard.core.index.hashing import HASH_MASK, hash_keys, root_hash
 from blockyard.core.index.prefix_index import PrefixIndex
+from blockyard.core.index.prompt import Prompt
 from blockyard.core.index.room import ID_BITS, ID_MASK
 from blockyard.core.tokens import pack_tokens
 
@@ -112,9 +113,10 @@ class Chains:
     def put(self, prompt: Sequence[Block], block: int) -> None:
         index, before = self.index, len(prompt) - 1
         packed = pack_tokens([token for part in prompt for token in part], 4)
-        assert index.find_prefix(packed.words, 0, before, self.root) == before
-        parent = index.identity[2 * index.found[before - 1]] if before else self.root
-        chain = index.chain_hash[index.found[before - 1]] if before else root_hash(self.root)
+        found = index.find_under(self.root, Prompt(packed.words, packed.num_tokens, (), {}), before)
+        assert len(found) == before
+        parent = index.identity[2 * found[before - 1]] if before else self.root
+        chain = index.chain_hash[found[before - 1]] if before else root_hash(self.root)
         index.hash_run(packed.words, before, before + 1, chain)
         index.insert_run(packed.words, before, before + 1, vec[i32]([0] * before + [block]), 0, parent, 0)
 
@@ -122,8 +124,7 @@ class Chains:
         if not prompt:
             return []
         packed = pack_tokens([token for part in prompt for token in part], 4)
-        found = self.index.find_prefix(packed.words, 0, len(prompt), self.root)
-        return list(self.index.found)[:found]
+        return list(self.index.find_under(self.root, Prompt(packed.words, packed.num_tokens, (), {}), len(prompt)))
 
     def slots(self) -> list[int]:
         """Which block stands in each slot, 0 for none."""

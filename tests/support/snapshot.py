@@ -12,7 +12,7 @@ from blockyard.named import NamedPool
 #: Room that calls work in and leave unspecified; nothing reads it before it is written again.
 SCRATCH = {
     "hashes",
-    "found",
+    "_found",
     "first_pending",
     "_mark",
     "_last_mark",

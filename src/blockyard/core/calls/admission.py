@@ -36,8 +36,7 @@ class AdmissionControl:
         self.num_lookups += 1
         index = self.token_blocks.index
         root = index.known_root(prompt.keys)
-        found = index.find_under(root, prompt, (prompt.num_tokens - 1) // self.block_size)
-        hit = Hit(root, index.found[:found], found)
+        hit = Hit(root, index.find_under(root, prompt, (prompt.num_tokens - 1) // self.block_size))
         self.store.limit(hit)
         return hit
 

@@ -25,8 +25,8 @@ class EvictCalls:
         """The blocks of the pool that hold the longest cached beginning of a prompt, all layer groups'."""
         found = self.token_blocks.index.find_prompt(prompt, prompt.num_tokens // i64(self.token_blocks.block_size))
         blocks: list[int] = []
-        for position in range(found):
-            blocks += self.store.cached_for(i64(self.token_blocks.index.found[position]))
+        for position in range(i64(len(found))):
+            blocks += self.store.cached_for(i64(found[position]))
         return blocks
 
     def reset_prefix_cache(self) -> None:

@@ -23,8 +23,7 @@ class HoldCalls:
         """Hold the full, computed blocks that a prompt would hit: all of it, where it is cached as a whole."""
         index = self.token_blocks.index
         root = index.known_root(prompt.keys)
-        found = index.find_under(root, prompt, prompt.num_tokens // i64(self.token_blocks.block_size))
-        hit = Hit(root, index.found[:found], found)
+        hit = Hit(root, index.find_under(root, prompt, prompt.num_tokens // i64(self.token_blocks.block_size)))
         self.store.limit(hit)
         hit.num_usable = min(hit.num_usable, hit.first_pending)
         blocks = self._taken(hit)

@@ -52,9 +52,10 @@ class CachedContents:
         prompt = make_chunk(token_ids, extra_keys, self._block_size).at(0, self._block_size)
         wanted = prompt.num_tokens // i64(self._block_size)
         index = self._index
-        if wanted == 0 or index.find_prompt(prompt, wanted) < wanted:
+        found = index.find_prompt(prompt, wanted)
+        if wanted == 0 or len(found) < wanted:
             return []
-        return [block for block in index.rings.members(i64(index.found[wanted - 1])) if index.owner[i64(block)] == 0]
+        return [block for block in index.rings.members(i64(found[wanted - 1])) if index.owner[i64(block)] == 0]
 
     def still(self, blocks: npt.NDArray[np.int32], contents: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Which blocks cache these contents now, bool (n,). O(n)."""

@@ -8,7 +8,7 @@ class Hit:
     """The cached beginning of a prompt. It holds nothing: it is true until the cache changes.
 
     root: what stands before the prompt's first block (`PrefixIndex.root`); 0 while nothing was cached under its keys.
-    blocks: ids of the leading blocks that the index knows; `num_found` of them.
+    blocks: ids of the leading blocks that the index knows, as `PrefixIndex.find_under` returned them.
     num_usable: how many of them can be taken: computed ones and those of one owner (`joins`), or, with layer groups,
         those of which every group has its blocks (`store.grouped`).
     num_known: how many of them count as cached where a miss is explained; what is behind is looked for in evictions.
@@ -18,10 +18,10 @@ class Hit:
         same `num_alike` tokens.
     """
 
-    def __init__(self, root: i64, blocks: vec[i32], num_found: i64) -> None:
+    def __init__(self, root: i64, blocks: vec[i32]) -> None:
+        num_found: i64 = len(blocks)
         self.root = root
         self.blocks = blocks
-        self.num_found = num_found
         self.num_usable = num_found
         self.num_known = num_found
         self.first_pending = num_found

@@ -72,7 +72,8 @@ class PrefixIndex:
         self.version: i64 = 0
         self.roots = Roots(num_blocks + 1)
         self.hashes = zeros_i64(int(TILE_BLOCKS))
-        self.found = zeros_i32(int(TILE_BLOCKS))
+        #: Where a lookup collects block ids before it returns them.
+        self._found = zeros_i32(int(TILE_BLOCKS))
         #: What continues each content, for hits that end inside a block; None where partial hits are off.
         self.continuations: Continuations | None = None
         #: What came and went, for KV events; None where they are off.
@@ -125,12 +126,16 @@ class PrefixIndex:
         self._last_content += 1
         return self._last_content
 
-    def find_prompt(self, prompt: Prompt, max_blocks: i64) -> i64:
-        """How far the first `max_blocks` blocks of a prompt are indexed; `found` has their ids. O(blocks found)."""
+    def find_prompt(self, prompt: Prompt, max_blocks: i64) -> vec[i32]:
+        """Returns the ids of the indexed blocks that a prompt begins with, at most `max_blocks`. O(blocks found)."""
         return self.find_under(self.known_root(prompt.keys), prompt, max_blocks)
 
-    def find_under(self, root: i64, prompt: Prompt, max_blocks: i64) -> i64:
-        """The same, where the root of the prompt's keys is known: 0 if there is none.
+    def find_under(self, root: i64, prompt: Prompt, max_blocks: i64) -> vec[i32]:
+        """The same, where the root of the prompt's keys is known: 0 if there is none."""
+        return self._found[: self._reach(root, prompt, max_blocks)]
+
+    def _reach(self, root: i64, prompt: Prompt, max_blocks: i64) -> i64:
+        """Returns how far a prompt is indexed; `_found` has the ids.
 
         The chain of hashes and identities begins anew at each block that a span overlaps: what stands there, together
         with all before it, has a root of its own.
@@ -139,18 +144,18 @@ class PrefixIndex:
         for position in prompt.span_blocks:
             if root == NO_CONTENT or position >= max_blocks:
                 break
-            reached = self.find_prefix(prompt.words, first, position, root)
+            reached = self._find_run(prompt.words, first, position, root)
             if reached < position:
                 return reached
-            parent = self.content_of(i64(self.found[position - 1])) if position > 0 else root
+            parent = self.content_of(i64(self._found[position - 1])) if position > 0 else root
             root = self.known_root((int(parent), prompt.spans[position]))
             first = position
-        return first if root == NO_CONTENT else self.find_prefix(prompt.words, first, max_blocks, root)
+        return first if root == NO_CONTENT else self._find_run(prompt.words, first, max_blocks, root)
 
-    def find_prefix(self, words: vec[i64], first: i64, max_blocks: i64, root: i64) -> i64:
+    def _find_run(self, words: vec[i64], first: i64, max_blocks: i64, root: i64) -> i64:
         """How far blocks `first` to `max_blocks` of a packed prompt, the first of them after `root`, are indexed.
 
-        Returns where the first one is missing; `found` has the ids of those before. O(blocks found).
+        Returns where the first one is missing; `_found` has the ids of those before. O(blocks found).
         Behind each verified block its neighbours are tried first (`_follow`); where they are others, a tile of blocks
         is hashed and probed. Tiles double up to `TILE_BLOCKS`, and begin anew behind a long run of neighbours: where
         runs are short, loads that overlap are faster than following.
@@ -167,7 +172,7 @@ class PrefixIndex:
                     if reached - first >= LONG_RUN:
                         tile = FIRST_TILE
                     first = reached
-                    before = i64(self.found[first - 1])
+                    before = i64(self._found[first - 1])
                     parent = self.identity[2 * before]
                     chain = self.chain_hash[before]
                     continue
@@ -176,13 +181,13 @@ class PrefixIndex:
             hash_rows(words, 0, self._keys, chain, self.hashes, first, last)
             reached = self._probe(first, last)
             self._load(first, reached)
-            verified = self.verify(words, first, reached, parent)
+            verified = self.verify(self._found, words, first, reached, parent)
             if verified > first:
-                parent = self.identity[2 * i64(self.found[verified - 1])]
+                parent = self.identity[2 * i64(self._found[verified - 1])]
             if verified < last:
                 if verified == reached or not self._resolve(words, verified, parent):
                     return verified
-                parent = self.identity[2 * i64(self.found[verified])]
+                parent = self.identity[2 * i64(self._found[verified])]
                 verified += 1
             first = verified
             chain = self.hashes[first - 1]
@@ -194,7 +199,7 @@ class PrefixIndex:
         Blocks that are taken together mostly are neighbours. Each is verified as any candidate is; one with equal
         blocks is left to the table, which knows the oldest of them. Nothing is hashed. O(words).
         """
-        found = self.found
+        found = self._found
         identity = self.identity
         next_equal = self.rings.next_equal
         stored = self.rows.words
@@ -231,20 +236,20 @@ class PrefixIndex:
         return last
 
     def make_room(self, num_blocks: i64) -> None:
-        """Let `hashes` and `found` hold a prompt of `num_blocks` blocks; what they hold stays."""
+        """Let `hashes` and lookups hold a prompt of `num_blocks` blocks; what they hold stays."""
         if num_blocks > len(self.hashes):
             hashes = zeros_i64(int(2 * num_blocks))
             found = zeros_i32(int(2 * num_blocks))
             for position in range(i64(len(self.hashes))):
                 hashes[position] = self.hashes[position]
-                found[position] = self.found[position]
+                found[position] = self._found[position]
             self.hashes = hashes
-            self.found = found
+            self._found = found
 
     def _probe(self, first: i64, last: i64) -> i64:
-        """Fill `found` with the first block under each hash's tag; returns where the first hash has none."""
+        """Fill `_found` with the first block under each hash's tag; returns where the first hash has none."""
         hashes = self.hashes
-        found = self.found
+        found = self._found
         slots = self._slots
         mask = self._slot_mask
         shift = self._home_shift
@@ -262,7 +267,7 @@ class PrefixIndex:
 
     def _load(self, first: i64, last: i64) -> i64:
         """Read the first word of each found block; the returned sum only keeps the loop from being dropped."""
-        found = self.found
+        found = self._found
         words = self.rows.words
         identity = self.identity
         start = self.rows.first_word
@@ -273,15 +278,17 @@ class PrefixIndex:
             total ^= words[start + block * num_words] ^ identity[2 * block]
         return total
 
-    def verify(self, prompt: vec[i64], first: i64, last: i64, parent: i64) -> i64:
-        """Where the first of the `found` blocks fails: tokens and parent must be equal. All are indexed. O(words)."""
-        found = self.found
+    def verify(self, found: vec[i32], prompt: vec[i64], first: i64, last: i64, parent: i64) -> i64:
+        """Where the first of the blocks `found[first:last]` fails: tokens and parent must be equal. All are indexed.
+
+        O(words).
+        """
         words = self.rows.words
         identity = self.identity
         num_words = self.rows.num_words
         start = self.rows.first_word
         if num_words == WORDS_OF_16_TOKENS:
-            return self._verify_16(prompt, first, last, parent)
+            return self._verify_16(found, prompt, first, last, parent)
         position = first * num_words
         for index in range(first, last):
             block = i64(found[index])
@@ -295,9 +302,8 @@ class PrefixIndex:
             position += num_words
         return last
 
-    def _verify_16(self, prompt: vec[i64], first: i64, last: i64, parent: i64) -> i64:
+    def _verify_16(self, found: vec[i32], prompt: vec[i64], first: i64, last: i64, parent: i64) -> i64:
         """The same for blocks of 16 tokens, written out."""
-        found = self.found
         words = self.rows.words
         identity = self.identity
         start = self.rows.first_word
@@ -319,7 +325,7 @@ class PrefixIndex:
     def _resolve(self, prompt: vec[i64], index: i64, parent: i64) -> bool:
         """Look past a false candidate for block `index`: another content whose hash has the same tag."""
         block = self.find(prompt, index * self.rows.num_words, self.hashes[index], parent)
-        self.found[index] = i32(block)
+        self._found[index] = i32(block)
         return block != 0
 
     def find(self, words: vec[i64], position: i64, chain_hash: i64, parent: i64) -> i64:

@@ -68,7 +68,7 @@ def _check_prefix(index: PrefixIndex, lease: BlockLease, prompt: Prompt, num_cac
     found = index.find_prompt(prompt, num_cached)
     for position in range(num_cached):
         block = i64(lease._blocks[position])
-        wanted = i64(index.found[position]) if position < found else NULL_BLOCK
+        wanted = i64(found[position]) if position < i64(len(found)) else NULL_BLOCK
         if index.content_of(block) != index.content_of(wanted):
             raise InvalidArgument(f"token_ids differ from what block {block} at position {position} caches")
 

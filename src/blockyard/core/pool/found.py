@@ -62,24 +62,15 @@ class FoundBlocks:
         raise refuse_pickle("a FoundBlocks", "send its `block_ids`")
 
 
-def find_computed(ledger: BlockLedger, prompt: Prompt) -> i64:
-    """Leading blocks of a prompt whose keys and values are there; their ids are in `index.found`. O(blocks found)."""
-    index = ledger.index
-    found = index.find_prompt(prompt, prompt.num_tokens // i64(ledger.block_size))
-    if index.num_pending == 0:
-        return found
-    owner = index.owner
-    blocks = index.found
-    for position in range(found):
-        if owner[i64(blocks[position])] != 0:
-            return position
-    return found
+def find_full(ledger: BlockLedger, prompt: Prompt) -> vec[i32]:
+    """Returns the cached blocks that a prompt begins with, the last full one too. O(blocks found)."""
+    return ledger.index.find_prompt(prompt, prompt.num_tokens // i64(ledger.block_size))
 
 
 def found_blocks(ledger: BlockLedger, prompt: Prompt) -> FoundBlocks:
-    """What `find_computed` finds, with the content of each block."""
-    count = find_computed(ledger, prompt)
-    blocks = ledger.index.found[:count]
+    """Returns what `find_full` finds, with the content of each block."""
+    blocks = find_full(ledger, prompt)
+    count = i64(len(blocks))
     identity = ledger.index.identity
     contents = zeros_i64(int(count))
     for position in range(count):
@@ -94,10 +85,9 @@ def require_found(ledger: BlockLedger, found: FoundBlocks, count: i64) -> None:
     if count > len(found._blocks):
         raise InvalidArgument(f"num_blocks is {count}; found has {len(found._blocks)} blocks")
     identity = ledger.index.identity
-    owner = ledger.index.owner
     for position in range(count):
         block = i64(found._blocks[position])
-        if identity[2 * block] != found._contents[position] or owner[block] != 0:
+        if identity[2 * block] != found._contents[position]:
             raise StaleBlocks(
                 f"block {block} at position {position} no longer holds what was found in it; look up again",
                 int(position),

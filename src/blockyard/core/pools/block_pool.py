@@ -14,7 +14,7 @@ from ..index.prompt import Prompt, has_tokens, make_chunk
 from ..pool.by_id import evict_idle, require_free, require_ids, uncache
 from ..pool.caching import cache_next, cache_prompt
 from ..pool.eviction import wished_end, wished_priority
-from ..pool.found import FoundBlocks, find_computed, found_blocks, require_found
+from ..pool.found import FoundBlocks, find_full, found_blocks, require_found
 from ..pool.lease import BlockLease
 from ..pool.lease_parts import adopt, grow
 from ..pool.ledger import BlockLedger
@@ -239,9 +239,9 @@ class BlockPool(StandalonePool):
         try:
             name = require_str("holder", holder)
             prompt = self._make_prompt(token_ids, extra_keys)
-            found = find_computed(self._ledger, prompt)
-            lease = self._hold_hit(self._ledger.index.found[:found], "get_cached_blocks", name)
-            note_misses(self._ledger, prompt, lease._blocks, found)
+            found = find_full(self._ledger, prompt)
+            lease = self._hold_hit(found, "get_cached_blocks", name)
+            note_misses(self._ledger, prompt, lease._blocks, len(found))
             return lease
         finally:
             self._gate.leave_with_result()
@@ -252,10 +252,11 @@ class BlockPool(StandalonePool):
         try:
             name = require_str("holder", holder)
             prompt = self._make_prompt(token_ids, extra_keys)
-            found = find_computed(self._ledger, prompt)
-            if found == 0 or found < prompt.num_tokens // self.block_size:
+            found = find_full(self._ledger, prompt)
+            last = len(found) - 1
+            if last < 0 or last + 1 < prompt.num_tokens // self.block_size:
                 return None
-            return self._hold_hit(self._ledger.index.found[found - 1 : found], "get_cached_block", name, found - 1)
+            return self._hold_hit(found[last:], "get_cached_block", name, last)
         finally:
             self._gate.leave_with_result()
 
@@ -289,7 +290,7 @@ class BlockPool(StandalonePool):
         """How many leading tokens of `token_ids` stand in cached, computed blocks. Holds nothing. O(blocks)."""
         self._gate.enter("num_cached_tokens")
         try:
-            return int(find_computed(self._ledger, self._make_prompt(token_ids, extra_keys))) * self.block_size
+            return len(find_full(self._ledger, self._make_prompt(token_ids, extra_keys))) * self.block_size
         finally:
             self._gate.leave()
 
@@ -301,10 +302,10 @@ class BlockPool(StandalonePool):
         self._gate.enter("cached_block_ids")
         try:
             prompt = self._make_prompt(token_ids, extra_keys)
-            found = find_computed(self._ledger, prompt)
-            if found == 0 or found < prompt.num_tokens // self.block_size:
+            found = find_full(self._ledger, prompt)
+            if len(found) == 0 or len(found) < prompt.num_tokens // self.block_size:
                 return []
-            return self._ledger.index.rings.members(i64(self._ledger.index.found[found - 1]))
+            return self._ledger.index.rings.members(i64(found[len(found) - 1]))
         finally:
             self._gate.leave()
 
@@ -323,11 +324,10 @@ class BlockPool(StandalonePool):
         """
         self._gate.enter("retain")
         try:
-            prompt = make_chunk(token_ids, extra_keys, self.block_size).at(0, self.block_size)
+            prompt = self._make_prompt(token_ids, extra_keys)
             level = wished_priority(priority)
             until = wished_end(expires_at)
-            found = find_computed(self._ledger, prompt)
-            blocks = [int(block) for block in self._ledger.index.found[:found]]
+            blocks = [int(block) for block in find_full(self._ledger, prompt)]
             return self._order.retain(blocks, level, until)
         finally:
             self._gate.leave()

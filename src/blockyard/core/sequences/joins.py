@@ -40,7 +40,7 @@ class Joins:
         """
         if self.index.num_pending == 0:
             return
-        found = hit.num_found
+        found = i64(len(hit.blocks))
         blocks = hit.blocks
         owner = self.index.owner
         first: i64 = 0

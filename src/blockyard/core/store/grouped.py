@@ -76,7 +76,7 @@ class GroupedStore(Store):
         O(found * groups): a window that fails lowers the limit to the place that is missing, so each place is looked
         at once, or once more for each other group with a window.
         """
-        limit = hit.num_found * self.block_size
+        limit = i64(len(hit.blocks)) * self.block_size
         for group in self.groups:
             hit.places.append(zeros_i64(int(limit // group.block_size)))
         reached: i64 = -1
@@ -86,7 +86,7 @@ class GroupedStore(Store):
                 limit = min(limit, group.reach(self.token_blocks.index, hit.blocks, hit.places[number], limit))
                 limit -= limit % self.alignment
         hit.num_usable = limit // self.block_size
-        hit.num_known = hit.num_found
+        hit.num_known = len(hit.blocks)
 
     def num_needed(self, hit: Hit, num_tokens: i64) -> i64:
         """Free blocks that admitting a prompt with this hit asks for."""

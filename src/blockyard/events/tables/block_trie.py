@@ -68,6 +68,8 @@ class BlockTrie:
         self._free = zeros_i32(capacity)
         self._num_free: i64 = 0
         self._next_node: i64 = 1
+        #: Where a path is collected before it is returned.
+        self._nodes = zeros_i32(int(TILE_BLOCKS))
         #: Whether the nodes guessed last have numbers one after another.
         self._in_one_piece = False
         #: held[(node * 2 + medium) * words + holder // 62] has a bit for each holder.
@@ -272,14 +274,13 @@ class BlockTrie:
         prompt = AskedPrompt(token_ids, self.block_size)
         num_blocks = prompt.num_tokens // self.block_size
         if keys:
-            found = self.index.find_prompt(Prompt(prompt.words(), prompt.num_tokens, request, keys), num_blocks)
-        else:
-            found = self._follow(prompt, num_blocks, self.index.known_root(request))
-            prompt.require_tokens(found * self.block_size)
-        return Path(self.index.found[: int(found)])
+            return Path(self.index.find_prompt(Prompt(prompt.words(), prompt.num_tokens, request, keys), num_blocks))
+        found = self._follow(prompt, num_blocks, self.index.known_root(request))
+        prompt.require_tokens(found * self.block_size)
+        return Path(self._nodes[:found])
 
     def _follow(self, prompt: AskedPrompt, num_blocks: i64, root: i64) -> i64:
-        """How many blocks right after a root any holder has; `index.found` has their nodes. O(blocks found).
+        """How many blocks right after a root any holder has; `_nodes` has their nodes. O(blocks found).
 
         Most nodes have one node behind them. That one is compared with the prompt and nothing is hashed, a run at a
         time; where it is another block, that block is looked up. Runs double as long as they are equal.
@@ -287,7 +288,8 @@ class BlockTrie:
         if root == NO_CONTENT:
             return 0
         index = self.index
-        index.make_room(num_blocks)
+        if num_blocks > i64(len(self._nodes)):
+            self._nodes = zeros_i32(int(2 * num_blocks))
         reached: i64 = 0
         node: i64 = 0
         parent = root
@@ -297,7 +299,7 @@ class BlockTrie:
             equal = self._compare(prompt, reached, last, parent)
             run = 2 * run if equal == reached + run else TILE_BLOCKS
             if equal > reached:
-                node = i64(index.found[equal - 1])
+                node = i64(self._nodes[equal - 1])
                 parent = index.content_of(node)
             if equal == reached:
                 node = self._look_up(prompt.words(), reached, node, parent)
@@ -309,8 +311,8 @@ class BlockTrie:
         return num_blocks
 
     def _guess(self, node: i64, first: i64, last: i64) -> i64:
-        """Fill `index.found` with what stands behind a node; returns where nothing does."""
-        found, children = self.index.found, self._child
+        """Fill `_nodes` with what stands behind a node; returns where nothing does."""
+        nodes, children = self._nodes, self._child
         position = first
         apart: i64 = 0
         before = i64(children[node]) - 1
@@ -320,7 +322,7 @@ class BlockTrie:
                 break
             apart |= node - before ^ 1
             before = node
-            found[position] = i32(node)
+            nodes[position] = i32(node)
             position += 1
         self._in_one_piece = apart == 0
         return position
@@ -334,11 +336,11 @@ class BlockTrie:
             return first
         if self._in_one_piece and last - first >= FEWEST_AT_ONCE and prompt.memory:
             rows = self.index.rows
-            start = int(rows.start_of(i64(self.index.found[first])))
+            start = int(rows.start_of(i64(self._nodes[first])))
             piece = memoryview(rows.words)[start : start + int((last - first) * rows.num_words)]
             if prompt.memory.startswith(piece, int(first * rows.num_words) * WORD_BYTES):
                 return last
-        return self.index.verify(prompt.words(), first, last, parent)
+        return self.index.verify(self._nodes, prompt.words(), first, last, parent)
 
     def _look_up(self, words: vec[i64], position: i64, before: i64, parent: i64) -> i64:
         """The node of a block behind another one (0: behind the root `parent`), 0 for none."""
@@ -346,7 +348,7 @@ class BlockTrie:
         chain = index.chain_hash[before] if before > 0 else root_hash(parent)
         index.hash_run(words, position, position + 1, chain)
         node = index.find(words, position * index.rows.num_words, index.hashes[position], parent)
-        index.found[position] = i32(node)
+        self._nodes[position] = i32(node)
         return node
 
     def match(self, path: "Path", rows: HolderRows, best: Lengths) -> Lengths:
