@@ -26,8 +26,10 @@ from ..support.servers import MODEL, Running, running_server, tiny_engine
 DASHBOARD, ALERT_RULES = dashboard_path(), alert_rules_path()
 NAME = re.compile(r"\b(?:vllm|blockyard):\w+")
 NEEDS_PROMETHEUS = pytest.mark.skipif(not is_installed(), reason="needs Debian's package prometheus")
-#: Panels that stay empty while nothing of the kind happens.
+#: Targets that stay empty while nothing of the kind happens.
 QUIET = {"refused: {{reason}}"}
+#: Rows whose panels want a flag say which.
+FLAGGED_ROW = re.compile(r": .*--[a-z-]+")
 
 
 def expressions() -> list[tuple[str, str]]:
@@ -60,6 +62,7 @@ def work(running: Running) -> None:
     prompts = [f"{number} bottles of beer on the wall, {number} bottles of beer. " * 2 for number in range(10)]
     for prompt in [*prompts, prompts[-1], prompts[0]]:
         running.client().completions.create(model=MODEL, prompt=prompt, max_tokens=8, n=2, temperature=0)
+    running.call("POST", "/v1/hints", b'{"session_id": "a conversation", "over": true}')
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +96,24 @@ def test_a_panel_has_a_title_a_word_on_it_and_a_place_of_its_own() -> None:
     variables = {each["name"] for each in board["templating"]["list"]}
     used = set(re.findall(r"\$\{?(\w+)", DASHBOARD.read_text())) - {"__rate_interval", "__all"}
     assert used <= variables
+
+
+def test_without_a_flag_only_rows_that_name_one_are_empty() -> None:
+    """Under plain `blockyard serve` every target outside the flagged rows has its series, from the first request."""
+    with running_server(tiny_engine(40, max_num_seqs=4)) as running:
+        work(running)
+        _, _, page = running.call("GET", "/metrics")
+    seen = set(re.findall(r"^([\w:]+)\{", page.decode(), re.MULTILINE))
+    flagged, empty, in_flagged = False, [], 0
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        flagged = bool(FLAGGED_ROW.search(panel["title"])) if panel["type"] == "row" else flagged
+        for target in panel.get("targets", []):
+            is_empty = not set(NAME.findall(target["expr"])) <= seen
+            in_flagged += is_empty and flagged
+            if is_empty and not flagged and target["legendFormat"] not in QUIET:
+                empty.append(f"{panel['title']} | {target['legendFormat']}")
+    assert empty == []
+    assert in_flagged > 10, "a plain server lacks what the flags switch on"
 
 
 def test_the_docs_say_which_alerts_there_are() -> None:
