@@ -80,6 +80,7 @@ TARGETS = [
     _cache("resize", lambda s: {"num_blocks": 9}),
     _cache("set_eviction_policy", lambda s: {"policy": MRU}),
     _cache("retain", lambda s: {"token_ids": tokens(1, 12), "priority": 2, "expires_at": 5.0, "extra_keys": s.keys}),
+    _cache("num_retained_of", lambda s: {"token_ids": tokens(1, 12), "extra_keys": s.keys}),
     _cache("advance_time", lambda s: {"now": 9.5}),
     _cache("hint", lambda s: {"target": "idle", "over": True}),
     _cache("hint", lambda s: {"target": s.decoding, "back_in": 2.5}),

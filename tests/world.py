@@ -65,6 +65,8 @@ class World(DataPlane):
         self.remembered: list[Seq] = []
         self.story: list[Any] = []
         self.now = 0.0
+        #: Blocks retained now and retentions that ended.
+        self.num_wishes = 0
         self.told = Told()
 
     def choose_config(self) -> Any:
@@ -151,6 +153,7 @@ class World(DataPlane):
             name = f"{name}: {type(error).__name__}"
         self.counts[name] += 1
         self.cache.check()
+        self.count_wishes(name)
         self.take_events()
         self.count_slid()
         self.story.append((name, result, self.state()))
@@ -165,6 +168,13 @@ class World(DataPlane):
                 self.told.apply(self.cache.take_events())
             assert self.told.differences(self.cache) == []
             self.counts["contents told of"] += len(events.contents)
+
+    def count_wishes(self, name: str) -> None:
+        """What was retained is retained still or has ended for a cause; only `retain` makes it more."""
+        ended = self.cache.ended_retentions
+        num_wishes = self.cache.num_retained_blocks + sum(getattr(ended, f"num_{cause}") for cause in ended.CAUSES)
+        assert num_wishes == self.num_wishes or (name == "retain" and num_wishes > self.num_wishes)
+        self.num_wishes = num_wishes
 
     def count_slid(self) -> None:
         """How often a running sequence stood with blocks behind its window released."""
@@ -190,6 +200,9 @@ class World(DataPlane):
         self.counts[kind + "blocks copied"] += stats.num_copied_blocks
         self.counts[kind + "blocks evicted"] += stats.num_evicted_blocks
         self.counts[kind + "blocks evicted by a hint"] += stats.num_hinted_evictions
+        ended = self.cache.ended_retentions
+        for cause in ended.CAUSES:
+            self.counts[f"retentions {cause}"] += getattr(ended, f"num_{cause}")
         self.cache.free([seq.handle for seq in self.seqs])
         self.cache.check()
         assert self.cache.num_used_blocks == 0

@@ -109,6 +109,23 @@ class CacheStats:
         return self.num_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class RetentionEnds:
+    """It counts the blocks whose retention (`retain`) has ended so far, by cause.
+
+    num_evicted: running requests took them, as nothing else was idle. num_expired: their time was over. num_released:
+    the wish was taken back, with priority 0. num_dropped: what they cached was lost otherwise: by a reset, a pool that
+    shrank, `evict` or another eviction policy.
+    """
+
+    CAUSES: ClassVar[tuple[str, ...]] = ("evicted", "expired", "released", "dropped")
+
+    num_evicted: int
+    num_expired: int
+    num_released: int
+    num_dropped: int
+
+
 class HintOutcome(Enum):
     """What became of a hint. True in an `if` for ACCEPTED and CLIPPED.
 
@@ -153,7 +170,8 @@ class AllocationEvent:
     """One thing that happened to blocks of a pool.
 
     number: counts the events from 0. time: as last told to `advance_time`. action: "take", "share", "release" or
-    "evict". actor: the call and the holder it was for. block_ids: the blocks, in order. num_free: free blocks after it.
+    "evict", or "retention evicted" and the like where a wish ended (`RetentionEnds`). actor: the call and the holder it
+    was for. block_ids: the blocks, in order. num_free: free blocks after it.
     """
 
     number: int

@@ -149,6 +149,8 @@ def test_the_order_is_the_models(make: Callable[[int], tuple[EvictionPolicy, Any
         stream.step()
     stream.drain()
     assert len(stream.evicted) > 100
+    if isinstance(policy, Retention):
+        assert list(policy.watch.counts) == model.ends
 
 
 def test_every_policy_has_a_model() -> None:

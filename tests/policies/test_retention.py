@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from blockyard import InvalidArgument, LayerGroup, OverBudget, PolicyError, Resize
+from blockyard.answers import RetentionEnds
+from blockyard.observe import describe_history
 
 from ..support.cached import cached_tokens
 from ..support.checked import Checked, prompt
@@ -392,3 +394,86 @@ def test_a_policy_that_fails_when_a_wish_takes_a_block_from_it() -> None:
     assert cache.retain(tokens[0], 1) == 1
     evict(cache, 2)
     assert survivors(cache, tokens) == [0]
+
+
+# ---------------------------------------------------------------- how it ends
+
+
+@pytest.mark.parametrize("policy", ["lru", "guarded:density", "strict:lru"])
+def test_each_end_is_counted_by_its_cause_and_told_to_the_history(policy: str) -> None:
+    cache = retaining(eviction_policy=policy, history_size=999)
+    prompts = [cached(cache, number) for number in range(6)]
+    for tokens in prompts:
+        cache.retain(tokens, 1, 50.0 if tokens == prompts[1] else None)
+    told = {}
+
+    def ends(number: int) -> None:
+        told[number] = (cache.cache.num_retained_of(prompts[number]), cache.cache.ended_retentions)
+
+    evict(cache, 1)
+    ends(0)
+    cache.cache.advance_time(51.0)
+    ends(1)
+    cache.retain(prompts[2], 0)
+    ends(2)
+    cache.cache.retain(prompts[2], 0)  # which has no wish any more
+    assert cache.cache.num_retained_of(prompts[3]) == 1
+    cache.cache.resize(2)
+    ends(3)
+    assert [kept for kept, _ in told.values()] == [0, 0, 0, 0]
+    assert [ended for _, ended in told.values()] == [
+        RetentionEnds(1, 0, 0, 0),
+        RetentionEnds(1, 1, 0, 0),
+        RetentionEnds(1, 1, 1, 0),
+        RetentionEnds(1, 1, 1, 3),
+    ]
+    events = [(event.action, event.actor) for event in cache.cache.history() if event.action.startswith("retention")]
+    assert [action for action, _ in events] == [
+        "retention evicted",
+        "retention expired",
+        "retention released",
+        *["retention dropped"] * 3,
+    ]
+    assert events[1][1] == "advance_time"
+    assert events[2][1] == "retain"
+    assert "retention dropped 3 blocks in 3" in describe_history(cache.cache)
+
+
+@pytest.mark.parametrize(
+    "end", [lambda cache: cache.reset_prefix_cache(), lambda cache: cache.set_eviction_policy("lfu")]
+)
+def test_what_ends_all_retentions_counts_them(end: Any) -> None:
+    cache = retaining()
+    for number in range(3):
+        cache.retain(cached(cache, number))
+    end(cache.cache)
+    assert cache.cache.ended_retentions == RetentionEnds(0, 0, 0, 3)
+    assert cache.cache.num_retained_blocks == 0
+
+
+def test_a_running_request_that_ends_a_retention_is_named() -> None:
+    cache = retaining(history_size=99)
+    tokens = cached(cache, 0, 8)
+    cache.retain(tokens)
+    seq = cache.cache.allocate(prompt(1, 36), "greedy")
+    (event,) = {(event.action, event.actor) for event in cache.cache.history() if event.action.startswith("retention")}
+    assert event == ("retention evicted", "allocate greedy")
+    assert cache.cache.num_retained_of(tokens) == 0
+    cache.cache.free(seq)
+
+
+def test_of_a_retained_prompt_the_last_blocks_go_first() -> None:
+    cache = retaining()
+    tokens = cached(cache, 0, 16)
+    cache.retain(tokens)
+    left = []
+    for _ in range(4):
+        evict(cache, 1)
+        left.append(cache.cache.num_retained_of(tokens))
+    assert left == [3, 2, 1, 0]
+
+
+def test_without_a_budget_nothing_is_retained_and_nothing_ends() -> None:
+    cache = Checked(10)
+    assert cache.cache.num_retained_of(cached(cache, 0)) == 0
+    assert cache.cache.ended_retentions == RetentionEnds(0, 0, 0, 0)

@@ -145,6 +145,7 @@ def _manager_calls() -> list[Call]:
         Call("set_eviction_policy", lambda s: lambda: s.cache.set_eviction_policy("arc")),
         Call("set_eviction_policy", lambda s: lambda: s.cache.set_eviction_policy(MRU)),
         Call("retain", lambda s: lambda: s.cache.retain(tokens(1, 12), 2, 5.0, s.keys)),
+        Call("num_retained_of", lambda s: lambda: s.cache.num_retained_of(tokens(1, 12), s.keys)),
         Call("advance_time", lambda s: lambda: s.cache.advance_time(9.5)),
         Call("hint", lambda s: lambda: s.cache.hint("idle", over=True)),
         Call("hint", lambda s: lambda: s.cache.hint(s.decoding, back_in=5.5)),
@@ -255,6 +256,8 @@ QUESTIONS: dict[str, Callable[[Site], Any]] = {
     "pool.free_block_after": lambda s: s.pool.free_block_after(0),
     "pool.free_block_before": lambda s: s.pool.free_block_before(0),
     "pool in words": lambda s: repr(s.pool),
+    "ended_retentions": lambda s: s.cache.ended_retentions,
     "alone.num_retained_blocks": lambda s: s.alone.num_retained_blocks,
+    "alone.ended_retentions": lambda s: s.alone.ended_retentions,
     "pool.leases": lambda s: len(s.pool.leases()),
 }

@@ -246,13 +246,16 @@ class RetentionModel(Model):
         self.wishes: dict[Block, tuple[Key, int, float | None]] = {}
         #: Of each idle block, whether it is the inner model's.
         self.is_inner: dict[Block, bool] = {}
+        #: How wishes ended: evicted, expired, released, dropped.
+        self.ends = [0, 0, 0, 0]
 
     def wish(self, block: Block, key: Key, priority: int, expires_at: float | None) -> None:
         before = self.wishes[block][1] if block in self.wishes else 0
         idle = block in self.is_inner and priority != before
         if idle:
             self.remove(block)
-        self.wishes.pop(block, None)
+        if self.wishes.pop(block, None) and priority == 0:
+            self.ends[2] += 1
         if priority > 0:
             self.wishes[block] = (key, priority, expires_at)
         if idle:
@@ -262,6 +265,8 @@ class RetentionModel(Model):
         ended = [(end, block) for block, (_, _, end) in self.wishes.items() if end is not None and end <= now]
         for _, block in sorted(ended, key=lambda pair: pair[0]):  # those of one time in the order of the wishes
             self.wish(block, self.wishes[block][0], 0, None)
+            self.ends[2] -= 1
+            self.ends[1] += 1
 
     def insert(self, block: Block, key: Key, depth: int) -> None:
         self.depth[block] = depth
@@ -277,7 +282,7 @@ class RetentionModel(Model):
             self.inner.insert(block, key, self.depth[block])
 
     def gone(self, block: Block) -> None:
-        self.wishes.pop(block, None)
+        self.ends[3] += 1 if self.wishes.pop(block, None) else 0
 
     def hit(self, block: Block, key: Key) -> None:
         self.inner.hit(block, key)
@@ -295,6 +300,7 @@ class RetentionModel(Model):
             block = min(self.idle, key=lambda block: self.wishes[block][1])
             self.idle.remove(block)
             del self.wishes[block]
+            self.ends[0] += 1
         del self.is_inner[block]
         return block
 
@@ -302,6 +308,7 @@ class RetentionModel(Model):
         super().clear()
         self.inner.clear()
         self.is_inner = {}
+        self.ends[3] += len(self.wishes)
         self.wishes = {}
 
     def grow(self, num_blocks: int) -> None:

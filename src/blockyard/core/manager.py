@@ -11,7 +11,17 @@ import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ..answers import Admission, AllocationEvent, CacheStats, HintOutcome, Holding, MissCauses, Residency, Resize
+from ..answers import (
+    Admission,
+    AllocationEvent,
+    CacheStats,
+    HintOutcome,
+    Holding,
+    MissCauses,
+    Residency,
+    Resize,
+    RetentionEnds,
+)
 from ..arguments import require_bool, require_int, require_session, shown
 from ..config import MAX_BLOCKS, CacheConfig
 from ..errors import InvalidArgument, not_enough_memory
@@ -533,6 +543,17 @@ class KVCacheManager:
         finally:
             self._gate.leave()
 
+    def num_retained_of(self, token_ids: object, extra_keys: object = ()) -> int:
+        """Count the cached blocks `token_ids` begins with that `retain` keeps now. O(tokens + blocks).
+
+        Fewer than `retain` answered: the retention of the others has ended; `ended_retentions` counts why.
+        """
+        self._gate.enter("num_retained_of")
+        try:
+            return self._evict.num_retained_of(self._prompt(token_ids, extra_keys))
+        finally:
+            self._gate.leave()
+
     def hint(
         self, target: object, *, over: object = False, back_in: object = None, back_at: object = None
     ) -> HintOutcome:
@@ -711,6 +732,11 @@ class KVCacheManager:
     def num_retained_blocks(self) -> int:
         """Blocks that `retain` keeps now, held or idle; 0 without a budget. O(1)."""
         return self._evict.order.num_retained
+
+    @property
+    def ended_retentions(self) -> RetentionEnds:
+        """Count the blocks whose retention has ended so far, by cause. O(1)."""
+        return self._evict.order.ended_retentions()
 
     @property
     def usage(self) -> float:

@@ -6,7 +6,17 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from ..answers import Admission, AllocationEvent, CacheStats, HintOutcome, Holding, MissCauses, Residency, Resize
+from ..answers import (
+    Admission,
+    AllocationEvent,
+    CacheStats,
+    HintOutcome,
+    Holding,
+    MissCauses,
+    Residency,
+    Resize,
+    RetentionEnds,
+)
 from ..config import CacheConfig
 from ..hints import ExtraKeys, Integer, Integers, NextTokens, Number, OneOrMore, Policy
 from ..kv_events import KVCacheEvents
@@ -72,6 +82,7 @@ class KVCacheManager:
     def retain(
         self, token_ids: Integers, priority: Integer = 1, expires_at: Number | None = None, extra_keys: ExtraKeys = ()
     ) -> int: ...
+    def num_retained_of(self, token_ids: Integers, extra_keys: ExtraKeys = ()) -> int: ...
     def hint(
         self, target: Integer | str, *, over: bool = False, back_in: Number | None = None, back_at: Number | None = None
     ) -> HintOutcome: ...
@@ -117,6 +128,8 @@ class KVCacheManager:
     def num_cached_blocks(self) -> int: ...
     @property
     def num_retained_blocks(self) -> int: ...
+    @property
+    def ended_retentions(self) -> RetentionEnds: ...
     @property
     def usage(self) -> float: ...
     def block(self, block_id: Integer) -> KVCacheBlock: ...

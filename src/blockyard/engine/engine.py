@@ -296,11 +296,17 @@ class Engine:
     ) -> int:
         """Ask that the cached blocks `token_ids` begins with be evicted last, for `seconds` by the engine's clock.
 
-        Returns how many blocks it concerns. `KVCacheManager.retain` says the rest, and raises.
+        Returns how many blocks it concerns. `KVCacheManager.retain` says the rest, and raises; `num_retained_of` says
+        how many of a prompt's blocks a wish still keeps.
         """
         now = self._clock()
         self.cache.advance_time(now)
         return self.cache.retain(token_ids, priority, None if seconds is None else now + seconds, tuple(extra_keys))
+
+    def num_retained_of(self, token_ids: Sequence[int], *, extra_keys: Sequence[ExtraKey] = ()) -> int:
+        """Count the cached blocks `token_ids` begins with that `retain` keeps now, by the engine's clock."""
+        self.cache.advance_time(self._clock())
+        return self.cache.num_retained_of(token_ids, tuple(extra_keys))
 
     def max_new_tokens(self, num_prompt_tokens: int, n: int = 1) -> int:
         """The largest max_tokens that `add_request` takes for such a prompt; 0 if none."""

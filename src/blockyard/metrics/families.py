@@ -7,12 +7,12 @@ Prometheus adds `_total` to the names of counters.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from ..answers import CacheStats, Histogram, Residency
+from ..answers import CacheStats, Histogram, Residency, RetentionEnds
 from .reading import CacheReading, PoolCounts
 
 #: One cache's labels, the same for all of its metrics: (name, value), in this order.
@@ -106,6 +106,12 @@ def _retained(seen: CacheReading) -> Values:
     return {"": seen.stats.num_retained_blocks}
 
 
+def _ended(seen: CacheReading) -> Values:
+    if seen.ended_retentions is None:
+        return None
+    return dict(zip(RetentionEnds.CAUSES, astuple(seen.ended_retentions), strict=True))
+
+
 def _cpu_states(seen: CacheReading) -> Values:
     return None if seen.cpu_blocks is None else asdict(seen.cpu_blocks)
 
@@ -132,6 +138,7 @@ FAMILIES: tuple[Family, ...] = (
     _of_pool("blockyard:kv_blocks_cached", "Blocks that can be hit.", lambda pool: pool.num_cached),
     _of_pool("blockyard:kv_blocks_used_peak", "Most blocks held at once.", lambda pool: pool.peak_used),
     Family("blockyard:kv_blocks_retained", "Blocks that a wish keeps.", _retained),
+    Family("blockyard:kv_retentions_ended", "Blocks whose retention has ended, by cause.", _ended, "cause", True),
     _of_stats("blockyard:kv_slots_wasted", "Slots held that no token fills.", lambda stats: stats.num_wasted_slots),
     _of_stats("blockyard:sequences_running", "Sequences with blocks.", lambda stats: stats.num_running_seqs),
     _of_pool("blockyard:kv_blocks_allocated", "Blocks taken.", lambda pool: pool.num_allocated, is_counter=True),

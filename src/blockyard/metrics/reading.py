@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..answers import BlockState, CacheStats, MissCauses, Residency
+from ..answers import BlockState, CacheStats, MissCauses, Residency, RetentionEnds
 from ..config import CacheConfig
 from ..core.manager import KVCacheManager
 from ..core.pools.lease_pool import LeasePool
@@ -82,6 +82,7 @@ class CacheReading:
 
     config, stats: None of a bare pool, which has no sequences and counts no tokens. cpu_blocks: None without a CPU
     pool. residency, misses: None where the cache does not follow them (`residency_sample`, `track_misses`).
+    ended_retentions: None without a budget of them (`retention_blocks`).
     num_preemptions: sequences preempted so far; None where nothing counts them. num_cpu_hit_tokens: those of
     `stats.num_hit_tokens` that lay in the CPU pool; None where nothing counts them and there is such a pool.
     """
@@ -93,6 +94,7 @@ class CacheReading:
     cpu_blocks: BlockStates | None = None
     residency: Residency | None = None
     misses: MissCauses | None = None
+    ended_retentions: RetentionEnds | None = None
     num_preemptions: int | None = None
     num_cpu_hit_tokens: int | None = None
 
@@ -110,6 +112,7 @@ class CacheReading:
             cpu_blocks=None if cpu_pool is None else BlockStates.of(cpu_pool),
             residency=cache.residency() if config.residency_sample else None,
             misses=cache.miss_totals() if config.track_misses else None,
+            ended_retentions=cache.ended_retentions if config.retention_blocks else None,
             num_preemptions=num_preemptions,
             num_cpu_hit_tokens=0 if cpu_pool is None else num_cpu_hit_tokens,
         )

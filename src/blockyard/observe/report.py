@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..answers import AllocationEvent, BlockState, Holding
+from ..answers import AllocationEvent, BlockState, Holding, RetentionEnds
 from ..arguments import require_int
 from ..core.manager import KVCacheManager
 from ..core.pool.block import KVCacheBlock
@@ -20,7 +20,7 @@ from .picture import pool_of
 _MAX_LINES = 2**20
 #: Block ids named on a line.
 _MAX_IDS = 12
-_ACTIONS = ("take", "share", "release", "evict")
+_ACTIONS = ("take", "share", "release", "evict", *(f"retention {cause}" for cause in RetentionEnds.CAUSES))
 
 
 def describe_history(cache: KVCacheManager | LeasePool, limit: int = 20) -> str:

@@ -21,6 +21,10 @@ class EvictCalls:
         """Give the cached blocks that a prompt begins with this priority. Returns how many they are."""
         return self.order.retain(self._cached_blocks(prompt), level, until)
 
+    def num_retained_of(self, prompt: Prompt) -> int:
+        """Return how many of the cached blocks that a prompt begins with are retained now."""
+        return self.order.num_retained_of(self._cached_blocks(prompt))
+
     def _cached_blocks(self, prompt: Prompt) -> list[int]:
         """The blocks of the pool that hold the longest cached beginning of a prompt, all layer groups'."""
         found = self.token_blocks.index.find_prompt(prompt, prompt.num_tokens // i64(self.token_blocks.block_size))

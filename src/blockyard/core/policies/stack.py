@@ -11,7 +11,7 @@ from ..arrays import clear_i64, grown_i64, zeros_i64
 from ..gate import Interruption
 from .base import EvictionPolicy, Layer
 from .layers.hinted import Hinted
-from .layers.retention import Retention
+from .layers.retention import Retention, RetentionWatch
 from .layers.sessions import UNKNOWN, Sessions
 
 NONE: Final[i64] = 0
@@ -30,8 +30,8 @@ class EvictionStack:
     anything. Every answer is checked: a policy that names a block which is not idle fails that call too, not the pool.
     Put another policy in its place, and all goes on.
 
-    The policy may come with guards around it. retains: whether blocks can be retained. sessions: who uses which blocks,
-    where that is known; the policy may refuse hints about them.
+    The policy may come with guards around it. retains: told how retentions end; None where blocks cannot be
+    retained. sessions: who uses which blocks, where that is known; the policy may refuse hints about them.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class EvictionStack:
         policy: EvictionPolicy,
         num_blocks: int,
         interruption: Interruption,
-        retains: bool = False,
+        retains: RetentionWatch | None = None,
         sessions: Sessions | None = None,
     ) -> None:
         self.interruption = interruption
@@ -66,8 +66,8 @@ class EvictionStack:
         if sessions is not None:
             sessions.make_block_room(num_blocks)
             self.know(sessions)
-        if retains:
-            self.retention = Retention(self.top, num_blocks)
+        if retains is not None:
+            self.retention = Retention(self.top, num_blocks, retains)
             self.layers.insert(0, self.retention)
             self.top = self.retention
         #: Whether the policy wants to be told of parents and misses.

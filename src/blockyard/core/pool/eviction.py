@@ -4,16 +4,35 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from ...answers import RetentionEnds
 from ...arguments import require_int, require_number
 from ...errors import InvalidArgument, OverBudget
 from ..gate import Interruption
 from ..policies import make_policy
+from ..policies.layers.retention import RetentionWatch
 from ..policies.layers.sessions import Sessions
 from ..policies.stack import EvictionStack
 from .ledger import BlockLedger
 from .observer import Clock
 
 MAX_PRIORITY: Final = 2**20
+
+#: What the history says of a block whose retention has ended, by cause.
+ENDS: Final = tuple([f"retention {cause}" for cause in RetentionEnds.CAUSES])
+
+
+class ToldRetentions(RetentionWatch):
+    """Counts how retentions ended, under all policies of a pool, and tells its observers."""
+
+    def __init__(self, ledger: BlockLedger) -> None:
+        super().__init__()
+        self.ledger = ledger
+
+    def ended(self, block: i64, cause: i64) -> None:
+        """Count it, and tell."""
+        super().ended(block, cause)
+        if self.ledger.observer is not None:
+            self.ledger.observer.unretained(block, ENDS[cause])
 
 
 class EvictionOrder:
@@ -24,6 +43,8 @@ class EvictionOrder:
         self.interruption = interruption
         self.clock = clock
         self.retention_blocks = retention_blocks
+        #: How retentions ended, under all policies.
+        self.retentions = ToldRetentions(ledger)
         #: Who uses which blocks, from the first session on.
         self.sessions: Sessions | None = None
         #: What hints decided under earlier policies.
@@ -36,9 +57,11 @@ class EvictionOrder:
         if not is_queue:
             num_blocks = int(self.ledger.capacity)
             made = make_policy(policy, num_blocks)
-            stack = EvictionStack(made, num_blocks, self.interruption, self.retention_blocks > 0, self.sessions)
-        num_hinted = self.num_hinted_evictions()
+            retains = self.retentions if self.retention_blocks > 0 else None
+            stack = EvictionStack(made, num_blocks, self.interruption, retains, self.sessions)
+        num_hinted, num_retained = self.num_hinted_evictions(), self.num_retained
         self.ledger.choose_by(stack)
+        self.retentions.all_dropped(num_retained)
         self._num_hinted_before = num_hinted
 
     def know_sessions(self, max_sessions: int) -> Sessions:
@@ -76,6 +99,15 @@ class EvictionOrder:
         """Blocks that a wish keeps now."""
         return 0 if self.ledger.stack is None else self.ledger.stack.num_retained
 
+    def ended_retentions(self) -> RetentionEnds:
+        """Count the blocks whose retention has ended so far, by cause."""
+        return RetentionEnds(*(int(count) for count in self.retentions.counts))
+
+    def num_retained_of(self, blocks: list[int]) -> int:
+        """Count those of these blocks that a wish keeps now."""
+        stack = self.ledger.stack
+        return 0 if stack is None else len([block for block in blocks if stack.is_retained(block)])
+
     def num_hinted_evictions(self) -> int:
         """Blocks that were evicted because of a hint, under all policies."""
         stack = self.ledger.stack
@@ -94,7 +126,9 @@ class EvictionOrder:
             )
         if stack.failure:
             raise stack.error()
-        for block in blocks:
+        self.ledger.act("retain", "")
+        # From the last to the first, as blocks are released: among equals a suffix goes first.
+        for block in reversed(blocks):
             stack.retain(block, priority, expires_at)
         return len(blocks)
 
@@ -105,6 +139,8 @@ class EvictionOrder:
             raise InvalidArgument(f"now is {time}; it must be at least {self.clock.now}, the time told before")
         self.clock.now = time
         if self.ledger.stack is not None:
+            if self.num_retained > 0:
+                self.ledger.act("advance_time", "")
             self.ledger.stack.advance(time)
 
 

@@ -25,6 +25,9 @@ class PoolObserver:
     def dropping(self, block: i64) -> None:
         """`block` is cached, and about to lose its content without an eviction."""
 
+    def unretained(self, block: i64, action: str) -> None:
+        """A wish keeps `block` no longer, for the reason that `action` names."""
+
     def joined_by(self, other: "PoolObserver") -> "PoolObserver":
         """Return an observer that tells this one and then `other`."""
         return Observers([self, other])
@@ -70,6 +73,11 @@ class Observers(PoolObserver):
         """Tell all."""
         for member in self.members:
             member.dropping(block)
+
+    def unretained(self, block: i64, action: str) -> None:
+        """Tell all."""
+        for member in self.members:
+            member.unretained(block, action)
 
 
 class Clock:

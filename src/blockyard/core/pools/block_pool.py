@@ -5,6 +5,7 @@ import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
+from ...answers import RetentionEnds
 from ...arguments import require_bool, require_int, require_str, shown
 from ...config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_HISTORY
 from ...errors import InvalidArgument, OutOfBlocks, not_enough_memory
@@ -336,6 +337,11 @@ class BlockPool(StandalonePool):
     def num_retained_blocks(self) -> int:
         """Blocks that `retain` keeps now, held or idle; 0 without a budget. O(1)."""
         return self._order.num_retained
+
+    @property
+    def ended_retentions(self) -> RetentionEnds:
+        """Count the blocks whose retention has ended so far, by cause. O(1)."""
+        return self._order.ended_retentions()
 
     def reset(self) -> None:
         """The same as `reset_prefix_cache`."""

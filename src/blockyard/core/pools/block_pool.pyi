@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from ...answers import RetentionEnds
 from ...hints import ExtraKeys, Integer, Integers, Number, Policy
 from ...kv_events import KVCacheEvents
 from ..pool.found import FoundBlocks
@@ -50,6 +51,8 @@ class BlockPool(StandalonePool):
     ) -> int: ...
     @property
     def num_retained_blocks(self) -> int: ...
+    @property
+    def ended_retentions(self) -> RetentionEnds: ...
     def reset(self) -> None: ...
     def take_events(self) -> KVCacheEvents: ...
     @property

@@ -57,6 +57,10 @@ class AllocationHistory(PoolObserver):
         """Note that a cached block is taken for something else."""
         self._note("evict", vec[i32]([i32(block)]), 0, 1)
 
+    def unretained(self, block: i64, action: str) -> None:
+        """Note that a wish keeps a block no longer, and why."""
+        self._note(action, vec[i32]([i32(block)]), 0, 1)
+
     def _note(self, action: str, blocks: vec[i32], start: i64, count: i64) -> None:
         if count == 0:
             return

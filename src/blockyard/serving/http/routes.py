@@ -196,7 +196,7 @@ def retain_routes(service: Service, encoder: PromptEncoder, guard: KeyGuard) -> 
 
     @router.post("/retain", response_model=None)
     async def retain(request: Request) -> Response:
-        """Answer POST /v1/retain: how many blocks are retained, of how many tokens."""
+        """Answer POST /v1/retain: how many blocks are retained, how many of them were before, of how many tokens."""
         service.thread.require_place(0)
         deadline = Deadline(service.limits.request_seconds)
         wanted = await service.read(request, parse_retain)
@@ -210,13 +210,19 @@ async def _retained(service: Service, encoder: PromptEncoder, wanted: RetainText
     prompt = await encoder.encode(wanted.prompt_field, wanted.content, wanted.adds_special_tokens)
     keys = () if wanted.cache_salt is None else (CacheSalt(wanted.cache_salt),)
 
-    def retain(engine: Engine) -> int:
+    def retain(engine: Engine) -> tuple[int, int]:
         if not engine.cache.config.retention_blocks:
             raise invalid("this server retains nothing; start it with --retention-blocks")
         try:
-            return engine.retain(prompt.token_ids, wanted.priority, wanted.seconds, extra_keys=keys)
+            kept = engine.num_retained_of(prompt.token_ids, extra_keys=keys)
+            return kept, engine.retain(prompt.token_ids, wanted.priority, wanted.seconds, extra_keys=keys)
         except OverBudget as error:
             raise ApiError(409, str(error), code="over_budget") from None
 
-    num_blocks = await asyncio.wrap_future(service.thread.ask(retain))
-    return {"object": "retention", "num_blocks": num_blocks, "num_tokens": len(prompt.token_ids)}
+    kept, num_blocks = await asyncio.wrap_future(service.thread.ask(retain))
+    return {
+        "object": "retention",
+        "num_blocks": num_blocks,
+        "num_kept": kept,
+        "num_tokens": len(prompt.token_ids),
+    }

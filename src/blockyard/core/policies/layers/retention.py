@@ -1,11 +1,34 @@
 """Retention: blocks that should stay longer, within a policy that decides about all others."""
 
+from typing import Final
+
 from mypy_extensions import i64
 
 from ....errors import InvariantError
 from ...arrays import clear_i64, grown_i64, zeros_i64
 from ..base import EvictionPolicy, Layer
 from ..parts.heap import BlockHeap, order_of
+
+#: Why retentions end, in the order of the fields of `RetentionEnds`.
+EVICTED: Final[i64] = 0
+EXPIRED: Final[i64] = 1
+RELEASED: Final[i64] = 2
+DROPPED: Final[i64] = 3
+
+
+class RetentionWatch:
+    """Counts the blocks whose retention ended, by cause; a subclass may tell others. It must not raise."""
+
+    def __init__(self) -> None:
+        self.counts = zeros_i64(int(DROPPED) + 1)
+
+    def ended(self, block: i64, cause: i64) -> None:  # noqa: ARG002
+        """The retention of `block` has ended."""
+        self.counts[cause] += 1
+
+    def all_dropped(self, num_blocks: i64) -> None:
+        """All there are have ended at once: the cache was reset, or another policy came."""
+        self.counts[DROPPED] += num_blocks
 
 
 class Retention(Layer):
@@ -16,8 +39,10 @@ class Retention(Layer):
     pool (SGLang took theirs back); a wish cannot. O(log n) an operation.
     """
 
-    def __init__(self, policy: EvictionPolicy, num_blocks: int) -> None:
+    def __init__(self, policy: EvictionPolicy, num_blocks: int, watch: RetentionWatch | None = None) -> None:
         super().__init__(policy, num_blocks)
+        #: Told how wishes end.
+        self.watch = RetentionWatch() if watch is None else watch
         self.num_retained = 0
         self._priority = zeros_i64(num_blocks)
         self._key = zeros_i64(num_blocks)
@@ -44,6 +69,8 @@ class Retention(Layer):
         self.num_retained += (1 if priority > 0 else 0) - (1 if before > 0 else 0)
         self._priority[index] = priority
         self._expire_never(index)
+        if priority == 0 and before > 0:
+            self.watch.ended(index, RELEASED)
         if priority > 0 and expires_at is not None:
             self._expiries.insert(index, order_of(expires_at))
         if self._retained.holds(index) and priority != before:
@@ -66,6 +93,7 @@ class Retention(Layer):
             block = self._expiries.pop()
             self._priority[block] = 0
             self.num_retained -= 1
+            self.watch.ended(block, EXPIRED)
             if self._retained.holds(block):
                 self._retained.remove(block)
                 ended.append(int(block))
@@ -118,19 +146,20 @@ class Retention(Layer):
             self._leave_policy(block)
             return block
         block = self._retained.pop()
-        self._forget(block)
+        self._forget(block, EVICTED)
         return block
 
     def gone(self, block: i64) -> None:
         """The content of `block` is gone, and the wish to keep it with it."""
-        self._forget(block)
+        self._forget(block, DROPPED)
         super().gone(block)
 
-    def _forget(self, block: i64) -> None:
+    def _forget(self, block: i64, cause: i64) -> None:
         if self._priority[block] > 0:
             self.num_retained -= 1
             self._priority[block] = 0
             self._expire_never(block)
+            self.watch.ended(block, cause)
 
     def clear(self) -> None:
         """The cache was reset: nothing is retained any more. It asks for no memory."""
@@ -139,6 +168,7 @@ class Retention(Layer):
         clear_i64(self._priority)
         clear_i64(self._is_inner)
         self._num_inner = 0
+        self.watch.all_dropped(self.num_retained)
         self.num_retained = 0
         super().clear()
 
