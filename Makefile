@@ -1,5 +1,6 @@
 # make demo · make test · make lint · make bench   (each makes its own .venv and rebuilds what is stale)
-# make peers TRACE=FILE   (other block managers, in environments of their own: 8 GB) · make engines   (whole engines, vLLM too)
+# make peers   (other block managers, in environments of their own: 8 GB) · make engines   (whole engines, vLLM too)
+# make bench TRACE=FILE, make peers TRACE=FILE   (pools aged by that trace, not by one that the lab makes)
 # make interop   (Dynamo's indexer as a judge of KV events: 80 MB) · make interop-vllm   (vLLM's own tests on Blockyard)
 # make interop-sglang   (SGLang's own cache beside ours; SGLANG=checkout: its unit tests on Blockyard)
 # make docs   (the site, in build/site/html; a warning or a dead link fails)
@@ -33,7 +34,7 @@ lint: $(VENV)/built
 	$(BIN)/python -m mypy $(STUBBED:.pyi=.py)
 
 bench: $(VENV)/built
-	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks $(addprefix --trace ,$(TRACE)) $(BENCH_ARGS)
 
 peers: $(VENV)/built .venv-peers/installed .venv-sglang/installed
 	$(BIN)/python -m benchmarks.peers --python .venv-peers/bin/python --sglang-python .venv-sglang/bin/python $(addprefix --trace ,$(TRACE))

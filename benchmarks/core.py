@@ -15,13 +15,24 @@ import numpy.typing as npt
 from blockyard import BlockLease, BlockPool, CacheConfig, KVCacheManager, StepPlan
 from blockyard.steps import StepBuffers
 
+from .aging import aged_pool
 from .measure import Figure, figure, nanoseconds_an_item
+from .service import neighbours
 from .steps import step_figures
-from .workload import BLOCK_SIZE, PROMPT_BLOCKS, ROUNDS, SIZES, prompts_for, sample, size_name
+from .workload import BLOCK_SIZE, PROMPT_BLOCKS, ROUNDS, SIZES, Request, prompts_for, sample, size_name
+
+#: Of one row, at most.
+MOST_PROMPTS = 400
 
 
-def filled_pool(num_blocks: int, prompts: list[np.ndarray], run: int = 1) -> BlockPool:
-    """A pool that caches all prompts, in runs of `run` neighbours that lie in any order; 0 leaves all ids in order."""
+#: How the free blocks of a pool lay before the rows took them.
+AGED, SHUFFLED = "aged", "shuffled"
+#: Makes an empty pool whose free blocks lie in one way.
+Layout = Callable[[int], BlockPool]
+
+
+def shuffled_pool(num_blocks: int, run: int = 1) -> BlockPool:
+    """An empty pool whose free blocks lie in runs of `run` neighbours, in any order; 0 leaves all ids in order."""
     pool = BlockPool(num_blocks, BLOCK_SIZE)
     pieces: list[BlockLease] = []
     while run and pool.num_free_blocks:
@@ -29,19 +40,70 @@ def filled_pool(num_blocks: int, prompts: list[np.ndarray], run: int = 1) -> Blo
     random.Random(0).shuffle(pieces)
     for lease in pieces:
         pool.free_blocks(lease)
+    return pool
+
+
+def layouts_for(requests: list[Request]) -> dict[str, Layout]:
+    """As these requests leave a pool, when what they cached is forgotten; and the worst that can be."""
+
+    def served(num_blocks: int) -> BlockPool:
+        pool, _ = aged_pool(num_blocks, requests)
+        pool.reset()
+        return pool
+
+    return {AGED: served, SHUFFLED: shuffled_pool}
+
+
+def fill(pool: BlockPool, prompts: list[np.ndarray]) -> None:
+    """Cache all prompts one after another, then free them."""
     leases = []
     for prompt in prompts:
         leases.append(pool.get_new_blocks(PROMPT_BLOCKS))
         pool.cache_full_blocks(leases[-1], prompt)
     for lease in leases:
         pool.free_blocks(lease)
+
+
+def filled_pool(num_blocks: int, prompts: list[np.ndarray], run: int = 1) -> BlockPool:
+    """A pool that caches all prompts, in runs of `run` neighbours that lie in any order; 0 leaves all ids in order."""
+    pool = shuffled_pool(num_blocks, run)
+    fill(pool, prompts)
     return pool
 
 
-def lookup_figures(num_blocks: int) -> Iterator[Figure]:
+#: Nanoseconds a block that a row may take, by layout and size.
+BARS = {
+    (AGED, "lookup"): ("≤ 12", "≤ 15", "≤ 30"),
+    (AGED, "publish"): ("≤ 40", "≤ 45", "≤ 80"),
+    (AGED, "evict"): ("≤ 50", "≤ 60", "≤ 120"),
+    (AGED, "free"): ("≤ 3", "≤ 4", "≤ 6"),
+    (SHUFFLED, "lookup"): ("≤ 25", "≤ 40", ""),
+    (SHUFFLED, "publish"): ("≤ 60",) * 3,
+    (SHUFFLED, "evict"): ("< 2x",) * 3,
+    (SHUFFLED, "free"): ("≤ 10",) * 3,
+}
+
+
+def bar(layout: str, row: str, num_blocks: int) -> str:
+    return BARS[layout, row][SIZES.index(num_blocks)] if num_blocks in SIZES else ""
+
+
+def aging_figures(num_blocks: int, requests: list[Request]) -> Iterator[Figure]:
+    """How much of a hit lies side by side: in the trace that aged the pool, and in the prompts of the rows."""
+    pool, service = aged_pool(num_blocks, requests)
+    prompts = prompts_for(num_blocks, 1)
+    fill(pool, prompts)
+    own = float(np.mean([neighbours(pool.get_cached_blocks(prompt).block_ids) for prompt in prompts]))
+    name = size_name(num_blocks)
+    for what, share in (("hits of the aging trace, side by side", service.adjacency), ("prompts, side by side", own)):
+        yield Figure(what, name, 100 * share, "%", "", "", AGED)
+
+
+def lookup_figures(num_blocks: int, layout: str, make_pool: Layout) -> Iterator[Figure]:
     """Find and verify every block of a cached prompt: the question alone, then with the lease, then from a list."""
     prompts = prompts_for(num_blocks, 1)
-    pool = filled_pool(num_blocks, prompts)
+    pool = make_pool(num_blocks)
+    fill(pool, prompts)
     chosen = sample(prompts, 200, 2)
 
     def ask() -> int:
@@ -55,15 +117,6 @@ def lookup_figures(num_blocks: int) -> Iterator[Figure]:
             pool.free_blocks(pool.get_cached_blocks(prompt))
         return PROMPT_BLOCKS * len(chosen)
 
-    name = size_name(num_blocks)
-    bars = {10_000: "≤ 25", 100_000: "≤ 40"}
-    yield figure(
-        "lookup, a hit block, verified (int32)",
-        name,
-        nanoseconds_an_item(ask, ROUNDS),
-        "ns",
-        bars.get(num_blocks, ""),
-    )
     lists = [prompt.tolist() for prompt in prompts[:40]]
 
     def ask_list() -> int:
@@ -71,39 +124,52 @@ def lookup_figures(num_blocks: int) -> Iterator[Figure]:
             pool.num_cached_tokens(prompt)
         return PROMPT_BLOCKS * len(lists)
 
-    yield figure("lookup, a hit block, verified (list)", name, nanoseconds_an_item(ask_list, ROUNDS), "ns", "≤ 160")
-    yield figure("lookup + lease + release", name, nanoseconds_an_item(lease, ROUNDS), "ns")
+    rows: list[tuple[str, Callable[[], int], str]] = [
+        ("lookup, a hit block, verified (int32)", ask, bar(layout, "lookup", num_blocks)),
+        ("lookup, a hit block, verified (list)", ask_list, "≤ 160"),
+        ("lookup + lease + release", lease, ""),
+    ]
+    for name, work, limit in rows:
+        samples = nanoseconds_an_item(work, ROUNDS)
+        yield figure(name, size_name(num_blocks), samples, "ns", limit, layout=layout)
 
 
-def life_figures(num_blocks: int) -> Iterator[Figure]:
+def life_figures(num_blocks: int, layout: str, make_pool: Layout) -> Iterator[Figure]:
     """Allocate and publish prompts into an empty pool, free them; then the same where each block evicts another."""
-    name = size_name(num_blocks)
-    prompts = prompts_for(num_blocks, 3)[:400]
-    others = prompts_for(num_blocks, 4)[:400]
+    prompts = prompts_for(num_blocks, 3)[:MOST_PROMPTS]
+    others = prompts_for(num_blocks, 4)[:MOST_PROMPTS]
     published, freed, evicted = [], [], []
     for _ in range(3 if num_blocks > 100_000 else ROUNDS):
-        pool = filled_pool(num_blocks, [])
+        pool = make_pool(num_blocks)
         for figures, work in ((published, prompts), (evicted, others)):
             if figures is evicted and num_blocks == 1_000_000:
-                fill = prompts_for(num_blocks, 5)
-                for prompt in fill:
-                    lease = pool.get_new_blocks(PROMPT_BLOCKS)
-                    pool.cache_full_blocks(lease, prompt)
-                    pool.free_blocks(lease)
-            leases = []
-            start = time.perf_counter_ns()
-            for prompt in work:
-                lease = pool.get_new_blocks(PROMPT_BLOCKS)
-                pool.cache_full_blocks(lease, prompt)
-                leases.append(lease)
-            figures.append((time.perf_counter_ns() - start) / (PROMPT_BLOCKS * len(work)))
-            start = time.perf_counter_ns()
-            for lease in leases:
-                pool.free_blocks(lease)
-            freed.append((time.perf_counter_ns() - start) / (PROMPT_BLOCKS * len(work)))
-    yield figure("allocate + publish a new block", name, published, "ns", "≤ 60")
-    yield figure("allocate + publish, evicting another", name, evicted, "ns", "< 2x")
-    yield figure("free a block", name, freed, "ns", "≤ 10")
+                for prompt in prompts_for(num_blocks, 5):
+                    fill(pool, [prompt])
+            publish_ns, free_ns = _timed_life(pool, work)
+            figures.append(publish_ns)
+            freed.append(free_ns)
+    for row, name, samples in (
+        ("publish", "allocate + publish a new block", published),
+        ("evict", "allocate + publish, evicting another", evicted),
+        ("free", "free a block", freed),
+    ):
+        limit = bar(layout, row, num_blocks)
+        yield figure(name, size_name(num_blocks), samples, "ns", limit, layout=layout)
+
+
+def _timed_life(pool: BlockPool, prompts: list[np.ndarray]) -> tuple[float, float]:
+    leases = []
+    start = time.perf_counter_ns()
+    for prompt in prompts:
+        lease = pool.get_new_blocks(PROMPT_BLOCKS)
+        pool.cache_full_blocks(lease, prompt)
+        leases.append(lease)
+    middle = time.perf_counter_ns()
+    for lease in leases:
+        pool.free_blocks(lease)
+    end = time.perf_counter_ns()
+    num_blocks = PROMPT_BLOCKS * len(prompts)
+    return (middle - start) / num_blocks, (end - middle) / num_blocks
 
 
 def decode_figures(num_seqs: int = 1024, num_tokens: int = 512) -> Iterator[Figure]:
@@ -258,14 +324,17 @@ def _resident_bytes() -> int:
         return int(statm.read().split()[1]) * resource.getpagesize()
 
 
-def all_figures(sizes: tuple[int, ...] = SIZES) -> Iterator[Figure]:
+def all_figures(sizes: tuple[int, ...], requests: list[Request]) -> Iterator[Figure]:
     """Every figure; memory first, while the process is still small."""
     for size in sorted(sizes, reverse=True):
         yield from creation_figures(size)
+    layouts = layouts_for(requests)
     for size in sizes:
-        yield from lookup_figures(size)
-    for size in sizes:
-        yield from life_figures(size)
+        yield from aging_figures(size, requests)
+    for figures in (lookup_figures, life_figures):
+        for size in sizes:
+            for layout, make_pool in layouts.items():
+                yield from figures(size, layout, make_pool)
     yield from decode_figures()
     yield from step_figures()
     yield from small_call_figures()

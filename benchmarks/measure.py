@@ -1,11 +1,12 @@
-"""How a figure is taken: several rounds, the median, in nanoseconds an item."""
+"""How a figure is taken and printed: several rounds, the median, in nanoseconds an item."""
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,10 @@ class Figure:
     unit: str
     spread: str
     bar: str = ""
+    #: How the pool's free blocks lay, where the row depends on it.
+    layout: str = ""
+    #: What was counted, equal in each round and in each build that does the same.
+    counts: str = ""
 
 
 def nanoseconds_an_item(work: Callable[[], int], rounds: int) -> list[float]:
@@ -31,8 +36,38 @@ def nanoseconds_an_item(work: Callable[[], int], rounds: int) -> list[float]:
     return figures
 
 
-def figure(name: str, size: str, samples: list[float], unit: str, bar: str = "", scale: float = 1.0) -> Figure:
+def figure(
+    name: str, size: str, samples: list[float], unit: str, bar: str = "", scale: float = 1.0, layout: str = ""
+) -> Figure:
     """The median of the samples, with their range."""
     values = sorted(sample * scale for sample in samples)
     spread = f"{values[0]:.3g} to {values[-1]:.3g}"
-    return Figure(name, size, statistics.median(values), unit, spread, bar)
+    return Figure(name, size, statistics.median(values), unit, spread, bar, layout)
+
+
+def print_plain(row: Figure) -> None:
+    print(
+        f"{row.name:<42} {row.layout:<9} {row.size:>10} {row.value:>9.1f} {row.unit:<8} {row.spread:<18} "
+        f"{row.bar}{row.counts}",
+        flush=True,
+    )
+
+
+def print_markdown(row: Figure) -> None:
+    print(
+        f"| {row.name} | {row.layout} | {row.size} | {row.value:.1f} {row.unit} | {row.spread} | "
+        f"{row.bar}{row.counts} |",
+        flush=True,
+    )
+
+
+def print_json(row: Figure) -> None:
+    print(json.dumps(asdict(row)), flush=True)
+
+
+#: What stands above the rows of each way to print them.
+HEADERS = {
+    print_plain: f"\n{'what':<42} {'layout':<9} {'size':>10} {'median':>9} {'unit':<8} {'range':<18} bar",
+    print_markdown: "\n| what | layout | size | median | range | bar |\n|---|---|---|---|---|---|",
+    print_json: "",
+}

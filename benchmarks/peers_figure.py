@@ -14,7 +14,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-SIZE = "100k"
+SIZE, LAYOUT = "100k", "aged"
 #: A row of the table, and its label. vLLM looks up from a list, the form its scheduler holds.
 ROWS = {
     "lookup, a hit block, from a buffer": "look up a cached block",
@@ -29,12 +29,12 @@ NAMES = {"C": "C with prefetch", "ours": "Blockyard", "SGLang": "SGLang, its bes
 
 
 def read_table(page: str) -> dict[str, dict[str, float]]:
-    """The nanoseconds of each row of `SIZE` blocks, by system."""
+    """The nanoseconds of each row of `SIZE` blocks in `LAYOUT`, by system."""
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
     header = next(cells for cells in lines if cells[0] == "row")
     found: dict[str, dict[str, float]] = {}
     for cells in lines:
-        if len(cells) == len(header) and cells[1] == SIZE:
+        if len(cells) == len(header) and cells[1:3] == [LAYOUT, SIZE]:
             times = {name: re.fullmatch(r"([\d,.]+) ns", cells[header.index(name)]) for name in SYSTEMS}
             found[cells[0]] = {name: float(time[1].replace(",", "")) for name, time in times.items() if time}
     return found
@@ -58,7 +58,9 @@ def draw(table: dict[str, dict[str, float]], path: Path) -> None:
     axes.set_yticks(range(len(ROWS)), list(ROWS.values()))
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(f"nanoseconds per block of 16 tokens, logarithmic scale; pool of {SIZE} blocks; shorter is faster")
+    axes.set_xlabel(
+        f"nanoseconds per block of 16 tokens, logarithmic scale; {LAYOUT} pool of {SIZE} blocks; shorter is faster"
+    )
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.legend(frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.42, 1.0))
     figure.savefig(path, metadata={"Date": None, "Creator": None})

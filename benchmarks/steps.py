@@ -1,11 +1,7 @@
-"""What hands a decode step over: as arrays, into the engine's own arrays, as bytes to another rank.
-
-python -m benchmarks.steps [--vllm-python FILE]
-"""
+"""What hands a decode step over: as arrays, into the engine's own arrays, as bytes to another rank."""
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -107,22 +103,3 @@ def _handing_figures(num_tokens: int) -> Iterator[Figure]:
     yield figure("plan from bytes, checked", size, reads[BLOCK_SIZE:], "us", "", 1e-3)
     yield figure("fill of a received plan", size, fills[BLOCK_SIZE:], "us", "", 1e-3)
     yield figure("bytes of a plan", size, [float(len(message)) for message in messages[BLOCK_SIZE:]], "kB", "", 1e-3)
-
-
-def main() -> None:
-    """Print these figures alone."""
-    from .__main__ import HEADERS, print_markdown
-    from .steps_in_turns import figures_in_turns
-
-    parser = argparse.ArgumentParser(prog="benchmarks.steps", description=main.__doc__)
-    parser.add_argument("--vllm-python", help="the interpreter of an environment with vLLM (`make peers` makes one)")
-    options = parser.parse_args()
-    print(HEADERS[print_markdown])
-    for row in step_figures():
-        print_markdown(row)
-    for row in figures_in_turns(options.vllm_python) if options.vllm_python else ():
-        print_markdown(row)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,11 @@
-"""A decode step made, sent and finished by Blockyard and by vLLM, in turns: `benchmarks.steps --vllm-python FILE`."""
+"""What hands a decode step over, and whole steps made, sent and finished by Blockyard and by vLLM, in turns.
+
+python -m benchmarks.steps_in_turns [--vllm-python FILE]
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -14,8 +18,8 @@ from typing import Any
 
 from blockyard.steps import PlanReceiver, PlanSender
 
-from .measure import Figure, figure
-from .steps import LENGTHS, NUM_SEQS, Decode
+from .measure import HEADERS, Figure, figure, print_markdown
+from .steps import LENGTHS, NUM_SEQS, Decode, step_figures
 from .workload import BLOCK_SIZE
 
 ROOT = Path(__file__).parent.parent
@@ -120,3 +124,19 @@ def _rows(names: dict[str, str], steps: Round, num_tokens: int) -> Iterator[Figu
     for part, name in names.items():
         unit, scale = UNITS.get(part, ("us", 1e-3))
         yield figure(name, f"{num_tokens} tok", [float(step[part]) for step in steps], unit, "", scale)
+
+
+def main() -> None:
+    """Print what hands a step over, and with vLLM's interpreter both sides of whole steps."""
+    parser = argparse.ArgumentParser(prog="benchmarks.steps_in_turns", description=main.__doc__)
+    parser.add_argument("--vllm-python", help="the interpreter of an environment with vLLM (`make peers` makes one)")
+    options = parser.parse_args()
+    print(HEADERS[print_markdown])
+    for row in step_figures():
+        print_markdown(row)
+    for row in figures_in_turns(options.vllm_python) if options.vllm_python else ():
+        print_markdown(row)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -13,8 +14,12 @@ BLOCK_SIZE = 16
 PROMPT_BLOCKS = 750
 ROUNDS = 7
 SIZES = (10_000, 100_000, 1_000_000)
-#: Each hash id of a Mooncake trace stands for this many distinct tokens.
+#: How many tokens a hash id of a trace stands for where its line does not say.
 TOKENS_A_HASH = 512
+#: Prompts have smaller tokens in each block's first place, outputs have greater ones: no prompt hits an output.
+FIRST_OUTPUT_TOKEN = 2**30
+#: In the folder that every process is given: the trace, and for each size the order in which it left the free blocks.
+TRACE_FILE, ORDER_FILE = "trace.jsonl", "aged-{}.npy"
 
 
 def size_name(num_blocks: int) -> str:
@@ -37,19 +42,39 @@ def sample(items: list, at_most: int, seed: int) -> list:
     return drawn[:at_most]
 
 
-def prompt_of(request: dict) -> np.ndarray:
-    """The prompt's tokens: 512 for each hash id, cut to the prompt's length."""
-    ids = np.array(request["hash_ids"], dtype=np.int64)
-    tokens = (ids[:, None] * TOKENS_A_HASH + np.arange(TOKENS_A_HASH)).reshape(-1)
-    return tokens[: request["input_length"]].astype(np.int32)
+@dataclass(frozen=True)
+class Request:
+    """One line of a trace: its tokens are made when they are asked for."""
+
+    number: int
+    hash_ids: np.ndarray
+    tokens_a_hash: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks for prompt and output."""
+        return -(-(self.num_prompt_tokens + self.num_output_tokens) // BLOCK_SIZE)
+
+    def prompt(self) -> np.ndarray:
+        """Tokens that are equal where the ids are: each block's first two name the id, the others its place in it."""
+        tokens = np.tile(np.arange(self.tokens_a_hash, dtype=np.int32), (len(self.hash_ids), 1))
+        tokens[:, 0::BLOCK_SIZE] = (self.hash_ids % FIRST_OUTPUT_TOKEN)[:, None]
+        tokens[:, 1::BLOCK_SIZE] = (self.hash_ids // FIRST_OUTPUT_TOKEN)[:, None]
+        return tokens.reshape(-1)[: self.num_prompt_tokens]
+
+    def output(self) -> np.ndarray:
+        """Tokens that are in no prompt, and in no output of the next 2**30 requests."""
+        return np.full(self.num_output_tokens, FIRST_OUTPUT_TOKEN + self.number % FIRST_OUTPUT_TOKEN, np.int32)
 
 
-def read_requests(path: str, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Prompt and output tokens of the first `count` requests; output tokens never match a later prompt."""
-    unique = 2**30
+def read_requests(path: str, start: int = 0, stop: int | None = None) -> Iterator[Request]:
+    """The requests of a file in Mooncake's form: JSON lines with hash_ids, input_length and output_length."""
     with open(path) as lines:
-        for line in islice(lines, count):
-            request = json.loads(line)
-            length = max(request["output_length"], 1)
-            yield prompt_of(request), np.arange(unique, unique + length, dtype=np.int64)
-            unique += length
+        for number, line in enumerate(islice(lines, start, stop), start):
+            fields = json.loads(line)
+            ids = np.array(fields["hash_ids"], dtype=np.int64)
+            tokens_a_hash = fields.get("hash_block_size", TOKENS_A_HASH)
+            prompt = min(fields["input_length"], len(ids) * tokens_a_hash)
+            yield Request(number, ids, tokens_a_hash, prompt, max(fields["output_length"], 1))

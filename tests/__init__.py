@@ -18,6 +18,7 @@
     live       the page: states, the wire, its paths, and the page itself in a headless browser
     lab        traces, curves and their pictures, replays, capacity plans
     cli        the `blockyard` command
+    benchmarks what the benchmarks measure with: aged pools, traces, builds in turns
     docs       what the README, the pages and the docstrings show runs
     integrations   adapters for other engines, without the engines: vLLM's signatures, options, imports; a small
                tier in the place of vLLM's, for our policies in it

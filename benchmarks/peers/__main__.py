@@ -1,6 +1,7 @@
 """`python -m benchmarks.peers [--python PYTHON] [--sglang-python PYTHON] [--trace TRACE]`: ours, C and the peers.
 
-One process a manager, one after another, ours first and once more at the end, so that drift shows. Prints Markdown.
+One process a manager, one after another, ours first and once more at the end, so that drift shows. Each finds the trace
+in a folder, and the order in which it left the free blocks of a pool of each size. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from ..aging import add_trace_option, write_folder
 from ..limit import limit_rows
 from ..workload import SIZES
-from .rows import Measured
+from .rows import AGED, NEW, ROWS, SHUFFLED, Measured
 from .table import Column, hit_lines, table_lines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,29 +35,34 @@ def measured_by(name: str, *command: str) -> Column | None:
         print(f"{name} is left out: {(done.stderr.strip() or 'no reason given').splitlines()[-1]}", file=sys.stderr)
         return None
     head, *rows = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
-    cells = {(row["name"], row["size"]): Measured(**row) for row in rows}
-    return Column(name, head["version"], cells)
+    measured = [Measured(**row) for row in rows]
+    return Column(name, head["version"], {row.key: row for row in measured})
 
 
-def our_column(trace: list[str]) -> Column:
+def our_column(folder: str) -> Column:
     """Blockyard, by the interpreter that runs this."""
-    column = measured_by("ours", sys.executable, "-m", "benchmarks.peers.ours", *trace)
+    column = measured_by("ours", sys.executable, "-m", "benchmarks.peers.ours", folder)
     if column is None:
         raise SystemExit("Blockyard itself could not be measured")
     return column
 
 
 def limit_column() -> Column:
-    """The C program, built now."""
-    cells = {(row["name"], row["size"]): Measured(row["name"], row["size"], row["value"]) for row in limit_rows(SIZES)}
-    return Column("C", "gcc -O3", cells)
+    """The C program, built now. It has no trace: beside aged rows stands what it takes with all blocks in order."""
+    lies = {row.name for row in ROWS if row.layout}
+    rows = [
+        Measured(row["name"], row["size"], row["value"], layout if row["name"] in lies else NEW)
+        for layout, program in ((AGED, "in-order"), (SHUFFLED, "shuffled"))
+        for row in limit_rows(SIZES, program)
+    ]
+    return Column("C", "gcc -O3", {row.key: row for row in rows})
 
 
-def peer_columns(python: str, sglang_python: str, trace: list[str]) -> list[Column]:
+def peer_columns(python: str, sglang_python: str, folder: str) -> list[Column]:
     """Each peer whose interpreter was named and that could be measured."""
     asked = (("vLLM", "vllm", python), ("SGLang", "sglang", sglang_python), ("nano-vllm-like", "nano", python))
     columns = [
-        measured_by(name, interpreter, "-m", "benchmarks.peers.worker", module, *trace)
+        measured_by(name, interpreter, "-m", "benchmarks.peers.worker", module, folder)
         for name, module, interpreter in asked
         if interpreter
     ]
@@ -71,20 +79,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default="", help="the interpreter that has vLLM and xxhash")
     parser.add_argument("--sglang-python", default="", help="the interpreter that has SGLang")
-    parser.add_argument("--trace", default="", help="a Mooncake JSONL file")
+    add_trace_option(parser)
     args = parser.parse_args()
-    trace = ["--trace", str(Path(args.trace).resolve())] if args.trace else []
     load = os.getloadavg()[0]
-    before = our_column(trace)
-    limit = limit_column()
-    peers = peer_columns(_absolute(args.python), _absolute(args.sglang_python), trace)
-    after = our_column(trace)
+    with TemporaryDirectory() as folder:
+        aged = "; ".join(write_folder(args.trace, Path(folder)))
+        before = our_column(folder)
+        limit = limit_column()
+        peers = peer_columns(_absolute(args.python), _absolute(args.sglang_python), folder)
+        after = our_column(folder)
     versions = "; ".join(column.version for column in (before, limit, *peers))
     print(f"{versions}; Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores.")
-    print(f"Processes at work on the machine: {load:.1f} at the start, {os.getloadavg()[0]:.1f} at the end.\n")
+    print(f"Processes at work on the machine: {load:.1f} at the start, {os.getloadavg()[0]:.1f} at the end.")
+    print(f"Pools aged by {Path(args.trace).name}: {aged}.\n")
     print(*table_lines(before, after, limit, peers), sep="\n")
-    if trace:
-        print("", *hit_lines([before, *peers]), sep="\n")
+    print("", *hit_lines([before, *peers]), sep="\n")
 
 
 if __name__ == "__main__":

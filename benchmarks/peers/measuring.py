@@ -6,14 +6,27 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..measure import nanoseconds_an_item
-from ..workload import BLOCK_SIZE, PROMPT_BLOCKS, SIZES, prompts_for, read_requests, sample
+from ..workload import (
+    BLOCK_SIZE,
+    ORDER_FILE,
+    PROMPT_BLOCKS,
+    SIZES,
+    TRACE_FILE,
+    prompts_for,
+    read_requests,
+    sample,
+)
 from .peer import Peer
 from .rows import (
+    AGED,
     DECODE,
     EVICTING,
     FREE,
@@ -25,6 +38,7 @@ from .rows import (
     LOOK_UP_LIST,
     NUM_SEQS,
     PUBLISH,
+    SHUFFLED,
     Measured,
 )
 
@@ -45,30 +59,48 @@ ROW_SECONDS = 3
 SLOWEST_HOLD_NS = 100_000
 
 
-def peer_rows(peer: Peer, trace: str | None) -> Iterator[Measured]:
+Orders = dict[str, npt.NDArray[np.int32]]
+
+
+def orders_of(folder: Path, size: int) -> Orders:
+    """By layout, the ids of the free blocks in the order in which they are used."""
+    shuffled = np.random.default_rng(0).permutation(np.arange(1, size, dtype=np.int32))
+    return {AGED: np.load(folder / ORDER_FILE.format(size)), SHUFFLED: shuffled}
+
+
+def peer_rows(peer: Peer, folder: Path) -> Iterator[Measured]:
     """Every row that the peer offers."""
     slowest_hold = 0.0
     for size in SIZES:
-        yield look_up_row(peer, size)
-        if slowest_hold < SLOWEST_HOLD_NS:
-            hold = hold_row(peer, size)
-            slowest_hold = hold.value
-            yield hold
-        yield from life_rows(peer, size)
+        holds = slowest_hold < SLOWEST_HOLD_NS
+        for layout, order in orders_of(folder, size).items():
+            for row in layout_rows(peer, size, order, holds):
+                yield replace(row, layout=layout)
+                if row.name == LEASE:
+                    slowest_hold = max(slowest_hold, row.value)
     for size in LEAF_SIZES:
         yield from leaf_rows(peer, size)
     yield from decode_rows(peer)
-    for size in SIZES if trace else ():
+    trace = str(folder / TRACE_FILE)
+    for size in SIZES:
         row = trace_row(peer, size, trace)
         if row is None:
             return
         yield row
 
 
-def open_pool(peer: Peer, size: int) -> None:
+def layout_rows(peer: Peer, size: int, order: npt.NDArray[np.int32], holds: bool) -> Iterator[Measured]:
+    """The rows whose time depends on where the blocks of a prompt lie."""
+    yield look_up_row(peer, size, order)
+    if holds:
+        yield hold_row(peer, size)
+    yield from life_rows(peer, size, order)
+
+
+def open_pool(peer: Peer, size: int, order: npt.NDArray[np.int32] | None = None) -> None:
     """A new pool, out of the garbage collector's sight, as engines keep it."""
     gc.unfreeze()
-    peer.open(size)
+    peer.open(size, order)
     gc.collect()
     gc.freeze()
 
@@ -80,10 +112,10 @@ def fill(peer: Peer, prompts: list[np.ndarray]) -> None:
         peer.free(holding)
 
 
-def look_up_row(peer: Peer, size: int) -> Measured:
+def look_up_row(peer: Peer, size: int, order: npt.NDArray[np.int32]) -> Measured:
     """Prompts of 750 cached blocks, in random order. Leaves the pool as it is for `hold_row`."""
     prompts = prompts_for(size, 1)
-    open_pool(peer, size)
+    open_pool(peer, size, order)
     fill(peer, prompts)
     return _hit_row(LOOK_UP_LIST if peer.prompt_form == "a list" else LOOK_UP_BUFFER, peer, size, peer.look_up)
 
@@ -109,13 +141,13 @@ def _hit_row(name: str, peer: Peer, size: int, ask: Callable[[Any], int]) -> Mea
     return Measured(name, size, statistics.median(nanoseconds_an_item(work, ROUNDS)))
 
 
-def life_rows(peer: Peer, size: int) -> Iterator[Measured]:
+def life_rows(peer: Peer, size: int, order: npt.NDArray[np.int32]) -> Iterator[Measured]:
     """Prompts into an empty pool, then into one where each block evicts another; both times freed."""
     published, evicting, freed = [], [], []
     prompts, others = prompts_for(size, 3), prompts_for(size, 4)[:PROMPTS_AT_MOST]
     start = time.perf_counter()
     while len(published) < ROUNDS and time.perf_counter() - start < ROW_SECONDS:
-        open_pool(peer, size)
+        open_pool(peer, size, order)
         for times, work in ((published, prompts[:PROMPTS_AT_MOST]), (evicting, others)):
             if times is evicting:
                 fill(peer, prompts[PROMPTS_AT_MOST:])
@@ -176,14 +208,14 @@ def decode_rows(peer: Peer) -> Iterator[Measured]:
 
 
 def trace_row(peer: Peer, size: int, trace: str) -> Measured | None:
-    """The first requests of a Mooncake trace, one after another; making the prompts does not count."""
+    """The first requests of the trace, one after another; making the prompts does not count."""
     open_pool(peer, size)
     spent = hit_tokens = 0
-    for prompt, output in read_requests(trace, TRACE_REQUESTS):
-        form, output_form = peer.prompt(prompt), output.tolist()
+    for request in read_requests(trace, stop=TRACE_REQUESTS):
+        form, output_form = peer.prompt(request.prompt()), request.output().tolist()
         start = time.perf_counter_ns()
         hit_tokens += peer.serve(form, output_form)
         spent += time.perf_counter_ns() - start
         if spent > TRACE_SECONDS * 10**9:
             return None
-    return Measured(LIFE, size, spent, hit_tokens)
+    return Measured(LIFE, size, spent, hit_tokens=hit_tokens)

@@ -7,11 +7,11 @@ block removes it from the middle of the deque, which takes time in proportion to
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from ..workload import BLOCK_SIZE
@@ -52,11 +52,9 @@ class NanoLike(Peer):
     def version(self) -> str:
         return f"nano-vllm-like, xxhash {xxhash.VERSION}"
 
-    def open(self, num_blocks: int) -> None:
-        ids = list(range(1, num_blocks))
-        random.Random(0).shuffle(ids)
+    def open(self, num_blocks: int, order: npt.NDArray[np.int32] | None) -> None:
         self._blocks = [Block() for _ in range(num_blocks)]
-        self._free_ids = deque(ids)
+        self._free_ids = deque(range(1, num_blocks) if order is None else order.tolist())
         self._by_digest: dict[int, int] = {}
 
     def prompt(self, tokens: np.ndarray) -> list[int]:

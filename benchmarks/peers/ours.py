@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers.ours [--trace TRACE]`: Blockyard's rows by its own benchmarks, a JSON object a line."""
+"""`python -m benchmarks.peers.ours FOLDER`: Blockyard's rows by its own benchmarks, a JSON object a line."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 
 import blockyard
 from blockyard import BlockPool
 from blockyard._build import build_name
 
-from ..core import decode_figures, life_figures, lookup_figures
+from ..core import decode_figures, layouts_for, life_figures, lookup_figures
 from ..trace_life import live
-from ..workload import BLOCK_SIZE, ROUNDS, SIZES, read_requests
+from ..workload import BLOCK_SIZE, ROUNDS, SIZES, TRACE_FILE, read_requests
 from .measuring import TRACE_REQUESTS, one_block_prompts
 from .rows import (
     DECODE,
@@ -46,20 +47,21 @@ NANOSECONDS = {"ns": 1.0, "us": 1e3}
 LEAVES_A_ROUND = 2000
 
 
-def our_rows(trace: str | None) -> Iterator[Measured]:
-    """Every row."""
+def our_rows(folder: Path) -> Iterator[Measured]:
+    """Every row. Each aged pool has served the trace itself."""
+    requests = list(read_requests(str(folder / TRACE_FILE)))
     for size in SIZES:
-        for figure in (*lookup_figures(size), *life_figures(size)):
-            yield Measured(FIGURES[figure.name], size, figure.value * NANOSECONDS[figure.unit])
+        for layout, make_pool in layouts_for(requests).items():
+            for figure in (*lookup_figures(size, layout, make_pool), *life_figures(size, layout, make_pool)):
+                yield Measured(FIGURES[figure.name], size, figure.value * NANOSECONDS[figure.unit], figure.layout)
     for size in LEAF_SIZES:
         yield leaf_row(size)
     for figure in decode_figures(NUM_SEQS):
         if figure.name in FIGURES:
             yield Measured(FIGURES[figure.name], NUM_SEQS, figure.value * NANOSECONDS[figure.unit])
-    requests = list(read_requests(trace, TRACE_REQUESTS)) if trace else []
-    for size in SIZES if trace else ():
-        hit_tokens, _, seconds = live(requests, size)
-        yield Measured(LIFE, size, seconds * 1e9, hit_tokens)
+    for size in SIZES:
+        life = live(requests[:TRACE_REQUESTS], size)
+        yield Measured(LIFE, size, life.seconds * 1e9, hit_tokens=life.num_hit_tokens)
 
 
 def leaf_row(size: int) -> Measured:
@@ -85,10 +87,10 @@ def leaf_row(size: int) -> Measured:
 def main() -> None:
     """The version first, then the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trace")
+    parser.add_argument("folder", type=Path, help="the trace")
     args = parser.parse_args()
     print(json.dumps({"version": f"Blockyard {blockyard.__version__}, {build_name()}"}), flush=True)
-    for row in our_rows(args.trace):
+    for row in our_rows(args.folder):
         print(json.dumps(asdict(row)), flush=True)
 
 

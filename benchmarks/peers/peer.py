@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 
 class Peer(ABC):
@@ -24,8 +25,8 @@ class Peer(ABC):
         """The release that is measured."""
 
     @abstractmethod
-    def open(self, num_blocks: int) -> None:
-        """Make a new pool, whose free blocks are in random order; the old one is gone."""
+    def open(self, num_blocks: int, order: npt.NDArray[np.int32] | None) -> None:
+        """Make a new pool, whose free blocks are used in this order, or as they lie; the old one is gone."""
 
     @abstractmethod
     def prompt(self, tokens: np.ndarray) -> Any:

@@ -6,6 +6,7 @@ from array import array
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from sglang import __version__
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
@@ -38,14 +39,14 @@ class SGLang(Peer):
     def version(self) -> str:
         return f"SGLang {__version__}"
 
-    def open(self, num_blocks: int) -> None:
+    def open(self, num_blocks: int, order: npt.NDArray[np.int32] | None) -> None:
         size = (num_blocks - 1) * BLOCK_SIZE
         self._allocator = PagedTokenToKVPoolAllocator(size, BLOCK_SIZE, torch.float16, "cpu", None, need_sort=False)
         self._rows = ReqToTokenPool(NUM_SEQS, LONGEST_ROW, "cpu", enable_memory_saver=False)
         self._cache = RadixCache(CacheInitParams(False, self._rows, self._allocator, BLOCK_SIZE))
-        pages = self._allocator.alloc(size)[::BLOCK_SIZE] // BLOCK_SIZE
-        order = torch.randperm(len(pages), generator=torch.Generator().manual_seed(0))
-        self._allocator.free_page_ids(pages[order])
+        if order is not None:
+            self._allocator.alloc(size)
+            self._allocator.free_page_ids(torch.from_numpy(order.astype(np.int64)))
 
     def prompt(self, tokens: np.ndarray) -> array:
         return array("q", tokens.astype(np.int64).tobytes())

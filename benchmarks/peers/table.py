@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..workload import size_name
 from .rows import DECODE, LIFE, ROWS, Measured, Row
@@ -13,15 +13,15 @@ NOTHING = "-"
 
 @dataclass
 class Column:
-    """What one manager took: by row name and size."""
+    """What one manager took: by row name, size and layout."""
 
     name: str
     version: str
-    cells: dict[tuple[str, int], Measured]
+    cells: dict[tuple[str, int, str], Measured]
 
     def value(self, row: Row) -> float | None:
         """Nanoseconds, or None where there is no such row."""
-        measured = self.cells.get((row.name, row.size))
+        measured = self.cells.get((row.name, row.size, row.layout))
         return measured.value if measured else None
 
 
@@ -42,7 +42,7 @@ def _three_digits(value: float, digits: int = 3) -> str:
 def mean_of(before: Column, after: Column) -> Column:
     """The middle of two runs of ours; rows that only one has are left out."""
     cells = {
-        key: Measured(*key, (cell.value + after.cells[key].value) / 2, cell.hit_tokens)
+        key: replace(cell, value=(cell.value + after.cells[key].value) / 2)
         for key, cell in before.cells.items()
         if key in after.cells
     }
@@ -52,7 +52,7 @@ def mean_of(before: Column, after: Column) -> Column:
 def table_lines(before: Column, after: Column, limit: Column, peers: list[Column]) -> Iterator[str]:
     """The table: ours (the middle of the two runs), their drift, C, and each peer, with its ratio to ours."""
     ours = mean_of(before, after)
-    heads = ["row", "size", "ours", "after / before", "C", "ours / C"]
+    heads = ["row", "layout", "size", "ours", "after / before", "C", "ours / C"]
     for peer in peers:
         heads += [peer.name, f"{peer.name} / ours"]
     yield f"| {' | '.join(heads)} |"
@@ -65,6 +65,7 @@ def table_lines(before: Column, after: Column, limit: Column, peers: list[Column
 def _cells(row: Row, ours: Column, before: Column, after: Column, limit: Column, peers: list[Column]) -> Iterator[str]:
     own = ours.value(row)
     yield row.text
+    yield row.layout
     yield f"{row.size:,} seqs" if row.name == DECODE else size_name(row.size)
     yield shown(own, row)
     yield ratio(after.value(row), before.value(row), 2)
@@ -81,6 +82,6 @@ def hit_lines(columns: list[Column]) -> Iterator[str]:
     yield "|" + "---|" * (1 + len(columns))
     for row in ROWS:
         if row.name == LIFE:
-            hits = [column.cells.get((row.name, row.size)) for column in columns]
+            hits = [column.cells.get((row.name, row.size, row.layout)) for column in columns]
             shown_hits = (f"{hit.hit_tokens:,}" if hit else NOTHING for hit in hits)
             yield f"| {size_name(row.size)} | " + " | ".join(shown_hits) + " |"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from vllm import __version__
 from vllm.sampling_params import SamplingParams
@@ -36,16 +36,16 @@ class VLLM(Peer):
     def version(self) -> str:
         return f"vLLM {__version__}"
 
-    def open(self, num_blocks: int) -> None:
+    def open(self, num_blocks: int, order: npt.NDArray[np.int32] | None) -> None:
         spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32)
         config = KVCacheConfig(num_blocks, [], [KVCacheGroupSpec(["layer"], spec)])
         self._manager = KVCacheManager(
             config, MAX_MODEL_LEN, scheduler_block_size=BLOCK_SIZE, hash_block_size=BLOCK_SIZE
         )
-        pool = self._manager.block_pool
-        blocks = pool.get_new_blocks(num_blocks - 1)
-        random.Random(0).shuffle(blocks)
-        pool.free_blocks(blocks)
+        if order is not None:
+            pool = self._manager.block_pool
+            pool.get_new_blocks(num_blocks - 1)
+            pool.free_blocks([pool.blocks[block_id] for block_id in order.tolist()])
 
     def prompt(self, tokens: np.ndarray) -> list[int]:
         return tokens.tolist()
@@ -85,14 +85,28 @@ class VLLM(Peer):
             request.num_computed_tokens += 1
 
     def serve(self, prompt: list[int], output: list[int]) -> int:
+        request, hit = self.begin(prompt)
+        self.generate(request, output)
+        self._manager.free(request)
+        return BLOCK_SIZE * len(hit)
+
+    def begin(self, prompt: list[int]) -> tuple[Request, list[int]]:
+        """A request whose prompt is computed, and the ids of the blocks that it hit."""
         request = self.request(prompt)
         blocks, num_hit, _ = self._manager.get_computed_blocks(request)
         self._allocate(request, request.num_tokens - num_hit, num_hit, blocks)
         request.num_computed_tokens = request.num_tokens
+        return request, blocks.get_block_ids()[0]
+
+    def generate(self, request: Request, output: list[int]) -> None:
+        """Its next tokens, in blocks of their own, and computed."""
         request.append_output_token_ids(output)
         self._allocate(request, len(output))
-        self._manager.free(request)
-        return num_hit
+        request.num_computed_tokens = request.num_tokens
+
+    def free_ids(self) -> list[int]:
+        """The free blocks in the order in which they are used."""
+        return [block.block_id for block in self._manager.block_pool.free_block_queue.get_all_free_blocks()]
 
     def _allocate(self, request: Request, *counts: Any) -> None:
         if self._manager.allocate_slots(request, *counts) is None:

@@ -1,8 +1,8 @@
 """What vLLM's own Scheduler takes to make a decode step's SchedulerOutput, and its executor's queue to send it.
 
-`python -m benchmarks.peers.vllm_steps SEQS STEPS TOKENS...` gives benchmarks.steps JSON: first its version, then for
-each line on stdin, a number of tokens, as many steps of one round. No model is loaded: the scheduler is made from
-vLLM's configuration of a small one, and the sampled tokens are drawn.
+`python -m benchmarks.peers.vllm_steps SEQS STEPS TOKENS...` gives JSON: first its version, then for each line on stdin,
+a number of tokens, as many steps of one round. No model is loaded: the scheduler is made from vLLM's configuration of a
+small one, and the sampled tokens are drawn.
 """
 
 from __future__ import annotations

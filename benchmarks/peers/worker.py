@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers.worker NAME [--trace TRACE]`: measure one manager, a JSON object a line."""
+"""`python -m benchmarks.peers.worker NAME FOLDER`: measure one manager, a JSON object a line."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 from .measuring import peer_rows
 
@@ -17,11 +18,11 @@ def main() -> None:
     """The version first, then the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=sorted(PEERS))
-    parser.add_argument("--trace")
+    parser.add_argument("folder", type=Path, help="the trace, and the orders in which it left free blocks")
     args = parser.parse_args()
     peer = getattr(importlib.import_module(f".{args.name}", __package__), PEERS[args.name])()
     print(json.dumps({"version": peer.version()}), flush=True)
-    for row in peer_rows(peer, args.trace):
+    for row in peer_rows(peer, args.folder):
         print(json.dumps(asdict(row)), flush=True)
 
 

@@ -1,0 +1,1 @@
+"""What the benchmarks measure with: ageing, traces, builds in turns. No time is asserted."""
