@@ -7,7 +7,8 @@ build_ext --inplace` there). MODULE is what this checkout has, `benchmarks` or `
 --json; its program is the same for all builds, unless --own asks for each checkout's own. Rows are of the same name,
 size and layout; where a build's rows have no layout, they are of shuffled pools. What a row counts must be equal.
 
-Prints each row's median and least of all turns by the first build, and the ratios of the others to it.
+Prints the median of each row's turns and the least of all its rounds by the first build, and the ratios of the others
+to it. On a machine that others use the leasts are what compares.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from .measure import Figure
+
 ROOT = Path(__file__).resolve().parents[1]
 #: Name, size and layout of a row.
 Key = tuple[str, str, str]
-#: The values of a row, a turn each, and what it counted.
-Rows = dict[Key, tuple[list[float], str]]
+#: The turns of each row.
+Rows = dict[Key, list[Figure]]
 
 
 def run_turn(checkout: Path, own: bool, command: list[str], rows: Rows) -> None:
@@ -39,17 +42,9 @@ def run_turn(checkout: Path, own: bool, command: list[str], rows: Rows) -> None:
     )
     for line in done.stdout.splitlines():
         if line.startswith("{"):
-            row = json.loads(line)
-            layout = row.get("layout", "")
-            key = row["name"], row["size"], "" if layout == "shuffled" else layout
-            values, counts = rows.setdefault(key, ([], row.get("counts", "")))
-            values.append(row["value"])
-            require_equal(key, counts, row.get("counts", ""))
-
-
-def require_equal(key: Key, first: str, other: str) -> None:
-    if first != other:
-        raise SystemExit(f"{' '.join(key)} counted {first} and then {other}")
+            row = Figure(**json.loads(line))
+            layout = "" if row.layout == "shuffled" else row.layout
+            rows.setdefault((row.name, row.size, layout), []).append(row)
 
 
 def table_lines(builds: list[Rows], names: list[str]) -> list[str]:
@@ -59,18 +54,27 @@ def table_lines(builds: list[Rows], names: list[str]) -> list[str]:
         f"| what | layout | size | {' | '.join(heads)} | counted |",
         "|---|---|---|" + "---|" * (2 * len(names) + 1),
     ]
-    for key, (values, counts) in builds[0].items():
-        cells = [f"{statistics.median(values):.4g}", f"{min(values):.4g}"]
+    for key, first in builds[0].items():
+        cells = [f"{taken(first):.4g}" for taken in (median, least)]
+        counts = {row.counts for build in builds for row in build.get(key, [])}
+        if len(counts) > 1:
+            raise SystemExit(f"{' '.join(key)}: counted {' and '.join(sorted(counts))}")
         for build in builds[1:]:
-            cells += ratios(values, build[key][0]) if key in build else ["", ""]
-            require_equal(key, counts, build.get(key, ([], counts))[1] or counts)
+            other = build.get(key, [])
+            cells += [
+                f"{taken(other) / taken(first):.2f}" if other and taken(first) else "" for taken in (median, least)
+            ]
         name, size, layout = key
-        lines.append(f"| {name} | {layout} | {size} | {' | '.join(cells)} | {counts} |")
+        lines.append(f"| {name} | {layout} | {size} | {' | '.join(cells)} | {counts.pop()} |")
     return lines
 
 
-def ratios(first: list[float], other: list[float]) -> list[str]:
-    return [f"{taken(other) / taken(first):.2f}" if taken(first) else "" for taken in (statistics.median, min)]
+def median(turns: list[Figure]) -> float:
+    return statistics.median(row.value for row in turns)
+
+
+def least(turns: list[Figure]) -> float:
+    return min(row.least for row in turns)
 
 
 def main() -> None:

@@ -24,6 +24,12 @@ class Figure:
     #: What was counted, equal in each round and in each build that does the same.
     counts: str = ""
 
+    @property
+    def least(self) -> float:
+        """The least of the rounds, three digits of it; the value where there is no range."""
+        low, between, _ = self.spread.partition(" to ")
+        return float(low) if between else self.value
+
 
 def nanoseconds_an_item(work: Callable[[], int], rounds: int) -> list[float]:
     """Time `work`, which returns how many items it did, `rounds` times after one round that does not count."""

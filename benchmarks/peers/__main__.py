@@ -1,7 +1,7 @@
 """`python -m benchmarks.peers [--python PYTHON] [--sglang-python PYTHON] [--trace TRACE]`: ours, C and the peers.
 
-One process a manager, one after another, ours first and once more at the end, so that drift shows. Each finds the trace
-in a folder, and the order in which it left the free blocks of a pool of each size. Prints Markdown.
+One process a manager, one after another, in several turns, so that drift shows. Each finds the trace in a folder, and
+the order in which it left the free blocks of a pool of each size. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,7 +21,7 @@ from ..aging import add_trace_option, write_folder
 from ..limit import limit_rows
 from ..workload import SIZES
 from .rows import AGED, NEW, ROWS, SHUFFLED, Measured
-from .table import Column, hit_lines, table_lines
+from .table import Column, hit_lines, least_of, table_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
@@ -51,22 +52,21 @@ def limit_column() -> Column:
     """The C program, built now. It has no trace: beside aged rows stands what it takes with all blocks in order."""
     lies = {row.name for row in ROWS if row.layout}
     rows = [
-        Measured(row["name"], row["size"], row["value"], layout if row["name"] in lies else NEW)
+        Measured(row["name"], row["size"], row["low"], layout if row["name"] in lies else NEW)
         for layout, program in ((AGED, "in-order"), (SHUFFLED, "shuffled"))
         for row in limit_rows(SIZES, program)
     ]
     return Column("C", "gcc -O3", {row.key: row for row in rows})
 
 
-def peer_columns(python: str, sglang_python: str, folder: str) -> list[Column]:
+def peer_columns(python: str, sglang_python: str, folder: str) -> Iterator[Column]:
     """Each peer whose interpreter was named and that could be measured."""
     asked = (("vLLM", "vllm", python), ("SGLang", "sglang", sglang_python), ("nano-vllm-like", "nano", python))
-    columns = [
-        measured_by(name, interpreter, "-m", "benchmarks.peers.worker", module, folder)
-        for name, module, interpreter in asked
-        if interpreter
-    ]
-    return [column for column in columns if column is not None]
+    for name, module, interpreter in asked:
+        if interpreter:
+            column = measured_by(name, interpreter, "-m", "benchmarks.peers.worker", module, folder)
+            if column is not None:
+                yield column
 
 
 def _absolute(interpreter: str) -> str:
@@ -79,21 +79,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default="", help="the interpreter that has vLLM and xxhash")
     parser.add_argument("--sglang-python", default="", help="the interpreter that has SGLang")
+    parser.add_argument("--turns", type=int, default=2, help="the least of so many runs of each counts (default: 2)")
     add_trace_option(parser)
     args = parser.parse_args()
     load = os.getloadavg()[0]
+    turns: list[list[Column]] = []
     with TemporaryDirectory() as folder:
         aged = "; ".join(write_folder(args.trace, Path(folder)))
-        before = our_column(folder)
-        limit = limit_column()
-        peers = peer_columns(_absolute(args.python), _absolute(args.sglang_python), folder)
-        after = our_column(folder)
-    versions = "; ".join(column.version for column in (before, limit, *peers))
+        for _ in range(args.turns):
+            peers = peer_columns(_absolute(args.python), _absolute(args.sglang_python), folder)
+            turns.append([our_column(folder), limit_column(), *peers])
+    names = [column.name for column in turns[0]]
+    found = {name: [column for turn in turns for column in turn if column.name == name] for name in names}
+    ours, limit, *others = [least_of(columns) for columns in found.values()]
+    versions = "; ".join(column.version for column in (ours, limit, *others))
     print(f"{versions}; Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores.")
     print(f"Processes at work on the machine: {load:.1f} at the start, {os.getloadavg()[0]:.1f} at the end.")
     print(f"Pools aged by {Path(args.trace).name}: {aged}.\n")
-    print(*table_lines(before, after, limit, peers), sep="\n")
-    print("", *hit_lines([before, *peers]), sep="\n")
+    print(*table_lines(found[ours.name], limit, others), sep="\n")
+    print("", *hit_lines([ours, *others]), sep="\n")
 
 
 if __name__ == "__main__":

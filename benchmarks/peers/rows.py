@@ -56,7 +56,7 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Measured:
-    """What one manager took for one row: median nanoseconds, and the tokens it hit where that is part of the row."""
+    """What one manager took for one row: the least nanoseconds of its rounds, and the tokens that it hit."""
 
     name: str
     size: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..workload import size_name
 from .rows import DECODE, LIFE, ROWS, Measured, Row
@@ -39,36 +39,35 @@ def _three_digits(value: float, digits: int = 3) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.{digits}g}"
 
 
-def mean_of(before: Column, after: Column) -> Column:
-    """The middle of two runs of ours; rows that only one has are left out."""
-    cells = {
-        key: replace(cell, value=(cell.value + after.cells[key].value) / 2)
-        for key, cell in before.cells.items()
-        if key in after.cells
-    }
-    return Column(before.name, before.version, cells)
+def least_of(turns: list[Column]) -> Column:
+    """The least that each row took in any turn."""
+    cells: dict[tuple[str, int, str], Measured] = {}
+    for cell in (cell for turn in turns for cell in turn.cells.values()):
+        if cell.key not in cells or cell.value < cells[cell.key].value:
+            cells[cell.key] = cell
+    return Column(turns[0].name, turns[0].version, cells)
 
 
-def table_lines(before: Column, after: Column, limit: Column, peers: list[Column]) -> Iterator[str]:
-    """The table: ours (the middle of the two runs), their drift, C, and each peer, with its ratio to ours."""
-    ours = mean_of(before, after)
-    heads = ["row", "layout", "size", "ours", "after / before", "C", "ours / C"]
+def table_lines(turns: list[Column], limit: Column, peers: list[Column]) -> Iterator[str]:
+    """The table: ours (the least of its turns), most over least of these, C, and each peer, with its ratio to ours."""
+    ours = least_of(turns)
+    heads = ["row", "layout", "size", "ours", "most / least", "C", "ours / C"]
     for peer in peers:
         heads += [peer.name, f"{peer.name} / ours"]
     yield f"| {' | '.join(heads)} |"
     yield "|" + "---|" * len(heads)
     for row in ROWS:
         if ours.value(row) is not None:
-            yield f"| {' | '.join(_cells(row, ours, before, after, limit, peers))} |"
+            yield f"| {' | '.join(_cells(row, ours, turns, limit, peers))} |"
 
 
-def _cells(row: Row, ours: Column, before: Column, after: Column, limit: Column, peers: list[Column]) -> Iterator[str]:
+def _cells(row: Row, ours: Column, turns: list[Column], limit: Column, peers: list[Column]) -> Iterator[str]:
     own = ours.value(row)
     yield row.text
     yield row.layout
     yield f"{row.size:,} seqs" if row.name == DECODE else size_name(row.size)
     yield shown(own, row)
-    yield ratio(after.value(row), before.value(row), 2)
+    yield ratio(max(turn.value(row) or 0 for turn in turns), own, 2)
     yield shown(limit.value(row), row)
     yield ratio(own, limit.value(row), 2)
     for peer in peers:

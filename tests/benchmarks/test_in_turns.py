@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.in_turns import Rows, run_turn, table_lines
+from benchmarks.measure import Figure
 from benchmarks.peers.rows import AGED, FREE, SHUFFLED, Measured
 from benchmarks.peers.table import Column
 from benchmarks.peers.table import table_lines as peer_lines
@@ -55,22 +56,26 @@ def test_builds_meet_at_the_same_rows(tmp_path: Path) -> None:
             run_turn(place, False, ["benchmarks.trace_life", TRACE, "--sizes", "300", "2000"], rows)
     assert list(builds[0]) == list(builds[1])
     assert [key[1] for key in builds[0]] == ["300", "2,000"]
-    assert {len(values) for rows in builds for values, _ in rows.values()} == {2}
+    assert {len(turns) for rows in builds for turns in rows.values()} == {2}
     assert len(table_lines(builds, ["a", "b"])) == 4
 
 
 def test_a_table_of_ratios() -> None:
-    first: Rows = {("row", "10k", ""): ([10.0, 20.0, 12.0], ""), ("alone", "1M", "aged"): ([1.0], "")}
-    other: Rows = {("row", "10k", ""): ([5.0, 7.0, 6.0], "")}
+    first: Rows = {
+        ("row", "10k", ""): [Figure("row", "10k", each, "ns", f"{each - 2} to 99") for each in (10.0, 20.0, 12.0)],
+        ("alone", "1M", "aged"): [Figure("alone", "1M", 1.0, "B", "", layout="aged")],
+    }
+    other: Rows = {("row", "10k", ""): [Figure("row", "10k", each, "ns", "2 to 8") for each in (5.0, 7.0, 6.0)]}
     _, _, row, alone = table_lines([first, other], ["old", "new"])
-    assert row == "| row |  | 10k | 12 | 10 | 0.50 | 0.50 |  |"
+    assert row == "| row |  | 10k | 12 | 8 | 0.50 | 0.25 |  |"
     assert alone == "| alone | aged | 1M | 1 | 1 |  |  |  |"
 
 
 def test_builds_that_count_differently_are_not_compared() -> None:
-    first: Rows = {("row", "10k", ""): ([1.0], "5 hits")}
-    other: Rows = {("row", "10k", ""): ([1.0], "6 hits")}
-    with pytest.raises(SystemExit, match="5 hits and then 6 hits"):
+    first, other = (
+        {("row", "10k", ""): [Figure("row", "10k", 1.0, "ns", "", counts=f"{hits} hits")]} for hits in (5, 6)
+    )
+    with pytest.raises(SystemExit, match="counted 5 hits and 6 hits"):
         table_lines([first, other], ["old", "new"])
 
 
@@ -80,8 +85,8 @@ def test_layouts_of_a_row_stay_apart_in_the_peers_table() -> None:
         return Column(name, "1.0", {row.key: row for row in rows})
 
     ours, later = column("ours", 2.0, 4.0), column("ours", 4.0, 8.0)
-    lines = list(peer_lines(ours, later, column("C", 1.0, 2.0), [column("peer", 6.0, 60.0)]))
+    lines = list(peer_lines([later, ours], column("C", 1.0, 2.0), [column("peer", 6.0, 60.0)]))
     assert lines[2:] == [
-        "| free a block | aged | 10k | 3 ns | 2 | 1 ns | 3 | 6 ns | 2 |",
-        "| free a block | shuffled | 10k | 6 ns | 2 | 2 ns | 3 | 60 ns | 10 |",
+        "| free a block | aged | 10k | 2 ns | 2 | 1 ns | 2 | 6 ns | 3 |",
+        "| free a block | shuffled | 10k | 4 ns | 2 | 2 ns | 2 | 60 ns | 15 |",
     ]
