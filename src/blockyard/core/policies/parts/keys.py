@@ -73,6 +73,10 @@ class Ghosts:
         self._drop(row)
         return self._number[row]
 
+    def oldest(self) -> i64:
+        """Return the key that is forgotten next, of a memory that is not empty."""
+        return self._key[i64(self._after[0])]
+
     def number(self, key: i64) -> i64:
         """The number of a key; -1 if it is not remembered."""
         row = self._find(key)

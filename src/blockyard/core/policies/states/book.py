@@ -1,0 +1,310 @@
+"""A book keeps what is known of prompts, which states stand where, and which goes next."""
+
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ....errors import InvariantError
+from ...arrays import grown_i64, zeros_i64
+from .orders import RELEARNED_EVERY, StateOrder
+from .state import TOLD, State
+from .tree import NO_STATE, ROOT, StateTree
+
+#: How many states that went are remembered for each that is kept, and how many anyway, before the oldest quarter goes.
+GHOSTS_A_STATE: Final = 4
+FEWEST_GHOSTS: Final = 2000
+
+
+class Visit:
+    """A visit is one request: the nodes that it passes, and what it found.
+
+    keys, nodes: of its blocks in order, `num_nodes` of them. begun: when. known, hit: tokens, as it found them.
+    state: the number of the state that it hit, 0 for none. chain: hits that led here.
+    """
+
+    def __init__(self, keys: vec[i64], num_blocks: i64, begun: i64) -> None:
+        self.keys = keys
+        self.nodes = zeros_i64(int(num_blocks))
+        self.num_nodes = num_blocks
+        self.begun = begun
+        self.known: i64 = 0
+        self.hit: i64 = 0
+        self.state: i64 = NO_STATE
+        self.chain: i64 = 0
+
+
+class StateBook:
+    """Keeps keys and values under states only: what stands behind the last state of every prompt can never be hit.
+
+    Sizes are in tokens of keys and values. Requests are counted, and time is their number.
+
+    block_size: tokens of a node. num_remembered: nodes that are remembered besides those under states. `num_held` is
+    what all states and what stands under them take.
+    """
+
+    def __init__(self, order: StateOrder, block_size: i64, num_remembered: int) -> None:
+        self.order = order
+        self.tree = StateTree(num_remembered)
+        self.block_size = block_size
+        self.now: i64 = 0
+        self.num_held: i64 = 0
+        self.num_kept: i64 = 0
+        self._stamp: i64 = 0
+        #: By number; 0 is none.
+        self._states: list[State] = [State(0, ROOT, 0, 0)]
+        self._free: list[int] = []
+        #: All that are kept or remembered, in no order.
+        self._known: list[State] = []
+
+    # A request begins.
+
+    def visit(self, keys: vec[i64], num_blocks: i64, last: i64) -> Visit:
+        """Return a request for the content with these keys: what it hits is found, learned from, and remembered.
+
+        keys: of its blocks, `num_blocks` of them. last: the longest hit that it can use, in tokens. O(blocks).
+        """
+        self.now += 1
+        visit = Visit(keys, num_blocks, self.now)
+        num_known: i64 = 0
+        while num_known < num_blocks:
+            node = self.tree.find(keys[num_known])
+            if node < 0:
+                break
+            visit.nodes[num_known] = node
+            num_known += 1
+        visit.known = min(num_known * self.block_size, last)
+        self._look_up(visit, visit.known // self.block_size)
+        self._remember(visit, num_known)
+        return visit
+
+    def _look_up(self, visit: Visit, place: i64) -> None:
+        """The deepest state on the way is hit; one that went and would have been teaches its class."""
+        is_deepest = True
+        while place > 0:
+            number = self.tree.state[visit.nodes[place - 1]]
+            if number != NO_STATE:
+                state = self._states[number]
+                if state.is_kept:
+                    visit.state = number
+                    visit.hit = state.position
+                    self._note_hit(visit, state)
+                    return
+                if is_deepest and self.order.learns:
+                    self._note_hit(visit, state)
+                is_deepest = False
+            place -= 1
+
+    def _note_hit(self, visit: Visit, state: State) -> None:
+        self.order.note(state, True, self.now)
+        state.num_hits += 1
+        self._use(state)
+        visit.chain = max(visit.chain, state.chain + 1)
+
+    def _use(self, state: State) -> None:
+        self._stamp += 1
+        state.since = self.now
+        state.stamp = self._stamp
+
+    def _remember(self, visit: Visit, num_known: i64) -> None:
+        parent = visit.nodes[num_known - 1] if num_known > 0 else ROOT
+        for place in range(num_known, visit.num_nodes):
+            parent = self.tree.add(visit.keys[place], parent)
+            visit.nodes[place] = parent
+        place = visit.num_nodes
+        while place > 0:
+            place -= 1
+            self.tree.touch(visit.nodes[place])
+        tries = i64(len(self.tree))
+        while len(self.tree) > self.tree.num_remembered and tries > 0:
+            tries -= 1
+            gone = self.tree.forget_one()
+            if gone != NO_STATE:
+                self._forget(self._states[gone])
+
+    def extend(self, visit: Visit, key: i64) -> None:
+        """The request has one more block: of its output. O(1) expected and amortised."""
+        place = visit.num_nodes
+        if place > 0 and not self._is_there(visit, place - 1):
+            return
+        if place == len(visit.nodes):
+            visit.nodes = grown_i64(visit.nodes, 2 * len(visit.nodes) + 1)
+            visit.keys = grown_i64(visit.keys, len(visit.nodes))
+        visit.keys[place] = key
+        visit.nodes[place] = self.tree.add(key, visit.nodes[place - 1] if place > 0 else ROOT)
+        visit.num_nodes += 1
+
+    def _is_there(self, visit: Visit, place: i64) -> bool:
+        """Return whether a block of a request that runs for long is remembered still."""
+        return self.tree.key[visit.nodes[place]] == visit.keys[place]
+
+    # What it leaves.
+
+    def keep(self, visit: Visit, position: i64, kind: i64) -> i64:
+        """A state is taken at `position`. Returns its number; 0 where there is one. O(depth + states)."""
+        place = position // self.block_size - 1
+        if place >= visit.num_nodes or not self._is_there(visit, place):
+            return NO_STATE
+        node = visit.nodes[place]
+        number = self.tree.state[node]
+        if number == NO_STATE:
+            state = self._new(node, position, kind)
+            state.chain = visit.chain
+        else:
+            state = self._states[number]
+            if state.is_kept:
+                return NO_STATE
+            if kind == TOLD:
+                state.kind = TOLD
+            if state.since < visit.begun:
+                # What was gone and is computed again begins a new age.
+                self.order.note(state, False, self.now)
+        self._use(state)
+        self._place(state)
+        return state.number
+
+    def _new(self, node: i64, position: i64, kind: i64) -> State:
+        number = i64(self._free.pop()) if self._free else i64(len(self._states))
+        state = State(number, node, position, kind)
+        if number == len(self._states):
+            self._states.append(state)
+        else:
+            self._states[number] = state
+        state.place = i64(len(self._known))
+        self._known.append(state)
+        self.tree.state[node] = number
+        return state
+
+    def _place(self, state: State) -> None:
+        """Put a state in the tree, between those above it and those below it."""
+        tree = self.tree
+        node = tree.parent[state.node]
+        above = NO_STATE
+        while node != ROOT and above == NO_STATE:
+            number = tree.state[node]
+            if number != NO_STATE and self._states[number].is_kept:
+                above = number
+            node = tree.parent[node]
+        other = tree.lone(state.node)
+        has_below = tree.num_states[state.node] > 0
+        state.alone = tree.place(state.number, state.node) * self.block_size
+        state.above = above
+        state.is_kept = True
+        self.num_kept += 1
+        self.num_held += self.order.state_tokens + state.alone
+        self._recount(other)
+        if has_below:
+            self._adopt(state)
+
+    def _adopt(self, state: State) -> None:
+        """Take over what the states right below this one saved up to now."""
+        for below in self._known:
+            if below.is_kept and below.above == state.above and below.position > state.position:
+                distance = (below.position - state.position) // self.block_size
+                if self.tree.is_below(below.node, state.node, distance):
+                    below.above = state.number
+
+    def _recount(self, number: i64) -> None:
+        if number != NO_STATE:
+            state = self._states[number]
+            state.alone = self.tree.num_alone(state.node) * self.block_size
+
+    # What goes.
+
+    def rescore(self) -> None:
+        """Score all that are kept, at their ages now. O(states)."""
+        for state in self._known:
+            if state.is_kept:
+                self._score(state)
+
+    def _score(self, state: State) -> None:
+        state.score = self.order.score(state, self._states[state.above].position, self.now)
+
+    def lowest(self) -> i64:
+        """Return the state that goes first, by the latest scores; of equals the longest prefix. O(states)."""
+        lowest: State | None = None
+        for state in self._known:
+            if state.is_kept and (
+                lowest is None
+                or state.score < lowest.score
+                or (state.score == lowest.score and state.position > lowest.position)
+            ):
+                lowest = state
+        return lowest.number if lowest is not None else NO_STATE
+
+    def drop(self, number: i64) -> None:
+        """A state goes. What its hits fall back on is its heir. O(depth + states)."""
+        state = self._states[number]
+        above = state.above
+        self.tree.remove(number, state.node)
+        state.is_kept = False
+        self.num_kept -= 1
+        self.num_held -= self.order.state_tokens + state.alone
+        other = self.tree.lone(state.node)
+        self._recount(other)
+        for below in self._known:
+            if below.is_kept and below.above == number:
+                below.above = above
+                self._score(below)
+        if above != NO_STATE:
+            self._inherit(self._states[above], state)
+        if other != NO_STATE:
+            self._score(self._states[other])
+        if not self.order.learns:
+            self._forget(state)
+
+    def _inherit(self, heir: State, state: State) -> None:
+        """Let the one above it take over what was expected of a state: its hits fall back there."""
+        if self.order.expects(state, self.now) > self.order.expects(heir, self.now):
+            self.order.note(heir, False, self.now)
+            heir.kind = state.kind
+            heir.num_hits = state.num_hits
+            heir.chain = state.chain
+            heir.since = state.since
+        self._score(heir)
+
+    def _forget(self, state: State) -> None:
+        """Nothing of it is known any more."""
+        self.order.note(state, False, self.now)
+        self.tree.state[state.node] = NO_STATE
+        last = self._known.pop()
+        if last is not state:
+            last.place = state.place
+            self._known[state.place] = last
+        self._free.append(int(state.number))
+
+    def use_again(self, visit: Visit) -> None:
+        """Say that what a request hit was of use up to its end."""
+        state = self._states[visit.state]
+        if state.is_kept and visit.begun == self.now:
+            self._use(state)
+
+    def is_kept(self, number: i64) -> bool:
+        """Return whether the state of this number is there."""
+        return self._states[number].is_kept
+
+    def settle(self) -> None:
+        """The request is over: relearn when it is time, and bound what is remembered. O(1) amortised."""
+        if self.now % RELEARNED_EVERY == 1:
+            self.order.learn(self._known, self.now)
+        if len(self._known) > (1 + GHOSTS_A_STATE) * self.num_kept + FEWEST_GHOSTS:
+            ages = sorted([int(state.since) for state in self._known])
+            old = ages[len(ages) // 4]
+            for state in [state for state in self._known if not state.is_kept and state.since <= old]:
+                self._forget(state)
+
+    def check(self) -> None:
+        """Count all sums from scratch. O(nodes + states * depth). Raises `InvariantError`."""
+        self.tree.check()
+        held: i64 = 0
+        for state in self._known:
+            if self.tree.state[state.node] != state.number:
+                raise InvariantError(f"states: state {state.number} is not at its node")
+            if state.is_kept:
+                held += self.order.state_tokens
+                if self.tree.num_alone(state.node) * self.block_size != state.alone:
+                    raise InvariantError(f"states: {state.alone} tokens are said to be state {state.number}'s alone")
+        for node in range(1, i64(len(self.tree.key))):
+            held += self.block_size if self.tree.num_states[node] > 0 else 0
+        if held != self.num_held:
+            raise InvariantError(f"states: {held} tokens are held, the count says {self.num_held}")

@@ -1,0 +1,208 @@
+"""The state with the lowest score goes first."""
+
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ...arrays import zeros_float, zeros_i64
+from .state import KINDS, State
+
+#: Ages in requests at which buckets begin, each 1.5 times the one before; nothing is older than the last.
+EDGES: Final = (
+    1,
+    2,
+    3,
+    5,
+    7,
+    11,
+    17,
+    25,
+    38,
+    57,
+    86,
+    129,
+    194,
+    291,
+    437,
+    656,
+    985,
+    1477,
+    2216,
+    3325,
+    4987,
+    7481,
+    11222,
+)
+NUM_AGES: Final[i64] = 23
+#: How long the last bucket is taken to be.
+LAST_LENGTH: Final[i64] = 8000
+NUM_HITS: Final[i64] = 3
+NUM_CHAINS: Final[i64] = 4
+NUM_CLASSES: Final[i64] = len(KINDS) * 12
+#: What is assumed of an age weighs as much as this many states that were seen there.
+PRIOR: Final[float] = 10.0
+#: It is assumed to be this share of what was seen one bucket younger.
+KEPT_ON: Final[float] = 0.9
+RELEARNED_EVERY: Final[i64] = 50
+
+
+class StateOrder:
+    """Says what keeping a state is worth, and learns what became of those that were kept.
+
+    state_tokens: bytes of a state, in bytes of keys and values of a token.
+    """
+
+    def __init__(self, state_tokens: i64) -> None:
+        self.state_tokens = state_tokens
+
+    #: Whether states that went are remembered for `learn`, and one that would go at once is not written.
+    learns = False
+
+    def score(self, state: State, above: i64, now: i64) -> float:
+        """Return what `state` is worth. above: tokens before the next state up, which it saves nothing of. O(1)."""
+        raise NotImplementedError("a StateOrder must have score()")
+
+    def expects(self, state: State, now: i64) -> float:  # noqa: ARG002
+        """Return how soon it is expected to be hit, without its size; 0 where the order does not say."""
+        return 0.0
+
+    def note(self, state: State, is_hit: bool, now: i64) -> None:
+        """A state was hit, or was not up to now and will not be looked at any more."""
+
+    def learn(self, states: list[State], now: i64) -> None:
+        """Draw the sum of what was noted, every `RELEARNED_EVERY` requests. states: all that are looked at."""
+
+
+class LRUStates(StateOrder):
+    """The state used longest ago goes first; of one request the longest prefix."""
+
+    def score(self, state: State, above: i64, now: i64) -> float:  # noqa: ARG002
+        """Return when it was used."""
+        return float(state.stamp)
+
+
+class ValueStates(StateOrder):
+    """The score is tokens saved a byte, by hits over age."""
+
+    def score(self, state: State, above: i64, now: i64) -> float:
+        """Return what it saves against the next state up, over what it frees, times how soon it is expected."""
+        gain = float(state.position - above) / float(self.state_tokens + state.alone)
+        return gain * self.expects(state, now)
+
+    def expects(self, state: State, now: i64) -> float:
+        """Return hits, its making counted as one, over its age."""
+        return float(1 + state.num_hits) / float(state.age(now))
+
+
+class LearnedStates(StateOrder):
+    """The score is tokens saved a byte, by what is learned of the class of a state at its age: hits by time held, the
+    best ratio over all ages to keep it to (Gittins' index).
+
+    A class is a kind, hits so far (0, 1, more), and the length of the chain of hits that led there (0, 1, 2 and 3,
+    more). What an age of a class has shown is trusted beside an assumption that weighs `PRIOR` states.
+    """
+
+    learns = True
+
+    def __init__(self, state_tokens: i64) -> None:
+        super().__init__(state_tokens)
+        self._edge = zeros_i64(int(NUM_AGES) + 1)
+        for age in range(int(NUM_AGES)):
+            self._edge[age] = EDGES[age]
+        self._edge[NUM_AGES] = 2**40
+        cells = int(NUM_CLASSES * NUM_AGES)
+        #: By class and age: states that were that old, hits of them, the share of hits, and the index.
+        self._seen = zeros_float(cells)
+        self._hit = zeros_float(cells)
+        self._chance = zeros_float(cells)
+        self._index = vec[float]([1.0] * cells)
+
+    def score(self, state: State, above: i64, now: i64) -> float:
+        """Return the same as `ValueStates.score`, with what is learned."""
+        gain = float(state.position - above) / float(self.state_tokens + state.alone)
+        return self.expects(state, now) * gain
+
+    def expects(self, state: State, now: i64) -> float:
+        """Return the index of its class at its age."""
+        return self._index[self._row(state) + self._bucket(state.age(now))]
+
+    def _row(self, state: State) -> i64:
+        chain = state.chain
+        if chain >= 2:
+            chain = 2 if chain <= 3 else 3
+        return ((state.kind * NUM_HITS + min(state.num_hits, NUM_HITS - 1)) * NUM_CHAINS + chain) * NUM_AGES
+
+    def _bucket(self, age: i64) -> i64:
+        bucket: i64 = 0
+        while age >= self._edge[bucket + 1]:
+            bucket += 1
+        return bucket
+
+    def _part(self, age: i64, bucket: i64) -> float:
+        """Return the part of a bucket that has passed."""
+        return float(age - self._edge[bucket]) / float(self._edge[bucket + 1] - self._edge[bucket])
+
+    def note(self, state: State, is_hit: bool, now: i64) -> None:
+        """Count one trial for each age that it passed, and in the last a success if it was hit."""
+        row = self._row(state)
+        age = state.age(now)
+        last = self._bucket(age)
+        for bucket in range(last):
+            self._seen[row + bucket] += 1.0
+        if is_hit:
+            self._seen[row + last] += 1.0
+            self._hit[row + last] += 1.0
+        else:
+            self._seen[row + last] += self._part(age, last)
+
+    def learn(self, states: list[State], now: i64) -> None:
+        """Chances from counts, then the index of each class and age. O(states + classes * ages**2)."""
+        seen = self._seen[:]
+        for state in states:
+            row = self._row(state)
+            age = state.age(now)
+            last = self._bucket(age)
+            for bucket in range(last):
+                seen[row + bucket] += 1.0
+            seen[row + last] += self._part(age, last)
+        # What is not known of any age of a class begins with what is seen of all classes.
+        all_seen = 2.0
+        all_hit = 0.1
+        for number in range(NUM_CLASSES):
+            all_seen += seen[number * NUM_AGES]
+            all_hit += self._hit[number * NUM_AGES]
+        for number in range(NUM_CLASSES):
+            self._learn_class(number * NUM_AGES, seen, all_hit / all_seen)
+
+    def _learn_class(self, row: i64, seen: vec[float], assumed: float) -> None:
+        for cell in range(row, row + NUM_AGES):
+            chance = (self._hit[cell] + PRIOR * assumed) / (seen[cell] + PRIOR)
+            self._chance[cell] = min(1.0, chance)
+            assumed = KEPT_ON * self._chance[cell]
+        for first in range(NUM_AGES):
+            self._index[row + first] = self._best_ratio(row, first)
+
+    def _best_ratio(self, row: i64, first: i64) -> float:
+        """Return hits by time, the best over all ages to stop at; one that is hit is so halfway through its bucket."""
+        there = 1.0
+        hits = 0.0
+        time = 0.0
+        best = 0.0
+        for age in range(first, NUM_AGES):
+            chance = self._chance[row + age]
+            length = self._edge[age + 1] - self._edge[age] if age < NUM_AGES - 1 else LAST_LENGTH
+            hits += there * chance
+            time += there * float(length) * (1.0 - 0.5 * chance)
+            there *= 1.0 - chance
+            best = max(best, hits / time)
+        return best
+
+
+def make_order(name: str, state_tokens: i64) -> StateOrder:
+    """Return the order of this name: "index" (learned), "value" or "lru"."""
+    if name == "lru":
+        return LRUStates(state_tokens)
+    if name == "value":
+        return ValueStates(state_tokens)
+    return LearnedStates(state_tokens)

@@ -1,0 +1,45 @@
+"""A state stands at a position of known content, or stood there."""
+
+from typing import Final
+
+from mypy_extensions import i64
+
+#: Why a position was chosen. A state keeps its kind, and its class learns by it.
+JUNCTION: Final[i64] = 0
+PROMPT_END: Final[i64] = 1
+OUTPUT_END: Final[i64] = 2
+TOLD: Final[i64] = 3
+QUEUED: Final[i64] = 4
+REGULAR: Final[i64] = 5
+KINDS: Final = ("junction", "prompt end", "output end", "told", "queue", "regular")
+
+
+class State:
+    """This is what must be known of a position to judge what its state is worth. A state that went stays, and its
+    class learns what it would have hit.
+
+    number: its own, above 0. node: where it stands (`StateTree`). position: tokens before it.
+    kind, num_hits, chain: why it was taken, how often it was hit, how many hits led to the request that took it.
+    since: the request that took or hit it last. stamp: the same, with an order in one request.
+    is_kept: whether the state is there. above: number of the next one up that is there, 0 for none.
+    alone: tokens of keys and values that only it needs. place: where it is in the list of all.
+    """
+
+    def __init__(self, number: i64, node: i64, position: i64, kind: i64) -> None:
+        self.number = number
+        self.node = node
+        self.position = position
+        self.kind = kind
+        self.num_hits: i64 = 0
+        self.chain: i64 = 0
+        self.since: i64 = 0
+        self.stamp: i64 = 0
+        self.is_kept = False
+        self.above: i64 = 0
+        self.place: i64 = 0
+        self.alone: i64 = 0
+        self.score: float = 0.0
+
+    def age(self, now: i64) -> i64:
+        """Requests since it was last of use, this one included."""
+        return now - self.since + 1

@@ -1,0 +1,151 @@
+"""The contents of prompts are a tree, remembered by their keys, in which states stand."""
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from ....errors import InvariantError
+from ...arrays import grown_i64, zeros_i64
+from ..parts.keys import Ghosts
+
+ROOT: Final[i64] = 0
+NO_STATE: Final[i64] = 0
+FEWEST_NODES: Final = 1024
+MOST_KEYS: Final = 2**40
+
+
+class StateTree:
+    """Each node is a token block that is remembered, known by the chain hash of its prompt up to there.
+
+    Hashes are taken on trust: they say where a state would be of use, never what is hit. A node is remembered while a
+    state stands at it or below it, and else until `num_remembered` later ones came. 88 bytes a node.
+    """
+
+    def __init__(self, num_remembered: int) -> None:
+        self.num_remembered: i64 = num_remembered
+        #: Keys to nodes, in the order in which requests last passed, of one request the last block first.
+        self._nodes = Ghosts(MOST_KEYS)
+        self._num_made: i64 = 1
+        self._free: i64 = 0
+        self.key = zeros_i64(FEWEST_NODES)
+        #: The node before; of a free one, the next free one.
+        self.parent = zeros_i64(FEWEST_NODES)
+        self._num_children = zeros_i64(FEWEST_NODES)
+        #: How many states stand at a node or below it; the numbers of them all, mixed by exclusive or.
+        self.num_states = zeros_i64(FEWEST_NODES)
+        self._mixed = zeros_i64(FEWEST_NODES)
+        #: The state at a node, kept or remembered.
+        self.state = zeros_i64(FEWEST_NODES)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def find(self, key: i64) -> i64:
+        """Return the node of a key, or -1. O(1) expected."""
+        return self._nodes.number(key)
+
+    def add(self, key: i64, parent: i64) -> i64:
+        """Return the node of a key behind `parent`, made if need be. O(1) expected and amortised."""
+        node = self._nodes.number(key)
+        if node > 0:
+            return node
+        node = self._free
+        if node != 0:
+            self._free = self.parent[node]
+        else:
+            if self._num_made == len(self.key):
+                self._double()
+            node = self._num_made
+            self._num_made += 1
+        self.key[node] = key
+        self.parent[node] = parent
+        self._num_children[parent] += 1
+        self._nodes.remember(key, node)
+        return node
+
+    def _double(self) -> None:
+        size = 2 * len(self.key)
+        self.key = grown_i64(self.key, size)
+        self.parent = grown_i64(self.parent, size)
+        self._num_children = grown_i64(self._num_children, size)
+        self.num_states = grown_i64(self.num_states, size)
+        self._mixed = grown_i64(self._mixed, size)
+        self.state = grown_i64(self.state, size)
+
+    def touch(self, node: i64) -> None:
+        """Note that a request passed here."""
+        self._nodes.remember(self.key[node], node)
+
+    def forget_one(self) -> i64:
+        """Forget the oldest node, if nothing needs it. Returns the state that is forgotten with it, or 0."""
+        key = self._nodes.oldest()
+        node = self._nodes.number(key)
+        if self.num_states[node] > 0 or self._num_children[node] > 0:
+            self._nodes.remember(key, node)
+            return NO_STATE
+        gone = self.state[node]
+        self._nodes.take(key)
+        self.key[node] = -1
+        self._num_children[self.parent[node]] -= 1
+        self.state[node] = NO_STATE
+        self.parent[node] = self._free
+        self._free = node
+        return gone
+
+    # States. The tokens that are counted are blocks here.
+
+    def place(self, state: i64, node: i64) -> i64:
+        """A state stands at `node` from now on. Returns how many blocks only it needs. O(depth)."""
+        alone: i64 = 0
+        while node != ROOT:
+            if self.num_states[node] == 0:
+                alone += 1
+            self.num_states[node] += 1
+            self._mixed[node] ^= state
+            node = self.parent[node]
+        return alone
+
+    def remove(self, state: i64, node: i64) -> None:
+        """It does not any more. O(depth)."""
+        while node != ROOT:
+            self.num_states[node] -= 1
+            self._mixed[node] ^= state
+            node = self.parent[node]
+
+    def lone(self, node: i64) -> i64:
+        """Return the state that alone needs `node` or the first node above it that any needs; 0 if several do."""
+        while node != ROOT and self.num_states[node] == 0:
+            node = self.parent[node]
+        return self._mixed[node] if node != ROOT and self.num_states[node] == 1 else NO_STATE
+
+    def num_alone(self, node: i64) -> i64:
+        """Return how many blocks from a state's node up only it needs. O(depth)."""
+        alone: i64 = 0
+        while node != ROOT and self.num_states[node] == 1:
+            alone += 1
+            node = self.parent[node]
+        return alone
+
+    def is_below(self, node: i64, other: i64, num_blocks: i64) -> bool:
+        """Return whether `node` stands `num_blocks` below `other`. O(num_blocks)."""
+        while num_blocks > 0 and node != ROOT:
+            node = self.parent[node]
+            num_blocks -= 1
+        return node == other
+
+    def check(self) -> None:
+        """Counts agree with links. O(nodes). Raises `InvariantError`."""
+        children = [0] * int(self._num_made)
+        free = set()
+        node = self._free
+        while node != 0:
+            free.add(int(node))
+            node = self.parent[node]
+        live = [number for number in range(1, int(self._num_made)) if number not in free]
+        for number in live:
+            children[int(self.parent[i64(number)])] += 1
+        if len(live) != len(self._nodes):
+            raise InvariantError(f"states: {len(live)} nodes are live, {len(self._nodes)} have keys")
+        for number in live:
+            if children[number] != self._num_children[i64(number)] or self.find(self.key[i64(number)]) != number:
+                raise InvariantError(f"states: node {number} has {children[number]} children, or is not found")

@@ -1,0 +1,85 @@
+"""This loop is behind every figure of states: a cache of states, and of keys and values under them, in one budget."""
+
+import numpy as np
+import numpy.typing as npt
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ...core.policies.states.book import StateBook, Visit
+from ...core.policies.states.orders import make_order
+from ...core.policies.states.places import Places
+
+
+class _Leaving:
+    """This is what a request leaves when its results are there."""
+
+    def __init__(self, visit: Visit, positions: list[int], kinds: list[int]) -> None:
+        self.visit = visit
+        self.positions = positions
+        self.kinds = kinds
+
+
+class StateRun:
+    """Requests one after another, or `in_flight` at a time: a request hits what was computed by those that had ended.
+
+    Sizes are in tokens of keys and values: state_tokens of a state, budget of everything that is kept between requests.
+    order, places: by name (`core.policies.states`). memory: hashes are remembered of this many budgets of tokens.
+    """
+
+    def __init__(
+        self,
+        order: str,
+        places: tuple[str, ...],
+        state_tokens: int,
+        budget: int,
+        block_size: int = 16,
+        memory: int = 4,
+        in_flight: int = 1,
+    ) -> None:
+        remembered = memory * budget // block_size
+        self.book = StateBook(make_order(order, state_tokens), block_size, remembered)
+        self.places = Places(places, block_size)
+        self.budget: i64 = budget
+        self.block_size: i64 = block_size
+        self.in_flight: i64 = in_flight
+        self.num_written: i64 = 0
+        self._running: list[_Leaving] = []
+
+    def request(
+        self,
+        keys: npt.NDArray[np.int64],
+        num_prompt: int,
+        num_total: int,
+        told: list[int],
+        queued: list[int],
+    ) -> int:
+        """Return the tokens that a request hits, named by the keys of its blocks, those of its output included.
+
+        num_prompt, num_total: tokens of the prompt, and with the output. told, queued: positions in tokens, for those
+        rules.
+        """
+        last = i64(max(num_prompt - 1, 0)) // self.block_size * self.block_size
+        total = i64(num_total) // self.block_size * self.block_size
+        visit = self.book.visit(vec[i64](keys), i64(len(keys)), last)
+        self.places.find(visit.hit, visit.known, last, total, told, queued)
+        self._running.append(_Leaving(visit, self.places.positions, self.places.kinds))
+        while len(self._running) >= self.in_flight:
+            self._end(self._running.pop(0))
+        return int(visit.hit)
+
+    def _end(self, leaving: _Leaving) -> None:
+        """Keep the states that were wanted, the longest prefix first, and then the budget."""
+        order = sorted(range(len(leaving.positions)), key=leaving.positions.__getitem__, reverse=True)
+        made: list[int] = []
+        for place in order:
+            number = self.book.keep(leaving.visit, leaving.positions[place], leaving.kinds[place])
+            if number > 0:
+                made.append(int(number))
+        self.book.use_again(leaving.visit)
+        self.book.settle()
+        if self.book.num_held > self.budget:
+            self.book.rescore()
+        while self.book.num_held > self.budget:
+            self.book.drop(self.book.lowest())
+        for number in made:
+            self.num_written += 1 if self.book.is_kept(number) else 0
