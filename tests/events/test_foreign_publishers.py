@@ -145,9 +145,9 @@ def test_nor_is_a_snapshot_of_it(epochs: tuple[int | None, int | None]) -> None:
 def test_what_was_heard_is_missing_also_where_a_replay_has_what_cannot_be_read() -> None:
     mirror = Mirror(hash_seed=1)
     mirror.live(WORKER, *message(4, stored(5, 1, 2)))
-    replay(mirror, message(0), (1, UNREADABLE), message(2, CLEARED), message(3))
+    replay(mirror, message(0), (1, UNREADABLE), message(2, CLEARED))
     assert mirror.trust(WORKER) is not Trust.LIVE
-    replay(mirror, message(2, CLEARED), message(3), message(4, stored(5, 1, 2)))
+    replay(mirror, message(2, CLEARED), message(3))
     assert mirror.trust(WORKER) is Trust.LIVE
     assert known(mirror, 1, 2) == 2
 
@@ -172,6 +172,43 @@ def test_the_rest_of_a_replay_does_not_count_when_the_publisher_starts_again_mea
     replay(mirror, message(1), message(2, CLEARED, stored(5, 1, 2)))
     assert mirror.trust(WORKER) is Trust.UNTRUSTED
     replay(mirror, again)
+    assert mirror.trust(WORKER) is Trust.LIVE
+    assert (known(mirror, 1, 2), known(mirror, 8, 9)) == (0, 2)
+
+
+def test_nor_when_a_live_message_cannot_be_read_meanwhile() -> None:
+    """It may be of another life than the answer that is on its way."""
+    mirror = Mirror(hash_seed=1)
+    mirror.begin_replay(WORKER)
+    mirror.replayed(WORKER, *message(0))
+    mirror.live(WORKER, 1, UNREADABLE)
+    assert mirror.is_replay_void(WORKER)
+    replay(mirror, message(1), message(2, CLEARED, stored(5, 1, 2)))
+    assert mirror.trust(WORKER) is Trust.UNTRUSTED
+    mirror.begin_replay(WORKER)
+    assert not mirror.is_replay_void(WORKER)
+    replay(mirror, message(0, ts=100.0), message(1, stored(9, 8, 9), ts=101.0))
+    assert mirror.trust(WORKER) is Trust.LIVE
+    assert (known(mirror, 1, 2), known(mirror, 8, 9)) == (0, 2)
+
+
+def test_nor_when_one_comes_before_its_first_message() -> None:
+    mirror = Mirror(hash_seed=1)
+    mirror.begin_replay(WORKER)
+    mirror.live(WORKER, 1, UNREADABLE)
+    replay(mirror, message(0, stored(5, 1, 2)), message(1))
+    assert mirror.trust(WORKER) is Trust.UNTRUSTED
+    replay(mirror, message(0, stored(9, 8, 9), ts=100.0), message(1, ts=101.0))
+    assert (known(mirror, 1, 2), known(mirror, 8, 9)) == (0, 2)
+
+
+def test_what_was_heard_judges_a_replay_also_behind_what_cannot_be_read_in_it() -> None:
+    mirror = Mirror(hash_seed=1)
+    again = (message(0, ts=99.0), message(1, ts=100.0), message(2, ts=101.0), message(3, stored(9, 8, 9), ts=102.0))
+    mirror.live(WORKER, *again[3])
+    replay(mirror, message(0), (1, UNREADABLE), message(2, CLEARED, stored(5, 1, 2)), message(3), message(4))
+    assert mirror.trust(WORKER) is Trust.UNTRUSTED
+    replay(mirror, *again)
     assert mirror.trust(WORKER) is Trust.LIVE
     assert (known(mirror, 1, 2), known(mirror, 8, 9)) == (0, 2)
 

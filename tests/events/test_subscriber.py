@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
@@ -40,6 +41,40 @@ def test_a_publisher_whose_snapshot_cannot_be_read_is_asked_less_and_less() -> N
     finally:
         context.destroy(linger=0)
     assert 3 <= asked <= 8
+
+
+def test_an_answer_is_dropped_when_a_live_message_cannot_be_read() -> None:
+    """The rest of it may be of an earlier life; what is asked next has a connection of its own."""
+    context = zmq.Context()
+    live, replay = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+    ports = [socket.bind_to_random_port("tcp://127.0.0.1") for socket in (live, replay)]
+    mirror, asked = Mirror(), []
+
+    def answer(identity: bytes, number: int, *events: Any) -> None:
+        payload = msgspec.msgpack.encode([float(number), list(events), 0])
+        replay.send_multipart((identity, b"", b"", number.to_bytes(8, "big"), payload))
+
+    try:
+        with Subscriber(mirror) as subscriber:
+            subscriber.follow("worker", *(f"tcp://127.0.0.1:{port}" for port in ports))
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while len(asked) < 2 and time.monotonic() < deadline:
+                subscriber.poll(0.01)
+                if asked and not mirror.is_replay_void("worker"):
+                    live.send_multipart((b"", (1).to_bytes(8, "big"), b"no batch"))
+                while replay.poll(0):
+                    identity = replay.recv_multipart()[0]
+                    if identity not in asked:
+                        asked.append(identity)
+                        answer(identity, 0)
+            assert len(asked) == 2
+            answer(asked[0], 1, {"type": "AllBlocksCleared"})
+            replay.send_multipart((asked[0], b"", b"", b"\xff" * 8, b""))
+            for _ in range(20):
+                subscriber.poll(0.01)
+            assert mirror.trust("worker") is not Trust.LIVE
+    finally:
+        context.destroy(linger=0)
 
 
 @pytest.mark.parametrize("timeout", [-1, "x", None, float("nan"), 10**9, True])

@@ -20,4 +20,11 @@ def test_after_a_heartbeat_the_mirror_is_the_cache() -> None:
     seeds.lines.append("wires: " + ", ".join(f"{number} {name}" for name, number in sorted(counts.items())))
     happened = ("matches", "lost", "late", "doubled", "not heard", "replays cut", "restarts")
     happened += ("merged", "never whole", "whole without a snapshot")
+    happened += (
+        "unreadable",
+        "unreadable in a replay",
+        "answers of an earlier life",
+        "answers dropped",
+        "lives told apart",
+    )
     assert all(counts[name] > 0 for name in happened), counts

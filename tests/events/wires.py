@@ -6,6 +6,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
+from zlib import crc32
 
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.following.stream import Trust
@@ -14,6 +15,8 @@ from blockyard.events.publishing.merging import merged
 from blockyard.events.tables.checking import check_contents, check_trie
 from blockyard.events.tables.content_table import ContentTable
 from blockyard.events.wire import AllBlocksCleared, Batch, Event, Payload, decode_batch, encode_batch
+
+UNREADABLE = b"\xc1"
 
 
 class BriefFeed(Feed):
@@ -81,11 +84,17 @@ class Wire:
         #: In some worlds it is often far behind, and what it gets is merged.
         self.patience = self.draw.choice((0.0, 0.0, 0.9))
         self.unsent: Any = None
+        #: Whether more than some of its live messages cannot be read now.
+        self.is_hard_to_read = False
+        #: What is still to come of the replay that was asked for, with its end (None).
+        self.answer: list[tuple[int, Payload] | None] = []
         self.late: list[tuple[int, Payload]] = []
         self.feed = self._new_feed()
 
     def _new_feed(self) -> Feed | RingFeed:
         self.unsent, self.born = None, self.now
+        #: The highest number that was heard live of this life.
+        self.heard = -1
         table = ContentTable(self.config, self.by_content)
         if self.is_foreign:
             return RingFeed(table, self.replayed, self._clock)
@@ -105,11 +114,30 @@ class Wire:
         self.config = config
         chance = self.draw.choice((5.0, 5.0, -3.0, 0.0))
         self.now = self.now + chance if chance else self.born
+        if self.draw.random() < 0.5:
+            self.leave_an_answer()
         self.feed = self._new_feed()
         if self.is_foreign:  # nothing tells its lives apart when first messages are lost, or the last ones come later
-            self.now += 0.5
+            self.now += 0.5 * self.counts["restarts"]  # no message is one of an earlier life, byte for byte
             self.late.clear()
-            self.mirror.live(self.name, *self.feed.beat())
+            number, payload = self.feed.beat()
+            self.hear(number, UNREADABLE if self.draw.random() < 0.3 else payload)
+        self.hear_answer(self.draw.choice((0, 1000)))
+
+    def leave_an_answer(self) -> None:
+        """The last messages are lost or cannot be read, and the answer to a replay is on its way when the process ends.
+
+        Of it some more may arrive in its next life, the first messages of which may be unreadable.
+        """
+        self.feed.beat()
+        number, payload = self.feed.beat()
+        self.hear(number, UNREADABLE if self.draw.random() < 0.5 else payload)
+        self.ask()
+        self.hear_answer(self.draw.randrange(3))
+        if self.draw.random() < 0.5:
+            self.answer = self.answer[: self.draw.randrange(len(self.answer) + 1)]
+        self.counts["answers of an earlier life"] += bool(self.answer)
+        self.is_hard_to_read = self.draw.random() < 0.5
 
     def tell(self, changes: Any) -> None:
         """What a cache told, now or, where the publisher is behind, as one with what comes later."""
@@ -139,36 +167,74 @@ class Wire:
             self.counts["lost"] += 1
         elif chance < 0.1:
             self.late.append(message)
+        elif chance < (0.6 if self.is_hard_to_read else 0.12):
+            self.is_hard_to_read = self.draw.random() < 0.8
+            self.counts["unreadable"] += 1
+            self.hear(message[0], UNREADABLE)
         else:
-            self.mirror.live(self.name, *message)
-            if chance < 0.15:
+            self.hear(*message)
+            if chance > 0.95:
                 self.counts["doubled"] += 1
-                self.mirror.live(self.name, *message)
+                self.hear(*message)
         if self.late and self.draw.random() < 0.3:
             self.counts["late"] += 1
-            self.mirror.live(self.name, *self.late.pop(self.draw.randrange(len(self.late))))
+            self.hear(*self.late.pop(self.draw.randrange(len(self.late))))
         if self.draw.random() < 0.02:
             self.is_listening = False
         if self.draw.random() < 0.2:
             self.ask()
+        self.hear_answer(self.draw.choice((0, 0, 1, 2, 9)))
+
+    def hear(self, number: int, payload: Payload) -> None:
+        """A live message arrives."""
+        self.heard = max(self.heard, number)
+        self.mirror.live(self.name, number, payload)
+        self.check_life()
+
+    def check_life(self) -> None:
+        """Of a publisher without epochs, what a mirror believes is of the life of which something was heard."""
+        order = self.mirror._workers[self.name].order
+        if self.is_foreign and self.heard >= 0 and order.trust is Trust.LIVE:
+            self.counts["lives told apart"] += 1
+            ring = {number: crc32(payload) for number, payload in self.feed.replay(0)}
+            assert self.heard <= order.last <= max(ring), "LIVE with an earlier life"
+            assert ring.get(order.last) in (None, order._seen[order.last]), "LIVE with an earlier life"
 
     def ask(self) -> None:
-        """One replay, which may break off in the middle."""
+        """Ask for a replay, if something is missing and none is on its way. It may break off in the middle."""
+        if self.mirror.is_replay_void(self.name):
+            self.counts["answers dropped"] += 1
+            self.answer = []
         start = self.mirror.replay_from(self.name)
-        if start is None:
+        if self.answer or start is None:
             return
-        for message in self.feed.replay(start):
-            if self.draw.random() < 0.05:
-                self.counts["replays cut"] += 1
-                return
-            self.mirror.replayed(self.name, *message)
-        self.mirror.end_of_replay(self.name)
+        self.mirror.begin_replay(self.name)
+        self.answer = [*self.feed.replay(start), None]
+        where = self.draw.randrange(len(self.answer))
+        chance = self.draw.random()
+        if chance < 0.1:
+            self.counts["replays cut"] += 1
+            del self.answer[where:]
+        elif chance < 0.25 and self.answer[where] is not None:
+            self.counts["unreadable in a replay"] += 1
+            self.answer[where] = (self.answer[where][0], UNREADABLE)
+
+    def hear_answer(self, most: int) -> None:
+        """At most so many messages of the answer that is on its way arrive, unless it is dropped."""
+        while self.answer and most and not self.mirror.is_replay_void(self.name):
+            most -= 1
+            message = self.answer.pop(0)
+            if message is None:
+                self.mirror.end_of_replay(self.name)
+            else:
+                self.mirror.replayed(self.name, *message)
+            self.check_life()
 
     def beat(self) -> None:
         """A heartbeat that arrives, and replays until nothing is missing, or it is clear that something stays so."""
         self.drain()
         self.is_listening = True
-        self.mirror.live(self.name, *self.feed.beat())
+        self.hear(*self.feed.beat())
         for _ in range(200):
             if self.mirror.trust(self.name) is Trust.LIVE:
                 self.counts["whole without a snapshot"] += self.is_foreign
@@ -179,4 +245,5 @@ class Wire:
                 self.counts["never whole"] += 1
                 return
             self.ask()
+            self.hear_answer(len(self.answer))
         raise AssertionError(f"still {self.mirror.trust(self.name)} after 200 replays")

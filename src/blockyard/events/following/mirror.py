@@ -79,6 +79,7 @@ class Mirror:
         mirror = Mirror()
         mirror.live("worker-0", sequence, payload)        each message of its PUB socket
         while (start := mirror.replay_from("worker-0")) is not None:
+            mirror.begin_replay("worker-0")
             ...ask its replay socket from `start`, give each answer to mirror.replayed(...), then
             mirror.end_of_replay("worker-0")
         mirror.match(token_ids)["worker-0"].num_tokens
@@ -106,7 +107,7 @@ class Mirror:
 
     def live(self, worker: str, sequence: int, payload: Payload) -> None:
         """A message of a worker's PUB socket. O(blocks). One that cannot be read makes the worker untrusted."""
-        message = self._read(worker, sequence, payload)
+        message = self._read(worker, sequence, payload, is_live=True)
         if message is not None:
             with self._noticed(worker):
                 following = self._worker(worker).order.live(message)
@@ -115,12 +116,25 @@ class Mirror:
 
     def replayed(self, worker: str, sequence: int, payload: Payload) -> None:
         """A message of a worker's replay socket."""
-        message = self._read(worker, sequence, payload)
+        message = self._read(worker, sequence, payload, is_live=False)
         if message is not None:
             with self._noticed(worker):
                 following = self._worker(worker).order.replayed(message)
                 if following is not None:
                     self._apply(worker, following)
+
+    def begin_replay(self, worker: str) -> None:
+        """A replay is asked for, and what is left of the answer to an earlier request is not read.
+
+        Say so where messages are read by hand: an answer that was on its way while the worker began anew, or while a
+        live message came that could not be read, is told from the one to the next request by this alone.
+        """
+        self._worker(worker).order.begin_replay()
+
+    def is_replay_void(self, worker: str) -> bool:
+        """Return whether nothing of the answer that is on its way counts any more: drop it, and ask again. O(1)."""
+        state = self._known(worker)
+        return state is not None and state.order.is_void
 
     def end_of_replay(self, worker: str) -> None:
         """Take the end mark of a replay: what came live meanwhile counts from now on."""
@@ -147,7 +161,7 @@ class Mirror:
         if state is not None:
             self._drop_groups(state)
 
-    def _read(self, worker: str, sequence: int, payload: Payload) -> Message | None:
+    def _read(self, worker: str, sequence: int, payload: Payload, is_live: bool) -> Message | None:
         state = self._worker(worker)
         number = -1
         try:
@@ -155,7 +169,10 @@ class Mirror:
             return Message.of(number, payload)
         except InvalidArgument:
             state.num_unreadable += 1
-            state.order.miss(number)
+            if is_live:
+                state.order.miss_live(number)
+            else:
+                state.order.miss_replayed(number)
             self._trusts = None
             return None
 
@@ -199,7 +216,7 @@ class Mirror:
                 self._apply_one(state, event)
         except (InvalidArgument, RecursionError):  # the latter for keys that are nested without end
             state.num_unreadable += 1
-            state.order.miss(message.number)
+            state.order.miss_replayed(message.number)
 
     def _apply_one(self, state: _Worker, event: Event) -> None:
         if isinstance(event, BlockStored):

@@ -90,8 +90,9 @@ class MessageOrder:
         self._replayed_ts = 0.0
         #: Whether a replay is of another life than what was heard: one of the two is over.
         self._is_contradicted = False
-        #: Whether a replay has begun and not ended, and whether nothing of it counts any more.
-        self._is_replaying = self._is_void = False
+        #: Whether a replay was asked for or has begun, and has not ended; and whether nothing of it counts any more.
+        self._is_replaying = False
+        self.is_void = False
         self._num_replayed = 0
         #: Whether a snapshot was read, and not yet the end of its replay: messages behind it may stand for it too.
         self._is_in_snapshot = False
@@ -102,6 +103,12 @@ class MessageOrder:
         if self.trust is Trust.LIVE:
             return None
         return 0 if self.trust is Trust.UNTRUSTED or self._is_in_snapshot else self.last + 1
+
+    def begin_replay(self) -> None:
+        """Forgets what is left of an earlier answer: another replay is asked for, where nothing of that one arrives."""
+        self._is_replaying = True
+        self.is_void = self._is_contradicted = False
+        self._num_replayed = 0
 
     def live(self, message: Message) -> Message | None:
         """Takes a live message, and returns it if it is the next one."""
@@ -132,7 +139,7 @@ class MessageOrder:
     def replayed(self, message: Message) -> Message | None:
         """Takes a message of a replay, and returns what is to be applied. A snapshot stands for all before it."""
         self._is_replaying = True
-        if self._is_void:
+        if self.is_void:
             return None
         self._is_contradicted |= self._was_heard_otherwise(message)
         if message.is_snapshot:
@@ -199,7 +206,7 @@ class MessageOrder:
         Where messages are missing and the replay gave none of them, nothing is trusted: only one from 0 helps.
         """
         is_contradicted = self._is_contradicted
-        self._is_contradicted = self._is_replaying = self._is_void = False
+        self._is_contradicted = self._is_replaying = self.is_void = False
         if self.trust is not Trust.CATCHING_UP:
             return
         self._is_in_snapshot = False
@@ -230,12 +237,27 @@ class MessageOrder:
     def _begin_anew(self) -> None:
         """Trusts nothing, as the publisher began anew: the rest of a replay may be of its earlier life."""
         self.distrust()
-        self._is_void = self._is_replaying
+        self.is_void = self._is_replaying
 
-    def miss(self, number: int) -> None:
-        """Trust nothing until a replay has come to this message, which was heard and could not be read."""
+    def miss_live(self, number: int) -> None:
+        """Trusts nothing until a replay has come to this message, which was heard and could not be read.
+
+        What is left of an answer that is on its way may be of an earlier life than the message, and does not count.
+        """
+        unread = max(number, self._newest, self._unread, *self._ahead)
+        self._begin_anew()
+        self._unread = unread
+
+    def miss_replayed(self, number: int) -> None:
+        """Trusts nothing until a replay has come to this message, which could not be read or applied.
+
+        What came live stays in mind: the rest of the answer is judged by it.
+        """
         unread, is_contradicted = max(number, self._newest, self._unread, *self._ahead), self._is_contradicted
+        ahead, num_bytes = self._ahead, self._ahead_bytes
+        self._ahead = {}
         self.distrust()
+        self._ahead, self._ahead_bytes = ahead, num_bytes
         self._unread, self._is_contradicted = unread, is_contradicted
 
     def _begin_catching_up(self) -> None:

@@ -145,18 +145,24 @@ class Subscriber:
         read = self._read_live(source) + self._read_replay(source)
         if read:
             source.heard_at = time.monotonic()
+        if self.mirror.is_replay_void(source.name):
+            source.is_asking = False  # the next request has a connection of its own: nothing of this answer is read
         start = self.mirror.replay_from(source.name)
         waited = time.monotonic() - source.asked_at
         if start is None:
             source.pause = LEAST_PAUSE
         elif source.is_asking and waited > source.patience:
             source.patience = min(2 * source.patience, MOST_PATIENCE)
-            source.ask(start)
+            self._ask(source, start)
         elif not source.is_asking and waited > source.pause:
             is_worse = self.mirror.trust(source.name) is Trust.UNTRUSTED
             source.pause = min(2 * source.pause, MOST_PAUSE) if is_worse else LEAST_PAUSE
-            source.ask(start)
+            self._ask(source, start)
         return read
+
+    def _ask(self, source: _Source, start: int) -> None:
+        self.mirror.begin_replay(source.name)
+        source.ask(start)
 
     def _read_live(self, source: _Source) -> int:
         count = 0
