@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from blockyard import BlockLease, BlockPool, CacheSalt, InvariantError, LoRA
@@ -81,6 +82,15 @@ def ring(index: PrefixIndex, oldest: int) -> list[int]:
         blocks.append(index.rings.next_equal[blocks[-1]])
     assert len(blocks) == 1 or [index.rings.prev_equal[block] for block in blocks] == [blocks[-1], *blocks[:-1]]
     return blocks
+
+
+def test_the_first_lookup_of_a_longer_prompt_than_any_before_finds_its_blocks() -> None:
+    pool = BlockPool(1_000, 4)
+    for cached, asked in ((10, 100), (60, 300), (200, 900)):
+        tokens = np.arange(cached * 10_000, cached * 10_000 + 4 * asked)
+        lease = pool.get_new_blocks(cached)
+        pool.cache_full_blocks(lease, tokens[: 4 * cached])
+        assert list(pool.get_cached_blocks(tokens)) == list(lease)
 
 
 def test_duplicates_share_an_identity_and_one_slot() -> None:

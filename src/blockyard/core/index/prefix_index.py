@@ -132,7 +132,9 @@ class PrefixIndex:
 
     def find_under(self, root: i64, prompt: Prompt, max_blocks: i64) -> vec[i32]:
         """The same, where the root of the prompt's keys is known: 0 if there is none."""
-        return self._found[: self._reach(root, prompt, max_blocks)]
+        # First, because it may put a longer array in the place of `_found`.
+        reached = self._reach(root, prompt, max_blocks)
+        return self._found[:reached]
 
     def _reach(self, root: i64, prompt: Prompt, max_blocks: i64) -> i64:
         """Returns how far a prompt is indexed; `_found` has the ids.
