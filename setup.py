@@ -27,9 +27,8 @@ BUILDS = not BUILDERS.isdisjoint(sys.argv)
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(SOURCE / "blockyard"))
-from _docstrings import documented_c  # noqa: E402
+from _generated_c import documented_c, with_weak_references  # noqa: E402
 from _sources import MYPY_OPTIONS, compiled_sources, source_digest, write_build_record  # noqa: E402
-from _weakrefs import with_weak_references  # noqa: E402
 
 sys.dont_write_bytecode = False
 

@@ -17,8 +17,7 @@ import zmq
 from blockyard import CacheConfig, KVCacheManager
 from blockyard.events import KVEventPublisher
 from blockyard.events.following.mirror import Mirror
-from blockyard.events.publishing.feed import Feed
-from blockyard.events.publishing.long_batch import Turns
+from blockyard.events.publishing.feed import Feed, WorkTurns
 from blockyard.events.tables.content_table import ContentTable
 from blockyard.events.wire import END_SEQUENCE
 
@@ -128,7 +127,7 @@ def filled(num_blocks: int, seed: int) -> tuple[KVCacheManager, np.random.Genera
     return cache, draw
 
 
-class Held(Turns):
+class Held(WorkTurns):
     """Turns whose own time on a core is noted: as long as that a compiled call may keep the interpreter."""
 
     def __init__(self) -> None:

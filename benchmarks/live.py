@@ -14,7 +14,7 @@ import time
 
 from blockyard import CacheConfig, KVCacheManager
 from blockyard.live import Desk, Surroundings
-from blockyard.live.feed import MAX_SHARE, Feed
+from blockyard.live.feed import MAX_SHARE, PageFeed
 from blockyard.live.frames import Frame
 from blockyard.live.prompts import PromptLog
 from blockyard.live.snapshot import take_snapshot
@@ -63,7 +63,7 @@ class Watching:
         self._thread.start()
 
     async def _read(self) -> None:
-        feed = Feed(self._desk, PromptLog(), is_ending=lambda: self._is_over)
+        feed = PageFeed(self._desk, PromptLog(), is_ending=lambda: self._is_over)
         async for sent in feed.events():
             self.num_bytes += len(sent)
             self.num_frames += sent.startswith((b"event: frame", b"event: change"))

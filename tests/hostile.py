@@ -20,127 +20,16 @@ from blockyard._build import build_name
 
 from .interrupts import state
 from .support.hostile import disguises
-from .support.own_calls import KINDS, Site, tokens
-from .support.own_policies import MRU
+from .support.own_calls import ALL_CALLS, KINDS, Call, Site
 
-Arguments = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Target:
-    """A public call with good arguments, by name."""
-
-    owner: str
-    name: str
-    arguments: Callable[[Site], Arguments]
-
-    def run(self, site: Site, arguments: Arguments) -> Any:
-        return getattr(getattr(site, self.owner), self.name)(**arguments)
-
-
-def _cache(name: str, arguments: Callable[[Site], Arguments]) -> Target:
-    return Target("cache", name, arguments)
-
-
-def _pool(name: str, arguments: Callable[[Site], Arguments]) -> Target:
-    return Target("pool", name, arguments)
-
-
+#: Every call that takes arguments, beside those that answer one number at any time, and a free that waits.
 TARGETS = [
-    _cache("can_allocate", lambda s: {"token_ids": tokens(1, 14), "extra_keys": s.keys, "num_seqs": 2}),
-    _cache(
-        "allocate",
-        lambda s: {"token_ids": tokens(1, 14), "holder": "h", "extra_keys": s.keys, "num_seqs": 2, "resumed": True},
-    ),
-    _cache("allocate", lambda s: {"token_ids": tokens(1, 14), "session": "idle"}),
-    _cache(
-        "try_allocate",
-        lambda s: {"token_ids": tokens(1, 14), "holder": "h", "extra_keys": s.keys, "num_seqs": 2, "resumed": True},
-    ),
-    _cache("can_allocate_batch", lambda s: {"prompts": [tokens(1, 9), tokens(8, 5)], "extra_keys": s.keys}),
-    _cache(
-        "allocate_batch",
-        lambda s: {"prompts": [tokens(1, 9), tokens(8, 5)], "holders": ["a", "b"], "extra_keys": s.keys},
-    ),
-    _cache("reserve", lambda s: {"seqs": [s.reserved, s.waiting, s.decoding], "num_new_tokens": [9, 2, 6]}),
-    _cache("commit", lambda s: {"seqs": [s.reserved], "num_computed": [9], "next_tokens": [[3]], "step": s.step}),
-    _cache("end_step", lambda s: {"step": s.cache.steps_in_flight.start}),
-    _cache("can_append", lambda s: {"seqs": [s.decoding, s.done], "num_new_tokens": 5}),
-    _cache("append", lambda s: {"seqs": [s.done], "next_tokens": [5]}),
-    _cache("fork", lambda s: {"seq": s.decoding, "num_forks": 2}),
-    _cache("regroup", lambda s: {"seqs": [s.decoding, s.done], "parents": [0, 0, 0]}),
-    _cache("truncate", lambda s: {"seq": s.decoding, "num_tokens": 3}),
-    _cache("free", lambda s: {"seqs": [s.decoding, s.waiting]}),
-    _cache("free", lambda s: {"seqs": s.decoding}),
-    _cache("swap_out", lambda s: {"seqs": [s.done, s.decoding]}),
-    _cache("swap_in", lambda s: {"seqs": [s.swapped]}),
-    _cache("can_swap_out", lambda s: {"seqs": [s.done, s.decoding]}),
-    _cache("can_swap_in", lambda s: {"seqs": s.swapped}),
-    _cache("resize", lambda s: {"num_blocks": 64}),
-    _cache("resize", lambda s: {"num_blocks": 9}),
-    _cache("set_eviction_policy", lambda s: {"policy": MRU}),
-    _cache("retain", lambda s: {"token_ids": tokens(1, 12), "priority": 2, "expires_at": 5.0, "extra_keys": s.keys}),
-    _cache("num_retained_of", lambda s: {"token_ids": tokens(1, 12), "extra_keys": s.keys}),
-    _cache("advance_time", lambda s: {"now": 9.5}),
-    _cache("hint", lambda s: {"target": "idle", "over": True}),
-    _cache("hint", lambda s: {"target": s.decoding, "back_in": 2.5}),
-    _cache("hint", lambda s: {"target": s.done, "back_at": 9}),
-    _cache("token_ids", lambda s: {"seq": s.decoding}),
-    _cache("block_ids", lambda s: {"seq": s.decoding, "group": 0}),
-    _cache("num_cached_tokens", lambda s: {"token_ids": tokens(1, 14), "extra_keys": s.keys}),
-    _cache("num_tokens", lambda s: {"seqs": s.decoding}),
-    _cache("num_tokens", lambda s: {"seqs": [s.decoding, s.done]}),
-    _cache("num_computed_tokens", lambda s: {"seqs": [s.decoding]}),
-    _cache("num_owned_blocks", lambda s: {"seqs": [s.decoding, s.done]}),
-    _cache("is_swapped_out", lambda s: {"seq": s.decoding}),
-    _cache("group_table", lambda s: {"group": 0}),
-    _cache("block", lambda s: {"block_id": 3}),
-    _cache("miss_causes", lambda s: {"seq": s.decoding}),
-    _pool("block", lambda s: {"block_id": 3}),
-    _pool("get_new_blocks", lambda s: {"num_blocks": 2, "holder": "h"}),
-    _pool("extend", lambda s: {"lease": s.lease, "num_blocks": 3}),
-    _pool("touch", lambda s: {"lease": s.lease, "holder": "h"}),
-    _pool("touch", lambda s: {"lease": s.lease, "holder": "h", "start": 0, "stop": 1}),
-    _pool("copy_on_write", lambda s: {"lease": s.lease, "position": 1}),
-    _pool("free_blocks", lambda s: {"lease": s.lease}),
-    _cache("hold_cached", lambda s: {"token_ids": tokens(1, 14), "extra_keys": s.keys, "holder": "h"}),
-    Target("alone", "get_cached_blocks", lambda s: {"token_ids": tokens(1, 14), "extra_keys": (), "holder": "h"}),
-    Target("alone", "get_cached_block", lambda s: {"token_ids": tokens(1, 12), "extra_keys": (), "holder": "h"}),
-    Target("alone", "num_cached_tokens", lambda s: {"token_ids": tokens(1, 12), "extra_keys": ()}),
-    Target("alone", "cached_block_ids", lambda s: {"token_ids": tokens(1, 12), "extra_keys": ()}),
-    Target("alone", "find_cached_blocks", lambda s: {"token_ids": tokens(1, 14), "extra_keys": ()}),
-    _pool("release", lambda s: {"lease": s.lease, "start": 0, "stop": 1}),
-    _pool("split", lambda s: {"lease": s.lease, "at": 1, "holder": "h"}),
-    Target("alone", "hold", lambda s: {"found": s.alone_found, "holder": "h", "num_blocks": 1, "extend_by": 2}),
-    Target(
-        "alone",
-        "cache_next_blocks",
-        lambda s: {
-            "lease": s.alone_lease,
-            "token_ids": tokens(1, 16)[8:],
-            "extra_keys": (),
-            "num_cached_blocks": 2,
-        },
-    ),
-    Target("alone", "release", lambda s: {"lease": s.alone_lease, "start": 1, "stop": 3}),
-    Target("alone", "split", lambda s: {"lease": s.alone_lease, "at": 2, "holder": "h"}),
-    Target("alone", "free_blocks", lambda s: {"lease": s.alone_lease, "last": True}),
-    Target("alone", "uncache", lambda s: {"block_ids": [5, 2]}),
-    Target("alone", "adopt", lambda s: {"block_ids": [6, 8], "holder": "h"}),
-    Target("alone", "evict", lambda s: {"num_blocks": 1}),
-    Target(
-        "alone",
-        "retain",
-        lambda s: {"token_ids": tokens(1, 12), "priority": 2, "expires_at": 5.0, "extra_keys": ()},
-    ),
-    Target("alone", "advance_time", lambda s: {"now": 9.5}),
-    Target("alone", "resize", lambda s: {"num_blocks": 30}),
-    Target("alone", "set_eviction_policy", lambda s: {"policy": MRU}),
-    Target(
-        "alone",
-        "cache_full_blocks",
-        lambda s: {"lease": s.alone_lease, "token_ids": tokens(1, 12), "num_cached_blocks": 3, "extra_keys": ()},
-    ),
+    *(call for call in ALL_CALLS if call.arguments(Site("plain"))),
+    Call("cache", "num_tokens", lambda s: {"seqs": s.decoding}),
+    Call("cache", "is_swapped_out", lambda s: {"seq": s.decoding}),
+    Call("cache", "group_table", lambda _: {"group": 0}),
+    Call("cache", "miss_causes", lambda s: {"seq": s.decoding}),
+    Call("alone", "free_blocks", lambda s: {"lease": s.alone_lease, "last": True}),
 ]
 
 
@@ -179,7 +68,7 @@ def attempt(call: Callable[[], object]) -> str:
     return "done"
 
 
-def honest_states(kind: str, target: Target, act: Callable[[Site], object]) -> list[dict[str, Any]]:
+def honest_states(kind: str, target: Call, act: Callable[[Site], object]) -> list[dict[str, Any]]:
     """What is reached by the call alone, by the act alone, by neither, and by both in either order."""
     orders: list[list[str]] = [[], ["call"], ["act"], ["call", "act"], ["act", "call"]]
     found = []
@@ -209,7 +98,7 @@ class Sweep:
                     if draw.random() < share:
                         self.give(kind, target, act)
 
-    def give(self, kind: str, target: Target, act: str) -> None:
+    def give(self, kind: str, target: Call, act: str) -> None:
         allowed = honest_states(kind, target, ACTS[act])
         for name, value in target.arguments(Site(kind)).items():
             for disguise in disguises(value, lambda: None):
@@ -242,7 +131,7 @@ def problem_of(site: Site, allowed: list[dict[str, Any]]) -> str:
     return f"a state that no honest caller reaches: {min(paths, key=len)[:5]}"
 
 
-def changed_while_read(target: Target, name: str, change: Callable[[Any], object]) -> str:
+def changed_while_read(target: Call, name: str, change: Callable[[Any], object]) -> str:
     for disguise in [found for found in disguises([1], lambda: None) if found.startswith("beginning")]:
         site = Site("plain")
         arguments = target.arguments(site)

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 class StaleBuildWarning(UserWarning):
-    """The compiled extension was built from other sources than those beside it."""
+    """The compiled extension was built from other sources than those beside it, or only a part of it is there."""
 
 
 def compiled() -> bool:
@@ -28,8 +28,16 @@ def build_name() -> str:
 def warn_if_stale() -> None:
     """In a source checkout, warn when the sources have changed since the extension was built.
 
-    An installed wheel holds sources and extension of one build, so nothing is read there.
+    An installed wheel holds sources and extension of one build, so nothing is read there. Everywhere warn of a build
+    that was copied by half: without a module's own file Python takes the source, and the rest of it is of no use.
     """
+    if not compiled() and any(PACKAGE.parent.glob("blockyard__mypyc.*")) and not any(PACKAGE.glob("ids.*.so")):
+        warnings.warn(
+            "blockyard runs interpreted, though a part of its compiled core is here: the extensions in "
+            f"{PACKAGE} are missing; copy them too, or rebuild",
+            StaleBuildWarning,
+            stacklevel=3,
+        )
     if not compiled() or not (PACKAGE.parent.parent / "pyproject.toml").exists():
         return
     if source_digest(PACKAGE) != _built_digest():

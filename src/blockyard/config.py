@@ -48,12 +48,13 @@ def _is_policy_name(name: str) -> bool:
     return name in POLICY_NAMES or (bool(colon) and guard in GUARD_NAMES and inner in POLICY_NAMES)
 
 
-def _about(line: str, low: int = 0, high: int = 0, *, engine: bool = False) -> dict[str, object]:
+def _about(line: str, low: int = 0, high: int = 0, *, engine: bool = False, command: bool = False) -> dict[str, object]:
     """What else is known of a field: `line` is what commands print of it, `low` and `high` limit an integer.
 
     engine: whether callers of an engine may set it, in `cache_options`; all others follow from the engine's arguments.
+    command: whether `blockyard generate` and `blockyard serve` have an option for it, too.
     """
-    return {"help": line, "low": low, "high": high, "engine": engine}
+    return {"help": line, "low": low, "high": high, "engine": engine or command, "command": command}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class CacheConfig:
     max_model_len: int = field(default=8192, metadata=_about("tokens of the longest sequence", 1, MAX_MODEL_LEN))
     enable_prefix_caching: bool = field(default=True, metadata=_about("index full blocks, for later prompts to hit"))
     watermark: float = field(
-        default=0.01, metadata=_about("share of the blocks that is kept free when a request is admitted", engine=True)
+        default=0.01, metadata=_about("share of the blocks that is kept free when a request is admitted", command=True)
     )
     hash_seed: int | None = field(
         default=None, metadata=_about("seed of the index's hash function", 0, MAX_HASH_SEED, engine=True)
@@ -109,15 +110,19 @@ class CacheConfig:
         default=True, metadata=_about("keep in the CPU pool what the pool evicts, for later hits", engine=True)
     )
     eviction_policy: object = field(
-        default="lru", metadata=_about(f"which idle cached block goes first: {POLICY_HELP}", engine=True)
+        default="lru", metadata=_about(f"which idle cached block goes first: {POLICY_HELP}", command=True)
     )
-    retention_blocks: int = field(default=0, metadata=_about("blocks that may be retained", 0, MAX_BLOCKS, engine=True))
+    retention_blocks: int = field(
+        default=0, metadata=_about("blocks that may be retained", 0, MAX_BLOCKS, command=True)
+    )
     partial_hits: bool = field(default=False, metadata=_about("let a hit end inside a block", engine=True))
-    track_misses: bool = field(default=False, metadata=_about("count tokens that were not hit, by cause", engine=True))
-    history_size: int = field(default=0, metadata=_about("events of the pool to remember", 0, MAX_HISTORY, engine=True))
+    track_misses: bool = field(default=False, metadata=_about("count tokens that were not hit, by cause", command=True))
+    history_size: int = field(
+        default=0, metadata=_about("events of the pool to remember", 0, MAX_HISTORY, command=True)
+    )
     residency_sample: int = field(
         default=0,
-        metadata=_about("measure how long every N-th block lives and lies idle", 0, MAX_BLOCKS, engine=True),
+        metadata=_about("measure how long every N-th block lives and lies idle", 0, MAX_BLOCKS, command=True),
     )
     enable_kv_cache_events: bool = field(default=False, metadata=_about("note what can be hit, for `take_events`"))
     max_steps_in_flight: int = field(
@@ -213,3 +218,7 @@ class CacheConfig:
 
 #: The fields of a cache's config by name; `metadata` has what `_about` says of each.
 CACHE_FIELDS = {each.name: each for each in fields(CacheConfig)}
+#: The fields that callers of an engine may set, in `cache_options`.
+CACHE_OPTIONS = tuple(sorted(name for name, each in CACHE_FIELDS.items() if each.metadata["engine"]))
+#: Those of them that `blockyard generate` and `blockyard serve` have an option for, by the same name.
+COMMAND_OPTIONS = tuple(name for name, each in CACHE_FIELDS.items() if each.metadata["command"])

@@ -21,11 +21,6 @@ from ..support.seeds import run_seed
 from ..support.tiny_models import VOCAB_SIZE, mixed_prompts, tiny_model
 
 
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    return tiny_model("llama-gqa")
-
-
 def by_hand(model: Any, prompt: list[int], sampling: SamplingParams, stops: frozenset[int]) -> list[int]:
     """The greedy tokens, each from a forward pass over everything before it and plain arithmetic."""
     answer: list[int] = []

@@ -11,8 +11,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from blockyard import InvalidArgument
+from blockyard.config import CACHE_OPTIONS
 from blockyard.engine import Engine, SamplingParams
-from blockyard.engine.options import CACHE_OPTIONS
 
 from ..support.tiny_models import mixed_prompts, reference_tokens, tiny_model, tokens_of
 

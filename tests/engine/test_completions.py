@@ -13,12 +13,7 @@ import torch
 
 from blockyard.engine import Engine, FinishReason, SamplingParams, StepReport, TokenLogprob
 
-from ..support.tiny_models import mixed_prompts, reference_tokens, tiny_model
-
-
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    return tiny_model("llama-gqa")
+from ..support.tiny_models import mixed_prompts, reference_tokens
 
 
 def test_completions_share_the_blocks_of_the_prompt(llama: Any) -> None:

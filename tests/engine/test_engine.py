@@ -34,11 +34,6 @@ LENGTHS = (1, 2, 15, 16, 17, 33, 5, 48, 64, 3, 31, 40)
 
 
 @pytest.fixture(scope="module")
-def llama() -> Any:
-    return tiny_model("llama-gqa")
-
-
-@pytest.fixture(scope="module")
 def smollm() -> Any:
     """SmolLM2-135M-Instruct and its tokenizer: real weights, real text."""
     return load_model(demo_model_or_skip())

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 from blockyard import CacheSalt, InvalidArgument, LoRA, Span
 from blockyard.engine import Engine, PromptLookup, SamplingParams
 
-from ..support.tiny_models import mixed_prompts, tiny_model
+from ..support.tiny_models import mixed_prompts
 
 PROMPT = mixed_prompts((33,))[0]
 SAMPLING = SamplingParams(max_tokens=6)
@@ -24,11 +24,6 @@ KEYS: list[tuple[Any, ...]] = [
     (CacheSalt("a"), LoRA("a")),
     (Span("a", 0, 33),),
 ]
-
-
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    return tiny_model("llama-gqa")
 
 
 def run(engine: Engine, *keys: tuple[Any, ...]) -> list[tuple[int, list[int]]]:

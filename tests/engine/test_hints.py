@@ -12,16 +12,11 @@ pytest.importorskip("transformers")
 from blockyard import HintOutcome, InvalidArgument
 from blockyard.engine import Engine, SamplingParams
 
-from ..support.tiny_models import mixed_prompts, tiny_model
+from ..support.tiny_models import mixed_prompts
 
 SAMPLING = SamplingParams(max_tokens=4)
 #: Prompts of 8 blocks each.
 PROMPTS = mixed_prompts((65, 65, 65, 65))
-
-
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    return tiny_model("llama-gqa")
 
 
 class Clock:

@@ -17,9 +17,9 @@ import torch
 
 from blockyard import InvalidArgument
 from blockyard.engine import Engine, PromptLookup, SamplingParams, assembly
-from blockyard.engine.memory import account, finding, meter
+from blockyard.engine.memory import account, finding
 from blockyard.engine.memory.account import CPU_KV_BYTES, EngineMemory, weights_bytes
-from blockyard.engine.memory.meter import DeviceUse, meter_of
+from blockyard.engine.memory.finding import DeviceUse, meter_of
 from blockyard.sizing import KVCacheSpec
 
 from ..support.memory_meter import CpuMeter, peak_of
@@ -217,17 +217,17 @@ def test_an_engine_warns_of_a_pool_that_its_context_does_not_fit(monkeypatch: py
 
 def test_a_machine_that_does_not_say_what_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     limit = tmp_path / "limit"
-    monkeypatch.setattr(meter, "_CONTAINER_LIMITS", (limit,))
-    found = meter.available_bytes()
+    monkeypatch.setattr(finding, "_CONTAINER_LIMITS", (limit,))
+    found = finding.available_bytes()
     if sys.platform == "linux":
         assert found is not None
         assert found > MIB
         limit.write_text("max\n")
-        assert meter.available_bytes() is not None
+        assert finding.available_bytes() is not None
         limit.write_text("4096\n")
-        assert meter.available_bytes() == 4096
-    monkeypatch.setattr(meter, "_MEMINFO", tmp_path / "nothing")
-    assert meter.available_bytes() is None
+        assert finding.available_bytes() == 4096
+    monkeypatch.setattr(finding, "_MEMINFO", tmp_path / "nothing")
+    assert finding.available_bytes() is None
     spec = KVCacheSpec.uniform(4, 8, 64, block_size=16)
     config = spec.cache_config(2, max_model_len=131_072)
     assert account.cpu_blocks(config, spec, None) == CPU_KV_BYTES // spec.bytes_per_block

@@ -17,8 +17,7 @@ from blockyard.engine import probe as probe_module
 from blockyard.engine.attention import sdpa
 from blockyard.engine.borrowing import BorrowedModel
 from blockyard.engine.checks import masks
-from blockyard.engine.checks.small import small_config, small_model
-from blockyard.engine.checks.trial import SMALL_LENGTH, can_afford, require_equal_logits
+from blockyard.engine.checks.trial import SMALL_LENGTH, can_afford, require_equal_logits, small_config, small_model
 from blockyard.engine.probe import learn_shape, probe_model
 
 from ..support.architectures import small_architecture

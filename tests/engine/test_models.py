@@ -22,13 +22,7 @@ from blockyard.engine.gguf import converted_folder, file_digest, is_whole
 
 from ..support.patience import PATIENCE_SECONDS
 from ..support.tiny_gguf import write_gguf
-from ..support.tiny_models import mixed_prompts, reference_tokens, tiny_model, tokens_of
-
-
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    return tiny_model("llama-gqa")
-
+from ..support.tiny_models import mixed_prompts, reference_tokens, tokens_of
 
 # ---------------------------------------------------------------- models that cannot be served
 

@@ -16,7 +16,7 @@ from blockyard.engine.options import Preemption
 from blockyard.engine.request import Branch, make_request
 from blockyard.engine.scheduling.preemption import Preemptor
 
-from ..support.tiny_models import mixed_prompts, reference_tokens, tiny_model, tokens_of
+from ..support.tiny_models import mixed_prompts, reference_tokens, tokens_of
 
 #: Two ways to make room, and what the engine is made with for each.
 WAYS: dict[str, dict[str, Any]] = {
@@ -25,11 +25,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "swap, little room": {"num_cpu_blocks": 6, "preemption": "swap"},
 }
 SAMPLED = SamplingParams(max_tokens=24, n=3, temperature=1.0, seed=5)
-
-
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    return tiny_model("llama-gqa")
 
 
 def require_empty(engine: Engine) -> None:

@@ -16,13 +16,7 @@ import transformers
 from blockyard import InvalidArgument
 from blockyard.engine import Engine, SamplingParams
 
-from ..support.tiny_models import VOCAB_SIZE, mixed_prompts, tiny_model
-
-
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    return tiny_model("llama-gqa")
-
+from ..support.tiny_models import VOCAB_SIZE, mixed_prompts
 
 DRAWS = [
     SamplingParams(max_tokens=12, temperature=1.0, seed=1),

@@ -9,9 +9,7 @@ import pytest
 from blockyard import CacheConfig, KVCacheManager
 from blockyard.events import Mirror
 from blockyard.events.publishing import feed as feeds
-from blockyard.events.publishing import long_batch
-from blockyard.events.publishing.feed import Feed
-from blockyard.events.publishing.long_batch import LongBatch, Turns
+from blockyard.events.publishing.feed import Feed, LongBatch, WorkTurns
 from blockyard.events.tables.checking import check_contents
 from blockyard.events.tables.content_table import CONTENTS_A_GO, ROWS_A_GO, ContentTable
 from blockyard.events.wire import Batch, BlockRemoved, decode_batch, packed_list
@@ -23,8 +21,8 @@ NUM_CONTENTS = 2 * ROWS_A_GO + 100
 def rests(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Every chance to rest is taken, and noted."""
     taken: list[float] = []
-    monkeypatch.setattr(long_batch, "TURN", 0.0)
-    monkeypatch.setattr(long_batch, "sleep", taken.append)
+    monkeypatch.setattr(feeds, "TURN", 0.0)
+    monkeypatch.setattr(feeds, "sleep", taken.append)
     return taken
 
 
@@ -65,7 +63,7 @@ def events_of(count: int) -> list[Any]:
 @pytest.mark.parametrize("epoch", [None, 5])
 def test_what_is_written_piece_by_piece_is_a_message(count: int, epoch: int | None) -> None:
     batch = Batch(1.5, events_of(count), 3, epoch)
-    message = LongBatch(Batch(1.5, [], 3, epoch), 1, Turns())  # it grows, several times
+    message = LongBatch(Batch(1.5, [], 3, epoch), 1, WorkTurns())  # it grows, several times
     for event in batch.events:
         message.add(event)
     payload = message.finish()

@@ -15,7 +15,7 @@ from blockyard.errors import InvalidArgument
 from blockyard.events import Match, Mirror, Trust
 from blockyard.events.following.matches import Matches
 from blockyard.events.tables.checking import check_trie
-from blockyard.events.tables.id_pages import IdPages
+from blockyard.events.tables.content_rows import IdPages
 from blockyard.events.wire import (
     NO_KEYS,
     AllBlocksCleared,

@@ -17,8 +17,7 @@ from blockyard.core.tokens import pack_tokens
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.following.stream import Trust
 from blockyard.events.tables.checking import check_trie
-from blockyard.events.tables.event_writer import EventWriter
-from blockyard.events.tables.number_writer import NumberWriter, WordList
+from blockyard.events.tables.event_writer import EventWriter, NumberWriter, WordList
 from blockyard.events.tables.packed_numbers import read_names, read_tokens
 from blockyard.events.wire import (
     MOST_KEY_ITEMS,

@@ -11,7 +11,7 @@ from zlib import crc32
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.following.stream import Trust
 from blockyard.events.publishing.feed import MOST_PADDED, Feed, without_placeholders
-from blockyard.events.publishing.merging import merged
+from blockyard.events.publishing.publisher import merged
 from blockyard.events.tables.checking import check_contents, check_trie
 from blockyard.events.tables.content_table import ContentTable
 from blockyard.events.wire import AllBlocksCleared, Batch, Event, Payload, decode_batch, encode_batch

@@ -205,7 +205,7 @@ class Asking:
 def log(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A log for blocks of four tokens, without Prometheus."""
     monkeypatch.setattr(misses, "counter", MagicMock())
-    return misses.MissCauses(100, 4)
+    return misses.StepMisses(100, 4)
 
 
 def new_causes(log: Any, request: Asking, num_hits: int = 0) -> dict[str, int]:

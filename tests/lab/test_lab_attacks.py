@@ -142,7 +142,7 @@ def test_options_that_would_end_in_infinities_or_pass_unread(
 def test_no_more_processes_than_there_is_to_do() -> None:
     from argparse import Namespace
 
-    from blockyard.cli.trace_options import chosen_jobs
+    from blockyard.cli.lab_options import chosen_jobs
 
     assert chosen_jobs(Namespace(jobs=4096, backend="processes"), 3) == 3
 

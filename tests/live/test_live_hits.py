@@ -6,8 +6,7 @@ import random
 
 from blockyard import CacheConfig, CacheSalt, KVCacheManager
 from blockyard.live.desk import Surroundings
-from blockyard.live.hits import MAX_BEGINNINGS, beginnings_with, hits_answer, see_hits
-from blockyard.live.prompts import MAX_PROMPTS, PromptLog
+from blockyard.live.prompts import MAX_BEGINNINGS, MAX_PROMPTS, PromptLog, beginnings_with, hits_answer, see_hits
 
 from ..support.seeds import run_seed
 

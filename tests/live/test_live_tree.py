@@ -14,10 +14,21 @@ from blockyard import CacheConfig, CacheSalt, KVCacheManager, LoRA, Span
 from blockyard.live import Desk, Surroundings
 from blockyard.live import feed as feeds
 from blockyard.live import tree as trees
-from blockyard.live.feed import Feed
-from blockyard.live.forest import NONE, forest_of, heaviest
+from blockyard.live.feed import PageFeed
 from blockyard.live.prompts import MAX_TOKENS, PromptLog
-from blockyard.live.tree import Branch, Tree, branches_of, cached_tree, count_prompts, note_tokens, see_tokens, wanted
+from blockyard.live.tree import (
+    NONE,
+    Tree,
+    TreeBranch,
+    branches_of,
+    cached_tree,
+    count_prompts,
+    forest_of,
+    heaviest,
+    note_tokens,
+    see_tokens,
+    wanted,
+)
 
 from ..support.patience import PATIENCE_SECONDS
 from ..support.seeds import run_seed
@@ -88,7 +99,7 @@ def depth_of(tree: Tree, tokens: list[int], keys: tuple[Any, ...]) -> int:
     """How many leading blocks of a prompt the tree has."""
     found = 0
     plain = tuple(("salt", key.value) if isinstance(key, CacheSalt) else ("lora", key.name, key.path) for key in keys)
-    at: list[Branch] = [branch for branch in tree.top if branch.keys == plain]
+    at: list[TreeBranch] = [branch for branch in tree.top if branch.keys == plain]
     while at:
         through = [each for each in at if each.prefix[: (found + 1) * SIZE].tolist() == tokens[: (found + 1) * SIZE]]
         through = [
@@ -207,7 +218,7 @@ def test_a_feed_tells_the_tree(slice_blocks: int, monkeypatch: pytest.MonkeyPatc
     compute(cache, [5] * 20 + [6] * 20, ())
     desk, log = Desk(cache), PromptLog()
     log.note([5] * 40, 20)
-    told = asyncio.run(first_tree(Feed(desk, log), desk))
+    told = asyncio.run(first_tree(PageFeed(desk, log), desk))
     assert told["cached"] == 15
     assert [(branch["depth"], branch["blocks"], branch["behind"]) for branch in told["branches"]] == [
         (0, 5, 10),
@@ -220,11 +231,11 @@ def test_a_feed_tells_the_tree(slice_blocks: int, monkeypatch: pytest.MonkeyPatc
 
 def test_a_feed_tells_that_nothing_is_cached() -> None:
     desk = Desk(make_cache())
-    told = asyncio.run(first_tree(Feed(desk, PromptLog()), desk))
+    told = asyncio.run(first_tree(PageFeed(desk, PromptLog()), desk))
     assert (told["branches"], told["cached"], told["num_prompts"]) == ([], 0, 0)
 
 
-async def first_tree(feed: Feed, desk: Desk) -> Any:
+async def first_tree(feed: PageFeed, desk: Desk) -> Any:
     async def answer() -> None:
         while True:
             desk.answer()

@@ -16,7 +16,7 @@ from blockyard.live import Desk, LivePage, Surroundings
 from blockyard.live import feed as feeds
 from blockyard.live import page as pages
 from blockyard.live.desk import AnswerT
-from blockyard.live.feed import MIN_SECONDS, Feed, seconds_between
+from blockyard.live.feed import MIN_SECONDS, PageFeed, seconds_between
 from blockyard.live.frames import Frame
 from blockyard.live.prompts import MAX_PROMPTS, MAX_TOKENS, PromptLog
 from blockyard.live.snapshot import take_snapshot
@@ -131,7 +131,7 @@ def test_a_reader_that_does_not_read_holds_nobody_up(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(feeds, "seconds_between", lambda copying, making: 0.001)
 
     async def watch() -> None:
-        feed = Feed(Answers(live_cache("plain")), PromptLog())
+        feed = PageFeed(Answers(live_cache("plain")), PromptLog())
         quick, slow = feed.events(), feed.events()
         reader, late = Reader(), Reader()
         while not late.number:
@@ -181,7 +181,7 @@ def test_a_reader_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch)
 def test_nothing_is_asked_while_nobody_watches() -> None:
     async def watch() -> None:
         source = Answers(live_cache("plain"))
-        feed = Feed(source, PromptLog())
+        feed = PageFeed(source, PromptLog())
         assert source.num_asked == 0
         events = feed.events()
         await anext(events)
@@ -202,7 +202,7 @@ def test_what_nobody_watched_is_a_gap() -> None:
         parts = [part.partition("\ndata: ") for part in b"".join(sent).decode("ascii").split("\n\n")]
         return [json.loads(data) for name, _, data in parts if name in ("event: frame", "event: change")]
 
-    async def watch(feed: Feed, num_frames: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    async def watch(feed: PageFeed, num_frames: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         events, sent = feed.events(), []
         past = json.loads((await anext(events)).partition(b"data: ")[2])
         while len(moments(sent)) < num_frames:
@@ -212,7 +212,7 @@ def test_what_nobody_watched_is_a_gap() -> None:
 
     async def watch_twice() -> None:
         source = Answers(live_cache("plain"))
-        feed = Feed(source, PromptLog())
+        feed = PageFeed(source, PromptLog())
         past, first = await watch(feed, 3)
         assert past == []
         for _ in range(20):
@@ -236,7 +236,7 @@ def test_a_source_that_ends_ends_the_stream() -> None:
             return answer
 
     async def watch() -> list[bytes]:
-        return [sent async for sent in Feed(Ended(), PromptLog()).events()]
+        return [sent async for sent in PageFeed(Ended(), PromptLog()).events()]
 
     assert b"event: past" in b"".join(asyncio.run(asyncio.wait_for(watch(), 60)))
 

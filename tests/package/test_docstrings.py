@@ -22,7 +22,7 @@ from ..support.each import for_each
 from ..support.source_only import PACKAGE_DIR
 
 sys.path.insert(0, str(PACKAGE_DIR))
-from _docstrings import Name, c_escaped, docstrings, documented_c, with_docstrings
+from _generated_c import Name, c_escaped, docstrings, documented_c, with_docstrings
 from _sources import compiled_sources
 
 sys.path.pop(0)

@@ -106,9 +106,9 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
     "core/index/content_log.py": dict.fromkeys(["self.num_entries", "kept"], "at most four entries a block: 2**29"),
     "core/store/event_reader.py": {"entries[place]": BLOCK_ID},
     "events/tables/block_trie.py": dict.fromkeys(["before", "node"], "a node: below the capacity, which memory limits"),
-    "events/tables/content_rows.py": dict.fromkeys(["self._free", "parent", "after", "row", "before"], TABLE_ROW),
+    "events/tables/content_rows.py": dict.fromkeys(["parent", "after", "row", "before"], TABLE_ROW)
+    | {"self._free": "a row of a table, or a page: below their number, which memory limits"},
     "events/tables/content_table.py": {"row": TABLE_ROW},
-    "events/tables/id_pages.py": {"row": TABLE_ROW, "self._free": "a page: below their number, which memory limits"},
     "events/tables/place_rows.py": dict.fromkeys(["content", "row", "self._free"], TABLE_ROW)
     | {"place": "twice a layer group plus a medium"},
     "core/index/rings.py": dict.fromkeys(["block", "newest", "oldest", "before", "after"], BLOCK_ID),
@@ -238,9 +238,8 @@ LAYERS = {
     "ids": 0,
     "windows": 0,
     "_sources": 0,
-    "_docstrings": 0,
+    "_generated_c": 0,
     "_build_record": 0,
-    "_weakrefs": 0,
     "_build": 1,
     "arguments": 1,
     "hash_seeds": 2,

@@ -138,6 +138,18 @@ def test_an_installed_package_reads_no_sources(checkout: Path) -> None:
     assert warnings_of_a_check() == []
 
 
+def test_a_build_that_was_copied_by_half_warns(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules' own files are missing, the file with their code is there: Python takes the sources, unasked."""
+    monkeypatch.setattr(_build, "compiled", lambda: False)
+    group = checkout.parent / "blockyard__mypyc.cpython-311-x86_64-linux-gnu.so"
+    group.touch()
+    (message,) = warnings_of_a_check()
+    assert "runs interpreted" in message
+    assert str(checkout) in message
+    (checkout / "ids.cpython-311-x86_64-linux-gnu.so").touch()
+    assert warnings_of_a_check() == []  # all is there; who asked for the sources knows it
+
+
 # ---------------------------------------------------------------- the record
 
 
@@ -192,6 +204,17 @@ def test_an_import_of_a_stale_build_warns_once_and_a_fresh_one_does_not(copied: 
     assert stale.stderr.count("StaleBuildWarning: blockyard's compiled core is older than its sources") == 1
     source.write_text(text)
     assert run([sys.executable, "-W", "error", "-c", WHAT_RUNS], copied).returncode == 0
+
+
+@needs_compiled
+@needs_extensions
+def test_an_import_of_a_half_build_warns_once(copied: Path, tmp_path: Path) -> None:
+    shutil.copytree(copied, tmp_path / "src", ignore=shutil.ignore_patterns("blockyard/*.so"))
+    for path in (tmp_path / "src" / "blockyard").rglob("*.so"):
+        path.unlink()
+    done = run([sys.executable, "-c", WHAT_RUNS], tmp_path / "src")
+    assert done.stdout == "False|interpreted (slow: for debugging and coverage)|True\n", done.stderr
+    assert done.stderr.count("StaleBuildWarning: blockyard runs interpreted") == 1
 
 
 def test_sources_without_extensions_run_interpreted(copied: Path, tmp_path: Path) -> None:

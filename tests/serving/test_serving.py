@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +18,16 @@ import openai
 from blockyard.engine import SamplingParams
 from blockyard.errors import InvalidArgument
 from blockyard.metrics.families import FAMILIES
-from blockyard.serving.http.api_key import KeyGuard, read_key_file
+from blockyard.serving.http.access import KeyGuard, read_key_file
 from blockyard.serving.jobs.engine_reading import COUNTERS, GAUGES
 
 from ..support.places import ROOT
 from ..support.servers import MODEL, Running, running_server, tiny_engine
 
+pytestmark = pytest.mark.usefixtures("nothing_leaks")
+
 PROMPT = "Blocks are pages of keys and values, and pages are shared. "
 CHAT = [{"role": "system", "content": PROMPT}, {"role": "user", "content": "Well?"}]
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Running]:
-    with running_server(tiny_engine()) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def _nothing_leaks(served: Running) -> Iterator[None]:
-    yield
-    served.require_idle()
 
 
 def expected(prompt: Any, **sampling: Any) -> Any:

@@ -26,6 +26,8 @@ from ..support.patience import PATIENCE_SECONDS
 from ..support.places import ROOT
 from ..support.servers import MODEL, Running, running_server, tiny_engine
 
+pytestmark = pytest.mark.usefixtures("nothing_leaks")
+
 LIMITS = ServerLimits(max_body_bytes=4096, max_tokens=100, max_waiting=2)
 IMPATIENT = ServerLimits(body_seconds=1.0, header_seconds=1.0)
 JSON = b"Content-Type: application/json\r\n"
@@ -44,12 +46,6 @@ def impatient() -> Iterator[Running]:
     with running_server(tiny_engine(), IMPATIENT) as running:
         yield running
         running.require_idle()
-
-
-@pytest.fixture(autouse=True)
-def _nothing_leaks(served: Running) -> Iterator[None]:
-    yield
-    served.require_idle()
 
 
 def require_form(body: bytes) -> dict[str, Any]:

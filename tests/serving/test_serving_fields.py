@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,20 +15,10 @@ from blockyard.engine import SamplingParams
 
 from ..support.servers import MODEL, Running, running_server, tiny_engine
 
+pytestmark = pytest.mark.usefixtures("nothing_leaks")
+
 PROMPT = "Tenants share a server, and with a salt of their own they share no block of keys and values."
 CACHED = (len(PROMPT) - 1) // 16 * 16
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Running]:
-    with running_server(tiny_engine()) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def _nothing_leaks(served: Running) -> Iterator[None]:
-    yield
-    served.require_idle()
 
 
 def cached_tokens(running: Running, salt: str | None, prompt: str = PROMPT, **fields: Any) -> int:

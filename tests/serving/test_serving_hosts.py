@@ -14,7 +14,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("openai")
 
 from blockyard.errors import InvalidArgument
-from blockyard.serving.http.hosts import known_hosts
+from blockyard.serving.http.access import known_hosts
 
 from ..support.browser import CHROMIUM, browser
 from ..support.patience import PATIENCE_SECONDS

@@ -19,6 +19,8 @@ from blockyard.serving import ServerLimits, create_app
 from ..support.byte_tokenizer import byte_tokenizer
 from ..support.servers import MODEL, Running, running_server, tiny_engine
 
+pytestmark = pytest.mark.usefixtures("nothing_leaks")
+
 TEXT = "Blocks hold sixteen tokens each, and here a token is a byte: é."
 CHAT = [{"role": "user", "content": TEXT}]
 PAGE = "http://localhost:3000"
@@ -28,12 +30,6 @@ PAGE = "http://localhost:3000"
 def served() -> Iterator[Running]:
     with running_server(tiny_engine(), ServerLimits(max_body_bytes=100_000)) as running:
         yield running
-
-
-@pytest.fixture(autouse=True)
-def _nothing_leaks(served: Running) -> Iterator[None]:
-    yield
-    served.require_idle()
 
 
 # ---------------------------------------------------------------- /tokenize, /detokenize

@@ -19,7 +19,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("openai")
 
 from blockyard.cli import serve
-from blockyard.cli.commands import parse
+from blockyard.cli.main import parse
 from blockyard.engine import Engine
 from blockyard.engine.ranks import watch
 

@@ -8,7 +8,7 @@ import pytest
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from blockyard.engine.checks.small import small_config, small_model
+from blockyard.engine.checks.trial import small_config, small_model
 
 ARCHITECTURES: list[str] = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 WINDOW = 13

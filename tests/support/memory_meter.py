@@ -9,7 +9,7 @@ from unittest.mock import patch
 import torch
 from torch.profiler import ProfilerActivity
 
-from blockyard.engine.memory.meter import DeviceUse
+from blockyard.engine.memory.finding import DeviceUse
 from blockyard.storage import kv_cache
 
 

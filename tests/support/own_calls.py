@@ -98,118 +98,166 @@ class Site:
         self.alone.check()
 
 
+Arguments = dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Call:
-    """A call by the name that `ConcurrentCall` says, on a site whose arguments are made already."""
+    """A public call by its name, as `ConcurrentCall` says it; of what on a site; with good arguments, by name."""
 
+    owner: str
     name: str
-    make: Callable[[Site], Callable[[], Any]]
+    arguments: Callable[[Site], Arguments] = lambda _: {}
+
+    def run(self, site: Site, arguments: Arguments) -> Any:
+        return getattr(getattr(site, self.owner), self.name)(**arguments)
+
+    def make(self, site: Site) -> Callable[[], Any]:
+        """What is nothing but the call: its arguments are made already."""
+        method, arguments = getattr(getattr(site, self.owner), self.name), self.arguments(site)
+        return lambda: method(**arguments)
 
 
 def _manager_calls() -> list[Call]:
-    """Of `KVCacheManager`; arguments stand in the outer function, so that the inner one is nothing but the call."""
-    return [
-        Call("can_allocate", lambda s: lambda: s.cache.can_allocate(tokens(1, 14), s.keys)),
-        Call("hold_cached", lambda s: lambda: s.cache.hold_cached(tokens(1, 14), s.keys, "new")),
-        Call("allocate", lambda s: lambda: s.cache.allocate(tokens(1, 14), "new", s.keys)),
-        Call("allocate", lambda s: lambda: s.cache.allocate(tokens(9, 22), "new", s.keys, 2)),
-        Call("allocate", lambda s: lambda: s.cache.allocate([*tokens(1, 6), 5, 5], "new", s.keys, resumed=True)),
-        Call("allocate", lambda s: lambda: s.cache.allocate(tokens(9, 22), "new", s.keys, session="idle")),
-        Call("try_allocate", lambda s: lambda: s.cache.try_allocate(tokens(1, 14), "new", s.keys)),
-        Call("can_allocate_batch", lambda s: lambda: s.cache.can_allocate_batch([tokens(1, 9), tokens(8, 5)], s.keys)),
-        Call("allocate_batch", lambda s: lambda: s.cache.allocate_batch([tokens(1, 9), tokens(8, 5)], (), s.keys)),
-        Call(
-            "allocate_batch",
-            lambda s: lambda: s.cache.allocate_batch([tokens(8, 9), tokens(8, 11)], ("a", "b"), s.keys),
+    """Of `KVCacheManager`."""
+    rows: list[tuple[str, Callable[[Site], Arguments]]] = [
+        ("can_allocate", lambda s: {"token_ids": tokens(1, 14), "extra_keys": s.keys, "num_seqs": 2}),
+        ("hold_cached", lambda s: {"token_ids": tokens(1, 14), "extra_keys": s.keys, "holder": "new"}),
+        ("allocate", lambda s: {"token_ids": tokens(1, 14), "holder": "new", "extra_keys": s.keys}),
+        ("allocate", lambda s: {"token_ids": tokens(9, 22), "holder": "new", "extra_keys": s.keys, "num_seqs": 2}),
+        ("allocate", lambda s: {"token_ids": [*tokens(1, 6), 5, 5], "extra_keys": s.keys, "resumed": True}),
+        ("allocate", lambda s: {"token_ids": tokens(9, 22), "extra_keys": s.keys, "session": "idle"}),
+        ("allocate", lambda s: {"token_ids": tokens(1, 14), "session": "idle"}),
+        (
+            "allocate",
+            lambda s: {"token_ids": tokens(1, 14), "holder": "h", "extra_keys": s.keys, "num_seqs": 2, "resumed": True},
         ),
-        Call("reserve", lambda s: lambda: s.cache.reserve([s.reserved, s.waiting, s.decoding], [9, 2, 6])),
-        Call("reserve", lambda s: lambda: s.cache.reserve(s.decoding, 40)),
-        Call("reserve", lambda s: lambda: s.cache.reserve([s.reserved, s.decoding])),
-        Call("commit", lambda s: lambda: s.cache.commit([s.reserved], [9], [[3]], s.step)),
-        Call("commit", lambda s: lambda: s.cache.commit([s.reserved], 4, None, s.step)),
-        Call("end_step", lambda s: lambda: s.cache.end_step(s.cache.steps_in_flight.start)),
-        Call("can_append", lambda s: lambda: s.cache.can_append([s.decoding, s.waiting], 5)),
-        Call("append", lambda s: lambda: s.cache.append([s.done], [5])),
-        Call("fork", lambda s: lambda: s.cache.fork(s.decoding, 2)),
-        Call("regroup", lambda s: lambda: s.cache.regroup([s.decoding, s.done], [0, 0, 0])),
-        Call("truncate", lambda s: lambda: s.cache.truncate(s.done, 6)),
-        Call("free", lambda s: lambda: s.cache.free([s.done, s.reserved])),
-        Call("free", lambda s: lambda: s.cache.free(s.decoding)),
-        Call("reset_prefix_cache", lambda s: lambda: s.cache.reset_prefix_cache()),
-        Call("swap_out", lambda s: lambda: s.cache.swap_out([s.done, s.decoding])),
-        Call("swap_in", lambda s: lambda: s.cache.swap_in([s.swapped])),
-        Call("can_swap_out", lambda s: lambda: s.cache.can_swap_out([s.done, s.decoding])),
-        Call("can_swap_in", lambda s: lambda: s.cache.can_swap_in(s.swapped)),
-        Call("resize", lambda s: lambda: s.cache.resize(64)),
-        Call("resize", lambda s: lambda: s.cache.resize(9)),
-        Call("set_eviction_policy", lambda s: lambda: s.cache.set_eviction_policy("arc")),
-        Call("set_eviction_policy", lambda s: lambda: s.cache.set_eviction_policy(MRU)),
-        Call("retain", lambda s: lambda: s.cache.retain(tokens(1, 12), 2, 5.0, s.keys)),
-        Call("num_retained_of", lambda s: lambda: s.cache.num_retained_of(tokens(1, 12), s.keys)),
-        Call("advance_time", lambda s: lambda: s.cache.advance_time(9.5)),
-        Call("hint", lambda s: lambda: s.cache.hint("idle", over=True)),
-        Call("hint", lambda s: lambda: s.cache.hint(s.decoding, back_in=5.5)),
-        Call("hint", lambda s: lambda: s.cache.hint(s.done, back_at=9)),
-        Call("num_cached_tokens", lambda s: lambda: s.cache.num_cached_tokens(tokens(1, 14), s.keys)),
-        Call("num_tokens", lambda s: lambda: s.cache.num_tokens([s.decoding, s.done])),
-        Call("num_computed_tokens", lambda s: lambda: s.cache.num_computed_tokens([s.decoding, s.done])),
-        Call("token_ids", lambda s: lambda: s.cache.token_ids(s.decoding)),
-        Call("block_ids", lambda s: lambda: s.cache.block_ids(s.decoding)),
-        Call("num_owned_blocks", lambda s: lambda: s.cache.num_owned_blocks([s.decoding, s.done])),
-        Call("running", lambda s: lambda: s.cache.running()),
-        Call("block", lambda s: lambda: s.cache.block(3)),
-        Call("history", lambda s: lambda: s.cache.history()),
-        Call("take_events", lambda s: lambda: s.cache.take_events()),
-        Call("leak_report", lambda s: lambda: s.cache.leak_report()),
-        Call("check", lambda s: lambda: s.cache.check()),
+        ("try_allocate", lambda s: {"token_ids": tokens(1, 14), "holder": "new", "extra_keys": s.keys}),
+        (
+            "try_allocate",
+            lambda s: {"token_ids": tokens(1, 14), "holder": "h", "extra_keys": s.keys, "num_seqs": 2, "resumed": True},
+        ),
+        ("can_allocate_batch", lambda s: {"prompts": [tokens(1, 9), tokens(8, 5)], "extra_keys": s.keys}),
+        ("allocate_batch", lambda s: {"prompts": [tokens(1, 9), tokens(8, 5)], "extra_keys": s.keys}),
+        (
+            "allocate_batch",
+            lambda s: {"prompts": [tokens(1, 9), tokens(8, 5)], "holders": ["a", "b"], "extra_keys": s.keys},
+        ),
+        (
+            "allocate_batch",
+            lambda s: {"prompts": [tokens(8, 9), tokens(8, 11)], "holders": ("a", "b"), "extra_keys": s.keys},
+        ),
+        ("reserve", lambda s: {"seqs": [s.reserved, s.waiting, s.decoding], "num_new_tokens": [9, 2, 6]}),
+        ("reserve", lambda s: {"seqs": s.decoding, "num_new_tokens": 40}),
+        ("reserve", lambda s: {"seqs": [s.reserved, s.decoding]}),
+        ("commit", lambda s: {"seqs": [s.reserved], "num_computed": [9], "next_tokens": [[3]], "step": s.step}),
+        ("commit", lambda s: {"seqs": [s.reserved], "num_computed": 4, "step": s.step}),
+        ("end_step", lambda s: {"step": s.cache.steps_in_flight.start}),
+        ("can_append", lambda s: {"seqs": [s.decoding, s.waiting], "num_new_tokens": 5}),
+        ("can_append", lambda s: {"seqs": [s.decoding, s.done], "num_new_tokens": 5}),
+        ("append", lambda s: {"seqs": [s.done], "next_tokens": [5]}),
+        ("fork", lambda s: {"seq": s.decoding, "num_forks": 2}),
+        ("regroup", lambda s: {"seqs": [s.decoding, s.done], "parents": [0, 0, 0]}),
+        ("truncate", lambda s: {"seq": s.done, "num_tokens": 6}),
+        ("truncate", lambda s: {"seq": s.decoding, "num_tokens": 3}),
+        ("free", lambda s: {"seqs": [s.done, s.reserved]}),
+        ("free", lambda s: {"seqs": [s.decoding, s.waiting]}),
+        ("free", lambda s: {"seqs": s.decoding}),
+        ("reset_prefix_cache", lambda _: {}),
+        ("swap_out", lambda s: {"seqs": [s.done, s.decoding]}),
+        ("swap_in", lambda s: {"seqs": [s.swapped]}),
+        ("can_swap_out", lambda s: {"seqs": [s.done, s.decoding]}),
+        ("can_swap_in", lambda s: {"seqs": s.swapped}),
+        ("resize", lambda _: {"num_blocks": 64}),
+        ("resize", lambda _: {"num_blocks": 9}),
+        ("set_eviction_policy", lambda _: {"policy": "arc"}),
+        ("set_eviction_policy", lambda _: {"policy": MRU}),
+        ("retain", lambda s: {"token_ids": tokens(1, 12), "priority": 2, "expires_at": 5.0, "extra_keys": s.keys}),
+        ("num_retained_of", lambda s: {"token_ids": tokens(1, 12), "extra_keys": s.keys}),
+        ("advance_time", lambda _: {"now": 9.5}),
+        ("hint", lambda _: {"target": "idle", "over": True}),
+        ("hint", lambda s: {"target": s.decoding, "back_in": 5.5}),
+        ("hint", lambda s: {"target": s.done, "back_at": 9}),
+        ("num_cached_tokens", lambda s: {"token_ids": tokens(1, 14), "extra_keys": s.keys}),
+        ("num_tokens", lambda s: {"seqs": [s.decoding, s.done]}),
+        ("num_computed_tokens", lambda s: {"seqs": [s.decoding, s.done]}),
+        ("token_ids", lambda s: {"seq": s.decoding}),
+        ("block_ids", lambda s: {"seq": s.decoding, "group": 0}),
+        ("num_owned_blocks", lambda s: {"seqs": [s.decoding, s.done]}),
+        ("running", lambda _: {}),
+        ("block", lambda _: {"block_id": 3}),
+        ("history", lambda _: {}),
+        ("take_events", lambda _: {}),
+        ("leak_report", lambda _: {}),
+        ("check", lambda _: {}),
     ]
+    return [Call("cache", *row) for row in rows]
 
 
 def _pool_calls() -> list[Call]:
     """Of the manager's pool."""
-    return [
-        Call("free_block_ids", lambda s: lambda: s.pool.free_block_ids()),
-        Call("block", lambda s: lambda: s.pool.block(2)),
-        Call("get_new_blocks", lambda s: lambda: s.pool.get_new_blocks(4, "new")),
-        Call("extend", lambda s: lambda: s.pool.extend(s.lease, 3)),
-        Call("touch", lambda s: lambda: s.pool.touch(s.lease, "again")),
-        Call("touch", lambda s: lambda: s.pool.touch(s.lease, "again", 1, 2)),
-        Call("copy_on_write", lambda s: lambda: s.pool.copy_on_write(s.lease, 0)),
-        Call("history", lambda s: lambda: s.pool.history()),
-        Call("free_blocks", lambda s: lambda: s.pool.free_blocks(s.lease)),
-        Call("release", lambda s: lambda: s.pool.release(s.lease, 0, 1)),
-        Call("split", lambda s: lambda: s.pool.split(s.lease, 1, "tail")),
-        Call("check", lambda s: lambda: s.pool.check()),
+    rows: list[tuple[str, Callable[[Site], Arguments]]] = [
+        ("free_block_ids", lambda _: {}),
+        ("block", lambda _: {"block_id": 2}),
+        ("get_new_blocks", lambda _: {"num_blocks": 4, "holder": "new"}),
+        ("extend", lambda s: {"lease": s.lease, "num_blocks": 3}),
+        ("touch", lambda s: {"lease": s.lease, "holder": "again"}),
+        ("touch", lambda s: {"lease": s.lease, "holder": "again", "start": 1, "stop": 2}),
+        ("touch", lambda s: {"lease": s.lease, "holder": "h", "start": 0, "stop": 1}),
+        ("copy_on_write", lambda s: {"lease": s.lease, "position": 0}),
+        ("copy_on_write", lambda s: {"lease": s.lease, "position": 1}),
+        ("history", lambda _: {}),
+        ("free_blocks", lambda s: {"lease": s.lease}),
+        ("release", lambda s: {"lease": s.lease, "start": 0, "stop": 1}),
+        ("split", lambda s: {"lease": s.lease, "at": 1, "holder": "tail"}),
+        ("check", lambda _: {}),
     ]
+    return [Call("pool", *row) for row in rows]
 
 
 def _lone_pool_calls() -> list[Call]:
     """Of a pool without a manager."""
-    return [
-        Call("get_cached_blocks", lambda s: lambda: s.alone.get_cached_blocks(tokens(2, 14), (), "new")),
-        Call("get_cached_block", lambda s: lambda: s.alone.get_cached_block(tokens(1, 12), (), "new")),
-        Call("num_cached_tokens", lambda s: lambda: s.alone.num_cached_tokens(tokens(1, 12))),
-        Call("cached_block_ids", lambda s: lambda: s.alone.cached_block_ids(tokens(1, 12))),
-        Call("find_cached_blocks", lambda s: lambda: s.alone.find_cached_blocks(tokens(1, 14))),
-        Call("resize", lambda s: lambda: s.alone.resize(30)),
-        Call("resize", lambda s: lambda: s.alone.resize(3)),
-        Call("set_eviction_policy", lambda s: lambda: s.alone.set_eviction_policy("s3fifo")),
-        Call("reset", lambda s: lambda: s.alone.reset()),
-        Call("reset_prefix_cache", lambda s: lambda: s.alone.reset_prefix_cache()),
-        Call("extend", lambda s: lambda: s.alone.extend(s.alone_lease, 6)),
-        Call("hold", lambda s: lambda: s.alone.hold(s.alone_found, "new", extend_by=3)),
-        Call("cache_next_blocks", lambda s: lambda: s.alone.cache_next_blocks(s.alone_lease, tokens(1, 16)[12:])),
-        Call("release", lambda s: lambda: s.alone.release(s.alone_lease, 1, 4)),
-        Call("split", lambda s: lambda: s.alone.split(s.alone_lease, 2, "tail")),
-        Call("uncache", lambda s: lambda: s.alone.uncache([5, 2])),
-        Call("adopt", lambda s: lambda: s.alone.adopt([6, 8], "new")),
-        Call("evict", lambda s: lambda: s.alone.evict(1)),
-        Call("retain", lambda s: lambda: s.alone.retain(tokens(1, 12), 2, 5.0)),
-        Call("advance_time", lambda s: lambda: s.alone.advance_time(9.5)),
-        Call("take_events", lambda s: lambda: s.alone.take_events()),
-        Call("residency", lambda s: lambda: s.alone.residency()),
-        Call("cache_full_blocks", lambda s: lambda: s.alone.cache_full_blocks(s.alone_lease, tokens(1, 12), 3)),
+    rows: list[tuple[str, Callable[[Site], Arguments]]] = [
+        ("get_cached_blocks", lambda _: {"token_ids": tokens(2, 14), "extra_keys": (), "holder": "new"}),
+        ("get_cached_blocks", lambda _: {"token_ids": tokens(1, 14), "extra_keys": (), "holder": "h"}),
+        ("get_cached_block", lambda _: {"token_ids": tokens(1, 12), "extra_keys": (), "holder": "new"}),
+        ("num_cached_tokens", lambda _: {"token_ids": tokens(1, 12), "extra_keys": ()}),
+        ("cached_block_ids", lambda _: {"token_ids": tokens(1, 12), "extra_keys": ()}),
+        ("find_cached_blocks", lambda _: {"token_ids": tokens(1, 14), "extra_keys": ()}),
+        ("resize", lambda _: {"num_blocks": 30}),
+        ("resize", lambda _: {"num_blocks": 3}),
+        ("set_eviction_policy", lambda _: {"policy": "s3fifo"}),
+        ("set_eviction_policy", lambda _: {"policy": MRU}),
+        ("reset", lambda _: {}),
+        ("reset_prefix_cache", lambda _: {}),
+        ("extend", lambda s: {"lease": s.alone_lease, "num_blocks": 6}),
+        ("hold", lambda s: {"found": s.alone_found, "holder": "new", "extend_by": 3}),
+        ("hold", lambda s: {"found": s.alone_found, "holder": "h", "num_blocks": 1, "extend_by": 2}),
+        ("cache_next_blocks", lambda s: {"lease": s.alone_lease, "token_ids": tokens(1, 16)[12:]}),
+        (
+            "cache_next_blocks",
+            lambda s: {
+                "lease": s.alone_lease,
+                "token_ids": tokens(1, 16)[8:],
+                "extra_keys": (),
+                "num_cached_blocks": 2,
+            },
+        ),
+        ("release", lambda s: {"lease": s.alone_lease, "start": 1, "stop": 4}),
+        ("split", lambda s: {"lease": s.alone_lease, "at": 2, "holder": "tail"}),
+        ("uncache", lambda _: {"block_ids": [5, 2]}),
+        ("adopt", lambda _: {"block_ids": [6, 8], "holder": "new"}),
+        ("evict", lambda _: {"num_blocks": 1}),
+        ("retain", lambda _: {"token_ids": tokens(1, 12), "priority": 2, "expires_at": 5.0, "extra_keys": ()}),
+        ("advance_time", lambda _: {"now": 9.5}),
+        ("take_events", lambda _: {}),
+        ("residency", lambda _: {}),
+        (
+            "cache_full_blocks",
+            lambda s: {"lease": s.alone_lease, "token_ids": tokens(1, 12), "extra_keys": (), "num_cached_blocks": 3},
+        ),
     ]
+    return [Call("alone", *row) for row in rows]
 
 
 MANAGER_CALLS = _manager_calls()

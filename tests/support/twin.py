@@ -85,7 +85,7 @@ def whole_state(cache: Any, seqs: list[int]) -> Record:
 
 def count_handles_from_the_start(package: ModuleType) -> None:
     """Handles are unique in a process; here each program is to see the same ones on both builds."""
-    importlib.import_module(f"{package.__name__}.core.sequences.serials")._SHARES.last = 0
+    importlib.import_module(f"{package.__name__}.core.sequences.table")._SHARES.last = 0
 
 
 #: What no call takes for tokens.

@@ -24,8 +24,8 @@ from ..lab.references import MAX_REFERENCES
 from ..lab.sizes import MAX_SIZES, parse_sizes, spread_sizes
 from ..progress import WorkBar
 from ..sizing import KVCacheSpec, model_config
+from .lab_options import chosen_jobs, open_chosen_trace, report_skips, short_name, skips_as_dict
 from .tables import as_csv, as_json, as_narrow_text, as_text
-from .trace_options import chosen_jobs, open_chosen_trace, report_skips, short_name, skips_as_dict
 
 _GIB = 2**30
 #: Curves begin at a thousandth of the working set: in smaller caches hardly anything hits, whatever the policy.
@@ -39,7 +39,7 @@ def run_curve(options: argparse.Namespace) -> int:
         if Path(path).suffix not in _WRITERS:
             raise InvalidArgument(f"output is {path!r}; it must end in {', '.join(_WRITERS)}")
         require_output(path, tuple(_WRITERS))  # before hours of work, and before the first of several is written
-    policies = parse_policies(options.policies) if options.policies else _default_policies(options)
+    policies = parse_policies(options.policies, "--policy") if options.policies else _default_policies(options)
     hints = _chosen_hints(options)
     traces = [open_chosen_trace(options, name) for name in [options.trace, *options.beside]]
     references = [_read(options, trace) for trace in traces]

@@ -72,7 +72,7 @@ def _load(options: argparse.Namespace) -> tuple[Path, Any, Any]:
 
 
 @dataclass(slots=True)
-class Run:
+class DemoRun:
     """A run has all requests on a fresh engine, and what was seen on the way."""
 
     engine: Engine
@@ -100,7 +100,9 @@ class Run:
             self.fullest = snapshot_pool(cache)
 
 
-def serve(options: argparse.Namespace, sampling: SamplingParams, model: Any, tokenizer: Any, use_cache: bool) -> Run:
+def serve(
+    options: argparse.Namespace, sampling: SamplingParams, model: Any, tokenizer: Any, use_cache: bool
+) -> DemoRun:
     """Answer all requests on a fresh engine. Raises `InvalidArgument` or `NeverFits` for sizes that cannot work."""
     made = engine.Engine(
         model,
@@ -111,14 +113,14 @@ def serve(options: argparse.Namespace, sampling: SamplingParams, model: Any, tok
         max_num_batched_tokens=options.max_num_batched_tokens,
         enable_prefix_caching=use_cache,
     )
-    run = Run(made, demo_prompts(options.requests, tokenizer))
+    run = DemoRun(made, demo_prompts(options.requests, tokenizer))
     started = time.perf_counter()
     run.results = made.generate(run.prompts, sampling, progress=True, on_step=run.watch)
     run.seconds = time.perf_counter() - started
     return run
 
 
-def _report(options: argparse.Namespace, run: Run, path: Path, load_seconds: float) -> DemoReport:
+def _report(options: argparse.Namespace, run: DemoRun, path: Path, load_seconds: float) -> DemoReport:
     cache, results = run.engine.cache, run.results
     stats = cache.stats()
     cache.check()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ from .. import __version__
 from .._build import build_name, compiled
 from ..engine import GenerationResult
 from ..observe import PoolSnapshot, draw_pool
+from . import tables
 from .demo_prompts import question
 
 _WIDTH = 78
@@ -83,6 +83,15 @@ class DemoReport:
         return num_blocks * self.bytes_per_block / 2**20
 
 
+#: Fields of a report that its JSON has under the same names.
+_FIGURES = (
+    *("model", "dtype", "device", "prefix_cache", "max_num_seqs", "block_size", "num_blocks", "max_model_len"),
+    *("num_prompt_tokens", "num_cached_tokens", "cached_share", "num_new_tokens", "num_preemptions"),
+    *("peak_used_blocks", "contiguous_blocks", "bytes_per_block", "wasted_share", "load_seconds", "seconds"),
+    *("num_leaked_blocks", "verified_same_tokens", "other_seconds"),
+)
+
+
 def as_json(report: DemoReport) -> str:
     """Returns one JSON object; counts are numbers, shares from 0 to 1, times in seconds, memory in bytes."""
     results = [
@@ -97,36 +106,13 @@ def as_json(report: DemoReport) -> str:
         }
         for number, result in enumerate(report.results)
     ]
-    figures = {
-        "blockyard": __version__,
+    figures = {name: getattr(report, name) for name in _FIGURES}
+    derived = {
         "compiled": compiled(),
-        "model": report.model,
-        "dtype": report.dtype,
-        "device": report.device,
-        "prefix_cache": report.prefix_cache,
         "num_requests": len(report.results),
-        "max_num_seqs": report.max_num_seqs,
-        "block_size": report.block_size,
-        "num_blocks": report.num_blocks,
-        "max_model_len": report.max_model_len,
-        "num_prompt_tokens": report.num_prompt_tokens,
-        "num_cached_tokens": report.num_cached_tokens,
-        "cached_share": report.cached_share,
-        "num_new_tokens": report.num_new_tokens,
-        "num_preemptions": report.num_preemptions,
-        "peak_used_blocks": report.peak_used_blocks,
-        "contiguous_blocks": report.contiguous_blocks,
-        "bytes_per_block": report.bytes_per_block,
-        "wasted_share": report.wasted_share,
-        "load_seconds": report.load_seconds,
-        "seconds": report.seconds,
         "new_tokens_per_second": report.num_new_tokens / report.seconds,
-        "num_leaked_blocks": report.num_leaked_blocks,
-        "verified_same_tokens": report.verified_same_tokens,
-        "other_seconds": report.other_seconds,
-        "results": results,
     }
-    return json.dumps(figures, indent=1, ensure_ascii=False)
+    return tables.as_json({**figures, **derived, "results": results})
 
 
 def as_text(report: DemoReport, num_answers: int) -> str:

@@ -13,12 +13,13 @@ from rich.console import Console
 
 from .. import engine
 from ..arguments import require_int
+from ..config import COMMAND_OPTIONS
 from ..engine.decoding.speculation import MAX_DRAFT
 from ..engine.options import EngineOptions, require_model_path
 from ..errors import InvalidArgument, ModelError
 from ..sizing.shards import MAX_RANKS
-from .amounts import parse_memory
-from .model_options import CACHE_OPTIONS, ENGINE_OPTIONS
+from .engine_options import ENGINE_OPTIONS
+from .options import parse_memory
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -36,7 +37,7 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """
     require_int("--speculate", options.speculate, 0, MAX_DRAFT)
     _asked_ranks(options)
-    cache_options = {name: getattr(options, name) for name in CACHE_OPTIONS}
+    cache_options = {name: getattr(options, name) for name in COMMAND_OPTIONS}
     arguments = {
         **{name: getattr(options, name) for name in ENGINE_OPTIONS},
         "enable_prefix_caching": not options.no_prefix_cache,

@@ -15,10 +15,10 @@ from ..lab.planning.memory import GIB
 from ..lab.survey import TraceSurvey, survey
 from ..lab.traces import open_trace
 from ..sizing import KnownModel, KVCacheSpec, ModelShape, count_parameters, known_gpu, known_model, model_names
-from ..sizing.dtypes import dtype_bytes
-from .amounts import parse_lengths, parse_memory
+from ..sizing.layers import dtype_bytes
+from .lab_options import report_skips
+from .options import parse_lengths, parse_memory
 from .plan_report import as_json, as_text, write_plan_page
-from .trace_options import report_skips
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from ..lab.sizes import parse_sizes
 from ..lab.survey import TraceSurvey, survey
 from ..lab.sweep import run_all
 from ..progress import WorkBar
+from .lab_options import chosen_jobs, open_chosen_trace, report_skips, short_name, skips_as_dict
 from .tables import as_csv, as_json, as_text
-from .trace_options import chosen_jobs, open_chosen_trace, report_skips, short_name, skips_as_dict
 
 
 def model_length(options: argparse.Namespace, found: TraceSurvey) -> int:
@@ -86,7 +86,7 @@ def reservation_as_dict(found: Reservation) -> dict[str, Any]:
 def run_replay(options: argparse.Namespace) -> int:
     """Run every policy at every size and print what came of it."""
     _require_output(options)
-    policies = parse_policies(options.policies)
+    policies = parse_policies(options.policies, "--policy")
     if OPTIMUM in policies:
         raise InvalidArgument("policies has 'optimum', which knows the future; `blockyard curve` has it")
     trace = open_chosen_trace(options)

@@ -15,10 +15,8 @@ from ..arguments import require_int
 from ..errors import InvalidArgument
 from ..metrics.tenants import MAX_SHOWN
 from ..serving import ServerLimits
-from ..serving.http.api_key import read_key_file, require_key
-from ..serving.http.hosts import is_loopback, require_hosts
+from ..serving.http.access import is_loopback, read_key_file, require_hosts, require_key, require_origins
 from ..serving.http.listening import open_sockets
-from ..serving.http.origins import require_origins
 from ..serving.jobs.status_line import require_status_seconds
 from ..serving.otlp import otlp_tracer
 from .model_loading import engine_arguments, engine_of, follow_torchrun

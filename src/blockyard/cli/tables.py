@@ -12,7 +12,7 @@ from .. import __version__
 from .._build import build_name
 
 #: One line: column to value.
-Row = dict[str, Any]
+Cells = dict[str, Any]
 #: Columns of text that a table has at most, unless two of its columns need more.
 WIDTH = 120
 
@@ -47,7 +47,7 @@ def as_narrow_text(rows: Sequence[dict[str, str]], num_keys: int, width: int = W
     return "\n\n".join(as_text([{name: row[name] for name in [*keys, *part]} for row in rows], 0) for part in parts)
 
 
-def as_csv(rows: Sequence[Row]) -> str:
+def as_csv(rows: Sequence[Cells]) -> str:
     """Writes rows of the same columns and a header. A cell that spreadsheets would take for a formula begins with '."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
@@ -60,6 +60,6 @@ def _harmless(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value[:1] in {"=", "+", "-", "@"} else value
 
 
-def as_json(content: Row) -> str:
+def as_json(content: Cells) -> str:
     """Writes the content, and which build made it."""
     return json.dumps({"blockyard": __version__, "build": build_name(), **content}, indent=2, allow_nan=False)

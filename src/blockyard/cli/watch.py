@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from ..arguments import shown
 from ..errors import InvalidArgument
+from .options import add_command
 
 _DESCRIPTION = """\
 Open the page of a running server, which shows its blocks. It prints the page's address, and opens a browser
@@ -30,13 +31,7 @@ A server with an API key lets the page ask for it: it is never part of the addre
 
 def add_watch_options(commands: Any) -> None:
     """Add the parser of `watch` to argparse's `commands`."""
-    parser = commands.add_parser(
-        "watch",
-        help="watch the blocks of a running server in a browser",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "watch", "watch the blocks of a running server in a browser", _DESCRIPTION, _EPILOG)
     parser.add_argument(
         "url", nargs="?", default="http://127.0.0.1:8000", metavar="URL", help="default: http://127.0.0.1:8000"
     )

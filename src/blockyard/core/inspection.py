@@ -12,12 +12,11 @@ from .arrays import view_i32, view_i64, zeros_i64
 from .calls.allocate import AllocateCalls
 from .calls.evict import EvictCalls
 from .calls.hints import HintCalls
-from .checking import check_groups, check_sequences
+from .checking import check_groups, check_sequences, check_steps
 from .parts import Parts
 from .pool.block import KVCacheBlock
 from .pool.lease import BlockLease
 from .sequences.block_table import BlockTable
-from .sequences.checking import check_steps
 from .sequences.table import NO_TOKEN
 from .watch.misses import MissLog
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..arguments import shown
 from ..core.manager import KVCacheManager
+from ..errors import InvalidArgument
 from ..storage import KVCache
 from .borrowing import BorrowedModel
-from .kv_events import publisher_of
 from .memory.account import EngineMemory, warn_of_short_pool, weights_bytes
-from .memory.finding import MemoryFinder
+from .memory.finding import MemoryFinder, meter_of
 from .memory.largest_step import StepSizes
-from .memory.meter import meter_of
 from .options import EngineOptions, Preemption
 from .probe import probe_model
 from .ranks.joining import CacheSettings
 from .ranks.leader import Ranks
 from .runner import ModelRunner, StepRunner
-from .shape import ModelShape
+from .shape import KVShape
 
 if TYPE_CHECKING:
     from ..events import KVEventPublisher
@@ -29,7 +30,7 @@ class EngineParts:
     """What an engine steps with."""
 
     borrowed: BorrowedModel
-    shape: ModelShape
+    shape: KVShape
     preemption: Preemption
     memory: EngineMemory
     cache: KVCacheManager
@@ -67,3 +68,35 @@ def assemble(model: Any, options: EngineOptions, ranks: Ranks) -> EngineParts:
     kv_cache = KVCache(config.num_blocks, options.block_size, num_cpu_blocks=config.num_cpu_blocks, **tensors)
     publisher = publisher_of(cache, options.kv_events)
     return EngineParts(borrowed, shape, preemption, memory, cache, kv_cache, publisher, ranks.lead(runner_on(kv_cache)))
+
+
+def require_bindable_events(kv_events: object) -> None:
+    """Raise for endpoints that a publisher cannot bind, where that can be told before a model is loaded.
+
+    Anything else that is wrong with `kv_events` is told by `publisher_of`.
+    """
+    given = {"endpoint": kv_events} if isinstance(kv_events, str) else kv_events
+    if isinstance(given, Mapping) and isinstance(given.get("endpoint"), str):
+        from ..events.publishing.publisher import require_bindable
+
+        require_bindable(given["endpoint"], given.get("replay_endpoint"))
+
+
+def publisher_of(cache: KVCacheManager, kv_events: object) -> KVEventPublisher | None:
+    """kv_events: an endpoint, or a dict of the publisher's arguments; None for no publisher.
+
+    Raises `InvalidArgument`, `PublisherError` for an endpoint that cannot be bound, `MissingExtra` without pyzmq.
+    """
+    if kv_events is None:
+        return None
+    from ..events import KVEventPublisher
+
+    if isinstance(kv_events, str):
+        return KVEventPublisher(cache, kv_events)
+    if not isinstance(kv_events, Mapping):
+        raise InvalidArgument(f"kv_events is {shown(kv_events)}; it must be an endpoint or a dict")
+    options: dict[str, Any] = dict(kv_events)
+    try:
+        return KVEventPublisher(cache, **options)
+    except TypeError as error:
+        raise InvalidArgument(f"kv_events is {shown(options)}: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
@@ -12,10 +13,62 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 from ..errors import InvalidArgument, ModelError
-from .attention.hook import ATTENTION_NAME, attending, paged_attention
 from .attention.interface import Attend
-from .attention.latent import compress, expand, latent_layers
+from .attention.latent import LATENT, attend_latent, compress, expand, is_compressed, latent_layers
 from .checks.masks import PROBE_NAME
+
+ATTENTION_NAME = "blockyard"
+
+_current: ContextVar[Attend | None] = ContextVar("blockyard_attend", default=None)
+
+
+@contextmanager
+def attending(attend: Attend) -> Iterator[None]:
+    """Have every layer that this thread runs meanwhile hand its queries, keys and values to `attend`.
+
+    Not an argument of the model's call: some models do not hand arguments on to their layers.
+    """
+    token = _current.set(attend)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def paged_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """The function that transformers calls in every layer: query (1, heads, T, head_size), key and value likewise.
+
+    All T tokens of a step are one row; which sequence each belongs to is known to what `attending` was given.
+    """
+    attend = _current.get()
+    if attend is None:
+        raise ModelError("the model was called outside an engine's step while its attention was set to 'blockyard'")
+    others["attention_mask"] = attention_mask
+    others[LATENT] = is_compressed(module)
+    own = attend_latent if others[LATENT] else _attend
+    tokens_first = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    return own(module, attend, query[0], *tokens_first, scaling, others)[None], None
+
+
+def _attend(
+    module: Any,
+    attend: Attend,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    others: dict[str, Any],
+) -> torch.Tensor:
+    return attend(module.layer_idx, query, key, value, scaling, others)
+
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)
 AttentionInterface.register(PROBE_NAME, paged_attention)

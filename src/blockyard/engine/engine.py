@@ -18,14 +18,12 @@ from ..core.plan import SwapPlan
 from ..errors import InvalidArgument, InvariantError
 from ..keys import ExtraKey
 from ..progress import WorkBar
-from .assembly import assemble
+from .assembly import assemble, require_bindable_events
 from .beams.batch import BeamBatch
-from .beams.hypotheses import BeamOptions
-from .beams.search import BeamSearch
+from .beams.search import BeamOptions, BeamSearch
 from .decoding.sampler import Asked, Choice, StepSampler
 from .decoding.speculation import PromptLookup
 from .intake import Intake
-from .kv_events import require_bindable_events
 from .model import load_model
 from .options import EngineOptions
 from .prompts import Prompt, encode_prompt
@@ -36,7 +34,7 @@ from .results import Completion, GenerationResult, NewToken, StepReport
 from .runner import ForwardBatch
 from .sampling import SamplingParams
 from .scheduling.scheduler import Scheduler
-from .scheduling.step import Row, ScheduledStep
+from .scheduling.step import ScheduledStep, StepRow
 
 _Taken = TypeVar("_Taken")
 
@@ -562,7 +560,7 @@ def _takers(branch: Branch) -> list[Branch]:
     return branch.request.branches if _forks(branch) else [branch]
 
 
-def _choices(chooser: StepSampler, row: Row, place: int) -> list[Choice]:
+def _choices(chooser: StepSampler, row: StepRow, place: int) -> list[Choice]:
     branch, request = row.branch, row.branch.request
     num_prompt, stops = len(request.prompt_token_ids), request.stop_token_ids
     asked = [Asked(request.sampling, other.index, num_prompt, stops) for other in _takers(branch)]

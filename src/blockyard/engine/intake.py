@@ -13,15 +13,13 @@ from .prompts import Prompt, encode_prompt
 from .request import Request, make_request
 from .sampling import SamplingParams
 from .scheduling.limits import CacheLimits
-from .shape import ModelShape
+from .shape import KVShape
 
 
 class Intake:
     """Numbers requests and makes them."""
 
-    def __init__(
-        self, shape: ModelShape, tokenizer: Any, limits: CacheLimits, speculation: PromptLookup | None
-    ) -> None:
+    def __init__(self, shape: KVShape, tokenizer: Any, limits: CacheLimits, speculation: PromptLookup | None) -> None:
         self._shape = shape
         self._tokenizer = tokenizer
         self._limits = limits

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..arguments import require_int, require_str
-from ..config import CACHE_FIELDS, CacheConfig
+from ..config import CACHE_OPTIONS, CacheConfig
 from ..errors import InvalidArgument, ModelError
 from ..sizing import KVCacheSpec
 from ..sizing.memory import require_utilization
@@ -20,8 +20,6 @@ from ..sizing.spec import MAX_BYTES
 from .decoding.speculation import PromptLookup, require_speculation
 from .memory.account import kv_blocks, swap_blocks
 
-#: The fields of a cache's config that an engine takes from its caller; the others it sets itself.
-CACHE_OPTIONS = tuple(sorted(name for name, field in CACHE_FIELDS.items() if field.metadata["engine"]))
 #: What `attention_backend` may be, in order of preference; "auto" is the first that can serve.
 BACKEND_NAMES = ("auto", "flash_attention_3", "flashinfer", "flash_attention_2", "torch_varlen", "sdpa")
 #: Blocks of a config whose number is not found yet: the least that there can be.

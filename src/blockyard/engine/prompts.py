@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 from ..arguments import require_unicode
 from ..errors import InvalidArgument
-from ..storage.checks import int_array, require_range
+from ..storage.addresses import int_array, require_range
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from .attention.context import ContextBackend
 from .attention.interface import AttentionBackend, GroupRows, IntArray, StepShape
 from .borrowing import BorrowedModel
 from .moves import MoveQueue
-from .shape import ModelShape
+from .shape import KVShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class StepRunner(Protocol):
 class ModelRunner:
     """Carries out steps on one model and one KV cache."""
 
-    def __init__(self, borrowed: BorrowedModel, kv_cache: KVCache, shape: ModelShape, attention_backend: str) -> None:
+    def __init__(self, borrowed: BorrowedModel, kv_cache: KVCache, shape: KVShape, attention_backend: str) -> None:
         self._borrowed = borrowed
         self._kv_cache = kv_cache
         self._backend: AttentionBackend

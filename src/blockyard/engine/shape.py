@@ -13,7 +13,7 @@ from .attention.latent import LATENT
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
+class KVShape:
     """num_layers layers that each keep num_kv_heads keys and values a token, for max_model_len tokens.
 
     head_size, value_size: elements of a key and of a value. windows: how many tokens a token attends to in each layer,

@@ -7,6 +7,7 @@ hash is an unsigned 64-bit number or bytes; consumers take it for a name and not
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ..errors import InvalidArgument, MissingExtra
@@ -40,7 +41,7 @@ NO_KEYS = msgspec.Raw(b"\xc0")
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
     """Blocks of one chain, each after the one before, the first after `parent_block_hash` (None: at the beginning).
 
-    Lists of numbers stay in msgpack, as `tables/number_writer` writes and `tables/packed_numbers` reads them; keys too,
+    Lists of numbers stay in msgpack, as `tables/event_writer` writes and `tables/packed_numbers` reads them; keys too,
     until `keys_in` has seen that they are few.
 
     Two fields of our own, which other consumers pass over. keys: for each block what besides tokens decides it, tagged,
@@ -222,3 +223,25 @@ def _decode_event(raw: msgspec.Raw) -> Event | None:
         return None
     event: Event = _event_decoder.decode(_encoder.encode({"type": kind, **_DEFAULTS[kind], **item}))
     return event
+
+
+#: A key as a manager's events have it: ("salt", value), ("lora", name, path), or a span as a block sees it.
+PlainKey = tuple[Any, ...]
+
+
+def tagged(request: Iterable[PlainKey], spans: Iterable[PlainKey]) -> list[list[Any]]:
+    """What decides a block besides tokens, each with its kind first: salt and adapter, then the spans in order."""
+    return [list(key) for key in request] + [["span", *span] for span in spans]
+
+
+def lora_name(request: Iterable[PlainKey]) -> str | None:
+    """The adapter's name, None without one."""
+    return next((key[1] for key in request if key[0] == "lora"), None)
+
+
+def untagged(request: Iterable[PlainKey], spans: Iterable[PlainKey], is_first: bool) -> list[Any] | None:
+    """The extra keys of one block in vLLM's order: adapter, spans as (content, start), salt on the first block."""
+    keys: list[Any] = [key[1] for key in request if key[0] == "lora"]
+    keys += [[span[1], span[2]] for span in spans]
+    keys += [key[1] for key in request if key[0] == "salt" and is_first]
+    return keys or None

@@ -21,33 +21,33 @@ PolicyName = str | Callable[[int], EvictionPolicy]
 OPTIMUM = "optimum"
 
 
-def parse_policies(text: str) -> list[str]:
+def parse_policies(text: str, argument: str = "policies") -> list[str]:
     """The names in a list like "lru,arc,mine.py:Mine", in order, each once.
 
     A class in a file is found by its path and made from the number of blocks, as `CacheConfig(eviction_policy=...)`.
-    Raises `InvalidArgument` for an unknown one.
+    Raises `InvalidArgument` for an unknown one; argument: what the error calls the list.
     """
     names = list(dict.fromkeys(part.strip() for part in text.split(",")))
     for name in names:
         if name != OPTIMUM:
-            policy_of(name)
+            policy_of(name, argument)
     return names
 
 
-def policy_of(name: PolicyName) -> object:
-    """What `CacheConfig(eviction_policy=...)` takes for this name."""
+def policy_of(name: PolicyName, argument: str = "policies") -> object:
+    """What `CacheConfig(eviction_policy=...)` takes for this name. argument: what errors call it."""
     if not isinstance(name, str):
         if not callable(name):
-            raise InvalidArgument(f"policies has {name!r}; it must be a name, or make an EvictionPolicy")
+            raise InvalidArgument(f"{argument} has {name!r}; it must be a name, or make an EvictionPolicy")
         return name
     guard, colon, inner = name.partition(":")
     if colon and guard in GUARDS:
-        return guarded(INSIDE_GUARDS.get(inner, _inside(inner, name)), GUARDS[guard])
-    return _inside(name, name)
+        return guarded(INSIDE_GUARDS.get(inner, _inside(inner, name, argument)), GUARDS[guard])
+    return _inside(name, name, argument)
 
 
-def _inside(name: str, whole: str) -> object:
-    """The policy of this name; `whole` is what the user wrote, a guard's name before it or none."""
+def _inside(name: str, whole: str, argument: str) -> object:
+    """The policy of this name; `whole` is what the user wrote as `argument`, a guard's name before it or none."""
     if name in POLICIES:
         return name
     path, colon, member = name.rpartition(":")
@@ -55,10 +55,10 @@ def _inside(name: str, whole: str) -> object:
     if not os.path.isfile(path):
         missing = f", but there is no such file as {path}" if colon else ""
         raise InvalidArgument(
-            f"policies has {whole!r}{missing}; it must be one of {', '.join(sorted(POLICIES))}, or a class: "
+            f"{argument} has {whole!r}{missing}; it must be one of {', '.join(sorted(POLICIES))}, or a class: "
             f"file.py:ClassName; before either may stand {' or '.join(f'{guard}:' for guard in GUARDS)}"
         )
-    return _member_of(Path(path), member)
+    return _member_of(Path(path), member, argument)
 
 
 def label_of(name: PolicyName) -> str:
@@ -96,18 +96,18 @@ def no_exit(name: str) -> Iterator[None]:
         raise PolicyError(f"policy {name}: it raised {type(error).__name__}: {error}") from error
 
 
-def _member_of(path: Path, member: str) -> object:
-    found: object = getattr(_loaded(path), member, None)
+def _member_of(path: Path, member: str, argument: str) -> object:
+    found: object = getattr(_loaded(path, argument), member, None)
     if not callable(found):
-        raise InvalidArgument(f"policies names {member} in {path}; there is no such class")
+        raise InvalidArgument(f"{argument} names {member} in {path}; there is no such class")
     return found
 
 
-def _loaded(path: Path) -> ModuleType:
+def _loaded(path: Path, argument: str) -> ModuleType:
     """The file as a module, which dataclasses and others look for in sys.modules while it is being made."""
     spec = importlib.util.spec_from_file_location(f"_blockyard_policy_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise InvalidArgument(f"policies names {path}; it must be a Python file")
+        raise InvalidArgument(f"{argument} names {path}; it must be a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:

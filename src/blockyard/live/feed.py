@@ -20,7 +20,7 @@ from .prompts import PromptLog
 from .snapshot import Snapshot, take_snapshot
 from .tree import (
     SLICE_BLOCKS,
-    Branch,
+    TreeBranch,
     cached_tree,
     count_prompts,
     note_tokens,
@@ -45,7 +45,7 @@ _NUM_POINTS = 300
 SLICE_SECONDS = 0.0005
 
 
-class Feed:
+class PageFeed:
     """Frames of a cache for any number of readers. Lives in one event loop.
 
     source: the cache. prompts: what the tree is made of. texts: token ids to text, None where they are not to be shown.
@@ -77,7 +77,7 @@ class Feed:
         self._is_over = False
         self.latest: Frame | None = None
         self._change = b""
-        self.branches: list[Branch] = []
+        self.branches: list[TreeBranch] = []
         self._tree = b""
         self._num_frames = 0
         self._is_after_gap = False
@@ -224,7 +224,7 @@ class Feed:
             first += SLICE_BLOCKS
         return np.concatenate(slices)
 
-    async def _labels(self, branches: list[Branch]) -> list[str]:
+    async def _labels(self, branches: list[TreeBranch]) -> list[str]:
         if self._texts is None:
             return [" ".join(map(str, branch.label[:8])) for branch in branches]
         return await self._texts([branch.label for branch in branches]) if branches else []

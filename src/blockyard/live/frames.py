@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .cells import NAMES, Cells, States, block_states, cells_of, counts_of, pool_states
-from .snapshot import Row, Snapshot
+from .snapshot import SequenceRow, Snapshot
 
 #: Sequences in the list, the oldest first; the page says how many more there are.
 MAX_ROWS = 64
@@ -65,7 +65,7 @@ def row_views(snapshot: Snapshot, scale: int) -> dict[int, RowView]:
     return {row.handle: _view(row, snapshot, scale) for row in snapshot.rows[:MAX_ROWS]}
 
 
-def _view(row: Row, snapshot: Snapshot, scale: int) -> RowView:
+def _view(row: SequenceRow, snapshot: Snapshot, scale: int) -> RowView:
     blocks = np.concatenate(row.block_ids) if row.block_ids else np.empty(0, np.int32)
     blocks = blocks[blocks > 0]  # null blocks stand where a window has left
     name = snapshot.around.names.get(row.holder, "")

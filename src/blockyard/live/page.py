@@ -22,9 +22,8 @@ from typing import Any
 
 from .desk import Source
 from .details import MAX_RUN, SeenBlock, Texts, block_answer, run_answer, see_block, see_config
-from .feed import MIN_SECONDS, Feed
-from .hits import beginnings_with, hits_answer, see_hits
-from .prompts import PromptLog
+from .feed import MIN_SECONDS, PageFeed
+from .prompts import PromptLog, beginnings_with, hits_answer, see_hits
 from .tree import see_branch
 
 Scope = MutableMapping[str, Any]
@@ -79,7 +78,7 @@ class LivePage:
         is_ending: Callable[[], bool] = lambda: False,
     ) -> None:
         self.prompts = PromptLog()
-        self.feed = Feed(source, self.prompts, texts if shows_text else None, shows_text, is_ending)
+        self.feed = PageFeed(source, self.prompts, texts if shows_text else None, shows_text, is_ending)
         self._source = source
         self._texts = texts
         self._shows_text = shows_text

@@ -24,7 +24,7 @@ class PoolCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SequenceRow:
     """A sequence. handle, holder: the cache's. block_ids: int32, for each layer group. is_swapped: all its blocks are
     in the CPU pool."""
 
@@ -45,7 +45,7 @@ class Snapshot:
 
     pool: PoolCopy
     cpu_pool: PoolCopy | None
-    rows: list[Row]
+    rows: list[SequenceRow]
     block_size: int
     stats: CacheStats
     misses: MissCauses | None
@@ -77,12 +77,12 @@ def _copy(pool: LeasePool) -> PoolCopy:
     return PoolCopy(pool.ref_counts().copy(), pool.states())
 
 
-def _rows(cache: KVCacheManager, num_groups: int) -> list[Row]:
+def _rows(cache: KVCacheManager, num_groups: int) -> list[SequenceRow]:
     running = cache.running()
     handles = list(running)
     tokens, computed = cache.num_tokens(handles).tolist(), cache.num_computed_tokens(handles).tolist()
     return [
-        Row(
+        SequenceRow(
             handle,
             running[handle],
             tokens[place],

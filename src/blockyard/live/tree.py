@@ -1,7 +1,11 @@
-"""The tree of what is cached, as the page shows it: the heaviest branches, what of them hit, the rest summed."""
+"""The tree of what is cached, as the page shows it: the heaviest branches, what of them hit, the rest summed.
+
+The forest of branches comes from who follows whom, for each block, with no loop over blocks.
+"""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +16,127 @@ from numpy.typing import NDArray
 from ..core.manager import KVCacheManager
 from ..keys import plain_keys, spans_of
 from .desk import Surroundings
-from .forest import NONE, Forest, forest_of, heaviest
 from .prompts import MAX_TOKENS, AskedPrompt
+
+Ints = NDArray[np.int64]
+NONE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """Branches: contents one behind another, up to where several follow one. A branch comes after the one before it.
+
+    contents: int64 (n,), ids in rising order. blocks: int64 (n,), a block that caches each. branch: int64 (n,), which
+    branch it is of. The rest is by branch: size: its contents. weight: those of it and of all behind it. parent: the
+    branch before it, -1 for none. start: contents before its first one. root: the id of what stands at the very
+    beginning. is_marked: whether something besides text stands in its first content (an image).
+    """
+
+    contents: Ints
+    blocks: Ints
+    branch: Ints
+    size: Ints
+    weight: Ints
+    parent: Ints
+    start: Ints
+    root: Ints
+    is_marked: NDArray[np.bool_]
+
+    def children(self, branch: int) -> Ints:
+        """The branches right behind one, or behind none (-1). O(branches)."""
+        return np.flatnonzero(self.parent == branch)
+
+    def members(self, branch: int) -> Ints:
+        """The places of a branch's contents, in order. O(contents)."""
+        return np.flatnonzero(self.branch == branch)
+
+
+def forest_of(pairs: Ints, keys: Mapping[int, tuple[object, ...]]) -> Forest:
+    """The forest of what blocks cache. O(n log n) for n blocks, in numpy.
+
+    pairs: int64 (blocks, 2), what each block caches, 0 for nothing, and what is before that. keys: of roots, by id; one
+    that stands in the middle of a prompt has (what is before it, ...). A content whose parent has gone begins anew.
+    """
+    cached = np.flatnonzero(pairs[:, 0])
+    contents, first = np.unique(pairs[cached, 0], return_index=True)
+    blocks = cached[first]
+    inner = {root: each[0] for root, each in keys.items() if each and isinstance(each[0], int)}
+    is_marked = np.isin(pairs[blocks, 1], list(inner))
+    before = _past_roots(pairs[blocks, 1], inner)
+    parent = _places(contents, before)
+    num_children = np.bincount(parent[parent >= 0], minlength=len(contents))
+    is_first = (parent < 0) | (num_children[parent] != 1) | is_marked
+    heads = np.flatnonzero(is_first)
+    branch = np.searchsorted(heads, _last_of(np.where(is_first, NONE, parent)))
+    size = np.bincount(branch, minlength=len(heads))
+    above = np.where(parent[heads] < 0, NONE, branch[parent[heads]])
+    weight, start = _sums(above, size)
+    root = before[heads][_last_of(above)]
+    return Forest(contents, blocks, branch, size, weight, above, start, root, is_marked[heads])
+
+
+def _past_roots(before: Ints, inner: Mapping[int, int]) -> Ints:
+    """The same, with what stands before a root in the middle of a prompt in its place."""
+    if not inner:
+        return before
+    seen, inverse = np.unique(before, return_inverse=True)
+    for place in np.flatnonzero(np.isin(seen, list(inner))):
+        while int(seen[place]) in inner:
+            seen[place] = inner[int(seen[place])]
+    return seen[inverse]
+
+
+def _places(contents: Ints, names: Ints) -> Ints:
+    """Where names stand among sorted contents, -1 for those that do not."""
+    if len(contents) == 0:
+        return np.zeros(0, np.int64)
+    places = np.minimum(np.searchsorted(contents, names), len(contents) - 1)
+    return np.where(contents[places] == names, places, NONE)
+
+
+def _last_of(above: Ints) -> Ints:
+    """The end of each one's way up. O(n log longest way), by steps that double."""
+    ends = np.where(above < 0, np.arange(len(above)), above)
+    while True:
+        further = ends[ends]
+        if np.array_equal(further, ends):
+            return ends
+        ends = further
+
+
+def _sums(above: Ints, size: Ints) -> tuple[Ints, Ints]:
+    """For each node of a forest the sizes of it and all below, and those of all above it. O(n log depth).
+
+    After k steps the sums reach 2**k levels.
+    """
+    below, over = size.astype(np.float64), np.where(above < 0, 0, size[above])
+    while (moving := np.flatnonzero(above >= 0)).size:
+        higher = above[moving]
+        below = below + np.bincount(higher, below[moving], minlength=len(size))
+        over[moving] += over[higher]
+        above = np.where(above < 0, NONE, above[above])
+    return below.astype(np.int64), over
+
+
+def heaviest(forest: Forest, most: int) -> list[int]:
+    """The branches with most behind them, each after the one before it, at most `most`. O(branches * most)."""
+    found: list[int] = []
+    waiting: list[tuple[int, int]] = []
+    _offer(waiting, forest, NONE, most)
+    while waiting and len(found) < most:
+        branch = heapq.heappop(waiting)[1]
+        found.append(branch)
+        _offer(waiting, forest, branch, most)
+    return found
+
+
+def _offer(waiting: list[tuple[int, int]], forest: Forest, branch: int, most: int) -> None:
+    children = forest.children(branch)
+    if len(children) > most:
+        children = children[np.argpartition(-forest.weight[children], most)[:most]]
+    for child in children.tolist():
+        heapq.heappush(waiting, (-int(forest.weight[child]), child))
+
 
 #: Branches that are shown, and tokens of each that are its label.
 MAX_BRANCHES = 24
@@ -28,7 +151,7 @@ Keys = tuple[object, ...]
 
 
 @dataclass(slots=True)
-class Branch:
+class TreeBranch:
     """Cached blocks one behind another, up to where several follow one; a branch below another continues it.
 
     tenant: a number for the keys, 0 for none. start, end: blocks of the prompt. blocks, contents: int64, a block that
@@ -54,7 +177,7 @@ class Branch:
     num_requests: int = 0
     num_asked: int = 0
     num_hit: int = 0
-    below: list[Branch] = field(default_factory=list)
+    below: list[TreeBranch] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -62,19 +185,19 @@ class Tree:
     """top: the branches that begin prompts. num_cached: contents in all. num_rest, num_rest_branches: of those at the
     top that are not shown."""
 
-    top: list[Branch]
+    top: list[TreeBranch]
     num_cached: int
     num_rest: int
     num_rest_branches: int
 
-    def branches(self) -> list[Branch]:
+    def branches(self) -> list[TreeBranch]:
         """All that are shown, each before those below it."""
         return branches_of(self.top)
 
 
-def branches_of(tree: Iterable[Branch]) -> list[Branch]:
+def branches_of(tree: Iterable[TreeBranch]) -> list[TreeBranch]:
     """All branches, each before those below it."""
-    found: list[Branch] = []
+    found: list[TreeBranch] = []
     for branch in tree:
         found += [branch, *branches_of(branch.below)]
     return found
@@ -107,7 +230,7 @@ def see_tokens(
     return cache.contents.tokens(ids), there & cache.contents.still(ids, contents)
 
 
-def see_branch(branch: Branch, cache: KVCacheManager, around: Surroundings) -> list[int]:  # noqa: ARG001
+def see_branch(branch: TreeBranch, cache: KVCacheManager, around: Surroundings) -> list[int]:  # noqa: ARG001
     """The blocks that still cache a branch, in order, as far as blocks are known by their tokens. O(blocks)."""
     if cache.config.is_mapped:
         return []
@@ -139,7 +262,7 @@ def cached_tree(pairs: NDArray[np.int64], keys: Mapping[int, Keys]) -> Tree:
     return Tree(sorted(top, key=lambda each: each.tenant), total, total - sum(map(_weight, top)), at_top)
 
 
-def _weight(branch: Branch) -> int:
+def _weight(branch: TreeBranch) -> int:
     return branch.end - branch.start + branch.num_below
 
 
@@ -149,17 +272,17 @@ def _tenants(roots: list[int], keys: Mapping[int, Keys]) -> dict[int, int]:
     return dict.fromkeys(roots, 0) | {root: number for number, root in enumerate(others, 1)}
 
 
-def _branch(forest: Forest, branch: int, tenants: Mapping[int, int], keys: Mapping[int, Keys]) -> Branch:
+def _branch(forest: Forest, branch: int, tenants: Mapping[int, int], keys: Mapping[int, Keys]) -> TreeBranch:
     members, root = forest.members(branch), int(forest.root[branch])
     start, size = int(forest.start[branch]), len(members)
     behind = int(forest.weight[branch]) - size
     blocks, contents = forest.blocks[members], forest.contents[members]
-    return Branch(
+    return TreeBranch(
         tenants[root], keys.get(root), start, start + size, blocks, contents, behind, bool(forest.is_marked[branch])
     )
 
 
-def wanted(branches: list[Branch], block_size: int) -> list[int]:
+def wanted(branches: list[TreeBranch], block_size: int) -> list[int]:
     """For each branch, how many of its first blocks the page reads: for its label, and to see who got into it."""
     label = -(-LABEL_TOKENS // block_size)
     return [min(each.end - each.start, max(label, MAX_TOKENS // block_size - each.start)) for each in branches]
@@ -183,7 +306,7 @@ def note_tokens(
 
 
 def _note_prefix(
-    branch: Branch, before: NDArray[np.int32], own: Mapping[int, NDArray[np.int32]], block_size: int
+    branch: TreeBranch, before: NDArray[np.int32], own: Mapping[int, NDArray[np.int32]], block_size: int
 ) -> None:
     is_known = len(before) == branch.start * block_size  # the tokens of all before it
     branch.prefix = np.concatenate((before, own[id(branch)]))[:MAX_TOKENS] if is_known else before
@@ -199,7 +322,7 @@ def count_prompts(tree: Tree, prompts: Iterable[AskedPrompt], block_size: int) -
         _count([branch for branch in tree.top if branch.keys == keys], text, prompt.num_hit, block_size)
 
 
-def _count(branches: list[Branch], text: NDArray[np.int32], num_hit: int, size: int) -> None:
+def _count(branches: list[TreeBranch], text: NDArray[np.int32], num_hit: int, size: int) -> None:
     """Count a prompt that begins with `text`, and had `num_hit` tokens of it from the cache."""
     for branch in branches:
         reached = 0 if branch.is_marked else _common_blocks(branch, text, size)
@@ -213,7 +336,7 @@ def _count(branches: list[Branch], text: NDArray[np.int32], num_hit: int, size: 
             return
 
 
-def _common_blocks(branch: Branch, text: NDArray[np.int32], size: int) -> int:
+def _common_blocks(branch: TreeBranch, text: NDArray[np.int32], size: int) -> int:
     """Leading blocks that a prompt and a branch have in common, of those that are known of both."""
     num_tokens = min(len(branch.prefix), len(text)) // size * size
     differs = np.flatnonzero(branch.prefix[:num_tokens] != text[:num_tokens])
@@ -227,7 +350,7 @@ def told(tree: Tree, labels: list[str], num_prompts: int) -> dict[str, Any]:
     return {"branches": branches, "num_prompts": num_prompts, **rest}
 
 
-def _told(number: int, branch: Branch, label: str) -> dict[str, Any]:
+def _told(number: int, branch: TreeBranch, label: str) -> dict[str, Any]:
     return {
         "id": number,
         "depth": branch.start,

@@ -16,6 +16,10 @@ Read it in this order:
 Needs prometheus_client: `pip install 'blockyard[metrics]'`.
 """
 
+from __future__ import annotations
+
+from pathlib import Path
+
 from ..errors import MissingExtra
 
 try:
@@ -26,7 +30,6 @@ except ImportError as error:
 from .collector import CacheCollector
 from .publishing import KVEventCollector
 from .reading import BlockStates, CacheReading, PoolCounts
-from .shipped import alert_rules_path, dashboard_path
 from .tenants import TenantTokens, tenant_of
 
 __all__ = [
@@ -40,3 +43,16 @@ __all__ = [
     "dashboard_path",
     "tenant_of",
 ]
+
+
+_DATA = Path(__file__).parent / "data"
+
+
+def dashboard_path() -> Path:
+    """Where the Grafana dashboard is, to import: of the cache, and of the requests of a server. O(1)."""
+    return _DATA / "dashboard.json"
+
+
+def alert_rules_path() -> Path:
+    """Where the alert rules are, for `rule_files` in the config of Prometheus. O(1)."""
+    return _DATA / "alerts.yml"

@@ -11,11 +11,10 @@ from .cache_group import CacheGroup, Placement
 from .local import LocalBlocks, fetch
 from .multi_pool import MultiBlockPool, MultiLease
 from .offer import Offer, OfferId
-from .peer import PeerInfo, require_compatible, require_same_memory
+from .peer import HeadRun, HeadShards, PeerInfo, head_runs, require_compatible, require_same_memory
 from .receiver import HandoffReceiver, Transfer
 from .runs import TokenRuns, TransferPlan, token_runs
 from .sender import HandoffSender
-from .shards import HeadRun, HeadShards, head_runs
 
 __all__ = [
     "CacheGroup",

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from ..arguments import require_int, shown
 from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS
 from ..errors import InvalidArgument
+from .peer import MAX_HEADS
 from .runs import TransferPlan
-from .shards import MAX_HEADS
 
 _MAX_WIDTH = 2**24
 

@@ -12,9 +12,8 @@ from ..core.plan import StepPlan
 from ..errors import InvalidArgument, InvariantError, PeerMismatch, StaleOffer, UnknownSequence
 from .deadlines import Deadlines, end_sequence, free_at_last
 from .offer import Offer, OfferId
-from .peer import PeerInfo, require_compatible, require_own_config
+from .peer import PeerInfo, head_runs, require_compatible, require_own_config
 from .runs import TransferPlan, token_runs
-from .shards import head_runs
 
 
 @dataclass(slots=True, eq=False)

@@ -16,8 +16,7 @@ from ..arguments import require_int
 from ..config import MAX_BLOCK_SIZE
 from ..errors import HandoffError, InvalidArgument
 from .offer import Offer
-from .peer import PeerInfo
-from .shards import HeadRun, head_runs
+from .peer import HeadRun, PeerInfo, head_runs
 
 IntArray = npt.NDArray[np.int64]
 MAX_TOKENS = 2**27

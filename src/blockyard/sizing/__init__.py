@@ -12,10 +12,9 @@ from .gpus import Gpu, gpu_names, known_gpu
 from .known_models import KnownModel, known_model, model_config, model_names
 from .layers import AttentionLayer, StateLayer, StatePart
 from .memory import MemoryProfile, num_cpu_blocks, num_gpu_blocks, profile
-from .pages import PageGroup
 from .shape import ModelShape
 from .shards import Shard
-from .spec import KVCacheSpec
+from .spec import KVCacheSpec, PageGroup
 from .weights import count_parameters
 
 __all__ = [

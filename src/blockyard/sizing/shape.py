@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from ..arguments import require_int
 from ..errors import InvalidArgument
-from .dtypes import dtype_bytes, dtype_name
 from .fields import ConfigFields
-from .layers import MAX_DIMENSION
+from .layers import MAX_DIMENSION, dtype_bytes, dtype_name
 
 _HIDDEN_SIZE = ("hidden_size", "n_embd", "d_model")
 _MLP_SIZE = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")

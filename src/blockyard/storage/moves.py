@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..errors import InvalidArgument
-from .checks import IntArray, int_array, require_range
+from .addresses import IntArray, int_array, require_range
 
 
 class BlockMoves(Protocol):

@@ -37,7 +37,36 @@ _SWAP_ARRAYS, _STEP_ARRAYS = 4, 9
 _MOVES = ("swap_outs", "swap_ins", "copies")
 
 
-class PlanSender:
+class _PlanEnd:
+    """What both ends of a chain of plans have. An end is no value: it is neither copied nor pickled."""
+
+    def __init__(self, config: object, start: bytes) -> None:
+        self._config = _require_config(config)
+        self._shape = _shape_of(self._config)
+        self._chain = Chain(start)
+        self._gate = Gate()
+
+    @property
+    def num_steps(self) -> int:
+        """Messages that were made or read so far. O(1)."""
+        return self._chain.number
+
+    @property
+    def digest(self) -> str:
+        """The digest of all messages so far, 32 hexadecimal digits, equal at both ends after the same ones. O(1)."""
+        return self._chain.digest.hex()
+
+    def __copy__(self) -> Any:
+        raise refuse_copy(f"a {type(self).__name__}", "make another one, and another other end")
+
+    def __deepcopy__(self, memo: object) -> Any:
+        return self.__copy__()
+
+    def __reduce__(self) -> str:
+        raise refuse_pickle(f"a {type(self).__name__}", "make one in its process")
+
+
+class PlanSender(_PlanEnd):
     """One end of a chain of plans: makes the bytes that every rank's `PlanReceiver` reads, all of them, in this order.
 
     A message has of the block tables what has changed since the one before. It names its step, and the digest of all
@@ -49,23 +78,10 @@ class PlanSender:
     """
 
     def __init__(self, config: object, start: bytes = b"") -> None:
-        self._config = _require_config(config)
-        self._shape = _shape_of(self._config)
+        super().__init__(config, start)
         self._reader = TableReader(self._config)
-        self._chain = Chain(start)
         #: Of the cache whose plans these are, once the first was taken.
         self._tables: list[Any] = []
-        self._gate = Gate()
-
-    @property
-    def num_steps(self) -> int:
-        """Messages so far. O(1)."""
-        return self._chain.number
-
-    @property
-    def digest(self) -> str:
-        """The digest of all messages so far, 32 hexadecimal digits. O(1)."""
-        return self._chain.digest.hex()
 
     def to_bytes(self, plan: object, moves_only: object = False, token_ids: object = None) -> bytes:
         """The next message of the chain: a `StepPlan` or a `SwapPlan`. O(B + T + new blocks), 16 bytes a decoded token.
@@ -129,17 +145,8 @@ class PlanSender:
         if self._tables and self._tables[0] is not tables[0]:
             raise InvalidArgument("plan is of another cache than the plans before it; a sender is for one cache")
 
-    def __copy__(self) -> PlanSender:
-        raise refuse_copy("a PlanSender", "make another one, and other receivers")
 
-    def __deepcopy__(self, memo: object) -> PlanSender:
-        raise refuse_copy("a PlanSender", "make another one, and other receivers")
-
-    def __reduce__(self) -> str:
-        raise refuse_pickle("a PlanSender", "make one where the cache is")
-
-
-class PlanReceiver:
+class PlanReceiver(_PlanEnd):
     """The other end of a chain of plans: reads what one `PlanSender` makes, on each rank that has blocks of its own.
 
     It keeps a copy of the block tables, to which a message brings what has changed; equal messages make equal plans. A
@@ -149,23 +156,10 @@ class PlanReceiver:
     """
 
     def __init__(self, config: object, name: object = "this rank", start: bytes = b"") -> None:
-        self._config = _require_config(config)
+        super().__init__(config, start)
         self._name = require_str("name", name)
-        self._shape = _shape_of(self._config)
         self._copy = TableCopy(self._config)
         self._num_blocks = self._config.num_blocks
-        self._chain = Chain(start)
-        self._gate = Gate()
-
-    @property
-    def num_steps(self) -> int:
-        """Messages read so far. O(1)."""
-        return self._chain.number
-
-    @property
-    def digest(self) -> str:
-        """The digest of all messages read so far, equal to the sender's after the same ones. O(1)."""
-        return self._chain.digest.hex()
 
     def resize(self, num_blocks: object) -> None:
         """The rank's KV tensors have this many blocks now, as the sender's pool has; no plan may name others. O(1)."""
@@ -301,15 +295,6 @@ class PlanReceiver:
                 f"message has {starts[at] + scheduled[at]} tokens for sequence {at}; its {lengths[at]} blocks of "
                 f"{size} hold fewer"
             )
-
-    def __copy__(self) -> PlanReceiver:
-        raise refuse_copy("a PlanReceiver", "make another one with another sender")
-
-    def __deepcopy__(self, memo: object) -> PlanReceiver:
-        raise refuse_copy("a PlanReceiver", "make another one with another sender")
-
-    def __reduce__(self) -> str:
-        raise refuse_pickle("a PlanReceiver", "make one in the other process")
 
 
 def _require_config(config: object) -> CacheConfig:

@@ -5,7 +5,7 @@ A backend says whether it can serve an engine's tensors, takes steps, and return
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -37,17 +37,14 @@ class StepShape:
     num_computed: IntArray
     num_scheduled: IntArray
     groups: list[GroupRows]
+    #: Tokens of each sequence after the step.
+    seq_lens: IntArray = field(init=False)
+    #: Where each sequence's new tokens begin among all of the step.
+    starts: IntArray = field(init=False)
 
-    @property
-    def seq_lens(self) -> IntArray:
-        """Tokens of each sequence after the step."""
-        return self.num_computed + self.num_scheduled
-
-    @property
-    def starts(self) -> IntArray:
-        """Where each sequence's new tokens begin among all of the step."""
-        starts: IntArray = np.cumsum(self.num_scheduled) - self.num_scheduled
-        return starts
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seq_lens", self.num_computed + self.num_scheduled)
+        object.__setattr__(self, "starts", np.cumsum(self.num_scheduled) - self.num_scheduled)
 
 
 class AttentionBackend(Protocol):

@@ -23,12 +23,11 @@ from ..attention.context import ContextRank
 from ..borrowing import BorrowedModel
 from ..checks.trial import OWN_LENGTH, can_afford, require_equal_logits, run_steps
 from ..memory.account import weights_bytes
-from ..memory.finding import MemoryFinder
+from ..memory.finding import MemoryFinder, meter_of
 from ..memory.largest_step import StepSizes
-from ..memory.meter import meter_of
 from ..probe import learn_shape
 from ..runner import ModelRunner
-from ..shape import ModelShape
+from ..shape import KVShape
 from .group import ProcessGroup, RankGroup
 from .sharding import Heads, ModelShard
 
@@ -37,7 +36,7 @@ _OF_LOADING = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transf
 _SAMPLED = 64
 
 
-def identity_of(borrowed: BorrowedModel, shape: ModelShape, block_size: int) -> dict[str, Any]:
+def identity_of(borrowed: BorrowedModel, shape: KVShape, block_size: int) -> dict[str, Any]:
     """What a rank has before it joins, in plain values. O(parameters' number), some elements of each."""
     config = json.loads(borrowed.model.config.to_json_string(use_diff=False))
     return {
@@ -89,8 +88,8 @@ def _sample_digest(model: Any) -> str:
 
 
 def join(
-    borrowed: BorrowedModel, shape: ModelShape, shard: Shard, interleave: int, group: RankGroup, is_tried: bool
-) -> tuple[BorrowedModel, ModelShape]:
+    borrowed: BorrowedModel, shape: KVShape, shard: Shard, interleave: int, group: RankGroup, is_tried: bool
+) -> tuple[BorrowedModel, KVShape]:
     """This rank's share of a model, and its shape. All ranks call it at the same time.
 
     interleave: 0 where ranks share heads and features; else they share tokens, as many neighbouring ones at a time, and
@@ -110,9 +109,7 @@ def join(
     return own, own_shape
 
 
-def _split(
-    borrowed: BorrowedModel, shape: ModelShape, shard: Shard, group: RankGroup
-) -> tuple[BorrowedModel, ModelShape]:
+def _split(borrowed: BorrowedModel, shape: KVShape, shard: Shard, group: RankGroup) -> tuple[BorrowedModel, KVShape]:
     """A rank's heads and features."""
     split = ModelShard(borrowed.model, Heads.of(borrowed.model, shape.num_kv_heads), shard, group)
     own = BorrowedModel(split.model)
@@ -168,7 +165,7 @@ class CacheSettings:
         )
 
     def make(
-        self, borrowed: BorrowedModel, shape: ModelShape, group: ProcessGroup
+        self, borrowed: BorrowedModel, shape: KVShape, group: ProcessGroup
     ) -> tuple[CacheConfig, KVCache, ModelRunner]:
         """Config, tensors and runner of a rank other than 0. All ranks find out at the same time how many blocks fit.
 

@@ -22,7 +22,7 @@ from ..memory.account import EngineMemory
 from ..moves import MoveQueue
 from ..reasons import reason
 from ..runner import ForwardBatch, ModelRunner, StepRunner
-from ..shape import ModelShape
+from ..shape import KVShape
 from . import group
 from .group import CollectiveError, ProcessGroup
 from .joining import CacheSettings, agreed_bytes, identity_of, is_affordable, join, require_same
@@ -55,7 +55,7 @@ class Ranks:
         """Why ranks are lost; None while they are there."""
         return self._watch.lost
 
-    def join(self, borrowed: BorrowedModel, shape: ModelShape, block_size: int) -> tuple[BorrowedModel, ModelShape]:
+    def join(self, borrowed: BorrowedModel, shape: KVShape, block_size: int) -> tuple[BorrowedModel, KVShape]:
         """This rank's share of a model, tried together with the others.
 
         Raises `RankError` where ranks disagree or one is lost, and what `joining.join` raises.

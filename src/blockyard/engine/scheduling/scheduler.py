@@ -14,11 +14,10 @@ from ...core.plan import StepPlan
 from ..moves import MoveQueue
 from ..options import Preemption
 from ..request import Branch, Request
-from .cpu_hits import CpuHits
 from .limits import CacheLimits
 from .preemption import Preemptor
-from .prefixes import PrefixesInProgress
-from .step import Row, ScheduledStep
+from .prefixes import CpuHits, PrefixesInProgress
+from .step import ScheduledStep, StepRow
 
 #: Steps of waiting that one level of priority is worth.
 STEPS_PER_PRIORITY = 256
@@ -170,7 +169,7 @@ class Scheduler:
             elif needy and not self._halve_chunk(rows, chunks):
                 self._preempt(step, min(needy, key=_rank))
 
-    def _halve_chunk(self, rows: list[Row], chunks: dict[Branch, int]) -> bool:
+    def _halve_chunk(self, rows: list[StepRow], chunks: dict[Branch, int]) -> bool:
         """Give a sequence that runs alone and is short of blocks half of its chunk; says whether there was a half.
 
         A layer group with a window holds its window and the chunk: a long chunk may not fit where a short one does.
@@ -182,7 +181,7 @@ class Scheduler:
 
     def _divide_budget(
         self, stalled: set[Branch], only: Collection[int] | None, may_draft: bool, chunks: dict[Branch, int]
-    ) -> list[Row]:
+    ) -> list[StepRow]:
         """Tokens for each running sequence: decodes first, then prompts, each in order; then drafts.
 
         chunks: the most tokens that a branch gets, where that is less than the budget.
@@ -205,7 +204,7 @@ class Scheduler:
             if count > 0:
                 draft = branch.draft()[:budget] if may_draft and num_left == 1 and branch.num_generated else []
                 budget -= len(draft)
-                rows.append(Row(branch, count, draft, count == num_left))
+                rows.append(StepRow(branch, count, draft, count == num_left))
         return rows
 
     def _preempt(self, step: ScheduledStep, needy: Branch) -> None:
@@ -295,7 +294,7 @@ def _holder(branch: Branch) -> str:
     return name if branch.index == 0 else f"{name}, completion {branch.index}"
 
 
-def _having(rows: list[Row], plan: StepPlan, status: SeqStatus) -> list[Branch]:
+def _having(rows: list[StepRow], plan: StepPlan, status: SeqStatus) -> list[Branch]:
     return [row.branch for row, found in zip(rows, plan.status.tolist(), strict=True) if found == status.value]
 
 

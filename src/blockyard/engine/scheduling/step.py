@@ -14,7 +14,7 @@ IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StepRow:
     """What one branch computes in a step: `count` known tokens, then `draft`, which is guessed.
 
     samples: whether its last known token is among them, so that its logits choose the next one.
@@ -44,13 +44,13 @@ class ScheduledStep:
     make room.
     """
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[StepRow] = field(default_factory=list)
     plan: StepPlan | None = None
     num_computed: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     num_scheduled: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     preempted: list[Branch] = field(default_factory=list)
 
-    def fill(self, rows: list[Row], plan: StepPlan) -> None:
+    def fill(self, rows: list[StepRow], plan: StepPlan) -> None:
         """Make this the batch; a plan's arrays are the cache's, so what outlives the next call is copied."""
         self.rows, self.plan = rows, plan
         self.num_computed = plan.num_computed.astype(np.int64)

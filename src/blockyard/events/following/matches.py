@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..tables.lengths import Lengths
+from ..tables.matching import Lengths
 from .stream import Trust
 
 

@@ -16,11 +16,21 @@ from ...errors import InvalidArgument
 from ...hash_seeds import hash_seed_or_drawn
 from ...keys import canonical_keys, plain_keys, require_spans_within, spans_by_block, spans_of
 from ..tables.block_trie import BlockTrie, Path
-from ..tables.lengths import HolderRows, Lengths
+from ..tables.matching import HolderRows, Lengths
 from ..tables.packed_numbers import num_items
 from ..tables.window_groups import WindowGroup, longest_fit
-from ..tagged_keys import lora_name, untagged
-from ..wire import GPU, MAX_SEQUENCE, AllBlocksCleared, BlockRemoved, BlockStored, Event, Payload, keys_in
+from ..wire import (
+    GPU,
+    MAX_SEQUENCE,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    Payload,
+    keys_in,
+    lora_name,
+    untagged,
+)
 from .matches import Matches
 from .stream import Message, MessageOrder, Trust
 

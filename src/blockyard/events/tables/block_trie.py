@@ -12,9 +12,8 @@ from ...core.index.prefix_index import TILE_BLOCKS, PrefixIndex
 from ...core.index.prompt import Prompt
 from ...errors import InvalidArgument
 from ...ids import NO_CONTENT
-from .asked_prompt import AskedPrompt
 from .holdings import HoldingTable
-from .lengths import HolderRows, Lengths
+from .matching import ComparedPrompt, HolderRows, Lengths
 from .packed_numbers import read_names, read_tokens
 
 #: Blocks from which on a piece of memory is compared at once.
@@ -271,7 +270,7 @@ class BlockTrie:
 
         keys: what stands in a block besides text, by its position. Raises `InvalidArgument` for bad tokens.
         """
-        prompt = AskedPrompt(token_ids, self.block_size)
+        prompt = ComparedPrompt(token_ids, self.block_size)
         num_blocks = prompt.num_tokens // self.block_size
         if keys:
             return Path(self.index.find_prompt(Prompt(prompt.words(), prompt.num_tokens, request, keys), num_blocks))
@@ -279,7 +278,7 @@ class BlockTrie:
         prompt.require_tokens(found * self.block_size)
         return Path(self._nodes[:found])
 
-    def _follow(self, prompt: AskedPrompt, num_blocks: i64, root: i64) -> i64:
+    def _follow(self, prompt: ComparedPrompt, num_blocks: i64, root: i64) -> i64:
         """How many blocks right after a root any holder has; `_nodes` has their nodes. O(blocks found).
 
         Most nodes have one node behind them. That one is compared with the prompt and nothing is hashed, a run at a
@@ -327,7 +326,7 @@ class BlockTrie:
         self._in_one_piece = apart == 0
         return position
 
-    def _compare(self, prompt: AskedPrompt, first: i64, last: i64, parent: i64) -> i64:
+    def _compare(self, prompt: ComparedPrompt, first: i64, last: i64, parent: i64) -> i64:
         """Where the first of the guessed blocks is not the prompt's. O(words).
 
         Nodes are made one after another, so their rows mostly are one piece of memory, which is compared at once.

@@ -1,13 +1,107 @@
-"""Contents and roots as rows of a forest: what stands behind what, and what prompts get to."""
+"""Keeps contents and roots as rows of a forest: what stands behind what, what prompts get to, and their names.
 
+Consumers that follow several publishers look a parent up by its name alone (Dynamo, llm-d and AIBrix, whatever worker
+sent it), so equal content has one name at all of them: a hash of keys and tokens under keys that everybody knows. It
+tells apart what clients happen to send, and not what one of them makes up on purpose. Our own `Mirror` compares tokens;
+for others, two contents of one name may cost time. Ids of contents come from a counter, so 32 neighbours share a page.
+"""
+
+from hashlib import blake2b
 from typing import Final
 
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...core.arrays import grown_i32, grown_i64, zeros_i32, zeros_i64
+from ...core.index.hashing import hash_rows
 from ...core.tokens import words_per_block
-from .id_pages import IdPages
+from ..wire import PlainKey, tagged
+from .holdings import HoldingTable
+
+PAGE_BITS: Final = 5
+IDS_A_PAGE: Final[i64] = 32
+LAST_OF_PAGE: Final[i64] = 31
+FEWEST_PAGES: Final = 16
+#: The holder under which `HoldingTable` has the pages; of its numbers, 0 is none.
+PAGES: Final[i64] = 0
+NO_PAGE: Final[i64] = -1
+
+
+class IdPages:
+    """A page is found by a hash, or is that of the id before. It stays while one of its ids has a row.
+
+    Memory: 5 bytes an id where all of a page are there; up to 200 where one is. There is room for `num_ids` neighbours
+    from the start.
+    """
+
+    def __init__(self, num_ids: int) -> None:
+        num_pages = FEWEST_PAGES + num_ids // int(IDS_A_PAGE)
+        self._pages = HoldingTable(0)
+        self._rows = zeros_i32(num_pages * int(IDS_A_PAGE))
+        #: Rows of each page; of a free one, the next free one.
+        self._used = zeros_i32(num_pages)
+        self._next_page: i64 = 1
+        self._free: i64 = 0
+        #: The number and the page that were looked for last.
+        self._last_number: i64 = NO_PAGE
+        self._last_page: i64 = 0
+
+    def _page_of(self, number: i64) -> i64:
+        """The page of a number, 0 for none."""
+        if number != self._last_number:
+            self._last_page = self._pages.node_of(PAGES, number)
+            self._last_number = number
+        return self._last_page
+
+    def find(self, name: i64) -> i64:
+        """The row of an id, 0 for none. O(1) expected."""
+        page = self._page_of(name >> PAGE_BITS)
+        if page == 0:
+            return 0  # `0 if ... else ...` would make a Python object
+        return i64(self._rows[page * IDS_A_PAGE + (name & LAST_OF_PAGE)])
+
+    def put(self, name: i64, row: i64) -> None:
+        """Give a row to an id that has none. O(1) expected, amortized."""
+        page = self._page_of(name >> PAGE_BITS)
+        if page == 0:
+            page = self._new_page(name >> PAGE_BITS)
+        self._rows[page * IDS_A_PAGE + (name & LAST_OF_PAGE)] = i32(row)
+        self._used[page] += 1
+
+    def _new_page(self, number: i64) -> i64:
+        page = self._free if self._free != 0 else self._next_page
+        if self._free != 0:
+            self._free = i64(self._used[page])
+        else:
+            if page == i64(len(self._used)):
+                self._grow()
+            self._next_page += 1
+        self._pages.put(PAGES, number, page)
+        self._used[page] = 0
+        self._last_page = page
+        return page
+
+    def _grow(self) -> None:
+        size = 2 * len(self._used)
+        self._used = grown_i32(self._used, size)
+        self._rows = grown_i32(self._rows, size * int(IDS_A_PAGE))
+
+    def take(self, name: i64) -> None:
+        """Forget an id that has a row. O(1) expected, amortized."""
+        number = name >> PAGE_BITS
+        page = self._page_of(number)
+        self._rows[page * IDS_A_PAGE + (name & LAST_OF_PAGE)] = 0
+        self._used[page] -= 1
+        if self._used[page] == 0:
+            self._pages.take(PAGES, number)
+            self._used[page] = i32(self._free)
+            self._free = page
+            self._last_number = NO_PAGE
+
+    def num_bytes(self) -> int:
+        """Bytes of all arrays."""
+        return 4 * (len(self._rows) + len(self._used)) + self._pages.num_bytes()
+
 
 FEWEST_ROWS: Final = 64
 #: Of a row beside its tokens.
@@ -182,3 +276,35 @@ class ContentRows:
         """Bytes of all arrays."""
         own_names = 8 if self._is_named_apart else 0
         return (ROW_BYTES + own_names + 8 * int(self.num_words)) * int(self.capacity) + self._by_id.num_bytes()
+
+
+NAME_BYTES = 8
+SIGNED_BITS = 2
+
+
+def _hashed(text: bytes) -> int:
+    """Returns 62 bits."""
+    return int.from_bytes(blake2b(text, digest_size=NAME_BYTES).digest(), "big") >> SIGNED_BITS
+
+
+class ContentNames:
+    """Names the rows of a table, each from that of the row before it."""
+
+    def __init__(self, rows: ContentRows) -> None:
+        self._rows = rows
+        self._keys = vec[i64](
+            [_hashed(b"blockyard, token key %d" % number) for number in range(2 * int(rows.num_words))]
+        )
+
+    def name_content(self, row: i64) -> None:
+        """Names a content; the row before it has a name already. O(tokens)."""
+        rows = self._rows
+        hash_rows(
+            rows.words, 0, self._keys, rows.published_name[i64(rows.parent[row])], rows.published_name, row, row + 1
+        )
+
+    def name_root(self, row: i64, request: tuple[PlainKey, ...], spans: tuple[PlainKey, ...]) -> None:
+        """Names a root by a request's keys, or by spans and the content before them. O(keys)."""
+        before = int(self._rows.published_name[i64(self._rows.parent[row])])
+        # The text of nested lists of text and numbers: the same everywhere, and made of any text.
+        self._rows.published_name[row] = _hashed(ascii([before, tagged(request, spans)]).encode())

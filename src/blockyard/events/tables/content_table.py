@@ -20,10 +20,8 @@ from mypy_extensions import i32, i64
 from ...config import CacheConfig
 from ...core.tokens import pack_rows
 from ...kv_events import BlockChanges, KVCacheEvents
-from ..tagged_keys import PlainKey
-from ..wire import Event
-from .content_names import ContentNames
-from .content_rows import CONTENT, GONE, ROOT, ContentRows
+from ..wire import Event, PlainKey
+from .content_rows import CONTENT, GONE, ROOT, ContentNames, ContentRows
 from .event_writer import EventWriter
 from .place_rows import PlaceRows
 

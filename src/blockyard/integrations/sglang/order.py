@@ -12,12 +12,12 @@ Path = npt.NDArray[np.int32]
 
 
 @dataclass
-class Branch:
+class SharedStart:
     """A beginning that several paths share: which end there, and how many go through it."""
 
     length: int
     ends: list[int] = field(default_factory=list)
-    children: list[Branch] = field(default_factory=list)
+    children: list[SharedStart] = field(default_factory=list)
     weight: int = 0
 
 
@@ -28,7 +28,7 @@ def weight_order(paths: Sequence[Path]) -> list[int]:
     """
     root = _tree(paths)
     order: list[int] = []
-    stack: list[tuple[Branch, bool]] = [(root, False)]
+    stack: list[tuple[SharedStart, bool]] = [(root, False)]
     while stack:
         branch, is_left = stack.pop()
         if is_left:
@@ -41,9 +41,9 @@ def weight_order(paths: Sequence[Path]) -> list[int]:
     return order
 
 
-def _tree(paths: Sequence[Path]) -> Branch:
+def _tree(paths: Sequence[Path]) -> SharedStart:
     """Return the tree of all beginnings at which a path ends or two part."""
-    root = Branch(0)
+    root = SharedStart(0)
     # Big-endian bytes sort as the numbers do, and a beginning stands before what goes on behind it.
     keys = [path.astype(">i4").tobytes() for path in paths]
     open_branches = [root]
@@ -53,7 +53,7 @@ def _tree(paths: Sequence[Path]) -> Branch:
         shared = _shared_length(before, key)
         _close(open_branches, shared)
         if len(key) > open_branches[-1].length:
-            branch = Branch(len(key))
+            branch = SharedStart(len(key))
             open_branches[-1].children.append(branch)
             open_branches.append(branch)
         open_branches[-1].ends.append(index)
@@ -63,13 +63,13 @@ def _tree(paths: Sequence[Path]) -> Branch:
     return root
 
 
-def _close(open_branches: list[Branch], shared: int) -> None:
+def _close(open_branches: list[SharedStart], shared: int) -> None:
     """Leave the branches that the next path does not go through; one that it leaves in the middle is parted."""
-    last: Branch | None = None
+    last: SharedStart | None = None
     while open_branches[-1].length > shared:
         last = open_branches.pop()
     if last is not None and open_branches[-1].length < shared:
-        parted = Branch(shared, children=[last])
+        parted = SharedStart(shared, children=[last])
         open_branches[-1].children[-1] = parted
         open_branches.append(parted)
 
@@ -81,7 +81,7 @@ def _shared_length(one: bytes, other: bytes) -> int:
     return 4 * (int(differ[0]) if len(differ) else count)
 
 
-def _weigh(root: Branch) -> None:
+def _weigh(root: SharedStart) -> None:
     """How many paths end in each subtree, and its children in the order of the first path in each."""
     firsts: dict[int, int] = {}
     stack = [(root, False)]

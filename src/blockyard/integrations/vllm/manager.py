@@ -17,7 +17,7 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
 from ... import BlockLease, BlockPool, ExtraKey
-from .misses import MissCauses
+from .misses import StepMisses
 from .options import Options
 from .token_pool import TokenPool, extra_keys_of, tokens_of
 from .views import BlockIds, CachedCounts, TablesView
@@ -101,7 +101,7 @@ class KVCacheManager(stock.KVCacheManager):
             retention_blocks=options.retention_blocks,
             enable_kv_cache_events=bool(options.events),
         )
-        self.misses = MissCauses(options.miss_causes, self.block_size) if options.miss_causes else None
+        self.misses = StepMisses(options.miss_causes, self.block_size) if options.miss_causes else None
         self.leases: dict[str, BlockLease] = {}
         self.keys: dict[str, tuple[ExtraKey, ...]] = {}
         self.block_pool: Any = TokenPool(

@@ -28,7 +28,7 @@ def counter() -> Any:
     return made
 
 
-class MissCauses:
+class StepMisses:
     """Which hashes were cached once; every token of a prompt gets one cause.
 
     hit: found. evicted, reset: cached once, and it or a block before it went. other_keys: of a prompt of which nothing

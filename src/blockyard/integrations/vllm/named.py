@@ -17,7 +17,7 @@ from vllm.v1.core import single_type_kv_cache_manager as groups
 from vllm.v1.core.kv_cache_manager import KVCacheManager as StockManager
 from vllm.v1.request import RequestStatus
 
-from .misses import MissCauses
+from .misses import StepMisses
 from .options import Options
 from .pool import BlockPool
 
@@ -49,7 +49,7 @@ class NamedManager(StockManager):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        self.misses: MissCauses | None = getattr(self.block_pool, "misses", None)
+        self.misses: StepMisses | None = getattr(self.block_pool, "misses", None)
         plain = self.coordinator.single_type_managers
         size = given["hash_block_size"]
         # Where blocks and hashes differ in size, a step may cache a part of a block, or copy one.
@@ -143,7 +143,7 @@ def named_manager(options: Options, **given: Any) -> Any:
             raise ValueError(
                 f"blockyard: miss_causes is not there for blocks of {min(others)} tokens where hashes have {size}"
             )
-        misses = MissCauses(options.miss_causes, size)
+        misses = StepMisses(options.miss_causes, size)
     attributes = {"eviction_policy": options.eviction_policy, "misses": misses}
     made = type("BlockPool", (BlockPool,), attributes)
     with leading_here(coordinators, "BlockPool", made):

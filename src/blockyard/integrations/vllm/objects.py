@@ -12,7 +12,7 @@ from vllm.distributed.kv_events import AllBlocksCleared
 from vllm.logger import init_logger
 
 from ... import BlockLease
-from .misses import MissCauses
+from .misses import StepMisses
 
 # A child of vLLM's logger, so that its handlers apply.
 logger = init_logger(f"vllm.{__name__}")
@@ -166,7 +166,7 @@ class HashToBlock:
 class EnginePool:
     """What vLLM reads of a block pool, on either level. `pool` is the pool of ours below."""
 
-    misses: MissCauses | None = None
+    misses: StepMisses | None = None
 
     def __init__(self, pool: Any, enable_kv_cache_events: bool, metrics_collector: Any) -> None:
         self.pool = pool

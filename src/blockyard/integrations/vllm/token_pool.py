@@ -19,7 +19,7 @@ from vllm.v1.core.kv_cache_utils import (
 )
 
 from ... import BlockLease, BlockPool, CacheSalt, ExtraKey, FoundBlocks, LoRA, Span
-from .misses import MissCauses
+from .misses import StepMisses
 from .objects import Block, EnginePool
 
 #: Where vLLM's requests have a negative placeholder outside of an image, which is a token like any other to vLLM.
@@ -69,7 +69,7 @@ class TokenPool(EnginePool):
         enable_caching: bool,
         enable_kv_cache_events: bool,
         metrics_collector: Any,
-        misses: MissCauses | None,
+        misses: StepMisses | None,
     ) -> None:
         super().__init__(pool, enable_kv_cache_events, metrics_collector)
         self.misses = misses

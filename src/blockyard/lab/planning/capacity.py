@@ -234,7 +234,7 @@ def _limit(spec: KVCacheSpec, max_num_seqs: int | None) -> int | None:
 
 def _check_policy(policy: str) -> None:
     if policy != OPTIMUM:
-        policy_of(policy)
+        policy_of(policy, "policy")
 
 
 def _lengths(lengths: Sequence[int]) -> list[int]:

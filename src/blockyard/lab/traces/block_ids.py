@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from . import fields
 from .lines import Line, LineProblem, json_object, shown
-from .reading import Row
+from .reading import TraceLine
 
 BLOCK_SIZE = 16
 #: Chats whose first ancestor is remembered; older ones are forgotten.
@@ -43,7 +43,7 @@ class BailianParser:
     def __init__(self) -> None:
         self._roots: dict[int, int] = {}
 
-    def row(self, line: Line) -> Row:
+    def row(self, line: Line) -> TraceLine:
         """The request on a line; its session is the first ancestor that the walk has seen. Raises `LineProblem`."""
         found = json_object(line)
         chat = fields.integer("chat_id", fields.required(found, "chat_id"), 0, 2**63)
@@ -52,7 +52,7 @@ class BailianParser:
         prompt = fields.prompt_length("input_length", fields.required(found, "input_length"))
         output = fields.output_length("output_length", fields.required(found, "output_length"))
         ids = fields.hash_ids(fields.required(found, "hash_ids"), prompt, BLOCK_SIZE)
-        return Row(timestamp, prompt, output, under_prefixes(ids), None, str(self._root(chat, parent)))
+        return TraceLine(timestamp, prompt, output, under_prefixes(ids), None, str(self._root(chat, parent)))
 
     def _root(self, chat: int, parent: int) -> int:
         root = chat if parent == ROOT else self._roots.get(parent, parent)
@@ -96,7 +96,7 @@ class Mooncake:
         """Lines do not depend on one another, so this is its own parser."""
         return self
 
-    def row(self, line: Line) -> Row:
+    def row(self, line: Line) -> TraceLine:
         """The request on a line. Raises `LineProblem`."""
         found = json_object(line)
         timestamp = fields.timestamp("timestamp", fields.required(found, "timestamp"))
@@ -108,4 +108,4 @@ class Mooncake:
             raise LineProblem("hash_block_size changes", text)
         ids = fields.hash_ids(fields.required(found, "hash_ids"), prompt, block_size)
         session = fields.session("session", found.get("session", ""))
-        return Row(timestamp, prompt, output, fields.different(ids), None, session)
+        return TraceLine(timestamp, prompt, output, fields.different(ids), None, session)

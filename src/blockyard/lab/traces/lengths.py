@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 from . import fields
 from .lines import Line, LineProblem, csv_row, shown
-from .reading import Row
+from .reading import TraceLine
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -34,7 +34,7 @@ class _Csv:
         """Rows do not depend on one another, so this is its own parser."""
         return self
 
-    def row(self, line: Line) -> Row | None:
+    def row(self, line: Line) -> TraceLine | None:
         """The request on a line, None on the header. Raises `LineProblem`."""
         cells = csv_row(line)
         if cells == self._header:
@@ -44,7 +44,7 @@ class _Csv:
             raise LineProblem("cells do not match the header", text)
         return self._row(dict(zip(self._header, cells, strict=True)))
 
-    def _row(self, cells: dict[str, str]) -> Row:
+    def _row(self, cells: dict[str, str]) -> TraceLine:
         raise NotImplementedError
 
 
@@ -55,10 +55,10 @@ class Azure(_Csv):
     units_a_second = 10**6
     columns = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
-    def _row(self, cells: dict[str, str]) -> Row:
+    def _row(self, cells: dict[str, str]) -> TraceLine:
         prompt = fields.prompt_length("ContextTokens", fields.digits("ContextTokens", cells["ContextTokens"]))
         output = fields.output_length("GeneratedTokens", fields.digits("GeneratedTokens", cells["GeneratedTokens"]))
-        return Row(_microseconds(cells["TIMESTAMP"]), prompt, output)
+        return TraceLine(_microseconds(cells["TIMESTAMP"]), prompt, output)
 
 
 class BurstGPT(_Csv):
@@ -67,7 +67,7 @@ class BurstGPT(_Csv):
     name = "burstgpt"
     columns = ("Timestamp", "Request tokens", "Response tokens")
 
-    def _row(self, cells: dict[str, str]) -> Row:
+    def _row(self, cells: dict[str, str]) -> TraceLine:
         timestamp = fields.decimal("Timestamp", cells["Timestamp"])
         prompt = fields.prompt_length("Request tokens", fields.digits("Request tokens", cells["Request tokens"]))
         output = fields.output_length("Response tokens", fields.digits("Response tokens", cells["Response tokens"]))
@@ -76,7 +76,7 @@ class BurstGPT(_Csv):
             if total != prompt + output:
                 text = f"Total tokens is {total}; request and response are {prompt} + {output}"
                 raise LineProblem("Total tokens do not match", text)
-        return Row(timestamp, prompt, output, session=fields.session("Session ID", cells.get("Session ID", "")))
+        return TraceLine(timestamp, prompt, output, session=fields.session("Session ID", cells.get("Session ID", "")))
 
 
 def _microseconds(text: str) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from ...errors import MissingExtra, TraceError
 from . import fields
 from .lines import Line, LineProblem, json_object, shown
-from .reading import Row
+from .reading import TraceLine
 
 #: Names that the prompt's text may have.
 TEXT_FIELDS = ("text", "prompt")
@@ -31,7 +31,7 @@ class TokenIds:
         """Lines do not depend on one another, so this is its own parser."""
         return self
 
-    def row(self, line: Line) -> Row:
+    def row(self, line: Line) -> TraceLine:
         """The request on a line. Raises `LineProblem`."""
         found = json_object(line)
         tokens = fields.token_ids("token_ids", fields.required(found, "token_ids"))
@@ -57,7 +57,7 @@ class Text:
         """Lines do not depend on one another, so this is its own parser."""
         return self
 
-    def row(self, line: Line) -> Row:
+    def row(self, line: Line) -> TraceLine:
         """The request on a line. Raises `LineProblem`."""
         found = json_object(line)
         name = next((name for name in TEXT_FIELDS if name in found), TEXT_FIELDS[0])
@@ -73,10 +73,10 @@ class Text:
         )
 
 
-def _row(found: fields.Fields, tokens: np.ndarray[Any, np.dtype[np.int32]]) -> Row:
+def _row(found: fields.Fields, tokens: np.ndarray[Any, np.dtype[np.int32]]) -> TraceLine:
     timestamp = fields.timestamp("timestamp", found.get("timestamp", 0))
     output = fields.output_length("output_length", found.get("output_length", 0))
-    return Row(timestamp, len(tokens), output, None, tokens, fields.session("session", found.get("session", "")))
+    return TraceLine(timestamp, len(tokens), output, None, tokens, fields.session("session", found.get("session", "")))
 
 
 def load_tokenizer(folder: str | None) -> Any:

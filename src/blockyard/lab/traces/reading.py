@@ -15,7 +15,7 @@ from ..trace import Skips, TraceRequest
 from .lines import CutShort, Line, LineProblem, numbered_lines
 
 
-class Row(NamedTuple):
+class TraceLine(NamedTuple):
     """What a line says. timestamp: in the format's unit, from any origin; the rest as in `TraceRequest`."""
 
     timestamp: float
@@ -29,7 +29,7 @@ class Row(NamedTuple):
 class Parser(Protocol):
     """From a line to a row, during one walk: it may remember what earlier lines said."""
 
-    def row(self, line: Line) -> Row | None:
+    def row(self, line: Line) -> TraceLine | None:
         """The row, or None for a line that holds no request by the format's own rules (a header).
 
         Raises `LineProblem`.

@@ -22,14 +22,20 @@ from ..jobs.prompts import PromptEncoder
 from ..jobs.tracing import RequestTracer
 from ..limits import ServerLimits
 from ..openai.responses import TokenTexts
-from .api_key import KeyGuard
+from .access import KeyGuard, allow_origins
 from .http_figures import CountedRequests, HttpFigures
 from .live_routes import add_live_page
-from .origins import allow_origins
-from .routes import check_routes, hint_routes, openai_routes, operator_routes, retain_routes, why_absent
+from .routes import (
+    check_routes,
+    hint_routes,
+    openai_routes,
+    operator_routes,
+    retain_routes,
+    tokenizer_routes,
+    why_absent,
+)
 from .run import ClientGone
 from .service import Service
-from .tokenizer_routes import tokenizer_routes
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer

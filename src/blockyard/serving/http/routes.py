@@ -6,6 +6,7 @@ A path of OpenAI's or vLLM's APIs that this server does not have is answered wit
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -21,11 +22,11 @@ from ..errors import ApiError, invalid
 from ..jobs.metrics_page import MetricsPage
 from ..jobs.planner import session_name
 from ..jobs.prompts import PromptEncoder
-from ..openai.hints import Hint, parse_hints
+from ..openai.hints import Hint, RetainChat, RetainText, parse_hints, parse_retain
 from ..openai.protocol import ChatRequest, CompletionRequest
 from ..openai.responses import ChatForm, CompletionForm
-from ..openai.retaining import RetainChat, RetainText, parse_retain
-from .api_key import KeyGuard
+from ..openai.tokenizing import TokenizeFields, parse_detokenize, parse_tokenize, text_of, tokenize_answer
+from .access import KeyGuard
 from .run import Deadline
 from .service import Service, within
 
@@ -226,3 +227,56 @@ async def _retained(service: Service, encoder: PromptEncoder, wanted: RetainText
         "num_kept": kept,
         "num_tokens": len(prompt.token_ids),
     }
+
+
+class TokenizerPaths:
+    """What both paths do. block_size: tokens of a block that can be hit."""
+
+    def __init__(self, service: Service, encoder: PromptEncoder, block_size: int) -> None:
+        self._service = service
+        self._encoder = encoder
+        self._block_size = block_size
+
+    async def tokenize(self, request: Request) -> Response:
+        """Text or messages to tokens. Raises `ApiError`."""
+        deadline = self._begin()
+        wanted = await self._service.read(request, parse_tokenize)
+        self._service.require_model(wanted.model)
+        return Response(await within(deadline, request, self._encoded(wanted)), media_type="application/json")
+
+    async def detokenize(self, request: Request) -> Response:
+        """Tokens to text. Raises `ApiError`."""
+        deadline = self._begin()
+        wanted = await self._service.read(request, parse_detokenize)
+        self._service.require_model(wanted.model)
+        return JSONResponse({"prompt": await within(deadline, request, self._decoded(wanted.tokens))})
+
+    def _begin(self) -> Deadline:
+        self._service.thread.require_place(0)
+        return Deadline(self._service.limits.request_seconds)
+
+    async def _encoded(self, wanted: TokenizeFields) -> bytes:
+        prompt = await self._encoder.encode(wanted.prompt_field, wanted.content, wanted.adds_special_tokens)
+        max_model_len = self._service.planner.max_model_len
+
+        def answer(tokenizer: Any) -> bytes:
+            found = tokenize_answer(wanted, prompt.token_ids, tokenizer, max_model_len, self._block_size)
+            return json.dumps(found, separators=(",", ":")).encode("ascii")
+
+        # As JSON in the encoder's thread too: a megabyte of text is many megabytes of tokens.
+        return await self._encoder.ask(answer)
+
+    async def _decoded(self, token_ids: list[int]) -> str:
+        if not token_ids:
+            return ""
+        prompt = await self._encoder.encode("tokens", token_ids)
+        return await self._encoder.ask(lambda tokenizer: text_of(tokenizer, prompt.token_ids))
+
+
+def tokenizer_routes(service: Service, encoder: PromptEncoder, block_size: int, guard: KeyGuard) -> APIRouter:
+    """Both paths, behind the key."""
+    router = APIRouter(dependencies=[Depends(guard)])
+    paths = TokenizerPaths(service, encoder, block_size)
+    router.add_api_route("/tokenize", paths.tokenize, methods=["POST"], response_model=None)
+    router.add_api_route("/detokenize", paths.detokenize, methods=["POST"], response_model=None)
+    return router

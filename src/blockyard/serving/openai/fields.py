@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
-from ..errors import invalid
-from .refusals import UNKNOWN_FIELD, refusal_of
-from .unsupported_fields import asked_for
+from ..errors import ApiError, invalid
+from .unsupported_fields import REFUSED_IN_MESSAGES, asked_for, unsupported
 
 MAX_TOKEN_ID = 2**31 - 1
 #: Of prompts, of messages, and of the parts of a message. OpenAI takes as many messages.
@@ -72,3 +73,69 @@ def parse_fields(kind: type[RequestT], fields: dict[str, Any]) -> RequestT:
         return kind.model_validate(asked_for(fields, kind.refused))
     except ValidationError as error:
         raise refusal_of(error) from None
+
+
+#: The type of the error for an unknown field; its context has the "name", and those "known" in its place.
+UNKNOWN_FIELD = "unknown_field"
+_MAX_NAME = 60
+_KINDS = {
+    "bool_type": "true or false",
+    "float_type": "a number",
+    "int_type": "an integer",
+    "list_type": "a list",
+    "model_type": "an object",
+    "string_type": "a string",
+}
+
+
+def refusal_of(error: ValidationError) -> ApiError:
+    """400: the first thing that is wrong, the field it is in, and its value where that is short. O(errors)."""
+    # A union reports what was wrong with each of its members; the one that came furthest is the one that was meant.
+    errors = error.errors(include_url=False)
+    found = max(errors, key=_how_far)
+    name = _name(_path(found))
+    if found["type"] == UNKNOWN_FIELD and found["ctx"]["name"] in REFUSED_IN_MESSAGES:
+        return unsupported(found["ctx"]["name"], name)
+    if found["type"] == UNKNOWN_FIELD:
+        return invalid(f"unknown field '{name}'{_perhaps(**found['ctx'])}", name, "unknown_parameter")
+    if found["type"] == "missing":
+        return invalid(f"'{name}' is missing", name, "missing_required_parameter")
+    return invalid(f"'{name}'{_shown(found['input'])}: {_words(found, errors)}", name, "invalid_value")
+
+
+def _how_far(found: ErrorDetails) -> tuple[int, bool, list[int]]:
+    path = _path(found)
+    return len(path), found["type"] not in _KINDS, [part for part in path if isinstance(part, int)]
+
+
+def _path(found: ErrorDetails) -> list[int | str]:
+    """Where an error is, as the client wrote it: without the names that pydantic has for the members of a union."""
+    # They stand behind the name of the field or the place in the list that has the union.
+    path = [part for part in found["loc"] if isinstance(part, int) or (part.isidentifier() and part != "str")]
+    return [*path, found["ctx"]["name"]] if found["type"] == UNKNOWN_FIELD else path
+
+
+def _name(path: list[int | str]) -> str:
+    """messages[0].role; at most 200 characters, because a field may be named with a megabyte."""
+    first, *others = path
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part[:200]}" for part in others]
+    return f"{str(first)[:200]}{''.join(parts)}"[:200]
+
+
+def _words(found: ErrorDetails, errors: list[ErrorDetails]) -> str:
+    """What it must be: all that a union takes in this place, or the limit."""
+    if found["type"] not in _KINDS:
+        words = found["msg"].replace("Input should", "it must").replace(" after validation", "")
+        return words[0].lower() + words[1:]
+    path = _path(found)
+    kinds = list(dict.fromkeys(_KINDS[other["type"]] for other in errors if _path(other) == path))
+    return f"it must be {' or '.join([', '.join(kinds[:-1]), kinds[-1]] if kinds[1:] else kinds)}"
+
+
+def _perhaps(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1, 0.75) if len(name) < _MAX_NAME else []
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def _shown(value: object) -> str:
+    return f" is {json.dumps(value)[:40]}" if isinstance(value, bool | int | float) else ""

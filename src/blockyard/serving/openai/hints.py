@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StrictFloat
+from pydantic import Field, StrictFloat, StrictInt
 
 from ..errors import invalid
 from .fields import FIRST_ERROR, Fields, RequestFields, parse_fields, read_object
 from .protocol import Salt, SessionId
+from .tokenizing import ChatFields, PromptFields, TextFields, read_prompt
 
 #: Of one request.
 MAX_HINTS = 256
@@ -58,3 +59,26 @@ def parse_hints(body: bytes) -> list[Hint]:
         if (hint.action == "wait") != (hint.back_in is not None):
             raise invalid(f"'{name}' goes with the action 'wait', and that needs it", name)
     return hints
+
+
+class RetainFields(PromptFields):
+    """These are the wish. priority: higher ones go later; 0 takes the wish back. seconds: after which it ends; None for
+    never. cache_salt: that of the requests that begin with the prompt."""
+
+    priority: Annotated[StrictInt, Field(ge=0, le=2**20)] = 1
+    seconds: Annotated[StrictFloat, Field(gt=0, le=MAX_WAIT, allow_inf_nan=False)] | None = None
+    cache_salt: Salt | None = None
+
+
+class RetainText(TextFields, RetainFields):
+    """This is POST /v1/retain for a text."""
+
+
+class RetainChat(ChatFields, RetainFields):
+    """This is POST /v1/retain for messages."""
+
+
+def parse_retain(body: bytes) -> RetainText | RetainChat:
+    """Read a body of /v1/retain. Raises `ApiError` (400) for what is not understood."""
+    fields = read_prompt(body)
+    return parse_fields(RetainChat, fields) if "messages" in fields else parse_fields(RetainText, fields)

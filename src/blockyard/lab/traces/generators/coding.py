@@ -31,7 +31,7 @@ class Session:
 
 
 @dataclass(slots=True)
-class Draws:
+class CodingDraws:
     """Streams without end."""
 
     turns: Iterator[int]
@@ -78,7 +78,7 @@ class Coding(Generator):
         shared = SharedTexts(
             texts, 2 * self.kinds, self.instruction_tokens, 0.3, max(longest // 2, 1), self.hash_block_size
         )
-        draws = Draws(
+        draws = CodingDraws(
             lengths(rest[0], self.turns, self.spread, 10**6),
             lengths(rest[1], self.result_tokens, self.tail, longest),
             lengths(rest[2], self.output_tokens, 0.8, longest),
@@ -93,7 +93,7 @@ class Coding(Generator):
 class _Sessions:
     """Sessions by the time of their next request. O(log sessions + blocks of the prompt) a request."""
 
-    def __init__(self, options: Coding, texts: SharedTexts, draws: Draws) -> None:
+    def __init__(self, options: Coding, texts: SharedTexts, draws: CodingDraws) -> None:
         self._options, self._texts, self._draws = options, texts, draws
         self._next_id, self._num_sessions = texts.num_ids, 0
 

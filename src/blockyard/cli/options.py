@@ -1,11 +1,45 @@
-"""Amounts as people write them: 80GiB, 512MiB, 24GB of memory; 2k, 8Ki, 32000 tokens."""
+"""Makes commands, and their options that are fields of `CacheConfig`; reads amounts as people write them."""
 
 from __future__ import annotations
 
+import argparse
 import re
+from typing import Any
 
-from ..config import MAX_MODEL_LEN
+from ..config import CACHE_FIELDS, MAX_MODEL_LEN
 from ..errors import InvalidArgument
+
+_TYPES: dict[str, dict[str, Any]] = {
+    "bool": {"action": "store_true"},
+    "int": {"type": int, "metavar": "N"},
+    "float": {"type": float, "metavar": "SHARE"},
+    "object": {"metavar": "NAME"},
+}
+
+
+def add_command(commands: Any, name: str, line: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    """Adds a parser to argparse's `commands`. line: what the list of all commands says of it."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=line,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
+
+
+def add_cache_field(group: Any, name: str, note: str = "", **others: Any) -> None:
+    """Add `--name-of-the-field`. note: stands behind the help, before the default. others: argparse's own.
+
+    Without a default among `others` the option is None where it was not given, and the field's default holds.
+    """
+    field = CACHE_FIELDS[name]
+    text = f"{field.metadata['help']}{note}"
+    if field.type != "bool" and not others.pop("says_default", False):
+        text += f"; default: {others.get('default', field.default) or 'none'}"
+    group.add_argument(f"--{name.replace('_', '-')}", help=text, **_TYPES[str(field.type)], **others)
+
 
 _BYTES = {"b": 1}
 for _power, _letter in enumerate("kmgt", 1):

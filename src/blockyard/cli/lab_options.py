@@ -1,0 +1,413 @@
+"""These are the options of the commands over a trace (`replay`, `curve`, `plan`), and what shared ones come to."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..arguments import require_int
+from ..config import POLICY_HELP
+from ..lab import Trace
+from ..lab.sweep import MAX_JOBS, require_backend
+from .options import add_cache_field, add_command
+
+_TRACE_HELP = (
+    "a file (Mooncake or Qwen-Bailian JSONL, Azure or BurstGPT CSV, JSONL of token ids or text; .gz and .zst too), or "
+    "a generator such as chat:requests=10000,seed=1; default: the small trace that ships with the package"
+)
+
+
+def add_trace_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the trace, and of how to read it."""
+    parser.add_argument("trace", nargs="?", default="small", metavar="TRACE", help=_TRACE_HELP)
+    group = parser.add_argument_group("reading")
+    add_format_options(group)
+    group.add_argument("--max-requests", type=int, metavar="N", help="read N requests at most")
+    group.add_argument(
+        "--strict",
+        action="store_true",
+        help="stop at the first bad line or request that never fits; default: count it",
+    )
+
+
+def add_format_options(group: Any) -> None:
+    """Adds the options that say what a trace file is, where its lines do not."""
+    group.add_argument(
+        "--format", default="auto", metavar="NAME", help="the trace's format; default: by its first line"
+    )
+    group.add_argument("--tokenizer", metavar="DIR", help="folder of the tokenizer for a trace of text")
+
+
+def add_running_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say how many processes run, and where."""
+    group = parser.add_argument_group("running")
+    group.add_argument("--jobs", type=int, metavar="N", help="processes at once; default: one a core")
+    group.add_argument(
+        "--backend", default="processes", metavar="NAME", help="processes, ray or dask (joblib's); default: processes"
+    )
+    group.add_argument("--quiet", action="store_true", help="draw no progress bar")
+
+
+def add_output_options(parser: argparse.ArgumentParser, line: str) -> None:
+    """Adds the forms for programs; line: what a line of the CSV is for."""
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
+    output.add_argument("--csv", action="store_true", help=f"print a line for each {line}")
+
+
+def open_chosen_trace(options: argparse.Namespace, name: str | None = None) -> Trace:
+    """Opens the trace that the options name, or another one, to be read in the same way."""
+    from ..lab.traces import open_trace
+
+    return open_trace(
+        options.trace if name is None else name,
+        format=options.format,
+        strict=options.strict,
+        tokenizer=options.tokenizer,
+        max_requests=options.max_requests,
+    )
+
+
+def chosen_jobs(options: argparse.Namespace, num_cells: int) -> int:
+    """Returns the processes at once: as asked for, or one a core, and no more than there is to do."""
+    require_backend(options.backend)
+    wanted = len(os.sched_getaffinity(0)) if options.jobs is None else require_int("--jobs", options.jobs, 1, MAX_JOBS)
+    return max(1, min(wanted, num_cells))
+
+
+def short_name(trace: Trace) -> str:
+    """Returns the trace's name as a heading has it, that of a file without its folders."""
+    return Path(trace.name).name
+
+
+def report_skips(trace: Trace) -> None:
+    """Say on stderr what the latest walk left out or corrected."""
+    for cause, (count, first) in trace.skips.causes.items():
+        print(f"blockyard: {count} x {cause} (first: {first})", file=sys.stderr)
+
+
+def skips_as_dict(trace: Trace) -> dict[str, Any]:
+    """Returns the same for a program."""
+    return {cause: {"count": count, "first": first} for cause, (count, first) in trace.skips.causes.items()}
+
+
+_REPLAY_DESCRIPTION = """\
+Send a trace through the real block manager, for every policy and pool size, and say what hit, why the rest did not,
+what was evicted, and how full the pool was. A second table says what the same memory would hold if every request's
+were reserved in one piece: how much of it is never filled, and how many requests run at once.
+
+Requests run one after another, each to its end, as fast as they go; with --timed they arrive by their timestamps,
+run together, hold their blocks, wait for admission and are preempted where blocks are short.
+"""
+
+_REPLAY_EPILOG = """\
+examples:
+  blockyard replay                                              the small trace, four sizes, LRU
+  blockyard replay trace.jsonl --blocks 10k,100k,25%            sizes as numbers, or shares of the working set
+  blockyard replay trace.jsonl --policies lru,arc,mine.py:Mine  your own policy against the others
+  blockyard replay trace.jsonl --timed --blocks 30k             by the trace's timestamps
+  blockyard replay trace.jsonl --max-model-len 32768            paging against 32,768 tokens reserved a request
+  blockyard replay trace.jsonl --timed -o run.html --blocks 30k what happened when, as a page
+  blockyard replay trace.jsonl --blocks 30k --num-cpu-blocks 90k  evicted blocks kept in the CPU's memory
+  blockyard replay trace.jsonl --csv > runs.csv                 for a spreadsheet
+"""
+
+
+def add_replay_options(commands: Any) -> None:
+    """Add the parser of `replay` to argparse's `commands`."""
+    parser = add_command(
+        commands,
+        "replay",
+        "send a trace through the block manager: hit rates, causes of misses, evictions, preemptions",
+        _REPLAY_DESCRIPTION,
+        _REPLAY_EPILOG,
+    )
+    add_trace_options(parser)
+    _add_replay_cache(parser.add_argument_group("cache"))
+    _add_replay_time(parser.add_argument_group("time"))
+    add_running_options(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        action="append",
+        default=[],
+        metavar="FILE.html",
+        help="with --timed: a page of what happened when; may be given often",
+    )
+    add_output_options(parser, "run")
+
+
+def _add_replay_cache(group: Any) -> None:
+    group.add_argument(
+        "--policies",
+        "--policy",
+        default="lru",
+        metavar="LIST",
+        help=f"of {POLICY_HELP}; file.py:ClassName is your own; default: lru",
+    )
+    group.add_argument(
+        "--blocks",
+        default="10%,25%,50%,100%",
+        metavar="LIST",
+        help="pool sizes, like 10k,100k,25%%; a share is of the blocks of all different prompts; "
+        "default: 10%%,25%%,50%%,100%%",
+    )
+    add_cache_field(group, "block_size", default=16)
+    group.add_argument(
+        "--max-model-len",
+        type=int,
+        metavar="N",
+        help="tokens of the longest request that the model serves, reserved for every request by an engine that does "
+        "not page; default: the trace's longest request, rounded up to a power of two",
+    )
+    add_cache_field(group, "num_cpu_blocks", " that keeps what the pool evicts, for later hits", default=0)
+    add_cache_field(group, "watermark", default=0.0)
+    group.add_argument("--no-causes", action="store_true", help="do not look for the causes of misses; a little faster")
+
+
+def _add_replay_time(group: Any) -> None:
+    group.add_argument("--timed", action="store_true", help="replay by timestamps, under a model of an engine's steps")
+    add_cache_field(group, "max_num_seqs", default=256)
+    group.add_argument(
+        "--max-num-batched-tokens", type=int, default=8192, metavar="N", help="tokens of a step; default: 8192"
+    )
+    group.add_argument(
+        "--speedup", type=float, default=1.0, metavar="X", help="arrivals come X times faster; default: 1"
+    )
+    for name, default, what in (
+        ("step", 0.006, "every step"),
+        ("prompt-token", 5e-5, "a prompt token computed"),
+        ("decode", 2e-5, "a sequence that decodes"),
+        ("context-token", 2e-8, "a token that a decode attends to"),
+        ("moved-block", 8e-5, "a block moved between the pool and the CPU pool"),
+    ):
+        group.add_argument(
+            f"--seconds-per-{name}", type=float, default=default, metavar="S", help=f"{what}; default: {default:g}"
+        )
+
+
+_CURVE_DESCRIPTION = """\
+Draw the hit rate of a trace against the capacity of the cache, for many policies and for the offline optimum, which no
+policy can pass, from a thousandth of the working set to all of it; and mark where more blocks stop paying.
+
+Requests run one after another through a cache of the trace's own blocks (512 tokens in a Mooncake trace), driven by
+the manager's own policies. The hit rate is a share of the block references. A trace of more than 8 million references
+is sampled, and the error is said.
+"""
+
+_CURVE_EPILOG = """\
+examples:
+  blockyard curve                                           the small trace
+  blockyard curve trace.jsonl -o curve.html -o curve.png    a page with hover, and a picture
+  blockyard curve trace.jsonl --model llama-3.1-8b          sizes in GiB too
+  blockyard curve mon.jsonl --beside tue.jsonl --policies lru,optimum -o days.html   two traces in one picture
+  blockyard curve trace.jsonl --policies lru,mine.py:Mine,optimum --blocks 1k,3k,10k,30k
+  blockyard curve trace.jsonl --policies lru,density,optimum --hints over,wait --hint-coverage 0.5 --hint-error 1.0
+"""
+
+
+def add_curve_options(commands: Any) -> None:
+    """Add the parser of `curve` to argparse's `commands`."""
+    parser = add_command(
+        commands,
+        "curve",
+        "hit rate against capacity, policy by policy, with the offline optimum: table, picture, page",
+        _CURVE_DESCRIPTION,
+        _CURVE_EPILOG,
+    )
+    add_trace_options(parser)
+    parser.add_argument(
+        "--beside",
+        action="append",
+        default=[],
+        metavar="TRACE",
+        help="another trace in the same table and pictures, with blocks of the same size; may be given often",
+    )
+    _add_curve_cache(parser.add_argument_group("cache"))
+    _add_curve_hints(parser.add_argument_group("hints"))
+    add_running_options(parser)
+    parser.add_argument(
+        "-o", "--output", action="append", default=[], metavar="FILE", help=".png, .svg or .html; may be given often"
+    )
+    add_output_options(parser, "size")
+
+
+def _add_curve_hints(group: Any) -> None:
+    group.add_argument(
+        "--hints",
+        metavar="LIST",
+        help="also run each policy with hints: over (a session's last request was its last), wait (when its next turn "
+        "comes), or both",
+    )
+    group.add_argument(
+        "--hint-coverage", type=float, metavar="SHARE", help="of the sessions that give hints, 0 to 1; default: 1"
+    )
+    group.add_argument(
+        "--hint-error",
+        type=float,
+        metavar="S",
+        help="waits are off by a lognormal factor, e to the power of S to either side; default: 0",
+    )
+    group.add_argument(
+        "--hint-wrong", type=float, metavar="SHARE", help="of the hints that say the opposite, 0 to 1; default: 0"
+    )
+    group.add_argument(
+        "--hint-seed", type=int, metavar="N", help="of the choice of sessions and of the errors; default: 0"
+    )
+
+
+def _add_curve_cache(group: Any) -> None:
+    group.add_argument(
+        "--policies",
+        "--policy",
+        metavar="LIST",
+        help=f"of {POLICY_HELP}; file.py:ClassName is your own, optimum the offline bound; default: all names and "
+        "optimum, or with --beside lru,optimum",
+    )
+    group.add_argument("--blocks", metavar="LIST", help="capacities, like 1k,10k,25%%; default: --sizes of them")
+    group.add_argument(
+        "--sizes",
+        type=int,
+        default=40,
+        metavar="N",
+        help="how many capacities, from a thousandth of the working set to all of it; default: 40",
+    )
+    add_cache_field(group, "block_size", ", of a trace of tokens", default=16)
+    group.add_argument(
+        "--max-references", type=int, metavar="N", help="references kept before the trace is sampled; default: 8388608"
+    )
+    group.add_argument(
+        "--model", metavar="MODEL", help="a config.json, its folder, or a known name: sizes in GiB of its cache too"
+    )
+    group.add_argument("--dtype", metavar="NAME", help="of the model's cache; default: its own")
+
+
+_PLAN_DESCRIPTION = """\
+Plan the memory of an engine before it runs: from a model, GPUs and perhaps a trace, how many blocks fit, how many
+requests of given lengths run at once, which hit rate to expect, which block size to take, and what one more GiB or a
+CPU tier would bring. Everything that is assumed is said at the end, with its numbers.
+
+Exit status: 0 if the model fits, 1 if it does not, 2 for what you can fix.
+"""
+
+_PLAN_EPILOG = """\
+examples:
+  blockyard plan llama-3.1-8b                                        one H100
+  blockyard plan llama-3.1-70b --gpus 8 --tensor-parallel 4          two replicas
+  blockyard plan ./my-model --gpu-memory 24GiB --cache-dtype fp8     a folder with config.json and *.safetensors
+  blockyard plan qwen3-8b --trace trace.jsonl --cpu-memory 64GiB     hit rates too
+"""
+
+
+def add_plan_options(commands: Any) -> None:
+    """Add the parser of `plan` to argparse's `commands`."""
+    parser = add_command(
+        commands,
+        "plan",
+        "from a model, GPUs and a trace: blocks, concurrent requests, hit rate, what more memory brings",
+        _PLAN_DESCRIPTION,
+        _PLAN_EPILOG,
+    )
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="a model's folder, its config.json, or a name of --list-models"
+    )
+    parser.add_argument("--list-models", action="store_true", help="print the names of known models, and end")
+    _add_plan_model(parser.add_argument_group("model"))
+    _add_plan_memory(parser.add_argument_group("memory"))
+    _add_plan_work(parser.add_argument_group("work"))
+    parser.add_argument(
+        "-o",
+        "--output",
+        action="append",
+        default=[],
+        metavar="FILE.html",
+        help="the plan as a page; may be given often",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
+
+
+def _add_plan_model(group: Any) -> None:
+    group.add_argument(
+        "--dtype",
+        metavar="NAME",
+        help="of the weights, and of the cache if it has 16 bits or more; default: the model's",
+    )
+    group.add_argument(
+        "--cache-dtype", metavar="NAME", help="of keys and values, like fp8; default: --dtype's, or the model's"
+    )
+    group.add_argument(
+        "--weights",
+        metavar="SIZE",
+        help="of the whole model, like 15GiB; default: the folder's *.safetensors, or the config's parameters times "
+        "--dtype's bytes",
+    )
+    group.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens in a block; default: 16")
+
+
+def _add_plan_memory(group: Any) -> None:
+    group.add_argument("--gpus", type=int, metavar="N", help="GPUs in all; default: one replica's")
+    size = group.add_mutually_exclusive_group()
+    size.add_argument("--gpu", metavar="NAME", help="h100, a100-80gb, l4, rtx-4090, ...; default: h100")
+    size.add_argument("--gpu-memory", metavar="SIZE", help="of each GPU, like 24GiB; default: what CUDA gives of --gpu")
+    group.add_argument(
+        "--tensor-parallel", type=int, default=1, metavar="N", help="GPUs that share a model; default: 1"
+    )
+    group.add_argument(
+        "--utilization", type=float, default=0.9, metavar="SHARE", help="of a GPU's memory, 0 to 1; default: 0.9"
+    )
+    group.add_argument(
+        "--activations",
+        metavar="SIZE",
+        help="what a step takes on each GPU beside weights and blocks; default: from the model and the step",
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=int,
+        metavar="N",
+        help="tokens of a step; default: vLLM's, 8192 on a GPU of 70 GiB or more, else 2048",
+    )
+    group.add_argument(
+        "--sampler",
+        choices=("fused", "sorting"),
+        default="fused",
+        help="how the engine draws: sorting takes more memory (vLLM before 0.17); default: fused",
+    )
+    group.add_argument(
+        "--cpu-memory", default="0GiB", metavar="SIZE", help="of a CPU tier, for all GPUs together; default: none"
+    )
+
+
+def _add_plan_work(group: Any) -> None:
+    group.add_argument(
+        "--lengths",
+        default="2k,8k,32k",
+        metavar="LIST",
+        help="tokens of a request, prompt and output; 2k is 2,000 and 2Ki 2,048; default: 2k,8k,32k",
+    )
+    group.add_argument(
+        "--max-num-seqs",
+        type=int,
+        metavar="N",
+        help="requests that run at once at most on a replica, and sequences that a step samples for; default: no "
+        "limit, and vLLM's: 1024 on a GPU of 70 GiB or more, else 256",
+    )
+    group.add_argument(
+        "--trace", metavar="TRACE", help="a trace file, or a generator such as chat:requests=1000,seed=1"
+    )
+    add_format_options(group)
+    group.add_argument(
+        "--running", type=int, metavar="N", help="requests at work on a replica; default: from the trace's arrivals"
+    )
+    group.add_argument(
+        "--seconds-per-token",
+        type=float,
+        default=0.03,
+        metavar="S",
+        help="from one output token of a request to the next, for --running's default; default: 0.03",
+    )
+    group.add_argument(
+        "--policy", default="lru", metavar="NAME", help=f"which block is evicted: {POLICY_HELP}; default: lru"
+    )
