@@ -16,8 +16,7 @@ from pathlib import Path
 from blockyard.engine import Engine
 from blockyard.engine.model import demo_model_path
 
-from .support.browser import Browser, browser
-from .support.clients import asking
+from .support.browser import Browser, asking, browser
 from .support.servers import Running, running_server
 
 DESK, PHONE = (1440, 960), (390, 844)

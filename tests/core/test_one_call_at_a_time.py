@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from blockyard import (
@@ -22,6 +21,7 @@ from blockyard import (
     UnknownSequence,
 )
 
+from ..support.hostile import Array, Number
 from ..support.own_calls import (
     ALL_CALLS,
     FREES,
@@ -43,29 +43,9 @@ REFUSED = [call for call in ALL_CALLS if call.name not in FREES]
 OF_THE_MANAGER = [call for call in MANAGER_CALLS + POOL_CALLS if call.name not in FREES]
 
 
-class Array:
-    """Integers whose conversion does something first."""
-
-    def __init__(self, act: Callable[[], object], values: list[int] | None = None) -> None:
-        self.act = act
-        self.values = tokens(7, 5) if values is None else values
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        del dtype, copy
-        self.act()
-        return np.array(self.values)
-
-
-class Number:
-    """An integer that does something first."""
-
-    def __init__(self, act: Callable[[], object], value: int = 1) -> None:
-        self.act = act
-        self.value = value
-
-    def __index__(self) -> int:
-        self.act()
-        return self.value
+def prompt(act: Callable[[], object]) -> Array:
+    """A prompt whose conversion does something first."""
+    return Array(act, tokens(7, 5))
 
 
 def tried(call: Callable[[], object], outcomes: list[Any]) -> Callable[[], None]:
@@ -117,7 +97,7 @@ def test_from_inside_a_call_of_a_pool_every_other_one_is_refused(call: Call) -> 
     site, outcomes = Site("plain"), []
     inner = call.make(site)
     before = snapshot(site.alone)
-    site.alone.num_cached_tokens(Array(tried(inner, outcomes)))
+    site.alone.num_cached_tokens(prompt(tried(inner, outcomes)))
     assert is_refusal(outcomes[0], call.name, "num_cached_tokens"), outcomes
     assert snapshot(site.alone) == before
 
@@ -125,7 +105,7 @@ def test_from_inside_a_call_of_a_pool_every_other_one_is_refused(call: Call) -> 
 @pytest.mark.parametrize("outer", ["allocate", "allocate_batch", "retain", "hold_cached", "num_cached_tokens"])
 def test_every_call_that_converts_tokens_names_itself(outer: str) -> None:
     site, outcomes = Site("retention"), []
-    given: Any = Array(tried(lambda: site.cache.fork(site.decoding), outcomes))
+    given: Any = prompt(tried(lambda: site.cache.fork(site.decoding), outcomes))
     getattr(site.cache, outer)([given] if outer == "allocate_batch" else given)
     assert is_refusal(outcomes[0], "fork", outer)
     site.check()
@@ -138,7 +118,7 @@ class Held:
         self.is_inside = threading.Event()
         self.may_end = threading.Event()
         self.outcomes: list[Any] = []
-        call = tried(lambda: site.cache.allocate(Array(self._wait), "the thread"), self.outcomes)
+        call = tried(lambda: site.cache.allocate(prompt(self._wait), "the thread"), self.outcomes)
         self.thread = threading.Thread(target=call, daemon=True)
         self.thread.start()
         assert self.is_inside.wait(PATIENCE_SECONDS)
@@ -241,7 +221,7 @@ def test_a_call_that_raises_carries_out_the_frees_as_well() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        site.cache.allocate(Array(free_and_raise))
+        site.cache.allocate(prompt(free_and_raise))
     assert site.done not in site.cache.running()
     site.check()
 
@@ -255,7 +235,7 @@ def test_a_refused_call_leaves_the_running_one_as_it_was() -> None:
             tried(lambda: site.cache.allocate([1, 2]), outcomes)()
             tried(lambda: site.cache.free(site.cache.num_tokens(site.done)), outcomes)()
 
-    site.cache.allocate(Array(twice))
+    site.cache.allocate(prompt(twice))
     assert [type(outcome) for outcome in outcomes] == [ConcurrentCall, UnknownSequence] * 3
     assert site.cache.allocate([1, 2]) in site.cache.running()
     site.check()
@@ -322,7 +302,7 @@ def test_calls_one_after_another_are_not_refused(call: Call) -> None:
 def test_two_managers_do_not_stand_in_each_others_way() -> None:
     one, other = Site("plain"), Site("own policy")
     found: list[Any] = []
-    one.cache.allocate(Array(tried(lambda: other.cache.allocate(tokens(9, 5)), found)))
+    one.cache.allocate(prompt(tried(lambda: other.cache.allocate(tokens(9, 5)), found)))
     assert found[0] in other.cache.running()
     one.check()
     other.check()

@@ -16,9 +16,8 @@ from blockyard import InvalidArgument
 from blockyard.engine import Engine, FinishReason, PromptLookup, SamplingParams
 from blockyard.engine.decoding.sampler import Asked, StepSampler, adjusted
 
-from ..support.byte_tokenizer import NUM_TOKENS, byte_tokenizer
 from ..support.seeds import run_seed
-from ..support.tiny_models import VOCAB_SIZE, mixed_prompts, tiny_model
+from ..support.tiny_models import NUM_TOKENS, VOCAB_SIZE, byte_tokenizer, mixed_prompts, tiny_model
 
 
 def by_hand(model: Any, prompt: list[int], sampling: SamplingParams, stops: frozenset[int]) -> list[int]:

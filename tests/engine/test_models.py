@@ -21,8 +21,7 @@ from blockyard.engine import Engine, ModelError, SamplingParams
 from blockyard.engine.gguf import converted_folder, file_digest, is_whole
 
 from ..support.patience import PATIENCE_SECONDS
-from ..support.tiny_gguf import write_gguf
-from ..support.tiny_models import mixed_prompts, reference_tokens, tokens_of
+from ..support.tiny_models import mixed_prompts, reference_tokens, tokens_of, write_gguf
 
 # ---------------------------------------------------------------- models that cannot be served
 

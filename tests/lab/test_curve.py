@@ -22,8 +22,7 @@ from blockyard.lab.survey import survey
 from blockyard.lab.traces import make_trace, open_trace
 
 from ..golden import GOLDEN, SIZES, count
-from ..support.lab_reference import belady, lru, prefix_trace
-from ..support.lab_traces import ListedTrace, lengths, named
+from ..support.lab_reference import ListedTrace, belady, lengths, lru, named, prefix_trace
 
 # ---------------------------------------------------------------- sizes and names
 

@@ -25,7 +25,7 @@ from blockyard.lab.sizes import parse_sizes
 from blockyard.lab.sweep import WorkerDied, run_all
 from blockyard.lab.traces import make_trace, open_trace
 
-from ..support.lab_traces import ListedTrace
+from ..support.lab_reference import ListedTrace
 
 _OWN_POLICY = """
 from __future__ import annotations

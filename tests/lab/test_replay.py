@@ -19,8 +19,7 @@ from blockyard.lab.replay.expansion import FIRST_OUTPUT_TOKEN, Expansion
 from blockyard.lab.replay.timed import ServiceModel
 from blockyard.lab.traces import make_trace, open_trace
 
-from ..support.lab_reference import leading, prefix_trace
-from ..support.lab_traces import ListedTrace, lengths, named
+from ..support.lab_reference import ListedTrace, leading, lengths, named, prefix_trace
 
 
 def quick(num_blocks: int, **others: object) -> ReplayOptions:

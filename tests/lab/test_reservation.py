@@ -15,7 +15,7 @@ from blockyard.lab.replay import ReplayOptions, Reservation, ServiceModel, compa
 from blockyard.lab.replay.reservation import next_power_of_two
 from blockyard.lab.traces import open_trace
 
-from ..support.lab_traces import ListedTrace, lengths
+from ..support.lab_reference import ListedTrace, lengths
 from ..support.seeds import run_seed
 
 

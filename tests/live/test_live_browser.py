@@ -21,8 +21,7 @@ from blockyard.live import feed as feeds
 from blockyard.live.desk import Surroundings
 from blockyard.live.snapshot import Snapshot, take_snapshot
 
-from ..support.browser import CHROMIUM, Browser, browser
-from ..support.clients import asking
+from ..support.browser import CHROMIUM, Browser, asking, browser
 from ..support.live_caches import state_of
 from ..support.patience import wait_until
 from ..support.servers import MODEL, Running, running_server, tiny_engine

@@ -31,7 +31,7 @@ from blockyard.metrics import BlockStates, CacheCollector, CacheReading
 
 from ..support.own_policies import MRU
 from ..support.places import ROOT, child_environment
-from ..support.promtool import check_metrics
+from ..support.prometheus import check_metrics
 from ..support.seeds import run_seed
 
 FOLLOWED = CacheConfig(

@@ -19,8 +19,7 @@ from blockyard.engine import PromptLookup
 from blockyard.metrics import alert_rules_path, dashboard_path
 
 from ..support.places import ROOT
-from ..support.prometheus import Prometheus, is_installed, scraping
-from ..support.promtool import check_rules
+from ..support.prometheus import Prometheus, check_rules, is_installed, scraping
 from ..support.servers import MODEL, Running, running_server, tiny_engine
 
 DASHBOARD, ALERT_RULES = dashboard_path(), alert_rules_path()

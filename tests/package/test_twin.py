@@ -10,8 +10,7 @@ import pytest
 import blockyard
 
 from ..support import source_only
-from ..support.pool_sides import PoolSide
-from ..support.pool_walk import PoolWalk
+from ..support.pool_sides import PoolSide, PoolWalk
 from ..support.seeds import run_seed
 
 pytestmark = pytest.mark.skipif(

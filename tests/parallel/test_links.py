@@ -24,8 +24,7 @@ from .. import kills
 from ..support import seeds
 from ..support.mail import Mail, new_boxes
 from ..support.patience import PATIENCE_SECONDS
-from ..support.tiny_gguf import write_gguf
-from ..support.tiny_models import WINDOWED, reference_tokens, tiny_model, tokens_of
+from ..support.tiny_models import WINDOWED, reference_tokens, tiny_model, tokens_of, write_gguf
 
 PROMPTS = [list(range(1, 30)), [*range(1, 25), 90, 91], [7], list(range(60, 125)), list(range(1, 30))]
 

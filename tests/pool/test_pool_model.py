@@ -6,8 +6,7 @@ from collections import Counter
 
 import blockyard
 
-from ..support.pool_sides import PoolSide
-from ..support.pool_walk import WEIGHTS, PoolWalk
+from ..support.pool_sides import WEIGHTS, PoolSide, PoolWalk
 from ..support.reference_pool import PoolModel
 from ..support.seeds import run_seed
 

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from blockyard.engine import PromptLookup
 
 from ..support.places import ROOT
-from ..support.promtool import check_metrics
+from ..support.prometheus import check_metrics
 from ..support.servers import MODEL, Running, running_server, tiny_engine
 from ..support.vllm_panels import ABSENT, CACHE, INSTANCES, OVERVIEW, PERFORMANCE, SERVICE
 

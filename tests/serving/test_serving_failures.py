@@ -25,10 +25,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from blockyard.engine import Engine, SamplingParams
 from blockyard.serving import ServerLimits
 
-from ..support.byte_tokenizer import NUM_TOKENS, byte_tokenizer
 from ..support.patience import PATIENCE_SECONDS, wait_until
 from ..support.servers import MODEL, Running, running_server, tiny_engine
-from ..support.tiny_models import tiny_model
+from ..support.tiny_models import NUM_TOKENS, byte_tokenizer, tiny_model
 
 FIRE = RuntimeError("the device is on fire, at /secret/path.py")
 

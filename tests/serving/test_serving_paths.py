@@ -16,8 +16,8 @@ import blockyard
 from blockyard.errors import InvalidArgument
 from blockyard.serving import ServerLimits, create_app
 
-from ..support.byte_tokenizer import byte_tokenizer
 from ..support.servers import MODEL, Running, running_server, tiny_engine
+from ..support.tiny_models import byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("nothing_leaks")
 

@@ -12,8 +12,9 @@ import os
 import select
 import shutil
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -188,3 +189,18 @@ def browser(folder: Path, *flags: str) -> Iterator[Browser]:
             process.wait()
         os.close(to_write)
         os.close(from_read)
+
+
+@contextmanager
+def asking(ask: Callable[[int, threading.Event], None], num_clients: int, timeout: float) -> Iterator[None]:
+    """`ask(number, stop)` in as many threads, until the block is left: then `stop` is set, and each has `timeout` s."""
+    stop = threading.Event()
+    threads = [threading.Thread(target=ask, args=(number, stop)) for number in range(num_clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(timeout)

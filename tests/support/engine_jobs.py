@@ -7,14 +7,33 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from blockyard.engine import Engine, SamplingParams
+from blockyard.engine import Engine, SamplingParams, StepReport
 from blockyard.engine.prompts import EncodedPrompt
 from blockyard.serving import EngineThread
 from blockyard.serving.jobs.job import Job, Mailbox
 
-from .byte_tokenizer import NUM_TOKENS
 from .servers import MODEL
-from .stepped_clock import SteppedClock
+from .tiny_models import NUM_TOKENS
+
+
+class SteppedClock:
+    """Seconds since the test began."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def tick_each_step(self, engine: Engine, seconds: float) -> None:
+        """From now on a step of the engine takes so long."""
+        step = engine.step
+
+        def slow_step(**options: Any) -> StepReport:
+            self.now += seconds
+            return step(**options)
+
+        engine.step = slow_step  # type: ignore[method-assign]
 
 
 def run_jobs(

@@ -16,9 +16,8 @@ import openai
 from blockyard.engine import Engine
 from blockyard.serving import Server, ServerLimits, ServerOptions
 
-from .byte_tokenizer import NUM_TOKENS, byte_tokenizer
 from .patience import PATIENCE_SECONDS
-from .tiny_models import tiny_model
+from .tiny_models import NUM_TOKENS, byte_tokenizer, tiny_model
 
 MODEL = "tiny"
 

@@ -51,6 +51,13 @@ def add_running_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--quiet", action="store_true", help="draw no progress bar")
 
 
+def _add_files(parser: argparse.ArgumentParser, metavar: str, line: str) -> None:
+    """Adds -o for the files that a command writes."""
+    parser.add_argument(
+        "-o", "--output", action="append", default=[], metavar=metavar, help=f"{line}; may be given often"
+    )
+
+
 def add_output_options(parser: argparse.ArgumentParser, line: str) -> None:
     """Adds the forms for programs; line: what a line of the CSV is for."""
     output = parser.add_mutually_exclusive_group()
@@ -129,14 +136,7 @@ def add_replay_options(commands: Any) -> None:
     _add_replay_cache(parser.add_argument_group("cache"))
     _add_replay_time(parser.add_argument_group("time"))
     add_running_options(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        action="append",
-        default=[],
-        metavar="FILE.html",
-        help="with --timed: a page of what happened when; may be given often",
-    )
+    _add_files(parser, "FILE.html", "with --timed: a page of what happened when")
     add_output_options(parser, "run")
 
 
@@ -229,9 +229,7 @@ def add_curve_options(commands: Any) -> None:
     _add_curve_cache(parser.add_argument_group("cache"))
     _add_curve_hints(parser.add_argument_group("hints"))
     add_running_options(parser)
-    parser.add_argument(
-        "-o", "--output", action="append", default=[], metavar="FILE", help=".png, .svg or .html; may be given often"
-    )
+    _add_files(parser, "FILE", ".png, .svg or .html")
     add_output_options(parser, "size")
 
 
@@ -318,14 +316,7 @@ def add_plan_options(commands: Any) -> None:
     _add_plan_model(parser.add_argument_group("model"))
     _add_plan_memory(parser.add_argument_group("memory"))
     _add_plan_work(parser.add_argument_group("work"))
-    parser.add_argument(
-        "-o",
-        "--output",
-        action="append",
-        default=[],
-        metavar="FILE.html",
-        help="the plan as a page; may be given often",
-    )
+    _add_files(parser, "FILE.html", "the plan as a page")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
 
 
