@@ -39,7 +39,7 @@ def loaded(name: str) -> ModuleType:
     return module
 
 
-contract, options, misses = loaded("contract"), loaded("options"), loaded("misses")
+options, misses = loaded("options"), loaded("misses")
 
 
 def test_blockyard_does_not_import_vllm() -> None:
@@ -58,15 +58,15 @@ def test_only_public_attributes_of_pools_are_used(path: Path) -> None:
             assert owner not in ("pool", "named", "lease", "found"), ast.unparse(node)
 
 
-@pytest.mark.parametrize("version", contract.VLLM_VERSIONS)
+@pytest.mark.parametrize("version", options.VLLM_VERSIONS)
 def test_a_method_that_moved_is_named(version: str) -> None:
-    expected: dict[str, str] = contract.CONTRACTS[version]
-    assert contract.moved_methods(expected, expected.__getitem__) == []
+    expected: dict[str, str] = options.CONTRACTS[version]
+    assert options.moved_methods(expected, expected.__getitem__) == []
     for name, arguments in expected.items():
         method = name.rpartition(":")[2]
-        gone = contract.moved_methods(expected, (expected | {name: ""}).__getitem__)
+        gone = options.moved_methods(expected, (expected | {name: ""}).__getitem__)
         assert gone == [f"{method} is gone"]
-        moved = contract.moved_methods(expected, (expected | {name: f"{arguments}, more="}).__getitem__)
+        moved = options.moved_methods(expected, (expected | {name: f"{arguments}, more="}).__getitem__)
         assert moved == [f"{method}({arguments}, more=); the adapter knows ({arguments})"]
 
 
@@ -78,7 +78,7 @@ def test_arguments_are_read_from_a_function() -> None:
 
 @pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed here: `make interop-vllm` has an environment with it")
 def test_the_installed_vllm_is_what_the_adapter_was_written_for() -> None:
-    contract.require_known_vllm()
+    options.require_known_vllm()
 
 
 def test_options() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -29,7 +30,7 @@ class MetricsPage:
         self._thread = thread
         self._pending: Future[EngineReading] | None = None
         self._page = b""
-        self._made_at = 0.0
+        self._made_at = -math.inf
         self._making: asyncio.Task[None] | None = None
         self._registry = CollectorRegistry(auto_describe=True)
         labels = thread.labels
