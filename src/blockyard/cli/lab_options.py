@@ -52,7 +52,7 @@ def add_running_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_files(parser: argparse.ArgumentParser, metavar: str, line: str) -> None:
-    """Adds -o for the files that a command writes."""
+    """Adds the option for files that a command writes."""
     parser.add_argument(
         "-o", "--output", action="append", default=[], metavar=metavar, help=f"{line}; may be given often"
     )
