@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import random
 from typing import Any
@@ -25,6 +26,7 @@ from blockyard.wire.message import Message, pack, split
 
 from .. import damage
 from ..support.checked import Checked, prompt
+from ..support.interrupter import Interrupter
 from ..support.seeds import run_seed
 from ..world import World
 
@@ -258,6 +260,44 @@ def sent(num_steps: int) -> tuple[Chain, list[bytes]]:
         messages.append(chain.sender.to_bytes(plan))
         chain.cache.commit([seq], plan.num_scheduled, [7])
     return chain, messages
+
+
+def test_a_rank_that_is_interrupted_knows_what_it_has_read() -> None:
+    """Either it is where it was and reads the step again, or it has read it and goes on with the next one."""
+    chain, messages = sent(4)
+    whole = PlanReceiver(chain.cache.cache.config)
+    for message in messages:
+        whole.from_bytes(message)
+    outcomes = set()
+    for line in itertools.count(1):
+        rank = PlanReceiver(chain.cache.cache.config)
+        for message in messages[:2]:
+            rank.from_bytes(message)
+        if not Interrupter("blockyard/wire/chain", line).run(lambda rank=rank: rank.from_bytes(messages[2])):
+            break
+        outcomes.add(rank.num_steps)
+        if rank.num_steps == 2:
+            rank.from_bytes(messages[2])
+        rank.from_bytes(messages[3])
+        assert rank.digest == chain.sender.digest
+        assert tables_of(rank) == tables_of(whole)
+    assert outcomes == {2, 3}
+
+
+def test_a_sender_that_is_interrupted_goes_on_as_if_the_call_had_not_been() -> None:
+    for line in itertools.count(1):
+        chain = Chain()
+        seq = chain.cache.allocate(prompt(1, 6))
+        chain.step([seq], [3])
+        chain.cache.commit([seq], [3])
+        plan = chain.cache.reserve([seq])
+        if not Interrupter("blockyard/wire/chain", line).run(
+            lambda chain=chain, plan=plan: chain.sender.to_bytes(plan)
+        ):
+            break
+        assert chain.sender.num_steps == 1
+        chain.send(plan)
+    assert line > 5
 
 
 def test_a_rank_that_missed_a_step_is_named_at_the_next() -> None:

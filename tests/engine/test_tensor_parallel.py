@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,13 +26,17 @@ from blockyard import BlockyardError, CacheConfig, InvalidArgument, KVCacheManag
 from blockyard.engine import Engine, ModelError, PromptLookup, RankError, SamplingParams
 from blockyard.engine.moves import lists_of
 from blockyard.engine.ranks import group, joining
-from blockyard.engine.ranks.follower import read_plan
+from blockyard.engine.ranks import peers as peers_module
+from blockyard.engine.ranks.follower import Inbox, read_plan
+from blockyard.engine.ranks.peers import Peer
 from blockyard.engine.runner import ForwardBatch
 from blockyard.parallel import PeerMismatch
 from blockyard.steps import PlanReceiver, PlanSender
 from blockyard.storage import KVCache, Shard
-from blockyard.wire.message import Message
+from blockyard.wire.connection import SocketConnection
+from blockyard.wire.message import Message, pack
 
+from ..support.patience import PATIENCE_SECONDS
 from ..support.thread_ranks import ThreadPeers
 from ..support.tiny_models import SHAPES, WINDOWED, mixed_prompts, reference_tokens, tiny_model, tokens_of
 
@@ -319,6 +324,61 @@ def test_a_rank_that_fails_ends_all_with_its_sentence(step: int) -> None:
         peers.followers[1].before_step = fail
         why = run_until_lost(peers, engine)
     assert why == "rank 2 failed: RuntimeError: the device is on fire"
+
+
+def test_a_rank_that_fails_and_does_not_say_why_ends_all_too() -> None:
+    peers = ThreadPeers(3)
+    with engine_on(peers, tiny_model("llama-gqa")) as engine:
+        follower = peers.followers[1]
+        follower.before_step = lambda _: follower._connection.send_bytes(pack("failed"))
+        why = run_until_lost(peers, engine)
+    assert why == "rank 2 failed, and did not say why"
+
+
+def test_a_close_without_a_reason_ends_a_rank_in_order() -> None:
+    ends = [SocketConnection(each) for each in socket.socketpair()]
+    told: list[str] = []
+    inbox = Inbox(ends[1], told.append)
+    ends[0].send_bytes(pack("close"))
+    with pytest.raises(SystemExit):
+        inbox.expect("step")
+    assert told == []
+    for end in ends:
+        end.close()
+
+
+def test_strangers_keep_no_rank_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that say nothing, half of a secret or a wrong one, before and between the ranks."""
+    monkeypatch.setattr(peers_module, "_GREETING_SECONDS", 1000.0)
+    monkeypatch.setattr(peers_module, "_MOST_STRANGERS", 3)
+    token = bytes(range(peers_module._TOKEN_BYTES))
+    met: list[Peer] = []
+    strangers: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        meeting = threading.Thread(target=lambda: met.extend(peers_module._greeted(server, token, 3)), daemon=True)
+        meeting.start()
+
+        def connect(*said: bytes) -> socket.socket:
+            strangers.append(socket.create_connection(server.getsockname()))
+            for part in said:
+                strangers[-1].sendall(part)
+            return strangers[-1]
+
+        def rank(number: int) -> bytes:
+            return number.to_bytes(peers_module._RANK_BYTES, "little")
+
+        for said in (b"", token[:5], bytes(len(token)) + rank(1), token + rank(7), b"", b""):
+            connect(said)
+        connect(token, rank(2))
+        connect(b"")
+        connect(token[:9]).sendall(token[9:] + rank(1))
+        meeting.join(PATIENCE_SECONDS)
+        assert not meeting.is_alive()
+    assert [peer.rank for peer in met] == [1, 2]
+    for stranger in strangers:
+        stranger.close()
+    for peer in met:
+        peer.connection.close()
 
 
 def test_a_rank_that_diverged_is_found_at_the_step_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

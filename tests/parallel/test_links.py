@@ -279,6 +279,32 @@ def test_a_sender_that_says_everything_but_what_is_due() -> None:
     ends.require_empty()
 
 
+class Talker:
+    """A connection on which messages come faster than anybody reads."""
+
+    def __init__(self, message: bytes, most: int) -> None:
+        self.message = message
+        self.left = most
+
+    def poll(self, timeout: float = 0.0, /) -> bool:
+        del timeout
+        return self.left > 0
+
+    def recv_bytes(self) -> bytes:
+        self.left -= 1
+        return self.message
+
+    def send_bytes(self, message: bytes, /) -> None:
+        del message
+
+
+def test_a_receiver_that_asks_without_end_holds_up_no_step(ends: Ends) -> None:
+    ends.compute([PROMPTS[0]], SamplingParams(max_tokens=5))
+    [offer] = ends.receiver.offers(PATIENCE_SECONDS)
+    ends.sender._connection = Talker(offer.id.to_bytes("release"), 1000)
+    assert [ends.sender.serve(0) for _ in range(5)] == [256, 256, 256, 232, 0]
+
+
 def test_offers_that_expire_are_forgotten_by_the_link(ends: Ends) -> None:
     for now in range(0, 400, 10):
         ends.compute([PROMPTS[2]], SamplingParams(max_tokens=5), now)

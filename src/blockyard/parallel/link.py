@@ -43,6 +43,8 @@ __all__ = ["DistributedTransport", "OneSided", "ReceiverLink", "SenderLink", "Tr
 
 #: Messages that are kept while another one is due.
 MOST_ARRIVED = 4096
+#: Messages that one call of `serve` answers: a receiver that asks without end holds up no step.
+MOST_SERVED = 256
 
 
 class _Link:
@@ -156,7 +158,7 @@ class SenderLink(_Link):
         self._send(offer.to_bytes())
 
     def serve(self, now: float, timeout: float = 0.0) -> int:
-        """Do what the receiver asks for; returns how many messages came. Call it in every step.
+        """Do what the receiver asks for; returns how many messages came, at most 256. Call it in every step.
 
         timeout: seconds to wait for the first. Raises `HandoffError` if the receiver has gone: all that was offered to
         it is released then.
@@ -164,7 +166,7 @@ class SenderLink(_Link):
         count = 0
         self._require_whole()
         try:
-            while (message := self._receive(0.0 if count else timeout)) is not None:
+            while count < MOST_SERVED and (message := self._receive(0.0 if count else timeout)) is not None:
                 self._handle(message, now)
                 count += 1
         except HandoffError:

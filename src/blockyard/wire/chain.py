@@ -20,14 +20,23 @@ class Chain:
     """
 
     def __init__(self, start: bytes = b"") -> None:
-        self.number = 0
-        self.digest = blake2b(start, digest_size=DIGEST_BYTES).digest() if start else NO_DIGEST
+        #: The number of the latest message and its digest, set as one: an interrupt finds both or none.
+        self.place = (0, blake2b(start, digest_size=DIGEST_BYTES).digest() if start else NO_DIGEST)
+
+    @property
+    def number(self) -> int:
+        """Count the messages. O(1)."""
+        return self.place[0]
+
+    @property
+    def digest(self) -> bytes:
+        """Return the digest of all messages. O(1)."""
+        return self.place[1]
 
     def next(self, kind: str, fields: dict[str, Any], arrays: Sequence[npt.NDArray[np.integer[Any]]]) -> bytes:
         """Make the next message. O(bytes)."""
         data = pack(kind, fields, arrays, self.number + 1, self.digest)
-        self.number += 1
-        self.digest = data[_DIGEST_AT:_BEHIND_DIGEST]
+        self.place = (self.number + 1, data[_DIGEST_AT:_BEHIND_DIGEST])
         return data
 
     def require_next(self, message: Message, name: str) -> None:
@@ -40,4 +49,4 @@ class Chain:
 
     def take(self, message: Message) -> None:
         """Count a message as read."""
-        self.number, self.digest = message.number, message.digest
+        self.place = (message.number, message.digest)

@@ -98,6 +98,7 @@ class PlanSender(_PlanEnd):
             raise InvalidArgument(f"plan is {shown(plan)}; a StepPlan or a SwapPlan is needed")
         self._gate.enter("to_bytes")
         is_whole = False
+        before = self._chain.place
         try:
             message = self._message(plan, moves_only, token_ids)
             is_whole = True
@@ -106,6 +107,7 @@ class PlanSender(_PlanEnd):
             if not is_whole:
                 # Rows may have been noted that no message told of.
                 self._reader.forget()
+                self._chain.place = before
             self._gate.leave()
 
     def _message(self, plan: SwapPlan, moves_only: bool, token_ids: object) -> bytes:
@@ -160,6 +162,27 @@ class PlanReceiver(_PlanEnd):
         self._name = require_str("name", name)
         self._copy = TableCopy(self._config)
         self._num_blocks = self._config.num_blocks
+        #: A message that is being taken in, and how often the tables had changed before it.
+        self._begun: tuple[Message, int] | None = None
+
+    @property
+    def num_steps(self) -> int:
+        """Messages read so far. O(1)."""
+        self._settle()
+        return super().num_steps
+
+    @property
+    def digest(self) -> str:
+        """The digest of all messages read so far, equal to the sender's after the same ones. O(1)."""
+        self._settle()
+        return super().digest
+
+    def _settle(self) -> None:
+        """Count a message that has changed the tables and then was interrupted: it was read, its plan is lost."""
+        begun = self._begun
+        if begun is not None and self._copy.tables[0].version != begun[1]:
+            self._chain.take(begun[0])
+        self._begun = None
 
     def resize(self, num_blocks: object) -> None:
         """The rank's KV tensors have this many blocks now, as the sender's pool has; no plan may name others. O(1)."""
@@ -170,14 +193,18 @@ class PlanReceiver(_PlanEnd):
 
         Returns what was sent, a `StepPlan` or a `SwapPlan`; a step plan is stale once the next one is read.
         Raises `DivergedRank` unless it continues what this rank has read, and `InvalidArgument` for bytes that are no
-        message, or one of another shape of cache, or that name a row, block or slot outside it; `ConcurrentCall`.
+        message, or one of another shape of cache, or that name a row, block or slot outside it; `ConcurrentCall`. A
+        KeyboardInterrupt may come when the message has been read: `num_steps` counts it then, and its plan is lost.
         """
         self._gate.enter("from_bytes")
         try:
+            self._settle()
             message = data if isinstance(data, Message) else Message.of(data)
             self._chain.require_next(message, self._name)
+            self._begun = (message, self._copy.tables[0].version)
             plan = self._plan(message)
             self._chain.take(message)
+            self._begun = None
             return plan
         finally:
             self._gate.leave()

@@ -89,8 +89,8 @@ class Inbox:
         if message.kind == "ping":
             self._connection.send_bytes(pack("pong"))
             return True
-        if message.kind == "close" and message.fields["why"]:
-            self._end(message.fields["why"])
+        if message.kind == "close" and (why := message.fields.get("why")):
+            self._end(str(why))
         self._messages.put(message)
         return message.kind != "close"
 

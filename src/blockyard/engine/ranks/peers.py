@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
+import selectors
 import signal
 import socket
 import subprocess
@@ -36,6 +37,8 @@ _END_SECONDS = 2.0
 #: For all ranks to load their model and come.
 _MEETING_SECONDS = 1800
 _GREETING_SECONDS = 10.0
+#: Connections that have not said yet who they are.
+_MOST_STRANGERS = 256
 _TOKEN_BYTES = 32
 _RANK_BYTES = 4
 _ADDRESS_KEY = "rank 0"
@@ -288,31 +291,94 @@ class TorchrunPeers:
 
 
 def _greeted(server: socket.socket, token: bytes, size: int) -> list[Peer]:
-    connections: dict[int, SocketConnection] = {}
-    deadline = time.monotonic() + _MEETING_SECONDS
-    while len(connections) < size - 1:
-        missing = ", ".join(str(rank) for rank in range(1, size) if rank not in connections)
-        server.settimeout(max(deadline - time.monotonic(), 0.001))
+    """Wait for the ranks, each of which says the secret and its number; strangers keep none of them waiting."""
+    ranks: dict[int, SocketConnection] = {}
+    with selectors.DefaultSelector() as waiting:
+        server.setblocking(False)
+        waiting.register(server, selectors.EVENT_READ)
+        deadline = time.monotonic() + _MEETING_SECONDS
         try:
-            connection, _ = server.accept()
-        except TimeoutError as error:
-            raise RankError(f"no word of rank {missing} for {_MEETING_SECONDS} s") from error
-        rank = _rank_of(connection, token, size)
-        if rank is None or rank in connections:
-            connection.close()
-        else:
-            connections[rank] = SocketConnection(connection)
-    return [Peer(rank, connections[rank]) for rank in sorted(connections)]
+            while len(ranks) < size - 1:
+                missing = ", ".join(str(rank) for rank in range(1, size) if rank not in ranks)
+                if time.monotonic() > deadline:
+                    raise RankError(f"no word of rank {missing} for {_MEETING_SECONDS} s")
+                for key, _ in waiting.select(1.0):
+                    if key.fileobj is server:
+                        _admit(server, waiting)
+                    else:
+                        _hear(key, waiting, ranks, token, size)
+                for greeting in _greetings(waiting):
+                    if time.monotonic() > greeting.deadline:
+                        greeting.refuse(waiting)
+        finally:
+            for greeting in _greetings(waiting):
+                greeting.refuse(waiting)
+    return [Peer(rank, ranks[rank]) for rank in sorted(ranks)]
 
 
-def _rank_of(connection: socket.socket, token: bytes, size: int) -> int | None:
-    """Which rank this is; None for a connection that does not know the secret."""
-    connection.settimeout(_GREETING_SECONDS)
+@dataclass
+class _Greeting:
+    """Somebody connected, and has still to say the secret and a rank."""
+
+    connection: socket.socket
+    deadline: float
+    said: bytes = b""
+
+    def refuse(self, waiting: selectors.BaseSelector) -> None:
+        """Close the connection."""
+        waiting.unregister(self.connection)
+        self.connection.close()
+
+
+def _greetings(waiting: selectors.BaseSelector) -> list[_Greeting]:
+    """List who is still to say who it is, the longest there first."""
+    return [key.data for key in waiting.get_map().values() if key.data is not None]
+
+
+def _admit(server: socket.socket, waiting: selectors.BaseSelector) -> None:
+    """Let somebody in; where strangers take all places, the one that has waited longest goes."""
     try:
-        greeting = connection.recv(_TOKEN_BYTES + _RANK_BYTES, socket.MSG_WAITALL)
+        connection, _ = server.accept()
+    except OSError:  # it has gone already
+        return
+    connection.setblocking(False)
+    if len(greetings := _greetings(waiting)) >= _MOST_STRANGERS:
+        greetings[0].refuse(waiting)
+    greeting = _Greeting(connection, time.monotonic() + _GREETING_SECONDS)
+    waiting.register(connection, selectors.EVENT_READ, greeting)
+
+
+def _hear(
+    key: selectors.SelectorKey,
+    waiting: selectors.BaseSelector,
+    ranks: dict[int, SocketConnection],
+    token: bytes,
+    size: int,
+) -> None:
+    """Take in a part of a greeting, and when it is whole the rank, or close the connection."""
+    greeting = key.data
+    if key.fd != greeting.connection.fileno():  # refused a moment ago
+        return
+    try:
+        part = greeting.connection.recv(_TOKEN_BYTES + _RANK_BYTES - len(greeting.said))
+    except BlockingIOError:
+        return
     except OSError:
-        return None
-    connection.settimeout(None)
+        part = b""
+    greeting.said += part
+    if part and len(greeting.said) < _TOKEN_BYTES + _RANK_BYTES:
+        return
+    rank = _rank_of(greeting.said, token, size)
+    if not part or rank is None or rank in ranks:
+        greeting.refuse(waiting)
+    else:
+        waiting.unregister(greeting.connection)
+        greeting.connection.setblocking(True)
+        ranks[rank] = SocketConnection(greeting.connection)
+
+
+def _rank_of(greeting: bytes, token: bytes, size: int) -> int | None:
+    """Read which rank this is; None for one that does not know the secret."""
     if not hmac.compare_digest(greeting[:_TOKEN_BYTES], token):
         return None
     rank = int.from_bytes(greeting[_TOKEN_BYTES:], "little")

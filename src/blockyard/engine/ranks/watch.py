@@ -133,7 +133,8 @@ class PeerWatch:
         """Take in what a rank says; whether it may say more."""
         if message.kind == "failed":
             self._say_last(peer)
-            self._note(f"rank {peer.rank} {message.fields['why']}", message.fields["is_consequence"])
+            why = message.fields.get("why", "failed, and did not say why")
+            self._note(f"rank {peer.rank} {why}", bool(message.fields.get("is_consequence")))
             return False
         with self._condition:
             if message.kind == "pong":
