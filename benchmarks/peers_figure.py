@@ -53,8 +53,8 @@ def draw(table: dict[str, dict[str, float]], path: Path) -> None:
             weight = "bold" if system == "ours" else "normal"
             axes.text(time * 1.07, y, f"{time:,.3g}" if time < 1000 else f"{time:,.0f}", va="center", weight=weight)
     axes.set_xscale("log")
-    axes.set_xlim(1, 12_000)
-    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlim(0.5, 12_000)
+    axes.xaxis.set_major_formatter("{x:,g}")
     axes.set_yticks(range(len(ROWS)), list(ROWS.values()))
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
