@@ -111,14 +111,20 @@ class Chains:
         return block
 
     def put(self, prompt: Sequence[Block], block: int) -> None:
-        index, before = self.index, len(prompt) - 1
+        self.publish(prompt, [block])
+
+    def publish(self, prompt: Sequence[Block], blocks: Sequence[int]) -> None:
+        """Index the last blocks of `prompt` in one go as `blocks`, after the others, which are there."""
+        index, before = self.index, len(prompt) - len(blocks)
         packed = pack_tokens([token for part in prompt for token in part], 4)
         found = index.find_under(self.root, Prompt(packed.words, packed.num_tokens, (), {}), before)
         assert len(found) == before
         parent = index.identity[2 * found[before - 1]] if before else self.root
         chain = index.chain_hash[found[before - 1]] if before else root_hash(self.root)
-        index.hash_run(packed.words, before, before + 1, chain)
-        index.insert_run(packed.words, before, before + 1, vec[i32]([0] * before + [block]), 0, parent, 0)
+        standing = found[before - 1] if before else 0
+        index.hash_run(packed.words, before, len(prompt), chain)
+        held = vec[i32]([0] * before + list(blocks))
+        index.insert_run(packed.words, before, len(prompt), held, 0, parent, standing, 0)
 
     def find(self, prompt: Sequence[Block]) -> list[int]:
         if not prompt:

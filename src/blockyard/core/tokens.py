@@ -147,14 +147,17 @@ def _pack_as_it_lies(tokens: npt.NDArray[np.int32], block_size: int, with_placeh
     num_tokens = len(tokens)
     num_blocks = -(-num_tokens // block_size)
     if num_tokens < num_blocks * block_size or not tokens.flags.c_contiguous:
-        padded = np.zeros(num_blocks * block_size, dtype=np.int32)
+        padded = np.empty(num_blocks * block_size, dtype=np.int32)
         padded[:num_tokens] = tokens
+        padded[num_tokens:] = 0
         tokens = padded
     placeholders: dict[int, int] | None = None
-    if np.bitwise_or.reduce(tokens) < 0:
+    if np.minimum.reduce(tokens) < 0:
         placeholders = _placeholders(given, with_placeholders)
         tokens = np.maximum(tokens, np.int32(PLACEHOLDER))
-    return PackedTokens(pack_rows(tokens.reshape(num_blocks, block_size)), num_tokens, placeholders)
+    if block_size % 2:
+        return PackedTokens(pack_rows(tokens.reshape(num_blocks, block_size)), num_tokens, placeholders)
+    return PackedTokens(vec[i64](tokens.view(np.int64)), num_tokens, placeholders)
 
 
 def pack_rows(tokens: npt.NDArray[np.int32]) -> vec[i64]:

@@ -308,10 +308,9 @@ class CommitCalls:
     def _publish(self, row: i64, first: i64, last: i64) -> None:
         """Blocks `first` to `last` of a row are full and computed now: what waits in the index becomes real."""
         published = self.sequences.num_published[row]
-        for position in range(first, min(last, published)):
-            block = self.sequences.block_at(row, position)
-            if i64(self.index.owner[block]) == row + 1:
-                self.index.set_computed(block)
+        num_waiting = min(last, published) - first
+        if num_waiting > 0:
+            self.index.set_computed(self.sequences.blocks, row * self.sequences.width + first, num_waiting, row + 1)
         if not self.token_blocks.enable_prefix_caching or self.sequences.generation[row] != self.index.num_generations:
             return
         for position in range(max(first, published), last):
@@ -329,4 +328,7 @@ class CommitCalls:
         if spans and int(position) in spans:
             parent = self.index.root((int(parent), spans[int(position)]))
             before = NULL_BLOCK
-        self.index.insert(block, self.index.hash_block(block, before, parent), parent)
+        chain_hash = self.index.hash_block(block, before, parent)
+        if before != NULL_BLOCK:
+            before = self.index.standing_for(parent, self.index.chain_hash[before], before)
+        self.index.insert(block, chain_hash, parent, before)

@@ -21,24 +21,26 @@ def check_index(index: PrefixIndex) -> None:
     in_table = [int(slot) & int(ID_MASK) for slot in view_i64(index._slots).tolist() if slot]
     if in_table and not 0 < min(in_table) <= max(in_table) < len(index.chain_hash):
         raise InvariantError(f"index: the table leads to block {max(in_table)}; the pool has {len(index.chain_hash)}")
-    reached = sorted(block for oldest in in_table for block in index.rings.members(oldest))
-    if reached != indexed:
-        raise InvariantError("index: table and rings reach other blocks than those with a content")
+    following = [block for block in range(len(index.chain_hash)) if index.rings.follows(i64(block))]
+    standing = in_table + following
+    if sorted(block for oldest in standing for block in index.rings.members(oldest)) != indexed:
+        raise InvariantError("index: table, neighbours and rings reach other blocks than those with a content")
     linked = np.flatnonzero(view_i32(index.rings.next_equal) | view_i32(index.rings.prev_equal)).tolist()
     for block in sorted(set(linked) - set(indexed)):
         raise InvariantError(f"index: block {block} has no content, but a link in a ring")
     if index.log is not None:
-        _check_log(index, index.log, in_table)
-    blocks = {int(index.content_of(i64(block))): block for block in in_table}
-    for block in in_table:
-        _check_block(index, block)
-        _check_chain(index, block, blocks.get(int(index.parent_of(i64(block))), 0))
+        _check_log(index, index.log, standing)
+    blocks = {int(index.content_of(i64(block))): block for block in standing}
+    for block in standing:
+        before = blocks.get(int(index.parent_of(i64(block))), 0)
+        _check_block(index, block, before)
+        _check_chain(index, block, before)
 
 
-def _check_log(index: PrefixIndex, log: ContentLog, in_table: list[int]) -> None:
+def _check_log(index: PrefixIndex, log: ContentLog, standing: list[int]) -> None:
     """Each content with a computed block is told of by one of them; entries of blocks are those of the marks."""
     told = {block for block in range(len(log.told)) if log.told[i64(block)] != 0}
-    for oldest in in_table:
+    for oldest in standing:
         computed = {block for block in index.rings.members(oldest) if index.owner[i64(block)] == 0}
         if len(computed & told) != min(len(computed), 1):
             raise InvariantError(
@@ -53,7 +55,7 @@ def _check_log(index: PrefixIndex, log: ContentLog, in_table: list[int]) -> None
             raise InvariantError(f"index: entry {place} is of block {entry}, whose mark is {log.told[entry]}")
 
 
-def _check_block(index: PrefixIndex, oldest: i64) -> None:
+def _check_block(index: PrefixIndex, oldest: i64, standing_before: i64) -> None:
     content = index.content_of(oldest)
     parent = index.parent_of(oldest)
     if not parent < content <= index._last_content:
@@ -67,7 +69,11 @@ def _check_block(index: PrefixIndex, oldest: i64) -> None:
             raise InvariantError(f"index: block {block} points back to {before} in the ring {ring}")
         if index.content_of(block) != content or index.parent_of(block) != parent:
             raise InvariantError(f"I5: block {block} is a duplicate of block {oldest} with another identity")
-        if index.find(index.rows.words, row, index.chain_hash[block], parent) != oldest:
+        if standing_before == 0 and index.rings.follows(block):
+            # The content before it is gone: nobody finds it.
+            continue
+        found = index.find(index.rows.words, row, index.chain_hash[block], parent)
+        if found + index.equal_follower(index.rows.words, row, standing_before) != oldest:
             raise InvariantError(f"I5: block {block} is not found from its own tokens")
 
 

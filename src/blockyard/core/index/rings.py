@@ -1,10 +1,15 @@
 """Blocks of equal content, in a ring: the table has the oldest of them, and it leads to the others."""
 
+from typing import Final
+
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...errors import InvariantError
 from ..arrays import clear_i32, zeros_i32
+
+#: The link of a block alone that has no slot in the table: its neighbour leads to it.
+FOLLOWS: Final[i32] = -1
 
 
 class Rings:
@@ -19,7 +24,11 @@ class Rings:
 
     def is_alone(self, block: i64) -> bool:
         """Whether no other indexed block is equal."""
-        return self.next_equal[block] == 0
+        return self.next_equal[block] <= 0
+
+    def follows(self, block: i64) -> bool:
+        """Return whether the block has no slot in the table."""
+        return self.next_equal[block] < 0
 
     def join(self, oldest: i64, block: i64) -> None:
         """Hang `block` at the end of the ring of `oldest`."""
@@ -51,7 +60,7 @@ class Rings:
         """All blocks of a ring, oldest first. O(duplicates)."""
         ring = [int(oldest)]
         block = i64(self.next_equal[oldest])
-        while block != 0 and block != oldest and len(ring) < len(self.next_equal):
+        while block > 0 and block != oldest and len(ring) < len(self.next_equal):
             ring.append(int(block))
             if not 0 < block < len(self.next_equal):
                 raise InvariantError(f"index: a ring leads to block {block}; the pool has {len(self.next_equal)}")

@@ -129,8 +129,11 @@ class _Before:
         self.is_root = lease._first_block + position == 0
         self.content: i64 = NO_CONTENT
         self.chain: i64 = 0
+        #: A block that has the content, 0 where none is known.
+        self.block: i64 = NULL_BLOCK
         block = i64(lease._blocks[position - 1]) if position > 0 else NULL_BLOCK
         if block != NULL_BLOCK:
+            self.block = block
             self.content = ledger.index.content_of(block)
             self.chain = ledger.index.chain_hash[block]
         elif not self.is_root and lease._anchor == position:
@@ -172,6 +175,7 @@ def _num_same(index: PrefixIndex, lease: BlockLease, start: i64, prompt: Prompt,
             return number
         parent = index.content_of(block)
         before.is_root = False
+        before.block = block
         before.content = parent
         before.chain = index.chain_hash[block]
     return num_full
@@ -189,4 +193,5 @@ def _index_from(
     if before.is_root:
         before.content = ledger.index.root(prompt.keys)
         before.chain = root_hash(before.content)
-    ledger.index_after(prompt, first, last, lease._blocks, start, 0, before.content, before.chain)
+    block = NULL_BLOCK if before.is_root else ledger.index.standing_for(before.content, before.chain, before.block)
+    ledger.index_after(prompt, first, last, lease._blocks, start, 0, before.content, before.chain, block)

@@ -132,23 +132,37 @@ class BlockLedger:
         before = i64(blocks[start + first - 1]) if first > 0 else NULL_BLOCK
         parent = index.content_of(before) if first > 0 else root
         chain = index.chain_hash[before] if first > 0 else root_hash(parent)
-        self.index_after(prompt, first, last, blocks, start, owner, parent, chain)
+        if first > 0:
+            before = index.standing_for(parent, chain, before)
+        self.index_after(prompt, first, last, blocks, start, owner, parent, chain, before)
 
     def index_after(
-        self, prompt: Prompt, first: i64, last: i64, blocks: vec[i32], start: i64, owner: i64, parent: i64, chain: i64
+        self,
+        prompt: Prompt,
+        first: i64,
+        last: i64,
+        blocks: vec[i32],
+        start: i64,
+        owner: i64,
+        parent: i64,
+        chain: i64,
+        before: i64,
     ) -> None:
-        """The same after a content whose chained hash is `chain`, wherever that stands."""
+        """Index them after a content whose chained hash is `chain`, wherever that stands.
+
+        before: the block that stands for it; 0 for a root, or where no block has it any more.
+        """
         index = self.index
         while first < last:
             if first in prompt.spans:
                 parent = index.root((int(parent), prompt.spans[first]))
                 chain = root_hash(parent)
+                before = NULL_BLOCK
             end = min(prompt.next_span_block(first), last)
             index.hash_run(prompt.words, first, end, chain)
-            index.insert_run(prompt.words, first, end, blocks, start, parent, owner)
-            before = i64(blocks[start + end - 1])
-            parent = index.content_of(before)
-            chain = index.chain_hash[before]
+            index.insert_run(prompt.words, first, end, blocks, start, parent, before, owner)
+            # What comes next stands behind a span, under a root of its own.
+            parent = index.content_of(i64(blocks[start + end - 1]))
             first = end
 
     # Holding and releasing.
@@ -216,6 +230,9 @@ class BlockLedger:
 
     def _evict(self, blocks: vec[i32], start: i64, count: i64) -> None:
         self.index.load_run(blocks, start, count)
+        if self.knows_tokens and self.observer is None and self.stack is None:
+            self.num_evicted_blocks += self.index.remove_run(blocks, start, count)
+            return
         for position in range(start, start + count):
             block = i64(blocks[position])
             if self.index.is_cached(block):

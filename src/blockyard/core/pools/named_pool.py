@@ -100,7 +100,7 @@ class NamedPool(StandalonePool):
         self._gate.enter("find")
         try:
             words = pack_names(listed(names), require_int("group", group, 0, MAX_GROUP))
-            return self._as_array(self._find_all(words))
+            return self._as_array(self._named.find_all(words))
         finally:
             self._gate.leave()
 
@@ -113,19 +113,11 @@ class NamedPool(StandalonePool):
         try:
             numbers = group_numbers(groups)
             given = listed(names)
-            rows = [self._find_all(pack_names(given, number)) for number in numbers]
+            rows = [self._named.find_all(pack_names(given, number)) for number in numbers]
             reached = min([_leading(row) for row in rows])
             return np.array([view_i32(row)[:reached] for row in rows], dtype=np.int32).reshape(len(rows), reached)
         finally:
             self._gate.leave()
-
-    def _find_all(self, words: vec[i64]) -> vec[i32]:
-        count = i64(len(words)) // NAME_WORDS
-        found = zeros_i32(int(count))
-        for place in range(count):
-            block = self._named.find(words, place * NAME_WORDS)
-            found[place] = i32(block)
-        return found
 
     def _as_array(self, blocks: vec[i32]) -> npt.NDArray[np.int32]:
         return np.array(view_i32(blocks))
@@ -149,7 +141,7 @@ class NamedPool(StandalonePool):
         try:
             words = pack_names(listed(names), require_int("group", group, 0, MAX_GROUP))
             holder_name = require_str("holder", holder)
-            found = self._find_all(words)
+            found = self._named.find_all(words)
             self._ledger.act("get_cached_blocks", holder_name)
             return self._hold("names", found[: _leading(found)], holder_name)
         finally:

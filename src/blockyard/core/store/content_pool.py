@@ -4,6 +4,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from ...ids import NULL_BLOCK
 from ..arrays import zeros_i64
 from ..pool.ledger import BlockLedger
 
@@ -42,7 +43,7 @@ class ContentPool(BlockLedger):
         index.rows.words[first + 1] = group
         self._entry[0] = content
         self._entry[1] = group
-        index.insert(block, index.hash_words(self._entry, self._root), self._root)
+        index.insert(block, index.hash_words(self._entry, self._root), self._root, NULL_BLOCK)
 
     def content_of(self, block: i64) -> i64:
         """The content that an indexed block holds."""

@@ -173,7 +173,7 @@ class BlockTrie:
         first = index.rows.start_of(node)
         for word in range(index.rows.num_words):
             index.rows.words[first + word] = words[position * index.rows.num_words + word]
-        index.insert(node, chain, parent)
+        index.insert(node, chain, parent, 0)
         self._parent[node] = i32(before)
         self._child[before] = i32(node)
         self._uses[node] = 0
