@@ -37,7 +37,7 @@ bench: $(VENV)/built
 	$(BIN)/python -m benchmarks $(addprefix --trace ,$(TRACE)) $(BENCH_ARGS)
 
 peers: $(VENV)/built .venv-peers/installed .venv-sglang/installed
-	$(BIN)/python -m benchmarks.peers --python .venv-peers/bin/python --sglang-python .venv-sglang/bin/python $(addprefix --trace ,$(TRACE))
+	$(BIN)/python -m benchmarks.peers --python .venv-peers/bin/python --sglang-python .venv-sglang/bin/python $(addprefix --trace ,$(TRACE)) $(PEERS_ARGS)
 
 engines: $(VENV)/built .venv-peers/installed
 	$(BIN)/python -m benchmarks.engines --vllm-python .venv-peers/bin/python $(ENGINES_ARGS)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from textwrap import fill
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
 @dataclass(frozen=True)
@@ -59,16 +63,29 @@ def print_plain(row: Figure) -> None:
     )
 
 
-def print_markdown(row: Figure) -> None:
-    print(
+def markdown(row: Figure) -> str:
+    return (
         f"| {row.name} | {row.layout} | {row.size} | {row.value:.1f} {row.unit} | {row.spread} | "
-        f"{row.bar}{row.counts} |",
-        flush=True,
+        f"{row.bar}{row.counts} |"
     )
+
+
+def print_markdown(row: Figure) -> None:
+    print(markdown(row), flush=True)
 
 
 def print_json(row: Figure) -> None:
     print(json.dumps(asdict(row)), flush=True)
+
+
+def write_figures(path: Path, heading: str, table: Iterable[str]) -> None:
+    """Put a heading, wrapped, and a table in the place of the figures that a page has between its marks."""
+    before, begin, rest = path.read_text().partition("<!-- figures -->\n")
+    _, end, after = rest.partition("<!-- end -->\n")
+    if not (begin and end):
+        raise SystemExit(f"{path} has no place for figures between its marks")
+    words = fill(heading, 120, break_long_words=False, break_on_hyphens=False)
+    path.write_text("\n".join([before + begin + words, "", *table, end + after]))
 
 
 #: What stands above the rows of each way to print them.

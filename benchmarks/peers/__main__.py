@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 
 from ..aging import add_trace_option, write_folder
 from ..limit import limit_rows
+from ..measure import DOCS, write_figures
 from ..workload import SIZES
 from .rows import AGED, NEW, ROWS, SHUFFLED, Measured
 from .table import Column, hit_lines, least_of, table_lines
@@ -80,6 +81,7 @@ def main() -> None:
     parser.add_argument("--python", default="", help="the interpreter that has vLLM and xxhash")
     parser.add_argument("--sglang-python", default="", help="the interpreter that has SGLang")
     parser.add_argument("--turns", type=int, default=2, help="the least of so many runs of each counts (default: 2)")
+    parser.add_argument("--write", action="store_true", help="put the figures into docs/peers.md too")
     add_trace_option(parser)
     args = parser.parse_args()
     load = os.getloadavg()[0]
@@ -93,11 +95,15 @@ def main() -> None:
     found = {name: [column for turn in turns for column in turn if column.name == name] for name in names}
     ours, limit, *others = [least_of(columns) for columns in found.values()]
     versions = "; ".join(column.version for column in (ours, limit, *others))
-    print(f"{versions}; Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores.")
-    print(f"Processes at work on the machine: {load:.1f} at the start, {os.getloadavg()[0]:.1f} at the end.")
-    print(f"Pools aged by {Path(args.trace).name}: {aged}.\n")
-    print(*table_lines(found[ours.name], limit, others), sep="\n")
-    print("", *hit_lines([ours, *others]), sep="\n")
+    heading = (
+        f"{versions}; Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores. Processes at "
+        f"work on the machine: {load:.1f} at the start, {os.getloadavg()[0]:.1f} at the end. Pools aged by "
+        f"{Path(args.trace).name}: {aged}."
+    )
+    table = [*table_lines(found[ours.name], limit, others), "", *hit_lines([ours, *others])]
+    print(heading, "", *table, sep="\n")
+    if args.write:
+        write_figures(DOCS / "peers.md", heading, table)
 
 
 if __name__ == "__main__":

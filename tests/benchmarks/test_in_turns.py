@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.in_turns import Rows, run_turn, table_lines
-from benchmarks.measure import Figure
+from benchmarks.measure import Figure, write_figures
 from benchmarks.peers.rows import AGED, FREE, SHUFFLED, Measured
 from benchmarks.peers.table import Column
 from benchmarks.peers.table import table_lines as peer_lines
@@ -90,3 +90,16 @@ def test_layouts_of_a_row_stay_apart_in_the_peers_table() -> None:
         "| free a block | aged | 10k | 2 ns | 2 | 1 ns | 2 | 6 ns | 3 |",
         "| free a block | shuffled | 10k | 4 ns | 2 | 2 ns | 2 | 60 ns | 15 |",
     ]
+
+
+def test_figures_take_the_place_of_those_of_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("Before.\n<!-- figures -->\nold\n\n| old |\n<!-- end -->\nAfter.\n")
+    for _ in range(2):
+        write_figures(page, "word " * 30, ["| new |", "|---|"])
+        wrapped = f"{'word ' * 24}".strip() + "\n" + f"{'word ' * 6}".strip()
+        assert page.read_text() == f"Before.\n<!-- figures -->\n{wrapped}\n\n| new |\n|---|\n<!-- end -->\nAfter.\n"
+    page.write_text("no marks\n")
+    with pytest.raises(SystemExit, match="no place"):
+        write_figures(page, "", [])
+    assert page.read_text() == "no marks\n"
