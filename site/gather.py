@@ -26,6 +26,7 @@ MODULES = (
     "blockyard.sizing",
     "blockyard.events",
     "blockyard.parallel",
+    "blockyard.tiers",
     "blockyard.observe",
     "blockyard.metrics",
     "blockyard.engine",

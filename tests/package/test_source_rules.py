@@ -262,6 +262,7 @@ LAYERS = {
     "events": 7,
     "steps": 7,
     "parallel": 7,
+    "tiers": 7,
     "engine": 8,
     "lab": 8,
     "live": 8,
@@ -290,6 +291,7 @@ OUTSIDE = {
     "storage": {"numpy", "torch"},
     "wire": {"numpy"},
     "steps": set(),
+    "tiers": {"numpy", "xxhash", "redis", "obstore"},
     "events": {"numpy", "librt", "mypy_extensions", "msgspec", "zmq"},
 }
 #: Rooms that may name `__version__` and its like.

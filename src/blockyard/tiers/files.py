@@ -1,0 +1,323 @@
+"""A folder is a tier: a file holds an object, nothing is started, and several engines may use it at once.
+
+    <folder>/objects/<first 2 hex digits>/<32 hex digits of the name>     page and payload
+    <folder>/new/<random>                                                 what is being written
+
+A file is written under `new` and renamed, so it is whole or absent; a crash of the machine may still tear it, and the
+checksum finds that. Whoever writes holds an flock on the file under `new`, which the kernel takes from the dead: what
+has no lock there was left by a process that was killed, and is removed. There is no other lock, and no index on disk:
+names, sizes and times of last use are the folder's own, and are read at the start, in the background. Until then, and
+for what other engines store, the folder is asked about the names that are wanted.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arguments import require_int
+from ..errors import InvalidArgument
+from .header import PAGE_BYTES, BadObject, Header
+from .index import ObjectIndex
+from .tier import NAME_BYTES, Cause
+from .worker import PlaceError, Task, WorkingTier
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_FOLDER = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY
+#: Jobs between two looks at one of the 256 folders, for what others stored or removed.
+_JOBS_A_LOOK = 64
+#: Objects that are noted at once, so that other threads run between.
+_A_GO = 2048
+#: Pieces of a payload in one call of the system.
+_MOST_PIECES = 512
+
+
+class FileTier(WorkingTier):
+    """Objects as plain files of a folder, which is made where it is missing; several engines may use it at once.
+
+    max_bytes: the budget of payloads; the objects that `eviction_policy` names go where it is reached. Each engine
+    keeps the budget for all that it knows to be in the folder. more: see `WorkingTier`.
+    Raises `InvalidArgument` where the folder cannot be made or is no folder.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], max_bytes: int, eviction_policy: str = "lru", **more: Any
+    ) -> None:
+        budget = require_int("max_bytes", max_bytes, 1, 2**60)
+        self._root = Path(folder).resolve()
+        try:
+            for each in (self._root / "objects", self._root / "new"):
+                each.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidArgument(f"folder is {str(folder)!r}; it cannot be used: {error.strerror}") from None
+        self._folders: dict[str, int] = {}
+        self._num_looks = -1
+        super().__init__(f"file:{folder}", ObjectIndex(budget, 2**26, eviction_policy), **more)
+        self._remove_leftovers()
+        self._drops.append([])  # has a thread look into the folder at once
+        self._start()
+
+    # Places of files. Folders are opened once, and never through a link.
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Tells errors of the system by their causes."""
+        try:
+            yield
+        except OSError as error:
+            cause = Cause.FULL if error.errno in _FULL else Cause.UNREACHABLE
+            raise PlaceError(Cause.DENIED if error.errno in _DENIED else cause, error) from None
+
+    def _folder(self, key: str, makes: bool = False) -> int:
+        """Returns the open folder of a key: "new", or two hex digits. Raises `FileNotFoundError`."""
+        found = self._folders.get(key)
+        if found is not None and os.fstat(found).st_nlink > 0:
+            return found
+        path = self._root / "new" if key == "new" else self._root / "objects" / key
+        if makes:
+            path.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, _FOLDER)
+        with self._changed:
+            if self._folders.get(key) == found:
+                self._folders[key] = file
+                return file
+        os.close(file)  # another thread was sooner
+        return self._folders[key]
+
+    def close(self, timeout: float = 10.0) -> bool:
+        """End the threads, and let go of the folder. See `Tier.close`."""
+        has_ended = super().close(timeout)
+        if has_ended:
+            while self._folders:
+                os.close(self._folders.popitem()[1])
+        return has_ended
+
+    # Writing.
+
+    def _write(self, task: Task, positions: list[int]) -> None:
+        with self._errors():
+            try:
+                self._write_once(task, positions)
+            except FileNotFoundError:  # another engine's start came between a file and its lock, or the folder went
+                self._write_once(task, positions)
+
+    def _write_once(self, task: Task, positions: list[int]) -> None:
+        written: list[tuple[str, int]] = []
+        try:
+            for position in positions:
+                written.append(self._new_file([task.header(position).to_page(), *task.parts[position]]))
+            for position, (temporary, _) in zip(positions, written, strict=True):
+                self._publish(temporary, task.job.names[position])
+        finally:
+            self._end_files(written)
+
+    def _new_file(self, pieces: Sequence[bytes | memoryview]) -> tuple[str, int]:
+        """Write a file under `new`; returns its name and its open descriptor, which holds the lock."""
+        name = os.urandom(NAME_BYTES).hex()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = os.open(name, flags, 0o666, dir_fd=self._folder("new", makes=True))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for first in range(0, len(pieces), _MOST_PIECES):
+                _write_all(file, pieces[first : first + _MOST_PIECES])
+        except BaseException:
+            self._end_files([(name, file)])
+            raise
+        return name, file
+
+    def _publish(self, temporary: str, name: bytes) -> None:
+        key = name.hex()
+        folders = {"src_dir_fd": self._folder("new"), "dst_dir_fd": self._folder(key[:2], makes=True)}
+        os.rename(temporary, key, **folders)
+
+    def _end_files(self, files: list[tuple[str, int]]) -> None:
+        """Close files, and remove those that were not renamed."""
+        for name, file in files:
+            with suppress(OSError):
+                os.unlink(name, dir_fd=self._folder("new"))
+            os.close(file)
+
+    # Reading.
+
+    def _read(self, task: Task, position: int) -> None:
+        file = self._open(task.job.names[position])
+        try:
+            with self._errors():
+                header = Header.from_page(os.read(file, PAGE_BYTES))
+                task.require(position, header)
+                if os.fstat(file).st_size != PAGE_BYTES + header.length:
+                    raise BadObject(Cause.TRUNCATED)
+                parts = task.parts[position]
+                for first in range(0, len(parts), _MOST_PIECES):
+                    _read_all(file, parts[first : first + _MOST_PIECES])
+                header.require_payload(parts)
+                with suppress(OSError):
+                    os.utime(file)  # the order of last use, for the next start
+        finally:
+            os.close(file)
+
+    def _open(self, name: bytes) -> int:
+        """Open an object's file. Raises `BadObject` where there is none, or something else in its place."""
+        key = name.hex()
+        try:
+            file = os.open(key, _READ, dir_fd=self._folder(key[:2]))
+        except FileNotFoundError:
+            raise BadObject(Cause.ABSENT) from None
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR, errno.EISDIR):
+                raise BadObject(Cause.DAMAGED) from None
+            with self._errors():
+                raise
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise BadObject(Cause.DAMAGED)
+        return file
+
+    def _sizes(self, names: Sequence[bytes]) -> list[int]:
+        sizes: list[int] = []
+        with self._errors(), suppress(FileNotFoundError, NotADirectoryError):
+            for key in (name.hex() for name in names):
+                found = os.stat(key, dir_fd=self._folder(key[:2]), follow_symlinks=False)
+                if not stat.S_ISREG(found.st_mode):
+                    break
+                sizes.append(max(found.st_size - PAGE_BYTES, 0))
+        return sizes
+
+    def _remove(self, names: Sequence[bytes]) -> None:
+        with self._errors():
+            for key in (name.hex() for name in names):
+                with suppress(FileNotFoundError, IsADirectoryError):
+                    os.unlink(key, dir_fd=self._folder(key[:2]))
+
+    # Looking around.
+
+    def _tidy(self) -> None:
+        """Look into all folders once, and then into one after another, for what others stored or removed."""
+        with self._changed:
+            self._num_looks += 1
+            number = self._num_looks
+        if number == 0:
+            self._look_at_all()
+        elif number % _JOBS_A_LOOK == 0:
+            names, sizes, _ = self._listed(f"{number // _JOBS_A_LOOK % 256:02x}")
+            with self._changed:
+                evicted = self._index.add(names, sizes)
+            self._clear(evicted)
+
+    def _look_at_all(self) -> None:
+        """Note what is in the folder, in the order of last use, in an index beside: the one in use is not held up."""
+        listed = [self._listed(f"{key:02x}") for key in range(256)]
+        order = np.argsort(np.concatenate([times for _, _, times in listed]), kind="stable")
+        names = [name for each, _, _ in listed for name in each]
+        sizes = [size for _, each, _ in listed for size in each]
+        index, evicted = self._index.empty(), []
+        for first in range(0, len(order), _A_GO):
+            some = order[first : first + _A_GO].tolist()
+            evicted += index.add([names[place] for place in some], [sizes[place] for place in some])
+        with self._changed:
+            evicted += index.add(*self._index.items())
+            self._index = index
+        self._clear(evicted)
+
+    def _listed(self, key: str) -> tuple[list[bytes], list[int], npt.NDArray[np.int64]]:
+        """Reads the names, sizes and times of last use of one folder's objects; none where it cannot be read."""
+        found: list[tuple[bytes, os.stat_result]] = []
+        with suppress(OSError):
+            found += self._entries(key)
+        sizes = [max(each.st_size - PAGE_BYTES, 0) for _, each in found]
+        return [name for name, _ in found], sizes, np.array([each.st_mtime_ns for _, each in found], np.int64)
+
+    def _entries(self, key: str) -> Iterator[tuple[bytes, os.stat_result]]:
+        """Goes over the names and figures of a folder's objects; what has another name or is no file is passed over."""
+        with os.scandir(self._folder(key)) as entries:
+            for entry in entries:
+                name = _name_of(entry.name, key)
+                if name is not None:
+                    with suppress(FileNotFoundError):
+                        found = entry.stat(follow_symlinks=False)
+                        if stat.S_ISREG(found.st_mode):
+                            yield name, found
+
+    def _remove_leftovers(self) -> None:
+        """Remove what processes that were killed left under `new`: it has no lock."""
+        with suppress(OSError):
+            folder = self._folder("new")
+            for name in os.listdir(folder):
+                with suppress(OSError):
+                    file = os.open(name, _READ, dir_fd=folder)
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        os.unlink(name, dir_fd=folder)
+                    finally:
+                        os.close(file)
+
+    # For tools.
+
+    def names(self) -> Iterator[bytes]:
+        """Goes over the names of all objects. Raises `PlaceError`."""
+        with self._errors():
+            for key in range(256):
+                with suppress(FileNotFoundError):
+                    yield from [name for name, _ in self._entries(f"{key:02x}")]
+
+    def get(self, name: bytes) -> bytes:
+        """Read a whole file, unverified. Raises `BadObject`, `PlaceError`."""
+        with self._errors(), open(self._open(name), "rb") as file:
+            return file.read()
+
+    def put(self, name: bytes, data: bytes) -> None:
+        """Write a whole file. Raises `PlaceError`."""
+        with self._errors():
+            temporary, file = self._new_file([data])
+            try:
+                self._publish(temporary, name)
+            finally:
+                self._end_files([(temporary, file)])
+
+
+def _name_of(text: str, key: str) -> bytes | None:
+    """Reads the name in a file's name; None for anything but 32 small hex digits that begin with its folder's."""
+    if len(text) != 2 * NAME_BYTES or not text.startswith(key):
+        return None
+    try:
+        name = bytes.fromhex(text)
+    except ValueError:
+        return None
+    return name if name.hex() == text else None
+
+
+def _write_all(file: int, pieces: Sequence[bytes | memoryview]) -> None:
+    """Write pieces one after another, however little the system takes at once."""
+    left = [memoryview(piece) for piece in pieces]
+    while left:
+        left = _rest(left, os.writev(file, left))
+
+
+def _read_all(file: int, parts: Sequence[memoryview]) -> None:
+    """Fills the pieces one after another. Raises `BadObject` where the file ends before."""
+    left = list(parts)
+    while left:
+        count = os.readv(file, left)
+        if count == 0:
+            raise BadObject(Cause.TRUNCATED)
+        left = _rest(left, count)
+
+
+def _rest(pieces: list[memoryview], count: int) -> list[memoryview]:
+    """Returns what of the pieces comes after the first `count` bytes."""
+    place = 0
+    while place < len(pieces) and count >= len(pieces[place]):
+        count -= len(pieces[place])
+        place += 1
+    return [pieces[place][count:], *pieces[place + 1 :]] if place < len(pieces) else []

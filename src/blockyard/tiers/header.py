@@ -1,0 +1,150 @@
+"""A header stands before an object's bytes and says what they are; names are those by which objects are found.
+
+An object is a page of 4,096 bytes and its payload. The page is a message of `blockyard.wire` (mark, version, digest,
+fields) and zeros; the payload begins aligned. The fields: the object's name, the digest of its tokens, its layout's id,
+the payload's length and its checksum (XXH3, 128 bits). The digest covers the fields, the checksum the payload, so every
+bit of an object is covered but for the page's zeros, which must be zeros. There is no key: whoever may write to the
+place can write any object.
+
+Needs cbor2 and xxhash: `pip install 'blockyard[tiers]'`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from ..arguments import shown
+from ..errors import InvalidArgument, MissingExtra, PeerMismatch
+from ..naming import block_names
+from ..wire.message import Message, pack
+from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
+
+try:
+    import xxhash
+except ImportError as error:
+    raise MissingExtra("blockyard.tiers needs xxhash: pip install 'blockyard[tiers]'") from error
+
+#: The version of the page's fields; names differ with it, so that versions share a place.
+VERSION = 1
+PAGE_BYTES = 4096
+_KIND = "object"
+
+
+class BadObject(Exception):
+    """An object is none, or not the one that was asked for; `cause` says why."""
+
+    def __init__(self, cause: Cause) -> None:
+        super().__init__(cause.value)
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A header is what an object says of itself. length: of the payload. checksum: of all its bytes."""
+
+    name: bytes
+    tokens: bytes
+    layout: bytes
+    length: int
+    checksum: bytes
+
+    def to_page(self) -> bytes:
+        """Returns the page, 4,096 bytes."""
+        fields = {name: getattr(self, name).hex() for name in ("name", "tokens", "layout", "checksum")}
+        return pack(_KIND, {**fields, "length": self.length, "version": VERSION}).ljust(PAGE_BYTES, b"\0")
+
+    @classmethod
+    def from_page(cls, page: bytes) -> Header:
+        """Read a page. Raises `BadObject`: DAMAGED, TRUNCATED, or OTHER_VERSION."""
+        if len(page) < PAGE_BYTES:
+            raise BadObject(Cause.TRUNCATED)
+        try:
+            fields = Message.of(page.rstrip(b"\0")).require(_KIND).fields
+            if fields["version"] != VERSION:
+                raise BadObject(Cause.OTHER_VERSION)
+            parts = [bytes.fromhex(fields[name]) for name in ("name", "tokens", "layout", "checksum")]
+            header = cls(parts[0], parts[1], parts[2], int(fields["length"]), parts[3])
+        except PeerMismatch:
+            raise BadObject(Cause.OTHER_VERSION) from None
+        except (InvalidArgument, KeyError, TypeError, ValueError):
+            raise BadObject(Cause.DAMAGED) from None
+        if not 0 < header.length <= MAX_OBJECT_BYTES:
+            raise BadObject(Cause.DAMAGED)
+        return header
+
+    def require(self, name: bytes, tokens: bytes, layout: bytes, length: int) -> None:
+        """Raise `BadObject` unless the object is the one that is wanted."""
+        if self.name != name:
+            raise BadObject(Cause.FOREIGN)
+        if self.layout != layout:
+            raise BadObject(Cause.OTHER_LAYOUT)
+        if self.tokens != tokens:
+            raise BadObject(Cause.OTHER_TOKENS)
+        if self.length != length:
+            raise BadObject(Cause.OTHER_LENGTH)
+
+    def require_payload(self, parts: Sequence[memoryview]) -> None:
+        """Raise `BadObject` unless these are the payload's bytes. O(bytes)."""
+        if sum(len(part) for part in parts) != self.length:
+            raise BadObject(Cause.TRUNCATED)
+        if checksum_of(parts) != self.checksum:
+            raise BadObject(Cause.DAMAGED)
+
+
+def checksum_of(parts: Sequence[memoryview]) -> bytes:
+    """Returns the checksum of bytes that lie in one piece or in several: XXH3, 128 bits. O(bytes)."""
+    if len(parts) == 1:
+        return xxhash.xxh3_128_digest(parts[0])
+    whole = xxhash.xxh3_128()
+    for part in parts:
+        whole.update(part)
+    return whole.digest()
+
+
+def require_whole(data: memoryview, name: bytes | None = None) -> Header:
+    """Verify a whole object, page and payload; returns its header. O(bytes). Raises `BadObject`."""
+    header = Header.from_page(bytes(data[:PAGE_BYTES]))
+    if name is not None and header.name != name:
+        raise BadObject(Cause.FOREIGN)
+    header.require_payload([data[PAGE_BYTES:]])
+    return header
+
+
+def layout_id(**fields: Any) -> bytes:
+    """Returns the 16 bytes that name a layout: BLAKE2b over its fields as JSON, in the order of their names. O(fields).
+
+    fields: all that must be equal where one engine loads what another stored: a fingerprint of the weights and the
+    config, dtype, block size, heads, rank, group. Plain values. Raises `InvalidArgument` for others, or none.
+
+    >>> layout_id(model="sha256:41f0", dtype="bfloat16", block_size=16, heads=9, rank=0, group=0).hex()
+    '02c4e7a9c228a1265714f3a888cbdd6e'
+    """
+    if not fields:
+        raise InvalidArgument("layout_id was given no fields; a layout has at least one")
+    try:
+        text = json.dumps(fields, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"fields is {shown(fields)}; plain values are needed: {error}") from None
+    return blake2b(text.encode(), digest_size=NAME_BYTES).digest()
+
+
+def object_names(
+    layout: bytes, token_ids: object, block_size: int, extra_keys: object = ()
+) -> tuple[list[bytes], list[bytes]]:
+    """Returns the names of a prompt's full blocks under a layout, and the digest of each block's own tokens. O(tokens).
+
+    A name is the first half of a SHA-256 that is chained from the layout over all tokens and extra keys before
+    (`blockyard.naming`), so it stands for the block's place too; no prompt can be made to have another's name. The
+    digest is a BLAKE2b of the block's tokens alone: a second, unlike function over what the name means.
+    Raises `InvalidArgument`, or `MissingExtra` where cbor2 is not installed.
+    """
+    chained = block_names(token_ids, block_size, extra_keys, root_text=f"blockyard tiers {VERSION} {layout.hex()}")
+    tokens = np.asarray(token_ids)[: len(chained) * block_size].astype("<i4").reshape(len(chained), block_size)
+    digests = [blake2b(row.tobytes(), digest_size=NAME_BYTES).digest() for row in tokens]
+    return [name[:NAME_BYTES] for name in chained], digests

@@ -1,0 +1,473 @@
+"""All tiers have this in common: queues with bounds, threads that do the work, causes, circuits and figures."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..arguments import require_int, shown
+from ..errors import InvalidArgument, InvariantError
+from .circuit import Circuit
+from .header import BadObject, Header, checksum_of, require_whole
+from .index import ObjectIndex
+from .tier import (
+    BAD_OBJECT,
+    ILL_PLACE,
+    MAX_OBJECT_BYTES,
+    Cause,
+    Job,
+    Outcome,
+    Prefix,
+    TierStats,
+    require_names,
+)
+
+_log = logging.getLogger(__name__)
+#: Names that a place is asked about at once, and answers "no" that are remembered.
+_MOST_ASKED = 256
+_MOST_ABSENT = 4096
+
+
+class PlaceError(Exception):
+    """A place did not do what it was asked; `cause` says why, the text what it said."""
+
+    def __init__(self, cause: Cause, text: object = "") -> None:
+        super().__init__(str(text))
+        self.cause = cause
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """A task is a job with its buffers as bytes, as a place sees it. parts: the pieces of each object's payload."""
+
+    job: Job
+    is_load: bool
+    parts: list[list[memoryview]]
+    since: float
+    begun: float = 0.0
+
+    def length(self, position: int) -> int:
+        """Returns the bytes of one payload."""
+        return sum(len(part) for part in self.parts[position])
+
+    @property
+    def num_bytes(self) -> int:
+        """Returns the bytes of all payloads."""
+        return sum(self.length(position) for position in range(len(self.parts)))
+
+    def header(self, position: int) -> Header:
+        """Returns the header under which an object is stored. O(bytes)."""
+        job, parts = self.job, self.parts[position]
+        names = (job.names[position], job.tokens[position], job.layout)
+        return Header(*names, self.length(position), checksum_of(parts))
+
+    def require(self, position: int, header: Header) -> None:
+        """Raise `BadObject` unless this is the header of the object that is wanted."""
+        job = self.job
+        header.require(job.names[position], job.tokens[position], job.layout, self.length(position))
+
+    def fill(self, position: int, data: memoryview) -> None:
+        """Verify a whole object and copy its payload into the buffer. O(bytes). Raises `BadObject`."""
+        self.require(position, require_whole(data))
+        first = len(data) - self.length(position)
+        for part in self.parts[position]:
+            part[:] = data[first : first + len(part)]
+            first += len(part)
+
+
+class WorkingTier:
+    """A working tier is a `Tier` over a place, which subclasses write, read, ask and clear by the methods below.
+
+    num_threads: how many jobs run at once. max_jobs, max_waiting_bytes: that wait or run, of stores and loads together.
+    slow_seconds: a job that runs longer opens the circuit. absent_seconds: how long "not there" is believed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        index: ObjectIndex,
+        num_threads: int = 2,
+        max_jobs: int = 256,
+        max_waiting_bytes: int = 2**30,
+        slow_seconds: float = 10.0,
+        absent_seconds: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self._index = index
+        self._max_jobs = require_int("max_jobs", max_jobs, 1, 2**20)
+        self._max_waiting_bytes = require_int("max_waiting_bytes", max_waiting_bytes, 1, 2**50)
+        self._slow_seconds = slow_seconds
+        self._absent_seconds = absent_seconds
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._loads: deque[Task] = deque()
+        self._stores: deque[Task] = deque()
+        self._drops: deque[list[bytes]] = deque()
+        self._questions: deque[list[bytes]] = deque()
+        self._asked: set[bytes] = set()
+        self._absent: dict[bytes, float] = {}
+        self._running: dict[int, Task] = {}
+        self._ids: set[int] = set()
+        self._waiting_bytes = 0
+        self._outcomes: list[Outcome] = []
+        self._stats = TierStats()
+        self._circuits = {False: Circuit(), True: Circuit()}
+        self._is_closed = False
+        count = require_int("num_threads", num_threads, 1, 64)
+        self._threads = [threading.Thread(target=self._work, name=f"tier {name}", daemon=True) for _ in range(count)]
+
+    def _start(self) -> None:
+        """Start the threads; the last line of a subclass's `__init__`."""
+        for thread in self._threads:
+            thread.start()
+
+    # What a subclass says of its place. Each raises `PlaceError` where the place fails as a whole.
+
+    def _write(self, task: Task, positions: list[int]) -> None:
+        """Store these objects of a task, all or none of them."""
+        raise NotImplementedError
+
+    def _read(self, task: Task, position: int) -> None:
+        """Load an object into its buffer. Raises `BadObject` for a miss."""
+        raise NotImplementedError
+
+    def _sizes(self, names: Sequence[bytes]) -> list[int]:
+        """Returns the bytes of each object in the place, up to the first that is not there."""
+        raise NotImplementedError
+
+    def _remove(self, names: Sequence[bytes]) -> None:
+        """Removes all of these objects; those that are not there are no error."""
+        raise NotImplementedError
+
+    def _tidy(self) -> None:
+        """Do what is to be done now and then; called between jobs."""
+
+    # For tools, which may wait: what is in the place, and whole objects as they are.
+
+    def names(self) -> Iterator[bytes]:
+        """Goes over the names of all objects in the place, of all layouts. Raises `PlaceError`."""
+        raise NotImplementedError
+
+    def get(self, name: bytes) -> bytes:
+        """Read a whole object, page and payload, unverified. Raises `BadObject`, `PlaceError`."""
+        raise NotImplementedError
+
+    def put(self, name: bytes, data: bytes) -> None:
+        """Write a whole object. Raises `PlaceError`."""
+        raise NotImplementedError
+
+    # The calls of a `Tier`; they are documented there.
+
+    def store(self, job: Job) -> Cause | None:
+        """Take a job to store objects. See `Tier.store`."""
+        return self._take(job, False)
+
+    def load(self, job: Job) -> Cause | None:
+        """Take a job to load objects. See `Tier.load`."""
+        return self._take(job, True)
+
+    def _take(self, job: Job, is_load: bool) -> Cause | None:
+        task = Task(job, is_load, [_pieces(place, item, is_load) for place, item in enumerate(job.buffers)], 0.0)
+        size = task.num_bytes
+        with self._changed:
+            if job.id in self._ids:
+                raise InvalidArgument(f"id is {job.id}, the id of a job that runs; each has its own")
+            task.since = self._clock()
+            self._watch(task.since)
+            cause = self._refusal(is_load, size, task.since)
+            if cause is not None:
+                self._stats.refused[cause] += 1
+                return cause
+            self._ids.add(job.id)
+            self._waiting_bytes += size
+            (self._loads if is_load else self._stores).append(task)
+            self._changed.notify()
+        return None
+
+    def _refusal(self, is_load: bool, num_bytes: int, now: float) -> Cause | None:
+        if self._is_closed:
+            return Cause.CLOSED
+        if not is_load and num_bytes > self._index.max_bytes:
+            return Cause.FULL
+        if len(self._ids) >= self._max_jobs or (
+            self._ids and self._waiting_bytes + num_bytes > self._max_waiting_bytes
+        ):
+            return Cause.QUEUE_FULL
+        return Cause.CIRCUIT_OPEN if self._circuits[is_load].refuses(now) else None
+
+    def longest_prefix(self, names: Sequence[bytes]) -> Prefix:
+        """Say how many names are known. See `Tier.longest_prefix`."""
+        require_names("names", names)
+        with self._changed:
+            found = self._index.prefix(names)
+            if found == len(names) or self._is_closed:
+                return Prefix(found, True)
+            name, now = names[found], self._clock()
+            if name in self._asked:
+                return Prefix(found, False)
+            believed = self._absent.get(name, now - self._absent_seconds) + self._absent_seconds > now
+            if believed or len(self._questions) >= self._max_jobs or self._circuits[True].is_open():
+                return Prefix(found, True)
+            self._asked.add(name)
+            self._questions.append(list(names[found : found + _MOST_ASKED]))
+            self._changed.notify()
+            return Prefix(found, False)
+
+    def drop(self, names: Sequence[bytes]) -> Cause | None:
+        """Forget objects and have them removed. See `Tier.drop`."""
+        require_names("names", names)
+        with self._changed:
+            cause = Cause.CLOSED if self._is_closed else None
+            if cause is None and len(self._drops) >= self._max_jobs:
+                cause = Cause.QUEUE_FULL
+            if cause is not None:
+                self._stats.refused[cause] += 1
+                return cause
+            self._index.forget(names)
+            self._drops.append(list(names))
+            self._changed.notify()
+        return None
+
+    def finished(self) -> list[Outcome]:
+        """Take the outcomes so far. See `Tier.finished`."""
+        with self._changed:
+            self._watch(self._clock())
+            outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def stats(self) -> TierStats:
+        """Copy the figures. See `Tier.stats`."""
+        with self._changed:
+            stats = copy.deepcopy(self._stats)
+            stats.num_evicted, stats.num_objects = self._index.num_evicted, len(self._index)
+            stats.object_bytes = self._index.num_bytes
+            stats.num_waiting, stats.waiting_bytes = len(self._ids), self._waiting_bytes
+            now = self._clock()
+            stats.longest_seconds = max((now - task.begun for task in self._running.values()), default=0.0)
+            stats.is_store_open, stats.is_load_open = self._circuits[False].is_open(), self._circuits[True].is_open()
+        return stats
+
+    def close(self, timeout: float = 10.0) -> bool:
+        """End the threads. See `Tier.close`."""
+        with self._changed:
+            self._is_closed = True
+            for queue in (self._loads, self._stores):
+                self._fail_all(queue, Cause.CLOSED)
+            self._changed.notify_all()
+        end = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(end - time.monotonic(), 0.0))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def check(self) -> None:
+        """Raise `InvariantError` unless the index is sound, and what waits or runs is counted right. O(objects)."""
+        with self._changed:
+            self._index.check()
+            tasks = [*self._loads, *self._stores, *self._running.values()]
+            if self._ids != {task.job.id for task in tasks}:
+                raise InvariantError("tier: the ids in use are not those of the jobs that wait or run")
+            if self._waiting_bytes != sum(task.num_bytes for task in tasks):
+                raise InvariantError(f"tier: {self._waiting_bytes} bytes are counted for the jobs that wait or run")
+
+    # The threads.
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._has_work():
+                    if self._is_closed:
+                        return
+                    self._changed.wait()
+                action = self._next()
+            try:
+                action()
+                self._tidy()
+            except Exception:  # a thread that ended would leave jobs without an outcome
+                _log.exception("tier %s: a thread goes on after an error", self.name)
+
+    def _has_work(self) -> bool:
+        return bool(self._loads or self._questions or self._drops or self._stores)
+
+    def _next(self) -> Callable[[], None]:
+        """Takes what comes next: drops, then loads, for which requests wait, then questions and stores."""
+        if self._drops:
+            dropped = self._drops.popleft()
+            return lambda: self._clear(dropped)
+        if self._questions and not self._loads:
+            names = self._questions.popleft()
+            return lambda: self._answer(names)
+        task = (self._loads or self._stores).popleft()
+        task.begun = self._clock()
+        self._running[task.job.id] = task
+        return lambda: self._run(task)
+
+    def _run(self, task: Task) -> None:
+        try:
+            causes = self._load_all(task) if task.is_load else self._store_all(task)
+        except Exception as error:
+            _log.exception("tier %s: job %d", self.name, task.job.id)
+            causes = dict.fromkeys(range(len(task.parts)), self._cause_of(error))
+        with self._changed:
+            del self._running[task.job.id]
+            self._note_health(task.is_load, causes)
+            self._end(task, causes)
+        if causes and set(causes.values()) != {Cause.ABSENT}:
+            told = ", ".join(f"{count} {cause.value}" for cause, count in Counter(causes.values()).items())
+            what = "load" if task.is_load else "store"
+            _log.warning("tier %s: %s job %d of %d objects: %s", self.name, what, task.job.id, len(task.parts), told)
+
+    def _cause_of(self, error: Exception) -> Cause:
+        return error.cause if isinstance(error, (PlaceError, BadObject)) else Cause.UNREACHABLE
+
+    def _load_all(self, task: Task) -> dict[int, Cause]:
+        """Load each object of a task; returns the causes of those that miss."""
+        causes: dict[int, Cause] = {}
+        names = task.job.names
+        for position, name in enumerate(names):
+            try:
+                self._read(task, position)
+            except BadObject as error:
+                causes[position] = self._missed(name, error.cause)
+            except PlaceError as error:
+                _log.warning("tier %s: %s", self.name, error)
+                causes.update(dict.fromkeys(range(position, len(names)), error.cause))
+                break
+        if causes:
+            _clear_all(task)
+        else:
+            with self._changed:
+                self._index.add(names, [task.length(position) for position in range(len(names))])
+                self._index.use(names)
+        return causes
+
+    def _missed(self, name: bytes, cause: Cause) -> Cause:
+        """Note that an object is not there; one that is useless to all is removed."""
+        with self._changed:
+            was_known = name in self._index
+            self._index.forget([name])
+        if cause in BAD_OBJECT:
+            self._clear([name])
+        return Cause.GONE if cause is Cause.ABSENT and was_known else cause
+
+    def _store_all(self, task: Task) -> dict[int, Cause]:
+        """Store the objects of a task that are not there; returns why none of them was stored, for each."""
+        names = task.job.names
+        with self._changed:
+            new = [position for position, name in enumerate(names) if name not in self._index]
+            evicted = self._index.evict(sum(task.length(position) for position in new))
+        try:
+            if evicted:
+                self._remove(evicted)
+            if new:
+                self._write(task, new)
+        except PlaceError as error:
+            _log.warning("tier %s: %s", self.name, error)
+            return dict.fromkeys(range(len(names)), error.cause)
+        with self._changed:
+            evicted = self._index.add([names[position] for position in new], [task.length(each) for each in new])
+            self._index.use(names)
+            for name in names:
+                self._absent.pop(name, None)
+        self._clear(evicted)
+        return {}
+
+    def _answer(self, names: list[bytes]) -> None:
+        """Ask the place about names, and note what it says."""
+        sizes: list[int] = []
+        is_ill = False
+        try:
+            sizes = self._sizes(names)
+        except PlaceError as error:
+            is_ill = True
+            _log.warning("tier %s: %s", self.name, error)
+        with self._changed:
+            evicted = self._index.add(names[: len(sizes)], sizes)
+            self._asked.discard(names[0])
+            if len(sizes) < len(names):
+                self._absent.pop(names[len(sizes)], None)
+                self._absent[names[len(sizes)]] = self._clock()
+                if len(self._absent) > _MOST_ABSENT:
+                    del self._absent[next(iter(self._absent))]
+            if is_ill:
+                self._circuits[True].failed(self._clock())
+        self._clear(evicted)
+
+    def _clear(self, names: list[bytes]) -> None:
+        try:
+            if names:
+                self._remove(names)
+        except PlaceError as error:
+            _log.warning("tier %s: %d objects were not removed: %s", self.name, len(names), error)
+
+    # Health; under the lock.
+
+    def _watch(self, now: float) -> None:
+        """Open the circuit where a job hangs, and let go of those that wait behind it."""
+        for task in self._running.values():
+            circuit = self._circuits[task.is_load]
+            if now - task.begun > self._slow_seconds and not circuit.is_open():
+                circuit.failed(now, at_once=True)
+                _log.warning("tier %s: a job runs for %.1f s; the circuit opens", self.name, now - task.begun)
+        for is_load, queue in ((True, self._loads), (False, self._stores)):
+            if self._circuits[is_load].is_open() and len(self._running) == len(self._threads):
+                self._fail_all(queue, Cause.CIRCUIT_OPEN)
+
+    def _note_health(self, is_load: bool, causes: dict[int, Cause]) -> None:
+        circuit = self._circuits[is_load]
+        if ILL_PLACE.isdisjoint(causes.values()):
+            if circuit.succeeded():
+                _log.warning("tier %s: %s work again", self.name, "loads" if is_load else "stores")
+        elif circuit.failed(self._clock()):
+            _log.warning("tier %s: %s fail; the circuit opens", self.name, "loads" if is_load else "stores")
+
+    def _fail_all(self, queue: deque[Task], cause: Cause) -> None:
+        while queue:
+            task = queue.popleft()
+            self._end(task, dict.fromkeys(range(len(task.parts)), cause))
+
+    def _end(self, task: Task, causes: dict[int, Cause]) -> None:
+        now, stats, size = self._clock(), self._stats, task.num_bytes
+        self._ids.discard(task.job.id)
+        self._waiting_bytes -= size
+        self._outcomes.append(Outcome(task.job.id, causes, size, now - task.since))
+        seconds = now - task.begun if task.begun else 0.0
+        done = 0 if causes else len(task.parts)
+        if task.is_load:
+            stats.load_misses.update(causes.values())
+            stats.num_loaded, stats.loaded_bytes = stats.num_loaded + done, stats.loaded_bytes + (size if done else 0)
+            stats.load_seconds += seconds
+        else:
+            stats.store_failures.update(causes.values())
+            stats.num_stored, stats.stored_bytes = stats.num_stored + done, stats.stored_bytes + (size if done else 0)
+            stats.store_seconds += seconds
+
+
+def _clear_all(task: Task) -> None:
+    """Write zeros into all buffers of a load that failed: what was read of others' bytes goes."""
+    for part in (part for parts in task.parts for part in parts):
+        part[:] = bytes(len(part))
+
+
+def _pieces(place: int, item: object, is_load: bool) -> list[memoryview]:
+    """Returns the pieces of a buffer as bytes. Raises `InvalidArgument` for what is none, or cannot be written."""
+    pieces: list[Any] = list(item) if isinstance(item, (list, tuple)) else [item]
+    found = []
+    for each in pieces:
+        try:
+            view = memoryview(each).cast("B")
+        except (TypeError, ValueError, BufferError):
+            raise InvalidArgument(f"buffers[{place}] is {shown(each)}; contiguous bytes are needed") from None
+        if is_load and view.readonly:
+            raise InvalidArgument(f"buffers[{place}] is read-only; a load writes it")
+        found.append(view)
+    size = sum(len(view) for view in found)
+    if not 0 < size <= MAX_OBJECT_BYTES:
+        raise InvalidArgument(f"buffers[{place}] has {size} bytes; an object has 1 to {MAX_OBJECT_BYTES}")
+    return found

@@ -1,0 +1,1 @@
+"""Tests of objects in files, Redis and buckets."""

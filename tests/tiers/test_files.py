@@ -1,0 +1,374 @@
+"""A folder as a tier: what is loaded is what was stored, or a miss with its cause, whatever became of the files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from blockyard import InvalidArgument
+from blockyard.tiers import Cause, FileTier, Header, Job, Tier, layout_id, object_names
+from blockyard.tiers.header import PAGE_BYTES
+
+from ..support.patience import wait_until
+from .support import (
+    LAYOUT,
+    OTHER_LAYOUT,
+    known,
+    load,
+    load_job,
+    name_of,
+    payload_of,
+    size_of,
+    store,
+    store_job,
+    tokens_of,
+    wait_for,
+)
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[FileTier]:
+    made = FileTier(tmp_path, 2**30)
+    yield made
+    assert made.close()
+    made.check()
+
+
+def path_of(folder: Path, number: int, layout: bytes = LAYOUT) -> Path:
+    name = name_of(number, layout).hex()
+    return folder / "objects" / name[:2] / name
+
+
+def test_it_is_a_tier(tier: FileTier) -> None:
+    assert isinstance(tier, Tier)
+
+
+def test_what_is_stored_is_loaded(tier: FileTier, tmp_path: Path) -> None:
+    numbers = list(range(50))
+    assert store(tier, numbers).is_done
+    assert load(tier, numbers) == {}
+    assert known(tier, numbers) == 50
+    assert list((tmp_path / "new").iterdir()) == []
+    stats = tier.stats()
+    assert (stats.num_stored, stats.num_loaded, stats.num_objects) == (50, 50, 50)
+    assert stats.stored_bytes == stats.object_bytes == sum(map(size_of, numbers))
+    assert sorted(tier.names()) == sorted(map(name_of, numbers))
+
+
+def test_a_load_is_all_or_nothing(tier: FileTier) -> None:
+    store(tier, [1, 2])
+    assert load(tier, [1, 2, 3]) == {3: Cause.ABSENT}
+    assert tier.stats().load_misses == {Cause.ABSENT: 1}
+
+
+def test_another_process_finds_all_in_the_order_of_last_use(tier: FileTier, tmp_path: Path) -> None:
+    numbers = [5, 10, 15, 20]
+    for number in numbers:
+        store(tier, [number])
+        os.utime(path_of(tmp_path, number), (number, number))
+    os.utime(path_of(tmp_path, 5), (30, 30))
+    second = FileTier(tmp_path, sum(map(size_of, numbers)) - 1)
+    wait_until(lambda: second.stats().num_evicted)
+    assert load(second, [10]) == {10: Cause.ABSENT}
+    assert load(second, [5, 15, 20]) == {}
+    assert second.close()
+
+
+def test_what_another_engine_stores_is_found(tier: FileTier, tmp_path: Path) -> None:
+    second = FileTier(tmp_path, 2**30)
+    assert known(second, [1]) == 0
+    store(tier, [1, 2])
+    wait_until(lambda: known(second, [1, 2]) == 2)
+    assert load(second, [1, 2]) == {}
+    tier.drop([name_of(1)])
+    wait_until(lambda: not path_of(tmp_path, 1).exists())
+    assert load(second, [1]) == {1: Cause.GONE}
+    assert second.close()
+
+
+def test_the_budget_evicts_the_least_recently_used(tmp_path: Path) -> None:
+    tier = FileTier(tmp_path, 3 * size_of(35))
+    for number in (35, 70, 105):
+        assert size_of(number) == size_of(35)
+        store(tier, [number])
+    load(tier, [35])
+    store(tier, [140])
+    assert load(tier, [70]) == {70: Cause.ABSENT}
+    assert load(tier, [35, 105, 140]) == {}
+    assert not path_of(tmp_path, 70).exists()
+    assert tier.store(store_job(9, [4, 9, 14, 19])) is Cause.FULL
+    assert tier.close()
+    tier.check()
+
+
+@pytest.mark.parametrize("policy", ["s3fifo", "arc", "lfu"])
+def test_any_policy_of_the_library_evicts(tmp_path: Path, policy: str) -> None:
+    tier = FileTier(tmp_path, 5000, policy)
+    for number in range(200):
+        store(tier, [5 * number, 5 * number + 1])
+    assert 0 < tier.stats().object_bytes <= 5000
+    assert len(list(tier.names())) == tier.stats().num_objects
+    assert tier.close()
+    tier.check()
+
+
+# ---------------------------------------------------------------- damage
+
+
+def test_every_flipped_bit_is_found_or_harmless(tier: FileTier, tmp_path: Path) -> None:
+    """At each byte position of a page and payload one bit flips: the page's own zeros too."""
+    store(tier, [1])
+    whole = path_of(tmp_path, 1).read_bytes()
+    for position in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << position % 8
+        path_of(tmp_path, 1).write_bytes(damaged)
+        assert load(tier, [1])[1] in (Cause.DAMAGED, Cause.OTHER_VERSION), position
+        assert not path_of(tmp_path, 1).exists()
+
+
+def test_every_length_is_found(tier: FileTier, tmp_path: Path) -> None:
+    store(tier, [1])
+    whole = path_of(tmp_path, 1).read_bytes()
+    for length in [*range(len(whole)), len(whole) + 1, 2 * len(whole)]:
+        path_of(tmp_path, 1).write_bytes((whole + whole)[:length])
+        assert load(tier, [1])[1] in (Cause.TRUNCATED, Cause.DAMAGED), length
+    path_of(tmp_path, 1).write_bytes(whole)
+    assert load(tier, [1]) == {}
+
+
+def test_zeros_are_no_object(tier: FileTier, tmp_path: Path) -> None:
+    store(tier, [4])
+    for size in (0, 1, PAGE_BYTES, PAGE_BYTES + size_of(4)):
+        path_of(tmp_path, 4).write_bytes(bytes(size))
+        assert load(tier, [4])[4] in (Cause.TRUNCATED, Cause.DAMAGED)
+
+
+def test_files_that_changed_places_are_foreign(tier: FileTier, tmp_path: Path) -> None:
+    store(tier, [1, 36])
+    first, second = path_of(tmp_path, 1), path_of(tmp_path, 36)
+    kept = first.read_bytes()
+    shutil.copy(second, first)
+    second.write_bytes(kept)
+    assert load(tier, [1, 36]) == {1: Cause.FOREIGN, 36: Cause.FOREIGN}
+
+
+def test_objects_of_another_model_are_other_layouts(tier: FileTier) -> None:
+    store(tier, [1], OTHER_LAYOUT)
+    assert load(tier, [1]) == {1: Cause.ABSENT}
+    job = Job(5, LAYOUT, [name_of(1, OTHER_LAYOUT)], [tokens_of(1)], [bytearray(size_of(1))])
+    tier.load(job)
+    assert wait_for(tier, 5).causes == {0: Cause.OTHER_LAYOUT}
+    assert load(tier, [1], OTHER_LAYOUT) == {}
+
+
+def test_other_tokens_and_other_lengths_are_misses(tier: FileTier) -> None:
+    store(tier, [2])
+    for tokens, size, cause in ((tokens_of(3), size_of(2), Cause.OTHER_TOKENS), (tokens_of(2), 7, Cause.OTHER_LENGTH)):
+        tier.load(Job(5, LAYOUT, [name_of(2)], [tokens], [bytearray(size)]))
+        assert wait_for(tier, 5).causes == {0: cause}
+    assert load(tier, [2]) == {}
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "fifo", "dangling", "loop"])
+def test_what_is_no_file_is_a_miss(tier: FileTier, tmp_path: Path, kind: str) -> None:
+    store(tier, [1])
+    path, elsewhere = path_of(tmp_path, 1), tmp_path / "elsewhere"
+    path.rename(elsewhere)
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to({"link": elsewhere, "dangling": tmp_path / "none", "loop": path}[kind])
+    assert load(tier, [1]) == {1: Cause.DAMAGED}
+    assert elsewhere.exists()
+
+
+def test_a_linked_folder_is_not_followed(tmp_path: Path) -> None:
+    made = FileTier(tmp_path / "a", 2**30)
+    store(made, [1])
+    assert made.close()
+    folder = path_of(tmp_path / "a", 1).parent
+    folder.rename(tmp_path / "moved")
+    folder.symlink_to(tmp_path / "moved")
+    made = FileTier(tmp_path / "a", 2**30)
+    assert load(made, [1]) == {1: Cause.DAMAGED}
+    assert not store(made, [1]).is_done
+    assert made.close()
+
+
+def test_other_files_are_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "objects" / "ab"
+    folder.mkdir(parents=True)
+    for name in ("ab", "ab" + "0" * 31, "AB" + "0" * 30, "cd" + "0" * 30, "ab" + "g" * 30, "ab..", ".ab" + "0" * 29):
+        (folder / name).write_bytes(b"x")
+    tier = FileTier(tmp_path, 2**30)
+    assert list(tier.names()) == []
+    assert store(tier, [1]).is_done
+    assert tier.stats().num_objects == 1
+    assert tier.close()
+
+
+# ---------------------------------------------------------------- faults
+
+
+def test_a_lost_folder_is_made_again(tier: FileTier, tmp_path: Path) -> None:
+    store(tier, [1, 2, 3])
+    shutil.rmtree(tmp_path / "objects")
+    assert load(tier, [1, 2]) == {1: Cause.GONE, 2: Cause.GONE}
+    assert store(tier, [1]).is_done
+    assert load(tier, [1]) == {}
+
+
+def test_what_a_killed_process_left_is_removed_and_a_live_one_keeps_its_own(tier: FileTier, tmp_path: Path) -> None:
+    left = tmp_path / "new" / "left"
+    left.write_bytes(b"half")
+    name, file = tier._new_file([b"mine"])
+    second = FileTier(tmp_path, 2**30)
+    wait_until(lambda: not left.exists())
+    assert (tmp_path / "new" / name).exists()
+    tier._end_files([(name, file)])
+    assert second.close()
+
+
+class Stuck(FileTier):
+    """A folder that does not answer until it is told to."""
+
+    def __init__(self, folder: Path, **more: int | float) -> None:
+        self.goes_on = threading.Event()
+        super().__init__(folder, 2**30, **more)
+
+    def _read(self, task: object, position: int) -> None:
+        assert self.goes_on.wait(60)
+        super()._read(task, position)  # type: ignore[arg-type]
+
+
+def test_a_full_queue_refuses_and_a_place_that_hangs_opens_the_circuit(tmp_path: Path) -> None:
+    tier = Stuck(tmp_path, max_jobs=4, num_threads=1, slow_seconds=0.05)
+    store(tier, [1])
+    jobs = [load_job(identity, [1]) for identity in range(10, 20)]
+    answers = [tier.load(job) for job in jobs[:5]]
+    assert answers == [None] * 4 + [Cause.QUEUE_FULL]
+    ended: list[int] = []
+    deadline = time.monotonic() + 60
+    while len(ended) < 3 and time.monotonic() < deadline:
+        outcomes = tier.finished()
+        assert all(set(each.causes.values()) == {Cause.CIRCUIT_OPEN} for each in outcomes)
+        ended += [each.id for each in outcomes]
+    assert ended == [11, 12, 13]
+    assert tier.stats().is_load_open
+    assert tier.load(jobs[5]) is Cause.CIRCUIT_OPEN
+    assert not tier.close(0.01)
+    tier.goes_on.set()
+    assert wait_for(tier, 10).is_done
+    assert tier.close()
+
+
+def test_the_circuit_closes_by_itself(tmp_path: Path) -> None:
+    tier = FileTier(tmp_path, 2**30)
+    (tmp_path / "new").rmdir()
+    (tmp_path / "new").write_bytes(b"")
+    for identity in range(3):
+        tier.store(store_job(identity, [identity]))
+        assert set(wait_for(tier, identity).causes.values()) == {Cause.UNREACHABLE}
+    assert tier.store(store_job(7, [7])) is Cause.CIRCUIT_OPEN
+    assert tier.load(load_job(8, [1])) is None
+    (tmp_path / "new").unlink()
+    wait_until(lambda: tier.store(store_job(9, [9])) is None)
+    assert wait_for(tier, 9).is_done
+    assert not tier.stats().is_store_open
+    assert tier.close()
+
+
+def test_closing_fails_what_waits(tmp_path: Path) -> None:
+    tier = Stuck(tmp_path, num_threads=1)
+    store(tier, [1])
+    for identity in (5, 6):
+        tier.load(load_job(identity, [1]))
+    wait_until(lambda: tier.stats().longest_seconds)
+    assert not tier.close(0.01)
+    assert [each.causes for each in tier.finished()] == [{0: Cause.CLOSED}]
+    assert tier.load(load_job(7, [1])) is tier.drop([name_of(1)]) is Cause.CLOSED
+    tier.goes_on.set()
+    assert tier.close()
+
+
+# ---------------------------------------------------------------- bad input
+
+
+def test_bad_jobs_are_refused(tier: FileTier) -> None:
+    name, buffer = name_of(1), bytearray(5)
+    for names, tokens, buffers, said in (
+        ([], [], [], "at least one"),
+        ([name], [], [buffer], "as many of each"),
+        ([b"../../../../../a"[:15]], [name], [buffer], r"names\[0\]"),
+        ([name.hex()], [name], [buffer], r"names\[0\]"),
+        ([name], [b""], [buffer], r"tokens\[0\]"),
+        ([name, name], [name, name], [buffer, buffer], "twice"),
+    ):
+        with pytest.raises(InvalidArgument, match=said):
+            Job(1, LAYOUT, names, tokens, buffers)  # type: ignore[arg-type]
+    for bad, said in ((b"", "0 bytes"), (5, "contiguous"), (memoryview(buffer)[::2], "contiguous"), ([], "0 bytes")):
+        with pytest.raises(InvalidArgument, match=said):
+            tier.store(Job(1, LAYOUT, [name], [name], [bad]))
+    with pytest.raises(InvalidArgument, match="read-only"):
+        tier.load(Job(1, LAYOUT, [name], [name], [b"abc"]))
+    with pytest.raises(InvalidArgument, match="16 bytes"):
+        tier.longest_prefix([b"../../etc/passwd/"])
+    with pytest.raises(InvalidArgument, match="16 bytes"):
+        tier.drop(["0" * 16])  # type: ignore[list-item]
+    assert tier.stats().num_waiting == 0
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(InvalidArgument, match="cannot be used"):
+        FileTier(tmp_path / "file", 1)
+    with pytest.raises(InvalidArgument, match="max_bytes"):
+        FileTier(tmp_path, 0)
+
+
+# ---------------------------------------------------------------- names
+
+
+def test_names_follow_layout_tokens_keys_and_place() -> None:
+    from blockyard import CacheSalt, LoRA
+
+    prompt = list(range(40))
+    base, digests = object_names(LAYOUT, prompt, 16)
+    assert len(base) == len(digests) == 2
+    others = [
+        object_names(OTHER_LAYOUT, prompt, 16)[0],
+        object_names(LAYOUT, prompt, 16, (CacheSalt("a"),))[0],
+        object_names(LAYOUT, prompt, 16, (LoRA("a"),))[0],
+        object_names(LAYOUT, [1, *prompt[1:]], 16)[0],
+        object_names(LAYOUT, prompt[16:] + prompt[:16], 16)[0],
+    ]
+    names = [name for each in [base, *others] for name in each]
+    assert len(set(names)) == len(names) == 12
+    assert object_names(LAYOUT, prompt, 16) == (base, digests)
+    assert object_names(LAYOUT, prompt[:16] + prompt[:16], 16)[1] == [digests[0]] * 2
+
+
+def test_a_layout_is_all_of_its_fields() -> None:
+    fields = {"model": "m", "dtype": "f16", "rank": 0}
+    assert layout_id(**fields) == layout_id(**dict(reversed(fields.items())))
+    assert len({layout_id(**{**fields, "rank": rank}) for rank in range(4)}) == 4
+    with pytest.raises(InvalidArgument, match="no fields"):
+        layout_id()
+    with pytest.raises(InvalidArgument, match="plain values"):
+        layout_id(model=object())
+
+
+def test_a_header_comes_back_from_its_page() -> None:
+    header = Header(name_of(1), tokens_of(1), LAYOUT, 5, bytes(16))
+    assert Header.from_page(header.to_page()) == header
+    assert len(header.to_page()) == PAGE_BYTES
+    assert len(payload_of(1)) == size_of(1)
