@@ -27,8 +27,7 @@ from blockyard.lab import References, read_references
 from blockyard.lab.curve import count_hits, lru_hits
 from blockyard.lab.curve.words import FIFTH, GAP_POINTS
 from blockyard.lab.oracle import HintOracle
-from blockyard.lab.policy_names import OPTIMUM
-from blockyard.lab.sizes import spread_sizes
+from blockyard.lab.policy_names import OPTIMUM, spread_sizes
 from blockyard.lab.sweep import run_all
 from blockyard.lab.traces import open_trace
 

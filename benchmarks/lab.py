@@ -17,9 +17,8 @@ import blockyard
 from blockyard._build import build_name
 from blockyard.lab import References, Trace, read_references
 from blockyard.lab.curve import count_hits, hit_curves, lru_hits
-from blockyard.lab.policy_names import OPTIMUM
+from blockyard.lab.policy_names import OPTIMUM, spread_sizes
 from blockyard.lab.replay import ReplayOptions, replay
-from blockyard.lab.sizes import spread_sizes
 from blockyard.lab.survey import survey
 from blockyard.lab.traces import open_trace
 

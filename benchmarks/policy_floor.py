@@ -29,8 +29,7 @@ from blockyard.core.policies import POLICIES
 from blockyard.lab import References, Trace, TraceRequest, read_references
 from blockyard.lab.curve import HitCurves, hit_curves
 from blockyard.lab.curve.words import Claim, claims_of
-from blockyard.lab.policy_names import OPTIMUM
-from blockyard.lab.sizes import spread_sizes
+from blockyard.lab.policy_names import OPTIMUM, spread_sizes
 from blockyard.lab.traces import open_trace
 
 SMALLEST_SHARE = 0.003

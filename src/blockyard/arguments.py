@@ -87,3 +87,9 @@ def require_number(name: str, value: object) -> float:
     if not math.isfinite(number):
         raise InvalidArgument(f"{name} is {shown(value)}; it must be finite")
     return number
+
+
+def reason(error: BaseException) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

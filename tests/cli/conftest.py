@@ -13,7 +13,7 @@ def own_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    from blockyard.cli.demo_prompts import HANDBOOK
+    from blockyard.cli.demo_report import HANDBOOK
 
     from ..support.tiny_models import tiny_model
 

@@ -15,9 +15,8 @@ from blockyard.core.policies.simple.lru import LRU
 from blockyard.lab import TraceError, TraceRequest, read_references, sweep
 from blockyard.lab.curve import Knee, count_hits, hit_curves, lru_hits
 from blockyard.lab.curve.hit_rates import find_knee
-from blockyard.lab.policy_names import OPTIMUM, parse_policies, policy_of
+from blockyard.lab.policy_names import OPTIMUM, parse_policies, parse_sizes, policy_of, spread_sizes
 from blockyard.lab.references import name_blocks
-from blockyard.lab.sizes import parse_sizes, spread_sizes
 from blockyard.lab.survey import survey
 from blockyard.lab.traces import make_trace, open_trace
 

@@ -16,12 +16,11 @@ from blockyard.cli.main import main
 from blockyard.errors import InvalidArgument, PolicyError, TraceError
 from blockyard.lab import TraceRequest, read_references
 from blockyard.lab.curve import hit_curves
-from blockyard.lab.policy_names import policy_of
+from blockyard.lab.policy_names import parse_sizes, policy_of
 from blockyard.lab.replay import ReplayOptions, replay
 from blockyard.lab.replay.result import Tally
 from blockyard.lab.replay.timed import ServiceModel
 from blockyard.lab.simulation.seen import SeenContents
-from blockyard.lab.sizes import parse_sizes
 from blockyard.lab.sweep import WorkerDied, run_all
 from blockyard.lab.traces import make_trace, open_trace
 

@@ -18,10 +18,9 @@ from ..lab.curve.side_by_side import label_in, require_one_block_size
 from ..lab.curve.words import ENOUGH_SIZES, FIFTH, GAP_POINTS, Claim, claims_of, parts_of
 from ..lab.oracle import HintOracle, parse_kinds
 from ..lab.output_file import require_output
-from ..lab.policy_names import OPTIMUM, parse_policies
+from ..lab.policy_names import MAX_SIZES, OPTIMUM, parse_policies, parse_sizes, spread_sizes
 from ..lab.printing import fine_percent, short_number
 from ..lab.references import MAX_REFERENCES
-from ..lab.sizes import MAX_SIZES, parse_sizes, spread_sizes
 from ..progress import WorkBar
 from ..sizing import KVCacheSpec, model_config
 from .lab_options import chosen_jobs, open_chosen_trace, report_skips, short_name, skips_as_dict

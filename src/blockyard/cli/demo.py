@@ -18,8 +18,7 @@ from ..engine import GenerationResult, SamplingParams, StepReport
 from ..engine.options import require_model_path, require_step_budget
 from ..errors import ModelError
 from ..observe import PoolSnapshot, snapshot_pool
-from .demo_prompts import demo_prompts
-from .demo_report import DemoReport, as_json, as_text
+from .demo_report import DemoReport, as_json, as_text, demo_prompts
 
 if TYPE_CHECKING:
     from ..engine import Engine

@@ -14,11 +14,10 @@ from ..config import MAX_MODEL_LEN
 from ..errors import InvalidArgument
 from ..lab import Trace, UnknownContents, read_references
 from ..lab.output_file import require_output
-from ..lab.policy_names import OPTIMUM, parse_policies
+from ..lab.policy_names import OPTIMUM, parse_policies, parse_sizes
 from ..lab.printing import fine_percent, short_number
 from ..lab.replay import ReplayOptions, ReplayResult, Reservation, ServiceModel, compare_reservations, replay
 from ..lab.replay.page import write_run_page
-from ..lab.sizes import parse_sizes
 from ..lab.survey import TraceSurvey, survey
 from ..lab.sweep import run_all
 from ..progress import WorkBar

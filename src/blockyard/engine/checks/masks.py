@@ -16,8 +16,8 @@ import torch
 from transformers import AttentionMaskInterface, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from ...arguments import reason
 from ...errors import ModelError
-from ..reasons import reason
 
 #: The name under which a model describes its masks; attention is the engine's, as under its own name.
 PROBE_NAME = "blockyard_probe"

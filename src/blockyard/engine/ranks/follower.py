@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ...arguments import reason
 from ...core.plan import StepPlan, SwapPlan
 from ...errors import BlockyardError, DivergedRank, HandoffError, InvalidArgument, RankError
 from ...sizing import Shard
@@ -29,7 +30,6 @@ from ..borrowing import BorrowedModel
 from ..model import load_model
 from ..moves import lists_of
 from ..probe import learn_shape
-from ..reasons import reason
 from ..runner import ForwardBatch, ModelRunner
 from .group import CollectiveError, ProcessGroup
 from .joining import CacheSettings, agreed_bytes, identity_of, join

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from ...arguments import reason
 from ...errors import ModelError, RankError
 from ...sizing import Shard
-from ..reasons import reason
 
 #: Seconds that a rank waits for another within a step, before it takes it for dead.
 STEP_SECONDS = 300

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...arguments import require_int
+from ...arguments import reason, require_int
 from ...config import CacheConfig
 from ...errors import InvalidArgument
 from ...groups import MAX_GROUP_BLOCK_SIZE, LayerGroup
@@ -20,7 +20,6 @@ from ...wire.plans import PlanSender
 from ..borrowing import BorrowedModel
 from ..memory.account import EngineMemory
 from ..moves import MoveQueue
-from ..reasons import reason
 from ..runner import ForwardBatch, ModelRunner, StepRunner
 from ..shape import KVShape
 from . import group

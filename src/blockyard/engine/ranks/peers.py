@@ -24,14 +24,13 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.distributed as dist
 
-from ...arguments import require_int
+from ...arguments import reason, require_int
 from ...errors import RankError
 from ...sizing import Shard
 from ...sizing.shards import MAX_RANKS
 from ...wire.connection import SocketConnection
 from ...wire.message import pack
 from ..model import quiet_transformers
-from ..reasons import reason
 
 _END_SECONDS = 2.0
 #: For all ranks to load their model and come.
