@@ -90,6 +90,6 @@ def require_number(name: str, value: object) -> float:
 
 
 def reason(error: BaseException) -> str:
-    """The first line of an error's message, or its type if it has none."""
+    """Returns the first line of an error's message, or its type if it has none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

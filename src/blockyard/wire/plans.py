@@ -48,12 +48,12 @@ class _PlanEnd:
 
     @property
     def num_steps(self) -> int:
-        """Messages that were made or read so far. O(1)."""
+        """Counts the messages that were made or read so far. O(1)."""
         return self._chain.number
 
     @property
     def digest(self) -> str:
-        """The digest of all messages so far, 32 hexadecimal digits, equal at both ends after the same ones. O(1)."""
+        """Returns the digest of all messages so far, 32 hexadecimal digits; both ends have the same. O(1)."""
         return self._chain.digest.hex()
 
     def __copy__(self) -> Any:
@@ -167,13 +167,13 @@ class PlanReceiver(_PlanEnd):
 
     @property
     def num_steps(self) -> int:
-        """Messages read so far. O(1)."""
+        """Counts the messages read so far. O(1)."""
         self._settle()
         return super().num_steps
 
     @property
     def digest(self) -> str:
-        """The digest of all messages read so far, equal to the sender's after the same ones. O(1)."""
+        """Returns the digest of all messages read so far, equal to the sender's after the same ones. O(1)."""
         self._settle()
         return super().digest
 

@@ -223,7 +223,7 @@ class WorkTurns:
         self._began = perf_counter()
 
     def is_over(self) -> bool:
-        """Whether the turn has been long enough."""
+        """Tells whether the turn has been long enough."""
         return perf_counter() - self._began >= TURN
 
     def rest(self) -> None:
