@@ -14,6 +14,7 @@ from blockyard.events import KVEventPublisher, Mirror, Subscriber
 from blockyard.events.publishing import replays
 from blockyard.events.wire import END_SEQUENCE
 
+from ..support.patience import PATIENCE_SECONDS
 from .published import PROMPT, compute, follow, make_cache, tokens_of, until
 
 
@@ -98,6 +99,45 @@ def test_consumers_that_never_read_their_snapshots_keep_no_place_for_ever(
             follow(subscriber, publisher)
             assert subscriber.wait_until_live(20.0)
         assert mirror.match(range(270_000))["worker"].num_tokens == 270_000
+
+
+def test_who_reads_nothing_keeps_a_place_for_less_and_less_while_places_are_cut() -> None:
+    haste = replays.Haste()
+    kept = []
+    for _ in range(12):  # of a hundred that never read, eight at a time
+        kept.append(haste.seconds)
+        haste.note_cut()
+    assert sum(kept) < 3
+    assert min(kept) == replays.LEAST_HASTE
+    assert haste.least_bytes / haste.seconds == pytest.approx(replays.LEAST_BYTES / replays.HASTE, rel=0.01)
+    for _ in range(6):
+        haste.note_read()
+    assert haste.seconds == replays.HASTE
+
+
+def test_a_consumer_that_reads_gets_its_snapshot_among_many_that_do_not(
+    publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three times as many as there are places; each cut makes the next come sooner."""
+    monkeypatch.setattr(replays, "HASTE", 0.5)
+    cache = make_cache(num_blocks=70_000, max_model_len=300_000)
+    cache.free(compute(cache, list(range(270_000))))
+    publisher = publishing(cache)
+    publisher.publish()
+    with zmq.Context() as context, contextlib.ExitStack() as held, Subscriber(Mirror()) as subscriber:
+        for _ in range(24):
+            stuck = held.enter_context(context.socket(zmq.DEALER))
+            for option, value in ((zmq.LINGER, 0), (zmq.RCVHWM, 1), (zmq.RCVBUF, 4096)):
+                stuck.setsockopt(option, value)
+            stuck.connect(publisher.replay_endpoint)
+            for _ in range(12):
+                stuck.send_multipart([b"", bytes(8)])
+        deadline = time.monotonic() + 20.0
+        while publisher.stats().num_given_up < 8 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        follow(subscriber, publisher)
+        assert subscriber.wait_until_live(PATIENCE_SECONDS)
+        assert publisher._replays._haste.seconds < replays.HASTE
 
 
 def test_who_cannot_be_answered_is_told_so(

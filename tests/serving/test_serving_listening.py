@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
+import struct
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -152,3 +155,14 @@ def test_a_server_whose_address_nobody_reads_serves(monkeypatch: pytest.MonkeyPa
         serve._say_where("m", "http://127.0.0.1:1", "off")
         with contextlib.suppress(OSError):
             full.close()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux tells how long the queue of a listener is")
+def test_few_connections_wait_to_be_accepted() -> None:
+    """Each costs the loop milliseconds, and an honest client waits behind all: 128, where asyncio says 2,048."""
+    with running_server(tiny_engine()) as running:
+        (listener,) = running.server.servers[0].sockets
+        with socket.socket(fileno=os.dup(listener.fileno())) as ours:
+            told = ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+        # Of a listener: how many wait now, and how many may.
+        assert struct.unpack("=ii", told[24:32]) == (0, 128)

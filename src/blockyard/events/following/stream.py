@@ -235,12 +235,12 @@ class MessageOrder:
         self._drop_ahead()
 
     def _begin_anew(self) -> None:
-        """Trusts nothing, as the publisher began anew: the rest of a replay may be of its earlier life."""
+        """Forgets what is known, as the publisher began anew: the rest of a replay may be of its earlier life."""
         self.distrust()
         self.is_void = self._is_replaying
 
     def miss_live(self, number: int) -> None:
-        """Trusts nothing until a replay has come to this message, which was heard and could not be read.
+        """Drops all trust until a replay has come to this message, which was heard and could not be read.
 
         What is left of an answer that is on its way may be of an earlier life than the message, and does not count.
         """
@@ -249,7 +249,7 @@ class MessageOrder:
         self._unread = unread
 
     def miss_replayed(self, number: int) -> None:
-        """Trusts nothing until a replay has come to this message, which could not be read or applied.
+        """Drops all trust until a replay has come to this message, which could not be read or applied.
 
         What came live stays in mind: the rest of the answer is judged by it.
         """

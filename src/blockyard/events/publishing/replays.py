@@ -25,8 +25,34 @@ PATIENCE = 10.0
 HASTE = 1.0
 #: Bytes that a consumer must take in `HASTE` seconds to keep its long message where all places for those are taken.
 LEAST_BYTES = 2**16
+#: `HASTE` where consumers that do not read have been cut one after another; bytes are fewer by as much.
+LEAST_HASTE = 0.05
 #: Seconds to wait when no consumer reads.
 PAUSE = 0.005
+
+
+class Haste:
+    """Says how long who reads nothing keeps a place that others wait for.
+
+    A cut halves it and a consumer that has read doubles it again, from `HASTE` down to `LEAST_HASTE`, at the same rate
+    of bytes. So a hundred that never read delay the others by two seconds and not by one for each eight of them.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = HASTE
+
+    @property
+    def least_bytes(self) -> int:
+        """Return what must be taken in these seconds."""
+        return int(LEAST_BYTES * self.seconds / HASTE)
+
+    def note_cut(self) -> None:
+        """Consumers were cut."""
+        self.seconds = max(self.seconds / 2, LEAST_HASTE)
+
+    def note_read(self) -> None:
+        """A consumer has read its message."""
+        self.seconds = min(self.seconds * 2, HASTE)
 
 
 class LongMessage:
@@ -41,19 +67,24 @@ class LongMessage:
         self._is_cut = False
 
     @property
+    def was_read(self) -> bool:
+        """Return whether its consumer has taken all of it."""
+        return self.is_gone and not self._is_cut
+
+    @property
     def is_gone(self) -> bool:
         """Whether all of it was sent, or its connection has ended."""
         return bool(self._tracker.done)
 
-    def is_stuck(self) -> bool:
-        """Whether its consumer has read too little in the `HASTE` seconds since this was first asked. O(1).
+    def is_stuck(self, haste: Haste) -> bool:
+        """Whether its consumer has read too little in the seconds of `haste` since this was first asked. O(1).
 
         Where it cannot be seen how much is read: whether it is still on its way after `PATIENCE` seconds.
         """
         taken = self._connection.num_taken() if self._connection else None
-        if self._until == 0.0 or (taken is not None and taken >= (self._taken or 0) + LEAST_BYTES):
+        if self._until == 0.0 or (taken is not None and taken >= (self._taken or 0) + haste.least_bytes):
             self._taken = taken
-            self._until = time.monotonic() + (PATIENCE if taken is None else HASTE)
+            self._until = time.monotonic() + (PATIENCE if taken is None else haste.seconds)
         return time.monotonic() > self._until
 
     def cut(self) -> bool:
@@ -83,6 +114,7 @@ class Replays:
         self._connections: dict[bytes, Connection | None] = {}
         #: By consumer, the last long message, until it has been read or the consumer is gone.
         self._long: dict[bytes, LongMessage] = {}
+        self._haste = Haste()
         #: Consumers of whose replay nothing is made yet.
         self._unbegun: set[bytes] = set()
         #: A message that a consumer had no room for.
@@ -160,11 +192,15 @@ class Replays:
 
     def _may_begin(self, identity: bytes) -> bool:
         """Whether a replay may begin, which may need a snapshot: who asks and never reads gets one, not hundreds."""
+        for message in self._long.values():
+            if message.was_read:
+                self._haste.note_read()
         self._long = {each: message for each, message in self._long.items() if not message.is_gone}
         if len(self._long) >= MOST_LONG:
-            for message in self._long.values():
-                if message.is_stuck() and message.cut():
-                    self.num_given_up += 1
+            num_cut = sum(message.is_stuck(self._haste) and message.cut() for message in self._long.values())
+            self.num_given_up += num_cut
+            if num_cut:
+                self._haste.note_cut()
         return identity not in self._long and len(self._long) < MOST_LONG
 
     def _wait_for(self, identity: bytes, took_some: bool) -> bool:
