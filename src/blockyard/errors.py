@@ -68,7 +68,7 @@ class NotEnoughMemory(CapacityError, MemoryError):
     """The system has no memory for the arrays of a pool of this size; the message names their bytes."""
 
 
-def not_enough_memory(text: str, cause: MemoryError) -> NotEnoughMemory:
+def not_enough_memory(text: str, cause: Exception) -> NotEnoughMemory:
     """The error for a lack of memory, with its cause: compiled code cannot say `raise ... from`."""
     error = NotEnoughMemory(text)
     error.__cause__ = cause

@@ -98,4 +98,7 @@ class Parts:
     def note(self, action: str, holder: str) -> None:
         """Say to the history what is being done, and for which holder."""
         if self.history is not None:
-            self.history.actor = f"{action} {holder}" if holder else action
+            try:
+                self.history.actor = f"{action} {holder}" if holder else action
+            except MemoryError:  # nobody is named
+                self.history.actor = ""

@@ -99,16 +99,18 @@ class AllocateCalls:
         version = self.sequences.version
         pool = self.kv_pool
         peak, allocated, freed = pool.peak_used_blocks, pool.num_allocated_blocks, pool.num_freed_blocks
-        rows: list[int] = []
+        rows = [0] * len(prompts)
+        num_admitted = 0
         try:
             self._evict_ahead(prompts, hits)
             alone = len(prompts) == 1
             for index, prompt in enumerate(prompts):
                 self.parts.note("allocate", holders[index])
                 hit = hits[0] if alone else self.admission.look_up(prompt)
-                rows.append(int(self._admit_one(prompt, hit, holders[index], num_seqs, resumed, alone)))
+                rows[index] = int(self._admit_one(prompt, hit, holders[index], num_seqs, resumed, alone))
+                num_admitted = index + 1
         except BaseException:
-            for row in reversed(rows):
+            for row in reversed(rows[:num_admitted]):
                 self.sequences.session[i64(row)] = UNDONE
                 self.free_calls.end(row)
             self.sequences.version = version
@@ -250,4 +252,7 @@ class AllocateCalls:
         """The prompt is taken in, and its first block is known from here on."""
         if self.misses is not None and causes:
             self.sequences.causes[row] = causes
-            self.misses.note_first(prompt.words, prompt.num_tokens, hit.root, self.block_size)
+            try:
+                self.misses.note_first(prompt.words, prompt.num_tokens, hit.root, self.block_size)
+            except MemoryError:  # a later miss is explained worse
+                return

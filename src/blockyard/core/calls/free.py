@@ -24,7 +24,6 @@ class FreeCalls(Deferred):
         self.sequences = parts.sequences
         self.joins = parts.joins
         self.store = parts.store
-        self.history = parts.history
         self._waiting: list[int] = []
 
     def free(self, rows: vec[i64]) -> None:
@@ -34,8 +33,7 @@ class FreeCalls(Deferred):
             self._free_row(rows[index])
 
     def _free_row(self, row: i64) -> None:
-        if self.history is not None:
-            self.history.acting(f"free {self.sequences.holders[row]}")
+        self.parts.note("free", self.sequences.holders[row])
         self.end(row)
 
     def free_later(self, given: vec[i64]) -> None:

@@ -26,13 +26,13 @@ class HoldCalls:
         hit = Hit(root, index.find_under(root, prompt, prompt.num_tokens // i64(self.token_blocks.block_size)))
         self.store.limit(hit)
         hit.num_usable = min(hit.num_usable, hit.first_pending)
-        blocks = self._taken(hit)
+        blocks, token_blocks = self._taken(hit), hit.blocks[: hit.num_usable]
         self.leases.ledger.act("hold_cached", holder)
         lease = self.leases.hold(blocks, holder, self.interruption)
         if self.token_blocks is not self.leases.ledger:
             # Without their token blocks, no prompt would find them.
             self.token_blocks.share(hit.blocks, 0, hit.num_usable)
-            lease._token_blocks = hit.blocks[: hit.num_usable]
+            lease._token_blocks = token_blocks
         return lease
 
     def _taken(self, hit: Hit) -> vec[i32]:

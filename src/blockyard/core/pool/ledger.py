@@ -22,6 +22,9 @@ from .free_queue import FreeQueue
 from .observer import PoolObserver
 from .room import LedgerRoom
 
+#: Looked up once: looking up a member of an Enum makes objects.
+APPLIED: Final = Resize.APPLIED
+DEFERRED: Final = Resize.DEFERRED
 #: Blocks freed in one run.
 RELEASED_TOGETHER: Final[i64] = 512
 
@@ -513,7 +516,7 @@ class BlockLedger:
             if self.stack is not None:
                 self.stack.grow(int(num_blocks))
             return room
-        except MemoryError as error:
+        except (MemoryError, SystemError) as error:  # the latter is what mypyc's conversions make of the former
             size = num_blocks * self.index.bytes_a_block()
             raise not_enough_memory(
                 f"num_blocks is {asked or num_blocks}; the system has no memory for its arrays of {size} bytes", error
@@ -539,7 +542,7 @@ class BlockLedger:
         else:
             for block in range(num_blocks, old):
                 self._drop_out(block)
-        return Resize.DEFERRED if self.num_retiring > 0 else Resize.APPLIED
+        return DEFERRED if self.num_retiring > 0 else APPLIED
 
     def _bring_back(self, first: i64, last: i64) -> None:
         """Blocks `first` to `last` are the pool's again: free ones are the next to be taken, lowest first."""
@@ -570,7 +573,10 @@ class BlockLedger:
     def act(self, call: str, holder: str) -> None:
         """Say to the observers which call this is, and for which holder."""
         if self.observer is not None:
-            self.observer.acting(f"{call} {holder}" if holder else call)
+            try:
+                self.observer.acting(f"{call} {holder}" if holder else call)
+            except MemoryError:  # nobody is named
+                self.observer.acting("")
 
     def watch(self, member: PoolObserver) -> None:
         """Let one more observer be told what this pool does."""

@@ -163,11 +163,14 @@ class SequenceTable(BlockTable):
         #: 1 while its blocks are in the CPU pool.
         self.is_swapped = zeros_i64(max_num_seqs)
         #: What stands at spans of its prompt, by block (`Prompt.spans`).
-        self.spans: list[dict[int, tuple[object, ...]]] = [{}] * max_num_seqs
+        self._no_spans: dict[int, tuple[object, ...]] = {}
+        self.spans: list[dict[int, tuple[object, ...]]] = [self._no_spans] * max_num_seqs
         #: Blocks, one for each layer group, whose first tokens the next step copies: a hit that ended inside a block.
-        self.copy_from: list[list[int]] = [[]] * max_num_seqs
+        self._no_sources: list[int] = []
+        self.copy_from: list[list[int]] = [self._no_sources] * max_num_seqs
         #: Why its prompt missed, if that is asked for.
-        self.causes: list[list[int]] = [[]] * max_num_seqs
+        self._no_causes: list[int] = []
+        self.causes: list[list[int]] = [self._no_causes] * max_num_seqs
         self.holders: list[str] = [""] * max_num_seqs
         #: The tag of its session (`policies/sessions`); 0 for none.
         self.session = zeros_i64(max_num_seqs)
@@ -211,9 +214,10 @@ class SequenceTable(BlockTable):
         self.end_reservations(row)
         self._epoch += 1
         self.holders[row] = ""
-        self.spans[row] = {}
-        self.copy_from[row] = []
-        self.causes[row] = []
+        # No object is made: where memory lacks, rows are closed all the same.
+        self.spans[row] = self._no_spans
+        self.copy_from[row] = self._no_sources
+        self.causes[row] = self._no_causes
         self._free_rows[self.num_free_rows] = row
         self.num_free_rows += 1
 

@@ -29,8 +29,12 @@ class CpuTier(PoolObserver):
         if self.cpu.queue.num_free == 0:
             return
         target = self.cpu.acquire_one()
+        try:
+            self._saves += (int(block), int(target), int(group))
+        except MemoryError:  # it is not kept
+            self.cpu.release_one(target)
+            return
         self.cpu.cache_content(target, content, group)
-        self._saves += (int(block), int(target), int(group))
 
     def tell(self, transfers: Transfers) -> None:
         """Hand all saves to the plan being made. Until it is complete nothing may take their places."""

@@ -35,6 +35,8 @@ class AllocationHistory(PoolObserver):
         #: Which call is running, and for whom.
         self.actor = ""
         self.num_events = 0
+        #: Events that there was no memory to remember.
+        self._num_lost = 0
         self._entries: list[Entry] = []
 
     def acting(self, actor: str) -> None:
@@ -64,13 +66,19 @@ class AllocationHistory(PoolObserver):
     def _note(self, action: str, blocks: vec[i32], start: i64, count: i64) -> None:
         if count == 0:
             return
+        try:
+            self._remember(action, blocks[start : start + count])
+        except MemoryError:  # the call that is noted goes on; its number is missing
+            self._num_lost += 1
+        self.num_events += 1
+
+    def _remember(self, action: str, blocks: vec[i32]) -> None:
         free = int(self.queue.num_free)
-        entry = Entry(self.num_events, self.clock.now, action, self.actor, blocks[start : start + count], free)
+        entry = Entry(self.num_events, self.clock.now, action, self.actor, blocks, free)
         if len(self._entries) < self.size:
             self._entries.append(entry)
         else:
-            self._entries[self.num_events % self.size] = entry
-        self.num_events += 1
+            self._entries[(self.num_events - self._num_lost) % self.size] = entry
 
     def events(self) -> list[AllocationEvent]:
         """What is remembered, oldest first. O(size)."""
