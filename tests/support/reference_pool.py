@@ -459,7 +459,7 @@ class PoolModel:
             raise Refused("InvalidArgument")
         if priority and len(set(blocks) | set(self.priority_of)) > self.retention_blocks:
             raise Refused("OverBudget")
-        for block in blocks:
+        for block in reversed(blocks):  # as blocks are released: among equals the end of a prompt goes first
             self._prefer(block, priority, expires_at)
         return len(blocks)
 
