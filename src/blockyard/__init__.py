@@ -29,7 +29,7 @@ from .config import CacheConfig
 from .core.manager import KVCacheManager
 from .core.plan import StepPlan, SwapPlan
 from .core.policies.base import EvictionPolicy
-from .core.pool.found import FoundBlocks
+from .core.pool.caching import FoundBlocks
 from .core.pool.lease import BlockLease
 from .core.pools.block_pool import BlockPool
 from .errors import (

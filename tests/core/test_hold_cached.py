@@ -73,7 +73,7 @@ def test_print_shows_the_figures() -> None:
     plan = cache.reserve([seq])
     assert repr(plan) == "<StepPlan: 1 of 1 sequences, 6 tokens, 0 copies, 0 swap_outs, 0 swap_ins>"
     cache.commit([seq], 6)
-    assert repr(cache) == "<KVCacheManager: 1 sequences, 2 of 8 blocks used, 1 cached, 6 free>"
+    assert repr(cache) == "<KVCacheManager: 1 sequence, 2 of 8 blocks used, 1 cached, 6 free>"
     assert repr(cache.pool) == "<LeasePool: 2 of 8 blocks used, 1 cached, 6 free>"
     assert repr(cache.swap_out([seq])) == "<SwapPlan: 2 swap_outs, 0 swap_ins>"
     assert "6 tokens" in repr(plan), "also when the plan is stale"

@@ -12,7 +12,7 @@ from ..support.prose import docstrings, is_sentence
 FRAGMENTS = {
     ".": 98,
     "cli": 2,
-    "core": 806,
+    "core": 789,
     "engine": 349,
     "events": 161,
     "integrations": 111,
@@ -20,7 +20,7 @@ FRAGMENTS = {
     "live": 75,
     "metrics": 31,
     "observe": 15,
-    "parallel": 113,
+    "parallel": 112,
     "serving": 193,
     "sizing": 86,
     "storage": 44,

@@ -82,7 +82,7 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
     "core/pools/named_pool.py": {"block": BLOCK_ID},
     "core/calls/hold.py": {"block": BLOCK_ID},
     "core/index/room.py": {"step": "blocks that a pool grows by: below 2**27"},
-    "core/pool/named_ledger.py": dict.fromkeys(["self._first_unused", "entry", "block"], "blocks and names: 2**27"),
+    "core/pool/word_ledger.py": dict.fromkeys(["self._first_unused", "entry", "block"], "blocks and names: 2**27"),
     "core/pool/ledger.py": {"block": BLOCK_ID},
     "core/pool/lease.py": dict.fromkeys(["block", "new"], BLOCK_ID),
     "core/pool/by_id.py": {"block": BLOCK_ID},

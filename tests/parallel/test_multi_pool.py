@@ -70,7 +70,7 @@ def test_block_ids_have_their_device_in_the_order_of_the_request() -> None:
     pool.extend(lease, 2)
     assert lease.block_ids.tolist() == [[0, 1], [0, 2], [1, 1], [0, 3], [1, 2]]
     assert lease.block_ids.dtype == np.int32
-    assert repr(lease) == "<MultiLease 1 of '': [[0, 1], [0, 2], [1, 1], [0, 3], [1, 2]]>"
+    assert repr(lease) == "<MultiLease 1: [[0, 1], [0, 2], [1, 1], [0, 3], [1, 2]]>"
     assert pool.get_new_blocks(0).block_ids.shape == (0, 2)
 
 

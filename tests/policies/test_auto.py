@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from blockyard import InvalidArgument
-from blockyard.core.policies.learned.sampled_cache import SampledCache
+from blockyard.core.policies.learned.auto import SampledCache
 from blockyard.core.policies.simple.lru import LRU
 from blockyard.lab.simulation.policy_run import PolicyRun
 from blockyard.policies import ARC, LFU, Auto, EvictionPolicy

@@ -10,8 +10,10 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from blockyard.core.policies import POLICIES
-from blockyard.core.policies.learned.content_class import (
+from blockyard.core.policies.learned.return_rates import (
+    NUM_AGES,
     NUM_CLASSES,
+    ReturnRates,
     chain_class,
     class_of,
     is_end_of,
@@ -21,7 +23,6 @@ from blockyard.core.policies.learned.content_class import (
     time_of,
     turn_of,
 )
-from blockyard.core.policies.learned.return_rates import NUM_AGES, ReturnRates
 from blockyard.core.policies.parts.keys import KeyRing, mix
 from blockyard.lab.simulation.policy_run import PolicyRun
 

@@ -10,6 +10,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import blockyard
@@ -55,9 +56,10 @@ class Site:
 
 
 #: Blocks 1 to 3 are held and named twice, 4 to 7 idle, 8 to 10 held by ids, 11 and 12 without a name.
+#: numpy's integers are read by Python code, where an interrupt can arrive; plain ones are not.
 CALLS: dict[str, Callable[[Site], object]] = {
     "get_new_blocks": lambda s: s.pool.get_new_blocks(6, "new"),
-    "new_ids": lambda s: s.pool.new_ids(6),
+    "new_ids": lambda s: s.pool.new_ids(np.int64(6)),
     "get_cached_blocks": lambda s: s.pool.get_cached_blocks(NAMES[1:7]),
     "hold": lambda s: s.pool.hold([4, 5, 1, 4], "new"),
     "hold_ids": lambda s: s.pool.hold_ids([4, 5, 1, 4, 15]),
@@ -65,17 +67,17 @@ CALLS: dict[str, Callable[[Site], object]] = {
     "free_blocks, last": lambda s: s.pool.free_blocks(s.held, last=True),
     "free_ids": lambda s: s.pool.free_ids(s.ids),
     "free_ids, last": lambda s: s.pool.free_ids(s.ids, last=True),
-    "name_blocks": lambda s: s.pool.name_blocks([4, 5, 15, 14, 1], NAMES[20:25], 2),
-    "name_blocks, a lease": lambda s: s.pool.name_blocks(s.bare, NAMES[20:22], 2),
-    "name_one": lambda s: s.pool.name_one(15, NAMES[20], 2),
-    "move_names": lambda s: s.pool.move_names(1, s.bare[0]),
+    "name_blocks": lambda s: s.pool.name_blocks([4, 5, 15, 14, 1], NAMES[20:25], np.int64(2)),
+    "name_blocks, a lease": lambda s: s.pool.name_blocks(s.bare, NAMES[20:22], np.int64(2)),
+    "name_one": lambda s: s.pool.name_one(np.int64(15), NAMES[20], np.int64(2)),
+    "move_names": lambda s: s.pool.move_names(np.int64(1), np.int64(s.bare[0])),
     "uncache": lambda s: s.pool.uncache([4, 1, 6, 15, 8]),
     "set_eviction_policy": lambda s: s.pool.set_eviction_policy(MRU),
     "reset_prefix_cache": lambda s: s.pool.reset_prefix_cache(),
     "take_events": lambda s: s.pool.take_events(),
-    "find": lambda s: s.pool.find(NAMES[:6]),
+    "find": lambda s: s.pool.find(NAMES[:6], np.int64(0)),
     "find_prefix": lambda s: s.pool.find_prefix(NAMES[3:6], [0, 1]),
-    "names_of": lambda s: s.pool.names_of(4),
+    "names_of": lambda s: s.pool.names_of(np.int64(4)),
     "check": lambda s: s.pool.check(),
 }
 #: What these return nobody could find again.

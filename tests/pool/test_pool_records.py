@@ -11,7 +11,7 @@ import pytest
 
 from blockyard import BlockPool, CacheConfig, ConcurrentCall, InvalidArgument, KVCacheManager, OverBudget, PolicyError
 from blockyard.core.gate import Gate
-from blockyard.core.pool.listener import LossTeller
+from blockyard.core.pool.observer import LossTeller
 
 from ..support.checked import prompt
 from ..support.own_policies import MRU

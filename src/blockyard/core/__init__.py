@@ -2,7 +2,7 @@
 
 From the bottom up (docs/architecture.md has a line on every file):
 
-    arrays, gate, refusing     integer arrays; one call at a time; what cannot be copied
+    arrays, gate, face     integer arrays; one call at a time; what cannot be copied
     tokens                     what a caller gives as tokens or numbers, checked and packed
     index/                     from the tokens of a prompt to blocks: hash, verify, insert, remove
     policies/                  which block is evicted

@@ -9,7 +9,7 @@ from .pool.lease import BlockLease
 from .pool.ledger import BlockLedger
 from .sequences.open_steps import OpenSteps
 from .sequences.table import NO_TOKEN, SequenceTable
-from .store.content_pool import ContentPool
+from .store.content_ledger import ContentLedger
 from .store.group_table import GroupTable
 from .store.grouped import GroupedStore
 
@@ -217,7 +217,7 @@ def _check_contents(store: GroupedStore, group: GroupTable, row: i64) -> None:
             )
 
 
-def _check_holders(pool: ContentPool, leases: list[BlockLease], held: list[int], invariant: str) -> None:
+def _check_holders(pool: ContentLedger, leases: list[BlockLease], held: list[int], invariant: str) -> None:
     _count_fenced(pool, held)
     for lease in leases:
         for block in lease.held_ids():
@@ -227,7 +227,7 @@ def _check_holders(pool: ContentPool, leases: list[BlockLease], held: list[int],
             _fail(invariant, f"block {block} has ref_cnt {pool.ref_cnt[i64(block)]}, but {held[block]} holders")
 
 
-def _check_cpu(store: GroupedStore, cpu: ContentPool, leases: list[BlockLease], rows: list[int]) -> None:
+def _check_cpu(store: GroupedStore, cpu: ContentLedger, leases: list[BlockLease], rows: list[int]) -> None:
     """Every reference to a CPU block is a swapped sequence's, a load's, or a save's that is not told of yet."""
     cpu.check()
     held = [0] * int(cpu.capacity)

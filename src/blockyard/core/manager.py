@@ -22,7 +22,7 @@ from ..answers import (
     Resize,
     RetentionEnds,
 )
-from ..arguments import require_bool, require_int, require_session, shown
+from ..arguments import require_bool, require_int, require_number, require_session, shown
 from ..config import MAX_BLOCKS, CacheConfig
 from ..errors import InvalidArgument, not_enough_memory
 from ..kv_events import KVCacheEvents
@@ -30,16 +30,16 @@ from .arrays import view_i32
 from .calls.admission import LATER, NEVER
 from .calls.allocate import REFUSED_FOR_NOW, REFUSED_FOREVER, AllocateCalls
 from .calls.commit import CommitCalls
-from .calls.evict import EvictCalls
+from .calls.evict import EvictCalls, ResizeCalls
 from .calls.fork import ForkCalls
 from .calls.free import FreeCalls
 from .calls.hints import HintCalls
 from .calls.hold import HoldCalls
 from .calls.in_flight import NO_STEP, in_flight_of
 from .calls.reserve import ReserveCalls
-from .calls.resize import ResizeCalls
 from .calls.swap import SwapCalls, swap_calls
 from .calls.truncate import TruncateCalls
+from .face import read_bool, read_int, read_str, refuse_copy, refuse_pickle, refuse_subclass
 from .index.contents import CachedContents
 from .index.prompt import Prompt, make_prompt
 from .inspection import Inspection
@@ -48,20 +48,10 @@ from .plan.step_plan import StepPlan
 from .plan.swap_plan import SwapPlan
 from .plan.tables import whole_table
 from .pool.block import KVCacheBlock
-from .pool.eviction import wished_end, wished_priority
+from .pool.eviction import wished_end, wished_policy, wished_priority
 from .pool.lease import BlockLease
 from .pools.lease_pool import LeasePool
-from .reading import (
-    read_bool,
-    read_comeback,
-    read_committed,
-    read_ended,
-    read_holders,
-    read_int,
-    read_prompts,
-    read_str,
-)
-from .refusing import refuse_copy, refuse_pickle, refuse_subclass
+from .reading import read_comeback, read_committed, read_ended, read_holders, read_prompts
 from .sequences.block_table import BlockTable
 from .sequences.table import is_batch, read_handle, read_handles
 from .tokens import int64_items, int64_vector, token_table
@@ -520,7 +510,7 @@ class KVCacheManager:
         """
         self._gate.enter("set_eviction_policy")
         try:
-            self._evict.order.install(policy)
+            self._evict.order.install(wished_policy(policy, self._parts.kv_pool))
         finally:
             self._gate.leave()
 
@@ -589,7 +579,7 @@ class KVCacheManager:
         """
         self._gate.enter("advance_time")
         try:
-            self._evict.order.advance(now)
+            self._evict.order.advance(require_number("now", now))
         finally:
             self._gate.leave()
 
@@ -823,7 +813,8 @@ class KVCacheManager:
     def __repr__(self) -> str:
         pool = self._parts.kv_pool
         used = f"{pool.num_used_blocks} of {pool.num_usable_blocks} blocks used, {pool.num_cached_blocks} cached"
-        return f"<KVCacheManager: {self.num_seqs} sequences, {used}, {pool.num_free_blocks} free>"
+        running = f"{self.num_seqs} {'sequence' if self.num_seqs == 1 else 'sequences'}"
+        return f"<KVCacheManager: {running}, {used}, {pool.num_free_blocks} free>"
 
     def __copy__(self) -> "KVCacheManager":
         raise refuse_copy("a KVCacheManager", "make another one from its config")

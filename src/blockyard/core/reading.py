@@ -2,34 +2,12 @@
 
 from mypy_extensions import i64
 
-from ..arguments import require_bool, require_int, require_number, require_str, shown
+from ..arguments import require_int, require_number, shown
 from ..errors import InvalidArgument
 from .calls.in_flight import NO_STEP, InFlight
+from .face import read_int, read_str
 from .index.prompt import Prompt, make_prompt
 from .tokens import LAST_TOKEN
-
-
-def read_int(name: str, value: object, low: i64, high: i64) -> i64:
-    """`require_int`; a plain integer, the common case, is read without a call into interpreted code."""
-    if type(value) is int:
-        number: int = value
-        if int(low) <= number <= int(high):
-            return number
-    return require_int(name, value, int(low), int(high))
-
-
-def read_str(name: str, value: object) -> str:
-    """`require_str`; the same."""
-    if type(value) is str:
-        return value
-    return require_str(name, value)
-
-
-def read_bool(name: str, value: object) -> bool:
-    """`require_bool`; the same."""
-    if isinstance(value, bool):
-        return value
-    return require_bool(name, value)
 
 
 def read_prompts(prompts: object, extra_keys: object, block_size: int) -> list[Prompt]:

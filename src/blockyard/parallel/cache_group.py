@@ -105,17 +105,12 @@ class CacheGroup:
                 cache.free(seq)
             raise
 
-    def allocate(
-        self,
-        token_ids: object,
-        holder: object = "",
-        extra_keys: object = (),
-        num_seqs: object = 1,
-        resumed: object = False,
-        session: object = None,
-    ) -> Placement:
-        """As `try_allocate`, and raises `OutOfBlocks` for LATER (too few blocks or rows), `NeverFits` for NEVER."""
-        answer = self.try_allocate(token_ids, holder, extra_keys, num_seqs, resumed, session)
+    def allocate(self, token_ids: object, *asked: object, **named: object) -> Placement:
+        """Does what `try_allocate` does with the same arguments, and raises where that says no.
+
+        `OutOfBlocks` for LATER (too few blocks or rows), `NeverFits` for NEVER.
+        """
+        answer = self.try_allocate(token_ids, *asked, **named)
         if answer is Admission.NEVER:
             raise NeverFits(f"a prompt of {len(token_ids)} tokens fits no empty cache of {len(self.caches)}")  # type: ignore[arg-type]
         if isinstance(answer, Admission):

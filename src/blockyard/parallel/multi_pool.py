@@ -50,7 +50,10 @@ class MultiLease:
         return sum(len(part) for _, part in self._parts)
 
     def __repr__(self) -> str:
-        return f"<MultiLease {self._serial} of {self._holder!r}: {self.block_ids.tolist()}>"
+        return f"<MultiLease {self._called()}: {self.block_ids.tolist()}>"
+
+    def _called(self) -> str:
+        return f"{self._serial} of {self._holder!r}" if self._holder else str(self._serial)
 
     def __copy__(self) -> MultiLease:
         raise TypeError("a MultiLease cannot be copied: two would free the same blocks")
@@ -217,9 +220,9 @@ class MultiBlockPool:
         if not isinstance(lease, MultiLease):
             raise InvalidArgument(f"lease is {shown(lease)}; it must be a MultiLease, as get_new_blocks returns it")
         if lease._owner is not self:
-            raise ForeignBlock(f"lease {lease._serial} of {lease._holder!r} was handed out by another pool")
+            raise ForeignBlock(f"lease {lease._called()} was handed out by another pool")
         if self._live.get(lease._serial) is not lease:
-            raise DoubleFree(f"lease {lease._serial} of {lease._holder!r} was already freed")
+            raise DoubleFree(f"lease {lease._called()} was already freed")
         return lease
 
     def check(self) -> None:

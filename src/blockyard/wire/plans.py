@@ -22,9 +22,9 @@ import numpy.typing as npt
 from ..answers import SeqStatus
 from ..arguments import require_int, require_str, shown
 from ..config import MAX_BLOCKS, MAX_MODEL_LEN, CacheConfig
+from ..core.face import refuse_copy, refuse_pickle
 from ..core.gate import Gate
 from ..core.plan import StepPlan, SwapPlan, TableCopy, TableReader
-from ..core.refusing import refuse_copy, refuse_pickle
 from ..core.tokens import MAX_TOKEN
 from ..errors import InvalidArgument
 from .chain import Chain

@@ -8,13 +8,12 @@ from ...answers import Admission
 from ..index.hit import Hit
 from ..index.prompt import Prompt
 from ..parts import Parts
-from ..pool.misses import note_misses
+from ..pool.caching import note_misses
 from ..sequences.table import NO_TOKEN, UNDONE
 from .admission import LATER, OK, AdmissionControl
 from .free import FreeCalls
-from .held_hits import HeldHits
 from .hints import HintCalls
-from .partial_hits import PartialHits
+from .hits import HeldHits, PartialHits
 
 #: What stands for an `Admission` where a handle is expected; handles are positive.
 REFUSED_FOR_NOW: Final[i64] = 0

@@ -1,10 +1,12 @@
-"""What stays cached: the eviction policy, retention, the clock that ends it, and forgetting everything."""
+"""The pool as a whole: its eviction policy, retention, the clock that ends it, forgetting everything, and its size."""
 
 from mypy_extensions import i64
 
+from ...answers import Resize
 from ..index.prompt import Prompt
 from ..parts import Parts
-from ..pool.eviction import EvictionOrder
+from ..pool.eviction import EvictionOrder, wished_policy
+from .admission import AdmissionControl
 
 
 class EvictCalls:
@@ -15,7 +17,7 @@ class EvictCalls:
         self.sequences = parts.sequences
         self.store = parts.store
         self.order = EvictionOrder(parts.kv_pool, parts.gate.interruption, parts.clock, parts.config.retention_blocks)
-        self.order.install(parts.config.eviction_policy)
+        self.order.install(wished_policy(parts.config.eviction_policy, parts.kv_pool))
 
     def retain(self, prompt: Prompt, level: int, until: float | None) -> int:
         """Give the cached blocks that a prompt begins with this priority. Returns how many they are."""
@@ -37,3 +39,24 @@ class EvictCalls:
         """Let no cached block hit any more."""
         self.sequences.version += 1
         self.store.reset()
+
+
+class ResizeCalls:
+    """All arrays are made first and then put in place, so that a lack of memory changes nothing."""
+
+    def __init__(self, parts: Parts, admission: AdmissionControl) -> None:
+        self.parts = parts
+        self.admission = admission
+
+    def resize(self, size: int) -> Resize:
+        """Let the pool have `size` blocks."""
+        parts = self.parts
+        room = parts.kv_pool.make_room(size)
+        token_blocks = parts.store.make_room(size)
+        watermark = i64(int(parts.config.watermark * size))
+        parts.note("resize", "")
+        parts.sequences.version += 1
+        parts.store.move_into(token_blocks)
+        answer = parts.kv_pool.resize(size, room)
+        self.admission.watermark = watermark
+        return answer

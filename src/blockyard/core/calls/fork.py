@@ -6,7 +6,7 @@ from mypy_extensions import i64
 from ...errors import InvalidArgument, SequenceNotReady
 from ..parts import Parts
 from .free import FreeCalls
-from .settled import require_settled
+from .in_flight import require_settled
 
 
 class ForkCalls:

@@ -19,7 +19,7 @@ from .in_flight import InFlight
 class ReserveCalls:
     """Gives a whole batch its slots in one call; what does not fit is reported, and nothing changes for it.
 
-    Before a sequence writes, the block it writes to first is made its own (`store/copy_on_write`): forks share their
+    Before a sequence writes, the block it writes to first is made its own (`store/base`): forks share their
     last, partly filled block, and a truncated sequence may end inside a cached one. All blocks behind it are new.
     """
 

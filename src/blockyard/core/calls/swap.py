@@ -7,11 +7,11 @@ from ...errors import OutOfBlocks, SequenceNotReady
 from ...ids import NULL_BLOCK
 from ..parts import Parts
 from ..plan.swap_plan import SwapPlan
-from ..store.content_pool import ContentPool
+from ..store.content_ledger import ContentLedger
 from ..store.group_table import GroupTable
 from ..store.grouped import GroupedStore
 from ..store.transfers import Transfers
-from .settled import is_idle, require_nothing_reserved, require_nothing_to_copy
+from .in_flight import is_idle, require_nothing_reserved, require_nothing_to_copy
 
 
 class SwapCalls:
@@ -21,7 +21,7 @@ class SwapCalls:
     under the same content is shared there and not moved at all.
     """
 
-    def __init__(self, parts: Parts, store: GroupedStore, cpu: ContentPool) -> None:
+    def __init__(self, parts: Parts, store: GroupedStore, cpu: ContentLedger) -> None:
         self.sequences = parts.sequences
         self.interruption = parts.gate.interruption
         self.store = store
@@ -80,7 +80,7 @@ class SwapCalls:
                         self._target[int(block)] = int(self._find_on_cpu(block))
         return self._num_taken(self.cpu)
 
-    def _num_taken(self, pool: ContentPool) -> i64:
+    def _num_taken(self, pool: ContentLedger) -> i64:
         """Free blocks of `pool` that the targets take: new ones, and each idle find once."""
         idle: set[int] = set()
         needed: i64 = 0

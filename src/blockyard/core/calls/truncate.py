@@ -6,7 +6,7 @@ from ...errors import InvalidArgument
 from ...keys import cut_spans
 from ..parts import Parts
 from ..sequences.table import NO_TOKEN
-from .settled import require_settled
+from .in_flight import require_settled
 
 
 class TruncateCalls:

@@ -397,12 +397,8 @@ class PrefixIndex:
         """A hash of one block's words, whatever comes before them."""
         return hash_rows(words, 0, self._keys, 0, zeros_i64(1), 0, 1)
 
-    def hash_words(self, words: vec[i64], root: i64) -> i64:
-        """The chained hash of one block's words right after a root."""
-        return hash_rows(words, 0, self._keys, root_hash(root), self.hashes, 0, 1)
-
     def hash_words_at(self, words: vec[i64], place: i64, root: i64) -> i64:
-        """The same of the words from `place` on."""
+        """The chained hash of one block's words, which begin at `place`, right after a root."""
         return hash_rows(words, place, self._keys, root_hash(root), self.hashes, 0, 1)
 
     def hash_block(self, block: i64, before: i64, root: i64) -> i64:

@@ -38,7 +38,7 @@ class Prompt:
         self.num_tokens = num_tokens
         self.keys = keys
         self.spans = spans
-        self.span_blocks = sorted(spans)
+        self.span_blocks = sorted(spans) if spans else []
 
     def next_span_block(self, position: i64) -> i64:
         """The first block behind `position` that a span overlaps, or one behind all. O(log spans)."""

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import view_i64, zeros_i64
-from ..refusing import refuse_copy, refuse_pickle
+from ..face import refuse_copy, refuse_pickle
 from ..sequences.block_table import BlockTable
 from .batch import Batch
 from .filling import fill_buffers

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from ..refusing import refuse_copy, refuse_pickle
+from ..face import refuse_copy, refuse_pickle
 from ..sequences.block_table import BlockTable
 from ..store import transfers as moves
 from ..store.transfers import Transfers

@@ -7,7 +7,7 @@ from ...config import MAX_BLOCKS
 from ...errors import DoubleFree, InvalidArgument, OutOfBlocks
 from ...ids import NULL_BLOCK
 from ..arrays import zeros_i32, zeros_i64
-from ..refusing import refuse_copy, refuse_pickle, refuse_subclass
+from ..face import refuse_copy, refuse_pickle, refuse_subclass
 from .free_queue import FreeQueue
 
 

@@ -7,8 +7,10 @@ from mypy_extensions import i64
 from ...answers import RetentionEnds
 from ...arguments import require_int, require_number
 from ...errors import InvalidArgument, OverBudget
+from ...ids import NULL_BLOCK
 from ..gate import Interruption
 from ..policies import make_policy
+from ..policies.base import EvictionPolicy
 from ..policies.layers.retention import RetentionWatch
 from ..policies.layers.sessions import Sessions
 from ..policies.stack import EvictionStack
@@ -50,19 +52,41 @@ class EvictionOrder:
         #: What hints decided under earlier policies.
         self._num_hinted_before = 0
 
-    def install(self, policy: object) -> None:
-        """Least recently used needs no policy: it is the order of the free queue. O(num_blocks)."""
+    def install(self, policy: EvictionPolicy | None) -> None:
+        """Let a policy choose. None is least recently used: the order of the free queue, unless layers stand on it.
+
+        O(num_blocks).
+        """
         stack: EvictionStack | None = None
-        is_queue = isinstance(policy, str) and policy == "lru" and self.retention_blocks == 0 and self.sessions is None
-        if not is_queue:
-            num_blocks = int(self.ledger.capacity)
-            made = make_policy(policy, num_blocks)
+        num_blocks = int(self.ledger.capacity)
+        if policy is None and (self.retention_blocks > 0 or self.sessions is not None):
+            policy = make_policy("lru", num_blocks)
+        if policy is not None:
             retains = self.retentions if self.retention_blocks > 0 else None
-            stack = EvictionStack(made, num_blocks, self.interruption, retains, self.sessions)
+            stack = EvictionStack(policy, num_blocks, self.interruption, retains, self.sessions)
         num_hinted, num_retained = self.num_hinted_evictions(), self.num_retained
-        self.ledger.choose_by(stack)
+        self._choose_by(stack)
         self.retentions.all_dropped(num_retained)
         self._num_hinted_before = num_hinted
+
+    def _choose_by(self, stack: EvictionStack | None) -> None:
+        """Let a stack choose from now on. A callback that is interrupted here leaves all as it was. O(num_blocks)."""
+        ledger = self.ledger
+        if stack is not None:
+            idle = [block for block in ledger.queue.block_ids() if ledger.index.is_cached(i64(block))]
+            if stack.needs_paths:
+                self._tell_parents(stack, idle)
+            for block in idle:
+                stack.insert(i64(block), ledger.index.chain_hash[i64(block)], 0)
+            stack.interruption.raise_now()
+        ledger.stack = stack
+
+    def _tell_parents(self, stack: EvictionStack, blocks: list[int]) -> None:
+        """Say where these stand, as far as what stands before them is cached. O(num_blocks)."""
+        identity = self.ledger.index.identity
+        block_of = {int(identity[2 * block]): int(block) for block in range(1, self.ledger.capacity)}
+        for block in blocks:
+            stack.follows(i64(block), block_of.get(int(identity[2 * i64(block) + 1]), NULL_BLOCK))
 
     def know_sessions(self, max_sessions: int) -> Sessions:
         """Have sessions known from now on, and hints around the policy, if it takes any. O(num_blocks).
@@ -83,7 +107,7 @@ class EvictionOrder:
         # Least recently used, which was the order of the queue.
         self.sessions = sessions
         try:
-            self.install("lru")
+            self.install(None)
         except BaseException:
             self.sessions = None
             raise
@@ -132,16 +156,22 @@ class EvictionOrder:
             stack.retain(block, priority, expires_at)
         return len(blocks)
 
-    def advance(self, now: object) -> None:
+    def advance(self, now: float) -> None:
         """It is `now`: wishes whose time is over end. Raises `InvalidArgument` for a time before the last one."""
-        time = require_number("now", now)
-        if time < self.clock.now:
-            raise InvalidArgument(f"now is {time}; it must be at least {self.clock.now}, the time told before")
-        self.clock.now = time
+        if now < self.clock.now:
+            raise InvalidArgument(f"now is {now}; it must be at least {self.clock.now}, the time told before")
+        self.clock.now = now
         if self.ledger.stack is not None:
             if self.num_retained > 0:
                 self.ledger.act("advance_time", "")
-            self.ledger.stack.advance(time)
+            self.ledger.stack.advance(now)
+
+
+def wished_policy(policy: object, ledger: BlockLedger) -> EvictionPolicy | None:
+    """Return the policy that a caller asks for, made for a ledger's blocks; None for least recently used."""
+    if isinstance(policy, str) and policy == "lru":
+        return None
+    return make_policy(policy, int(ledger.capacity))
 
 
 def wished_priority(priority: object) -> int:

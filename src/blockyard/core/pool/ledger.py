@@ -17,16 +17,28 @@ from ..index.prefix_index import PrefixIndex
 from ..index.prompt import Prompt
 from ..index.room import IndexRoom
 from ..policies.stack import EvictionStack
-from .fence import Fence
-from .free_queue import FreeQueue
+from .fence import Fence, FenceRoom
+from .free_queue import FreeQueue, QueueRoom
 from .observer import PoolObserver
-from .room import LedgerRoom
 
 #: Looked up once: looking up a member of an Enum makes objects.
 APPLIED: Final = Resize.APPLIED
 DEFERRED: Final = Resize.DEFERRED
 #: Blocks freed in one run.
 RELEASED_TOGETHER: Final[i64] = 512
+
+
+class LedgerRoom:
+    """The arrays of a larger ledger, before they are put in place."""
+
+    def __init__(
+        self, num_blocks: i64, index: IndexRoom, queue: QueueRoom, ref_cnt: vec[i32], fence: FenceRoom | None
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.index = index
+        self.queue = queue
+        self.ref_cnt = ref_cnt
+        self.fence = fence
 
 
 class BlockLedger:
@@ -53,7 +65,7 @@ class BlockLedger:
     is the checked face with leases.
 
     block_size: tokens a block. entry_tokens: tokens that the index compares, another number where blocks are known by
-    their contents (`ContentPool`).
+    their contents (`WordLedger`).
     """
 
     def __init__(
@@ -190,28 +202,6 @@ class BlockLedger:
         for victim in stack.choose(missing, self.index.chain_hash):
             self.evict(i64(victim))
             self.move_to_front(i64(victim))
-
-    def choose_by(self, stack: EvictionStack | None) -> None:
-        """Let `stack` choose what is evicted from now on; None for least recently used. O(num_blocks).
-
-        A callback that is interrupted here leaves all as it was.
-        """
-        if stack is not None:
-            idle = [block for block in self.queue.block_ids() if self.index.is_cached(i64(block))]
-            if stack.needs_paths:
-                self._tell_parents(stack, idle)
-            for block in idle:
-                stack.insert(i64(block), self.index.chain_hash[i64(block)], 0)
-            stack.interruption.raise_now()
-        self.stack = stack
-
-    def _tell_parents(self, stack: EvictionStack, blocks: list[int]) -> None:
-        """Where these stand, as far as what stands before them is cached. O(num_blocks)."""
-        identity = self.index.identity
-        block_of = {int(identity[2 * block]): int(block) for block in range(1, self.capacity)}
-        for block in blocks:
-            parent = block_of.get(int(identity[2 * i64(block) + 1]), NULL_BLOCK)
-            stack.follows(i64(block), parent)
 
     def acquire(self, out: vec[i32], start: i64, count: i64) -> None:
         """Take `count` blocks, which must be free, from the head of the queue into `out[start:]`."""
@@ -497,7 +487,7 @@ class BlockLedger:
 
     # The size.
 
-    def make_room(self, num_blocks: i64, asked: i64 = 0) -> "LedgerRoom | None":
+    def make_room(self, num_blocks: i64, asked: i64 = 0) -> LedgerRoom | None:
         """Arrays for a pool of `num_blocks` blocks, made and not put in place; None where there is room already.
 
         asked: the number that the caller gave, where these blocks are the pages of a pool of that size.
@@ -526,7 +516,7 @@ class BlockLedger:
         """Those of the index."""
         return self.index.make_room_for(num_blocks)
 
-    def resize(self, num_blocks: i64, room: "LedgerRoom | None") -> Resize:
+    def resize(self, num_blocks: i64, room: LedgerRoom | None) -> Resize:
         """Grow into `room`, or shrink, to `num_blocks` blocks; see `BlockPool.resize`. It cannot fail."""
         if room is not None:
             self.index.move_into(room.index)

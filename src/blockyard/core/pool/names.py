@@ -6,9 +6,11 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ...arguments import require_int, shown
+from ...answers import NameEvent
+from ...arguments import shown
 from ...errors import InvalidArgument
 from ..arrays import zeros_i64
+from ..face import read_int
 
 #: The longest name: a SHA-256. All of it is stored and compared.
 MAX_NAME_BYTES: Final = 32
@@ -17,8 +19,6 @@ MAX_GROUP: Final = 2**31 - 1
 NAME_WORDS: Final[i64] = 5
 BYTE_WORDS: Final[i64] = 4
 WORD_BYTES: Final[i64] = 8
-#: The index counts tokens, two a word.
-NAME_TOKENS: Final = 10
 GROUP_STEP: Final[i64] = 64
 _FOUR_WORDS = Struct("<4q")
 
@@ -83,15 +83,53 @@ def unpack_name(words: vec[i64], place: i64) -> tuple[bytes, int]:
     return padded[: int(last % GROUP_STEP)], int(last // GROUP_STEP)
 
 
-def group_number(group: object) -> i64:
-    """A group's number; a plain int is checked here, since a call of `require_int` takes as long as a lookup."""
-    if type(group) is int and 0 <= group <= MAX_GROUP:
-        return i64(group)
-    return i64(require_int("group", group, 0, MAX_GROUP))
-
-
 def group_numbers(groups: object) -> list[int]:
     """Those of a list, at least one. Raises `InvalidArgument`, which says at which position."""
     if not isinstance(groups, (list, tuple)) or len(groups) == 0:
         raise InvalidArgument("groups must be a list of group numbers, at least one")
-    return [require_int(f"groups[{place}]", groups[place], 0, MAX_GROUP) for place in range(len(groups))]
+    return [read_int(f"groups[{place}]", groups[place], 0, MAX_GROUP) for place in range(len(groups))]
+
+
+CAME: Final[i64] = 0
+WENT: Final[i64] = 1
+CLEARED: Final[i64] = 2
+#: What happened, the block, and the name.
+ROW_WORDS: Final[i64] = 7
+KINDS: Final = ["stored", "removed", "cleared"]
+
+
+class NameLog:
+    """A ring of `max_events` rows: where they are not taken, the oldest are lost, and counted."""
+
+    def __init__(self, max_events: int) -> None:
+        self._limit: i64 = max_events
+        self._rows = zeros_i64(max_events * int(ROW_WORDS))
+        self._first: i64 = 0
+        self._count: i64 = 0
+        self.num_lost: i64 = 0
+
+    def add(self, kind: i64, block: i64, words: vec[i64], place: i64) -> None:
+        """Note one event; the name is in the five words from `place` on. O(1)."""
+        if self._count == self._limit:
+            self._first = (self._first + 1) % self._limit
+            self._count -= 1
+            self.num_lost += 1
+        row = (self._first + self._count) % self._limit * ROW_WORDS
+        self._rows[row] = kind
+        self._rows[row + 1] = block
+        for word in range(NAME_WORDS):
+            self._rows[row + 2 + word] = words[place + word]
+        self._count += 1
+
+    def take(self) -> list[NameEvent]:
+        """The events, oldest first; the log is empty then. O(events)."""
+        events = [self._event((self._first + i64(place)) % self._limit * ROW_WORDS) for place in range(self._count)]
+        self._count = 0
+        return events
+
+    def _event(self, row: i64) -> NameEvent:
+        kind = self._rows[row]
+        if kind == CLEARED:
+            return NameEvent(KINDS[kind], b"", 0, 0)
+        name, group = unpack_name(self._rows, row + 2)
+        return NameEvent(KINDS[kind], name, group, int(self._rows[row + 1]))

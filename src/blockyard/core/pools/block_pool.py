@@ -6,20 +6,27 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...answers import RetentionEnds
-from ...arguments import require_bool, require_int, require_str, shown
+from ...arguments import shown
 from ...config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_HISTORY
 from ...errors import InvalidArgument, OutOfBlocks, not_enough_memory
 from ...hash_seeds import hash_seed_or_drawn
 from ...kv_events import KVCacheEvents
+from ..face import read_bool, read_int, read_str
 from ..index.prompt import Prompt, has_tokens, make_chunk
 from ..pool.by_id import evict_idle, require_free, require_ids, uncache
-from ..pool.caching import cache_next, cache_prompt
-from ..pool.eviction import wished_end, wished_priority
-from ..pool.found import FoundBlocks, find_full, found_blocks, require_found
-from ..pool.lease import BlockLease
-from ..pool.lease_parts import adopt, grow
+from ..pool.caching import (
+    FoundBlocks,
+    cache_next,
+    cache_prompt,
+    find_full,
+    found_blocks,
+    note_missed_keys,
+    note_misses,
+    require_found,
+)
+from ..pool.eviction import wished_end, wished_policy, wished_priority
+from ..pool.lease import BlockLease, adopt, grow
 from ..pool.ledger import BlockLedger
-from ..pool.misses import note_missed_keys, note_misses
 from ..store.event_reader import EventReader
 from ..tokens import int64_items
 from .standalone_pool import StandalonePool
@@ -63,21 +70,21 @@ class BlockPool(StandalonePool):
         residency_sample: object = 0,
         enable_kv_cache_events: object = False,
     ) -> None:
-        blocks = require_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
-        size = require_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
-        caching = require_bool("enable_prefix_caching", enable_prefix_caching)
+        blocks = read_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
+        size = read_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
+        caching = read_bool("enable_prefix_caching", enable_prefix_caching)
         seed = hash_seed_or_drawn(hash_seed)
-        events = require_int("history_size", history_size, 0, MAX_HISTORY)
-        retained = require_int("retention_blocks", retention_blocks, 0, MAX_BLOCKS)
-        sample = require_int("residency_sample", residency_sample, 0, MAX_BLOCKS)
-        is_told = require_bool("enable_kv_cache_events", enable_kv_cache_events)
+        events = read_int("history_size", history_size, 0, MAX_HISTORY)
+        retained = read_int("retention_blocks", retention_blocks, 0, MAX_BLOCKS)
+        sample = read_int("residency_sample", residency_sample, 0, MAX_BLOCKS)
+        is_told = read_bool("enable_kv_cache_events", enable_kv_cache_events)
         try:
             ledger = BlockLedger(blocks, size, size, caching, seed)
             super().__init__(ledger, retained, events, sample)
             self._events = EventReader(ledger, []) if is_told else None
         except MemoryError as error:
             raise not_enough_memory(f"num_blocks is {blocks}; the system has no memory for its arrays", error)
-        self._order.install(eviction_policy)
+        self._order.install(wished_policy(eviction_policy, self._ledger))
 
     # Blocks by their ids.
 
@@ -108,8 +115,8 @@ class BlockPool(StandalonePool):
         self._gate.enter("adopt")
         try:
             blocks = int64_items("block_ids", block_ids)
-            name = require_str("holder", holder)
-            evicts = require_bool("may_evict", may_evict)
+            name = read_str("holder", holder)
+            evicts = read_bool("may_evict", may_evict)
             require_ids(blocks, self.num_blocks)
             taken = require_free(self._ledger, blocks, evicts)
             self._ledger.act("adopt", name)
@@ -126,7 +133,7 @@ class BlockPool(StandalonePool):
         """
         self._gate.enter("evict")
         try:
-            count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
+            count = read_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
             self._ledger.act("evict", "")
             return np.array(evict_idle(self._ledger, count), dtype=np.int32)
         finally:
@@ -150,7 +157,7 @@ class BlockPool(StandalonePool):
         try:
             prompt = self._make_prompt(token_ids, extra_keys)
             num_full = prompt.num_tokens // i64(self.block_size)
-            first = i64(require_int("num_cached_blocks", num_cached_blocks, 0, int(num_full)))
+            first = i64(read_int("num_cached_blocks", num_cached_blocks, 0, int(num_full)))
             held = self._book.require_live(lease)
             if self.enable_prefix_caching:
                 cache_prompt(self._ledger, held, prompt, first, num_full)
@@ -180,7 +187,7 @@ class BlockPool(StandalonePool):
             chunk = make_chunk(token_ids, extra_keys, self.block_size) if has_tokens(token_ids) else None
             asked = -1
             if num_cached_blocks is not None:
-                asked = require_int("num_cached_blocks", num_cached_blocks, 0, MAX_BLOCKS)
+                asked = read_int("num_cached_blocks", num_cached_blocks, 0, MAX_BLOCKS)
             held = self._book.require_live(lease)
             if self.enable_prefix_caching and chunk is not None:
                 cache_next(self._ledger, held, chunk, asked)
@@ -213,11 +220,11 @@ class BlockPool(StandalonePool):
         try:
             if not isinstance(found, FoundBlocks):
                 raise InvalidArgument(f"found is {shown(found)}; it must be what find_cached_blocks returns")
-            name = require_str("holder", holder)
+            name = read_str("holder", holder)
             count = len(found)
             if num_blocks is not None:
-                count = require_int("num_blocks", num_blocks, 0, count)
-            more = require_int("extend_by", extend_by, 0, MAX_BLOCKS)
+                count = read_int("num_blocks", num_blocks, 0, count)
+            more = read_int("extend_by", extend_by, 0, MAX_BLOCKS)
             require_found(self._ledger, found, count)
             idle = int(self._ledger.count_idle(found._blocks, count))
             if more > self.num_free_blocks - idle:
@@ -238,7 +245,7 @@ class BlockPool(StandalonePool):
         """
         self._gate.enter("get_cached_blocks")
         try:
-            name = require_str("holder", holder)
+            name = read_str("holder", holder)
             prompt = self._make_prompt(token_ids, extra_keys)
             found = find_full(self._ledger, prompt)
             lease = self._hold_hit(found, "get_cached_blocks", name)
@@ -251,7 +258,7 @@ class BlockPool(StandalonePool):
         """Hold the one block that caches the last full block of `token_ids`, after all before it; else None."""
         self._gate.enter("get_cached_block")
         try:
-            name = require_str("holder", holder)
+            name = read_str("holder", holder)
             prompt = self._make_prompt(token_ids, extra_keys)
             found = find_full(self._ledger, prompt)
             last = len(found) - 1

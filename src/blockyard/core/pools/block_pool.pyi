@@ -6,7 +6,7 @@ import numpy.typing as npt
 from ...answers import RetentionEnds
 from ...hints import ExtraKeys, Integer, Integers, Number, Policy
 from ...kv_events import KVCacheEvents
-from ..pool.found import FoundBlocks
+from ..pool.caching import FoundBlocks
 from ..pool.lease import BlockLease
 from .standalone_pool import StandalonePool
 

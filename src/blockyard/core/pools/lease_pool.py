@@ -8,17 +8,25 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...answers import AllocationEvent
-from ...arguments import require_bool, require_int, require_str, shown
+from ...arguments import shown
 from ...config import MAX_BLOCKS
 from ...errors import InvalidArgument, OutOfBlocks
 from ..arrays import view_i32, view_i64, zeros_i32
+from ..face import read_bool, read_int, read_str, refuse_copy, refuse_pickle, refuse_subclass
 from ..gate import Gate
-from ..pool.block import KVCacheBlock
-from ..pool.lease import BlockLease, LeaseBook, check_leases, held_blocks, require_countable
-from ..pool.lease_parts import cut_off, give_back, grow, part_of
-from ..pool.listener import LossListener, LossTeller
-from ..pool.states import block_states
-from ..refusing import refuse_copy, refuse_pickle, refuse_subclass
+from ..pool.block import KVCacheBlock, block_states
+from ..pool.lease import (
+    BlockLease,
+    LeaseBook,
+    check_leases,
+    cut_off,
+    give_back,
+    grow,
+    held_blocks,
+    part_of,
+    require_countable,
+)
+from ..pool.observer import LossListener, LossTeller
 from ..watch.history import AllocationHistory
 
 #: The package of this class, whose classes may stand on it.
@@ -149,7 +157,7 @@ class LeasePool:
         return int(self._ledger.queue.prev_free[self._free_or_null(block_id)])
 
     def _free_or_null(self, block_id: object) -> i64:
-        block = i64(require_int("block_id", block_id, 0, self._ledger.num_blocks - 1))
+        block = i64(read_int("block_id", block_id, 0, self._ledger.num_blocks - 1))
         if self._ledger.ref_cnt[block] > 0:
             raise InvalidArgument(f"block_id is {block}, which is held; only free blocks have a place in the queue")
         return block
@@ -160,7 +168,7 @@ class LeasePool:
 
     def block(self, block_id: object) -> KVCacheBlock:
         """One block as people see it. O(leases)."""
-        number = require_int("block_id", block_id, 0, int(self._ledger.capacity) - 1)
+        number = read_int("block_id", block_id, 0, int(self._ledger.capacity) - 1)
         self._gate.enter("block")
         try:
             return self._book.describe(number)
@@ -179,8 +187,8 @@ class LeasePool:
         """
         self._gate.enter("get_new_blocks")
         try:
-            count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
-            name = require_str("holder", holder)
+            count = read_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
+            name = read_str("holder", holder)
             self._require_free(count)
             self._ledger.act("get_new_blocks", name)
             blocks = zeros_i32(count)
@@ -214,7 +222,7 @@ class LeasePool:
         """
         self._gate.enter("extend")
         try:
-            count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
+            count = read_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
             held = self._book.require_live(lease)
             self._require_free(count)
             self._ledger.act("extend", held.holder)
@@ -229,9 +237,9 @@ class LeasePool:
         """
         self._gate.enter("touch")
         try:
-            name = require_str("holder", holder)
-            first = require_int("start", start, 0, MAX_BLOCKS)
-            last = None if stop is None else require_int("stop", stop, first, MAX_BLOCKS)
+            name = read_str("holder", holder)
+            first = read_int("start", start, 0, MAX_BLOCKS)
+            last: int | None = None if stop is None else read_int("stop", stop, first, MAX_BLOCKS)
             held = self._book.require_live(lease)
             end = self._require_part(held, first, last)
             require_countable(self._ledger, held._blocks, first, end)
@@ -253,7 +261,7 @@ class LeasePool:
         """
         self._gate.enter("copy_on_write")
         try:
-            place = require_int("position", position, -MAX_BLOCKS, MAX_BLOCKS)
+            place = read_int("position", position, -MAX_BLOCKS, MAX_BLOCKS)
             held = self._book.require_live(lease)
             if not 0 <= place < len(held):
                 raise InvalidArgument(f"position is {place}; the lease has {len(held)} blocks")
@@ -273,8 +281,8 @@ class LeasePool:
         """
         self._gate.enter("release")
         try:
-            first = require_int("start", start, 0, MAX_BLOCKS)
-            last = None if stop is None else require_int("stop", stop, first, MAX_BLOCKS)
+            first = read_int("start", start, 0, MAX_BLOCKS)
+            last: int | None = None if stop is None else read_int("stop", stop, first, MAX_BLOCKS)
             held = self._book.require_live(lease)
             end = self._require_part(held, first, last)
             self._ledger.act("release", held._holder)
@@ -296,8 +304,8 @@ class LeasePool:
         """
         self._gate.enter("split")
         try:
-            name = require_str("holder", holder)
-            position = require_int("at", at, 0, MAX_BLOCKS)
+            name = read_str("holder", holder)
+            position = read_int("at", at, 0, MAX_BLOCKS)
             held = self._book.require_live(lease)
             if position > len(held):
                 raise InvalidArgument(f"at is {position}; the lease has {len(held)} blocks")
@@ -314,7 +322,7 @@ class LeasePool:
         A free that arrives in the middle of another call is carried out when that call ends.
         Raises `DoubleFree` for a lease already freed, `ForeignBlock` for one of another pool.
         """
-        goes_last = last is not False and require_bool("last", last)
+        goes_last = last is not False and read_bool("last", last)
         if not self._gate.enter_free("free_blocks"):
             self._book.close_later(self._book.require_live(lease), goes_last)
             self._gate.wait()

@@ -8,15 +8,16 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...answers import NameEvent, Resize
-from ...arguments import require_bool, require_int, require_str
 from ...config import MAX_BLOCKS, MAX_HISTORY
 from ...errors import DoubleFree, InvalidArgument, not_enough_memory
 from ...hash_seeds import hash_seed_or_drawn
 from ..arrays import grown_i32, view_i32, zeros_i32, zeros_i64
+from ..face import read_bool, read_int, read_str
+from ..pool.by_id import ReleaseOrder
+from ..pool.eviction import wished_policy
 from ..pool.lease import BlockLease
-from ..pool.named_ledger import NamedLedger
-from ..pool.names import MAX_GROUP, NAME_WORDS, group_number, group_numbers, listed, pack_name, pack_names
-from ..pool.release_order import ReleaseOrder
+from ..pool.names import MAX_GROUP, NAME_WORDS, group_numbers, listed, pack_name, pack_names
+from ..pool.word_ledger import NamedLedger
 from ..tokens import int64_items
 from .standalone_pool import StandalonePool
 
@@ -58,11 +59,11 @@ class NamedPool(StandalonePool):
         history_size: object = 0,
         residency_sample: object = 0,
     ) -> None:
-        blocks = require_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
+        blocks = read_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
         seed = hash_seed_or_drawn(hash_seed)
-        events = require_int("max_events", max_events, 0, MAX_HISTORY)
-        history = require_int("history_size", history_size, 0, MAX_HISTORY)
-        sample = require_int("residency_sample", residency_sample, 0, MAX_BLOCKS)
+        events = read_int("max_events", max_events, 0, MAX_HISTORY)
+        history = read_int("history_size", history_size, 0, MAX_HISTORY)
+        sample = read_int("residency_sample", residency_sample, 0, MAX_BLOCKS)
         try:
             self._named = NamedLedger(blocks, seed, events)
             #: How often each block is held without a lease.
@@ -72,7 +73,7 @@ class NamedPool(StandalonePool):
         except MemoryError as error:
             raise not_enough_memory(f"num_blocks is {blocks}; the system has no memory for its arrays", error)
         self._name = zeros_i64(int(NAME_WORDS))
-        self._order.install(eviction_policy)
+        self._order.install(wished_policy(eviction_policy, self._ledger))
 
     @property
     def num_names(self) -> int:
@@ -90,7 +91,7 @@ class NamedPool(StandalonePool):
         """The block that has had this name the longest, or 0. O(1) expected."""
         self._gate.enter("find_one")
         try:
-            pack_name(self._name, 0, name, group_number(group))
+            pack_name(self._name, 0, name, read_int("group", group, 0, MAX_GROUP))
             return int(self._named.find(self._name, 0))
         finally:
             self._gate.leave()
@@ -99,7 +100,7 @@ class NamedPool(StandalonePool):
         """For each name the block that has had it the longest, or 0: int32 (n,). O(n)."""
         self._gate.enter("find")
         try:
-            words = pack_names(listed(names), require_int("group", group, 0, MAX_GROUP))
+            words = pack_names(listed(names), read_int("group", group, 0, MAX_GROUP))
             return self._as_array(self._named.find_all(words))
         finally:
             self._gate.leave()
@@ -126,7 +127,7 @@ class NamedPool(StandalonePool):
         """The names of one block with their groups, in the order in which it got them; often none."""
         self._gate.enter("names_of")
         try:
-            return self._named.names_of(require_int("block_id", block_id, 0, int(self._ledger.capacity) - 1))
+            return self._named.names_of(read_int("block_id", block_id, 0, int(self._ledger.capacity) - 1))
         finally:
             self._gate.leave()
 
@@ -139,8 +140,8 @@ class NamedPool(StandalonePool):
         """
         self._gate.enter("get_cached_blocks")
         try:
-            words = pack_names(listed(names), require_int("group", group, 0, MAX_GROUP))
-            holder_name = require_str("holder", holder)
+            words = pack_names(listed(names), read_int("group", group, 0, MAX_GROUP))
+            holder_name = read_str("holder", holder)
             found = self._named.find_all(words)
             self._ledger.act("get_cached_blocks", holder_name)
             return self._hold("names", found[: _leading(found)], holder_name)
@@ -154,7 +155,7 @@ class NamedPool(StandalonePool):
         """
         self._gate.enter("hold")
         try:
-            holder_name = require_str("holder", holder)
+            holder_name = read_str("holder", holder)
             blocks = self._checked_ids(block_ids)
             self._require_content(blocks)
             self._ledger.act("hold", holder_name)
@@ -190,7 +191,7 @@ class NamedPool(StandalonePool):
         """Hold blocks from the head of the free queue without a lease; their ids. See `get_new_blocks`."""
         self._gate.enter("new_ids")
         try:
-            count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
+            count = read_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
             self._require_free(count)
             self._ledger.act("new_ids", "")
             self._ledger.evict_ahead(count)
@@ -229,7 +230,7 @@ class NamedPool(StandalonePool):
         """
         self._gate.enter("free_ids")
         try:
-            goes_last = last is not False and require_bool("last", last)
+            goes_last = last is not False and read_bool("last", last)
             blocks = self._checked_ids(block_ids)
             if len(blocks) >= MAX_BLOCKS:
                 raise InvalidArgument(f"block_ids has {len(blocks)} ids; the limit is {MAX_BLOCKS - 1}")
@@ -266,7 +267,7 @@ class NamedPool(StandalonePool):
         """
         self._gate.enter("name_blocks")
         try:
-            words = pack_names(listed(names), require_int("group", group, 0, MAX_GROUP))
+            words = pack_names(listed(names), read_int("group", group, 0, MAX_GROUP))
             ids = self._leased_or_ids(blocks)
             count = i64(len(words)) // NAME_WORDS
             if len(ids) != count:
@@ -281,7 +282,7 @@ class NamedPool(StandalonePool):
         """`name_blocks` of one block; whether it did not have the name yet. O(names of the block)."""
         self._gate.enter("name_one")
         try:
-            number = group_number(group)
+            number = read_int("group", group, 0, MAX_GROUP)
             block = self._block(block_id)
             pack_name(self._name, 0, name, number)
             if self._named.has(block, self._name, 0):
@@ -308,8 +309,8 @@ class NamedPool(StandalonePool):
         """
         self._gate.enter("move_names")
         try:
-            old = i64(require_int("source", source, 1, int(self._ledger.capacity) - 1))
-            new = i64(require_int("target", target, 1, int(self._ledger.capacity) - 1))
+            old = i64(read_int("source", source, 1, int(self._ledger.capacity) - 1))
+            new = i64(read_int("target", target, 1, int(self._ledger.capacity) - 1))
             index = self._ledger.index
             if not index.is_cached(old) or self._ledger.ref_cnt[old] == 0:
                 raise InvalidArgument(f"source is {old}; it must be a block that is held and has a name")
@@ -356,7 +357,7 @@ class NamedPool(StandalonePool):
         """See `StandalonePool.resize`; all names of a block that goes are lost. O(num_blocks + names)."""
         self._gate.enter("resize")
         try:
-            target = require_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
+            target = read_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
             room = self._named.make_room(target)
             loose = self._loose
             if room is not None:
@@ -425,7 +426,7 @@ class NamedPool(StandalonePool):
             return i64(block_id)
         if type(block_id) is int and block_id < int(self._ledger.capacity) and self._is_there(i64(block_id)):
             return i64(block_id)
-        return i64(require_int("block_id", block_id, 1, last))
+        return i64(read_int("block_id", block_id, 1, last))
 
     def _require_no_null(self, blocks: vec[i32]) -> None:
         for position in range(i64(len(blocks))):

@@ -1,11 +1,12 @@
 """A pool without a manager: its own clock and policy, what it remembers, and its size."""
 
 from ...answers import Residency, Resize
-from ...arguments import require_int
+from ...arguments import require_number
 from ...config import MAX_BLOCKS
 from ...errors import InvalidArgument
+from ..face import read_int
 from ..gate import Gate
-from ..pool.eviction import EvictionOrder
+from ..pool.eviction import EvictionOrder, wished_policy
 from ..pool.lease import LeaseBook
 from ..pool.ledger import BlockLedger
 from ..pool.observer import Clock
@@ -50,7 +51,7 @@ class StandalonePool(LeasePool):
         """
         self._gate.enter("set_eviction_policy")
         try:
-            self._order.install(policy)
+            self._order.install(wished_policy(policy, self._ledger))
         finally:
             self._gate.leave()
 
@@ -58,7 +59,7 @@ class StandalonePool(LeasePool):
         """Tell the pool what time it is, in any unit: for expiries, residency and the history. It never goes back."""
         self._gate.enter("advance_time")
         try:
-            self._order.advance(now)
+            self._order.advance(require_number("now", now))
         finally:
             self._gate.leave()
 
@@ -81,7 +82,7 @@ class StandalonePool(LeasePool):
         """
         self._gate.enter("resize")
         try:
-            target = require_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
+            target = read_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
             return self._ledger.resize(target, self._ledger.make_room(target))
         finally:
             self._gate.leave()

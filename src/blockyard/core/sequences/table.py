@@ -108,13 +108,13 @@ class SequenceTable(BlockTable):
 
     alert          open and close, reserve
     causes         allocate, open and close
-    copy_from      open and close, partial_hits, reserve
+    copy_from      hits, open and close, reserve
     generation     allocate, fork
     handle         open and close
     holders        open and close
     is_swapped     fork, open and close, swap
     num_ahead      in_flight, open and close
-    num_computed   allocate, commit, fork, joins, partial_hits, truncate
+    num_computed   allocate, commit, fork, hits, joins, truncate
     num_promised   open and close
     num_published  allocate, commit, fork, truncate
     num_reserved   commit, in_flight, open and close, reserve

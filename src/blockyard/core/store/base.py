@@ -6,14 +6,38 @@ from mypy_extensions import i64
 from ...ids import NULL_BLOCK
 from ..index.hit import Hit
 from ..pool.block import KVCacheBlock
-from ..pool.ledger import BlockLedger
-from ..pool.room import LedgerRoom
+from ..pool.ledger import BlockLedger, LedgerRoom
 from ..sequences.block_table import BlockTable
 from ..sequences.table import SequenceTable
 from ..watch.misses import MissLog
-from .content_pool import ContentPool
-from .copy_on_write import make_own, needs_copy
+from .content_ledger import ContentLedger
 from .transfers import Transfers
+
+
+def needs_copy(ledger: BlockLedger, table: BlockTable, row: i64, place: i64, num_published: i64) -> bool:
+    """Return whether writing into the block at a place needs a copy: others hold it too.
+
+    What the row published it is about to compute itself, for all who hold it.
+    """
+    if place < num_published or place >= table.num_blocks[row]:
+        return False
+    return ledger.ref_cnt[table.block_at(row, place)] > 1
+
+
+def make_own(ledger: BlockLedger, table: BlockTable, row: i64, place: i64, num_published: i64) -> i64:
+    """Let nobody else read what the row writes into the block at a place. Returns the block that it was, 0 if it stays.
+
+    A block that others hold is replaced by a new one; one that is cached, of a row that was cut, leaves the index.
+    """
+    if place < num_published or place >= table.num_blocks[row]:
+        return NULL_BLOCK
+    old = table.block_at(row, place)
+    new = ledger.writable(old)
+    if new == old:
+        return NULL_BLOCK
+    table.set_block(row, place, new)
+    ledger.give_back_one(row, old, NULL_BLOCK)
+    return old
 
 
 class Store:
@@ -78,7 +102,7 @@ class Store:
         """The blocks that taking a hit holds: ids of the KV pool, minus the id for a CPU block."""
         raise NotImplementedError("a store must have taken_by()")
 
-    def content_pools(self) -> list[ContentPool]:
+    def content_ledgers(self) -> list[ContentLedger]:
         """The pools below token blocks: of the GPU, then of the CPU if there is one."""
         return []
 

@@ -11,7 +11,7 @@ from ..arrays import view_i64, zeros_i32, zeros_i64
 from ..index.content_log import ContentLog
 from ..index.prefix_index import PrefixIndex
 from ..pool.ledger import BlockLedger
-from .content_pool import ContentPool
+from .content_ledger import ContentLedger
 
 
 class Reading:
@@ -54,7 +54,7 @@ class LoggedIndex:
 class EventReader:
     """Reads the logs of a cache: of its token blocks, and of the pools below them where there are any."""
 
-    def __init__(self, token_blocks: BlockLedger, pools: list[ContentPool]) -> None:
+    def __init__(self, token_blocks: BlockLedger, pools: list[ContentLedger]) -> None:
         self.token_blocks = token_blocks
         self.contents = LoggedIndex(token_blocks.index)
         self.pools = pools

@@ -9,8 +9,8 @@ from ...windows import first_needed_block, num_least_blocks
 from ..arrays import zeros_i32, zeros_i64
 from ..index.prefix_index import PrefixIndex
 from ..sequences.block_table import BlockTable
-from .content_pool import ContentPool
-from .copy_on_write import make_own, needs_copy
+from .base import make_own, needs_copy
+from .content_ledger import ContentLedger
 from .transfers import Transfers
 
 
@@ -24,7 +24,7 @@ class GroupTable(BlockTable):
     While a sequence is swapped out its row is empty here and `cpu_blocks` says where its blocks are.
     """
 
-    def __init__(self, number: int, config: CacheConfig, pool: ContentPool, cpu: ContentPool | None) -> None:
+    def __init__(self, number: int, config: CacheConfig, pool: ContentLedger, cpu: ContentLedger | None) -> None:
         group = config.layer_groups[number]
         width = -(-config.max_model_len // group.block_size)
         super().__init__(config.max_num_seqs, width, group.block_size)

@@ -18,16 +18,13 @@ from ...windows import num_computed_past
 from ..arrays import view_i64, zeros_i64
 from ..index.hit import Hit
 from ..pool.block import KVCacheBlock
-from ..pool.ledger import BlockLedger
-from ..pool.room import LedgerRoom
+from ..pool.ledger import BlockLedger, LedgerRoom
 from ..sequences.block_table import BlockTable
 from ..sequences.table import SequenceTable
 from ..watch.misses import MissLog
 from .base import Store
-from .content_pool import ContentPool
-from .cpu_tier import CpuTier
+from .content_ledger import ContentLedger, CpuTier, StoredMisses
 from .group_table import GroupTable
-from .stored_misses import StoredMisses
 from .transfers import Transfers
 
 
@@ -52,11 +49,11 @@ class GroupedStore(Store):
         self, config: CacheConfig, token_blocks: BlockLedger, sequences: SequenceTable, hash_seed: int
     ) -> None:
         first = config.layer_groups[0].block_size
-        self.pool = ContentPool(config.num_blocks, hash_seed, first)
-        self.cpu: ContentPool | None = None
+        self.pool = ContentLedger(config.num_blocks, hash_seed, first)
+        self.cpu: ContentLedger | None = None
         self.tier: CpuTier | None = None
         if config.num_cpu_blocks > 0:
-            cpu = ContentPool(config.num_cpu_blocks, hash_seed, first)
+            cpu = ContentLedger(config.num_cpu_blocks, hash_seed, first)
             self.cpu = cpu
             if config.keep_evicted:
                 self.tier = CpuTier(self.pool, cpu)
@@ -132,7 +129,7 @@ class GroupedStore(Store):
             ]
         return blocks
 
-    def content_pools(self) -> list[ContentPool]:
+    def content_ledgers(self) -> list[ContentLedger]:
         """The pool, and the CPU pool if there is one."""
         return [self.pool] if self.cpu is None else [self.pool, self.cpu]
 

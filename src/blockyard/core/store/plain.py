@@ -6,8 +6,7 @@ from ..index.hit import Hit
 from ..pool.ledger import BlockLedger
 from ..sequences.joins import Joins
 from ..sequences.table import SequenceTable
-from .base import Store
-from .copy_on_write import needs_copy
+from .base import Store, needs_copy
 from .transfers import Transfers
 
 

@@ -10,11 +10,13 @@ from ...arrays import grown_i64, zeros_i64
 from ..base import EvictionPolicy
 from ..parts.keys import KeyRing, mix
 from ..parts.lists import BlockLists
-from .content_class import (
+from .return_rates import (
     END,
     MOST_SHARED,
     MOST_TURNS,
+    NUM_AGES,
     NUM_CLASSES,
+    ReturnRates,
     chain_class,
     class_of,
     is_end_of,
@@ -24,7 +26,6 @@ from .content_class import (
     time_of,
     turn_of,
 )
-from .return_rates import NUM_AGES, ReturnRates
 
 NUM_CELLS: Final[i64] = NUM_CLASSES * NUM_AGES
 #: The list of the blocks whose chain is still being let go.

@@ -1,4 +1,4 @@
-"""A ledger whose blocks are known by names, several a block, not by their tokens."""
+"""Ledgers whose blocks are known by words that stand for their contents: any words, or names, several a block."""
 
 from typing import Final
 
@@ -11,16 +11,53 @@ from ...errors import InvalidArgument, InvariantError, not_enough_memory
 from ...ids import NULL_BLOCK
 from ..arrays import grown_i32, zeros_i32
 from ..index.room import IndexRoom, moved_up
-from .ledger import BlockLedger
-from .name_log import CAME, CLEARED, WENT, NameLog
-from .names import NAME_TOKENS, NAME_WORDS, unpack_name
-from .room import LedgerRoom, NamedRoom
+from .ledger import BlockLedger, LedgerRoom
+from .names import CAME, CLEARED, NAME_WORDS, WENT, NameLog, unpack_name
 
 #: Room for names beside the first one of each block is made for at least this many at once.
 FEWEST_MORE: Final[i64] = 16
 
 
-class NamedLedger(BlockLedger):
+class WordLedger(BlockLedger):
+    """The exact index once more, over a few words that stand for a block's content: words → the blocks that have them.
+
+    The words of all blocks stand right behind one root. An *entry* of the index is a block, or a further one of a
+    subclass.
+    """
+
+    def __init__(self, num_blocks: int, tokens_per_block: int, num_words: i64, hash_seed: int) -> None:
+        super().__init__(num_blocks, tokens_per_block, 2 * int(num_words), True, hash_seed)
+        self.knows_tokens = False
+        self.num_words = num_words
+        self._root: i64 = self.index.root(())
+
+    def entry_of(self, words: vec[i64], place: i64) -> i64:
+        """The oldest entry with the words from `place` on, or 0. O(1) expected."""
+        return self.index.find(words, place, self.index.hash_words_at(words, place, self._root), self._root)
+
+    def index_entry(self, entry: i64, words: vec[i64], place: i64) -> None:
+        """Index an entry, which is not indexed yet, under the words from `place` on. O(1) expected."""
+        row = self.index.rows.start_of(entry)
+        for word in range(self.num_words):
+            self.index.rows.words[row + word] = words[place + word]
+        self.index.insert(entry, self.index.hash_words_at(words, place, self._root), self._root, NULL_BLOCK)
+
+    def reset(self) -> None:
+        """Forget all words at once; blocks stay with their holders. O(num_blocks)."""
+        super().reset()
+        self._root = self.index.root(())
+
+
+class NamedRoom(LedgerRoom):
+    """The same as a `LedgerRoom` for blocks with names. next_entry, first_unused: of the larger ledger."""
+
+    def __init__(self, room: LedgerRoom, next_entry: vec[i32], first_unused: i64) -> None:
+        super().__init__(room.num_blocks, room.index, room.queue, room.ref_cnt, room.fence)
+        self.next_entry = next_entry
+        self.first_unused = first_unused
+
+
+class NamedLedger(WordLedger):
     """Reference counts, the free queue, and the exact index over (name, group) → the blocks that have it.
 
     The index holds an *entry* for each name of each block. Entry b is the first name of block b, so to all that reads
@@ -30,9 +67,7 @@ class NamedLedger(BlockLedger):
     """
 
     def __init__(self, num_blocks: int, hash_seed: int, max_events: int) -> None:
-        super().__init__(num_blocks, 1, NAME_TOKENS, True, hash_seed)
-        self.knows_tokens = False
-        self._root: i64 = self.index.root(())
+        super().__init__(num_blocks, 1, NAME_WORDS, hash_seed)
         #: The next entry of the same block, 0 after the last; of an entry that is not in use, the next such one.
         self.next_entry = zeros_i32(num_blocks)
         #: Whose name an entry from `capacity` on is: `owner_of[entry - capacity]`.
@@ -52,7 +87,7 @@ class NamedLedger(BlockLedger):
 
     def find(self, words: vec[i64], place: i64) -> i64:
         """The block that has had this name the longest, or 0. O(1) expected."""
-        return self.block_of(self._entry(words, place))
+        return self.block_of(self.entry_of(words, place))
 
     def find_all(self, words: vec[i64]) -> vec[i32]:
         """Find each of these packed names: the block that has had it the longest, or 0. O(names) expected.
@@ -69,7 +104,7 @@ class NamedLedger(BlockLedger):
                 entry += step
             else:
                 before = entry
-                entry = self._entry(words, at)
+                entry = self.entry_of(words, at)
                 step = entry - before
             block = self.block_of(entry)
             found[place] = i32(block)
@@ -86,9 +121,6 @@ class NamedLedger(BlockLedger):
         """Whose name an entry is."""
         count = self.capacity
         return entry if entry < count else i64(self.owner_of[entry - count])
-
-    def _entry(self, words: vec[i64], place: i64) -> i64:
-        return self.index.find(words, place, self.index.hash_words_at(words, place, self._root), self._root)
 
     def has(self, block: i64, words: vec[i64], place: i64) -> bool:
         """Whether the block has this very name. O(names of the block)."""
@@ -183,10 +215,7 @@ class NamedLedger(BlockLedger):
             self.owner_of[entry - self.capacity] = i32(block)
             self.num_more += 1
         self.next_entry[entry] = 0
-        row = self.index.rows.start_of(entry)
-        for word in range(NAME_WORDS):
-            self.index.rows.words[row + word] = words[place + word]
-        self.index.insert(entry, self.index.hash_words_at(words, place, self._root), self._root, NULL_BLOCK)
+        self.index_entry(entry, words, place)
         if is_first and self.ref_cnt[block] == 0:
             # It gets its name where it stands in the queue.
             self.queue.last_empty = NULL_BLOCK
@@ -304,7 +333,6 @@ class NamedLedger(BlockLedger):
     def reset(self) -> None:
         """Forget all names at once; blocks stay with their holders. O(num_blocks + names)."""
         super().reset()
-        self._root = self.index.root(())
         for block in range(self.capacity):
             self.next_entry[block] = 0
         self.num_more = 0

@@ -13,7 +13,7 @@ import blockyard
 from blockyard import CacheSalt, LayerGroup, Span
 from blockyard.core.index.prefix_index import PrefixIndex
 from blockyard.core.index.room import ID_BITS
-from blockyard.core.store.content_pool import ContentPool
+from blockyard.core.store.content_ledger import ContentLedger
 
 from ..support.checked import Checked, prompt
 from ..support.seeds import run_seed
@@ -21,13 +21,13 @@ from ..support.seeds import run_seed
 SEED = 11
 
 
-def hash_of(pool: ContentPool, content: int, group: int) -> int:
+def hash_of(pool: ContentLedger, content: int, group: int) -> int:
     pool._entry[0] = content
     pool._entry[1] = group
-    return int(pool.index.hash_words(pool._entry, pool._root))
+    return int(pool.index.hash_words_at(pool._entry, 0, pool._root))
 
 
-def cached(pool: ContentPool, content: int, group: int) -> int:
+def cached(pool: ContentLedger, content: int, group: int) -> int:
     block = pool.acquire_one()
     pool.cache_content(block, content, group)
     return int(block)
@@ -40,7 +40,7 @@ def weaken(index: PrefixIndex) -> None:
 
 
 def test_entries_of_one_hash_are_distinguished() -> None:
-    pool = ContentPool(40, SEED, 4)
+    pool = ContentLedger(40, SEED, 4)
     weaken(pool.index)
     contents = {group: 5 + 3 * group for group in range(20)}
     assert len({hash_of(pool, content, group) for group, content in contents.items()}) == 1
@@ -62,7 +62,7 @@ def test_entries_of_one_hash_are_distinguished() -> None:
 
 def test_small_content_ids_of_one_tag() -> None:
     """Content ids count up from 1, so these collisions happen in a life of a cache: equal tags, other hashes."""
-    pool = ContentPool(100, SEED, 4)
+    pool = ContentLedger(100, SEED, 4)
     home = pool.index._home_shift
     by_slot: dict[int, list[int]] = {}
     for content in range(1, 3000):
@@ -78,7 +78,7 @@ def test_small_content_ids_of_one_tag() -> None:
 
 def test_equal_entries_are_duplicates() -> None:
     """The oldest block answers; when it goes, the next one does."""
-    pool = ContentPool(10, SEED, 4)
+    pool = ContentLedger(10, SEED, 4)
     blocks = [cached(pool, 7, 1) for _ in range(3)]
     for block in blocks:
         assert pool.find_content(7, 1) == block

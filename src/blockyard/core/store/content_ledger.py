@@ -1,0 +1,108 @@
+"""Blocks known by the content that they hold, and for which layer group: a ledger, and what watches its evictions."""
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from ...ids import NO_CONTENT
+from ..arrays import zeros_i64
+from ..pool.observer import PoolObserver
+from ..pool.word_ledger import WordLedger
+from ..watch.misses import MissLog, stored_name
+from .transfers import Transfers
+
+#: A content id and a group number.
+ENTRY_WORDS: Final[i64] = 2
+
+
+class ContentLedger(WordLedger):
+    """Blocks of keys and values below token blocks.
+
+    With several layer groups, or a CPU pool, one content (the tokens of a token block after all before them) is stored
+    in several places. The token blocks, a `BlockLedger` without keys and values, verify a prompt's tokens and give each
+    its content id, which is never used twice. Here the words are (content id, group).
+    """
+
+    def __init__(self, num_blocks: int, hash_seed: int, tokens_per_block: int) -> None:
+        super().__init__(num_blocks, tokens_per_block, ENTRY_WORDS, hash_seed)
+        self._entry = zeros_i64(int(ENTRY_WORDS))
+
+    def find_content(self, content: i64, group: i64) -> i64:
+        """The oldest block that holds `content` for `group`, or 0. O(1) expected."""
+        self._entry[0] = content
+        self._entry[1] = group
+        return self.entry_of(self._entry, 0)
+
+    def cache_content(self, block: i64, content: i64, group: i64) -> None:
+        """Index `block`, which is held and not indexed, as holding `content` for `group`. O(1) expected."""
+        self._entry[0] = content
+        self._entry[1] = group
+        self.index_entry(block, self._entry, 0)
+
+    def content_of(self, block: i64) -> i64:
+        """The content that an indexed block holds."""
+        return self.index.rows.words[self.index.rows.start_of(block)]
+
+    def group_of(self, block: i64) -> i64:
+        """The group that an indexed block holds its content for."""
+        return self.index.rows.words[self.index.rows.start_of(block) + 1]
+
+    def is_cached(self, block: i64) -> bool:
+        """Whether the block is indexed."""
+        return self.index.is_cached(block)
+
+
+class CpuTier(PoolObserver):
+    """Saves evicted blocks in the CPU pool, where swapped-out sequences live too and come first.
+
+    The keys are the same content ids as in the pool, so a hit here is as exact as a hit there: salt, adapter, images
+    and generation are part of it. Which block goes when the CPU pool is full is up to its own free queue.
+    """
+
+    def __init__(self, pool: ContentLedger, cpu: ContentLedger) -> None:
+        self.pool = pool
+        self.cpu = cpu
+        #: Evicted blocks (block, CPU block, group) that no plan has saved yet.
+        self._saves: list[int] = []
+
+    def evicting(self, block: i64) -> None:
+        """Keep what `block` holds, unless it is held twice or the CPU pool is full of sequences. O(1) expected."""
+        content = self.pool.content_of(block)
+        group = self.pool.group_of(block)
+        if not self.pool.index.rings.is_alone(block) or self.cpu.find_content(content, group) != 0:
+            return
+        if self.cpu.queue.num_free == 0:
+            return
+        target = self.cpu.acquire_one()
+        try:
+            self._saves += (int(block), int(target), int(group))
+        except MemoryError:  # it is not kept
+            self.cpu.release_one(target)
+            return
+        self.cpu.cache_content(target, content, group)
+
+    def tell(self, transfers: Transfers) -> None:
+        """Hand all saves to the plan being made. Until it is complete nothing may take their places."""
+        for index in range(0, len(self._saves), 3):
+            transfers.swap_out(self._saves[index], self._saves[index + 1], self._saves[index + 2])
+            transfers.hold(self._saves[index + 1])
+        self._saves = []
+
+    def waiting_blocks(self) -> list[int]:
+        """CPU blocks held for saves that are in no plan yet."""
+        return self._saves[1::3]
+
+
+class StoredMisses(PoolObserver):
+    """Tells a `MissLog` what leaves a pool whose blocks are known by their content.
+
+    The token blocks stay, so a prompt's tokens are found and its keys and values are not.
+    """
+
+    def __init__(self, log: MissLog, pool: ContentLedger) -> None:
+        self.log = log
+        self.pool = pool
+
+    def evicting(self, block: i64) -> None:
+        """Remember the content of `block`. O(1)."""
+        self.log.remember(stored_name(self.pool.content_of(block)), NO_CONTENT)
