@@ -4,6 +4,7 @@
 # make interop   (Dynamo's indexer as a judge of KV events: 80 MB) · make interop-vllm   (vLLM's own tests on Blockyard)
 # make interop-sglang   (SGLang's own cache beside ours; SGLANG=checkout: its unit tests on Blockyard)
 # make docs   (the site, in build/site/html; a warning or a dead link fails)
+# make interop-tiers   (tiers on Debian's redis-server and moto's S3 server; without them these tests are skipped)
 # make wheels   (what a package index takes, in dist/)
 PYTHON ?= python3.11
 VENV := .venv
@@ -17,7 +18,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint bench docs peers engines wheels interop interop-vllm interop-sglang stress clean missing-extension
+.PHONY: demo test lint bench docs peers engines wheels interop interop-vllm interop-sglang interop-tiers stress clean missing-extension
 missing-extension:
 
 demo: $(VENV)/built
@@ -100,6 +101,18 @@ interop-sglang: $(VENV)/built .venv-sglang-tests/installed
 	$(PYTHON) -m venv $(@D)
 	echo $(abspath $(wildcard .venv-sglang/lib/python3.*/site-packages)) > $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/sglang.pth
 	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-deps -r tests/interop/requirements-sglang.txt
+	touch $@
+
+# Clients and moto's server stand in the environment of the tests, so that `make test` finds them from then on.
+interop-tiers: $(VENV)/built $(VENV)/tiers
+	$(BIN)/python -m pytest tests/tiers $(PYTEST_ARGS)
+	$(BIN)/python -m tests.tiers.torture files --jobs 20000 --kills 300
+	$(BIN)/python -m tests.tiers.torture redis --jobs 10000 --kills 100
+	$(BIN)/python -m tests.tiers.torture bucket --jobs 1000
+
+$(VENV)/tiers: $(VENV)/installed
+	command -v redis-server || echo "redis-server is missing (Debian: apt-get install redis-server); its tests are skipped"
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt "redis>=5" "obstore>=0.6" "moto[server]>=5"
 	touch $@
 
 stress: $(VENV)/built

@@ -9,14 +9,24 @@ Read it in this order:
     worker    queues, threads, circuits: what all tiers share
     index     which objects are known, and which one goes next
     files     a folder; nothing to start
+    redis     a Redis server
+    buckets   an object store: S3, GCS, Azure
 
 docs/tiers.md is the guide. Needs cbor2 and xxhash: `pip install 'blockyard[tiers]'`.
+`RedisTier` needs the extra `redis`, `ObjectTier` the extra `buckets`, each when it is first asked for.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from .files import FileTier
 from .header import BadObject, Header, layout_id, object_names
 from .tier import Cause, Job, Outcome, Prefix, Tier, TierStats
 from .worker import PlaceError, WorkingTier
+
+if TYPE_CHECKING:
+    from .buckets import ObjectTier
+    from .redis import RedisTier
 
 __all__ = [
     "BadObject",
@@ -24,12 +34,23 @@ __all__ = [
     "FileTier",
     "Header",
     "Job",
+    "ObjectTier",
     "Outcome",
     "PlaceError",
     "Prefix",
+    "RedisTier",
     "Tier",
     "TierStats",
     "WorkingTier",
     "layout_id",
     "object_names",
 ]
+
+_LATER = {"ObjectTier": ".buckets", "RedisTier": ".redis"}
+
+
+def __getattr__(name: str) -> object:
+    """Import a tier whose client is an extra when it is first asked for."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LATER[name], __name__), name)

@@ -194,7 +194,8 @@ class FileTier(WorkingTier):
                 sizes.append(max(found.st_size - PAGE_BYTES, 0))
         return sizes
 
-    def _remove(self, names: Sequence[bytes]) -> None:
+    def remove(self, names: Sequence[bytes]) -> None:
+        """Removes all of these files; those that are not there are no error. Raises `PlaceError`."""
         with self._errors():
             for key in (name.hex() for name in names):
                 with suppress(FileNotFoundError, IsADirectoryError):
@@ -220,10 +221,12 @@ class FileTier(WorkingTier):
         listed = [self._listed(f"{key:02x}") for key in range(256)]
         order = np.argsort(np.concatenate([times for _, _, times in listed]), kind="stable")
         names = [name for each, _, _ in listed for name in each]
+        with self._changed:
+            known = set(self._index.items()[0])  # these come last, in their own order
         sizes = [size for _, each, _ in listed for size in each]
         index, evicted = self._index.empty(), []
         for first in range(0, len(order), _A_GO):
-            some = order[first : first + _A_GO].tolist()
+            some = [place for place in order[first : first + _A_GO].tolist() if names[place] not in known]
             evicted += index.add([names[place] for place in some], [sizes[place] for place in some])
         with self._changed:
             evicted += index.add(*self._index.items())

@@ -83,8 +83,8 @@ class ObjectIndex:
         return gone
 
     def items(self) -> tuple[list[bytes], list[int]]:
-        """Returns the names and sizes of all objects, in no order. O(rows)."""
-        rows = np.setdiff1d(np.arange(1, len(self._sizes)), self._spare)
+        """Returns the names and sizes of all objects, the last used last. O(objects)."""
+        rows = self._pool.free_block_ids()
         return [name.tobytes() for name in self._names[rows]], self._sizes[rows].tolist()
 
     def use(self, names: Sequence[bytes]) -> None:

@@ -96,8 +96,9 @@ class Job:
 class Outcome:
     """An outcome says what came of a job: it is done where no object has a cause, and otherwise nothing of it counts.
 
-    id: the job's. causes: of each object that failed, by its position. After a load that failed all buffers are zeros,
-    so that nobody's bytes are taken for another's. num_bytes: of all objects. seconds: in the tier, waiting included.
+    id: the job's. causes: of each object that failed, by its position. num_bytes: of all objects. seconds: in the tier,
+    waiting included. After a load that failed all buffers are zeros, so that nobody's bytes are taken for another's;
+    where it was not begun (CLOSED, CIRCUIT_OPEN) they were not touched.
     """
 
     id: int

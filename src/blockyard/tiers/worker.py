@@ -67,6 +67,10 @@ class Task:
         names = (job.names[position], job.tokens[position], job.layout)
         return Header(*names, self.length(position), checksum_of(parts))
 
+    def whole(self, position: int) -> bytes:
+        """Returns the bytes of a whole object, page and payload, in one piece. O(bytes)."""
+        return b"".join([self.header(position).to_page(), *self.parts[position]])
+
     def require(self, position: int, header: Header) -> None:
         """Raise `BadObject` unless this is the header of the object that is wanted."""
         job = self.job
@@ -142,10 +146,6 @@ class WorkingTier:
         """Returns the bytes of each object in the place, up to the first that is not there."""
         raise NotImplementedError
 
-    def _remove(self, names: Sequence[bytes]) -> None:
-        """Removes all of these objects; those that are not there are no error."""
-        raise NotImplementedError
-
     def _tidy(self) -> None:
         """Do what is to be done now and then; called between jobs."""
 
@@ -161,6 +161,10 @@ class WorkingTier:
 
     def put(self, name: bytes, data: bytes) -> None:
         """Write a whole object. Raises `PlaceError`."""
+        raise NotImplementedError
+
+    def remove(self, names: Sequence[bytes]) -> None:
+        """Removes all of these objects; those that are not there are no error. Raises `PlaceError`."""
         raise NotImplementedError
 
     # The calls of a `Tier`; they are documented there.
@@ -364,7 +368,7 @@ class WorkingTier:
             evicted = self._index.evict(sum(task.length(position) for position in new))
         try:
             if evicted:
-                self._remove(evicted)
+                self.remove(evicted)
             if new:
                 self._write(task, new)
         except PlaceError as error:
@@ -402,7 +406,7 @@ class WorkingTier:
     def _clear(self, names: list[bytes]) -> None:
         try:
             if names:
-                self._remove(names)
+                self.remove(names)
         except PlaceError as error:
             _log.warning("tier %s: %d objects were not removed: %s", self.name, len(names), error)
 

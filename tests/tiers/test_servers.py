@@ -1,0 +1,204 @@
+"""Redis and a bucket as tiers: the same contract, and their own faults, on real servers on loopback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockyard import InvalidArgument
+from blockyard.tiers import Cause, Tier, WorkingTier
+
+from ..support.patience import wait_until
+from ..support.places import child_environment
+from .servers import BUCKET, missing_for_buckets, missing_for_redis, redis_server
+from .support import known, load, load_job, name_of, size_of, store, store_job, wait_for
+from .torture import Place, place_of
+
+needs_redis = pytest.mark.skipif(bool(missing_for_redis()), reason=missing_for_redis())
+needs_bucket = pytest.mark.skipif(bool(missing_for_buckets()), reason=missing_for_buckets())
+KINDS = ["files", pytest.param("redis", marks=needs_redis), pytest.param("bucket", marks=needs_bucket)]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with place_of(request.param, tmp_path_factory.mktemp("tier")) as place:
+        yield place
+
+
+@pytest.fixture
+def place(shared: Place) -> Place:
+    """An empty place, so that servers are started once."""
+    tier = shared.open()
+    tier.remove(list(tier.names()))
+    assert tier.close()
+    return shared
+
+
+def opened(place: Place) -> WorkingTier:
+    tier = place.open()
+    assert isinstance(tier, Tier)
+    return tier
+
+
+def test_what_is_stored_is_loaded_by_another(place: Place) -> None:
+    first, second = opened(place), opened(place)
+    numbers = list(range(12))
+    assert known(second, numbers) == 0
+    assert store(first, numbers).is_done
+    wait_until(lambda: known(second, numbers) == 12)
+    assert load(second, numbers) == {}
+    assert sorted(second.names()) == sorted(map(name_of, numbers))
+    assert second.stats().loaded_bytes == sum(map(size_of, numbers))
+    assert first.drop([name_of(3)]) is None
+    wait_until(lambda: name_of(3) not in list(first.names()))
+    assert load(second, [2, 3, 4]) == {3: Cause.GONE}
+    assert load(first, [3]) == {3: Cause.ABSENT}
+    for tier in (first, second):
+        assert tier.close()
+        tier.check()
+
+
+def test_bad_objects_are_misses_and_go(place: Place) -> None:
+    tier = opened(place)
+    for change, cause in (
+        (lambda data: data[:-1], Cause.TRUNCATED),
+        (lambda data: data[:100], Cause.TRUNCATED),
+        (lambda data: bytes(len(data)), Cause.DAMAGED),
+        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), Cause.DAMAGED),
+        (lambda data: data[:300] + bytes([data[300] ^ 1]) + data[301:], Cause.DAMAGED),
+        (lambda data: data[:4] + bytes([data[4] ^ 1]) + data[5:], Cause.OTHER_VERSION),
+    ):
+        store(tier, [4])
+        tier.put(name_of(4), change(tier.get(name_of(4))))
+        assert load(tier, [4]) == {4: cause}
+        assert list(tier.names()) == []
+    store(tier, [1, 2])
+    tier.put(name_of(1), tier.get(name_of(2)))
+    assert load(tier, [1, 2]) == {1: Cause.FOREIGN}
+    assert tier.close()
+
+
+@needs_redis
+def test_redis_without_memory_refuses_all_of_a_job(tmp_path: Path) -> None:
+    from blockyard.tiers import RedisTier
+
+    with redis_server(tmp_path, "--maxmemory", "2mb") as server:
+        tier = RedisTier(server.url)
+        outcomes = []
+        for first in range(0, 60, 3):
+            tier.store(store_job(first, [5 * first + 4, 5 * first + 9, 5 * first + 14]))
+            outcomes.append(wait_for(tier, first) if tier.stats().num_waiting else None)
+        causes = {cause for outcome in outcomes if outcome for cause in outcome.causes.values()}
+        assert causes == {Cause.FULL}
+        assert len(list(tier.names())) % 3 == 0
+        assert tier.close()
+
+
+@needs_redis
+def test_redis_that_evicts_is_a_miss(tmp_path: Path) -> None:
+    from blockyard.tiers import RedisTier
+
+    with redis_server(tmp_path, "--maxmemory", "2mb", "--maxmemory-policy", "allkeys-lru") as server:
+        tier = RedisTier(server.url)
+        numbers = list(range(4, 400, 5))
+        for number in numbers:
+            assert store(tier, [number]).is_done
+        gone = [number for number in numbers if load(tier, [number]) == {number: Cause.GONE}]
+        assert 0 < len(gone) < len(numbers)
+        assert tier.close()
+
+
+@needs_redis
+def test_redis_killed_and_started_again(tmp_path: Path) -> None:
+    from blockyard.tiers import RedisTier
+
+    with redis_server(tmp_path) as server:
+        tier = RedisTier(server.url)
+        store(tier, [1])
+        server.kill()
+        for identity in range(10, 13):
+            assert tier.load(load_job(identity, [1])) is None
+            assert wait_for(tier, identity).causes == {0: Cause.UNREACHABLE}
+        assert tier.load(load_job(20, [1])) is Cause.CIRCUIT_OPEN
+        server.start()
+        wait_until(lambda: tier.load(load_job(21, [1])) is None)
+        assert wait_for(tier, 21).causes == {0: Cause.GONE}
+        assert store(tier, [1]).is_done
+        assert load(tier, [1]) == {}
+        assert tier.close()
+
+
+@needs_redis
+def test_redis_with_a_password(tmp_path: Path) -> None:
+    from blockyard.tiers import RedisTier
+
+    with redis_server(tmp_path, "--requirepass", "right") as server:
+        for password, cause in (("", {0: Cause.DENIED}), (":wrong@", {0: Cause.DENIED}), (":right@", {})):
+            tier = RedisTier(server.url.replace("://", f"://{password}"))
+            assert "wrong" not in tier.name
+            assert store(tier, [1]).causes == cause
+            assert tier.close()
+
+
+@needs_redis
+def test_a_value_of_another_type_is_no_object(tmp_path: Path) -> None:
+    import redis
+
+    from blockyard.tiers import RedisTier
+
+    with redis_server(tmp_path) as server:
+        redis.Redis.from_url(server.url).rpush(b"blockyard:" + name_of(1), "x")
+        tier = RedisTier(server.url)
+        assert known(tier, [1]) == 0
+        assert load(tier, [1]) == {1: Cause.DAMAGED}
+        assert tier.close()
+
+
+@needs_bucket
+def test_buckets_that_are_not_there_or_do_not_answer(shared: Place) -> None:
+    from blockyard.tiers import ObjectTier
+
+    if shared.kind != "bucket":
+        pytest.skip("asks moto's server")
+    tier = ObjectTier("s3://another", config=shared.where)
+    assert store(tier, [1]).causes == {0: Cause.UNREACHABLE}
+    assert load(tier, [1]) == {1: Cause.ABSENT}
+    assert tier.close()
+    tier = ObjectTier(f"s3://{BUCKET}", config={**shared.where, "endpoint": "http://127.0.0.1:9"}, timeout=1.0)
+    assert store(tier, [1]).causes == {0: Cause.UNREACHABLE}
+    assert load(tier, [1]) == {1: Cause.UNREACHABLE}
+    assert tier.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "extra"), [("RedisTier", "redis", "redis"), ("ObjectTier", "obstore", "buckets")]
+)
+def test_a_missing_client_names_its_extra(kind: str, module: str, extra: str) -> None:
+    program = f"""
+import sys
+sys.modules[{module!r}] = None
+import blockyard, blockyard.tiers
+try:
+    blockyard.tiers.{kind}
+except blockyard.MissingExtra as error:
+    assert "blockyard[{extra}]" in str(error), error
+else:
+    raise SystemExit("no error")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, env=child_environment())
+
+
+@pytest.mark.parametrize(("kind", "url"), [("RedisTier", "http://x"), ("ObjectTier", "nothing")])
+def test_bad_addresses_are_refused(kind: str, url: str) -> None:
+    if (missing_for_redis if kind == "RedisTier" else missing_for_buckets)():
+        pytest.skip((missing_for_redis if kind == "RedisTier" else missing_for_buckets)())
+    import blockyard.tiers
+
+    make: Any = getattr(blockyard.tiers, kind)
+    with pytest.raises(InvalidArgument, match="url is"):
+        make(url)

@@ -1,0 +1,232 @@
+"""Random jobs on a tier whose place is damaged, and whose processes and servers are killed: right, or a miss.
+
+    python -m tests.tiers.torture files --jobs 100000 --kills 1000
+    python -m tests.tiers.torture redis --jobs 20000 --kills 100
+    python -m tests.tiers.torture bucket --jobs 2000
+
+Jobs: two engines on one place store, load, look up and drop objects of two layouts, while objects lose bits, ends or
+all, change places and become others' (and redis-server loses its memory). Whatever a load calls done is compared with
+what was stored; buffers of any other are zeros. Kills: a process that stores and loads is killed with kill -9 at a
+random moment; then every object in the place is whole and right. For Redis the server is killed as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from blockyard.tiers import BadObject, FileTier, Job, PlaceError, WorkingTier
+from blockyard.tiers.header import PAGE_BYTES, require_whole
+
+from ..support.seeds import run_seed
+from .servers import BUCKET, RedisServer, redis_server, s3_server
+from .support import LAYOUT, OTHER_LAYOUT, load_job, name_of, payload_of, require_right, store_job
+
+NUMBERS = 64
+LAYOUTS = (LAYOUT, OTHER_LAYOUT)
+NAMES = {name_of(number, layout): (number, layout) for number in range(NUMBERS) for layout in LAYOUTS}
+
+
+class Place:
+    """Where tiers are opened, and what may happen to it."""
+
+    def __init__(self, kind: str, where: Any) -> None:
+        self.kind, self.where = kind, where
+
+    def open(self, **more: Any) -> WorkingTier:
+        if self.kind == "files":
+            return FileTier(self.where, 2_000_000, **more)
+        if self.kind == "redis":
+            from blockyard.tiers import RedisTier
+
+            return RedisTier(self.where.url, **more)
+        from blockyard.tiers import ObjectTier
+
+        return ObjectTier(f"s3://{BUCKET}", config=self.where, **more)
+
+    def harm(self, tier: WorkingTier, draw: random.Random) -> str:
+        """Do one thing to the place that nobody should; what it was."""
+        what = draw.choice(["flip", "cut", "longer", "zeros", "exchange", "lose", "restart"])
+        if what == "restart":
+            if isinstance(self.where, RedisServer) and draw.random() < 0.1:
+                self.where.kill()
+                self.where.start()
+            return what
+        name, other = draw.choice(list(NAMES)), draw.choice(list(NAMES))
+        try:
+            data = tier.get(name)
+            if what == "lose":
+                tier.remove([name])
+            elif what == "exchange":
+                tier.put(other, data)
+            else:
+                tier.put(name, damaged(data, what, draw))
+        except (BadObject, PlaceError):
+            return "nothing"
+        return what
+
+
+def damaged(data: bytes, what: str, draw: random.Random) -> bytes:
+    if what == "cut":
+        return data[: draw.randrange(len(data))]
+    if what == "longer":
+        return data + bytes(draw.randrange(1, 100))
+    if what == "zeros":
+        first = draw.randrange(len(data))
+        return data[:first] + bytes(len(data) - first)
+    changed = bytearray(data)
+    changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
+    return bytes(changed)
+
+
+@contextmanager
+def place_of(kind: str, folder: Path) -> Iterator[Place]:
+    if kind == "files":
+        yield Place(kind, folder)
+    elif kind == "redis":
+        with redis_server(folder) as server:
+            yield Place(kind, server)
+    else:
+        with s3_server() as config:
+            yield Place(kind, config)
+
+
+class Engine:
+    """One user of a place: its jobs under way, each with what it must give."""
+
+    def __init__(self, tier: WorkingTier) -> None:
+        self.tier = tier
+        self.running: dict[int, tuple[Job, list[int], bytes, bool]] = {}
+        self.next_id = 0
+        self.seen: Counter[str] = Counter()
+
+    def act(self, draw: random.Random) -> None:
+        numbers = draw.sample(range(NUMBERS), draw.choice([1, 1, 2, 4]))
+        layout = draw.choice(LAYOUTS)
+        what = draw.choices(["store", "load", "ask", "drop"], [4, 5, 2, 1])[0]
+        if what == "ask":
+            self.tier.longest_prefix([name_of(number, layout) for number in numbers])
+        elif what == "drop":
+            self.tier.drop([name_of(number, layout) for number in numbers[:1]])
+        else:
+            self.next_id += 1
+            job = (load_job if what == "load" else store_job)(self.next_id, numbers, layout)
+            refused = (self.tier.load if what == "load" else self.tier.store)(job)
+            if refused is None:
+                self.running[job.id] = (job, numbers, layout, what == "load")
+            else:
+                self.seen[f"refused: {refused.value}"] += 1
+
+    def take(self) -> int:
+        """Check what ended; how many jobs did."""
+        outcomes = self.tier.finished()
+        for outcome in outcomes:
+            job, numbers, layout, is_load = self.running.pop(outcome.id)
+            if is_load:
+                require_right(job, numbers, outcome, layout)
+            self.seen[("load" if is_load else "store") + (" done" if outcome.is_done else " missed")] += 1
+            for cause in outcome.causes.values():
+                self.seen[cause.value] += 1
+        return len(outcomes)
+
+
+def run_jobs(place: Place, num_jobs: int, seed: int) -> Counter[str]:
+    """Random jobs of two engines until so many have ended; what came of them."""
+    draw = random.Random(seed)
+    engines = [Engine(place.open()), Engine(place.open())]
+    harm: Counter[str] = Counter()
+    ended = 0
+    while ended < num_jobs:
+        engine = draw.choice(engines)
+        if len(engine.running) < 8:
+            engine.act(draw)
+        else:
+            time.sleep(0.0002)
+        if draw.random() < 0.1:
+            harm[place.harm(engines[0].tier, draw)] += 1
+        ended += engine.take()
+    for engine in engines:
+        assert engine.tier.close(60)
+        engine.take()
+        assert engine.running == {}
+        engine.tier.check()
+    return sum((engine.seen for engine in engines), Counter({f"harm: {what}": count for what, count in harm.items()}))
+
+
+def require_whole_place(place: Place) -> int:
+    """Every object in the place is whole and right; how many there are."""
+    tier = place.open()
+    count = 0
+    for name in list(tier.names()):
+        data = memoryview(tier.get(name))
+        header = require_whole(data, name)
+        number, layout = NAMES[name]
+        assert header.layout == layout
+        assert data[PAGE_BYTES:] == payload_of(number, layout)
+        count += 1
+    assert tier.close(60)
+    return count
+
+
+def run_kills(place: Place, num_kills: int, seed: int) -> Counter[str]:
+    """Kill a process that uses the place (every tenth time the server, if it has one) at random moments."""
+    draw, seen = random.Random(seed), Counter[str]()
+    for trial in range(num_kills):
+        child = os.fork()
+        if child == 0:
+            live(place, seed + trial)
+        try:
+            time.sleep(draw.uniform(0.001, 0.03))
+            if isinstance(place.where, RedisServer) and draw.random() < 0.5:
+                place.where.kill()
+                place.where.start()
+                seen["servers killed"] += 1
+                time.sleep(0.01)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        seen["processes killed"] += 1
+        seen["objects verified"] += require_whole_place(place)
+    return seen
+
+
+def live(place: Place, seed: int) -> None:
+    """A child's life: it stores and loads until it is killed."""
+    try:
+        draw, engine = random.Random(seed), Engine(place.open(num_threads=2))
+        while True:
+            if len(engine.running) < 8:
+                engine.act(draw)
+            engine.take()
+    except BaseException as error:
+        print("a child failed:", repr(error), flush=True)
+    finally:
+        os._exit(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="tests.tiers.torture")
+    parser.add_argument("place", choices=["files", "redis", "bucket"])
+    parser.add_argument("--jobs", type=int, default=3000)
+    parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=None)
+    options = parser.parse_args()
+    seed = run_seed() if options.seed is None else options.seed
+    for what, count, run in (("kills", options.kills, run_kills), ("jobs", options.jobs, run_jobs)):
+        with tempfile.TemporaryDirectory() as folder, place_of(options.place, Path(folder)) as place:
+            if count:
+                seen = run(place, count, seed)
+                print(f"{options.place}: {count} {what}, seed {seed}: {dict(sorted(seen.items()))}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
