@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -214,6 +215,52 @@ def test_the_trial_finds_queries_scaled_by_a_place_in_the_row(monkeypatch: pytes
     model = _llama4(attn_temperature_tuning=True, floor_scale=8192, max_position_embeddings=256)
     with pytest.raises(ModelError, match="Llama4ForCausalLM computes other logits in the engine's steps"):
         Engine(model, num_blocks=40)
+
+
+def _ministral3(original_max_position_embeddings: int) -> Any:
+    """A small Ministral 3, whose queries are scaled by the logarithm of how often its first context is exceeded."""
+    rope = {
+        "type": "yarn",
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 2.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": original_max_position_embeddings,
+        "llama_4_scaling_beta": 0.5,
+    }
+    config = transformers.Ministral3Config(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        eos_token_id=None,
+        max_position_embeddings=2 * original_max_position_embeddings,
+        rope_parameters=rope,
+    )
+    return small_model(transformers.Ministral3ForCausalLM, config)
+
+
+def test_queries_scaled_by_a_position_beyond_the_first_context_are_served() -> None:
+    _require_reference_tokens(_ministral3(32))
+
+
+def test_the_trial_goes_beyond_the_first_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class that scaled by the place in the row, and not by the position, from the 8,192nd on, would be found."""
+    modeling = sys.modules[transformers.Ministral3ForCausalLM.__module__]
+    scale = modeling.get_llama_4_attn_scale
+
+    def scale_by_place(positions: torch.Tensor, *numbers: Any) -> torch.Tensor:
+        return scale(torch.arange(positions.shape[-1])[None].expand_as(positions), *numbers)
+
+    monkeypatch.setattr(modeling, "get_llama_4_attn_scale", scale_by_place)
+    with pytest.raises(ModelError, match="Ministral3ForCausalLM computes other logits in the engine's steps"):
+        Engine(_ministral3(8192), num_blocks=40, max_model_len=64)
 
 
 def _llama4(**fields: Any) -> Any:

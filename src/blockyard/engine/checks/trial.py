@@ -51,10 +51,12 @@ _SIZES = {
     1: "n_group topk_group num_expert_group n_shared_experts num_shared_experts first_k_dense_replace num_dense_layers "
     "mamba_n_groups n_groups mamba_ngroups",
     _VOCABULARY: "vocab_size vocab_size_per_layer_input unpadded_vocab_size mamba_d_ssm",
-    SMALL_WINDOW: "sliding_window sliding_window_size window_size floor_scale",
+    SMALL_WINDOW: "sliding_window sliding_window_size window_size floor_scale original_max_position_embeddings "
+    "initial_context_length",
     _MAX_POSITIONS: "max_position_embeddings n_positions n_ctx max_seq_len",
 }
 _AT_MOST = {name: size for size, names in _SIZES.items() for name in names.split()}
+_ROPE_FIELDS = ("rope_scaling", "rope_parameters")
 #: Fields that follow from others.
 _DERIVED = {"qk_head_dim", "quantization_config"}
 _NUM_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
@@ -112,7 +114,14 @@ def _cut(name: str, value: Any, num_layers: int, kept: int) -> Any:
 
 
 def _shrunk_entries(name: str, entries: dict[str, Any], kept: int) -> dict[str, Any]:
-    """A nested config, or a dict of the layers that differ from the others."""
+    """A nested config, a dict of the layers that differ from the others, or what rotary embeddings begin to scale at.
+
+    The prompts of a trial go beyond each number from which on a model computes otherwise.
+    """
+    if name in _ROPE_FIELDS:
+        return {
+            inner: _cut(name if isinstance(value, dict) else inner, value, 0, 0) for inner, value in entries.items()
+        }
     if name == "per_layer_config":
         return {layer: _shrunk(fields) for layer, fields in entries.items() if int(layer) < kept}
     return _shrunk(entries) if name.endswith("_config") else entries
