@@ -27,6 +27,7 @@ MODULES = (
     "blockyard.events",
     "blockyard.parallel",
     "blockyard.tiers",
+    "blockyard.fleet",
     "blockyard.observe",
     "blockyard.metrics",
     "blockyard.engine",

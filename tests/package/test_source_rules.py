@@ -264,8 +264,9 @@ LAYERS = {
     "parallel": 7,
     "tiers": 7,
     "engine": 8,
-    "lab": 8,
+    "fleet": 8,
     "live": 8,
+    "lab": 9,
     "serving": 9,
     "integrations": 10,
     "cli": 10,
@@ -274,7 +275,7 @@ LAYERS = {
 #: Packages within a package, from the bottom up, in the same way. Files that stand in none of them are below all.
 INNER_LAYERS = {
     "events": {"tables": 1, "publishing": 2, "following": 2},
-    "lab": {"traces": 1, "simulation": 1, "curve": 2, "replay": 2, "planning": 3},
+    "lab": {"traces": 1, "simulation": 1, "curve": 2, "fleet": 2, "replay": 2, "planning": 3},
     "serving": {"openai": 1, "jobs": 2, "http": 3},
 }
 #: What a room needs from outside, besides the standard library. Everything else is an optional extra.
@@ -292,12 +293,13 @@ OUTSIDE = {
     "wire": {"numpy"},
     "steps": set(),
     "tiers": {"numpy", "xxhash", "redis", "obstore"},
+    "fleet": {"numpy"},
     "events": {"numpy", "librt", "mypy_extensions", "msgspec", "zmq"},
 }
 #: Rooms that may name `__version__` and its like.
 KNOWS_THE_VERSION = {"cli", "__main__", "integrations", "engine", "lab", "serving"}
 #: Modules of the package whose names are public too, each by its `__all__`.
-PUBLIC_MODULES = {"events", "named", "policies", "steps"}
+PUBLIC_MODULES = {"events", "fleet", "named", "policies", "steps"}
 NO_OUTSIDE_WORLD = {"time", "datetime", "random", "secrets", "os", "socket", "threading", "uuid"}
 
 

@@ -1,4 +1,4 @@
-"""These are the options of the commands over a trace (`replay`, `curve`, `plan`), and what shared ones come to."""
+"""These are the options of the lab's commands (`replay`, `curve`, `plan`, `fleet`), and what shared ones come to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _TRACE_HELP = (
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the trace, and of how to read it."""
     parser.add_argument("trace", nargs="?", default="small", metavar="TRACE", help=_TRACE_HELP)
-    group = parser.add_argument_group("reading")
+    _add_reading(parser.add_argument_group("reading"))
+
+
+def _add_reading(group: Any) -> None:
     add_format_options(group)
     group.add_argument("--max-requests", type=int, metavar="N", help="read N requests at most")
     group.add_argument(
@@ -402,3 +405,60 @@ def _add_plan_work(group: Any) -> None:
     group.add_argument(
         "--policy", default="lru", metavar="NAME", help=f"which block is evicted: {POLICY_HELP}; default: lru"
     )
+
+
+_FLEET_DESCRIPTION = """\
+Send a load through a router to simulated replicas, for every router, and say how many prompt tokens they computed, how
+evenly, and how long requests waited for their first token; beside a bound that no router can beat.
+
+A load is one of A to F, which are made from seeds (A: many system prompts, B: as many as replicas, C: texts that
+overfill the pools, D: agents, E: cold bursts, F: chats among strangers), or a trace: then its blocks are its own, and
+runs are parts of it.
+"""
+
+_FLEET_EPILOG = """\
+examples:
+  blockyard fleet A                                             every router, five seeds
+  blockyard fleet trace.jsonl --replicas 8 --speedup 3          a trace, in five parts
+  blockyard fleet A --routing robust,dynamo,round-robin --search 2000
+  blockyard fleet E --add 10:2 --kill 20:1                      two replicas more after 10 s, one killed after 20
+"""
+
+
+def add_fleet_options(commands: Any) -> None:
+    """Add the parser of `fleet` to argparse's `commands`."""
+    parser = add_command(
+        commands,
+        "fleet",
+        "which router for many replicas: tokens computed, balance, time to first token, beside a bound",
+        _FLEET_DESCRIPTION,
+        _FLEET_EPILOG,
+    )
+    parser.add_argument("trace", nargs="?", default="A", metavar="LOAD", help="A to F, or a trace; default: A")
+    reading = parser.add_argument_group("reading")
+    _add_reading(reading)
+    reading.add_argument("--speedup", type=float, default=1.0, metavar="X", help="a trace X times faster; default: 1")
+    fleet = parser.add_argument_group("fleet")
+    fleet.add_argument("--routing", default="all", metavar="LIST", help="all, or names with commas; default: all")
+    fleet.add_argument("--runs", type=int, default=5, metavar="N", help="seeds, or parts of a trace; default: 5")
+    fleet.add_argument("--replicas", type=int, metavar="N", help="default: those of the load, 8 for a trace")
+    fleet.add_argument(
+        "--blocks",
+        type=int,
+        metavar="N",
+        help="of each replica, as large as the load's; default: those of the load; for a trace, all replicas together "
+        "hold a fifth of its different blocks",
+    )
+    for name, what in (("add", "come"), ("drain", "end what they have and go"), ("kill", "are killed")):
+        fleet.add_argument(
+            f"--{name}", action="append", default=[], metavar="S:N", help=f"after S seconds N replicas {what}"
+        )
+    fleet.add_argument(
+        "--search",
+        type=int,
+        default=0,
+        metavar="N",
+        help="also look for the best assignment of the first run's conversations, in N moves; default: 0",
+    )
+    add_running_options(parser)
+    add_output_options(parser, "router")

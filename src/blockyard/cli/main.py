@@ -17,7 +17,7 @@ from .. import __version__
 from .._build import build_name
 from ..errors import BlockyardError, MissingExtra
 from .engine_options import add_demo_options, add_generate_options, add_serve_options
-from .lab_options import add_curve_options, add_plan_options, add_replay_options
+from .lab_options import add_curve_options, add_fleet_options, add_plan_options, add_replay_options
 from .watch import add_watch_options
 
 
@@ -37,6 +37,7 @@ COMMANDS = {
     "replay": Command(add_replay_options, "replay", "run_replay", "lab"),
     "curve": Command(add_curve_options, "curve", "run_curve", "lab"),
     "plan": Command(add_plan_options, "plan", "run_plan", "lab"),
+    "fleet": Command(add_fleet_options, "fleet", "run_fleet", "lab"),
     "generate": Command(add_generate_options, "generate", "run_generate", "engine"),
     "serve": Command(add_serve_options, "serve", "run_serve", "serve"),
     "watch": Command(add_watch_options, "watch", "run_watch", "serve"),

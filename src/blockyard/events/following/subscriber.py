@@ -85,6 +85,11 @@ class Subscriber:
         self.mirror = mirror
         self._context = zmq.Context(io_threads=1)
         self._sources: dict[str, _Source] = {}
+        #: Of all sockets, kept from one `poll` to the next, and whose each is; None when a socket has changed.
+        self._poller: Any = None
+        self._owners: dict[Any, _Source] = {}
+        #: Sources of which something is missing, as far as the last look at each says.
+        self._behind: dict[str, _Source] = {}
 
     def follow(self, worker: str, endpoint: str, replay_endpoint: str, topic: str = "") -> None:
         """Listen to a publisher from now on; what it holds already is asked for. topic: the beginning of its topic.
@@ -98,13 +103,16 @@ class Subscriber:
         if name in self._sources:
             raise InvalidArgument(f"worker is {name!r}; it is followed already")
         chosen = require_unicode("topic", require_str("topic", topic)).encode()
-        self._sources[name] = _Source(self._context, name, endpoint, replay_endpoint, chosen)
+        self._sources[name] = self._behind[name] = _Source(self._context, name, endpoint, replay_endpoint, chosen)
+        self._poller = None
 
     def unfollow(self, worker: str) -> None:
         """Listen no more, and forget what the worker had."""
         source = self._sources.pop(require_str("worker", worker), None)
         if source is None:
             raise InvalidArgument(f"worker is {worker!r}; it is not followed")
+        self._behind.pop(worker, None)
+        self._poller = None
         source.close()
         self.mirror.forget(worker)
 
@@ -118,15 +126,22 @@ class Subscriber:
     def poll(self, timeout: float = 0.0) -> int:
         """Read what has arrived, waiting at most `timeout` seconds for the first; returns how many messages.
 
-        Raises `InvalidArgument` for a timeout below 0 or above a day.
+        O(workers), of which those without news take a fraction of a microsecond each. Raises `InvalidArgument` for a
+        timeout below 0 or above a day.
         """
         _require_seconds(timeout)
-        poller = zmq.Poller()
+        if self._poller is None:
+            self._make_poller()
+        ready = self._poller.poll(int(1000 * timeout))
+        sources = {source.name: source for source in (self._owners[socket] for socket, _ in ready)}
+        return sum(self._serve(source) for source in (sources | self._behind).values())
+
+    def _make_poller(self) -> None:
+        self._poller, self._owners = zmq.Poller(), {}
         for source in self._sources.values():
-            poller.register(source.live, zmq.POLLIN)
-            poller.register(source.replay, zmq.POLLIN)
-        poller.poll(int(1000 * timeout))
-        return sum(self._serve(source) for source in self._sources.values())
+            for socket in (source.live, source.replay):
+                self._poller.register(socket, zmq.POLLIN)
+                self._owners[socket] = source
 
     def wait_until_live(self, timeout: float) -> bool:
         """Poll until nothing is missing of any worker; False if that takes longer than `timeout` seconds.
@@ -148,20 +163,27 @@ class Subscriber:
         if self.mirror.is_replay_void(source.name):
             source.is_asking = False  # the next request has a connection of its own: nothing of this answer is read
         start = self.mirror.replay_from(source.name)
-        waited = time.monotonic() - source.asked_at
         if start is None:
             source.pause = LEAST_PAUSE
-        elif source.is_asking and waited > source.patience:
-            source.patience = min(2 * source.patience, MOST_PATIENCE)
-            self._ask(source, start)
-        elif not source.is_asking and waited > source.pause:
-            is_worse = self.mirror.trust(source.name) is Trust.UNTRUSTED
-            source.pause = min(2 * source.pause, MOST_PAUSE) if is_worse else LEAST_PAUSE
-            self._ask(source, start)
+            self._behind.pop(source.name, None)
+        else:
+            self._behind[source.name] = source
+            self._ask_if_due(source, start)
         return read
 
-    def _ask(self, source: _Source, start: int) -> None:
+    def _ask_if_due(self, source: _Source, start: int) -> None:
+        waited = time.monotonic() - source.asked_at
+        if source.is_asking:
+            if waited <= source.patience:
+                return
+            source.patience = min(2 * source.patience, MOST_PATIENCE)
+        elif waited <= source.pause:
+            return
+        else:
+            is_worse = self.mirror.trust(source.name) is Trust.UNTRUSTED
+            source.pause = min(2 * source.pause, MOST_PAUSE) if is_worse else LEAST_PAUSE
         self.mirror.begin_replay(source.name)
+        self._poller = None  # its replay socket becomes another
         source.ask(start)
 
     def _read_live(self, source: _Source) -> int:
@@ -192,6 +214,8 @@ class Subscriber:
         for source in self._sources.values():
             source.close()
         self._sources.clear()
+        self._behind.clear()
+        self._poller = None
         self._context.term()
 
     def __enter__(self) -> Subscriber:

@@ -1,0 +1,102 @@
+"""Here is what no router can beat, and what one that knows the future might do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .loads import Job, Load
+from .replica import Pool
+
+#: Moves that a search tries at most.
+MAX_MOVES = 10**6
+
+
+def endless_pool(load: Load) -> int:
+    """Return what one endless cache of all replicas computes: no router computes fewer prompt tokens. O(blocks)."""
+    seen: set[int] = set()
+    total = 0
+    for job in load.jobs:
+        num_full = job.num_prompt // load.block_size
+        num_hit = next((place for place in range(num_full) if job.ids[place] not in seen), num_full)
+        total += _missing(job, num_hit, load.block_size)
+        seen.update(job.ids)
+    return total
+
+
+def _missing(job: Job, num_hit: int, block_size: int) -> int:
+    """Return the prompt tokens to compute after a hit of so many blocks: the last one always is."""
+    return job.num_prompt - min(num_hit * block_size, job.num_prompt - 1)
+
+
+class AssignmentSearch:
+    """Looks for the assignment of conversations to replicas that computes the fewest tokens, moving or exchanging them.
+
+    Requests run one after another in the order given, so nothing that runs takes room from another, and the whole load
+    is known. That is more than a router has; but a search may miss the best, so this is no bound. An assignment counts
+    as better if it computes less and no replica more than `most_balance` times the mean, or comes nearer to that.
+    """
+
+    def __init__(
+        self, load: Load, num_replicas: int, num_blocks: int, placed: Sequence[tuple[int, int]], most_balance: float
+    ) -> None:
+        """placed is where the search starts: (job, replica) in the order of time; a conversation's first one counts."""
+        self._load, self._num_blocks, self._most_balance = load, num_blocks, most_balance
+        self._order = list(dict.fromkeys(job for job, _ in placed))
+        self._group_of = {job: load.jobs[job].session or f"job {job}" for job in self._order}
+        first = dict(reversed([(self._group_of[job], replica) for job, replica in placed]))
+        self._place: dict[str, int] = first
+        self._groups = sorted(first)
+        self._computed = np.array([self._replay(replica) for replica in range(num_replicas)])
+
+    @property
+    def num_computed(self) -> int:
+        """Return the tokens of the best assignment so far."""
+        return int(self._computed.sum())
+
+    @property
+    def balance(self) -> float:
+        """Return the most tokens of a replica, by their mean."""
+        return float(self._computed.max() / max(self._computed.mean(), 1))
+
+    def _replay(self, replica: int) -> int:
+        pool, size, total = Pool(self._num_blocks), self._load.block_size, 0
+        for number in self._order:
+            job = self._load.jobs[number]
+            if self._place[self._group_of[number]] == replica and len(job.ids) <= self._num_blocks:
+                num_hit = min(pool.num_seen(job.ids), job.num_prompt // size)
+                total += _missing(job, num_hit, size)
+                pool.hold(job.ids)
+                pool.seen.update(job.ids)
+                pool.release(job.ids)
+        return total
+
+    def improve(self, num_moves: int, seed: int) -> None:
+        """Try moves drawn from a seed, every second one an exchange. Each replays two replicas: O(blocks of both)."""
+        draw = np.random.default_rng(seed)
+        for number in range(num_moves):
+            group, other = (self._groups[place] for place in draw.integers(len(self._groups), size=2).tolist())
+            source, target = self._place[group], int(draw.integers(len(self._computed)))
+            target = self._place[other] if number % 2 else target
+            if source != target:
+                self._try({group: target, other: source} if number % 2 else {group: target}, source, target)
+
+    def _try(self, moves: dict[str, int], source: int, target: int) -> None:
+        before = {group: self._place[group] for group in moves}
+        self._place.update(moves)
+        found = self._computed.copy()
+        found[source], found[target] = self._replay(source), self._replay(target)
+        if self._is_better(found):
+            self._computed = found
+        else:
+            self._place.update(before)
+
+    def _is_better(self, found: NDArray[np.int64]) -> bool:
+        balance, before = float(found.max() / max(found.mean(), 1)), self.balance
+        if balance > self._most_balance and balance > before:
+            return False
+        if before > self._most_balance:
+            return balance < before
+        return int(found.sum()) <= self.num_computed  # equal ones too: what shares may take two moves

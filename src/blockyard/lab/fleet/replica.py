@@ -1,0 +1,195 @@
+"""A replica of the simulation is a pool of blocks under LRU, and an engine whose steps take time."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .loads import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Says what an engine's steps take, in seconds as `lab.replay.ServiceModel` has them, and their tokens at most."""
+
+    step: float = 0.006
+    prompt_token: float = 5e-5
+    decode: float = 2e-5
+    context_token: float = 2e-8
+    max_num_batched_tokens: int = 8192
+
+
+class Pool:
+    """Keeps blocks by the names of their contents: held by requests, or idle in the order in which they are evicted.
+
+    A request's blocks are held from its admission; they can be seen once they are computed.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.seen: set[int] = set()
+        self._held: dict[int, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self.num_evicted = 0
+
+    def num_seen(self, ids: Sequence[int]) -> int:
+        """Return how many leading blocks can be hit. What is seen is whole prefixes. O(log blocks)."""
+        low, high = 0, len(ids)
+        while low < high:
+            middle = (low + high) // 2
+            if ids[middle] in self.seen:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def fits(self, ids: Sequence[int]) -> bool:
+        """Return whether all of a request's blocks can be held beside those that others hold."""
+        num_new = sum(1 for name in ids if name not in self._held)
+        return num_new <= self.capacity - len(self._held)
+
+    def hold(self, ids: Sequence[int]) -> None:
+        """Hold a request's blocks, evicting idle ones, the oldest first."""
+        for name in ids:
+            if name in self._held:
+                self._held[name] += 1
+            else:
+                self._idle.pop(name, None)
+                self._held[name] = 1
+        while len(self._held) + len(self._idle) > self.capacity:
+            self.seen.discard(self._idle.popitem(last=False)[0])
+            self.num_evicted += 1
+
+    def release(self, ids: Sequence[int]) -> None:
+        """Hold them no more; the last of a prompt is evicted first. What was never computed is free."""
+        for name in reversed(ids):
+            self._held[name] -= 1
+            if not self._held[name]:
+                del self._held[name]
+                if name in self.seen:
+                    self._idle[name] = None
+
+    def check(self) -> None:
+        """Raise `AssertionError` unless no block is in two states, and no more are there than fit."""
+        assert not self._held.keys() & self._idle.keys()
+        assert self._idle.keys() <= self.seen <= self._held.keys() | self._idle.keys()
+        assert len(self._held) + len(self._idle) <= self.capacity
+
+
+@dataclass(slots=True)
+class Turn:
+    """This is a job on its way. given: tokens that an earlier replica gave before it died."""
+
+    number: int
+    job: Job
+    arrived: float
+    given: int = 0
+    first_token: float | None = None
+    ends_at: float = 0.0
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens to have before the next one is given: the prompt's and those given."""
+        return self.job.num_prompt + self.given
+
+    @property
+    def num_left(self) -> int:
+        """Tokens still to give."""
+        return self.job.num_output - self.given
+
+
+@dataclass(slots=True)
+class Engine:
+    """Prompts one after another, whole; decodes together, all at one speed.
+
+    While a prompt runs, each of its steps gives every decode a token too. `clock` counts the tokens that a decode which
+    was there all the time would have got; a decode ends when the clock reaches its number.
+    """
+
+    pool: Pool
+    speed: Speed
+    block_size: int
+    waiting: deque[Turn] = field(default_factory=deque)
+    prefill: Turn | None = None
+    prefill_ends: float = 0.0
+    decodes: list[tuple[float, int, Turn]] = field(default_factory=list)
+    now: float = 0.0
+    clock: float = 0.0
+    rate: float = 0.0
+    context: int = 0
+    num_computed: int = 0
+
+    def next_event(self) -> float:
+        """Return when a prompt is computed or an answer ends; inf if nothing runs."""
+        event = self.prefill_ends if self.prefill is not None else float("inf")
+        if self.decodes:
+            event = min(event, self.now + max(self.decodes[0][0] - self.clock, 0.0) / self.rate)
+        return event
+
+    def advance(self, now: float) -> tuple[list[Turn], list[Turn]]:
+        """Go on to `now`, which is not after the next event; return whose prompts are computed and who has ended."""
+        self.clock += self.rate * (now - self.now)
+        self.now = now
+        computed, ended = [], []
+        if self.prefill is not None and self.prefill_ends <= now:
+            computed.append(self._end_prefill(self.prefill))
+        while self.decodes and self.decodes[0][0] <= self.clock + 1e-6:
+            turn = heapq.heappop(self.decodes)[2]
+            self.context -= turn.num_prompt
+            self.pool.seen.update(turn.job.ids)
+            self.pool.release(turn.job.ids)
+            ended.append(turn)
+        self.start()
+        return computed, ended
+
+    def _end_prefill(self, turn: Turn) -> Turn:
+        """Its first token is there; the others follow at the decodes' speed."""
+        self.prefill = None
+        self.pool.seen.update(turn.job.ids[: turn.num_prompt // self.block_size])
+        if turn.first_token is None:
+            turn.first_token = self.now
+        turn.ends_at = self.clock + turn.num_left - 1
+        heapq.heappush(self.decodes, (turn.ends_at, turn.number, turn))
+        self.context += turn.num_prompt
+        return turn
+
+    def start(self) -> None:
+        """Start the first waiting prompt if none runs and its blocks fit; set the speed of decodes."""
+        if self.prefill is not None:
+            return
+        speed = self.speed
+        step = speed.step + speed.decode * len(self.decodes) + speed.context_token * self.context
+        self.rate = 1 / step
+        if self.waiting and self.pool.fits(self.waiting[0].job.ids):
+            self.prefill = self.waiting.popleft()
+            missing = self._admit(self.prefill)
+            num_steps = -(-missing // max(speed.max_num_batched_tokens - len(self.decodes), 1))
+            seconds = num_steps * step + missing * speed.prompt_token
+            self.prefill_ends = self.now + seconds
+            self.rate = num_steps / seconds
+
+    def _admit(self, turn: Turn) -> int:
+        """Hold its blocks; return the tokens of its prompt that have to be computed."""
+        num_full = self.pool.num_seen(turn.job.ids)
+        self.pool.hold(turn.job.ids)
+        missing = turn.num_prompt - min(num_full * self.block_size, turn.num_prompt - 1)
+        self.num_computed += missing
+        return missing
+
+    def turns(self) -> list[Turn]:
+        """Return all that is here, in the order in which it came."""
+        here = [*self.waiting, *([self.prefill] if self.prefill else []), *(turn for _, _, turn in self.decodes)]
+        return sorted(here, key=lambda turn: turn.number)
+
+    def is_idle(self) -> bool:
+        """Return whether nothing is here."""
+        return not (self.waiting or self.prefill or self.decodes)
+
+    def die(self, now: float) -> list[Turn]:
+        """Return all that was here, with what had been given of each answer."""
+        self.clock += self.rate * (now - self.now)
+        for ends_at, _, turn in self.decodes:
+            turn.given += min(max(int(turn.num_left - (ends_at - self.clock)), 1), turn.num_left - 1)
+        return self.turns()
