@@ -29,7 +29,7 @@ LONG_RUN: Final[i64] = 16
 #: Blocks looked up together where neighbours are to be expected behind them.
 FIRST_TILE: Final[i64] = 4
 #: Behind as many blocks that the table does not know, a tile ends: they follow one another, or are not there.
-MOST_UNKNOWN: Final[i64] = 8
+MOST_UNKNOWN: Final[i64] = 16
 #: identity 16, chain hash 8, owner 4, ring 8, two slots of 8; in the ledger ref_cnt 4 and the free queue's links 8.
 BYTES_A_BLOCK: Final = 64
 
@@ -290,21 +290,27 @@ class PrefixIndex:
         return last
 
     def _guess(self, first: i64, last: i64, before: i64) -> i64:
-        """Fill `_found`, where the table knows no block, with what follows the block before it, or 0.
+        """Fill `_found`, where the table knows no block, with a neighbour that continues the block before, or with 0.
 
-        before: the block before the first, 0 for none. All that verifying needs is read on the way; the returned sum
-        only keeps that from being dropped.
+        before: the block before the first, 0 for none. All that verifying needs is read on the way, and no more; the
+        returned sum only keeps that from being dropped.
         """
         found = self._found
         words = self.rows.words
         identity = self.identity
         start = self.rows.first_word
         num_words = self.rows.num_words
+        num_blocks = i64(len(self.chain_hash))
         total: i64 = 0
         for index in range(first, last):
             block = i64(found[index])
             if block == 0 and before != 0:
-                block = self._follower(before)
+                content = identity[2 * before]
+                block = before + 1
+                if block == num_blocks or identity[2 * block + 1] != content or identity[2 * block] == NO_CONTENT:
+                    block = before - 1
+                    if identity[2 * block + 1] != content or identity[2 * block] == NO_CONTENT:
+                        block = 0
                 found[index] = i32(block)
             total ^= words[start + block * num_words] ^ identity[2 * block]
             before = block
