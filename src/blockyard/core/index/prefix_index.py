@@ -524,9 +524,9 @@ class PrefixIndex:
 
     def _follows(self, block: i64, parent: i64) -> bool:
         """Return whether `block` follows the block that stands for `parent`, given that it is a neighbour of that."""
-        if block >= i64(len(self.chain_hash)):
+        if block >= i64(len(self.chain_hash)) or self.identity[2 * block + 1] != parent:
             return False
-        return self.rings.follows(block) and self.identity[2 * block + 1] == parent
+        return self.rings.follows(block)
 
     def standing_for(self, content: i64, chain_hash: i64, block: i64) -> i64:
         """Return the block that a lookup finds for a content; 0 where no block has it.
