@@ -372,3 +372,19 @@ def test_a_header_comes_back_from_its_page() -> None:
     assert Header.from_page(header.to_page()) == header
     assert len(header.to_page()) == PAGE_BYTES
     assert len(payload_of(1)) == size_of(1)
+
+
+def test_threads_that_list_the_folder_see_each_object_once(tier: FileTier, tmp_path: Path) -> None:
+    numbers = list(range(300))
+    store(tier, numbers)
+    (tmp_path / "objects" / "00").mkdir(exist_ok=True)
+    for name in (name_of(number).hex() for number in numbers):  # all in one folder, so that listings meet
+        os.rename(tmp_path / "objects" / name[:2] / name, tmp_path / "objects" / "00" / f"00{name[2:]}")
+    wanted = sorted(b"\0" + name_of(number)[1:] for number in numbers)
+    lists: list[list[bytes]] = []
+    threads = [threading.Thread(target=lambda: lists.extend(list(tier.names()) for _ in range(20))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [sorted(each) for each in lists] == [wanted] * 80

@@ -18,6 +18,7 @@ from .._build import build_name
 from ..errors import BlockyardError, MissingExtra
 from .engine_options import add_demo_options, add_generate_options, add_serve_options
 from .lab_options import add_curve_options, add_fleet_options, add_plan_options, add_replay_options
+from .tier import add_tier_options
 from .watch import add_watch_options
 
 
@@ -40,6 +41,7 @@ COMMANDS = {
     "fleet": Command(add_fleet_options, "fleet", "run_fleet", "lab"),
     "generate": Command(add_generate_options, "generate", "run_generate", "engine"),
     "serve": Command(add_serve_options, "serve", "run_serve", "serve"),
+    "tier": Command(add_tier_options, "tier", "run_tier", "tiers"),
     "watch": Command(add_watch_options, "watch", "run_watch", "serve"),
 }
 

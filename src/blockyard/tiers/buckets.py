@@ -78,9 +78,11 @@ class ObjectTier(WorkingTier):
     def _read(self, task: Task, position: int) -> None:
         task.fill(position, memoryview(self._got(task.job.names[position])))
 
-    def _got(self, name: bytes) -> Any:
+    def _got(self, name: bytes, num_bytes: int | None = None) -> Any:
         with self._errors():
             try:
+                if num_bytes is not None:
+                    return obstore.get_range(self._store, name.hex(), start=0, length=num_bytes)
                 return obstore.get(self._store, name.hex()).bytes()
             except (NotFoundError, FileNotFoundError):
                 raise BadObject(Cause.ABSENT) from None
@@ -108,9 +110,9 @@ class ObjectTier(WorkingTier):
                     if len(name) == NAME_BYTES and name.hex() == each["path"]:
                         yield name
 
-    def get(self, name: bytes) -> bytes:
-        """Read a whole object, unverified. Raises `BadObject`, `PlaceError`."""
-        return bytes(self._got(name))
+    def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
+        """Read a whole object or its first bytes, unverified. Raises `BadObject`, `PlaceError`."""
+        return bytes(self._got(name, num_bytes))
 
     def put(self, name: bytes, data: bytes) -> None:
         """Write a whole object. Raises `PlaceError`."""

@@ -243,20 +243,25 @@ class FileTier(WorkingTier):
 
     def _entries(self, key: str) -> Iterator[tuple[bytes, os.stat_result]]:
         """Goes over the names and figures of a folder's objects; what has another name or is no file is passed over."""
-        with os.scandir(self._folder(key)) as entries:
-            for entry in entries:
-                name = _name_of(entry.name, key)
-                if name is not None:
-                    with suppress(FileNotFoundError):
-                        found = entry.stat(follow_symlinks=False)
-                        if stat.S_ISREG(found.st_mode):
-                            yield name, found
+        # Opened anew: a descriptor has one place in the folder, which threads would share.
+        folder = os.open(self._root / "objects" / key, _FOLDER)
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    name = _name_of(entry.name, key)
+                    if name is not None:
+                        with suppress(FileNotFoundError):
+                            found = entry.stat(follow_symlinks=False)
+                            if stat.S_ISREG(found.st_mode):
+                                yield name, found
+        finally:
+            os.close(folder)
 
     def _remove_leftovers(self) -> None:
         """Remove what processes that were killed left under `new`: it has no lock."""
         with suppress(OSError):
             folder = self._folder("new")
-            for name in os.listdir(folder):
+            for name in os.listdir(self._root / "new"):
                 with suppress(OSError):
                     file = os.open(name, _READ, dir_fd=folder)
                     try:
@@ -274,10 +279,10 @@ class FileTier(WorkingTier):
                 with suppress(FileNotFoundError):
                     yield from [name for name, _ in self._entries(f"{key:02x}")]
 
-    def get(self, name: bytes) -> bytes:
-        """Read a whole file, unverified. Raises `BadObject`, `PlaceError`."""
+    def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
+        """Read a whole file or its first bytes, unverified. Raises `BadObject`, `PlaceError`."""
         with self._errors(), open(self._open(name), "rb") as file:
-            return file.read()
+            return file.read(num_bytes)
 
     def put(self, name: bytes, data: bytes) -> None:
         """Write a whole file. Raises `PlaceError`."""

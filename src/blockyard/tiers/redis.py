@@ -105,16 +105,17 @@ class RedisTier(WorkingTier):
                 if len(key) == len(_PREFIX) + NAME_BYTES:
                     yield key[len(_PREFIX) :]
 
-    def get(self, name: bytes) -> bytes:
-        """Read a whole value, unverified. Raises `BadObject`, `PlaceError`."""
+    def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
+        """Read a whole value or its first bytes, unverified. Raises `BadObject`, `PlaceError`."""
         with self._errors():
             try:
-                value: bytes | None = self._client.get(_key(name))
+                key, last = _key(name), -1 if num_bytes is None else num_bytes - 1
+                value: bytes | None = self._client.get(key) if last < 0 else self._client.getrange(key, 0, last)
             except ResponseError as error:
                 if str(error).startswith("WRONGTYPE"):
                     raise BadObject(Cause.DAMAGED) from None
                 raise
-        if value is None:
+        if not value:
             raise BadObject(Cause.ABSENT)
         return value
 

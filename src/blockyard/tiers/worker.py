@@ -155,8 +155,8 @@ class WorkingTier:
         """Goes over the names of all objects in the place, of all layouts. Raises `PlaceError`."""
         raise NotImplementedError
 
-    def get(self, name: bytes) -> bytes:
-        """Read a whole object, page and payload, unverified. Raises `BadObject`, `PlaceError`."""
+    def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
+        """Read a whole object, page and payload, or its first bytes, unverified. Raises `BadObject`, `PlaceError`."""
         raise NotImplementedError
 
     def put(self, name: bytes, data: bytes) -> None:

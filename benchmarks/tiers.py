@@ -1,0 +1,210 @@
+"""Tiers beside the bare calls that they are made of, in one run.
+
+    python -m benchmarks.tiers [files redis bucket index]
+
+
+Each row stores and loads objects of 1 MiB in jobs of eight, and does the same with the plain call in turns: pwritev and
+preadv of the same files, `set` and `get` of redis-py, `put` and `get` of obstore (against moto's server, so that row
+says what a tier adds, not what S3 gives). Medians of the rounds; ratio: the tier's speed over the plain call's, both
+with one thread, and with the tier's usual two. `index` makes a folder of a million small objects: seconds from opening
+it to the first hit of a load and to the whole index, and bytes of the process's memory an object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.tiers.servers import BUCKET, redis_server, s3_server
+from tests.tiers.support import LAYOUT, name_of, tokens_of
+
+from blockyard.tiers import FileTier, Header, Job, WorkingTier
+from blockyard.tiers.header import checksum_of
+
+OBJECT_BYTES = 2**20
+NUM_OBJECTS = 64
+A_JOB = 8
+Seconds = tuple[float, float]
+
+
+def measured(tier: WorkingTier, source: list[bytes], target: list[bytearray], numbers: list[int]) -> Seconds:
+    """Seconds to store all objects and to load them again."""
+    seconds = []
+    for is_load, buffers in ((False, source), (True, target)):
+        begun = time.perf_counter()
+        jobs = 0
+        for first in range(0, len(numbers), A_JOB):
+            some = numbers[first : first + A_JOB]
+            names, tokens = [name_of(each) for each in some], [tokens_of(each) for each in some]
+            job = Job(first, LAYOUT, names, tokens, buffers[first : first + A_JOB])
+            assert (tier.load if is_load else tier.store)(job) is None
+            jobs += 1
+        while jobs:
+            for outcome in tier.finished():
+                assert outcome.is_done, outcome
+                jobs -= 1
+            time.sleep(0.00005)
+        seconds.append(time.perf_counter() - begun)
+    assert target == source
+    return seconds[0], seconds[1]
+
+
+def compare(what: str, tiers: dict[str, WorkingTier], plain: Callable[..., Seconds], rounds: int) -> None:
+    source = [os.urandom(OBJECT_BYTES) for _ in range(NUM_OBJECTS)]
+    target = [bytearray(OBJECT_BYTES) for _ in range(NUM_OBJECTS)]
+    seen: dict[str, list[Seconds]] = {name: [] for name in (*tiers, "plain")}
+    for number in range(rounds):
+        numbers = list(range(number * NUM_OBJECTS, (number + 1) * NUM_OBJECTS))
+        seen["plain"].append(plain(source, target, numbers))
+        for name, tier in tiers.items():
+            seen[name].append(measured(tier, source, target, numbers))
+            tier.drop([name_of(each) for each in numbers])
+            while tier.stats().num_objects:
+                time.sleep(0.01)
+            time.sleep(0.1)
+    for place, verb in enumerate(("store", "load")):
+        median = {name: statistics.median(each[place] for each in rows) for name, rows in seen.items()}
+        size = NUM_OBJECTS * OBJECT_BYTES / 1e9
+        told = ", ".join(
+            f"{name} {size / median[name]:.2f} GB/s, ratio {median['plain'] / median[name]:.2f}" for name in tiers
+        )
+        print(f"{what:<7} {verb:<6} plain {size / median['plain']:.2f} GB/s; {told}", flush=True)
+    for tier in tiers.values():
+        tier.close()
+
+
+def plain_files(folder: Path) -> Callable[..., Seconds]:
+    """The same pieces by the same system calls, without names, checksums and threads."""
+    page = bytes(4096)
+
+    def run(source: list[bytes], target: list[bytearray], numbers: list[int]) -> Seconds:
+        begun = time.perf_counter()
+        for number, data in zip(numbers, source, strict=True):
+            file = os.open(folder / str(number), os.O_WRONLY | os.O_CREAT)
+            os.pwritev(file, [page, data], 0)
+            os.close(file)
+        stored = time.perf_counter()
+        for number, buffer in zip(numbers, target, strict=True):
+            file = os.open(folder / str(number), os.O_RDONLY)
+            os.preadv(file, [buffer], 4096)
+            os.close(file)
+        loaded = time.perf_counter()
+        for number in numbers:
+            os.unlink(folder / str(number))
+        return stored - begun, loaded - stored
+
+    return run
+
+
+def plain_client(put: Callable[[str, bytes], Any], get: Callable[[str], Any], remove: Callable[[str], Any]) -> Any:
+    def run(source: list[bytes], target: list[bytearray], numbers: list[int]) -> Seconds:
+        begun = time.perf_counter()
+        for number, data in zip(numbers, source, strict=True):
+            put(f"plain{number}", data)
+        stored = time.perf_counter()
+        for number in numbers:
+            get(f"plain{number}")
+        loaded = time.perf_counter()
+        for number in numbers:
+            remove(f"plain{number}")
+        return stored - begun, loaded - stored
+
+    return run
+
+
+def both(make: Callable[[int], WorkingTier]) -> dict[str, WorkingTier]:
+    return {"one thread": make(1), "two": make(2)}
+
+
+def files(folder: Path) -> None:
+    (folder / "plain").mkdir()
+    tiers = both(lambda threads: FileTier(folder / f"tier{threads}", 2**33, num_threads=threads))
+    compare("files", tiers, plain_files(folder / "plain"), 15)
+
+
+def redis(folder: Path) -> None:
+    import redis
+
+    from blockyard.tiers import RedisTier
+
+    with redis_server(folder) as server:
+        client: Any = redis.Redis.from_url(server.url)
+        tiers = both(lambda threads: RedisTier(server.url, num_threads=threads))
+        compare("redis", tiers, plain_client(client.set, client.get, client.delete), 9)
+
+
+def bucket(folder: Path) -> None:
+    import obstore
+    from obstore.store import from_url
+
+    from blockyard.tiers import ObjectTier
+
+    with s3_server() as config:
+        store: Any = from_url(f"s3://{BUCKET}", config=config, client_options={"allow_http": True})
+        plain = plain_client(
+            lambda key, data: obstore.put(store, key, data, use_multipart=False),
+            lambda key: obstore.get(store, key).bytes(),
+            lambda key: obstore.delete(store, key),
+        )
+        compare("bucket", both(lambda n: ObjectTier(f"s3://{BUCKET}", config=config, num_threads=n)), plain, 3)
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def index(folder: Path, count: int = 10**6) -> None:
+    for key in range(256):
+        (folder / "objects" / f"{key:02x}").mkdir(parents=True)
+    wanted = b"\xfe" * 16
+    header = Header(wanted, bytes(16), LAYOUT, 1, checksum_of([memoryview(b"x")]))
+    for _ in range(count):
+        name = os.urandom(16).hex()
+        os.close(os.open(folder / "objects" / name[:2] / name, os.O_WRONLY | os.O_CREAT))
+    (folder / "objects" / "fe" / wanted.hex()).write_bytes(header.to_page() + b"x")
+    before, begun = resident(), time.perf_counter()
+    tier = FileTier(folder, 2**40)
+    slowest = 0.0
+    while not (found := tier.longest_prefix([wanted])).num_found:
+        assert not found.is_final
+        time.sleep(0.0005)
+    tier.load(Job(1, LAYOUT, [wanted], [bytes(16)], [bytearray(1)]))
+    while not (outcomes := tier.finished()):
+        time.sleep(0.0005)
+    assert outcomes[0].is_done
+    first = time.perf_counter() - begun
+    while tier.stats().num_objects < count:
+        asked = time.perf_counter()
+        tier.longest_prefix([wanted] * 100)
+        slowest = max(slowest, time.perf_counter() - asked)
+        time.sleep(0.001)
+    whole = time.perf_counter() - begun
+    size = (resident() - before) / count
+    print(
+        f"index   {count} objects: first hit after {first:.3f} s, whole index after {whole:.2f} s, "
+        f"{size:.0f} bytes an object; longest call meanwhile {slowest * 1e3:.0f} ms"
+    )
+    tier.close()
+
+
+PARTS = {"files": files, "redis": redis, "bucket": bucket, "index": index}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.tiers", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="|".join(PARTS))
+    parser.add_argument("--folder", type=Path, help="where folders are made (the file system that is measured)")
+    options = parser.parse_args()
+    for part in options.parts or PARTS:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            PARTS[part](Path(folder))
+
+
+if __name__ == "__main__":
+    main()

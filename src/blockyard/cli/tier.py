@@ -1,0 +1,204 @@
+"""`blockyard tier` lists, verifies, counts, drops and copies the objects of a tier; its options stand here too."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InvalidArgument
+from .options import parse_memory
+
+if TYPE_CHECKING:
+    from ..tiers import Header, WorkingTier
+
+_DESCRIPTION = """\
+Look into a tier: files, Redis or a bucket that engines keep keys and values in (docs/tiers.md).
+
+  list      every object: its name, layout, bytes
+  verify    read every object and verify each byte; --drop removes those that are bad
+  stats     objects and bytes by layout
+  drop      remove objects: by name, all of a layout, or all
+  copy      every sound object to another place
+"""
+
+_EPILOG = """\
+examples:
+  blockyard tier stats file:kv-objects
+  blockyard tier verify redis://127.0.0.1:6379/0 --drop
+  blockyard tier copy file:kv-objects s3://bucket/path,endpoint=http://127.0.0.1:9000
+"""
+_NAME = re.compile(r"[0-9a-f]{32}")
+_OPTION = re.compile(r",(\w+)=([^,]*)")
+#: What may follow a place, after a comma, by its scheme.
+_OPTIONS = {"file": {"bytes", "policy"}, "s3": {"endpoint", "region"}}
+
+
+def add_tier_options(commands: Any) -> None:
+    """Add the parser of `tier` to argparse's `commands`."""
+    parser = commands.add_parser(
+        "tier",
+        help="look into a tier: list, verify, count, drop, copy its objects",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("action", choices=["list", "verify", "stats", "drop", "copy"])
+    parser.add_argument(
+        "place", metavar="PLACE", help="file:FOLDER, redis://..., unix://..., s3://..., gs://..., az://..."
+    )
+    parser.add_argument("more", nargs="*", metavar="NAME|PLACE", help="drop: names; copy: the other place")
+    parser.add_argument("--layout", metavar="HEX", help="list, drop: only objects of this layout")
+    parser.add_argument("--all", action="store_true", help="drop: all objects")
+    parser.add_argument("--drop", action="store_true", help="verify: remove bad objects")
+
+
+def open_tier(name: str, text: str) -> WorkingTier:
+    """Open the tier that a text names: an address, and options after commas, as file:/var/kv,bytes=50GiB.
+
+    name: the option, for the error. Raises `InvalidArgument` for another text, `MissingExtra` for an absent client.
+    """
+    place, options = _OPTION.sub("", text), dict(_OPTION.findall(text))
+    scheme = place.partition(":")[0]
+    unknown = sorted(set(options) - _OPTIONS.get(scheme, set()))
+    if unknown:
+        raise InvalidArgument(f"{name} is {text!r}; {unknown[0]} is no option of a {scheme} tier")
+    from .. import tiers
+
+    if scheme == "file":
+        folder = place.partition(":")[2]
+        if not folder:
+            raise InvalidArgument(f"{name} is {text!r}; a folder must follow file:")
+        budget = parse_memory(f"{name}'s bytes", options["bytes"]) if "bytes" in options else 2**60
+        return tiers.FileTier(folder, budget, options.get("policy", "lru"))
+    if scheme in ("redis", "rediss", "unix"):
+        return tiers.RedisTier(place)
+    if scheme in ("s3", "gs", "az"):
+        return tiers.ObjectTier(place, config=options)
+    raise InvalidArgument(f"{name} is {text!r}; it must begin with file:, redis://, unix://, s3://, gs:// or az://")
+
+
+@contextmanager
+def _opened(name: str, text: str) -> Iterator[WorkingTier]:
+    tier = open_tier(name, text)
+    try:
+        yield tier
+    finally:
+        tier.close()
+
+
+def run_tier(options: argparse.Namespace) -> int:
+    """Run one action; returns 1 where verifying or copying met bad objects."""
+    from ..tiers import PlaceError
+
+    _require_arguments(options)
+    try:
+        with _opened("place", options.place) as tier:
+            if options.action == "copy":
+                with _opened("target", options.more[0]) as target:
+                    return _copy(tier, target)
+            return _ACTIONS[options.action](tier, options)
+    except PlaceError as error:
+        raise InvalidArgument(f"place is {options.place.rpartition('@')[2]!r}; {error.cause.value}: {error}") from None
+
+
+def _require_arguments(options: argparse.Namespace) -> None:
+    wanted = 1 if options.action == "copy" else 0
+    if options.action != "drop" and len(options.more) != wanted:
+        raise InvalidArgument(f"{options.action} was given {len(options.more)} more words; it takes {wanted}")
+    if options.action == "drop" and [bool(options.more), options.all, options.layout is not None].count(True) != 1:
+        raise InvalidArgument("drop takes names, --layout or --all, and one of these alone")
+    names = options.more if options.action == "drop" else []
+    for text in [*names, *([options.layout] if options.layout is not None else [])]:
+        if not _NAME.fullmatch(text):
+            raise InvalidArgument(f"{text!r} is no name or layout; these have 32 hex digits")
+
+
+def _headers(tier: WorkingTier, layout: str | None = None) -> Iterator[tuple[bytes, Header | None, str]]:
+    """Goes over all objects: name, header, and what is wrong with the header, if it is."""
+    from ..tiers import BadObject, Header
+    from ..tiers.header import PAGE_BYTES
+
+    for name in tier.names():
+        try:
+            header = Header.from_page(tier.get(name, PAGE_BYTES))
+        except BadObject as error:
+            if layout is None:
+                yield name, None, error.cause.value
+            continue
+        if layout in (None, header.layout.hex()):
+            yield name, header, "" if header.name == name else "foreign"
+
+
+def _list(tier: WorkingTier, options: argparse.Namespace) -> int:
+    for name, header, wrong in _headers(tier, options.layout):
+        layout, length = ("-" * 32, 0) if header is None else (header.layout.hex(), header.length)
+        print(f"{name.hex()}  {layout}  {length:>10}  {wrong}".rstrip())
+    return 0
+
+
+def _stats(tier: WorkingTier, options: argparse.Namespace) -> int:
+    counts, sizes = Counter[str](), Counter[str]()
+    for _, header, wrong in _headers(tier, options.layout):
+        layout = wrong if header is None or wrong else header.layout.hex()
+        counts[layout] += 1
+        sizes[layout] += 0 if header is None else header.length
+    for layout, count in sorted(counts.items()):
+        print(f"{layout:<32}  {count:>10} objects  {sizes[layout]:>15} bytes")
+    print(f"{'all':<32}  {counts.total():>10} objects  {sizes.total():>15} bytes")
+    return 0
+
+
+def _sound(tier: WorkingTier) -> Iterator[tuple[bytes, bytes, str]]:
+    """Goes over all objects: name, bytes, and what is wrong with them, if it is."""
+    from ..tiers import BadObject
+    from ..tiers.header import require_whole
+
+    for name in tier.names():
+        try:
+            data = tier.get(name)
+            require_whole(memoryview(data), name)
+        except BadObject as error:
+            yield name, b"", error.cause.value
+            continue
+        yield name, data, ""
+
+
+def _verify(tier: WorkingTier, options: argparse.Namespace) -> int:
+    counts = Counter[str]()
+    for name, _, wrong in _sound(tier):
+        counts[wrong] += 1
+        if wrong:
+            print(f"{name.hex()}  {wrong}")
+            if options.drop:
+                tier.remove([name])
+    bad = counts.total() - counts[""]
+    print(f"{counts['']} objects are right, {bad} are bad{' and removed' if bad and options.drop else ''}")
+    return 1 if bad else 0
+
+
+def _drop(tier: WorkingTier, options: argparse.Namespace) -> int:
+    if options.more:
+        names = [bytes.fromhex(text) for text in options.more]
+    else:
+        names = list(tier.names()) if options.all else [name for name, _, _ in _headers(tier, options.layout)]
+    tier.remove(names)
+    print(f"{len(names)} objects dropped")
+    return 0
+
+
+def _copy(tier: WorkingTier, target: WorkingTier) -> int:
+    counts = Counter[str]()
+    for name, data, wrong in _sound(tier):
+        counts[wrong] += 1
+        if not wrong:
+            target.put(name, data)
+    bad = counts.total() - counts[""]
+    print(f"{counts['']} objects copied, {bad} are bad and were not")
+    return 1 if bad else 0
+
+
+_ACTIONS = {"list": _list, "verify": _verify, "stats": _stats, "drop": _drop}

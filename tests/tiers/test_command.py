@@ -1,0 +1,96 @@
+"""`blockyard tier`: what it lists, verifies, counts, drops and copies is what is in the place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from blockyard.cli.main import main
+from blockyard.tiers import FileTier
+
+from .servers import missing_for_redis, redis_server
+from .support import LAYOUT, OTHER_LAYOUT, load, name_of, size_of, store
+from .test_files import path_of
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """Three objects of one layout and two of another, one of which has lost its end."""
+    tier = FileTier(tmp_path / "a", 2**30)
+    store(tier, [1, 2, 3])
+    store(tier, [4, 5], OTHER_LAYOUT)
+    assert tier.close()
+    path = path_of(tmp_path / "a", 4, OTHER_LAYOUT)
+    path.write_bytes(path.read_bytes()[:-1])
+    return str(tmp_path / "a")
+
+
+def test_listing_and_counting(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tier", "list", f"file:{folder}"]) == 0
+    lines = sorted(capsys.readouterr().out.splitlines())
+    layouts = [*[(number, LAYOUT) for number in (1, 2, 3)], (4, OTHER_LAYOUT), (5, OTHER_LAYOUT)]
+    rows = [[name_of(number, each).hex(), each.hex(), str(size_of(number))] for number, each in layouts]
+    assert [line.split() for line in lines] == sorted(rows)
+    assert main(["tier", "list", f"file:{folder}", "--layout", OTHER_LAYOUT.hex()]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert main(["tier", "stats", f"file:{folder},bytes=1GiB"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert f"{LAYOUT.hex()}           3 objects  {size_of(1) + size_of(2) + size_of(3):>15} bytes" in told
+    assert told[-1].split() == ["all", "5", "objects", str(sum(map(size_of, range(1, 6)))), "bytes"]
+
+
+def test_verifying(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = f"{name_of(4, OTHER_LAYOUT).hex()}  truncated"
+    assert main(["tier", "verify", f"file:{folder}"]) == 1
+    assert capsys.readouterr().out.splitlines() == [bad, "4 objects are right, 1 are bad"]
+    assert main(["tier", "verify", f"file:{folder}", "--drop"]) == 1
+    assert main(["tier", "verify", f"file:{folder}"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "4 objects are right, 0 are bad"
+
+
+def test_dropping(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tier", "drop", f"file:{folder}", name_of(1).hex()]) == 0
+    assert main(["tier", "drop", f"file:{folder}", "--layout", OTHER_LAYOUT.hex()]) == 0
+    assert capsys.readouterr().out.splitlines() == ["1 objects dropped", "2 objects dropped"]
+    assert main(["tier", "drop", f"file:{folder}", "--all"]) == 0
+    assert capsys.readouterr().out == "2 objects dropped\n"
+
+
+def test_copying(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tier", "copy", f"file:{folder}", f"file:{tmp_path / 'b'}"]) == 1
+    assert capsys.readouterr().out == "4 objects copied, 1 are bad and were not\n"
+    tier = FileTier(tmp_path / "b", 2**30)
+    assert load(tier, [1, 2, 3]) == {}
+    assert load(tier, [5], OTHER_LAYOUT) == {}
+    assert tier.close()
+
+
+@pytest.mark.skipif(bool(missing_for_redis()), reason=missing_for_redis())
+def test_copying_to_redis(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with redis_server(tmp_path) as server:
+        assert main(["tier", "copy", f"file:{folder}", server.url]) == 1
+        assert main(["tier", "stats", server.url]) == 0
+        assert capsys.readouterr().out.splitlines()[-1].split()[1] == "4"
+    assert main(["tier", "stats", server.url]) == 2
+    assert "unreachable" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["list", "ftp://x"], "must begin with"),
+        (["list", "file:"], "a folder must follow"),
+        (["list", "file:FOLDER,size=5GiB"], "size is no option"),
+        (["list", "file:FOLDER,bytes=many"], "bytes"),
+        (["list", "file:FOLDER", "more"], "takes 0"),
+        (["copy", "file:FOLDER"], "takes 1"),
+        (["drop", "file:FOLDER"], "one of these alone"),
+        (["drop", "file:FOLDER", "--all", "--layout", "0" * 32], "one of these alone"),
+        (["drop", "file:FOLDER", "../../etc/passwd"], "32 hex digits"),
+        (["list", "file:FOLDER", "--layout", "AB" * 16], "32 hex digits"),
+    ],
+)
+def test_bad_words(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    assert main(["tier", *[word.replace("FOLDER", str(tmp_path)) for word in words]]) == 2
+    assert said in capsys.readouterr().err
