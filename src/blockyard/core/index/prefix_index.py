@@ -584,21 +584,39 @@ class PrefixIndex:
             parent = -before
             if before > 0:
                 parent = self.identity[2 * before]
-                before = self.standing_for(parent, self.chain_hash[before], before)
+                before = self._followed(before)
             self.insert(blocks[position], self.hashes[position], parent, max(before, 0))
 
+    def _followed(self, before: i64) -> i64:
+        """Return the block that stands for the content of `before` where one may follow that; 0 where none does."""
+        identity = self.identity
+        content = identity[2 * before]
+        if not self.rings.is_alone(before):
+            return self.standing_for(content, self.chain_hash[before], before)
+        if identity[2 * before - 1] == content:
+            return before
+        return before if 2 * before + 3 < i64(len(identity)) and identity[2 * before + 3] == content else 0
+
     def _hash_scattered(self, blocks: vec[i64], parents: vec[i64], count: i64) -> i64:
-        """Fill `hashes`, and read the home slots; the returned sum only keeps that from being dropped."""
+        """Fill `hashes`, and read what linking needs; the returned sum only keeps that from being dropped."""
         hashes = self.hashes
         chain_hash = self.chain_hash
+        identity = self.identity
+        next_equal = self.rings.next_equal
+        slots = self._slots
+        shift = self._home_shift
+        one_hash = self._one_hash
         total: i64 = 0
         for position in range(count):
             before = parents[position]
-            chain = chain_hash[before] if before > 0 else root_hash(-before)
+            chain = root_hash(-before)
+            if before > 0:
+                chain = chain_hash[before]
+                total ^= identity[2 * before] ^ i64(next_equal[before])
             row = self.rows.start_of(blocks[position])
-            hash_rows(self.rows.words, row, self._keys, chain, self._one_hash, 0, 1)
-            hashes[position] = self._one_hash[0]
-            total ^= self._slots[(hashes[position] >> ID_BITS) >> self._home_shift]
+            hash_rows(self.rows.words, row, self._keys, chain, one_hash, 0, 1)
+            hashes[position] = one_hash[0]
+            total ^= slots[(one_hash[0] >> ID_BITS) >> shift]
         return total
 
     def _add_continuations(self, continuations: Continuations, blocks: vec[i32], first: i64, last: i64) -> None:
