@@ -256,16 +256,22 @@ class Engine:
         priority: int = 0,
         extra_keys: Sequence[ExtraKey] = (),
         session: str | None = None,
+        given: Sequence[int] = (),
     ) -> int:
         """Queue one prompt for `step`; returns its request id. Raises as `generate` does.
 
         priority: lower goes first; a level is worth 256 steps of waiting (`scheduling.scheduler`). extra_keys: a
         `CacheSalt`, say: it shares blocks only with requests that have the same ones (`blockyard.keys`). session: a
-        name for the conversation that this is a turn of, 1 to 200 characters, for `hint`; None for none.
+        name for the conversation that this is a turn of, 1 to 200 characters, for `hint`; None for none. given: the
+        first tokens of the answer, chosen elsewhere, perhaps by an engine that died: it goes on behind them as if it
+        had chosen them itself. Positions, penalties, draws from the seed, `min_tokens` and `stop` count them; steps
+        report what follows them, the result has all. In float32 the answer is that of an undisturbed run. They are for
+        one completion without logprobs, at most max_tokens - 1, and none of them may end the answer.
         """
         require_int("priority", priority, -_MAX_PRIORITY, _MAX_PRIORITY)
         wanted = SamplingParams() if sampling is None else sampling
         request = self._intake.request("prompt", prompt, wanted, priority, extra_keys, session)
+        self._intake.go_on(request, given)
         self._scheduler.add(request)
         return request.request_id
 

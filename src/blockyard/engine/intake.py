@@ -8,6 +8,7 @@ from typing import Any
 from ..arguments import require_session
 from ..errors import InvalidArgument
 from ..keys import ExtraKey, canonical_keys, require_spans_within, spans_of
+from .decoding.sampler import Choice
 from .decoding.speculation import Drafter, PromptLookup
 from .prompts import Prompt, encode_prompt
 from .request import Request, make_request
@@ -82,6 +83,27 @@ class Intake:
             tokenizer=self._tokenizer,
             make_drafter=self._make_drafter,
         )
+
+    def go_on(self, request: Request, given: Any) -> None:
+        """Let a new request's answer begin with tokens that were chosen elsewhere. O(tokens).
+
+        Raises `InvalidArgument`; the request is of no use then.
+        """
+        if isinstance(given, str) or not (isinstance(given, Sequence) or hasattr(given, "dtype")):
+            raise InvalidArgument(f"given is a {type(given).__name__}; it must be a list of token ids")
+        if len(given) == 0:
+            return
+        sampling, tokens = request.sampling, encode_prompt("given", given, None, self._shape.vocab_size)
+        if sampling.n > 1 or sampling.logprobs is not None:
+            wrong = f"n is {sampling.n}" if sampling.n > 1 else f"logprobs is {sampling.logprobs}"
+            raise InvalidArgument(f"{wrong}; an answer that was begun elsewhere is one completion without logprobs")
+        if len(tokens) >= sampling.max_tokens:
+            raise InvalidArgument(
+                f"given has {len(tokens)} tokens; it must have fewer than max_tokens {sampling.max_tokens}"
+            )
+        for place, token in enumerate(tokens):
+            if request.branches[0].take(Choice(token)).finish_reason is not None:
+                raise InvalidArgument(f"given has token {token} at {place}, which ends the answer")
 
     def _make_drafter(self) -> Drafter | None:
         return None if self._speculation is None else Drafter(self._speculation)

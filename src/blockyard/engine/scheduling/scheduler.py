@@ -270,8 +270,9 @@ class Scheduler:
     def _count_cached(self, step: ScheduledStep) -> None:
         """A request's hit is what it need not compute when it first computes something, and not what it hoped for."""
         for row, num_computed in zip(step.rows, step.num_computed.tolist(), strict=True):
-            if row.branch.request.num_cached_tokens is None:
-                row.branch.request.num_cached_tokens = num_computed
+            request = row.branch.request
+            if request.num_cached_tokens is None:  # of an answer that was begun elsewhere more than the prompt may hit
+                request.num_cached_tokens = min(num_computed, len(request.prompt_token_ids))
 
     def _queue(self, branch: Branch) -> None:
         bisect.insort(self.waiting, branch, key=_rank)
