@@ -293,7 +293,7 @@ OUTSIDE = {
     "wire": {"numpy"},
     "steps": set(),
     "tiers": {"numpy", "xxhash", "redis", "obstore"},
-    "fleet": {"numpy"},
+    "fleet": {"numpy", "ray"},
     "events": {"numpy", "librt", "mypy_extensions", "msgspec", "zmq"},
 }
 #: Rooms that may name `__version__` and its like.

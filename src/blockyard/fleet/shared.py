@@ -1,0 +1,66 @@
+"""Fleets of a process by name are shared here by its routers: Ray makes one router for each handle of a deployment."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .costs import make_cost
+from .router import Choice
+from .state import Addresses, Fleet
+
+
+class SharedFleet:
+    """Is a fleet behind a lock, for routers and an ingress on several threads; each call does what `Fleet`'s does."""
+
+    def __init__(self, cost: str, silence: float) -> None:
+        self._lock = threading.Lock()
+        self.fleet = Fleet(make_cost(cost), silence=silence)
+
+    def sync(self, replicas: Mapping[str, Addresses]) -> None:
+        """Make these all that are there."""
+        with self._lock:
+            self.fleet.sync(replicas)
+
+    def drop(self, replica: str) -> None:
+        """Forget a replica that is gone."""
+        with self._lock:
+            self.fleet.drop(replica)
+
+    def choose(self, request: str, token_ids: Any, among: Sequence[str], **more: Any) -> Choice:
+        """Choose a replica and book the request there."""
+        with self._lock:
+            return self.fleet.choose(request, token_ids, among=among, **more)
+
+    def moved(self, request: str, replica: str) -> None:
+        """Take note that another replica has a request."""
+        with self._lock:
+            self.fleet.moved(request, replica)
+
+    def first_token(self, request: str) -> None:
+        """Take note that a request's prompt is computed: the ingress says so, nobody else knows."""
+        with self._lock:
+            self.fleet.first_token(request)
+
+    def done(self, request: str, replica: str | None = None) -> None:
+        """Free a request."""
+        with self._lock:
+            self.fleet.done(request, replica)
+
+    def poll(self) -> None:
+        """Read what has arrived."""
+        with self._lock:
+            self.fleet.poll()
+
+
+_FLEETS: dict[str, SharedFleet] = {}
+_MAKING = threading.Lock()
+
+
+def shared_fleet(name: str, cost: str = "robust", silence: float = 3.0) -> SharedFleet:
+    """Return this process's fleet of a name, which the first call makes, with its cost. Raises as `Fleet`."""
+    with _MAKING:
+        if name not in _FLEETS:
+            _FLEETS[name] = SharedFleet(cost, silence)
+        return _FLEETS[name]
