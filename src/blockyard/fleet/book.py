@@ -12,7 +12,7 @@ WAITING, UNCACHED, REQUESTS, HELD = range(4)
 #: Requests of a replica after which what it was given before counts 1 / e.
 HORIZON = 350
 #: What a timed prompt still counts after the next one, and how many are needed for a speed.
-MEMORY, FEWEST = 0.98, 20
+MEMORY, FEWEST = 0.98, 40
 #: Speeds that differ from the fleet's median by less than this factor are noise, and taken as the median.
 NOISE = 1.5
 #: Seconds of a prompt token until prompts were timed: only their ratio to one another counts then.
