@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import signal
 import socket
@@ -73,13 +74,14 @@ def redis_server(folder: Path, *options: str) -> Iterator[RedisServer]:
 
 
 @contextmanager
-def s3_server() -> Iterator[dict[str, str]]:
+def s3_server(**environment: str) -> Iterator[dict[str, str]]:
     """moto's server with a bucket; what obstore needs to know of it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdout=quiet, stderr=quiet, env={**os.environ, **environment})
     endpoint = f"http://127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + PATIENCE_SECONDS

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +19,7 @@ from blockyard.tiers import Cause, FileTier, Header, Job, Tier, layout_id, objec
 from blockyard.tiers.header import PAGE_BYTES
 
 from ..support.patience import wait_until
+from ..support.places import ROOT, child_environment
 from .support import (
     LAYOUT,
     OTHER_LAYOUT,
@@ -388,3 +392,69 @@ def test_threads_that_list_the_folder_see_each_object_once(tier: FileTier, tmp_p
     for thread in threads:
         thread.join()
     assert [sorted(each) for each in lists] == [wanted] * 80
+
+
+# ---------------------------------------------------------------- no room, no rights: in a process of their own
+
+STORES = """
+import sys
+from pathlib import Path
+from blockyard.tiers import FileTier
+from tests.tiers.support import load, store
+folder = Path(sys.argv[1])
+tier = FileTier(folder, 2**30)
+assert store(tier, [1]).is_done
+{fault}
+outcome = store(tier, [2, 4])
+print(outcome.causes[0].name, list((folder / "new").iterdir()))
+assert load(tier, [1]) == {{}}
+assert set(load(tier, [2, 4])) == {{2, 4}}
+{mended}
+assert store(tier, [2, 4]).is_done
+assert load(tier, [1, 2, 4]) == {{}}
+assert tier.close()
+"""
+LARGEST = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, resource.RLIM_INFINITY))"
+NOBODY = "import os; os.chmod(folder / 'new', 0o{mode}); os.getuid() or os.seteuid({user})"
+
+
+def said_by(folder: Path, fault: str, mended: str) -> str:
+    command = [sys.executable, "-W", "ignore", "-c", STORES.format(fault=fault, mended=mended), str(folder)]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=child_environment())
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+def test_a_file_that_must_not_grow(tmp_path: Path) -> None:
+    said = said_by(tmp_path, LARGEST.format(size=10_000), LARGEST.format(size=2**30))
+    assert said == "FULL []"
+
+
+def test_permission_lost_while_it_runs(tmp_path: Path) -> None:
+    """Root has all rights, so it becomes nobody meanwhile."""
+    os.chmod(tmp_path, 0o755)
+    reachable = all(os.stat(path).st_mode & 0o5 == 0o5 for path in tmp_path.parents)
+    if os.getuid() == 0 and not reachable:
+        elsewhere = tempfile.mkdtemp(dir="/var/" + "tmp")
+        os.chmod(elsewhere, 0o755)
+        tmp_path = Path(elsewhere)
+    try:
+        said = said_by(
+            tmp_path,
+            NOBODY.format(mode=555, user=65534),
+            "os.seteuid(os.getuid()); os.chmod(folder / 'new', 0o755)",
+        )
+    finally:
+        shutil.rmtree(tmp_path)
+    assert said == "DENIED []"
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(tmp_path)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        fault = "(folder / 'filler').write_bytes(bytes(48 * 1024))"
+        assert said_by(tmp_path, fault, "(folder / 'filler').unlink()") == "FULL []"
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)

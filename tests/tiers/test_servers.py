@@ -15,7 +15,7 @@ from blockyard.tiers import Cause, Tier, WorkingTier
 
 from ..support.patience import wait_until
 from ..support.places import child_environment
-from .servers import BUCKET, missing_for_buckets, missing_for_redis, redis_server
+from .servers import BUCKET, missing_for_buckets, missing_for_redis, redis_server, s3_server
 from .support import known, load, load_job, name_of, size_of, store, store_job, wait_for
 from .torture import Place, place_of
 
@@ -173,6 +173,18 @@ def test_buckets_that_are_not_there_or_do_not_answer(shared: Place) -> None:
     assert store(tier, [1]).causes == {0: Cause.UNREACHABLE}
     assert load(tier, [1]) == {1: Cause.UNREACHABLE}
     assert tier.close()
+
+
+@needs_bucket
+def test_a_bucket_without_rights() -> None:
+    """moto's server asks for rights from the second request on, and these keys are nobody's."""
+    from blockyard.tiers import ObjectTier
+
+    with s3_server(INITIAL_NO_AUTH_ACTION_COUNT="1") as config:
+        tier = ObjectTier(f"s3://{BUCKET}", config=config)
+        assert store(tier, [1]).causes == {0: Cause.DENIED}
+        assert load(tier, [1]) == {1: Cause.DENIED}
+        assert tier.close()
 
 
 @pytest.mark.parametrize(

@@ -64,17 +64,6 @@ class ObjectTier(WorkingTier):
         except (BaseError, OSError) as error:
             raise PlaceError(Cause.UNREACHABLE, _brief(error)) from None
 
-    def _write(self, task: Task, positions: list[int]) -> None:
-        written: list[bytes] = []
-        try:
-            for position in positions:
-                self.put(task.job.names[position], task.whole(position))
-                written.append(task.job.names[position])
-        except PlaceError:
-            with suppress(PlaceError):
-                self.remove(written)
-            raise
-
     def _read(self, task: Task, position: int) -> None:
         task.fill(position, memoryview(self._got(task.job.names[position])))
 

@@ -113,12 +113,19 @@ class FileTier(WorkingTier):
                 self._write_once(task, positions)
 
     def _write_once(self, task: Task, positions: list[int]) -> None:
+        names = [task.job.names[position] for position in positions]
         written: list[tuple[str, int]] = []
+        published = 0
         try:
             for position in positions:
                 written.append(self._new_file([task.header(position).to_page(), *task.parts[position]]))
-            for position, (temporary, _) in zip(positions, written, strict=True):
-                self._publish(temporary, task.job.names[position])
+            for name, (temporary, _) in zip(names, written, strict=True):
+                self._publish(temporary, name)
+                published += 1
+        except OSError:
+            with suppress(PlaceError):
+                self.remove(names[:published])
+            raise
         finally:
             self._end_files(written)
 

@@ -18,7 +18,7 @@ class ObjectIndex:
     """An index holds names and sizes of objects within a budget of bytes and of objects; one call runs at a time.
 
     It is a `NamedPool` whose blocks are rows of objects, so all its eviction policies serve here: an object is an idle
-    block, and the one that an allocation would take is the one to evict. O(1) an object, about 230 bytes each.
+    block, and the one that an allocation would take is the one to evict. O(1) an object, about 320 bytes each.
     """
 
     def __init__(self, max_bytes: int, max_objects: int, eviction_policy: str = "lru") -> None:

@@ -33,7 +33,7 @@ class RedisTier(WorkingTier):
     """Keeps the objects as values of a Redis server; several engines may use it at once.
 
     url: redis://[user:password@]host:port/db, rediss://... or unix:///path. What the server evicts is a miss (GONE);
-    one that does not evict refuses stores as FULL. A job is stored in one transaction. timeout: of a command, in
+    one that does not evict refuses stores as FULL. timeout: of a command, in
     seconds. max_known: how many objects are remembered to be there. more: see `WorkingTier`.
     Raises `InvalidArgument` for what is no such url. Asks the server nothing yet.
     """
@@ -67,12 +67,6 @@ class RedisTier(WorkingTier):
         has_ended = super().close(timeout)
         self._client.close()
         return has_ended
-
-    def _write(self, task: Task, positions: list[int]) -> None:
-        with self._errors(), self._client.pipeline(transaction=len(positions) > 1) as pipeline:
-            for position in positions:
-                pipeline.set(_key(task.job.names[position]), task.whole(position))
-            pipeline.execute()
 
     def _read(self, task: Task, position: int) -> None:
         task.fill(position, memoryview(self.get(task.job.names[position])))

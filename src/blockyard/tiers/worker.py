@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,8 +136,16 @@ class WorkingTier:
     # What a subclass says of its place. Each raises `PlaceError` where the place fails as a whole.
 
     def _write(self, task: Task, positions: list[int]) -> None:
-        """Store these objects of a task, all or none of them."""
-        raise NotImplementedError
+        """Store these objects of a task, all or none of them: where one fails, those before it are removed again."""
+        written: list[bytes] = []
+        try:
+            for position in positions:
+                self.put(task.job.names[position], task.whole(position))
+                written.append(task.job.names[position])
+        except PlaceError:
+            with suppress(PlaceError):
+                self.remove(written)
+            raise
 
     def _read(self, task: Task, position: int) -> None:
         """Load an object into its buffer. Raises `BadObject` for a miss."""
