@@ -53,6 +53,8 @@ ARGUMENTS = {
     **dict.fromkeys(["expires_at", "back_in", "back_at"], "Number | None"),
     "session": "str | None",
     "over": "bool",
+    "boundaries": "Integers | None",
+    "waiting": "Sequence[Integers]",
 }
 #: Arguments of one call that another one takes otherwise.
 OF_THE_CALL = {

@@ -83,6 +83,7 @@ class CacheStats:
     num_retained_blocks: blocks that a wish keeps (`retain`), held or idle, now.
     num_sessions: sessions that are known (`allocate(session=...)`, `hint`), now.
     num_hinted_evictions: evicted blocks that were chosen because of a hint.
+    num_saved_states: states that plans said to save; num_kept_states: of them, those that could be hit then.
     """
 
     num_prompt_tokens: int
@@ -102,6 +103,8 @@ class CacheStats:
     num_retained_blocks: int = 0
     num_sessions: int = 0
     num_hinted_evictions: int = 0
+    num_saved_states: int = 0
+    num_kept_states: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -222,6 +225,7 @@ class MissCauses:
     shorter than a block is all tail. num_never_seen: in blocks that were never cached under these keys, or so long ago
     that it is forgotten. num_evicted: in blocks that were cached and evicted. num_other_keys: of a prompt whose first
     block is not cached under its own keys, but was under another salt, adapter or generation.
+    num_no_state: in blocks whose keys and values are all there, behind the last state that is (docs/states.md).
     num_recomputed: of a request that was preempted (`resumed=True`), whatever the cause; its hits are not counted as
     hits in the totals, and so not at all.
     evicted_ago: evictions since the youngest of the evicted blocks went, 0 for the latest of all; -1 where none was
@@ -235,6 +239,7 @@ class MissCauses:
     num_other_keys: int
     num_recomputed: int
     evicted_ago: int
+    num_no_state: int = 0
 
     FIELDS: ClassVar[tuple[str, ...]] = (
         "num_hit",
@@ -244,12 +249,14 @@ class MissCauses:
         "num_other_keys",
         "num_recomputed",
         "evicted_ago",
+        "num_no_state",
     )
 
     @property
     def missed(self) -> dict[str, int]:
         """The tokens that were not hit, by the name of the cause: "tail", "never_seen", "evicted", ..."""
-        return {name.removeprefix("num_"): getattr(self, name) for name in self.FIELDS[1:-1]}
+        names = [name for name in self.FIELDS[1:] if name.startswith("num_")]
+        return {name.removeprefix("num_"): getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ MAX_STEPS_IN_FLIGHT = 64
 MAX_SESSIONS = 2**20
 #: What ships in `blockyard.core.policies`.
 POLICY_NAMES = ("arc", "auto", "density", "fifo", "lfu", "lru", "s3fifo", "score")
+#: Rules for states (`core/policies/states/places`), with "every:N" beside them.
+PLACE_NAMES = ("last", "junction", "ends", "pow2")
 #: What may stand before such a name, with a colon.
 GUARD_NAMES = ("guarded", "strict")
 #: The names of policies as help texts list them.
@@ -46,6 +48,15 @@ def _is_policy_name(name: str) -> bool:
     """Whether it is a policy's, or a guard around one: "guarded:density"."""
     guard, colon, inner = name.partition(":")
     return name in POLICY_NAMES or (bool(colon) and guard in GUARD_NAMES and inner in POLICY_NAMES)
+
+
+def _is_place(name: object) -> bool:
+    """Return whether it names a rule for states, or is "every:512" or the like."""
+    if not isinstance(name, str):
+        return False
+    rule, _, tokens = name.partition(":")
+    is_every = rule == "every" and tokens.isascii() and tokens.isdigit() and len(tokens) < 10
+    return name in PLACE_NAMES or (is_every and 1 <= int(tokens) <= MAX_MODEL_LEN)
 
 
 def _about(line: str, low: int = 0, high: int = 0, *, engine: bool = False, command: bool = False) -> dict[str, object]:
@@ -87,6 +98,10 @@ class CacheConfig:
         forgotten. With 0 there are none, and every hint is refused.
     hint_horizon: how far ahead a session's return may be said, in logical time (`advance_time`), above 0; what is
         beyond is cut to it.
+    state_places: of a cache with a state group, at which boundaries of a prompt states are kept: names of "last",
+        "junction", "ends", "pow2" and "every:N" (docs/states.md).
+    cut_chunks: whether `reserve` ends a sequence's tokens at the first boundary at which a state is kept, so that the
+        step's last state is saved; False where kernels give states inside a chunk.
     max_steps_in_flight: most steps that are reserved and not ended (`end_step`), 1 to 64. With 2 or more a sequence may
         be reserved for again before its last step is committed, and blocks wait for the steps that may use them.
 
@@ -135,6 +150,11 @@ class CacheConfig:
         default=86_400.0, metadata=_about("how far ahead a session's return may be said", engine=True)
     )
 
+    state_places: tuple[str, ...] = field(
+        default=("junction", "ends", "pow2"), metadata=_about("boundaries at which states are kept")
+    )
+    cut_chunks: bool = field(default=True, metadata=_about("end a step's tokens where a state is kept"))
+
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
@@ -172,26 +192,69 @@ class CacheConfig:
                 f"partial_hits is True for groups with block sizes {[group.block_size for group in self.groups]}; "
                 f"they must be equal"
             )
+        self._check_places()
+        if any(group.is_state for group in self.groups):
+            self._check_states()
+
+    def _check_places(self) -> None:
+        if not isinstance(self.state_places, tuple) or not all(_is_place(name) for name in self.state_places):
+            raise InvalidArgument(
+                f"state_places is {shown(self.state_places)}; it must be a tuple of names of "
+                f"{', '.join(PLACE_NAMES)}, or every:N with N from 1 to {MAX_MODEL_LEN}"
+            )
+
+    def _check_states(self) -> None:
+        """Refuse all but one group of states, beside attention groups whose blocks have the same number of bytes."""
+        states = [group for group in self.groups if group.is_state]
+        others = self.layer_groups
+        if len(states) > 1:
+            raise InvalidArgument(f"groups has {len(states)} state groups; the limit is 1: a state of all their bytes")
+        if len(others) == len(self.groups):
+            raise InvalidArgument("groups has a state group alone; at least one attention group is needed beside it")
+        if self.enable_kv_cache_events:
+            raise InvalidArgument("enable_kv_cache_events is True with a state group; it must be False")
+        sizes = [group.block_size * group.token_bytes for group in others]
+        if min(sizes) == 0 or min(sizes) != max(sizes):
+            raise InvalidArgument(
+                f"groups has attention groups with {sizes} bytes a block (block_size * token_bytes) beside a state "
+                f"group; they must be equal and above 0"
+            )
+        if self.state_blocks > self.num_blocks - 1:
+            raise InvalidArgument(
+                f"state_bytes is {states[0].state_bytes}, {self.state_blocks} blocks of {sizes[0]} bytes; the pool has "
+                f"{self.num_blocks - 1}"
+            )
+
+    @property
+    def state_group(self) -> LayerGroup | None:
+        """Return the group of layers that keep a state; None without one."""
+        return next((group for group in self.groups if group.is_state), None)
+
+    @property
+    def state_blocks(self) -> int:
+        """Return how many blocks of the pool a state takes; 0 without a state group."""
+        state, other = self.state_group, self.layer_groups[0]
+        return 0 if state is None else -(-state.state_bytes // (other.block_size * other.token_bytes))
 
     @property
     def layer_groups(self) -> tuple[LayerGroup, ...]:
-        """The groups, or the one that `block_size` stands for."""
-        return self.groups or (LayerGroup(self.block_size),)
+        """Return the groups with a block table, or the one that `block_size` stands for."""
+        return tuple(group for group in self.groups if not group.is_state) or (LayerGroup(self.block_size),)
 
     @property
     def hash_block_size(self) -> int:
         """Tokens that are hashed and compared together: the greatest common divisor of the groups' block sizes."""
-        return math.gcd(*(group.block_size for group in self.layer_groups))
+        return math.gcd(*(group.block_size for group in self.groups or self.layer_groups))
 
     @property
     def hit_alignment(self) -> int:
         """A hit ends at a multiple of this many tokens: the least common multiple of the groups' block sizes."""
-        return math.lcm(*(group.block_size for group in self.layer_groups))
+        return math.lcm(*(group.block_size for group in self.groups or self.layer_groups))
 
     @property
     def is_mapped(self) -> bool:
         """Whether what is hashed and what is stored are different blocks: several groups, windows, or a CPU pool."""
-        groups = self.layer_groups
+        groups = self.groups or self.layer_groups
         return len(groups) > 1 or groups[0].sliding_window > 0 or self.num_cpu_blocks > 0
 
     @property

@@ -31,12 +31,12 @@ def causes(
     cache.free(seq)
     assert sum(amounts(found)) == len(tokens)
     assert found.num_evicted > 0 if found.evicted_ago >= 0 else found.num_evicted == 0 or forgets
-    return {name: getattr(found, name) for name in found.FIELDS[:-1] if getattr(found, name)}
+    return {name: getattr(found, name) for name in found.FIELDS if name != "evicted_ago" and getattr(found, name)}
 
 
 def amounts(found: MissCauses) -> list[int]:
     """All numbers of tokens: everything but `evicted_ago`, which counts evictions."""
-    return [getattr(found, name) for name in found.FIELDS[:-1]]
+    return [getattr(found, name) for name in found.FIELDS if name != "evicted_ago"]
 
 
 def evict_all(cache: Checked) -> None:
@@ -193,8 +193,8 @@ def test_the_totals_are_the_sum_and_a_resumed_hit_is_no_hit() -> None:
 def test_a_batch_is_explained_prompt_by_prompt() -> None:
     cache = tracked()
     first, second = cache.allocate_batch([prompt(1, 9), prompt(1, 13)])
-    assert amounts(cache.miss_causes(first)) == [0, 1, 8, 0, 0, 0]
-    assert amounts(cache.miss_causes(second)) == [8, 1, 4, 0, 0, 0]
+    assert amounts(cache.miss_causes(first)) == [0, 1, 8, 0, 0, 0, 0]
+    assert amounts(cache.miss_causes(second)) == [8, 1, 4, 0, 0, 0, 0]
     assert cache.miss_totals() == MissCauses(8, 2, 12, 0, 0, 0, -1)
 
 

@@ -88,6 +88,8 @@ def test_defaults() -> None:
         "max_steps_in_flight": 1,
         "max_sessions": 65536,
         "hint_horizon": 86400.0,
+        "state_places": ("junction", "ends", "pow2"),
+        "cut_chunks": True,
     }
 
 

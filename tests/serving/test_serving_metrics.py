@@ -63,7 +63,7 @@ def test_blocks_lives_and_causes_of_misses(served: Running) -> None:
         cause: float(value)
         for cause, value in re.findall(r'^blockyard:missed_tokens_total{cause="(\w+)",.*} (\S+)$', page, re.MULTILINE)
     }
-    assert set(missed) == {"tail", "never_seen", "evicted", "other_keys", "recomputed"}
+    assert set(missed) == {"tail", "never_seen", "evicted", "other_keys", "recomputed", "no_state"}
     assert missed["evicted"] > 0
     assert missed["never_seen"] > 0
     not_hit = figures["vllm:prefix_cache_queries_total"] - figures["vllm:prefix_cache_hits_total"]

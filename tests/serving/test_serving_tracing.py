@@ -125,7 +125,7 @@ def test_the_cause_of_most_misses_is_the_one() -> None:
     misses = MissCauses(
         num_hit=16, num_tail=9, num_never_seen=16, num_evicted=32, num_other_keys=0, num_recomputed=0, evicted_ago=1
     )
-    assert missed_tokens(misses) == {"evicted": 32, "other_keys": 0, "never_seen": 16, "recomputed": 0}
+    assert missed_tokens(misses) == {"evicted": 32, "other_keys": 0, "never_seen": 16, "recomputed": 0, "no_state": 0}
 
 
 def test_the_callers_span_is_the_parent_and_a_salt_is_nowhere(kept: Kept) -> None:

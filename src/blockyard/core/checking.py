@@ -172,7 +172,7 @@ def check_groups(store: GroupedStore, leases: list[BlockLease], cpu_leases: list
         for row in rows:
             _check_group_row(store, group, i64(row), held)
     for row in rows:
-        for block in store.sequences.copy_from[row]:
+        for block in store.sequences.copy_from[row] + store.pending_blocks(i64(row)):
             held[block] += 1
     _check_holders(store.pool, leases, held, "I8")
     if store.cpu is not None:
@@ -192,7 +192,7 @@ def _check_group_row(store: GroupedStore, group: GroupTable, row: i64, held: lis
     if group.num_null[row] > group.first_needed(sequences.num_computed[row]):
         _fail("I2", f"{name} lacks places of its window: {group.num_null[row]} are null")
     needed = sequences.num_computed[row] + _num_open(sequences, row)
-    if sequences.copy_from[row]:
+    if sequences.copy_from[row] and store.states is None:
         # The block whose beginning is to be copied may not be there yet.
         needed -= needed % group.block_size
     if sequences.is_swapped[row] == 0 and needed > group.num_blocks[row] * group.block_size:

@@ -77,6 +77,7 @@ class Inspection:
         """Return the counters, and the state now."""
         pool = self.parts.pool
         calls = self.allocate_calls
+        states = self.parts.grouped.states if self.parts.grouped is not None else None
         return CacheStats(
             num_prompt_tokens=int(calls.num_prompt_tokens),
             num_hit_tokens=int(calls.num_hit_tokens),
@@ -95,6 +96,8 @@ class Inspection:
             num_retained_blocks=self.evict_calls.order.num_retained,
             num_sessions=self.hint_calls.num_sessions(),
             num_hinted_evictions=self.evict_calls.order.num_hinted_evictions(),
+            num_saved_states=int(states.num_saved) if states is not None else 0,
+            num_kept_states=int(states.num_kept) if states is not None else 0,
         )
 
     def _num_wasted_slots(self) -> int:
@@ -179,6 +182,7 @@ class Inspection:
         for table in self.store.tables:
             blocks += [int(block) for block in table.row_blocks(row) if block != 0]
         blocks += sequences.copy_from[row]
+        blocks += self.store.pending_blocks(row)
         kind = "swapped sequence" if sequences.is_swapped[row] != 0 else "sequence"
         return Holding(
             kind,

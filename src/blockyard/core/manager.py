@@ -51,7 +51,15 @@ from .pool.block import KVCacheBlock
 from .pool.eviction import wished_end, wished_policy, wished_priority
 from .pool.lease import BlockLease
 from .pools.lease_pool import LeasePool
-from .reading import read_comeback, read_committed, read_ended, read_holders, read_prompts
+from .reading import (
+    read_boundaries,
+    read_comeback,
+    read_committed,
+    read_ended,
+    read_holders,
+    read_partings,
+    read_prompts,
+)
 from .sequences.block_table import BlockTable
 from .sequences.table import is_batch, read_handle, read_handles
 from .tokens import int64_items, int64_vector, token_table
@@ -138,6 +146,8 @@ class KVCacheManager:
         num_seqs: object = 1,
         resumed: object = False,
         session: object = None,
+        boundaries: object = None,
+        waiting: object = (),
     ) -> int:
         """Admit a prompt: hold the blocks of its longest cached prefix, and new ones for the rest. O(tokens).
 
@@ -148,13 +158,17 @@ class KVCacheManager:
         resumed: the request ran before and was preempted: its tokens are counted apart, as neither prompt nor hit.
         session: a name of 1 to 200 characters for what `hint` speaks of, None for none; what was said about the session
         is over, as it goes on.
+        boundaries, waiting: of a cache with states, where something ends in the prompt that others begin with,
+        integers (n,) from 1 to its length, at most 4,096; and up to 64 prompts that wait: states are kept at these
+        positions, and where this prompt parts from those, rounded down to a boundary (docs/states.md).
         Returns the sequence's handle. `num_computed_tokens` then tells the hit: whole blocks (unless `partial_hits`),
         never the last token. Raises `NeverFits`, `OutOfBlocks`, `OutOfRows` (or see `try_allocate`), `InvalidArgument`,
         and `PolicyError` when an eviction policy fails.
         """
         self._gate.enter("allocate")
         try:
-            return int(self._take_in(token_ids, holder, extra_keys, num_seqs, resumed, session, True))
+            prompt = self._prompt_with(token_ids, extra_keys, boundaries, waiting)
+            return int(self._take_in(prompt, holder, num_seqs, resumed, session, True))
         finally:
             self._gate.leave_with_result()
 
@@ -166,6 +180,8 @@ class KVCacheManager:
         num_seqs: object = 1,
         resumed: object = False,
         session: object = None,
+        boundaries: object = None,
+        waiting: object = (),
     ) -> int | Admission:
         """`allocate` where it fits, else LATER or NEVER: what a scheduler's loop wants, in one lookup. O(tokens).
 
@@ -174,7 +190,8 @@ class KVCacheManager:
         """
         self._gate.enter("try_allocate")
         try:
-            handle = self._take_in(token_ids, holder, extra_keys, num_seqs, resumed, session, False)
+            prompt = self._prompt_with(token_ids, extra_keys, boundaries, waiting)
+            handle = self._take_in(prompt, holder, num_seqs, resumed, session, False)
             if handle == REFUSED_FOR_NOW:
                 return LATER
             return NEVER if handle == REFUSED_FOREVER else int(handle)
@@ -182,21 +199,23 @@ class KVCacheManager:
             self._gate.leave_with_result()
 
     def _take_in(
-        self,
-        token_ids: object,
-        holder: object,
-        extra_keys: object,
-        num_seqs: object,
-        resumed: object,
-        session: object,
-        raises: bool,
+        self, prompt: Prompt, holder: object, num_seqs: object, resumed: object, session: object, raises: bool
     ) -> i64:
-        prompt = self._prompt(token_ids, extra_keys)
         name = read_str("holder", holder)
         count = read_int("num_seqs", num_seqs, 1, self._sequences.max_num_seqs)
         again = read_bool("resumed", resumed)
         key = None if session is None else require_session("session", session)
         return self._allocate.allocate(prompt, name, count, again, key, raises)
+
+    def _prompt_with(self, token_ids: object, extra_keys: object, boundaries: object, waiting: object) -> Prompt:
+        """Return a prompt that knows where states of it will be wanted."""
+        prompt = self._prompt(token_ids, extra_keys)
+        if boundaries is not None or not (isinstance(waiting, tuple) and len(waiting) == 0):
+            if self._parts.config.state_group is None:
+                raise InvalidArgument("boundaries or waiting is given; groups must have a state group for them")
+            prompt.told = read_boundaries(boundaries, int(prompt.num_tokens))
+            prompt.queued = read_partings(waiting, prompt, self._block_size)
+        return prompt
 
     def _prompt(self, token_ids: object, extra_keys: object) -> Prompt:
         return make_prompt(token_ids, extra_keys, self._block_size)

@@ -38,6 +38,8 @@ class KVCacheManager:
         num_seqs: Integer = 1,
         resumed: bool = False,
         session: str | None = None,
+        boundaries: Integers | None = None,
+        waiting: Sequence[Integers] = (),
     ) -> int: ...
     def try_allocate(
         self,
@@ -47,6 +49,8 @@ class KVCacheManager:
         num_seqs: Integer = 1,
         resumed: bool = False,
         session: str | None = None,
+        boundaries: Integers | None = None,
+        waiting: Sequence[Integers] = (),
     ) -> int | Admission: ...
     def can_allocate_batch(self, prompts: Sequence[Integers], extra_keys: ExtraKeys = ()) -> Admission: ...
     def allocate_batch(

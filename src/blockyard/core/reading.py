@@ -7,7 +7,11 @@ from ..errors import InvalidArgument
 from .calls.in_flight import NO_STEP, InFlight
 from .face import read_int, read_str
 from .index.prompt import Prompt, make_prompt
-from .tokens import LAST_TOKEN
+from .tokens import LAST_TOKEN, int64_items
+
+#: Most boundaries that can be told of a prompt, and most prompts that wait.
+MAX_BOUNDARIES = 4096
+MAX_WAITING = 64
 
 
 def read_prompts(prompts: object, extra_keys: object, block_size: int) -> list[Prompt]:
@@ -15,6 +19,41 @@ def read_prompts(prompts: object, extra_keys: object, block_size: int) -> list[P
     if not isinstance(prompts, (list, tuple)) or not prompts:
         raise InvalidArgument(f"prompts is {type(prompts).__name__}; a list of at least 1 prompt is needed")
     return [make_prompt(tokens, extra_keys, block_size) for tokens in prompts]
+
+
+def read_boundaries(boundaries: object, num_tokens: int) -> list[int]:
+    """Return the positions in a prompt of `num_tokens` tokens that a caller names, each once and in order."""
+    if boundaries is None:
+        return []
+    items = int64_items("boundaries", boundaries)
+    if len(items) > MAX_BOUNDARIES:
+        raise InvalidArgument(f"boundaries has {len(items)} items; the limit is {MAX_BOUNDARIES}")
+    found: set[int] = set()
+    for place in range(i64(len(items))):
+        if not 1 <= items[place] <= num_tokens:
+            raise InvalidArgument(
+                f"boundaries[{place}] is {items[place]}; it must be from 1 to the {num_tokens} tokens of the prompt"
+            )
+        found.add(int(items[place]))
+    return sorted(found)
+
+
+def read_partings(waiting: object, prompt: Prompt, block_size: int) -> list[int]:
+    """Return where a prompt parts from each of those that wait, in tokens of whole blocks, each once and in order."""
+    if not isinstance(waiting, (list, tuple)):
+        raise InvalidArgument(f"waiting is {shown(waiting)}; a list of prompts is needed")
+    if len(waiting) > MAX_WAITING:
+        raise InvalidArgument(f"waiting has {len(waiting)} prompts; the limit is {MAX_WAITING}")
+    found: set[int] = set()
+    for tokens in waiting:
+        other = make_prompt(tokens, (), block_size)
+        last = (min(prompt.num_tokens, other.num_tokens) - 1) // i64(block_size)
+        words = i64((block_size + 1) // 2)
+        alike: i64 = 0
+        while alike < last * words and prompt.words[alike] == other.words[alike]:
+            alike += 1
+        found.add(int(alike // words * block_size))
+    return sorted(found - {0})
 
 
 def read_holders(holders: object, num_seqs: int, default: str | None) -> list[str]:

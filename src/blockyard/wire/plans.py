@@ -96,6 +96,8 @@ class PlanSender(_PlanEnd):
             raise InvalidArgument(f"moves_only is {shown(moves_only)}; it must be True or False")
         if not isinstance(plan, SwapPlan):
             raise InvalidArgument(f"plan is {shown(plan)}; a StepPlan or a SwapPlan is needed")
+        if plan._transfers.state_blocks:
+            raise InvalidArgument("plan is of a cache with a state group; plans with states are not sent")
         self._gate.enter("to_bytes")
         is_whole = False
         before = self._chain.place

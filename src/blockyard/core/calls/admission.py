@@ -38,6 +38,7 @@ class AdmissionControl:
         root = index.known_root(prompt.keys)
         hit = Hit(root, index.find_under(root, prompt, (prompt.num_tokens - 1) // self.block_size))
         self.store.limit(hit)
+        self.store.fit(hit, prompt.num_tokens, self.kv_pool.queue.num_free - self.watermark)
         return hit
 
     def look_up_all(self, prompts: list[Prompt]) -> list[Hit]:

@@ -165,6 +165,7 @@ class AllocateCalls:
         self.sequences.promise(row, num_seqs - 1)
         self._publish(row, prompt, hit)
         self._keep_causes(row, prompt, hit, causes)
+        self.store.admitted(row, prompt, hit)
         return row
 
     def _open_row(self, prompt: Prompt, holder: str, hit: Hit) -> i64:
@@ -245,7 +246,9 @@ class AllocateCalls:
         num_tokens = hit.num_usable * self.block_size + hit.num_alike
         alignment = self.store.alignment
         hittable = (prompt.num_tokens - 1) // alignment * (alignment // self.block_size)
-        return self.misses.explain(prompt, hittable, hit.blocks[: hit.num_known], num_tokens, hit.root, resumed)
+        return self.misses.explain(
+            prompt, hittable, hit.blocks[: hit.num_known], num_tokens, hit.root, resumed, hit.num_served
+        )
 
     def _keep_causes(self, row: i64, prompt: Prompt, hit: Hit, causes: list[int]) -> None:
         """The prompt is taken in, and its first block is known from here on."""

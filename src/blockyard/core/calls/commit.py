@@ -57,6 +57,7 @@ class CommitCalls:
         self._advance(rows, counts)
         if self.in_flight is not None:
             self.in_flight.settle(rows, counts, step)
+        self.store.settle(rows)
 
     def _no_tokens(self, num_seqs: int) -> vec[i64]:
         return filled_i64(NO_TOKEN, num_seqs)

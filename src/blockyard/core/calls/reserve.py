@@ -32,6 +32,7 @@ class ReserveCalls:
         self.joins = parts.joins
         self.store = parts.store
         self.tables = parts.store.tables
+        self.has_states = parts.config.state_group is not None
         self.block_size: i64 = parts.block_size
         self.max_model_len: i64 = parts.config.max_model_len
         self._slot_room = zeros_i64(0)
@@ -54,6 +55,8 @@ class ReserveCalls:
         sequences = self.sequences
         if self.in_flight is not None:
             self.in_flight.require_step()
+        if self.has_states:
+            self.store.cut(rows, self._firsts(rows), counts)
         starts = self._map_ready(rows, counts)
         if self._num_slow > 0 and self.kv_pool.stack is not None:
             self._evict_ahead(rows, starts, counts)
@@ -73,6 +76,7 @@ class ReserveCalls:
         if self._num_slow > 0:
             self._transfers = transfers
             plan._num_slots = self._serve_slow(rows, starts, counts, statuses, slots)
+        self.store.save(transfers)
         self.store.finish(transfers)
         sequences.has_new_plan = True
         return plan
@@ -118,7 +122,7 @@ class ReserveCalls:
                 missing = self.store.num_missing(row, starts[index], starts[index] + counts[index])
                 least = missing - self.store.num_copies(row, starts[index])
                 if least <= left:
-                    needed += missing
+                    needed += missing + self.store.num_to_save(row, starts[index], starts[index] + counts[index])
                     left -= least
                     if self.sequences.num_ahead[row] == 0:
                         self._reached[row] = starts[index] + counts[index]
@@ -154,7 +158,7 @@ class ReserveCalls:
         starts = rows[:]
         slow = self._slow
         slots = self._slot_room
-        first = sequences.num_computed if self.in_flight is None else self.in_flight.starts(rows)
+        first = self._firsts(rows)
         ready = sequences.ready
         num_blocks = sequences.num_blocks
         blocks = sequences.blocks
@@ -184,6 +188,10 @@ class ReserveCalls:
         self._num_slow = num_slow
         self._num_slots = total
         return starts
+
+    def _firsts(self, rows: vec[i64]) -> vec[i64]:
+        """Return by row where its next tokens begin."""
+        return self.sequences.num_computed if self.in_flight is None else self.in_flight.starts(rows)
 
     def _make_room(self, num_seqs: i64) -> None:
         """Room for the slots of a step of decodes."""

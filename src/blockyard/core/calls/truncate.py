@@ -49,5 +49,5 @@ class TruncateCalls:
         if num_computed < shortest:
             raise InvalidArgument(
                 f"num_tokens leaves {num_computed} computed tokens of {self.sequences.name(row)}; at least {shortest} "
-                f"are needed, because blocks behind its sliding window were released"
+                f"are needed, because {self.store.cut_limit}"
             )

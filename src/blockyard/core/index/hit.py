@@ -14,6 +14,8 @@ class Hit:
     num_known: how many of them count as cached where a miss is explained; what is behind is looked for in evictions.
     first_pending: the first of them that is still being computed; `num_usable` where none is.
     places: with layer groups, for each group a block at each place, minus a CPU block, or 0 for none.
+    state: with a state group, the blocks of the state at the end of the hit, which the first step loads.
+    num_served: how many of the blocks could be taken if there were a state behind each; `num_usable` without a group.
     sources, num_alike: where the hit goes on inside the next block: blocks, one for each group, that begin with the
         same `num_alike` tokens.
     """
@@ -26,5 +28,7 @@ class Hit:
         self.num_known = num_found
         self.first_pending = num_found
         self.places: list[vec[i64]] = []
+        self.state: list[int] = []
+        self.num_served: i64 = 0
         self.sources: list[int] = []
         self.num_alike: i64 = 0

@@ -22,6 +22,8 @@ from ..tokens import MAX_TOKEN, PackedTokens, pack_tokens
 
 #: Behind every block of a prompt.
 NO_MORE: Final[i64] = 1099511627776
+#: No positions; never changed.
+NOWHERE: Final[list[int]] = []
 
 
 class Prompt:
@@ -39,6 +41,9 @@ class Prompt:
         self.keys = keys
         self.spans = spans
         self.span_blocks = sorted(spans) if spans else []
+        #: Where the caller says that something ends, and where others that wait part from it, in tokens.
+        self.told = NOWHERE
+        self.queued = NOWHERE
 
     def next_span_block(self, position: i64) -> i64:
         """The first block behind `position` that a span overlaps, or one behind all. O(log spans)."""

@@ -12,6 +12,7 @@ from ..store.transfers import Transfers
 from .batch import SCHEDULED, Batch
 from .filling import fill_buffers
 from .group_plan import GroupPlan
+from .state_moves import StateMoves
 from .swap_plan import SwapPlan
 from .tables import offsets
 
@@ -46,6 +47,11 @@ class StepPlan(SwapPlan):
     def groups(self) -> list[GroupPlan]:
         """Tables and slots of each layer group, in the order of `CacheConfig.groups`."""
         return [GroupPlan(table, self._batch) for table in self._tables]
+
+    @property
+    def states(self) -> StateMoves:
+        """Say what the step does with the states of a hybrid model; nothing without a state group."""
+        return StateMoves(self._transfers)
 
     def _made_slots(self) -> vec[i64]:
         """The first group's slots, or none where they are made when asked for."""

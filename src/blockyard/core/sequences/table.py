@@ -101,14 +101,14 @@ class SequenceTable(BlockTable):
 
         waiting        waits_on has a row: blocks that it hit are still to be computed by another sequence
         pending token  pending_token is a token: the next reserve gives it its block
-        copy_from      the hit ended inside a block: the next reserve copies its beginning
+        copy_from      the hit ended inside a block, or at a state: the next reserve copies its beginning, or loads it
 
     This class gives rows out and takes them back (and `raise_alert`, for other files); each column is assigned in these
     files alone (a test reads this):
 
     alert          open and close, reserve
     causes         allocate, open and close
-    copy_from      hits, open and close, reserve
+    copy_from      hits, open and close, reserve, state_group
     generation     allocate, fork
     handle         open and close
     holders        open and close

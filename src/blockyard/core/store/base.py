@@ -5,6 +5,7 @@ from mypy_extensions import i64
 
 from ...ids import NULL_BLOCK
 from ..index.hit import Hit
+from ..index.prompt import Prompt
 from ..pool.block import KVCacheBlock
 from ..pool.ledger import BlockLedger, LedgerRoom
 from ..sequences.block_table import BlockTable
@@ -72,11 +73,17 @@ class Store:
         """Token blocks that `num_tokens` tokens take."""
         return (num_tokens + self.block_size - 1) // self.block_size
 
+    #: Why `truncate` refuses a cut.
+    cut_limit = "blocks behind its sliding window were released"
+
     # Admission: what a prompt needs.
 
     def limit(self, hit: Hit) -> None:
         """Cut a hit to what can be taken: set `num_usable` and what else the store knows of it."""
         raise NotImplementedError("a store must have limit()")
+
+    def fit(self, hit: Hit, num_tokens: i64, num_free: i64) -> None:
+        """Give a hit up that takes more than `num_free` blocks with the prompt, where that is no reason to refuse."""
 
     def num_needed(self, hit: Hit, num_tokens: i64) -> i64:
         """Free blocks that admitting a prompt with this hit takes, idle ones that it hits included."""
@@ -121,6 +128,9 @@ class Store:
     def take_prompt(self, row: i64, num_tokens: i64) -> None:
         """New blocks for a prompt, besides token blocks."""
 
+    def admitted(self, row: i64, prompt: Prompt, hit: Hit) -> None:
+        """A prompt was taken in: nothing can fail any more."""
+
     def blocks_of(self, token_block: i64) -> list[int]:
         """A block of the KV pool for each group that holds what `token_block` says; none if one group has none."""
         raise NotImplementedError("a store must have blocks_of()")
@@ -137,6 +147,16 @@ class Store:
     def num_missing(self, row: i64, start: i64, end: i64) -> i64:
         """Blocks of the KV pool that writing tokens `start` to `end` takes, a copy on write included."""
         raise NotImplementedError("a store must have num_missing()")
+
+    def cut(self, rows: vec[i64], first: vec[i64], counts: vec[i64]) -> None:
+        """End what rows are to compute, from the positions `first` on, where the store must see it end."""
+
+    def num_to_save(self, row: i64, start: i64, end: i64) -> i64:
+        """Blocks that may be taken besides for what is saved of these tokens."""
+        return 0
+
+    def save(self, transfers: Transfers) -> None:
+        """All sequences of a step have what they need: take blocks for what is saved of it."""
 
     def num_copies(self, row: i64, start: i64) -> i64:
         """How many of them are copies on write."""
@@ -183,6 +203,9 @@ class Store:
     def publish(self, row: i64, first: i64, last: i64) -> None:
         """Token blocks `first` to `last` of the row are computed and indexed now."""
 
+    def settle(self, rows: vec[i64]) -> None:
+        """A commit of these sequences is complete."""
+
     def slide(self, rows: vec[i64]) -> None:
         """Release what lies behind the sliding windows of these sequences."""
 
@@ -210,6 +233,10 @@ class Store:
         self.token_blocks.reset()
 
     # The size, and what others see.
+
+    def pending_blocks(self, row: i64) -> list[int]:
+        """Return the blocks of the KV pool that a row holds besides its tables."""
+        return []
 
     def make_room(self, num_blocks: int) -> LedgerRoom | None:
         """Arrays for the token blocks of a KV pool of `num_blocks` blocks, where they are other blocks than its own."""

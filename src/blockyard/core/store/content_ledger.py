@@ -4,6 +4,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from ...config import MAX_GROUPS
 from ...ids import NO_CONTENT
 from ..arrays import zeros_i64
 from ..pool.observer import PoolObserver
@@ -69,6 +70,9 @@ class CpuTier(PoolObserver):
         """Keep what `block` holds, unless it is held twice or the CPU pool is full of sequences. O(1) expected."""
         content = self.pool.content_of(block)
         group = self.pool.group_of(block)
+        if group >= MAX_GROUPS:
+            # A part of a state: these are kept in the pool alone.
+            return
         if not self.pool.index.rings.is_alone(block) or self.cpu.find_content(content, group) != 0:
             return
         if self.cpu.queue.num_free == 0:

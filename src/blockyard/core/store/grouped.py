@@ -17,6 +17,7 @@ from ...ids import NULL_BLOCK
 from ...windows import num_computed_past
 from ..arrays import view_i64, zeros_i64
 from ..index.hit import Hit
+from ..index.prompt import Prompt
 from ..pool.block import KVCacheBlock
 from ..pool.ledger import BlockLedger, LedgerRoom
 from ..sequences.block_table import BlockTable
@@ -25,6 +26,7 @@ from ..watch.misses import MissLog
 from .base import Store
 from .content_ledger import ContentLedger, CpuTier, StoredMisses
 from .group_table import GroupTable
+from .state_group import FIRST_PART, StateGroup
 from .transfers import Transfers
 
 
@@ -64,6 +66,10 @@ class GroupedStore(Store):
         self.cpu_pool = self.cpu
         self.config = config
         self.alignment = config.hit_alignment
+        self.states: StateGroup | None = None
+        if config.state_group is not None:
+            self.states = StateGroup(config, self.pool, token_blocks, sequences)
+            self.cut_limit = "a state cannot be cut"
 
     # Admission.
 
@@ -76,24 +82,46 @@ class GroupedStore(Store):
         limit = i64(len(hit.blocks)) * self.block_size
         for group in self.groups:
             hit.places.append(zeros_i64(int(limit // group.block_size)))
+        limit = self._reach(hit, limit)
+        hit.num_served = limit // self.block_size
+        if self.states is not None:
+            reached: i64 = -1
+            while limit > 0 and reached != limit:
+                reached = self.states.reach(self.token_blocks.index, hit, limit)
+                limit = self._reach(hit, reached)
+            if limit == 0:
+                hit.state = []
+        hit.num_usable = limit // self.block_size
+        hit.num_known = len(hit.blocks)
+
+    def _reach(self, hit: Hit, limit: i64) -> i64:
+        """Return how many of the first `limit` tokens all groups with tables can take."""
         reached: i64 = -1
         while limit > 0 and reached != limit:
             reached = limit
             for number, group in enumerate(self.groups):
                 limit = min(limit, group.reach(self.token_blocks.index, hit.blocks, hit.places[number], limit))
                 limit -= limit % self.alignment
-        hit.num_usable = limit // self.block_size
-        hit.num_known = len(hit.blocks)
+        return limit
+
+    def fit(self, hit: Hit, num_tokens: i64, num_free: i64) -> None:
+        """A state that does not fit beside the prompt is not loaded, and without it there is no hit."""
+        if hit.state and self.num_needed(hit, num_tokens) > num_free:
+            hit.state = []
+            hit.num_usable = 0
 
     def num_needed(self, hit: Hit, num_tokens: i64) -> i64:
         """Free blocks that admitting a prompt with this hit asks for."""
-        needed: i64 = 0
+        needed: i64 = 0 if self.states is None else self.states.num_idle(hit)
         for number, group in enumerate(self.groups):
             needed += group.num_needed(hit.places[number], hit.num_usable * self.block_size, num_tokens)
         return needed
 
     def num_needed_behind_others(self, hit: Hit, num_tokens: i64) -> i64:
         """Where others may evict a part of the hit, the rest of it is of no use, though others hold it."""
+        if hit.state:
+            # With all of its state, whoever lets go of it before.
+            return max(self.num_least(num_tokens), self.num_needed(hit, num_tokens)) + i64(len(hit.state))
         for number, group in enumerate(self.groups):
             if group.num_idle(hit.places[number], hit.num_usable * self.block_size) > 0:
                 return self.num_least(num_tokens)
@@ -127,7 +155,7 @@ class GroupedStore(Store):
             blocks += [
                 int(places[place]) for place in range(group.first_needed(num_tokens), group.num_full(num_tokens))
             ]
-        return blocks
+        return blocks + hit.state
 
     def content_ledgers(self) -> list[ContentLedger]:
         """The pool, and the CPU pool if there is one."""
@@ -137,9 +165,13 @@ class GroupedStore(Store):
         """Group after group."""
         for number, group in enumerate(self.groups):
             group.hold_hits(row, hit.places[number], hit.num_usable * self.block_size)
+        if self.states is not None:
+            self.states.hold(row, hit)
 
     def unhold_hits(self, row: i64) -> None:
         """The last group first."""
+        if self.states is not None:
+            self.states.unhold(row)
         for group in reversed(self.groups):
             group.unhold_hits(row)
 
@@ -155,16 +187,22 @@ class GroupedStore(Store):
         for group in self.groups:
             group.take_prompt(row, num_tokens)
 
+    def admitted(self, row: i64, prompt: Prompt, hit: Hit) -> None:
+        """States are kept at some of its boundaries."""
+        if self.states is not None:
+            self.states.admit(row, prompt, hit)
+
     def blocks_of(self, token_block: i64) -> list[int]:
-        """Those that hold its content."""
-        blocks = self.cached_for(token_block)
+        """Return those that hold its content; none beside states, because inside a block there is no state."""
+        blocks = self.cached_for(token_block) if self.states is None else []
         return blocks if len(blocks) == len(self.groups) else []
 
     def cached_for(self, token_block: i64) -> list[int]:
-        """Those that hold its content."""
+        """Return those that hold its content, and the state behind it."""
         content = self.token_blocks.index.content_of(token_block)
         blocks = [int(self.pool.find_content(content, group.number)) for group in self.groups]
-        return [block for block in blocks if block != NULL_BLOCK]
+        states = [] if self.states is None else self.states.parts_of(content)
+        return [block for block in blocks if block != NULL_BLOCK] + states
 
     # The step.
 
@@ -199,7 +237,29 @@ class GroupedStore(Store):
                 group.load(row, self.token_blocks.index, self.sequences.row_blocks(row), transfers)
             if group.grow(row, published, start, end, transfers):
                 self.num_copied_blocks += 1
+        if self.states is not None:
+            self.states.begin(row, start, end, transfers)
         return True
+
+    def cut(self, rows: vec[i64], first: vec[i64], counts: vec[i64]) -> None:
+        """End it at the boundaries where states are kept."""
+        if self.states is not None:
+            self.states.cut(rows, first, counts)
+
+    def num_to_save(self, row: i64, start: i64, end: i64) -> i64:
+        """Return those that states take."""
+        return 0 if self.states is None else self.states.num_blocks_to_save(row, start, end)
+
+    def save(self, transfers: Transfers) -> None:
+        """Take the blocks of states that the step passes."""
+        if self.states is not None:
+            self.states.save(transfers)
+
+    def settle(self, rows: vec[i64]) -> None:
+        """States that were saved are cached, or dropped."""
+        if self.states is not None:
+            for index in range(i64(len(rows))):
+                self.states.settle(rows[index])
 
     def finish(self, transfers: Transfers) -> None:
         """The plan also tells of evicted blocks that are saved; the CPU blocks that it held are released."""
@@ -230,6 +290,8 @@ class GroupedStore(Store):
         """Group after group."""
         for group in self.groups:
             group.fork(row, child, self.sequences.num_tokens[row])
+        if self.states is not None:
+            self.states.fork(row, child)
 
     def num_loads(self, row: i64) -> i64:
         """In all groups."""
@@ -239,8 +301,8 @@ class GroupedStore(Store):
         return loads
 
     def shortest_cut(self, row: i64) -> i64:
-        """The null blocks of a group end where its window began."""
-        shortest: i64 = 0
+        """No cut is behind the null blocks of a group, or before a state: it stands behind all that is computed."""
+        shortest: i64 = 0 if self.states is None else self.states.shortest_cut(row)
         for group in self.groups:
             shortest = max(shortest, num_computed_past(group.num_null[row], group.window, group.block_size))
         return shortest
@@ -254,6 +316,8 @@ class GroupedStore(Store):
         """Group after group."""
         for group in self.groups:
             group.close(row)
+        if self.states is not None:
+            self.states.close(row)
 
     def reset(self) -> None:
         """In the pool and on the CPU too."""
@@ -283,6 +347,11 @@ class GroupedStore(Store):
         number = i64(block.block_id)
         if not self.pool.is_cached(number):
             return
+        if self.pool.group_of(number) >= FIRST_PART:
+            block.token_ids = []
+            block.num_tokens = 0
+            block.group = len(self.groups)
+            return
         group = self.groups[int(self.pool.group_of(number))]
         index = self.token_blocks.index
         contents = view_i64(index.identity)[::2]
@@ -304,6 +373,10 @@ class GroupedStore(Store):
         size = int(self.block_size)
         tokens: list[int] = self.token_blocks.block_tokens(vec[i32]([i32(token_block)]), size).tolist()
         return tokens
+
+    def pending_blocks(self, row: i64) -> list[int]:
+        """Return those of states that are saved."""
+        return [] if self.states is None else self.states.pending_blocks(row)
 
     def cpu_blocks_of(self, row: i64) -> list[int]:
         """In all groups: of a swapped-out sequence, and what the next step loads."""

@@ -15,6 +15,13 @@ class Transfers:
         self.swap_outs: list[int] = []
         self.swap_ins: list[int] = []
         self.copies: list[int] = []
+        #: Of a cache with states: slots to copy (from, to), to clear, to load (slot, then blocks), and to save (slot,
+        #: boundary, then blocks); each list of moves is flat.
+        self.state_copies: list[int] = []
+        self.state_clears: list[int] = []
+        self.state_loads: list[int] = []
+        self.state_saves: list[int] = []
+        self.state_blocks = 0
         #: CPU blocks to release when the plan is complete: nothing of this plan may overwrite them.
         self.held: list[int] = []
         #: The same for blocks of the pool that are copied from.

@@ -84,11 +84,13 @@ class MissLog(PoolObserver):
         slot = self._slot(name)
         return self._num_evictions - self._when[slot] if slot >= 0 else -1
 
-    def explain(self, prompt: Prompt, hittable: i64, blocks: vec[i32], hit: i64, root: i64, resumed: bool) -> list[int]:
+    def explain(
+        self, prompt: Prompt, hittable: i64, blocks: vec[i32], hit: i64, root: i64, resumed: bool, served: i64
+    ) -> list[int]:
         """Tokens by cause, in the order of `MissCauses.FIELDS`, of a prompt whose first `hit` tokens were taken.
 
         hittable: leading blocks that could hit. blocks: those that the index knows; what of them was not taken is
-        evicted from the pool below them.
+        evicted from the pool below them, but for the first `served`, which lack nothing but a state.
         """
         size = self.block_size
         causes = [0] * len(MissCauses.FIELDS)
@@ -99,7 +101,9 @@ class MissLog(PoolObserver):
         if resumed:
             causes[RECOMPUTED] = int(missed)
         elif missed > 0:
-            self._split(prompt, hittable, blocks, hit, root, causes)
+            without = max(min(served, hittable) * size - hit, 0)
+            causes[NO_STATE] = int(without)
+            self._split(prompt, hittable, blocks, hit + without, root, causes)
         return causes
 
     def _split(self, prompt: Prompt, hittable: i64, blocks: vec[i32], hit: i64, root: i64, causes: list[int]) -> None:
@@ -175,4 +179,5 @@ NEVER_SEEN: Final = MissCauses.FIELDS.index("num_never_seen")
 EVICTED: Final = MissCauses.FIELDS.index("num_evicted")
 OTHER_KEYS: Final = MissCauses.FIELDS.index("num_other_keys")
 RECOMPUTED: Final = MissCauses.FIELDS.index("num_recomputed")
+NO_STATE: Final = MissCauses.FIELDS.index("num_no_state")
 YOUNGEST: Final = MissCauses.FIELDS.index("evicted_ago")

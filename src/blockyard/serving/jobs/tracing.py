@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 #: Causes in the order in which the first of equals is named; the tail is no fault.
-_CAUSES = ("evicted", "other_keys", "never_seen", "recomputed", "tail")
+_CAUSES = ("evicted", "no_state", "other_keys", "never_seen", "recomputed", "tail")
 
 
 class RequestTracer:

@@ -1,0 +1,342 @@
+"""States of hybrid models: what is hit, what plans say, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockyard import CacheConfig, InvalidArgument, KVCacheManager, LayerGroup, SequenceNotReady
+
+from ..support.state_loads import Request, pattern
+from ..support.state_memory import StateMemory, compute
+
+ATTENTION = LayerGroup(16, token_bytes=1000)
+
+
+def hybrid(num_blocks: int = 4000, state_blocks: int = 3, **fields: Any) -> KVCacheManager:
+    state = LayerGroup(16, kind="state", state_bytes=16_000 * state_blocks)
+    return KVCacheManager(
+        CacheConfig(**{"num_blocks": num_blocks, "groups": (ATTENTION, state), "track_misses": True, **fields})
+    )
+
+
+def serve(cache: KVCacheManager, memory: StateMemory, request: Request, **fields: Any) -> int:
+    """One request from begin to end; returns the tokens that it hit."""
+    seq = cache.allocate(request.prompt, **fields)
+    hit = int(cache.num_computed_tokens(seq))
+    compute(cache, memory, seq, list(request.prompt), request.output)
+    cache.free(seq)
+    cache.check()
+    return hit
+
+
+# ---------------------------------------------------------------- the pattern of vllm#45238
+
+
+@pytest.mark.parametrize(("shared", "unique"), [(1600, 600), (1500, 700)])
+def test_the_second_request_hits_half_and_the_third_all(shared: int, unique: int) -> None:
+    cache = hybrid()
+    memory = StateMemory(cache)
+    hits = [serve(cache, memory, request) for request in pattern(shared, unique, 8)]
+    assert hits == [0, 1024] + [shared // 16 * 16] * 6
+    assert memory.num_loaded == 7
+
+
+def test_where_the_last_boundary_alone_is_kept_nothing_is_hit() -> None:
+    cache = hybrid(state_places=("last",))
+    memory = StateMemory(cache)
+    assert [serve(cache, memory, request) for request in pattern(1600, 600, 4)] == [0] * 4
+    causes = cache.miss_totals()
+    assert causes.num_no_state == 3 * 1600
+    assert causes.num_never_seen == 2192 + 3 * (2192 - 1600)
+
+
+@pytest.mark.parametrize("kind", ["told", "waiting"])
+def test_told_or_waited_for_all_is_hit_from_the_second(kind: str) -> None:
+    cache = hybrid()
+    memory = StateMemory(cache)
+    requests = pattern(1500, 700, 5)
+    hits = []
+    for number, request in enumerate(requests):
+        others = [other.prompt for other in requests[number + 1 :]]
+        fields = {"boundaries": request.told} if kind == "told" else {"waiting": others}
+        hits.append(serve(cache, memory, request, **fields))
+    assert hits == [0] + [1488] * 4
+
+
+@pytest.mark.parametrize(("shared", "unique"), [(1600, 600), (1500, 700)])
+def test_eight_in_flight_hit_all_from_the_tenth(shared: int, unique: int) -> None:
+    cache = hybrid(8000, max_num_seqs=8)
+    memory = StateMemory(cache)
+    requests = pattern(shared, unique, 14)
+    running: list[tuple[int, Request]] = []
+    hits = []
+    for request in requests:
+        if len(running) == 8:
+            seq, first = running.pop(0)
+            compute(cache, memory, seq, list(first.prompt), first.output)
+            cache.free(seq)
+        running.append((cache.allocate(request.prompt), request))
+        hits.append(int(cache.num_computed_tokens(running[-1][0])))
+    full = shared // 16 * 16
+    assert hits == [0] * 8 + [1024] + [full] * 5
+
+
+# ---------------------------------------------------------------- what a hit needs, and what goes
+
+
+def test_the_next_turn_goes_on_from_the_end_of_the_answer() -> None:
+    cache = hybrid()
+    memory = StateMemory(cache)
+    first = Request(list(range(100)), list(range(1000, 1061)), [])
+    assert serve(cache, memory, first) == 0
+    again = first.prompt + first.output
+    assert serve(cache, memory, Request([*again, 5, 6, 7], [1], [])) == 160
+    # Of an output the last state is kept, of the prompt the last boundary: 96 and 160, and of the second turn's.
+    assert serve(cache, memory, Request([*first.prompt, 9], [1], [])) == 96
+
+
+def test_blocks_of_sixteen_stay_beside_states_of_any_size() -> None:
+    for state_blocks in (1, 7, 150):
+        cache = hybrid(2000, state_blocks)
+        memory = StateMemory(cache)
+        request = Request(list(range(40)), [1, 2], [])
+        assert [serve(cache, memory, request) for _ in range(3)] == [0, 32, 32]
+
+
+def test_states_stand_at_multiples_of_their_own_block_size() -> None:
+    cache = hybrid(groups=(ATTENTION, LayerGroup(64, kind="state", state_bytes=1)))
+    memory = StateMemory(cache)
+    assert [serve(cache, memory, Request(list(range(250)), [1], [])) for _ in range(2)] == [0, 192]
+
+
+def test_a_prompt_that_fits_an_empty_pool_fits_one_full_of_states() -> None:
+    cache = hybrid(40, 10, watermark=0.0)
+    memory = StateMemory(cache)
+    for number in range(6):
+        prompt = [number % 2, *range(500)]
+        serve(cache, memory, Request(prompt, [1], []))
+    assert cache.num_free_blocks == 39
+
+
+def test_a_step_is_never_refused_for_a_save() -> None:
+    cache = hybrid(12, 10, watermark=0.0)
+    memory = StateMemory(cache)
+    assert serve(cache, memory, Request(list(range(150)), list(range(20)), [])) == 0
+    assert cache.stats().num_saved_states == 0
+
+
+def test_many_states_in_one_chunk_where_kernels_give_them() -> None:
+    cache = hybrid(cut_chunks=False)
+    memory = StateMemory(cache)
+    seq = cache.allocate(list(range(2200)))
+    plan = cache.reserve([seq])
+    assert plan.num_scheduled.tolist() == [2200]
+    assert plan.states.save_boundaries.tolist() == [256, 512, 1024, 2048, 2192]
+    memory.prepare(plan)
+    memory.run(plan, [seq], {seq: list(range(2200))})
+    cache.commit([seq], 2200, [1])
+    cache.free(seq)
+    assert cache.num_cached_tokens(list(range(2100))) == 2048
+
+
+def test_a_failed_step_leaves_no_state() -> None:
+    cache = hybrid()
+    seq = cache.allocate(list(range(40)))
+    assert cache.reserve([seq]).states.save_boundaries.tolist() == [32]
+    cache.commit([seq], 0)
+    cache.check()
+    assert cache.stats().num_kept_states == 0
+    cache.free(seq)
+    assert cache.num_free_blocks == 3999
+
+
+def test_a_reservation_that_is_replaced_leaves_no_state() -> None:
+    cache = hybrid()
+    memory = StateMemory(cache)
+    request = Request(list(range(40)), [1], [])
+    seq = cache.allocate(request.prompt)
+    memory.prepare(cache.reserve([seq]))
+    plan = cache.reserve([seq])
+    memory.prepare(plan)
+    memory.run(plan, [seq], {seq: request.prompt})
+    cache.commit([seq], 32)
+    assert (cache.stats().num_saved_states, cache.stats().num_kept_states) == (2, 1)
+    cache.free(seq)
+    # The state that is hit is the one of the step that was run.
+    assert serve(cache, memory, request) == 32
+
+
+# ---------------------------------------------------------------- forks, cuts, swaps
+
+
+def test_forks_copy_the_slot_once() -> None:
+    cache = hybrid(max_num_seqs=4)
+    memory = StateMemory(cache)
+    tokens = list(range(20))
+    seq = cache.allocate(tokens)
+    compute(cache, memory, seq, tokens, [])
+    cache.append([seq], [7])
+    (child,) = cache.fork(seq)
+    (grandchild,) = cache.fork(child)
+    cache.free(child)
+    plan = cache.reserve([grandchild, seq], 1)
+    assert plan.states.copies.tolist() == [[0, 2]]
+    memory.prepare(plan)
+    known = {grandchild: [*tokens, 7], seq: [*tokens, 7]}
+    memory.run(plan, [grandchild, seq], known)
+    cache.check()
+
+
+def test_a_state_cannot_be_cut() -> None:
+    cache = hybrid()
+    memory = StateMemory(cache)
+    tokens = list(range(40))
+    seq = cache.allocate(tokens)
+    compute(cache, memory, seq, tokens, [])
+    with pytest.raises(InvalidArgument, match="at least 40 are needed, because a state cannot be cut"):
+        cache.truncate(seq, 39)
+    cache.append([seq], [1])
+    cache.truncate(seq, 40)
+    cache.check()
+
+
+def test_a_state_to_load_is_held_until_the_first_step() -> None:
+    cache = hybrid(num_cpu_blocks=100)
+    memory = StateMemory(cache)
+    request = Request(list(range(40)), [1], [])
+    serve(cache, memory, request)
+    seq = cache.allocate(request.prompt)
+    with pytest.raises(SequenceNotReady, match="its next step"):
+        cache.swap_out(seq)
+    plan = cache.reserve([seq])
+    memory.prepare(plan)
+    memory.run(plan, [seq], {seq: request.prompt})
+    cache.commit([seq], 8, [3])
+    cache.swap_out(seq)
+    cache.swap_in(seq)
+    plan = cache.reserve([seq])
+    memory.prepare(plan)
+    memory.run(plan, [seq], {seq: [*request.prompt, 3]})
+    cache.check()
+
+
+def test_a_lease_holds_the_state_too() -> None:
+    cache = hybrid(60, 4, watermark=0.0)
+    memory = StateMemory(cache)
+    prompt = list(range(100))
+    serve(cache, memory, Request(prompt, [1], []))
+    lease = cache.hold_cached(prompt)
+    assert len(lease) == 6 + 4
+    for number in range(1, 9):
+        serve(cache, memory, Request([number * 1000 + token for token in range(300)], [1], []))
+    assert cache.num_cached_tokens(prompt) == 96
+    cache.pool.free_blocks(lease)
+    cache.check()
+
+
+def test_a_reset_forgets_states_on_their_way() -> None:
+    cache = hybrid()
+    prompt = list(range(40))
+    seq = cache.allocate(prompt)
+    cache.reserve([seq])
+    cache.reset_prefix_cache()
+    cache.commit([seq], 32)
+    cache.check()
+    cache.free(seq)
+    assert (cache.stats().num_kept_states, cache.num_free_blocks) == (0, 3999)
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("value", [0, -1, 10**18, 2**200, 1.5, None, "1"])
+def test_states_of_no_size(value: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"^state_bytes"):
+        LayerGroup(kind="state", state_bytes=value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "mamba"}, "kind is 'mamba'; it must be one of attention, state"),
+        ({"state_bytes": 5}, "state_bytes is 5 for kind 'attention'; it must be 0"),
+        (
+            {"kind": "state", "state_bytes": 5, "sliding_window": 8},
+            "sliding_window is 8 for kind 'state'; it must be 0",
+        ),
+        ({"kind": "state", "state_bytes": 5, "shards": 2}, "shards is 2 for kind 'state'; it must be 1"),
+    ],
+)
+def test_groups_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        LayerGroup(**fields)
+
+
+STATE = LayerGroup(kind="state", state_bytes=100)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"groups": (STATE,)}, "groups has a state group alone"),
+        ({"groups": (ATTENTION, STATE, STATE)}, "groups has 2 state groups; the limit is 1"),
+        ({"groups": (LayerGroup(), STATE)}, r"attention groups with \[0\] bytes a block"),
+        ({"groups": (ATTENTION, LayerGroup(token_bytes=7), STATE)}, r"with \[16000, 112\] bytes a block"),
+        (
+            {"groups": (ATTENTION, LayerGroup(kind="state", state_bytes=2**40))},
+            "state_bytes is 1099511627776, 68719477",
+        ),
+        ({"groups": (ATTENTION, STATE), "enable_kv_cache_events": True}, "enable_kv_cache_events is True with a state"),
+        ({"state_places": ("every:0",)}, "state_places is"),
+        ({"state_places": "last"}, "state_places is"),
+        ({"state_places": ("middle",)}, "it must be a tuple of names of last, junction, ends, pow2"),
+    ],
+)
+def test_caches_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        CacheConfig(**{"num_blocks": 100, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"boundaries": [41]}, r"boundaries\[0\] is 41; it must be from 1 to the 40 tokens"),
+        ({"boundaries": [5, 0]}, r"boundaries\[1\] is 0; it must be from 1"),
+        ({"boundaries": [-3]}, r"boundaries\[0\] is -3"),
+        ({"boundaries": np.ones(10**6, dtype=np.int64)}, "boundaries has 1000000 items; the limit is 4096"),
+        ({"boundaries": ["a"]}, "boundaries"),
+        ({"waiting": 5}, "waiting is 5; a list of prompts is needed"),
+        ({"waiting": [[1]] * 65}, "waiting has 65 prompts; the limit is 64"),
+        ({"waiting": [["x"]]}, "token_ids"),
+    ],
+)
+def test_boundaries_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+    cache = hybrid()
+    with pytest.raises(InvalidArgument, match=message):
+        cache.allocate(list(range(40)), **fields)
+    assert (cache.num_seqs, cache.num_free_blocks) == (0, 3999)
+    cache.check()
+
+
+def test_boundaries_inside_a_block_and_twice_round_down_and_count_once() -> None:
+    cache = hybrid(state_places=())
+    seq = cache.allocate(list(range(60)), boundaries=[39, 33, 32, 15, 60])
+    plan = cache.reserve([seq])
+    assert plan.states.save_boundaries.tolist() == [32]
+    cache.commit([seq], 32)
+    assert cache.reserve([seq]).states.save_boundaries.tolist() == [48]
+
+
+def test_boundaries_without_states() -> None:
+    with pytest.raises(InvalidArgument, match="groups must have a state group"):
+        KVCacheManager(CacheConfig(num_blocks=10)).allocate([1, 2], boundaries=[1])
+
+
+def test_a_pool_below_one_sequence_refuses_it_with_numbers() -> None:
+    cache = hybrid(8, 3)
+    with pytest.raises(Exception, match="token_ids needs 13 blocks; the pool has 7"):
+        cache.allocate(list(range(200)))
+    cache.check()
