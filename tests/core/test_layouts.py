@@ -362,6 +362,30 @@ def test_a_lease_without_the_block_before_goes_on_behind_one_that_follows(parts:
     assert pool.cached_block_ids(tokens) == [list(whole)[3], new[1]]
 
 
+@pytest.mark.parametrize("parts", [False, True])
+def test_two_leases_that_go_on_behind_a_content_that_is_gone_meet(parts: bool) -> None:
+    """Both know it by its number and hash alone, and what followed it side by side has one content with its equal."""
+    pool = BlockPool(40, 2, enable_kv_cache_events=True)
+    tokens = list(range(1, 9))
+    whole = pool.get_new_blocks(4)
+    pool.cache_full_blocks(whole, tokens)
+    lease = pool.get_cached_blocks(tokens[:4])
+    if parts:
+        tail = pool.split(lease, 2)
+        pool.free_blocks(lease)
+        lease = tail
+    else:
+        pool.release(lease, 0)
+    pool.uncache([whole[1]])
+    pool.take_events()
+    pool.extend(lease, 1)
+    pool.cache_next_blocks(lease, tokens[4:6])
+    pool.check()
+    pool.split(whole, 3)
+    pool.check()
+    assert len(pool.take_events().contents) == 0
+
+
 def test_what_stands_under_a_span_is_not_what_follows_without_it() -> None:
     pool = BlockPool(40, 2)
     tokens = [1, 2, 3, 4, 5, 6]

@@ -55,8 +55,9 @@ class PrefixIndex:
     duplicate  a link       the listed block that stands for its content
 
     A block follows where the content before it was new when it was published: no equal block could exist. It is listed
-    when a duplicate comes, when another block comes to stand for the content before it, or when a lease remembers it by
-    its hash alone. It needs nothing when the content before it is gone: that number is never used again.
+    when a duplicate comes, when another block comes to stand for the content before it, or when a lease remembers it or
+    the content before it by the hash alone (`remember`). Otherwise it needs nothing when the content before it is gone:
+    that number is never used again.
 
     Looking up runs in short passes over a tile of blocks (hash, probe, load, verify), whose iterations do
     not wait for one another: the processor overlaps their cache misses.
@@ -555,6 +556,15 @@ class PrefixIndex:
         while self._slots[position] != 0:
             position = (position + 1) & self._slot_mask
         self._slots[position] = tag * ID_SPAN + block
+
+    def remember(self, block: i64) -> None:
+        """Let the table lead to an indexed block and to what follows it: a lease goes on behind its content, which it
+        knows by number and hash, even when no block has that any more. O(1) expected."""
+        self.give_slot(block)
+        standing = self.standing_for(self.identity[2 * block], self.chain_hash[block], block)
+        follower = self._follower(standing) if standing != 0 else NULL_BLOCK
+        if follower != 0:
+            self.give_slot(follower)
 
     def insert(self, block: i64, chain_hash: i64, parent: i64, before: i64) -> None:
         """Index a computed `block`, whose tokens are in its row, under `parent`. O(1) expected.

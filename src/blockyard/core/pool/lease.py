@@ -353,7 +353,7 @@ def _anchor_at(ledger: BlockLedger, part: BlockLease, lease: BlockLease, positio
     """
     block = i64(lease._blocks[position - 1]) if position > 0 else NULL_BLOCK
     if block != NULL_BLOCK and position <= lease._num_sure:
-        ledger.index.give_slot(block)
+        ledger.index.remember(block)
         part._before = ledger.index.content_of(block)
         part._before_hash = ledger.index.chain_hash[block]
     elif lease._anchor == position:
@@ -386,7 +386,7 @@ def give_back(ledger: BlockLedger, lease: BlockLease, first: i64, last: i64) -> 
         # What is cached next comes behind this one, though it is no longer held.
         is_sure = end == lease._num_sure
         lease._anchor = end
-        ledger.index.give_slot(i64(blocks[end - 1]))
+        ledger.index.remember(i64(blocks[end - 1]))
         lease._before = ledger.index.content_of(i64(blocks[end - 1])) if is_sure else NO_CONTENT
         lease._before_hash = ledger.index.chain_hash[i64(blocks[end - 1])]
     held = held_blocks(lease, first, last)
