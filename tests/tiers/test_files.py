@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -9,14 +11,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from blockyard import InvalidArgument
-from blockyard.tiers import Cause, FileTier, Header, Job, Tier, layout_id, object_names
+from blockyard.tiers import Cause, FileTier, Header, Job, PlaceError, Tier, files, layout_id, object_names
 from blockyard.tiers.header import PAGE_BYTES
+from blockyard.wire.message import pack
 
 from ..support.patience import wait_until
 from ..support.places import ROOT, child_environment
@@ -195,6 +198,27 @@ def test_what_is_no_file_is_a_miss(tier: FileTier, tmp_path: Path, kind: str) ->
     assert elsewhere.exists()
 
 
+def test_a_page_that_names_no_length_is_no_object(tier: FileTier, tmp_path: Path) -> None:
+    """Whoever may write to the place can forge a page, and makes a miss of it: not a place that is taken for ill."""
+    fields = {"name": name_of(1).hex(), "tokens": tokens_of(1).hex(), "layout": LAYOUT.hex(), "checksum": ""}
+    for length in (float("inf"), float("nan"), -1, 2**80, None, [1], {}):
+        page = pack("object", {**fields, "length": length, "version": 1}).ljust(PAGE_BYTES, b"\0")
+        tier.put(name_of(1), page + payload_of(1))
+        assert load(tier, [1]) == {1: Cause.DAMAGED}
+        assert not path_of(tmp_path, 1).exists()
+
+
+def test_pieces_without_bytes_are_no_pieces(tier: FileTier) -> None:
+    """As many as the system takes at once, and more."""
+    names, tokens = [name_of(1)], [tokens_of(1)]
+    assert tier.store(Job(1, LAYOUT, names, tokens, [[payload_of(1), *[b""] * 600]])) is None
+    assert wait_for(tier, 1).is_done
+    buffer = bytearray(size_of(1))
+    assert tier.load(Job(2, LAYOUT, names, tokens, [[bytearray(), buffer, *[bytearray() for _ in range(600)]]])) is None
+    assert wait_for(tier, 2).is_done
+    assert buffer == payload_of(1)
+
+
 def test_a_linked_folder_is_not_followed(tmp_path: Path) -> None:
     made = FileTier(tmp_path / "a", 2**30)
     store(made, [1])
@@ -288,6 +312,91 @@ def test_the_circuit_closes_by_itself(tmp_path: Path) -> None:
     wait_until(lambda: tier.store(store_job(9, [9])) is None)
     assert wait_for(tier, 9).is_done
     assert not tier.stats().is_store_open
+    assert tier.close()
+
+
+class Ill(FileTier):
+    """A folder that answers no question for a while."""
+
+    is_ill = True
+
+    def _sizes(self, names: Sequence[bytes]) -> list[int]:
+        if self.is_ill:
+            raise PlaceError(Cause.UNREACHABLE)
+        return super()._sizes(names)
+
+
+def test_one_who_only_reads_asks_again_when_the_place_is_well(tier: FileTier, tmp_path: Path) -> None:
+    """It knows no object and so loads none: its questions alone say that the place is well."""
+    reader = Ill(tmp_path, 2**30, absent_seconds=0.01)
+    store(tier, [1])
+    assert [known(reader, [number]) for number in (5, 6, 7)] == [0, 0, 0]
+    assert reader.stats().is_load_open
+    reader.is_ill = False
+    wait_until(lambda: known(reader, [1]) == 1)
+    wait_until(lambda: reader.load(load_job(3, [1])) is None)
+    assert wait_for(reader, 3).is_done
+    assert not reader.stats().is_load_open
+    assert reader.close()
+
+
+def test_a_start_that_locks_a_file_before_its_writer_does_no_harm(
+    tier: FileTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another engine takes the file for a leftover: it holds the lock, and removes the file."""
+    lock, others = fcntl.flock, []
+
+    def lock_after_another(file: int, operation: int) -> None:
+        if not others:
+            (path,) = (tmp_path / "new").iterdir()
+            others.append(os.open(path, os.O_RDONLY))
+            lock(others[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+        lock(file, operation)
+
+    monkeypatch.setattr(files.fcntl, "flock", lock_after_another)
+    assert store(tier, [1]).is_done
+    os.close(others[0])
+    assert load(tier, [1]) == {}
+
+
+class Broken(FileTier):
+    """A tier whose own code fails when all has been read."""
+
+    def _read(self, task: object, position: int) -> None:
+        super()._read(task, position)  # type: ignore[arg-type]
+        raise RuntimeError("a fault of the tier's own")
+
+
+def test_an_unforeseen_error_leaves_nobodys_bytes_behind(tier: FileTier, tmp_path: Path) -> None:
+    store(tier, [1, 2])
+    broken = Broken(tmp_path, 2**30)
+    assert load(broken, [1, 2]) == {1: Cause.UNREACHABLE, 2: Cause.UNREACHABLE}
+    assert broken.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_a_closed_tier_and_its_parent_goes_on(tmp_path: Path) -> None:
+    """The child has no threads: a job that it could queue would never end."""
+    tier = Stuck(tmp_path, num_threads=1)
+    store(tier, [1])
+    assert tier.load(load_job(5, [1])) is tier.load(load_job(6, [1])) is None
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            tier.check()
+            answers = [tier.store(store_job(5, [2])), tier.load(load_job(7, [1])), tier.drop([name_of(1)])]
+            told = [[each.value if each else "" for each in answers], known(tier, [1]), len(tier.finished())]
+            os.write(write, json.dumps([*told, tier.close()]).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        assert json.loads(pipe.read()) == [["closed"] * 3, 0, 0, True]
+    assert os.waitpid(child, 0)[1] == 0
+    tier.goes_on.set()
+    assert wait_for(tier, 6).is_done
     assert tier.close()
 
 

@@ -30,6 +30,10 @@ class Circuit:
         self._trial_until = now + self._seconds
         return False
 
+    def rests(self, now: float) -> bool:
+        """Says whether the place is not to be asked even a question, which is no trial. O(1)."""
+        return self.is_open() and now < self._open_until
+
     def is_open(self) -> bool:
         """Says whether the circuit is open, also while a trial is under way."""
         return self._seconds > 0.0

@@ -109,7 +109,8 @@ class FileTier(WorkingTier):
         with self._errors():
             try:
                 self._write_once(task, positions)
-            except FileNotFoundError:  # another engine's start came between a file and its lock, or the folder went
+            except (FileNotFoundError, BlockingIOError):
+                # Another engine's start came between a file and its lock, or the folder went.
                 self._write_once(task, positions)
 
     def _write_once(self, task: Task, positions: list[int]) -> None:

@@ -72,7 +72,7 @@ class Header:
             header = cls(parts[0], parts[1], parts[2], int(fields["length"]), parts[3])
         except PeerMismatch:
             raise BadObject(Cause.OTHER_VERSION) from None
-        except (InvalidArgument, KeyError, TypeError, ValueError):
+        except (InvalidArgument, KeyError, TypeError, ValueError, OverflowError):
             raise BadObject(Cause.DAMAGED) from None
         if not 0 < header.length <= MAX_OBJECT_BYTES:
             raise BadObject(Cause.DAMAGED)

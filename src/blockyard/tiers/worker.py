@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import threading
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from ..arguments import require_int, shown
 from ..errors import InvalidArgument, InvariantError
@@ -130,6 +134,7 @@ class WorkingTier:
 
     def _start(self) -> None:
         """Start the threads; the last line of a subclass's `__init__`."""
+        _started.add(self)
         for thread in self._threads:
             thread.start()
 
@@ -226,7 +231,7 @@ class WorkingTier:
             if name in self._asked:
                 return Prefix(found, False)
             believed = self._absent.get(name, now - self._absent_seconds) + self._absent_seconds > now
-            if believed or len(self._questions) >= self._max_jobs or self._circuits[True].is_open():
+            if believed or len(self._questions) >= self._max_jobs or self._circuits[True].rests(now):
                 return Prefix(found, True)
             self._asked.add(name)
             self._questions.append(list(names[found : found + _MOST_ASKED]))
@@ -279,6 +284,18 @@ class WorkingTier:
             thread.join(max(end - time.monotonic(), 0.0))
         return not any(thread.is_alive() for thread in self._threads)
 
+    def _begin_in_child(self) -> None:
+        """A forked child has no threads: its copy of the tier is closed, and the jobs are its parent's."""
+        self._changed = threading.Condition()  # a thread may have held the other one
+        self._is_closed = True
+        self._index = self._index.empty()
+        for queue in (self._loads, self._stores, self._drops, self._questions):
+            queue.clear()
+        self._ids.clear()
+        self._running.clear()
+        self._outcomes.clear()
+        self._waiting_bytes = 0
+
     def check(self) -> None:
         """Raise `InvariantError` unless the index is sound, and what waits or runs is counted right. O(objects)."""
         with self._changed:
@@ -326,6 +343,8 @@ class WorkingTier:
             causes = self._load_all(task) if task.is_load else self._store_all(task)
         except Exception as error:
             _log.exception("tier %s: job %d", self.name, task.job.id)
+            if task.is_load:
+                _clear_all(task)
             causes = dict.fromkeys(range(len(task.parts)), self._cause_of(error))
         with self._changed:
             del self._running[task.job.id]
@@ -462,10 +481,21 @@ class WorkingTier:
             stats.store_seconds += seconds
 
 
+_started: weakref.WeakSet[WorkingTier] = weakref.WeakSet()
+
+
+def _begin_all_in_child() -> None:
+    for tier in list(_started):
+        tier._begin_in_child()
+
+
+os.register_at_fork(after_in_child=_begin_all_in_child)
+
+
 def _clear_all(task: Task) -> None:
-    """Write zeros into all buffers of a load that failed: what was read of others' bytes goes."""
+    """Write zeros into all buffers of a load that failed: what was read of others' bytes goes. It takes no memory."""
     for part in (part for parts in task.parts for part in parts):
-        part[:] = bytes(len(part))
+        np.frombuffer(part, np.uint8).fill(0)
 
 
 def _pieces(place: int, item: object, is_load: bool) -> list[memoryview]:
@@ -479,7 +509,8 @@ def _pieces(place: int, item: object, is_load: bool) -> list[memoryview]:
             raise InvalidArgument(f"buffers[{place}] is {shown(each)}; contiguous bytes are needed") from None
         if is_load and view.readonly:
             raise InvalidArgument(f"buffers[{place}] is read-only; a load writes it")
-        found.append(view)
+        if len(view) > 0:
+            found.append(view)
     size = sum(len(view) for view in found)
     if not 0 < size <= MAX_OBJECT_BYTES:
         raise InvalidArgument(f"buffers[{place}] has {size} bytes; an object has 1 to {MAX_OBJECT_BYTES}")
