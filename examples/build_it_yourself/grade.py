@@ -6,6 +6,7 @@ write the code, and each names the invariant that it is about. The exit status i
 
 from __future__ import annotations
 
+import os
 import random
 import runpy
 import signal
@@ -246,4 +247,6 @@ def main(path: str) -> int:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or not os.path.isfile(sys.argv[1]):
+        sys.exit(f"usage: python {sys.argv[0]} FILE.py, a file that has your FreeQueue and BlockPool")
     sys.exit(main(sys.argv[1]))

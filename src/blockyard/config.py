@@ -59,6 +59,15 @@ def _is_place(name: object) -> bool:
     return name in PLACE_NAMES or (is_every and 1 <= int(tokens) <= MAX_MODEL_LEN)
 
 
+def require_places(name: str, places: object) -> None:
+    """Raise `InvalidArgument` unless it is a tuple of names of rules for states."""
+    if not isinstance(places, tuple) or not all(_is_place(place) for place in places):
+        raise InvalidArgument(
+            f"{name} is {shown(places)}; it must be a tuple of names of "
+            f"{', '.join(PLACE_NAMES)}, or every:N with N from 1 to {MAX_MODEL_LEN}"
+        )
+
+
 def _about(line: str, low: int = 0, high: int = 0, *, engine: bool = False, command: bool = False) -> dict[str, object]:
     """What else is known of a field: `line` is what commands print of it, `low` and `high` limit an integer.
 
@@ -192,16 +201,9 @@ class CacheConfig:
                 f"partial_hits is True for groups with block sizes {[group.block_size for group in self.groups]}; "
                 f"they must be equal"
             )
-        self._check_places()
+        require_places("state_places", self.state_places)
         if any(group.is_state for group in self.groups):
             self._check_states()
-
-    def _check_places(self) -> None:
-        if not isinstance(self.state_places, tuple) or not all(_is_place(name) for name in self.state_places):
-            raise InvalidArgument(
-                f"state_places is {shown(self.state_places)}; it must be a tuple of names of "
-                f"{', '.join(PLACE_NAMES)}, or every:N with N from 1 to {MAX_MODEL_LEN}"
-            )
 
     def _check_states(self) -> None:
         """Refuse all but one group of states, beside attention groups whose blocks have the same number of bytes."""

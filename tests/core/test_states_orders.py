@@ -8,6 +8,7 @@ import pytest
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from blockyard import InvalidArgument
 from blockyard.core.policies.states.book import StateBook
 from blockyard.core.policies.states.orders import make_order
 from blockyard.core.policies.states.places import Places
@@ -83,6 +84,18 @@ def test_eight_in_flight_hit_all_from_the_tenth() -> None:
 )
 def test_what_each_rule_alone_hits(places: tuple[str, ...], hits: list[int]) -> None:
     assert replay(StateRun("lru", places, 3144, 400_000), pattern(1600, 600)) == hits
+
+
+@pytest.mark.parametrize(
+    ("order", "places", "message"),
+    [
+        ("indx", DEFAULT, "order is 'indx'; it must be index, value or lru"),
+        ("lru", ("jnction",), "places is .*; it must be a tuple of names of last, junction"),
+    ],
+)
+def test_a_misspelt_rule_is_refused(order: str, places: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        StateRun(order, places, 400, 1000)
 
 
 # ---------------------------------------------------------------- a slow reference

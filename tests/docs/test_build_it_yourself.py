@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,14 @@ Pool: Any = SOLUTION["BlockPool"]
 def failed(queue: Any, pool: Any) -> set[str]:
     found: dict[str, str] = GRADER["grade"](queue, pool)
     return {name for name, wrong in found.items() if wrong}
+
+
+@pytest.mark.parametrize("given", [[], ["nosuch.py"]])
+def test_without_a_file_the_grader_says_what_it_takes(given: list[str]) -> None:
+    ran = subprocess.run([sys.executable, FOLDER / "grade.py", *given], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert "FILE.py, a file that has your FreeQueue" in ran.stderr
+    assert "Traceback" not in ran.stderr
 
 
 def test_the_solution_passes_every_check() -> None:

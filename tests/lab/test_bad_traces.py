@@ -259,6 +259,12 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         open_trace(tmp_path / ("x" * 5000))
 
 
+@pytest.mark.parametrize("name", ["chatt", "chatt:seed=1"])
+def test_a_misspelt_generator_is_told_of_those_that_are_there(name: str) -> None:
+    with pytest.raises(TraceError, match=f"there is no file {name}, and no generator; generators are chat, "):
+        open_trace(name)
+
+
 def test_a_header_alone_is_no_trace(tmp_path: Path) -> None:
     path = in_file(tmp_path, b"TIMESTAMP,ContextTokens,GeneratedTokens")
     with pytest.raises(TraceError, match="holds no request"):

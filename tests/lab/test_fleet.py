@@ -235,6 +235,7 @@ def test_the_command_as_json_over_a_trace(capsys: pytest.CaptureFixture[str]) ->
     ("arguments", "message"),
     [
         (["A", "--routing", "best"], "routing has 'best'"),
+        (["G"], "load is 'G'; it must be one of A, B, C, D, E, F, or a trace"),
         (["A", "--runs", "0"], "--runs is 0"),
         (["A", "--replicas", "0"], "--replicas is 0"),
         (["A", "--blocks", "0"], "--blocks is 0"),

@@ -49,6 +49,13 @@ def test_verifying(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines()[-1] == "4 objects are right, 0 are bad"
 
 
+def test_a_folder_that_is_not_there_is_refused_and_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for action in ("list", "stats", "verify"):
+        assert main(["tier", action, f"file:{tmp_path / 'nosuch'},bytes=1GiB"]) == 2
+        assert "there is no such folder" in capsys.readouterr().err
+    assert not (tmp_path / "nosuch").exists()
+
+
 def test_dropping(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tier", "drop", f"file:{folder}", name_of(1).hex()]) == 0
     assert main(["tier", "drop", f"file:{folder}", "--layout", OTHER_LAYOUT.hex()]) == 0

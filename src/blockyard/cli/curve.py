@@ -38,7 +38,7 @@ def run_curve(options: argparse.Namespace) -> int:
         if Path(path).suffix not in _WRITERS:
             raise InvalidArgument(f"output is {path!r}; it must end in {', '.join(_WRITERS)}")
         require_output(path, tuple(_WRITERS))  # before hours of work, and before the first of several is written
-    policies = parse_policies(options.policies, "--policy") if options.policies else _default_policies(options)
+    policies = parse_policies(options.policies, "--policies") if options.policies else _default_policies(options)
     hints = _chosen_hints(options)
     traces = [open_chosen_trace(options, name) for name in [options.trace, *options.beside]]
     references = [_read(options, trace) for trace in traces]

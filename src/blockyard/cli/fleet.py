@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 from ..arguments import require_int, require_number
@@ -42,6 +43,8 @@ def run_fleet(options: argparse.Namespace) -> int:
     require_int("--runs", options.runs, 1, MAX_RUNS)
     require_int("--search", options.search, 0, MAX_MOVES)
     changes = _changes(options)
+    if len(options.trace) == 1 and options.trace not in LOADS and not Path(options.trace).exists():
+        raise InvalidArgument(f"load is {options.trace!r}; it must be one of {', '.join(LOADS)}, or a trace")
     loads, plan = _made(options, changes) if options.trace in LOADS else _of_trace(options, changes)
     num_runs = len(routers) * len(loads)
     with WorkBar("runs", num_runs, not options.quiet) as bar:

@@ -85,7 +85,7 @@ def reservation_as_dict(found: Reservation) -> dict[str, Any]:
 def run_replay(options: argparse.Namespace) -> int:
     """Run every policy at every size and print what came of it."""
     _require_output(options)
-    policies = parse_policies(options.policies, "--policy")
+    policies = parse_policies(options.policies, "--policies")
     if OPTIMUM in policies:
         raise InvalidArgument("policies has 'optimum', which knows the future; `blockyard curve` has it")
     trace = open_chosen_trace(options)

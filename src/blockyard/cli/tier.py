@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidArgument
@@ -95,6 +96,7 @@ def run_tier(options: argparse.Namespace) -> int:
     from ..tiers import PlaceError
 
     _require_arguments(options)
+    _require_folder(options.place)
     try:
         with _opened("place", options.place) as tier:
             if options.action == "copy":
@@ -103,6 +105,13 @@ def run_tier(options: argparse.Namespace) -> int:
             return _ACTIONS[options.action](tier, options)
     except PlaceError as error:
         raise InvalidArgument(f"place is {options.place.rpartition('@')[2]!r}; {error.cause.value}: {error}") from None
+
+
+def _require_folder(text: str) -> None:
+    """Refuse a folder that is not there, which a tier would make: a misspelt one looked like an empty tier."""
+    scheme, _, folder = _OPTION.sub("", text).partition(":")
+    if scheme == "file" and folder and not Path(folder).is_dir():
+        raise InvalidArgument(f"place is {text!r}; there is no such folder")
 
 
 def _require_arguments(options: argparse.Namespace) -> None:

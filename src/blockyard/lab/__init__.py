@@ -16,6 +16,16 @@ Read it in this order:
 
 from ..errors import TraceError
 from .references import References, UnknownContents, read_references
+from .simulation.state_run import StateRun
 from .trace import Skips, Trace, TraceRequest
 
-__all__ = ["References", "Skips", "Trace", "TraceError", "TraceRequest", "UnknownContents", "read_references"]
+__all__ = [
+    "References",
+    "Skips",
+    "StateRun",
+    "Trace",
+    "TraceError",
+    "TraceRequest",
+    "UnknownContents",
+    "read_references",
+]

@@ -34,7 +34,7 @@ LAST_TOKEN: Final = 2**31 - 1
 NO_TOKEN: Final = "token_ids holds what is no token; a token is an integer from 0 to 2**31 - 1"
 #: Numbers from which on an array of them is worth making.
 MANY: Final[i64] = 64
-#: By tag, rows of unsigned integers of one width, as `number_writer` writes them.
+#: By tag, rows of unsigned integers of one width, as `NumberWriter` writes them.
 _FORMS: Final = {
     tag: np.dtype([("tag", "u1"), ("number", number)]) for tag, number in ((0xCD, ">u2"), (0xCE, ">u4"), (0xCF, ">u8"))
 }

@@ -5,6 +5,7 @@ import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from ...config import require_places
 from ...core.policies.states.book import StateBook, Visit
 from ...core.policies.states.orders import make_order
 from ...core.policies.states.places import Places
@@ -23,7 +24,8 @@ class StateRun:
     """Requests one after another, or `in_flight` at a time: a request hits what was computed by those that had ended.
 
     Sizes are in tokens of keys and values: state_tokens of a state, budget of everything that is kept between requests.
-    order, places: by name (`core.policies.states`). memory: hashes are remembered of this many budgets of tokens.
+    order, places: by name (docs/states.md); another raises `InvalidArgument`. memory: hashes are remembered of this
+    many budgets of tokens.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class StateRun:
         memory: int = 4,
         in_flight: int = 1,
     ) -> None:
+        require_places("places", places)
         remembered = memory * budget // block_size
         self.book = StateBook(make_order(order, state_tokens), block_size, remembered)
         self.places = Places(places, block_size)

@@ -52,11 +52,16 @@ def open_trace(
         raise InvalidArgument(f"source is {source!r}; it must be a file's path or a generator such as chat:seed=1")
     if isinstance(source, str) and source.partition(":")[0] in GENERATORS:
         return _generated(source, format, tokenizer, max_requests)
-    if isinstance(source, str) and "=" in source and ":" in source and not Path(source).exists():
+    if isinstance(source, str) and _reads_as_made(source) and not Path(source).exists():
         raise TraceError(f"there is no file {source}, and no generator; generators are {', '.join(GENERATORS)}")
     path = SHIPPED if source in _SHIPPED_NAMES else Path(source)
     trace = FileTrace(path, find_format(path, format, tokenizer), strict)
     return trace if max_requests is None else FirstRequests(trace, max_requests)
+
+
+def _reads_as_made(source: str) -> bool:
+    """Return whether it may be meant as a generator: it has options, or is a bare word."""
+    return source not in _SHIPPED_NAMES and (("=" in source and ":" in source) or source.isidentifier())
 
 
 def make_trace(kind: str, *, requests: int, seed: int, **options: Any) -> Trace:

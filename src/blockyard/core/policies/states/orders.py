@@ -5,6 +5,7 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from ....errors import InvalidArgument
 from ...arrays import zeros_float, zeros_i64
 from .state import KINDS, State
 
@@ -200,9 +201,11 @@ class LearnedStates(StateOrder):
 
 
 def make_order(name: str, state_tokens: i64) -> StateOrder:
-    """Return the order of this name: "index" (learned), "value" or "lru"."""
+    """Return the order of this name: "index" (learned), "value" or "lru". Raise `InvalidArgument` for another."""
     if name == "lru":
         return LRUStates(state_tokens)
     if name == "value":
         return ValueStates(state_tokens)
-    return LearnedStates(state_tokens)
+    if name == "index":
+        return LearnedStates(state_tokens)
+    raise InvalidArgument(f"order is {name!r}; it must be index, value or lru")
