@@ -284,9 +284,11 @@ class PoolModel:
         return lease.num_sure
 
     def cache_next(self, number: int, tokens: list[int], keys: Keys, num_cached: int | None) -> int:
-        if (num_cached is not None and num_cached < 0) or not tokens:
+        if num_cached is not None and num_cached < 0:
             raise Refused("InvalidArgument")
         lease = self._live(number)
+        if not tokens:
+            return lease.num_cached
         still = self._still_cached(lease)
         if num_cached is None and still < lease.num_cached:
             raise Refused("StaleBlocks")
