@@ -145,6 +145,12 @@ def test_bad_hints_are_refused_by_name(server: Running, body: dict[str, Any], pa
     assert (status, answer["error"]["param"]) == (400, param), answer
 
 
+def test_an_unknown_field_of_a_hint_is_told_of_those_that_it_takes(server: Running) -> None:
+    status, answer = send(server, {"session_id": "s", "over": True})
+    assert (status, answer["error"]["param"]) == (400, "over")
+    assert answer["error"]["message"] == "unknown field 'over'; it takes action, back_in, cache_salt, session_id"
+
+
 def test_a_list_with_one_bad_hint_tells_the_engine_nothing(server: Running) -> None:
     complete(server, PROMPTS[3], session_id="kept")
     stats = server.call("GET", "/metrics")[2].decode()

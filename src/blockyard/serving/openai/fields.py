@@ -78,6 +78,8 @@ def parse_fields(kind: type[RequestT], fields: dict[str, Any]) -> RequestT:
 #: The type of the error for an unknown field; its context has the "name", and those "known" in its place.
 UNKNOWN_FIELD = "unknown_field"
 _MAX_NAME = 60
+#: Where so few fields are known, an error names them all.
+_MAX_LISTED = 8
 _KINDS = {
     "bool_type": "true or false",
     "float_type": "a number",
@@ -134,7 +136,9 @@ def _words(found: ErrorDetails, errors: list[ErrorDetails]) -> str:
 
 def _perhaps(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, 1, 0.75) if len(name) < _MAX_NAME else []
-    return f"; did you mean '{near[0]}'?" if near else ""
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    return f"; it takes {', '.join(sorted(known))}" if len(known) <= _MAX_LISTED else ""
 
 
 def _shown(value: object) -> str:
