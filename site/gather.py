@@ -3,7 +3,8 @@
     python site/gather.py build/site
 
 The Markdown stays as it reads in the repository. What changes here is where its links lead: the README is the first
-page, an example is a page with its code. The reference has one page for each public module, made from its `__all__`.
+page, an example is a page with its code. The reference has one page for each module that the navigation of
+zensical.toml lists, made from its `__all__`.
 """
 
 from __future__ import annotations
@@ -15,26 +16,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = (
-    "blockyard",
-    "blockyard.named",
-    "blockyard.policies",
-    "blockyard.answers",
-    "blockyard.errors",
-    "blockyard.steps",
-    "blockyard.storage",
-    "blockyard.sizing",
-    "blockyard.events",
-    "blockyard.parallel",
-    "blockyard.tiers",
-    "blockyard.fleet",
-    "blockyard.observe",
-    "blockyard.metrics",
-    "blockyard.engine",
-    "blockyard.serving",
-    "blockyard.lab",
-    "blockyard.live",
-)
+CONFIG = ROOT / "site" / "zensical.toml"
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
 
@@ -97,9 +79,14 @@ def public_names(module: str) -> list[str]:
     return [name for name in defined if not name.startswith("_")]
 
 
+def reference_modules() -> list[str]:
+    """The modules whose reference the navigation lists, in its order."""
+    return re.findall(r'"reference/(blockyard[\w.]*)\.md"', CONFIG.read_text())
+
+
 def gather_reference(target: Path) -> None:
     entries = []
-    for module in MODULES:
+    for module in reference_modules():
         names = public_names(module)
         entries.append(f"- [`{module}`]({module}.md): {', '.join(f'`{name}`' for name in names)}")
         write(target / f"{module}.md", f"# {module}\n\n" + "\n".join(f"::: {module}.{name}\n" for name in names))
@@ -112,7 +99,7 @@ def main(target: Path) -> None:
     gather_pages(pages)
     gather_examples(pages)
     gather_reference(pages / "reference")
-    shutil.copy(ROOT / "site" / "zensical.toml", target)
+    shutil.copy(CONFIG, target)
 
 
 if __name__ == "__main__":
