@@ -32,7 +32,6 @@ class ReserveCalls:
         self.joins = parts.joins
         self.store = parts.store
         self.tables = parts.store.tables
-        self.has_states = parts.config.state_group is not None
         self.block_size: i64 = parts.block_size
         self.max_model_len: i64 = parts.config.max_model_len
         self._slot_room = zeros_i64(0)
@@ -55,9 +54,9 @@ class ReserveCalls:
         sequences = self.sequences
         if self.in_flight is not None:
             self.in_flight.require_step()
-        if self.has_states:
-            self.store.cut(rows, self._firsts(rows), counts)
-        starts = self._map_ready(rows, counts)
+        first = self._firsts(rows)
+        self.store.cut(rows, first, counts)
+        starts = self._map_ready(rows, first, counts)
         if self._num_slow > 0 and self.kv_pool.stack is not None:
             self._evict_ahead(rows, starts, counts)
         # The answer is made before the first change, because making something can fail.
@@ -98,7 +97,7 @@ class ReserveCalls:
 
     def can_append(self, rows: vec[i64], counts: vec[i64]) -> bool:
         """Return whether `reserve` would serve all of them now."""
-        starts = self._map_ready(rows, counts)
+        starts = self._map_ready(rows, self._firsts(rows), counts)
         if self.in_flight is not None and self.in_flight.is_full():
             return False
         for index in range(i64(len(rows))):
@@ -144,9 +143,10 @@ class ReserveCalls:
                 missing += self.store.num_missing(rows[index], starts[index], starts[index] + counts[index])
         return missing
 
-    def _map_ready(self, rows: vec[i64], counts: vec[i64]) -> vec[i64]:
+    def _map_ready(self, rows: vec[i64], first: vec[i64], counts: vec[i64]) -> vec[i64]:
         """Refuse bad counts before anything changes; returns where each sequence starts.
 
+        first: by row, see `_firsts`.
         On the way the slots of all sequences that are `ready` are written to `_slot_room`, which is not visible yet;
         the others (`_slow`) are left out, with room for theirs. A step of more tokens than there is room for has
         prompts in it: all of its slots are made when the plan is asked for them.
@@ -158,7 +158,6 @@ class ReserveCalls:
         starts = rows[:]
         slow = self._slow
         slots = self._slot_room
-        first = self._firsts(rows)
         ready = sequences.ready
         num_blocks = sequences.num_blocks
         blocks = sequences.blocks
