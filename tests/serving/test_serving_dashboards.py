@@ -18,7 +18,6 @@ from ..support.servers import MODEL, Running, running_server, tiny_engine
 from ..support.vllm_panels import ABSENT, CACHE, INSTANCES, OVERVIEW, PERFORMANCE, SERVICE
 
 WHOSE = ("engine=", "model_name=", "le=", "handler=")
-SERIES = re.compile(r"`((?:vllm:|http_|process_)[^`]+)`")
 SAMPLE = re.compile(r"^([\w:]+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 
 
@@ -100,13 +99,11 @@ def test_the_page_is_well_formed(page: str) -> None:
     check_metrics(page)
 
 
-def test_the_docs_list_every_panel() -> None:
-    page = (ROOT / "docs" / "metrics.md").read_text().split("## vLLM's dashboards, panel by panel")[1]
-    rows = [
-        line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ") and SERIES.search(line)
+def test_the_docs_say_how_many_panels_have_data() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text().split("## vLLM's dashboards")[1]
+    assert [int(each) for each in re.findall(r"^\|.*\.json`\) \| (\d+) \|$", page, re.MULTILINE)] == [
+        len(panels) for _, panels in BOARDS
     ]
-    listed = [(panel, tuple(SERIES.findall(names))) for panel, names in rows]
-    assert listed == [row for _, panels in BOARDS for row in panels.items()]
 
 
 def test_requests_are_counted_by_route_and_status() -> None:
