@@ -81,9 +81,14 @@ def token_of(name: str, place: int) -> int:
 
 
 class Engine:
-    """One scheduler, stock or on a level of ours. An asynchronous one is a step ahead of its outputs."""
+    """One scheduler, stock or on a level of ours. An asynchronous one is a step ahead of its outputs.
 
-    def __init__(self, level: str, num_blocks: int, asynchronous: bool = False, **others: Any) -> None:
+    other_class: with the class that vLLM has for the other way, as one who passes the wrong flag.
+    """
+
+    def __init__(
+        self, level: str, num_blocks: int, asynchronous: bool = False, other_class: bool = False, **others: Any
+    ) -> None:
         self.level = level
         classes = (StockScheduler, StockAsyncScheduler) if level == "stock" else (Scheduler, AsyncScheduler)
         options = others.pop("options", {})
@@ -91,7 +96,7 @@ class Engine:
             options = {"level": level} | options
         vllm_config, cache_config = config_of(num_blocks, asynchronous=asynchronous, options=options, **others)
         register_all_kvcache_specs(vllm_config)
-        self.scheduler: Any = classes[asynchronous](
+        self.scheduler: Any = classes[asynchronous != other_class](
             vllm_config=vllm_config,
             kv_cache_config=cache_config,
             block_size=BLOCK_SIZE,

@@ -89,6 +89,24 @@ def test_programs(seed: int, num_blocks: int, asynchronous: bool) -> None:
     Program(seed, engines).run(250)
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("level", ["stock", *LEVELS])
+def test_the_wrong_class_gives_the_same_tokens(level: str, asynchronous: bool) -> None:
+    """`Scheduler` where vLLM schedules asynchronously, and `AsyncScheduler` where it does not."""
+    tokens = []
+    for other_class in (False, True):
+        engine = Engine(level, 60, asynchronous, other_class, max_model_len=512, max_num_batched_tokens=128)
+        for number in range(12):
+            engine.add(request_of(f"r{number}", list(range(number % 3, 100)), 40))
+            engine.step()
+            engine.check()
+        engine.drain()
+        engine.require_empty()
+        tokens.append(engine.tokens)
+    assert tokens[0] == tokens[1]
+    assert all(len(each) == 40 for each in tokens[0].values())
+
+
 def test_a_storm_preempts() -> None:
     """What the programs with few blocks rest on."""
     engine = Engine("tokens", 40, max_model_len=512, max_num_batched_tokens=128)
