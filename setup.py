@@ -27,7 +27,7 @@ BUILDS = not BUILDERS.isdisjoint(sys.argv)
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(SOURCE / "blockyard"))
-from _generated_c import documented_c, with_weak_references  # noqa: E402
+from _generated_c import changed_c, documented_c  # noqa: E402
 from _sources import MYPY_OPTIONS, compiled_sources, source_digest, write_build_record  # noqa: E402
 
 sys.dont_write_bytecode = False
@@ -59,9 +59,7 @@ def add_docstrings(modules: list, sources: list[Path]) -> None:
     if len(written) != 1:
         sys.exit(f"blockyard: mypyc was expected to write one C file for all modules, not {len(written)}")
     for module in modules:
-        module.sources = [
-            str(documented_c(Path(p), names, with_weak_references)) if p in written else p for p in module.sources
-        ]
+        module.sources = [str(documented_c(Path(p), names, changed_c)) if p in written else p for p in module.sources]
 
 
 def extensions(scratch: Path) -> list:

@@ -1,4 +1,4 @@
-"""Adds what mypyc leaves out to the C code that it writes: docstrings, and room for weak references.
+"""Adds what mypyc leaves out to the C code that it writes: docstrings, room for weak references, what is expected.
 
 `setup.py` imports this file by path, before the package exists, so it imports nothing of the package.
 """
@@ -163,3 +163,26 @@ def _replace_once(pattern: re.Pattern[str], replacement: str, text: str) -> str:
     if count != 1:
         raise LookupError(f"mypyc's C has {count} places like {pattern.pattern!r}; 1 is needed for weak references")
     return text
+
+
+#: Where mypyc (2.4.1) asks whether an index of a vec is in range; where not, it may count from the end.
+_RANGE_ASKED: Final = re.compile(
+    r"(?P<before>(?P<name>cpy_r_r\d+) = \(uint64_t\)\w+ < \(uint64_t\)\w+;\n\s*if \()(?P=name)\)"
+)
+
+
+def with_expected_ranges(c_text: str) -> str:
+    """mypyc's C, in which the compiler is told that an index of a vec is in range: what follows then comes first.
+
+    Without a word gcc puts a jump there: a tenth of the time of a lookup, of a commit, of a free. Raises `LookupError`
+    where the C is not what it was.
+    """
+    c_text, count = _RANGE_ASKED.subn(r"\g<before>likely(\g<name>))", c_text)
+    if count == 0:
+        raise LookupError("mypyc's C has no index of a vec that is asked whether it is in range")
+    return c_text
+
+
+def changed_c(c_text: str) -> str:
+    """All that is done to mypyc's C besides docstrings."""
+    return with_expected_ranges(with_weak_references(c_text))

@@ -22,7 +22,7 @@ from ..support.each import for_each
 from ..support.source_only import PACKAGE_DIR
 
 sys.path.insert(0, str(PACKAGE_DIR))
-from _generated_c import Name, c_escaped, docstrings, documented_c, with_docstrings
+from _generated_c import Name, c_escaped, docstrings, documented_c, with_docstrings, with_expected_ranges
 from _sources import compiled_sources
 
 sys.path.pop(0)
@@ -271,3 +271,10 @@ def test_an_unchanged_copy_is_not_written_again(tmp_path: Path) -> None:
     source.write_text(SOURCE.replace("Twice.", "Two times."))
     assert "Two times." in build()[0]
     assert c_file.read_text() == C_CODE
+
+
+def test_an_index_in_range_is_expected() -> None:
+    asked = "cpy_r_r5 = (uint64_t)cpy_r_at < (uint64_t)cpy_r_r4;\n{}if ({}) goto CPyL3;\nif (cpy_r_r5) goto CPyL4;"
+    assert with_expected_ranges(asked.format("  ", "cpy_r_r5")) == asked.format("  ", "likely(cpy_r_r5)")
+    with pytest.raises(LookupError, match="no index of a vec"):
+        with_expected_ranges(asked.format("", "cpy_r_r6"))

@@ -588,14 +588,19 @@ class PrefixIndex:
         parents: the indexed block before each; minus its root for a first block. Short passes, as in a lookup.
         """
         self.make_room(count)
-        self._hash_scattered(blocks, parents, count)
+        self._load_parents(parents, count)
+        hashes = self.hashes
+        for position in range(count):
+            row = self.rows.start_of(blocks[position])
+            hashes[position] = hash_rows(self.rows.words, row, self._keys, hashes[position], self._one_hash, 0, 1)
+        self._load_homes(0, count)
         for position in range(count):
             before = parents[position]
             parent = -before
             if before > 0:
                 parent = self.identity[2 * before]
                 before = self._followed(before)
-            self.insert(blocks[position], self.hashes[position], parent, max(before, 0))
+            self.insert(blocks[position], hashes[position], parent, max(before, 0))
 
     def _followed(self, before: i64) -> i64:
         """Return the block that stands for the content of `before` where one may follow that; 0 where none does."""
@@ -607,26 +612,31 @@ class PrefixIndex:
             return before
         return before if 2 * before + 3 < i64(len(identity)) and identity[2 * before + 3] == content else 0
 
-    def _hash_scattered(self, blocks: vec[i64], parents: vec[i64], count: i64) -> i64:
-        """Fill `hashes`, and read what linking needs; the returned sum only keeps that from being dropped."""
+    def _load_parents(self, parents: vec[i64], count: i64) -> i64:
+        """Fill `hashes` with those of the parents, and read what linking needs; the returned sum only keeps that from
+        being dropped."""
         hashes = self.hashes
         chain_hash = self.chain_hash
         identity = self.identity
         next_equal = self.rings.next_equal
-        slots = self._slots
-        shift = self._home_shift
-        one_hash = self._one_hash
         total: i64 = 0
         for position in range(count):
             before = parents[position]
-            chain = root_hash(-before)
             if before > 0:
-                chain = chain_hash[before]
+                hashes[position] = chain_hash[before]
                 total ^= identity[2 * before] ^ i64(next_equal[before])
-            row = self.rows.start_of(blocks[position])
-            hash_rows(self.rows.words, row, self._keys, chain, one_hash, 0, 1)
-            hashes[position] = one_hash[0]
-            total ^= slots[(one_hash[0] >> ID_BITS) >> shift]
+            else:
+                hashes[position] = root_hash(-before)
+        return total
+
+    def _load_homes(self, first: i64, last: i64) -> i64:
+        """Read the home slots of these `hashes`; the returned sum only keeps the loop from being dropped."""
+        hashes = self.hashes
+        slots = self._slots
+        shift = self._home_shift
+        total: i64 = 0
+        for position in range(first, last):
+            total ^= slots[(hashes[position] >> ID_BITS) >> shift]
         return total
 
     def _add_continuations(self, continuations: Continuations, blocks: vec[i32], first: i64, last: i64) -> None:
