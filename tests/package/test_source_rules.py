@@ -292,7 +292,7 @@ OUTSIDE = {
     "storage": {"numpy", "torch"},
     "wire": {"numpy"},
     "steps": set(),
-    "tiers": {"numpy", "xxhash", "redis", "obstore"},
+    "tiers": {"numpy", "xxhash", "redis", "obstore", "torch"},
     "fleet": {"numpy", "ray"},
     "events": {"numpy", "librt", "mypy_extensions", "msgspec", "zmq"},
 }

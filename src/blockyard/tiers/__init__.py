@@ -11,21 +11,26 @@ Read it in this order:
     files     a folder; nothing to start
     redis     a Redis server
     buckets   an object store: S3, GCS, Azure
+    offload   binds a manager and its KV storage to tiers: stores what is computed, loads what prompts begin with
+    kv_blocks the blocks of a `blockyard.storage.KVCache` as objects
 
 docs/tiers.md is the guide. Needs cbor2 and xxhash: `pip install 'blockyard[tiers]'`.
-`RedisTier` needs the extra `redis`, `ObjectTier` the extra `buckets`, each when it is first asked for.
+`RedisTier` needs the extra `redis`, `ObjectTier` the extra `buckets`, `KVBlocks` the extra `engine`, each when it is
+first asked for.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .files import FileTier
-from .header import BadObject, Header, layout_id, object_names
+from .header import BadObject, Header, NameChain, layout_id, object_names
+from .offload import Offload, OffloadReading, TierReading, TierUse
 from .tier import Cause, Job, Outcome, Prefix, Tier, TierStats
 from .worker import PlaceError, WorkingTier
 
 if TYPE_CHECKING:
     from .buckets import ObjectTier
+    from .kv_blocks import KVBlocks
     from .redis import RedisTier
 
 __all__ = [
@@ -34,19 +39,25 @@ __all__ = [
     "FileTier",
     "Header",
     "Job",
+    "KVBlocks",
+    "NameChain",
     "ObjectTier",
+    "Offload",
+    "OffloadReading",
     "Outcome",
     "PlaceError",
     "Prefix",
     "RedisTier",
     "Tier",
+    "TierReading",
     "TierStats",
+    "TierUse",
     "WorkingTier",
     "layout_id",
     "object_names",
 ]
 
-_LATER = {"ObjectTier": ".buckets", "RedisTier": ".redis"}
+_LATER = {"KVBlocks": ".kv_blocks", "ObjectTier": ".buckets", "RedisTier": ".redis"}
 
 
 def __getattr__(name: str) -> object:

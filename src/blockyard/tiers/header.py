@@ -11,6 +11,7 @@ Needs cbor2 and xxhash: `pip install 'blockyard[tiers]'`.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -144,7 +145,42 @@ def object_names(
     digest is a BLAKE2b of the block's tokens alone: a second, unlike function over what the name means.
     Raises `InvalidArgument`, or `MissingExtra` where cbor2 is not installed.
     """
-    chained = block_names(token_ids, block_size, extra_keys, root_text=f"blockyard tiers {VERSION} {layout.hex()}")
-    tokens = np.asarray(token_ids)[: len(chained) * block_size].astype("<i4").reshape(len(chained), block_size)
-    digests = [blake2b(row.tobytes(), digest_size=NAME_BYTES).digest() for row in tokens]
-    return [name[:NAME_BYTES] for name in chained], digests
+    chain = NameChain(layout, block_size, extra_keys)
+    chain.extend(token_ids)
+    return chain.names, chain.digests
+
+
+class NameChain:
+    """A chain has the names of a sequence's full blocks and the digests of their tokens, and grows with the sequence.
+
+    Arguments as of `object_names`.
+    """
+
+    def __init__(self, layout: bytes, block_size: int, extra_keys: object = ()) -> None:
+        self.names: list[bytes] = []
+        self.digests: list[bytes] = []
+        self._block_size = block_size
+        self._keys = extra_keys
+        self._root = f"blockyard tiers {VERSION} {layout.hex()}"
+        self._last: bytes | None = None
+
+    def extend(self, token_ids: Any) -> None:
+        """Name the full blocks of the whole sequence that have no name yet. O(tokens of these).
+
+        Raises as `object_names`; nothing has changed then.
+        """
+        size, done = self._block_size, len(self.names)
+        chained = block_names(
+            token_ids[done * size :], size, self._keys, parent=self._last, first_block=done, root_text=self._root
+        )
+        tokens = np.asarray(token_ids[done * size : (done + len(chained)) * size]).astype("<i4")
+        rows = tokens.reshape(len(chained), size)
+        self.digests += [blake2b(row.tobytes(), digest_size=NAME_BYTES).digest() for row in rows]
+        self.names += [name[:NAME_BYTES] for name in chained]
+        self._last = chained[-1] if chained else self._last
+
+    def copy(self) -> NameChain:
+        """Returns a chain that goes on by itself. O(blocks)."""
+        made = copy.copy(self)
+        made.names, made.digests = list(self.names), list(self.digests)
+        return made

@@ -1,0 +1,130 @@
+"""This makes objects of a KV cache's blocks: they are copied to rows of host memory, which tiers read, and back.
+
+Needs torch: `pip install 'blockyard[engine]'`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..arguments import shown
+from ..errors import InvalidArgument
+from ..storage import KVCache
+
+#: Tells whether a copy that was asked for is done.
+IsDone = Callable[[], bool]
+
+
+class KVBlocks:
+    """These are objects of a `KVCache`: one logical block each, of all layer groups, over all layers of this process.
+
+    kv_cache: on a CPU or CUDA; all of its groups have one block size. buffer_bytes: host memory for objects on their
+    way, pinned beside CUDA tensors; on a CPU the system gives memory to a row when it is first written.
+
+    An object is, group by group, that group's block of each of its layers as it lies in `KVCache.data`. Places that a
+    small group does not use are left out: they hold what another group wrote. Raises `InvalidArgument` for a budget
+    of less than two objects.
+    """
+
+    def __init__(self, kv_cache: KVCache, buffer_bytes: int = 2**31) -> None:
+        if not isinstance(kv_cache, KVCache):
+            raise InvalidArgument(f"kv_cache is {shown(kv_cache)}; it must be a KVCache")
+        self.kv_cache = kv_cache
+        places = kv_cache.places
+        sizes = [0] * places.num_groups
+        for layer in range(kv_cache.num_layers):
+            sizes[places.group(layer)] += 1
+        place_bytes = kv_cache.bytes_per_block // places.num_places
+        word = torch.int64 if place_bytes % 8 == 0 else torch.uint8
+        self._data = kv_cache.data.flatten(2).view(word)
+        width = int(self._data.shape[2])
+        #: Bytes of an object.
+        self.object_bytes = sum(sizes) * place_bytes
+        #: Objects that the buffers hold.
+        self.num_rows = buffer_bytes // self.object_bytes
+        if self.num_rows < 2:
+            raise InvalidArgument(
+                f"buffer_bytes is {buffer_bytes}; it must hold two objects of {self.object_bytes} bytes"
+            )
+        self._is_cuda = kv_cache.device.type == "cuda"
+        host = torch.empty((self.num_rows, self.object_bytes), dtype=torch.uint8, pin_memory=self._is_cuda)
+        self._bytes: npt.NDArray[np.uint8] = host.numpy()
+        words = host.view(word)
+        #: Of each group: its blocks' places, and its part of the rows, (rows, places, words).
+        self._parts = []
+        first = 0
+        for size in sizes:
+            self._parts.append((size, words[:, first : first + size * width].unflatten(1, (size, width))))
+            first += size * width
+
+    def layout(self) -> dict[str, Any]:
+        """Returns what decides the meaning of an object's bytes, but for the model, as plain values."""
+        cache = self.kv_cache
+        return {
+            "dtype": str(cache.dtype).removeprefix("torch."),
+            "block_size": cache.block_size,
+            "layout": cache.layout.value,
+            "heads": [cache.kv_heads.start, cache.kv_heads.stop],
+            "head_size": cache.head_size,
+            "value_size": cache.value_size,
+            "groups": [
+                [layer for layer in range(cache.num_layers) if cache.places.group(layer) == group]
+                for group in range(cache.places.num_groups)
+            ],
+        }
+
+    def buffer(self, row: int) -> memoryview:
+        """Returns the bytes of a row."""
+        return memoryview(self._bytes[row])
+
+    def read(self, block_ids: npt.NDArray[np.int32], rows: Sequence[int]) -> IsDone | None:
+        """Copy the blocks, (n, groups), into rows, once all that the device was asked before is done. O(bytes).
+
+        Returns None where it is done, else what tells it.
+        """
+        self.kv_cache.finish_moves()
+        for blocks, data, host in self._of_groups(block_ids):
+            if self._is_cuda:
+                ids = torch.from_numpy(blocks).to(data.device)
+                for row, found in zip(rows, data.index_select(1, ids).transpose(0, 1).contiguous(), strict=True):
+                    host[row].copy_(found, non_blocking=True)
+            else:  # torch's threads would wait for one another longer than a block takes
+                source, target = data.numpy(), host.numpy()
+                for row, block in zip(rows, blocks.tolist(), strict=True):
+                    target[row] = source[:, block]
+        return self._mark()
+
+    def write(self, block_ids: npt.NDArray[np.int32], rows: Sequence[int]) -> IsDone | None:
+        """Copy the rows into blocks, before all that the device is asked from now on; as `read`. O(bytes)."""
+        self.kv_cache.finish_moves()
+        for blocks, data, host in self._of_groups(block_ids):
+            if self._is_cuda:
+                found = torch.empty((len(rows), *host.shape[1:]), dtype=host.dtype, device=data.device)
+                for row, block in zip(rows, found, strict=True):
+                    block.copy_(host[row], non_blocking=True)
+                data.index_copy_(1, torch.from_numpy(blocks).to(data.device), found.transpose(0, 1))
+            else:
+                source, target = host.numpy(), data.numpy()
+                for row, number in zip(rows, blocks.tolist(), strict=True):
+                    target[:, number] = source[row]
+        return self._mark()
+
+    def _of_groups(
+        self, block_ids: npt.NDArray[np.int32]
+    ) -> Iterator[tuple[npt.NDArray[np.int64], torch.Tensor, torch.Tensor]]:
+        """Goes over the groups: ids of the blocks, where they lie, and their part of the rows."""
+        for group, (size, host) in enumerate(self._parts):
+            yield block_ids[:, group].astype(np.int64), self._data[:size], host
+
+    def _mark(self) -> IsDone | None:
+        if not self._is_cuda:
+            return None
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._data.device))
+        is_done: IsDone = event.query
+        return is_done

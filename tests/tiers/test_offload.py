@@ -1,0 +1,261 @@
+"""An offload: what tiers bring is what computing would have written, and nothing is held, leaked or waited for."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blockyard import CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LayerGroup, Span
+from blockyard.tiers import FileTier, Offload, TierUse
+
+from ..support.patience import PATIENCE_SECONDS, wait_until
+from ..support.seeds import draws, run_seed
+from .offload_world import FaultyTier, OffloadWorld, Request, SmallBlocks
+
+
+def run(world: OffloadWorld, turns: int) -> Counter[str]:
+    for _ in range(turns):
+        world.turn()
+    return world.counts
+
+
+@pytest.mark.parametrize("write", ["through", "selective"])
+def test_random_worlds(write: str) -> None:
+    choose = random.Random(run_seed())
+    for _ in range(draws(60, 12)):
+        seed = choose.randrange(2**32)
+        tiers = [FaultyTier(random.Random(seed + place)) for place in range(choose.choice((1, 2)))]
+        try:
+            run(OffloadWorld(seed, tiers, write), 120)
+        except BaseException as error:
+            error.add_note(f"seed {seed}, {len(tiers)} tiers")
+            raise
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_world_in_which_everything_happens(seed: int) -> None:
+    tiers = [FaultyTier(random.Random(seed), faults=0.03), FaultyTier(random.Random(seed + 1))]
+    world = OffloadWorld(seed, tiers)
+    for _ in range(4000):
+        world.turn()
+        done = sum((tier.counts for tier in tiers), world.counts)
+        if all(done[what] for what in ("filled", "waited", "preempted", "forked", "restarted", "loads failed")):
+            return
+    raise AssertionError(f"not all came: {done}")
+
+
+class SmallEngine:
+    """A manager, a folder, and prompts computed one at a time."""
+
+    def __init__(self, folder: Path, block_size: int = 4, weights: int = 0, write: str = "through") -> None:
+        self.tier = FileTier(folder, 2**30)
+        self.cache = KVCacheManager(CacheConfig(60, block_size=block_size, max_num_seqs=4, max_model_len=100))
+        self.blocks = SmallBlocks(60, block_size, 1, 40)
+        self.offload = Offload(self.cache, self.blocks, [TierUse(self.tier, write)], {"weights": weights})
+        self.weights = weights
+
+    def serve(self, tokens: list[int], *keys: CacheSalt | Span) -> int:
+        """Compute a prompt, whose last token is always left; returns the tokens that the tier brought."""
+        request = Request(tokens, ())
+        wait_until(lambda: self.offload.poll() or not self.offload.prepare(request, tokens, keys))
+        seq = self.cache.allocate(tokens, extra_keys=keys)
+        hit = self.offload.fill(request, seq)
+        first = int(self.cache.num_computed_tokens(seq))
+        plan = self.cache.reserve([seq], len(tokens) - first)
+        ids, size = self.cache.block_ids(seq), self.cache.block_size
+        numbers = [token * 7 + self.weights for token in tokens]
+        for at in range(len(tokens)):
+            slot = self.blocks.data[0, ids[at // size]]
+            if at < first:
+                assert slot[at % size] == numbers[at]
+            slot[at % size] = numbers[at]
+        self.offload.save(request, seq, tokens, len(tokens))
+        self.cache.commit([seq], plan.num_scheduled)
+        self.cache.free(seq)
+        self.offload.forget(request)
+        self.offload.check()
+        return hit
+
+    def close(self) -> None:
+        assert self.offload.close(PATIENCE_SECONDS)
+        self.offload.check()
+
+
+def served(engine: SmallEngine, tokens: list[int], *keys: CacheSalt | Span) -> int:
+    try:
+        return engine.serve(tokens, *keys)
+    finally:
+        engine.close()
+
+
+PROMPT = list(range(100, 118))
+
+
+def test_a_prompt_is_found_after_a_restart(tmp_path: Path) -> None:
+    assert served(SmallEngine(tmp_path), PROMPT) == 0
+    engine = SmallEngine(tmp_path)
+    assert engine.serve(PROMPT) == 16
+    assert engine.serve(PROMPT) == 0  # the pool has it now
+    assert engine.cache.stats().num_hit_tokens == 16
+    reading = engine.offload.read()
+    assert (reading.tiers[0].num_hit_tokens, reading.missed["absent"], reading.num_waiting) == (16, 0, 0)
+    assert reading.tiers[0].stats.num_loaded == 4
+    engine.close()
+
+
+def test_a_longer_prompt_takes_what_there_is(tmp_path: Path) -> None:
+    served(SmallEngine(tmp_path), PROMPT)
+    engine = SmallEngine(tmp_path)
+    assert engine.serve([*PROMPT[:10], 1, 2, 3, 4, 5]) == 8
+    assert engine.offload.read().missed["absent"] == 4
+    assert engine.serve([*PROMPT, 1, 2, 3]) == 8  # two blocks in the pool, two in the folder
+    engine.close()
+
+
+@pytest.mark.parametrize("other", [{"weights": 1}, {"block_size": 2}])
+def test_another_model_hits_nothing(tmp_path: Path, other: dict[str, int]) -> None:
+    served(SmallEngine(tmp_path), PROMPT)
+    assert served(SmallEngine(tmp_path, **other), PROMPT) == 0
+    assert served(SmallEngine(tmp_path), PROMPT) == 16
+
+
+def test_a_salt_is_part_of_the_name(tmp_path: Path) -> None:
+    served(SmallEngine(tmp_path), PROMPT, CacheSalt("a"))
+    assert served(SmallEngine(tmp_path), PROMPT, CacheSalt("b")) == 0
+    assert served(SmallEngine(tmp_path), PROMPT) == 0
+    assert served(SmallEngine(tmp_path), PROMPT, CacheSalt("a")) == 16
+
+
+def test_prompts_with_spans_are_left_alone(tmp_path: Path) -> None:
+    served(SmallEngine(tmp_path), PROMPT, Span("cat", 2, 4))
+    assert list((tmp_path / "objects").rglob("?" * 32)) == []
+
+
+def test_selective_stores_at_the_second_use(tmp_path: Path) -> None:
+    engine = SmallEngine(tmp_path, write="selective")
+    engine.serve(PROMPT)
+    assert engine.offload.settle(PATIENCE_SECONDS)
+    assert engine.tier.stats().num_stored == 0
+    engine.serve([*PROMPT[:8], 1, 2, 3, 4, 5])
+    engine.close()
+    assert engine.tier.stats().num_stored == 2  # the two that both begin with
+
+
+def test_never_only_reads(tmp_path: Path) -> None:
+    served(SmallEngine(tmp_path, write="never"), PROMPT)
+    assert served(SmallEngine(tmp_path), PROMPT) == 0
+    assert served(SmallEngine(tmp_path, write="never"), PROMPT) == 16
+
+
+def test_a_damaged_object_ends_the_hit_before_it(tmp_path: Path) -> None:
+    served(SmallEngine(tmp_path), PROMPT)
+    for path in (tmp_path / "objects").rglob("?" * 32):
+        path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    engine = SmallEngine(tmp_path)
+    assert engine.serve(PROMPT) == 0
+    assert engine.offload.read().missed["failed"] == 16
+    engine.close()
+
+
+def test_where_loading_is_slower_than_computing_nothing_is_loaded(tmp_path: Path) -> None:
+    served(SmallEngine(tmp_path), PROMPT)
+    engine = SmallEngine(tmp_path)
+    engine.offload.note_computed(512, 1000.0)
+    engine.offload.uses[0].cost.note(100, 1000.0, engine.offload._clock())
+    assert engine.serve(PROMPT) == 0
+    assert engine.offload.read().missed["not_worth"] == 16
+    engine.close()
+
+
+def test_after_a_reset_the_model_is_asked_again() -> None:
+    """What runs on computes with the old weights: it is not stored under the new ones."""
+    tier = FaultyTier(random.Random(1), faults=0.0)
+    world = OffloadWorld(1, [tier])
+    request = Request(list(range(20)), ())
+    world.waiting = [request]
+    world.admit()
+    world.compute([request], [8])
+    world.weights = 1
+    world.cache.reset_prefix_cache()
+    stored = len(tier.jobs)
+    assert world.offload.save(request, request.seq, request.tokens, 20) == 0
+    assert len(tier.jobs) == stored
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (CacheConfig(9, groups=(LayerGroup(4), LayerGroup(8))), "one block size"),
+        (CacheConfig(9, groups=(LayerGroup(4, token_bytes=8), LayerGroup(4, kind="state", state_bytes=8))), "states"),
+        (CacheConfig(9, groups=(LayerGroup(4, shards=2),)), "2 shards"),
+        (CacheConfig(9, max_steps_in_flight=2), "max_steps_in_flight is 2"),
+        (CacheConfig(9, num_cpu_blocks=4), "on_plan is None"),
+    ],
+)
+def test_what_it_cannot_serve_is_refused(config: CacheConfig, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        Offload(KVCacheManager(config), SmallBlocks(9, 4, 1, 4), [], {})
+
+
+def test_a_bad_tier_or_policy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="tier is 'disk'"):
+        TierUse("disk")  # type: ignore[arg-type]
+    with FileTierOf(tmp_path) as tier, pytest.raises(InvalidArgument, match="write is 'back'"):
+        TierUse(tier, "back")
+
+
+class FileTierOf:
+    """A tier that is closed at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tier = FileTier(folder, 2**20)
+
+    def __enter__(self) -> FileTier:
+        return self.tier
+
+    def __exit__(self, *_: object) -> None:
+        self.tier.close()
+
+
+def test_costs_are_a_start_up_and_a_rate() -> None:
+    from blockyard.tiers.costs import LinearCost
+
+    cost = LinearCost(fresh_seconds=10.0)
+    assert cost.seconds(5, 0.0) is None
+    cost.note(10, 2.0, 0.0)
+    assert cost.seconds(5, 0.0) == 1.0  # of one measurement, all is rate
+    for size in (20, 30, 40):
+        cost.note(size, 1.0 + size / 10, 0.0)
+    assert cost.seconds(100, 0.0) == pytest.approx(11.0)
+    assert cost.seconds(100, 11.0) is None
+    assert np.isfinite(cost.seconds(0, 1.0) or 0.0)
+
+
+def test_blocks_of_a_kv_cache_go_out_and_come_back() -> None:
+    """Of two layer groups: the places that the smaller one leaves unused hold another request's bytes, and stay."""
+    torch = pytest.importorskip("torch")
+    from blockyard.storage import KVCache
+    from blockyard.tiers import KVBlocks
+
+    for dtype, size in ((torch.float32, 4), (torch.bfloat16, 3)):
+        cache = KVCache(9, 3, 5, 2, size, dtype=dtype, layer_groups=[[0, 2, 4], [1, 3]])
+        blocks = KVBlocks(cache, 10 * 5 * 3 * 2 * 2 * size * dtype.itemsize)
+        assert blocks.num_rows == 10
+        cache.data.copy_(torch.randn(cache.data.shape))
+        ids = np.array([[1, 5], [7, 2]], np.int32)
+        kept = cache.data.clone()
+        assert blocks.read(ids, [8, 3]) is None
+        cache.data.zero_()
+        assert blocks.write(ids[::-1], [8, 3]) is None
+        for before, after in (((1, 5), (7, 2)), ((7, 2), (1, 5))):
+            assert torch.equal(cache.data[:, after[0]], kept[:, before[0]])
+            assert torch.equal(cache.data[:2, after[1]], kept[:2, before[1]])
+            assert not cache.data[2, after[1]].any()
+    with pytest.raises(InvalidArgument, match="two objects of"):
+        KVBlocks(cache, blocks.object_bytes * 2 - 1)
+    with pytest.raises(InvalidArgument, match="kv_cache is"):
+        KVBlocks(None)  # type: ignore[arg-type]
