@@ -48,8 +48,6 @@ NAMES = (
 NUM_POINTS = 60
 #: After so many calls in a row in which nothing failed, there are no more allocations.
 MOST_DONE = 6
-#: Calls that move blocks one by one and note each: what has moved stays moved, and `check` complains. Still to mend.
-OPEN = ("swap_out", "swap_in")
 
 
 @dataclass(frozen=True)
@@ -64,10 +62,9 @@ class Point:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether a promise is broken: `check` holds, but after swaps; a failed `resize` changes nothing."""
-        return (self.outcome == "broken" and self.call not in OPEN) or (
-            self.call == "resize" and (self.outcome == "changed" or "SystemError" in self.where)
-        )
+        """Whether a promise is broken: `check` holds; failed swaps change nothing, nor does a failed `resize`."""
+        is_changed = self.outcome == "changed" and self.call in ("resize", "swap_out", "swap_in")
+        return self.outcome == "broken" or is_changed or (self.call == "resize" and "SystemError" in self.where)
 
 
 def points(kind: str, call: Call, num_points: int = NUM_POINTS) -> Iterator[Point]:

@@ -86,6 +86,7 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
     "core/pool/ledger.py": {"block": BLOCK_ID},
     "core/pool/lease.py": dict.fromkeys(["block", "new"], BLOCK_ID),
     "core/pool/by_id.py": {"block": BLOCK_ID},
+    "core/store/transfers.py": {"number": "a block id or a layer group: below 2**27"},
     "core/store/grouped.py": {"token_block": BLOCK_ID},
     "core/index/continuations.py": dict.fromkeys(["block", "following", "before", "after"], BLOCK_ID),
     "core/policies/parts/lists.py": dict.fromkeys(

@@ -115,7 +115,7 @@ class PlanSender(_PlanEnd):
     def _message(self, plan: SwapPlan, moves_only: bool, token_ids: object) -> bytes:
         self._require_own(plan._tables)
         moves = plan._transfers
-        arrays = [self._shape, *(_moves_array(each) for each in (moves.swap_outs, moves.swap_ins, moves.copies))]
+        arrays = [self._shape, *(each.array() for each in (moves.swap_outs, moves.swap_ins, moves.copies))]
         kind = "swap"
         if isinstance(plan, StepPlan):
             kind = "step"
@@ -340,10 +340,6 @@ def _shape_of(config: CacheConfig) -> npt.NDArray[np.int32]:
 
 def _shape(max_num_seqs: int, tables: list[tuple[int, int]]) -> npt.NDArray[np.int32]:
     return np.array([max_num_seqs, *(number for pair in tables for number in pair)], np.int32)
-
-
-def _moves_array(triples: list[int]) -> npt.NDArray[np.int32]:
-    return np.array(triples, np.int32) if triples else _NONE
 
 
 def _exceeds(items: IntArray, limit: int) -> bool:

@@ -5,6 +5,7 @@ from mypy_extensions import i64
 
 from ...errors import OutOfBlocks, SequenceNotReady
 from ...ids import NULL_BLOCK
+from ..arrays import zeros_i64
 from ..parts import Parts
 from ..plan.swap_plan import SwapPlan
 from ..store.content_ledger import ContentLedger
@@ -27,16 +28,14 @@ class SwapCalls:
         self.store = store
         self.pool = store.pool
         self.cpu = cpu
-        #: Where each block of the running call goes: one decision for all that share it.
-        self._target: dict[int, int] = {}
 
     def can_swap_out(self, rows: vec[i64]) -> bool:
         """Return whether `swap_out` would move them."""
-        return self._are_ready(rows, False) and self._plan_out(rows) <= self.cpu.queue.num_free
+        return self._are_ready(rows, False) and self._plan_out(rows).num_taken(self.cpu) <= self.cpu.queue.num_free
 
     def can_swap_in(self, rows: vec[i64]) -> bool:
         """Return whether `swap_in` would bring them back."""
-        return self._are_ready(rows, True) and self._plan_in(rows) <= self.pool.queue.num_free
+        return self._are_ready(rows, True) and self._plan_in(rows).num_taken(self.pool) <= self.pool.queue.num_free
 
     def _are_ready(self, rows: vec[i64], swapped: bool) -> bool:
         """Return whether nothing of `_require_at` would be raised."""
@@ -51,7 +50,8 @@ class SwapCalls:
         """Move the sequences in `rows` to the CPU pool, all or none."""
         for index in range(i64(len(rows))):
             self._require_at(rows[index], False, "swap_out")
-        needed = self._plan_out(rows)
+        targets = self._plan_out(rows)
+        needed = targets.num_taken(self.cpu)
         if needed > self.cpu.queue.num_free:
             raise OutOfBlocks(
                 f"swap_out: seqs need {needed} CPU blocks; {self.cpu.num_free_blocks} "
@@ -59,7 +59,7 @@ class SwapCalls:
                 int(needed),
                 self.cpu.num_free_blocks,
             )
-        return self._carry_out(rows)
+        return self._carry_out(rows, targets)
 
     def _require_at(self, row: i64, swapped: bool, action: str) -> None:
         sequences = self.sequences
@@ -69,27 +69,29 @@ class SwapCalls:
         require_nothing_to_copy(sequences, row, action)
         require_nothing_reserved(sequences, row, action)
 
-    def _plan_out(self, rows: vec[i64]) -> i64:
-        """Find what the CPU pool has of the blocks; returns how many free CPU blocks the rest and idle finds take."""
-        self._target = {}
+    def _plan_out(self, rows: vec[i64]) -> "Targets":
+        """Find what the CPU pool has of the blocks, in the order in which `_move_out` comes to them."""
+        targets = Targets(self._num_places(rows))
+        for index in range(i64(len(rows))):
+            row = rows[index]
+            for group in self.store.groups:
+                place = self._num_worth(group, row) - 1
+                while place >= group.num_null[row]:
+                    block = group.block_at(row, place)
+                    if group.cpu_block_at(row, place) != NULL_BLOCK:
+                        targets.pass_by()
+                    elif targets.is_new(block):
+                        targets.set_found(self._find_on_cpu(block))
+                    place -= 1
+        return targets
+
+    def _num_places(self, rows: vec[i64]) -> i64:
+        """Return how many blocks the rows have, those that they share counted for each."""
+        count: i64 = 0
         for index in range(i64(len(rows))):
             for group in self.store.groups:
-                for place in range(group.num_null[rows[index]], self._num_worth(group, rows[index])):
-                    block = group.block_at(rows[index], place)
-                    if group.cpu_block_at(rows[index], place) == NULL_BLOCK and int(block) not in self._target:
-                        self._target[int(block)] = int(self._find_on_cpu(block))
-        return self._num_taken(self.cpu)
-
-    def _num_taken(self, pool: ContentLedger) -> i64:
-        """Free blocks of `pool` that the targets take: new ones, and each idle find once."""
-        idle: set[int] = set()
-        needed: i64 = 0
-        for found in self._target.values():
-            if found == NULL_BLOCK:
-                needed += 1
-            elif pool.ref_cnt[i64(found)] == 0:
-                idle.add(found)
-        return needed + i64(len(idle))
+                count += group.num_blocks[rows[index]] - group.num_null[rows[index]]
+        return count
 
     def _num_worth(self, group: GroupTable, row: i64) -> i64:
         """Places that hold computed tokens; what lies behind them is not worth keeping."""
@@ -100,28 +102,32 @@ class SwapCalls:
             return NULL_BLOCK
         return self.cpu.find_content(self.pool.content_of(block), self.pool.group_of(block))
 
-    def _carry_out(self, rows: vec[i64]) -> SwapPlan:
-        transfers = Transfers()
+    def _carry_out(self, rows: vec[i64], targets: "Targets") -> SwapPlan:
+        transfers = self._room_for(targets, 0)
         plan = SwapPlan(self.store.tables, transfers)
-        self.sequences.version += 1
         if self.store.tier is not None:
             self.store.tier.tell(transfers)
-        # Finds are held first, so that no new CPU block is taken from among them.
-        for found in self._target.values():
-            if found != NULL_BLOCK:
-                self.cpu.share_one(found)
-        taken: list[int] = [found for found in self._target.values() if found != NULL_BLOCK]
+        self.sequences.version += 1
+        targets.share_found(self.cpu)
         for index in range(i64(len(rows))):
             for group in self.store.groups:
-                self._move_out(group, rows[index], transfers, taken)
+                self._move_out(group, rows[index], transfers, targets)
             self.sequences.is_swapped[rows[index]] = 1
-        for block in taken:
-            self.cpu.release_one(block)
+        targets.release(self.cpu)
         self.store.finish(transfers)
         return plan
 
-    def _move_out(self, group: GroupTable, row: i64, transfers: Transfers, taken: list[int]) -> None:
-        """Each target is held once by the call (`taken`) and once for each row that comes to it.
+    def _room_for(self, targets: "Targets", num_held: i64) -> Transfers:
+        """Take all the memory that moving blocks needs. Each new block may evict one that is saved."""
+        num_moves = targets.num_new
+        if self.store.tier is not None:
+            num_moves += self.store.tier.num_waiting()
+        transfers = Transfers()
+        transfers.make_room(num_moves, targets.num_new, num_held + num_moves)
+        return transfers
+
+    def _move_out(self, group: GroupTable, row: i64, transfers: Transfers, targets: "Targets") -> None:
+        """Each target is held once by the call and once for each row that comes to it.
 
         What was to be loaded from a CPU block stays there, held by the row already.
         """
@@ -130,9 +136,11 @@ class SwapCalls:
         while place >= group.num_null[row]:
             block = group.block_at(row, place)
             target = group.cpu_block_at(row, place)
-            if target == NULL_BLOCK and place < worth:
-                target = self._send(group, block, transfers, taken)
-                self.cpu.share_one(target)
+            if place < worth:
+                move = targets.next_move()
+                if target == NULL_BLOCK:
+                    target = self._send(group, block, transfers, targets, move)
+                    self.cpu.share_one(target)
             group.move_out(row, place, target)
             place -= 1
         group.num_loads[row] = 0
@@ -140,14 +148,13 @@ class SwapCalls:
         if keep < group.num_blocks[row]:
             group.cut_row(row, keep)
 
-    def _send(self, group: GroupTable, block: i64, transfers: Transfers, taken: list[int]) -> i64:
+    def _send(self, group: GroupTable, block: i64, transfers: Transfers, targets: "Targets", move: i64) -> i64:
         """The CPU block that `block` goes to, or is found in."""
-        target = i64(self._target[int(block)])
+        target = targets.target[move]
         if target == NULL_BLOCK:
             target = self._new_on_cpu(block)
-            self._target[int(block)] = int(target)
-            taken.append(int(target))
-            transfers.swap_out(int(block), int(target), int(group.number))
+            targets.target[move] = target
+            transfers.swap_out(block, target, group.number)
         return target
 
     def _new_on_cpu(self, block: i64) -> i64:
@@ -160,7 +167,8 @@ class SwapCalls:
         """Bring the sequences in `rows` back, all or none."""
         for index in range(i64(len(rows))):
             self._require_at(rows[index], True, "swap_in")
-        needed = self._plan_in(rows)
+        targets = self._plan_in(rows)
+        needed = targets.num_taken(self.pool)
         if needed > self.pool.queue.num_free:
             raise OutOfBlocks(
                 f"swap_in: seqs need {needed} blocks; {self.pool.num_free_blocks} "
@@ -168,73 +176,141 @@ class SwapCalls:
                 int(needed),
                 self.pool.num_free_blocks,
             )
-        return self._carry_in(rows)
+        return self._carry_in(rows, targets)
 
-    def _plan_in(self, rows: vec[i64]) -> i64:
-        """Find what the pool still has of the blocks; returns how many free blocks the rest and idle finds take."""
-        self._target = {}
+    def _plan_in(self, rows: vec[i64]) -> "Targets":
+        """Find what the pool still has of the blocks, in the order in which `_move_in` comes to them."""
+        targets = Targets(self._num_places(rows))
         for index in range(i64(len(rows))):
             for group in self.store.groups:
                 for place in range(group.num_null[rows[index]], group.num_blocks[rows[index]]):
                     source = group.cpu_block_at(rows[index], place)
-                    if int(source) not in self._target:
-                        self._target[int(source)] = int(self._find_in_pool(source))
-        return self._num_taken(self.pool)
+                    if targets.is_new(source):
+                        targets.set_found(self._find_in_pool(source))
+        return targets
 
     def _find_in_pool(self, cpu_block: i64) -> i64:
         if not self.cpu.is_cached(cpu_block):
             return NULL_BLOCK
         return self.pool.find_content(self.cpu.content_of(cpu_block), self.cpu.group_of(cpu_block))
 
-    def _carry_in(self, rows: vec[i64]) -> SwapPlan:
-        taken: list[int] = [found for found in self._target.values() if found != NULL_BLOCK]
-        transfers = Transfers()
+    def _carry_in(self, rows: vec[i64], targets: "Targets") -> SwapPlan:
+        transfers = self._room_for(targets, targets.num_places)
         plan = SwapPlan(self.store.tables, transfers)
-        self._evict_ahead(len(self._target) - len(taken), taken)
+        self._evict_ahead(targets)
         self.sequences.version += 1
         for index in range(i64(len(rows))):
             for group in self.store.groups:
-                self._move_in(group, rows[index], transfers, taken)
+                self._move_in(group, rows[index], transfers, targets)
             self.sequences.is_swapped[rows[index]] = 0
             self.sequences.raise_alert(rows[index])
-        for block in taken:
-            self.pool.release_one(block)
+        targets.release(self.pool)
         self.store.finish(transfers)
         return plan
 
-    def _evict_ahead(self, count: i64, taken: list[int]) -> None:
+    def _evict_ahead(self, targets: "Targets") -> None:
         """Hold what was found, and let an eviction policy name all victims before the first change: it might fail."""
         peak = self.pool.peak_used_blocks
-        for found in taken:
-            self.pool.share_one(found)
+        targets.share_found(self.pool)
         try:
             self.interruption.raise_now()
-            self.pool.evict_ahead(count)
+            self.pool.evict_ahead(targets.num_new)
         except BaseException:
-            for found in reversed(taken):
-                self.pool.unshare_one(found)
+            targets.unshare_found(self.pool)
             self.pool.peak_used_blocks = peak
             raise
 
-    def _move_in(self, group: GroupTable, row: i64, transfers: Transfers, taken: list[int]) -> None:
+    def _move_in(self, group: GroupTable, row: i64, transfers: Transfers, targets: "Targets") -> None:
         for place in range(group.num_null[row], group.num_blocks[row]):
             source = group.cpu_block_at(row, place)
-            target = i64(self._target[int(source)])
+            move = targets.next_move()
+            target = targets.target[move]
             if target == NULL_BLOCK:
                 target = self._new_in_pool(source)
-                self._target[int(source)] = int(target)
-                taken.append(int(target))
-                transfers.swap_in(int(source), int(target), int(group.number))
+                targets.target[move] = target
+                transfers.swap_in(source, target, group.number)
             self.pool.share_one(target)
             group.move_in(row, place, target)
             # The source stays held until the plan is complete: nothing that this call evicts may be saved over it.
-            transfers.hold(int(source))
+            transfers.hold(source)
 
     def _new_in_pool(self, cpu_block: i64) -> i64:
         target = self.pool.acquire_one()
         if self.cpu.is_cached(cpu_block):
             self.pool.cache_content(target, self.cpu.content_of(cpu_block), self.cpu.group_of(cpu_block))
         return target
+
+
+class Targets:
+    """Says where the blocks of a swap go: one decision, a *move*, for all places that share a block.
+
+    It is made by looking, which takes memory, and read while blocks move, which takes none: `next_move` gives the moves
+    of the places in the order in which `is_new` and `pass_by` were told of them.
+
+    num_places: how many places there are at most.
+    """
+
+    def __init__(self, num_places: i64) -> None:
+        self._move_of: dict[int, i64] = {}
+        self._moves = zeros_i64(int(num_places))
+        self.num_places: i64 = 0
+        self._num_read: i64 = 0
+        #: Of each move the block that was found, or taken; 0 while there is none.
+        self.target = zeros_i64(int(num_places))
+        self.num_moves: i64 = 0
+        #: Moves for which nothing was found.
+        self.num_new: i64 = 0
+
+    def pass_by(self) -> None:
+        """Nothing is moved at the next place."""
+        self.num_places += 1
+
+    def is_new(self, block: i64) -> bool:
+        """Note that `block` stands at the next place; return whether it is the first one, and `set_found` follows."""
+        move = self._move_of.get(int(block), self.num_moves)
+        self._moves[self.num_places] = move
+        self.num_places += 1
+        self._move_of[int(block)] = move
+        return move == self.num_moves
+
+    def set_found(self, block: i64) -> None:
+        """The other pool has the same content in `block`; 0 if it has not."""
+        self.target[self.num_moves] = block
+        self.num_moves += 1
+        if block == NULL_BLOCK:
+            self.num_new += 1
+
+    def num_taken(self, pool: ContentLedger) -> i64:
+        """Count the free blocks of `pool` that the moves take: new ones, and each idle find once."""
+        idle: set[int] = set()
+        for move in range(self.num_moves):
+            if self.target[move] != NULL_BLOCK and pool.ref_cnt[self.target[move]] == 0:
+                idle.add(int(self.target[move]))
+        return self.num_new + i64(len(idle))
+
+    def next_move(self) -> i64:
+        """Return the move of the next place."""
+        self._num_read += 1
+        return self._moves[self._num_read - 1]
+
+    def share_found(self, pool: ContentLedger) -> None:
+        """Hold what was found, so that no new block is taken from among it."""
+        for move in range(self.num_moves):
+            if self.target[move] != NULL_BLOCK:
+                pool.share_one(self.target[move])
+
+    def unshare_found(self, pool: ContentLedger) -> None:
+        """Undo `share_found`."""
+        move = self.num_moves - 1
+        while move >= 0:
+            if self.target[move] != NULL_BLOCK:
+                pool.unshare_one(self.target[move])
+            move -= 1
+
+    def release(self, pool: ContentLedger) -> None:
+        """Release all targets, each held once by the call."""
+        for move in range(self.num_moves):
+            pool.release_one(self.target[move])
 
 
 def swap_calls(parts: Parts) -> SwapCalls | None:

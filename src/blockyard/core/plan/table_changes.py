@@ -14,7 +14,7 @@ from mypy_extensions import i64
 from ...config import CacheConfig
 from ..arrays import grown_i64, view_i64, zeros_i64
 from ..sequences.block_table import BlockTable
-from ..store.transfers import Transfers
+from ..store.transfers import Transfers, numbers_of
 from .batch import Batch
 from .seen_rows import SeenRows
 from .step_plan import StepPlan
@@ -141,5 +141,7 @@ def _change_rows(table: BlockTable, rows: vec[i64], changed: vec[i64], blocks: v
 
 def _transfers(moves: list[list[int]]) -> Transfers:
     transfers = Transfers()
-    transfers.swap_outs, transfers.swap_ins, transfers.copies = moves
+    transfers.swap_outs = numbers_of(moves[0])
+    transfers.swap_ins = numbers_of(moves[1])
+    transfers.copies = numbers_of(moves[2])
     return transfers

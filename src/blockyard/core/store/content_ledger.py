@@ -10,7 +10,7 @@ from ..arrays import zeros_i64
 from ..pool.observer import PoolObserver
 from ..pool.word_ledger import WordLedger
 from ..watch.misses import MissLog, stored_name
-from .transfers import Transfers
+from .transfers import MOVE, Numbers, Transfers
 
 #: A content id and a group number.
 ENTRY_WORDS: Final[i64] = 2
@@ -63,8 +63,9 @@ class CpuTier(PoolObserver):
     def __init__(self, pool: ContentLedger, cpu: ContentLedger) -> None:
         self.pool = pool
         self.cpu = cpu
-        #: Evicted blocks (block, CPU block, group) that no plan has saved yet.
-        self._saves: list[int] = []
+        #: Evicted blocks (block, CPU block, group) that no plan has saved yet, each with a CPU block of its own.
+        self._saves = Numbers()
+        self._saves.make_room(MOVE * cpu.num_blocks)
 
     def evicting(self, block: i64) -> None:
         """Keep what `block` holds, unless it is held twice or the CPU pool is full of sequences. O(1) expected."""
@@ -78,23 +79,28 @@ class CpuTier(PoolObserver):
         if self.cpu.queue.num_free == 0:
             return
         target = self.cpu.acquire_one()
-        try:
-            self._saves += (int(block), int(target), int(group))
-        except MemoryError:  # it is not kept
-            self.cpu.release_one(target)
-            return
+        self._saves.add_move(block, target, group)
         self.cpu.cache_content(target, content, group)
+
+    def num_waiting(self) -> i64:
+        """Count the saves that are in no plan yet."""
+        return self._saves.count // MOVE
 
     def tell(self, transfers: Transfers) -> None:
         """Hand all saves to the plan being made. Until it is complete nothing may take their places."""
-        for index in range(0, len(self._saves), 3):
-            transfers.swap_out(self._saves[index], self._saves[index + 1], self._saves[index + 2])
-            transfers.hold(self._saves[index + 1])
-        self._saves = []
+        if self._saves.count == 0:
+            return
+        transfers.make_room(self.num_waiting(), 0, self.num_waiting())
+        saves = self._saves.items
+        for place in range(0, self._saves.count, MOVE):
+            transfers.swap_out(i64(saves[place]), i64(saves[place + 1]), i64(saves[place + 2]))
+            transfers.hold(i64(saves[place + 1]))
+        self._saves.clear()
 
     def waiting_blocks(self) -> list[int]:
         """CPU blocks held for saves that are in no plan yet."""
-        return self._saves[1::3]
+        waiting: list[int] = self._saves.array()[1::3].tolist()
+        return waiting
 
 
 class StoredMisses(PoolObserver):

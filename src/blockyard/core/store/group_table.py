@@ -166,10 +166,10 @@ class GroupTable(BlockTable):
             source = self.cpu_block_at(row, place)
             if source != NULL_BLOCK:
                 target = self.block_at(row, place)
-                transfers.swap_in(int(source), int(target), int(self.number))
+                transfers.swap_in(source, target, self.number)
                 self.publish_place(index, token_blocks, place, target)
                 self._set_cpu_block(row, place, NULL_BLOCK)
-                transfers.hold(int(source))
+                transfers.hold(source)
         self.num_loads[row] = 0
 
     # Growth.
@@ -191,7 +191,7 @@ class GroupTable(BlockTable):
         self._extend(row, self.num_places(end))
         if old == NULL_BLOCK or start % self.block_size == 0:
             return False
-        transfers.copy(int(old), int(self.block_at(row, place)), int(self.number))
+        transfers.copy(old, self.block_at(row, place), self.number)
         return True
 
     def publish(self, row: i64, index: PrefixIndex, token_blocks: vec[i32], first: i64, last: i64) -> None:

@@ -266,8 +266,8 @@ class GroupedStore(Store):
         if self.tier is not None:
             self.tier.tell(transfers)
         if self.cpu is not None:
-            for block in transfers.held:
-                self.cpu.release_one(block)
+            for place in range(transfers.held.count):
+                self.cpu.release_one(i64(transfers.held.items[place]))
         for block in transfers.held_sources:
             self.pool.release_one(block)
 

@@ -65,7 +65,7 @@ class PlainStore(Store):
 
     def token_block_copied(self, source: i64, target: i64, transfers: Transfers) -> None:
         """Its keys and values are copied with it."""
-        transfers.copy(int(source), int(target), 0)
+        transfers.copy(source, target, 0)
         self.num_copied_blocks += 1
 
     def note_ready(self, row: i64) -> None:

@@ -1,7 +1,68 @@
 """Whole blocks that the data plane has to move before a step writes anything."""
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
+from mypy_extensions import i32, i64
+
+from ..arrays import grown_i32, view_i32, zeros_i32
+
+#: (from, to, group).
+MOVE: Final[i64] = 3
+_NOTHING: Final = zeros_i32(0)
+
+
+class Numbers:
+    """Integers that stand one after another. Those for which `make_room` has made room are added without memory."""
+
+    def __init__(self) -> None:
+        self.items = _NOTHING
+        self.count: i64 = 0
+
+    def make_room(self, count: i64) -> None:
+        """Have room for `count` more. Raises MemoryError; nothing has changed then."""
+        needed = self.count + count
+        if needed > i64(len(self.items)):
+            self.items = grown_i32(self.items, int(needed))
+
+    def add(self, number: i64) -> None:
+        """Add one number."""
+        if self.count == i64(len(self.items)):
+            self.make_room(self.count + MOVE)
+        self.items[self.count] = i32(number)
+        self.count += 1
+
+    def add_move(self, source: i64, target: i64, group: i64) -> None:
+        """Add its three numbers."""
+        self.add(source)
+        self.add(target)
+        self.add(group)
+
+    def clear(self) -> None:
+        """Take all out; the room stays."""
+        self.count = 0
+
+    def array(self) -> npt.NDArray[np.int32]:
+        """Return them in an array of its own, int32 (count,)."""
+        return np.array(view_i32(self.items)[: self.count]) if self.count > 0 else np.zeros(0, np.int32)
+
+
+def numbers_of(items: list[int]) -> Numbers:
+    """Return these numbers, with room for no more."""
+    numbers = Numbers()
+    numbers.make_room(len(items))
+    for item in items:
+        numbers.add(item)
+    return numbers
+
+
+#: What a plan begins with, so that one without moves costs nothing; never added to.
+_EMPTY: Final = Numbers()
+
+
+def _own(numbers: Numbers) -> Numbers:
+    return Numbers() if numbers is _EMPTY else numbers
 
 
 class Transfers:
@@ -12,9 +73,10 @@ class Transfers:
     """
 
     def __init__(self) -> None:
-        self.swap_outs: list[int] = []
-        self.swap_ins: list[int] = []
-        self.copies: list[int] = []
+        empty = _EMPTY
+        self.swap_outs = empty
+        self.swap_ins = empty
+        self.copies = empty
         #: Of a cache with states: slots to copy (from, to), to clear, to load (slot, then blocks), and to save (slot,
         #: boundary, then blocks); each list of moves is flat.
         self.state_copies: list[int] = []
@@ -23,32 +85,45 @@ class Transfers:
         self.state_saves: list[int] = []
         self.state_blocks = 0
         #: CPU blocks to release when the plan is complete: nothing of this plan may overwrite them.
-        self.held: list[int] = []
+        self.held = empty
         #: The same for blocks of the pool that are copied from.
         self.held_sources: list[int] = []
 
-    def hold(self, cpu_block: int) -> None:
+    def make_room(self, num_outs: i64, num_ins: i64, num_held: i64) -> None:
+        """Have room for so many more moves between the pools, and CPU blocks to hold. Raises MemoryError."""
+        self.swap_outs = _own(self.swap_outs)
+        self.swap_ins = _own(self.swap_ins)
+        self.held = _own(self.held)
+        self.swap_outs.make_room(MOVE * num_outs)
+        self.swap_ins.make_room(MOVE * num_ins)
+        self.held.make_room(num_held)
+
+    def hold(self, cpu_block: i64) -> None:
         """Release `cpu_block` when this plan is complete, and not before."""
-        self.held.append(cpu_block)
+        self.held = _own(self.held)
+        self.held.add(cpu_block)
 
-    def swap_out(self, source: int, target: int, group: int) -> None:
+    def swap_out(self, source: i64, target: i64, group: i64) -> None:
         """Block `source` of the pool goes to block `target` of the CPU pool."""
-        self.swap_outs += (source, target, group)
+        self.swap_outs = _own(self.swap_outs)
+        self.swap_outs.add_move(source, target, group)
 
-    def swap_in(self, source: int, target: int, group: int) -> None:
+    def swap_in(self, source: i64, target: i64, group: i64) -> None:
         """Block `source` of the CPU pool goes to block `target` of the pool."""
-        self.swap_ins += (source, target, group)
+        self.swap_ins = _own(self.swap_ins)
+        self.swap_ins.add_move(source, target, group)
 
-    def copy(self, source: int, target: int, group: int) -> None:
+    def copy(self, source: i64, target: i64, group: i64) -> None:
         """Block `source` of the pool is copied to block `target` of the pool."""
-        self.copies += (source, target, group)
+        self.copies = _own(self.copies)
+        self.copies.add_move(source, target, group)
 
 
-def pairs(triples: list[int]) -> npt.NDArray[np.int32]:
-    """(from, to), int32 (n, 2)."""
-    return np.array(triples, dtype=np.int32).reshape(-1, 3)[:, :2]
+def pairs(moves: Numbers) -> npt.NDArray[np.int32]:
+    """Return (from, to) of each move, int32 (n, 2)."""
+    return moves.array().reshape(-1, 3)[:, :2]
 
 
-def groups(triples: list[int]) -> npt.NDArray[np.int32]:
-    """The layer group of each move, int32 (n,)."""
-    return np.array(triples, dtype=np.int32).reshape(-1, 3)[:, 2]
+def groups(moves: Numbers) -> npt.NDArray[np.int32]:
+    """Return the layer group of each move, int32 (n,)."""
+    return moves.array().reshape(-1, 3)[:, 2]
