@@ -17,7 +17,8 @@
     engine     tokens against transformers, scheduling, preemption, sampling, beams, attention backends, CUDA
     serving    the HTTP server: answers, fields, paths, bad requests, failures, its log, metrics and traces, load
     live       the page: states, the wire, its paths, and the page itself in a headless browser
-    fleet      the router over replicas: costs, its book, choices over real publishers
+    fleet      the router over replicas: costs, its book, choices over real publishers; answers whose replicas are lost;
+               `blockyard fleet serve` as it is started (with the extra `fleet`)
     lab        traces, curves and their pictures, replays, capacity plans
     cli        the `blockyard` command
     benchmarks what the benchmarks measure with: aged pools, traces, builds in turns

@@ -21,7 +21,7 @@ FRAGMENTS = {
     "metrics": 31,
     "observe": 15,
     "parallel": 112,
-    "serving": 193,
+    "serving": 192,
     "sizing": 86,
     "storage": 44,
     "wire": 24,

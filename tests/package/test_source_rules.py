@@ -277,7 +277,7 @@ LAYERS = {
 INNER_LAYERS = {
     "events": {"tables": 1, "publishing": 2, "following": 2},
     "lab": {"traces": 1, "simulation": 1, "curve": 2, "fleet": 2, "replay": 2, "planning": 3},
-    "serving": {"openai": 1, "jobs": 2, "http": 3},
+    "serving": {"openai": 1, "jobs": 2, "http": 3, "fleet": 4},
 }
 #: What a room needs from outside, besides the standard library. Everything else is an optional extra.
 OUTSIDE = {

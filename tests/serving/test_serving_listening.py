@@ -166,3 +166,9 @@ def test_few_connections_wait_to_be_accepted() -> None:
             told = ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
         # Of a listener: how many wait now, and how many may.
         assert struct.unpack("=ii", told[24:32]) == (0, 128)
+
+
+def test_its_loop_is_asyncios_whatever_else_is_installed() -> None:
+    """uvloop's connections lack what bounds how much is read at once."""
+    server = Server(tiny_engine(), ServerOptions("tiny", port=0))
+    assert server.config.get_loop_factory().__module__.startswith("asyncio")

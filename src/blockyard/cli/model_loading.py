@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..engine import Engine
     from ..engine.ranks.peers import TorchrunPeers
 
-_DEMO_NAME = "SmolLM2-135M-Instruct"
+DEMO_NAME = "SmolLM2-135M-Instruct"
 _MAX_DIGITS = 40
 
 
@@ -134,4 +134,4 @@ def engine_of(options: argparse.Namespace, arguments: dict[str, Any]) -> tuple[E
         )
     if made.tokenizer is None:
         raise ModelError(f"{path} has no tokenizer, and this command works with text")
-    return made, (path.resolve().name if options.model else _DEMO_NAME)
+    return made, (path.resolve().name if options.model else DEMO_NAME)

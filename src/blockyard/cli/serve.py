@@ -31,7 +31,7 @@ def run_serve(options: argparse.Namespace) -> int:
     """Serve until a signal ends it. Prints the address when clients can connect."""
     _require_ports_apart([(options.host, options.port)], options.kv_events)
     arguments = engine_arguments(options)
-    api_key = _api_key(options)
+    api_key = api_key_of(options)
     require_origins(options.cors_origin)
     require_hosts(options.allowed_host)
     require_status_seconds(options.status_seconds)
@@ -135,7 +135,7 @@ def _summary(engine: Engine) -> str:
     )
 
 
-def _api_key(options: argparse.Namespace) -> str | None:
+def api_key_of(options: argparse.Namespace) -> str | None:
     """Returns the key from a place that is not seen in the list of processes."""
     if options.api_key_file is not None:
         return read_key_file(options.api_key_file)

@@ -33,6 +33,7 @@ from .request import Branch, Request
 from .results import Completion, GenerationResult, NewToken, StepReport
 from .runner import ForwardBatch
 from .sampling import SamplingParams
+from .scheduling.limits import CacheLimits
 from .scheduling.scheduler import Scheduler
 from .scheduling.step import ScheduledStep, StepRow
 
@@ -314,7 +315,12 @@ class Engine:
 
     def max_new_tokens(self, num_prompt_tokens: int, n: int = 1) -> int:
         """The largest max_tokens that `add_request` takes for such a prompt; 0 if none."""
-        return self._scheduler.limits.max_new_tokens(num_prompt_tokens, n)
+        return self.limits.max_new_tokens(num_prompt_tokens, n)
+
+    @property
+    def limits(self) -> CacheLimits:
+        """Says which sizes of requests an empty cache can carry to their end."""
+        return self._scheduler.limits
 
     @property
     def max_model_len(self) -> int:

@@ -27,14 +27,20 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32, device: str
     converted once (see `gguf`). Nothing is downloaded, and no code from the folder is run.
     Raises `ModelError`, in one sentence, if there is no such model or it cannot be read.
     """
-    folder = _model_folder(Path(path))
+    folder = model_folder(Path(path))
     with quiet_transformers():
         model = _load(transformers.AutoModelForCausalLM, folder, dtype=dtype)
-        tokenizer = _load(transformers.AutoTokenizer, folder) if _has_tokenizer(folder) else None
+    tokenizer = load_tokenizer(folder)
     try:
         return model.to(device).eval(), tokenizer
     except (RuntimeError, AssertionError) as error:
         raise ModelError(f"the model could not be moved to device '{device}': {reason(error)}") from error
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer of a folder, None if it has none. Raises `ModelError` if it cannot be read."""
+    with quiet_transformers():
+        return _load(transformers.AutoTokenizer, folder) if _has_tokenizer(folder) else None
 
 
 def demo_model_path() -> Path:
@@ -67,7 +73,8 @@ def quiet_transformers() -> Iterator[None]:
             log.enable_progress_bar()
 
 
-def _model_folder(path: Path) -> Path:
+def model_folder(path: Path) -> Path:
+    """Return the folder of a model: itself, or that into which a .gguf file is converted once. Raises `ModelError`."""
     if require_model_path(path).suffix != ".gguf":
         return path
     with quiet_transformers():

@@ -4,7 +4,9 @@
                         request_router_kwargs={"cost": "robust", "silence": 3.0})
 
 A replica says where its events are: `record_replica_metadata` returns {"kv": [endpoint, replay_endpoint]}. A request is
-the first argument that has `token_ids`, and perhaps `max_tokens`, `session` and `extra_keys`. Ray pickles this module
+the first argument that has `token_ids`, and perhaps `max_tokens`, `session` and `extra_keys`; `avoid`, names of
+replicas that are not to have it while there are others; `on_choice`, told the number under which it is booked and the
+`Choice`; `on_moved`, told the name of the replica that took it. Ray pickles this module
 by value, so it keeps nothing; the state is in `shared`.
 """
 
@@ -65,11 +67,14 @@ class ExactRouter(RequestRouter):  # type: ignore[misc]
 
     def _ranked(self, candidates: list[Any], pending: Any) -> list[list[Any]]:
         by_name = {each.replica_id.unique_id: each for each in candidates}
-        asked = next((each for each in (*pending.args, *pending.kwargs.values()) if hasattr(each, "token_ids")), None)
+        asked = _asked(pending)
+        avoided = getattr(asked, "avoid", ())
+        names = [name for name in by_name if name not in avoided] or list(by_name)
         fields = ("max_tokens", "session", "extra_keys")
         more = {name: getattr(asked, name) for name in fields if getattr(asked, name, None) is not None}
         number = pending.metadata.internal_request_id
-        choice = self._shared.choose(number, getattr(asked, "token_ids", ()), list(by_name), **more)
+        choice = self._shared.choose(number, getattr(asked, "token_ids", ()), names, **more)
+        _tell(asked, "on_choice", number, choice)
         # One that is cancelled while it waits gives no other notice.
         shared = self._shared
         pending.future.add_done_callback(lambda future: shared.done(number) if future.cancelled() else None)
@@ -78,10 +83,21 @@ class ExactRouter(RequestRouter):  # type: ignore[misc]
     def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:  # noqa: ARG002
         """Book the request where it went: the first choice may have been full."""
         self._shared.moved(pending_request.metadata.internal_request_id, replica_id.unique_id)
+        _tell(_asked(pending_request), "on_moved", replica_id.unique_id)
 
     def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:
         """Free the request, unless another replica has it by now: a refused attempt is told late."""
         self._shared.done(internal_request_id, replica_id.unique_id)
+
+
+def _asked(pending: Any) -> Any:
+    return next((each for each in (*pending.args, *pending.kwargs.values()) if hasattr(each, "token_ids")), None)
+
+
+def _tell(asked: Any, name: str, *what: Any) -> None:
+    told = getattr(asked, name, None)
+    if told is not None:
+        told(*what)
 
 
 def _addresses(replica: Any) -> tuple[str, str] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from .costs import make_cost
 from .router import Choice
-from .state import Addresses, Fleet
+from .state import Addresses, Fleet, ReplicaStatus
 
 
 class SharedFleet:
@@ -52,6 +52,27 @@ class SharedFleet:
         """Read what has arrived."""
         with self._lock:
             self.fleet.poll()
+
+    @property
+    def num_replicas(self) -> int:
+        """Return how many replicas there are."""
+        return len(self.fleet.router.book.rows)
+
+    def status(self) -> list[ReplicaStatus]:
+        """Return what is known of each replica."""
+        with self._lock:
+            return self.fleet.status()
+
+    def hits(self, prompts: Sequence[Any]) -> list[dict[str, int]]:
+        """Return for each prompt how many leading tokens each replica has, of those that have any."""
+        with self._lock:
+            self.fleet.poll()
+            return [self.fleet.hits(prompt) for prompt in prompts]
+
+    def check(self) -> None:
+        """Raise `AssertionError` unless the book is that of the requests in flight."""
+        with self._lock:
+            self.fleet.check()
 
 
 _FLEETS: dict[str, SharedFleet] = {}

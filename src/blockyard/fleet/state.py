@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from ..errors import BlockyardError, InvalidArgument
 from ..events import Mirror, Subscriber, Trust
 from ..keys import canonical_keys
 from .asking import Ask, Bools, Cost, Ints
+from .book import HELD, REQUESTS, UNCACHED
 from .costs.robust import Robust
 from .prefixes import Links
 from .router import Choice, Router
@@ -27,6 +28,23 @@ LINK_TOKENS = 128
 MAX_TOKENS = 2**31 - 1
 #: Seconds: what was read less than this ago is read again by no choice.
 FRESH = 0.005
+
+
+class ReplicaStatus(NamedTuple):
+    """This is what a fleet knows of one replica. trust: the value of its `Trust`, "none" where it sends no events.
+
+    silence: seconds since it was heard, None where it sends none. requests, uncached, held: booked requests, their
+    prompt tokens that are to be computed, and all their tokens at most.
+    """
+
+    name: str
+    is_believed: bool
+    trust: str
+    silence: float | None
+    requests: int
+    uncached: int
+    held: int
+
 
 #: The addresses of a replica's events and of their replay; None for one that sends none.
 Addresses = tuple[str, str] | None
@@ -197,6 +215,21 @@ class Fleet:
         """Return whether what a replica says counts, as of the last poll. False for an unknown one."""
         row = self.router.book.rows.get(replica)
         return row is not None and self._is_believed is not None and bool(self._is_believed[row])
+
+    def status(self) -> list[ReplicaStatus]:
+        """Return what is known of each replica, as of the last poll. O(replicas)."""
+        found, sums = [], self.router.book.sums
+        for name, row in self.router.book.rows.items():
+            is_followed = name in self._followed
+            trust = self.mirror.trust(name).value if is_followed else "none"
+            silence = self._subscriber.silence(name) if is_followed else None
+            load = (int(sums[REQUESTS, row]), int(sums[UNCACHED, row]), int(sums[HELD, row]))
+            found.append(ReplicaStatus(name, self.is_believed(name), trust, silence, *load))
+        return found
+
+    def hits(self, token_ids: Any, extra_keys: Any = ()) -> dict[str, int]:
+        """Return how many leading tokens of a prompt each replica is said to have, believed or not. O(blocks)."""
+        return {name: match.num_tokens for name, match in self.mirror.match(token_ids, extra_keys).items()}
 
     def check(self) -> None:
         """Raise `AssertionError` unless load and prompts in flight are those of the requests that are booked."""

@@ -20,9 +20,10 @@ from ...arguments import require_unicode
 from ...engine import Engine
 from ..errors import ApiError, failed
 from ..jobs.engine_thread import EngineThread
-from ..jobs.metrics_page import MetricsPage
+from ..jobs.metrics_page import MetricsPage, Page
 from ..jobs.planner import Planner
 from ..jobs.prompts import PromptEncoder
+from ..jobs.served_model import ServedModel
 from ..jobs.tracing import RequestTracer
 from ..limits import ServerLimits
 from ..openai.responses import TokenTexts
@@ -137,26 +138,47 @@ def create_app(
     spans = None if tracer is None else RequestTracer(tracer, engine.cache.block_size, model_name)
     options: dict[str, Any] = {"tracer": spans, "status_seconds": status_seconds, "tenant_metrics": tenant_metrics}
     thread = EngineThread(engine, capacity, model_name, limits.retry_after_seconds, **options)
-    encoder = PromptEncoder(engine)
-    planner = Planner(engine, encoder, limits, capacity)
+    model = ServedModel.of(engine)
+    encoder = PromptEncoder(engine.tokenizer, model.vocab_size)
+    planner = Planner(model, encoder, limits, capacity)
     service = Service(thread, planner, TokenTexts(engine.tokenizer), limits, model_name, int(time.time()))
-    guard = KeyGuard(api_key)
+    guard, figures = KeyGuard(api_key), HttpFigures()
+    page = MetricsPage(thread, engine, [figures])
+    app = app_of(service, encoder, model.hash_block_size, guard, figures, page, cors_origins, ui != "off")
+    app.state.engine_thread = thread
+    app.include_router(hint_routes(service, thread, guard))
+    app.include_router(retain_routes(service, thread, encoder, guard))
+    if has_check:
+        app.include_router(check_routes(thread, guard))
+    add_live_page(app, thread, encoder, model_name, guard, ui)
+    return app
+
+
+def app_of(
+    service: Service,
+    encoder: PromptEncoder,
+    block_size: int,
+    guard: KeyGuard,
+    figures: HttpFigures,
+    page: Page,
+    cors_origins: Sequence[str],
+    has_ui: bool,
+) -> FastAPI:
+    """Return an application with the paths that need no engine in this process.
+
+    block_size: tokens of a block that can be hit. figures: counts its answers. page: what GET /metrics shows.
+    `app.state.runner` runs from the application's start to its end. Raises `InvalidArgument` for what is no origin.
+    """
     # The pages that FastAPI would add load scripts from elsewhere, and the bodies are read by hand.
     # It would also send clients from a path with a slash too many to http, and their keys with them.
     off: dict[str, Any] = {"openapi_url": None, "docs_url": None, "redoc_url": None, "redirect_slashes": False}
     app = FastAPI(title="Blockyard", lifespan=_lifespan, **off)
-    app.state.engine_thread, app.state.encoder = thread, encoder
-    app.state.stop_seconds = limits.drain_seconds  # for the step that runs when the application ends
+    app.state.runner, app.state.encoder = service.runner, encoder
+    app.state.stop_seconds = service.limits.drain_seconds  # for the step that runs when the application ends
     app.include_router(openai_routes(service, guard))
-    app.include_router(hint_routes(service, guard))
-    app.include_router(retain_routes(service, encoder, guard))
-    figures = HttpFigures()
     app.add_middleware(CountedRequests, figures=figures)
-    app.include_router(operator_routes(service, MetricsPage(thread, engine, [figures]), ui != "off"))
-    app.include_router(tokenizer_routes(service, encoder, engine.cache.config.hash_block_size, guard))
-    if has_check:
-        app.include_router(check_routes(service, guard))
-    add_live_page(app, thread, encoder, model_name, guard, ui)
+    app.include_router(operator_routes(service, page, has_ui))
+    app.include_router(tokenizer_routes(service, encoder, block_size, guard))
     allow_origins(app, cors_origins)
     app.add_exception_handler(ApiError, _show_api_error)
     app.add_exception_handler(ClientGone, _show_nothing)
@@ -167,12 +189,12 @@ def create_app(
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    app.state.engine_thread.start()
+    app.state.runner.start()
     try:
         yield
     finally:
         app.state.encoder.close()
-        app.state.engine_thread.stop(app.state.stop_seconds)
+        app.state.runner.stop(app.state.stop_seconds)
 
 
 async def _show_api_error(request: Request, error: Exception) -> Response:  # noqa: ARG001

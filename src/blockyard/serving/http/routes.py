@@ -19,7 +19,8 @@ from ...engine import Engine
 from ...errors import InvariantError, OverBudget
 from ...keys import CacheSalt
 from ..errors import ApiError, invalid
-from ..jobs.metrics_page import MetricsPage
+from ..jobs.engine_thread import EngineThread
+from ..jobs.metrics_page import Page
 from ..jobs.planner import session_name
 from ..jobs.prompts import PromptEncoder
 from ..openai.hints import Hint, RetainChat, RetainText, parse_hints, parse_retain
@@ -63,7 +64,7 @@ def openai_routes(service: Service, guard: KeyGuard) -> APIRouter:
     return router
 
 
-def operator_routes(service: Service, page: MetricsPage, has_ui: bool) -> APIRouter:
+def operator_routes(service: Service, page: Page, has_ui: bool) -> APIRouter:
     """Make the paths of health, metrics and version, without the key: probes and scrapers have none."""
     router = APIRouter()
 
@@ -78,7 +79,7 @@ def operator_routes(service: Service, page: MetricsPage, has_ui: bool) -> APIRou
 
     async def health() -> Response:
         """GET /health: 200, or 503 and why no request is taken. All ranks of the engine are asked."""
-        refusal = await asyncio.to_thread(service.thread.ask_ranks)
+        refusal = await asyncio.to_thread(service.runner.ask_ranks)
         return JSONResponse({"status": refusal or "ok"}, 503 if refusal else 200)
 
     async def metrics() -> Response:
@@ -101,14 +102,14 @@ def operator_routes(service: Service, page: MetricsPage, has_ui: bool) -> APIRou
     return router
 
 
-def check_routes(service: Service, guard: KeyGuard) -> APIRouter:
+def check_routes(thread: EngineThread, guard: KeyGuard) -> APIRouter:
     """GET /check, behind the key."""
     router = APIRouter(dependencies=[Depends(guard)])
 
     @router.get("/check", response_model=None)
     async def check() -> Response:
         """GET /check: verify the cache between two steps."""
-        answer = await asyncio.wrap_future(service.thread.ask(_check))
+        answer = await asyncio.wrap_future(thread.ask(_check))
         return JSONResponse(answer, 200 if answer["ok"] else 500)
 
     return router
@@ -130,32 +131,32 @@ def _check(engine: Engine) -> dict[str, Any]:
     }
 
 
-def hint_routes(service: Service, guard: KeyGuard) -> APIRouter:
+def hint_routes(service: Service, thread: EngineThread, guard: KeyGuard) -> APIRouter:
     """The path, behind the key."""
     router = APIRouter(prefix="/v1", dependencies=[Depends(guard)])
 
     @router.post("/hints", response_model=None)
     async def hints(request: Request) -> Response:
         """POST /v1/hints: what came of each hint, in order."""
-        service.thread.require_place(0)
+        service.runner.require_place(0)
         deadline = Deadline(service.limits.request_seconds)
         said = await service.read(request, parse_hints)
-        outcomes = await within(deadline, request, _tell(service, said))
+        outcomes = await within(deadline, request, _tell(thread, said))
         answers = [hint.answer(outcome) for hint, outcome in zip(said, outcomes, strict=True)]
         return JSONResponse({"object": "list", "data": answers})
 
     return router
 
 
-async def _tell(service: Service, said: list[Hint]) -> list[str]:
+async def _tell(thread: EngineThread, said: list[Hint]) -> list[str]:
     """Give the hints to the engine between two steps, and return what came of each."""
 
     def tell(engine: Engine) -> list[str]:
         return [_told(engine, hint) for hint in said]
 
-    outcomes = await asyncio.wrap_future(service.thread.ask(tell))
+    outcomes = await asyncio.wrap_future(thread.ask(tell))
     for outcome in outcomes:
-        service.thread.request_figures.count_hint(outcome)
+        thread.request_figures.count_hint(outcome)
     return outcomes
 
 
@@ -191,23 +192,25 @@ def why_absent(path: str) -> str | None:
     return None if path.startswith("/v1/") else _OUTSIDE
 
 
-def retain_routes(service: Service, encoder: PromptEncoder, guard: KeyGuard) -> APIRouter:
+def retain_routes(service: Service, thread: EngineThread, encoder: PromptEncoder, guard: KeyGuard) -> APIRouter:
     """Return the path, behind the key."""
     router = APIRouter(prefix="/v1", dependencies=[Depends(guard)])
 
     @router.post("/retain", response_model=None)
     async def retain(request: Request) -> Response:
         """Answer POST /v1/retain: how many blocks are retained, how many of them were before, of how many tokens."""
-        service.thread.require_place(0)
+        service.runner.require_place(0)
         deadline = Deadline(service.limits.request_seconds)
         wanted = await service.read(request, parse_retain)
         service.require_model(wanted.model)
-        return JSONResponse(await within(deadline, request, _retained(service, encoder, wanted)))
+        return JSONResponse(await within(deadline, request, _retained(thread, encoder, wanted)))
 
     return router
 
 
-async def _retained(service: Service, encoder: PromptEncoder, wanted: RetainText | RetainChat) -> dict[str, int | str]:
+async def _retained(
+    thread: EngineThread, encoder: PromptEncoder, wanted: RetainText | RetainChat
+) -> dict[str, int | str]:
     prompt = await encoder.encode(wanted.prompt_field, wanted.content, wanted.adds_special_tokens)
     keys = () if wanted.cache_salt is None else (CacheSalt(wanted.cache_salt),)
 
@@ -220,7 +223,7 @@ async def _retained(service: Service, encoder: PromptEncoder, wanted: RetainText
         except OverBudget as error:
             raise ApiError(409, str(error), code="over_budget") from None
 
-    kept, num_blocks = await asyncio.wrap_future(service.thread.ask(retain))
+    kept, num_blocks = await asyncio.wrap_future(thread.ask(retain))
     return {
         "object": "retention",
         "num_blocks": num_blocks,
@@ -252,7 +255,7 @@ class TokenizerPaths:
         return JSONResponse({"prompt": await within(deadline, request, self._decoded(wanted.tokens))})
 
     def _begin(self) -> Deadline:
-        self._service.thread.require_place(0)
+        self._service.runner.require_place(0)
         return Deadline(self._service.limits.request_seconds)
 
     async def _encoded(self, wanted: TokenizeFields) -> bytes:

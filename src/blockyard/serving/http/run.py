@@ -17,8 +17,7 @@ from starlette.types import Receive
 
 from ...engine import GenerationResult, NewToken
 from ..errors import ApiError, timed_out
-from ..jobs.engine_thread import EngineThread
-from ..jobs.job import Job, Mailbox
+from ..jobs.job import Job, JobRunner, Mailbox
 
 
 class Deadline:
@@ -52,18 +51,18 @@ class Run:
     finished: the result of each prompt that came to its end so far, by position.
     """
 
-    def __init__(self, thread: EngineThread, jobs: list[Job], deadline: Deadline) -> None:
-        thread.submit(jobs)
+    def __init__(self, runner: JobRunner, jobs: list[Job], deadline: Deadline) -> None:
+        runner.submit(jobs)
         self.jobs = jobs
         self.finished: dict[int, GenerationResult] = {}
-        self._thread = thread
+        self._runner = runner
         self._deadline = deadline
 
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._thread.cancel(self.jobs)
+        self._runner.cancel(self.jobs)
 
     async def events(self) -> AsyncIterator[list[tuple[int, NewToken | GenerationResult]]]:
         """What happens, as lists of (position of the prompt, event), until every job has its result.

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ...engine import Engine
@@ -168,35 +169,23 @@ class ServerOptions:
     ui: str = "text"
 
 
-class Server(uvicorn.Server):
-    """Serves an engine until a signal ends it. `run()` blocks; the engine is the server's own from now on.
+class AppServer(uvicorn.Server):
+    """Serves an application of `app_of` until a signal ends it. `run()` blocks.
 
     on_listening: called once, with the address, when clients can connect.
     """
 
-    def __init__(
-        self, engine: Engine, options: ServerOptions, on_listening: Callable[[str], None] | None = None
-    ) -> None:
-        limits = options.limits
-        self.app = create_app(
-            engine,
-            options.model_name,
-            limits,
-            options.api_key,
-            options.has_check,
-            options.cors_origins,
-            options.status_seconds,
-            options.tenant_metrics,
-            options.tracer,
-            options.ui,
-        )
+    def __init__(self, app: FastAPI, options: ServerOptions, on_listening: Callable[[str], None] | None = None) -> None:
+        self.app = app
         self._options = options
         self._on_listening = on_listening
         self._loop: asyncio.AbstractEventLoop | None = None
+        limits = options.limits
         hosts = known_hosts(options.host, options.allowed_hosts, options.api_key is not None)
         config = uvicorn.Config(
             RequestLog(OneLength(KnownHosts(self.app, hosts))),
             http=impatient_protocol(limits.header_seconds, limits.client_seconds),
+            loop="asyncio",  # of uvloop's connections it cannot be set how much they read at once
             ws="none",
             lifespan="on",
             log_level="warning" if not options.access_log else "info",
@@ -226,7 +215,7 @@ class Server(uvicorn.Server):
 
     def stop(self, why: str) -> None:
         """Stop as on a signal, from any thread. why: what clients that still come are told."""
-        self.app.state.engine_thread.refuse(why)
+        self.app.state.runner.refuse(why)
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -242,12 +231,12 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new requests, let the others end within the limit, and end what is left."""
-        thread = self.app.state.engine_thread
-        if thread.refusal is None:
-            thread.refuse("the server is stopping")
+        runner = self.app.state.runner
+        if runner.refusal is None:
+            runner.refuse("the server is stopping")
         self._say_what_ends()
         end = asyncio.get_running_loop().call_later(
-            self._options.limits.drain_seconds, thread.end_all, unavailable("the server is stopping", _FAREWELL_SECONDS)
+            self._options.limits.drain_seconds, runner.end_all, unavailable("the server is stopping", _FAREWELL_SECONDS)
         )
         try:
             await super().shutdown(sockets)
@@ -273,9 +262,9 @@ class Server(uvicorn.Server):
     def _cut(self) -> None:
         """End every request with an error, and soon after every connection."""
         assert self._loop is not None
-        thread = self.app.state.engine_thread
-        thread.refuse("the server is stopping")
-        thread.end_all(unavailable("the server is stopping", _FAREWELL_SECONDS))
+        runner = self.app.state.runner
+        runner.refuse("the server is stopping")
+        runner.end_all(unavailable("the server is stopping", _FAREWELL_SECONDS))
         self.app.state.stop_seconds = min(self.app.state.stop_seconds, _FAREWELL_SECONDS)
         self._loop.call_later(_CUT_SECONDS, self._abort_connections)
 
@@ -305,3 +294,27 @@ class Server(uvicorn.Server):
             yield
         finally:
             signal.signal(hangup, signal.SIG_DFL)
+
+
+class Server(AppServer):
+    """Serves an engine until a signal ends it. `run()` blocks; the engine is the server's own from now on.
+
+    on_listening: called once, with the address, when clients can connect.
+    """
+
+    def __init__(
+        self, engine: Engine, options: ServerOptions, on_listening: Callable[[str], None] | None = None
+    ) -> None:
+        app = create_app(
+            engine,
+            options.model_name,
+            options.limits,
+            options.api_key,
+            options.has_check,
+            options.cors_origins,
+            options.status_seconds,
+            options.tenant_metrics,
+            options.tracer,
+            options.ui,
+        )
+        super().__init__(app, options, on_listening)

@@ -1,4 +1,4 @@
-"""What the paths share: one engine thread, one model, and requests that are read, run and answered."""
+"""The paths share who runs jobs, one model, and requests that are read, run and answered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..errors import ApiError
-from ..jobs.engine_thread import EngineThread
+from ..jobs.job import JobRunner
 from ..jobs.planner import Planner
 from ..limits import ServerLimits
 from ..openai.protocol import GenerationFields, parse_request
@@ -29,7 +29,7 @@ WorkT = TypeVar("WorkT")
 class Service:
     """What the paths need. model_name: what clients call the model."""
 
-    thread: EngineThread
+    runner: JobRunner
     planner: Planner
     texts: TokenTexts
     limits: ServerLimits
@@ -39,17 +39,17 @@ class Service:
     async def answer(self, request: Request, kind: type[GenerationFields], form: type[Form]) -> Response:
         """Read a request, run it, and answer whole or in pieces. Raises `ApiError`."""
         deadline, entry = Deadline(self.limits.request_seconds), entry_of(request.scope)
-        self.thread.require_place()
+        self.runner.require_place()
         wanted = await self.read(request, lambda body: parse_request(kind, body))
         self.require_model(wanted.model)
         shape = form(self.model_name, self.texts, wanted.num_logprobs is not None)
         planned = self.planner.jobs(wanted, deadline.arrived_at, entry.request_id)
         jobs = await within(deadline, request, planned)
-        if self.thread.tracer is not None:
-            parent = self.thread.tracer.context_of(request.headers)
+        if self.runner.tracer is not None:
+            parent = self.runner.tracer.context_of(request.headers)
             for job in jobs:
                 job.parent = parent
-        run = Run(self.thread, jobs, deadline)
+        run = Run(self.runner, jobs, deadline)
         if wanted.stream:
             return EventStream(run, shape, wanted.wants_usage, wanted.wants_continuous_usage)
         try:

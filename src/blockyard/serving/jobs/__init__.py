@@ -4,6 +4,7 @@ Read it in this order:
 
     job              what goes to the engine thread and what comes back
     prompts          text and chats to token ids, in a thread of their own
+    served_model     what plans ask of an engine, as values
     planner          from a client's request to jobs, within the limits
     engine_reading   the engine between two steps, for Prometheus
     request_figures  what became of requests, for Prometheus

@@ -244,6 +244,7 @@ class EngineThread:
                 priority=job.priority,
                 extra_keys=job.extra_keys,
                 session=job.session,
+                given=job.given,
             )
         except Exception as error:
             self._end(job, as_api_error(error))

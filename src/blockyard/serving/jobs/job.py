@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ...engine import GenerationResult, NewToken, SamplingParams
 from ...engine.prompts import EncodedPrompt
@@ -13,6 +14,8 @@ from ..errors import ApiError
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
+
+    from .tracing import RequestTracer
 
 #: What becomes of a job: a token, its end, or an error that ends it.
 Event = NewToken | GenerationResult | ApiError
@@ -39,11 +42,12 @@ class Mailbox:
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One prompt on its way. Only the engine thread writes the fields after `session`.
+    """Is one prompt on its way. Only who runs it writes the fields after `resumes`.
 
     position: which prompt of the client's request. extra_keys: it shares blocks only under the same ones. name: of
     that request, in the log. parent: the client's span. arrived_at: when the request did, in seconds of
-    `time.perf_counter`. session: whose turn it is, by the engine's name. started_at: when the first step began that
+    `time.perf_counter`. session: whose turn it is, by the engine's name. given: the first tokens of its answer, chosen
+    elsewhere. resumes: whether it may go on elsewhere if its engine is lost. started_at: when the first step began that
     computed something of it. first_token_at, last_token_at: when the first token of all came, and the last of each
     completion.
     """
@@ -58,6 +62,8 @@ class Job:
     name: str = ""
     parent: Context | None = None
     session: str | None = None
+    given: Sequence[int] = ()
+    resumes: bool = True
     started_at: float | None = None
     first_token_at: float | None = None
     last_token_at: dict[int, float] = field(default_factory=dict)
@@ -68,3 +74,40 @@ class Job:
     def num_completions(self) -> int:
         """The places it takes in the queue."""
         return self.sampling.n
+
+
+class JobRunner(Protocol):
+    """Runs jobs: is the thread of an engine, or a fleet of them. A job's events go to its mailbox.
+
+    tracer: gets spans of requests, if not None. refusal: why no job is taken at all; None while it serves.
+    """
+
+    @property
+    def tracer(self) -> RequestTracer | None: ...
+
+    @property
+    def refusal(self) -> str | None: ...
+
+    def start(self) -> None:
+        """Begin to serve."""
+
+    def ask_ranks(self) -> str | None:
+        """Return `refusal`, after a look at all that serves; it may wait for seconds."""
+
+    def require_place(self, num_completions: int = 1) -> None:
+        """Raise `ApiError` (429, 503) if that many would not be taken now."""
+
+    def submit(self, jobs: list[Job]) -> None:
+        """Take the jobs of one client, all or none. Raises `ApiError` (429, 503) if there is no place."""
+
+    def cancel(self, jobs: Iterable[Job]) -> None:
+        """End jobs whose client is gone, if they still wait or run."""
+
+    def refuse(self, why: str) -> None:
+        """Take no more jobs; those that wait or run go on."""
+
+    def end_all(self, error: ApiError) -> None:
+        """End every job with an error."""
+
+    def stop(self, timeout: float) -> bool:
+        """End all; False if it did not end in time."""

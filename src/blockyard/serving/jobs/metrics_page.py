@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.registry import Collector
@@ -20,6 +21,14 @@ from .engine_thread import EngineThread
 _PATIENCE_SECONDS = 1.0
 #: Seconds for which scrapes get the same page while requests run: a reading takes place between two steps.
 SHARE_SECONDS = 0.1
+
+
+class Page(Protocol):
+    """Makes what Prometheus gets."""
+
+    async def text(self) -> bytes:
+        """Return the page as it is now."""
+        ...
 
 
 class MetricsPage:

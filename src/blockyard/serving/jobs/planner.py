@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from typing import Any
 
-from ...engine import Engine, SamplingParams
+from ...engine import SamplingParams
 from ...errors import InvalidArgument
 from ...keys import CacheSalt
 from ..errors import ApiError, invalid, too_long
@@ -16,6 +17,7 @@ from ..limits import ServerLimits
 from ..openai.protocol import ChatRequest, GenerationFields
 from .job import Job, Mailbox
 from .prompts import PromptEncoder
+from .served_model import ServedModel
 
 
 def session_name(session_id: str, cache_salt: str | None) -> str:
@@ -41,15 +43,15 @@ class Planner:
     max_model_len: tokens of the longest sequence, which the model's context or the pool limits.
     """
 
-    def __init__(self, engine: Engine, encoder: PromptEncoder, limits: ServerLimits, capacity: int) -> None:
+    def __init__(self, model: ServedModel, encoder: PromptEncoder, limits: ServerLimits, capacity: int) -> None:
         self._encoder = encoder
         self._limits = limits
-        self.max_model_len = engine.max_model_len
-        self._context = _context_of(engine)
-        self._vocab_size = engine.shape.vocab_size
-        self._max_num_seqs = engine.cache.config.max_num_seqs
+        self.max_model_len = model.max_model_len
+        self._context = _context_of(model)
+        self._vocab_size = model.vocab_size
+        self._max_num_seqs = model.max_num_seqs
         self._max_completions = min(limits.max_completions, capacity)
-        self._max_new_tokens = engine.max_new_tokens
+        self._max_new_tokens = model.limits.max_new_tokens
 
     async def jobs(self, request: GenerationFields, arrived_at: float, name: str) -> list[Job]:
         """A job for each prompt. Raises `ApiError` (400), naming the field, for what is beyond a limit.
@@ -67,8 +69,8 @@ class Planner:
             encoded = await self._encoder.encode(place, prompt)
             num_tokens = self._num_new_tokens(request, len(encoded.token_ids), place)
             sampling = self._sampling(request, num_tokens, position)
-            job = Job(encoded, sampling, request.priority, position, mailbox, arrived_at, keys, name, session=session)
-            jobs.append(job)
+            rest: dict[str, Any] = {"session": session, "resumes": request.resume}
+            jobs.append(Job(encoded, sampling, request.priority, position, mailbox, arrived_at, keys, name, **rest))
         return jobs
 
     def _session(self, request: GenerationFields, num_prompts: int) -> str | None:
@@ -135,11 +137,11 @@ class Planner:
         return sampling
 
 
-def _context_of(engine: Engine) -> str:
-    context = f"the context is {engine.shape.max_model_len} tokens"
-    if engine.max_model_len == engine.shape.max_model_len:
+def _context_of(model: ServedModel) -> str:
+    context = f"the context is {model.context} tokens"
+    if model.max_model_len == model.context:
         return context
-    return f"{context}, of which the pool of {engine.kv_cache.num_blocks} blocks holds {engine.max_model_len}"
+    return f"{context}, of which the pool of {model.num_blocks} blocks holds {model.max_model_len}"
 
 
 def _named(error: InvalidArgument) -> ApiError:

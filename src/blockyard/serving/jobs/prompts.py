@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import jinja2
 
-from ...engine import Engine
 from ...engine.prompts import EncodedPrompt, encode_prompt
 from ...errors import InvalidArgument
 from ..errors import invalid
@@ -21,14 +20,14 @@ AnswerT = TypeVar("AnswerT")
 class PromptEncoder:
     """Encodes prompts with a copy of the engine's tokenizer: the engine decodes with its own at the same time.
 
-    Raises `InvalidArgument` for an engine without a tokenizer: a server answers in text.
+    Raises `InvalidArgument` where there is no tokenizer: a server answers in text.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        if engine.tokenizer is None:
+    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+        if tokenizer is None:
             raise InvalidArgument("engine has no tokenizer; a server needs one to read prompts and to answer")
-        self._tokenizer: Any = copy.deepcopy(engine.tokenizer)
-        self._vocab_size = engine.shape.vocab_size
+        self._tokenizer: Any = copy.deepcopy(tokenizer)
+        self._vocab_size = vocab_size
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="blockyard-prompts")
 
     async def encode(self, name: str, prompt: Any, add_special_tokens: bool = True) -> EncodedPrompt:

@@ -119,6 +119,7 @@ class GenerationFields(RequestFields):
     priority: Annotated[StrictInt, Field(ge=-(2**20), le=2**20)] = 0
     cache_salt: Salt | None = None
     session_id: SessionId | None = None
+    resume: StrictBool = True
 
     @property
     def wants_usage(self) -> bool:

@@ -1,0 +1,304 @@
+"""Jobs go to replicas here; one whose replica is lost goes on at another, and its client sees a pause.
+
+The ingress keeps what a client got of each answer. Of one completion without logprobs it sends prompt and tokens so far
+to the next replica, which goes on behind them (`Engine.add_request(given=...)`). Several completions, or logprobs, are
+computed again from the beginning under the same seed, and what the client has is left out. Either way no token comes
+twice, and none that an undisturbed run would not have had, as far as the model's numbers are the same (float32).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...engine import GenerationResult, NewToken
+from ...fleet import Choice
+from ...fleet.shared import SharedFleet
+from ..errors import ApiError, overloaded, unavailable
+from ..jobs.job import Event, Job
+from ..jobs.request_figures import RequestFigures
+from .asks import ReplicaAsk
+from .figures import FleetFigures
+
+_log = logging.getLogger("blockyard.serving")
+
+#: An async iterator of lists of events, with a `cancel`; Ray's `DeploymentResponseGenerator` is one.
+Send = Callable[[ReplicaAsk], Any]
+
+
+class Lost(Exception):
+    """A replica has not brought an answer to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endurance:
+    """Says what the loss of a replica may cost. resumes: how often a request may go on elsewhere; 0 for never.
+
+    stall: seconds after which a replica without a word counts as lost; it says something each second.
+    """
+
+    resumes: int = 3
+    stall: float = 5.0
+
+
+@dataclass(slots=True)
+class Progress:
+    """Knows how far a job has come. tokens: what was passed on, by completion. avoid: replicas that it has lost."""
+
+    tokens: list[list[int]]
+    avoid: list[str] = field(default_factory=list)
+    #: Of the attempt that runs: where it goes, by what number it is booked, and what was claimed.
+    replica: str = ""
+    number: str = ""
+    claimed: int = 0
+    heard_at: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were passed on."""
+        return sum(map(len, self.tokens))
+
+    def chosen(self, number: str, choice: Choice) -> None:
+        """Take note of the router's choice; called in its thread."""
+        self.replica, self.number, self.claimed = choice.replica or "", number, choice.num_tokens
+        self.heard_at = time.monotonic()
+
+    def moved(self, replica: str) -> None:
+        """Take note that another replica than the chosen one took it; nothing is claimed of that one."""
+        if replica != self.replica:
+            self.replica, self.claimed = replica, -1
+
+
+class Dispatcher:
+    """Runs jobs on the replicas of a fleet (a `JobRunner`). All but `ask_ranks` is called in the loop's thread.
+
+    send: asks a replica that the router chooses. fleet: what the router knows. capacity: completions that may wait and
+    run together. figures, requests: what is counted.
+    """
+
+    tracer = None
+
+    def __init__(
+        self,
+        send: Send,
+        fleet: SharedFleet,
+        figures: FleetFigures,
+        requests: RequestFigures,
+        capacity: int,
+        endurance: Endurance,
+        retry_after_seconds: int = 1,
+    ) -> None:
+        self.capacity = capacity
+        self._send = send
+        self._fleet = fleet
+        self._figures = figures
+        self._requests = requests
+        self._endurance = endurance
+        self._retry_after = retry_after_seconds
+        self._tasks: dict[Job, asyncio.Task[None]] = {}
+        self._num_places_taken = 0
+        self._refusal: str | None = None
+
+    @property
+    def refusal(self) -> str | None:
+        """Tells why no job is taken at all; None while it serves."""
+        return self._refusal
+
+    def start(self) -> None:
+        """Begin to serve."""
+
+    def ask_ranks(self) -> str | None:
+        """Return `refusal`, or that there is no replica."""
+        return self._refusal or (None if self._fleet.num_replicas else "no replica is ready")
+
+    def require_place(self, num_completions: int = 1) -> None:
+        """Raise `ApiError` (429, 503) if that many would not be taken now. O(1)."""
+        if self._refusal is not None:
+            self._requests.count_refusal("not_serving")
+            raise unavailable(self._refusal, self._retry_after)
+        if self._num_places_taken + num_completions > self.capacity:
+            self._requests.count_refusal("queue_full")
+            raise overloaded("the fleet has as many requests as it can queue; try again later", self._retry_after)
+
+    def submit(self, jobs: list[Job]) -> None:
+        """Take the jobs of one client, all or none. Raises `ApiError` (429, 503) if there is no place. O(jobs)."""
+        self.require_place(sum(job.num_completions for job in jobs))
+        for job in jobs:
+            self._num_places_taken += job.num_completions
+            self._tasks[job] = asyncio.ensure_future(self._carry(job))
+
+    def cancel(self, jobs: Iterable[Job]) -> None:
+        """End jobs whose client is gone, if they still wait or run; their replicas are told."""
+        for job in jobs:
+            task = self._tasks.get(job)
+            if task is not None and not job.is_over:
+                self._requests.cancelled.inc()
+                task.cancel()
+
+    def refuse(self, why: str) -> None:
+        """Take no more jobs; those that wait or run go on."""
+        self._refusal = why
+
+    def end_all(self, error: ApiError) -> None:
+        """End every job with an error."""
+        for job, task in list(self._tasks.items()):
+            self._end(job, error)
+            task.cancel()
+
+    def stop(self, timeout: float) -> bool:  # noqa: ARG002
+        """End all."""
+        self.refuse("the server has stopped")
+        self.end_all(unavailable("the server has stopped", self._retry_after))
+        return True
+
+    # One job, from its first replica to its last.
+
+    async def _carry(self, job: Job) -> None:
+        progress = Progress([[] for _ in range(job.num_completions)])
+        try:
+            self._end(job, await self._last_event(job, progress))
+        except Exception:  # a bug here must not leave a client without a word
+            _log.exception("request %s could not be carried on", job.name)
+            self._end(job, unavailable("the fleet failed on this request; its log says why", self._retry_after))
+        finally:
+            if self._tasks.pop(job, None) is not None:
+                self._num_places_taken -= job.num_completions
+
+    async def _last_event(self, job: Job, progress: Progress) -> GenerationResult | ApiError:
+        """Return what ends a job; its tokens are passed on meanwhile."""
+        num_losses = 0
+        while True:
+            try:
+                return await self._attempt(job, progress)
+            except Lost as loss:
+                num_losses += 1
+                self._figures.lost(progress.replica)
+                allowed = self._endurance.resumes if job.resumes else 0
+                _log.warning("request %s lost its replica %s: %s", job.name, progress.replica or "-", loss)
+                if num_losses > allowed:
+                    times = f"{num_losses} times" if allowed else "and the request is not to go on elsewhere"
+                    return unavailable(f"the replica was lost, {times}: {loss}", self._retry_after)
+                self._figures.resumed(progress.num_tokens)
+                progress.avoid.append(progress.replica)
+
+    async def _attempt(self, job: Job, progress: Progress) -> GenerationResult | ApiError:
+        """Have one replica answer. Raises `Lost` where it does not come to an end."""
+        ask = _ask_of(job, progress)
+        ask.on_choice = partial(self._chosen, job, progress)
+        skip = [0] * job.num_completions if ask.given else [len(tokens) for tokens in progress.tokens]
+        was_resumed = progress.num_tokens > 0
+        progress.number = progress.replica = ""
+        stream = self._send(ask)
+        is_first = True
+        try:
+            async for events in self._heard(stream, progress):
+                if is_first and events:
+                    is_first = False
+                    self._fleet.first_token(progress.number)
+                last = self._pass_on(job, progress, events, skip)
+                if isinstance(last, ApiError) and last.status == 503:
+                    raise Lost(last.message)  # it serves no more; others may
+                if last is not None:
+                    if isinstance(last, GenerationResult) and not was_resumed:
+                        self._figures.claim(progress.replica, progress.claimed, last)
+                    stream = None
+                    return last
+            raise Lost("its answer ended before its end")
+        finally:
+            if stream is not None:
+                with suppress(Exception):
+                    stream.cancel()  # a replica that was only slow has not to go on
+
+    async def _heard(self, stream: Any, progress: Progress) -> AsyncIterator[list[Event]]:
+        """Yield what a replica says. Raises `Lost` where it fails, or is silent for too long once it was chosen."""
+        progress.heard_at = time.monotonic()
+        coming: asyncio.Future[list[Event]] | None = None
+        try:
+            while True:
+                if coming is None:
+                    coming = asyncio.ensure_future(anext(stream))
+                done, _ = await asyncio.wait([coming], timeout=self._endurance.stall / 4)
+                if not done:
+                    # Without a choice it waits for a replica to be there, as long as its client does.
+                    if progress.replica and time.monotonic() - progress.heard_at > self._endurance.stall:
+                        raise Lost(f"it has said nothing for {self._endurance.stall:g} s")
+                    continue
+                try:
+                    events = coming.result()
+                except StopAsyncIteration:
+                    return
+                except Exception as error:
+                    said, _, _ = str(error).strip().partition("\n")
+                    raise Lost(f"{type(error).__name__}: {said}") from None
+                coming = None
+                progress.heard_at = time.monotonic()
+                yield events
+        finally:
+            if coming is not None:
+                coming.cancel()
+                with suppress(BaseException):
+                    await asyncio.wait([coming], timeout=0)
+
+    def _chosen(self, job: Job, progress: Progress, number: str, choice: Choice) -> None:
+        """Take note of a choice; called in the router's thread."""
+        progress.chosen(number, choice)
+        self._figures.choices.append((job.name, choice))
+
+    def _pass_on(
+        self, job: Job, progress: Progress, events: list[Event], skip: list[int]
+    ) -> GenerationResult | ApiError | None:
+        """Pass the tokens on that the client has not; return what ended the job, if that came."""
+        now, counts = time.perf_counter(), [0] * job.num_completions
+        last: GenerationResult | ApiError | None = None
+        for event in events:
+            if not isinstance(event, NewToken):
+                last = event
+            elif skip[event.index]:
+                had = progress.tokens[event.index]
+                if event.token_id != had[len(had) - skip[event.index]]:
+                    return unavailable("the answer could not be gone on with elsewhere", self._retry_after)
+                skip[event.index] -= 1
+            else:
+                progress.tokens[event.index].append(event.token_id)
+                counts[event.index] += 1
+                job.mailbox.put(job.position, event)
+        for index, number in enumerate(counts):
+            if number:
+                self._requests.count_tokens(job, index, number, now)
+        return last
+
+    def _end(self, job: Job, event: GenerationResult | ApiError) -> None:
+        if job.is_over:
+            return
+        job.is_over = True
+        if isinstance(event, ApiError):
+            self._requests.count_failure()
+        else:
+            self._requests.count_end(job, event, time.perf_counter())
+        job.mailbox.put(job.position, event)
+
+
+def _ask_of(job: Job, progress: Progress) -> ReplicaAsk:
+    goes_on = job.num_completions == 1 and job.sampling.logprobs is None
+    given = progress.tokens[0] if goes_on else []
+    prompt = job.prompt.token_ids
+    return ReplicaAsk(
+        token_ids=np.array([*prompt, *given], np.int32),
+        num_prompt=len(prompt),
+        max_tokens=(job.sampling.max_tokens - len(given)) * job.num_completions,
+        sampling=job.sampling,
+        priority=job.priority,
+        extra_keys=job.extra_keys,
+        session=job.session,
+        name=job.name,
+        avoid=tuple(progress.avoid),
+        on_moved=progress.moved,
+    )

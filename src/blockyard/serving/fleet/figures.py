@@ -1,0 +1,171 @@
+"""A fleet says here what it knows of itself: trust, age and load of replicas, hits claimed and hits come true."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ...engine import GenerationResult
+from ...fleet import Choice
+from ...fleet.shared import SharedFleet
+from ...fleet.state import ReplicaStatus
+
+
+@dataclass(slots=True)
+class Claims:
+    """Counts, of requests that one replica brought to their end, hits that the router claimed and that came true.
+
+    exact: requests of which both are equal. over, under: tokens that were claimed and not there, and the other way.
+    """
+
+    requests: int = 0
+    exact: int = 0
+    claimed: int = 0
+    true: int = 0
+    over: int = 0
+    under: int = 0
+
+
+#: Choices that are kept, to be shown with their why.
+MAX_CHOICES = 32
+
+
+class FleetFigures:
+    """Counts what becomes of claims and of lost replicas; one thread counts, that of the loop."""
+
+    def __init__(self) -> None:
+        self.claims: dict[str, Claims] = {}
+        self.num_lost: Counter[str] = Counter()
+        #: The last choices, oldest first, with the name of their request; the router's thread adds to them.
+        self.choices: deque[tuple[str, Choice]] = deque(maxlen=MAX_CHOICES)
+        self.num_resumed = 0
+        self.num_tokens_resumed = 0
+
+    def claim(self, replica: str, claimed: int, result: GenerationResult) -> None:
+        """Compare what was claimed of a request with what the cache had. Below 0 nothing was claimed. O(1)."""
+        if claimed < 0:
+            return
+        seen, true = self.claims.setdefault(replica, Claims()), result.num_cached_tokens
+        seen.requests += 1
+        seen.exact += claimed == true
+        seen.claimed += claimed
+        seen.true += true
+        seen.over += max(claimed - true, 0)
+        seen.under += max(true - claimed, 0)
+
+    def lost(self, replica: str) -> None:
+        """Count a request that lost its replica. O(1)."""
+        self.num_lost[replica] += 1
+
+    def resumed(self, num_tokens: int) -> None:
+        """Count one that goes on elsewhere, behind so many tokens. O(1)."""
+        self.num_resumed += 1
+        self.num_tokens_resumed += num_tokens
+
+    def shown_choices(self) -> list[dict[str, Any]]:
+        """Return the last choices, the newest first, with what was known of each candidate. O(choices * replicas)."""
+        return [
+            {
+                "request": name,
+                "replica": choice.replica,
+                "claimed": choice.num_tokens,
+                "problem": choice.problem,
+                "why": [why._asdict() for why in choice.why],
+            }
+            for name, choice in reversed(list(self.choices))
+        ]
+
+    def forget(self, present: Iterable[str]) -> None:
+        """Add what was counted of replicas that are gone to one name, so that labels do not grow."""
+        for name in [name for name in self.claims if name not in {*present, GONE}]:
+            old, new = self.claims.pop(name), self.claims.setdefault(GONE, Claims())
+            for each, number in asdict(old).items():
+                setattr(new, each, getattr(new, each) + number)
+
+
+#: The label under which replicas that are gone are counted together.
+GONE = "gone"
+
+_GAUGES: dict[str, tuple[str, Any]] = {
+    "blockyard:fleet_replica_believed": ("Whether what it says counts.", lambda seen: seen.is_believed),
+    "blockyard:fleet_replica_silence_seconds": ("Since it was heard.", lambda seen: seen.silence),
+    "blockyard:fleet_replica_requests": ("Requests booked there.", lambda seen: seen.requests),
+    "blockyard:fleet_replica_uncached_tokens": ("Prompt tokens booked to be computed.", lambda seen: seen.uncached),
+    "blockyard:fleet_replica_held_tokens": ("Tokens of prompts and answers booked.", lambda seen: seen.held),
+}
+_CLAIMS = {
+    "claimed_hit_tokens": ("Hits that the router claimed.", "claimed"),
+    "true_hit_tokens": ("Hits that came true.", "true"),
+    "overclaimed_hit_tokens": ("Hits that were claimed and not there.", "over"),
+    "underclaimed_hit_tokens": ("Hits that were there and not claimed.", "under"),
+    "claims": ("Requests of which hits were claimed, none included.", "requests"),
+    "exact_claims": ("Those of which the claim was right to the token.", "exact"),
+}
+
+
+class FleetCollector(Collector):
+    """Makes the fleet's part of the page for Prometheus."""
+
+    def __init__(self, fleet: SharedFleet, figures: FleetFigures, labels: dict[str, str]) -> None:
+        self._fleet = fleet
+        self._figures = figures
+        self._labels = labels
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield all of it, of one moment. O(replicas)."""
+        replicas = self._fleet.status()
+        self._figures.forget(each.name for each in replicas)
+        names, texts = [*self._labels, "replica"], [*self._labels.values()]
+        for name, (text, value) in _GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=names)
+            for each in replicas:
+                number = value(each)
+                if number is not None:
+                    gauge.add_metric([*texts, each.name], number)
+            yield gauge
+        yield self._trusts(replicas)
+        for name, (text, field) in _CLAIMS.items():
+            counter = CounterMetricFamily(f"blockyard:fleet_{name}", text, labels=names)
+            for replica, claims in self._figures.claims.items():
+                counter.add_metric([*texts, replica], getattr(claims, field))
+            yield counter
+        for name, text, number in self._totals():
+            total = CounterMetricFamily(f"blockyard:fleet_{name}", text, labels=list(self._labels))
+            total.add_metric(texts, number)
+            yield total
+
+    def _totals(self) -> list[tuple[str, str, int]]:
+        figures = self._figures
+        return [
+            ("lost_attempts", "Requests that lost their replica.", figures.num_lost.total()),
+            ("resumed_requests", "Those that went on elsewhere.", figures.num_resumed),
+            ("resumed_tokens", "Tokens behind which they did.", figures.num_tokens_resumed),
+        ]
+
+    def _trusts(self, replicas: list[ReplicaStatus]) -> Metric:
+        trusts = GaugeMetricFamily(
+            "blockyard:fleet_replica_trust", "1 for the trust it has.", labels=[*self._labels, "replica", "trust"]
+        )
+        for each in replicas:
+            trusts.add_metric([*self._labels.values(), each.name, each.trust], 1)
+        return trusts
+
+
+class FleetPage:
+    """Makes the page for Prometheus (a `Page`)."""
+
+    def __init__(self, collectors: Iterable[Collector]) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        for each in collectors:
+            self._registry.register(each)
+        ProcessCollector(registry=self._registry)
+
+    async def text(self) -> bytes:
+        """Return the page as it is now. O(replicas)."""
+        return generate_latest(self._registry)

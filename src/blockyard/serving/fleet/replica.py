@@ -1,0 +1,150 @@
+"""A replica is an engine in a process of its own, as Ray Serve runs it. It knows nothing of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...engine import Engine, NewToken
+from ...engine.prompts import EncodedPrompt
+from ...errors import InvariantError
+from ..errors import ApiError
+from ..jobs.engine_thread import EngineThread
+from ..jobs.job import Event, Job, Mailbox
+from ..jobs.served_model import ServedModel
+from .asks import ReplicaAsk
+
+#: Seconds without a token after which a replica says that it is there all the same.
+BEAT = 1.0
+#: Seconds from one message of a stream to the next, at least: tokens that come sooner go together.
+GATHER = 0.02
+#: Seconds from one heartbeat of an idle replica's KV events to the next.
+EVENTS_BEAT = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlan:
+    """Says what a replica is made of. threads: torch's. capacity: its queue. arguments: of `Engine.from_pretrained`."""
+
+    path: str
+    model_name: str
+    dtype: str
+    device: str
+    threads: int
+    capacity: int
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+class Replica:
+    """Is an engine that answers asks; its methods run in one loop, the engine in a thread of its own."""
+
+    def __init__(self, engine: Engine, capacity: int, model_name: str) -> None:
+        self._model = ServedModel.of(engine)
+        self._thread = EngineThread(engine, capacity, model_name, status_seconds=0)
+        self._thread.start()
+
+    @property
+    def thread(self) -> EngineThread:
+        """Return the engine's thread."""
+        return self._thread
+
+    async def model(self) -> ServedModel:
+        """Return the sizes by which requests are planned; they are the same of all replicas."""
+        return self._model
+
+    async def generate(self, ask: ReplicaAsk) -> AsyncIterator[list[Event]]:
+        """Yield what happens as lists, until a result or an error; an empty list each second in which nothing does."""
+        mailbox = Mailbox()
+        prompt = EncodedPrompt(ask.prompt, self._model.vocab_size)
+        rest: dict[str, Any] = {"name": ask.name, "session": ask.session, "given": ask.given}
+        job = Job(prompt, ask.sampling, ask.priority, 0, mailbox, time.perf_counter(), ask.extra_keys, **rest)
+        try:
+            self._thread.submit([job])
+        except ApiError as error:
+            yield [error]
+            return
+        try:
+            async for events in _gathered(mailbox):
+                yield events
+        finally:
+            self._thread.cancel([job])
+
+    async def held(self, prompts: Sequence[NDArray[np.int32]]) -> tuple[list[int], str]:
+        """Return how many leading tokens of each prompt the cache has, and what is wrong with the cache, "" as a rule.
+
+        Asked between two steps. O(blocks).
+        """
+
+        def look(engine: Any) -> tuple[list[int], str]:
+            found = [engine.cache.num_cached_tokens(prompt) for prompt in prompts]
+            try:
+                engine.cache.check()
+            except InvariantError as error:
+                return found, str(error)
+            leaks = not engine.has_unfinished and engine.cache.num_used_blocks
+            return found, "blocks are held, and nothing runs" if leaks else ""
+
+        return await asyncio.wrap_future(self._thread.ask(look))
+
+
+class EngineReplica(Replica):
+    """Is a replica as Ray Serve makes it."""
+
+    def __init__(self, plan: ReplicaPlan) -> None:
+        _listen_on_loopback()
+        import torch
+
+        torch.set_num_threads(plan.threads)
+        events = {"endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*", "heartbeat": EVENTS_BEAT}
+        arguments = {**plan.arguments, "kv_events": events}
+        engine = Engine.from_pretrained(plan.path, dtype=getattr(torch, plan.dtype), device=plan.device, **arguments)
+        super().__init__(engine, plan.capacity, plan.model_name)
+        assert engine.kv_events is not None
+        self._endpoints = [engine.kv_events.endpoint, engine.kv_events.replay_endpoint]
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """Say where the KV events are: the router follows them from there."""
+        return {"kv": self._endpoints, "pid": os.getpid()}
+
+    def check_health(self) -> None:
+        """Raise where the engine serves no more; Ray then replaces this replica."""
+        if self._thread.refusal is not None:
+            raise RuntimeError(self._thread.refusal)
+
+    async def inspect(self, prompts: Sequence[NDArray[np.int32]]) -> tuple[str, int, list[int], str]:
+        """Return this replica's name and process, and what `held` does."""
+        from ray.serve import get_replica_context
+
+        return str(get_replica_context().replica_id.unique_id), os.getpid(), *await self.held(prompts)
+
+
+async def _gathered(mailbox: Mailbox) -> AsyncIterator[list[Event]]:
+    """Yield a job's events, those within `GATHER` seconds together."""
+    loop = asyncio.get_running_loop()
+    next_at, is_over = loop.time(), False
+    while not is_over:
+        await asyncio.sleep(max(next_at - loop.time(), 0))
+        try:
+            async with asyncio.timeout(BEAT):
+                events = [event for _, event in await mailbox.take()]
+        except TimeoutError:
+            events = []
+        is_over = not all(isinstance(event, NewToken) for event in events)
+        next_at = loop.time() + GATHER
+        yield events
+
+
+def _listen_on_loopback() -> None:
+    """Have the one port that Ray 2.60 opens on all addresses, a replica's of gRPC, opened on this machine's own."""
+    from ray.serve._private import replica
+
+    opened = getattr(replica, "add_port_to_grpc_server", None)
+    if opened is not None:
+        replica.add_port_to_grpc_server = lambda server, _: opened(server, "127.0.0.1:0")
