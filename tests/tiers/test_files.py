@@ -232,6 +232,43 @@ def test_a_linked_folder_is_not_followed(tmp_path: Path) -> None:
     assert made.close()
 
 
+@pytest.mark.parametrize("name", ["objects", "new"])
+def test_no_folder_above_is_a_link(tier: FileTier, tmp_path: Path, name: str) -> None:
+    """Behind it others may have files, of names like ours: none is taken for an object, and none is removed."""
+    others = tmp_path / "others"
+    path = others / name_of(1).hex()[:2] / name_of(1).hex()
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"x" * 5000)
+    shutil.rmtree(tmp_path / name)
+    (tmp_path / name).symlink_to(others)
+    if name == "objects":
+        assert known(tier, [1]) == 0
+        assert load(tier, [1]) == {1: Cause.DAMAGED}
+        with pytest.raises(PlaceError):
+            list(tier.names())
+    assert tier.drop([name_of(1)]) is None
+    assert not store(tier, [2]).is_done
+    assert [each for each in others.rglob("*") if each.is_file()] == [path]
+    with pytest.raises(InvalidArgument, match="cannot be used"):
+        FileTier(tmp_path, 2**30)
+
+
+def test_what_is_larger_than_any_object_evicts_no_other(tmp_path: Path) -> None:
+    first = FileTier(tmp_path, 2**30)
+    store(first, list(range(20)))
+    assert first.close()
+    large = [path_of(tmp_path, 100), path_of(tmp_path, 101)]
+    for path, size in zip(large, (PAGE_BYTES + 2**20, 2**40), strict=True):
+        path.parent.mkdir(exist_ok=True)
+        with path.open("wb") as file:
+            file.truncate(size)
+    tier = FileTier(tmp_path, 2**19)
+    wait_until(lambda: not any(path.exists() for path in large))
+    assert known(tier, list(range(20))) == 20
+    assert tier.close()
+    tier.check()
+
+
 def test_other_files_are_passed_over(tmp_path: Path) -> None:
     folder = tmp_path / "objects" / "ab"
     folder.mkdir(parents=True)
@@ -255,14 +292,25 @@ def test_a_lost_folder_is_made_again(tier: FileTier, tmp_path: Path) -> None:
     assert load(tier, [1]) == {}
 
 
+def test_folders_that_are_removed_again_and_again_leave_none_open(tier: FileTier, tmp_path: Path) -> None:
+    store(tier, [1])
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(30):
+        shutil.rmtree(tmp_path / "objects")
+        store(tier, [number + 2])
+        assert load(tier, [number + 2]) == {}
+    assert len(os.listdir("/proc/self/fd")) < before + 10
+
+
 def test_what_a_killed_process_left_is_removed_and_a_live_one_keeps_its_own(tier: FileTier, tmp_path: Path) -> None:
     left = tmp_path / "new" / "left"
     left.write_bytes(b"half")
-    name, file = tier._new_file([b"mine"])
-    second = FileTier(tmp_path, 2**30)
-    wait_until(lambda: not left.exists())
-    assert (tmp_path / "new" / name).exists()
-    tier._end_files([(name, file)])
+    with tier._folders() as folders:
+        name, file = files._new_file(folders, [b"mine"])
+        second = FileTier(tmp_path, 2**30)
+        wait_until(lambda: not left.exists())
+        assert (tmp_path / "new" / name).exists()
+        files._end_files(folders, [(name, file)])
     assert second.close()
 
 

@@ -57,18 +57,16 @@ class FileTier(WorkingTier):
         budget = require_int("max_bytes", max_bytes, 1, 2**60)
         self._root = Path(folder).resolve()
         try:
-            for each in (self._root / "objects", self._root / "new"):
-                each.mkdir(parents=True, exist_ok=True)
+            with self._folders() as folders:
+                folders.of("objects", makes=True)
+                folders.of("new", makes=True)
         except OSError as error:
             raise InvalidArgument(f"folder is {str(folder)!r}; it cannot be used: {error.strerror}") from None
-        self._folders: dict[str, int] = {}
         self._num_looks = -1
         super().__init__(f"file:{folder}", ObjectIndex(budget, 2**26, eviction_policy), **more)
         self._remove_leftovers()
         self._drops.append([])  # has a thread look into the folder at once
         self._start()
-
-    # Places of files. Folders are opened once, and never through a link.
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -79,29 +77,8 @@ class FileTier(WorkingTier):
             cause = Cause.FULL if error.errno in _FULL else Cause.UNREACHABLE
             raise PlaceError(Cause.DENIED if error.errno in _DENIED else cause, error) from None
 
-    def _folder(self, key: str, makes: bool = False) -> int:
-        """Returns the open folder of a key: "new", or two hex digits. Raises `FileNotFoundError`."""
-        found = self._folders.get(key)
-        if found is not None and os.fstat(found).st_nlink > 0:
-            return found
-        path = self._root / "new" if key == "new" else self._root / "objects" / key
-        if makes:
-            path.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, _FOLDER)
-        with self._changed:
-            if self._folders.get(key) == found:
-                self._folders[key] = file
-                return file
-        os.close(file)  # another thread was sooner
-        return self._folders[key]
-
-    def close(self, timeout: float = 10.0) -> bool:
-        """End the threads, and let go of the folder. See `Tier.close`."""
-        has_ended = super().close(timeout)
-        if has_ended:
-            while self._folders:
-                os.close(self._folders.popitem()[1])
-        return has_ended
+    def _folders(self) -> _Folders:
+        return _Folders(self._root)
 
     # Writing.
 
@@ -117,44 +94,20 @@ class FileTier(WorkingTier):
         names = [task.job.names[position] for position in positions]
         written: list[tuple[str, int]] = []
         published = 0
-        try:
-            for position in positions:
-                written.append(self._new_file([task.header(position).to_page(), *task.parts[position]]))
-            for name, (temporary, _) in zip(names, written, strict=True):
-                self._publish(temporary, name)
-                published += 1
-        except OSError:
-            with suppress(PlaceError):
-                self.remove(names[:published])
-            raise
-        finally:
-            self._end_files(written)
-
-    def _new_file(self, pieces: Sequence[bytes | memoryview]) -> tuple[str, int]:
-        """Write a file under `new`; returns its name and its open descriptor, which holds the lock."""
-        name = os.urandom(NAME_BYTES).hex()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        file = os.open(name, flags, 0o666, dir_fd=self._folder("new", makes=True))
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for first in range(0, len(pieces), _MOST_PIECES):
-                _write_all(file, pieces[first : first + _MOST_PIECES])
-        except BaseException:
-            self._end_files([(name, file)])
-            raise
-        return name, file
-
-    def _publish(self, temporary: str, name: bytes) -> None:
-        key = name.hex()
-        folders = {"src_dir_fd": self._folder("new"), "dst_dir_fd": self._folder(key[:2], makes=True)}
-        os.rename(temporary, key, **folders)
-
-    def _end_files(self, files: list[tuple[str, int]]) -> None:
-        """Close files, and remove those that were not renamed."""
-        for name, file in files:
-            with suppress(OSError):
-                os.unlink(name, dir_fd=self._folder("new"))
-            os.close(file)
+        with self._folders() as folders:
+            try:
+                for position in positions:
+                    pieces: list[bytes | memoryview] = [task.header(position).to_page(), *task.parts[position]]
+                    written.append(_new_file(folders, pieces))
+                for name, (temporary, _) in zip(names, written, strict=True):
+                    _publish(folders, temporary, name)
+                    published += 1
+            except OSError:
+                with suppress(PlaceError):
+                    self.remove(names[:published])
+                raise
+            finally:
+                _end_files(folders, written)
 
     # Reading.
 
@@ -179,7 +132,8 @@ class FileTier(WorkingTier):
         """Open an object's file. Raises `BadObject` where there is none, or something else in its place."""
         key = name.hex()
         try:
-            file = os.open(key, _READ, dir_fd=self._folder(key[:2]))
+            with self._folders() as folders:
+                file = os.open(key, _READ, dir_fd=folders.of("objects", key[:2]))
         except FileNotFoundError:
             raise BadObject(Cause.ABSENT) from None
         except OSError as error:
@@ -194,9 +148,9 @@ class FileTier(WorkingTier):
 
     def _sizes(self, names: Sequence[bytes]) -> list[int]:
         sizes: list[int] = []
-        with self._errors(), suppress(FileNotFoundError, NotADirectoryError):
+        with self._errors(), self._folders() as folders, suppress(FileNotFoundError, NotADirectoryError):
             for key in (name.hex() for name in names):
-                found = os.stat(key, dir_fd=self._folder(key[:2]), follow_symlinks=False)
+                found = os.stat(key, dir_fd=folders.of("objects", key[:2]), follow_symlinks=False)
                 if not stat.S_ISREG(found.st_mode):
                     break
                 sizes.append(max(found.st_size - PAGE_BYTES, 0))
@@ -204,10 +158,10 @@ class FileTier(WorkingTier):
 
     def remove(self, names: Sequence[bytes]) -> None:
         """Removes all of these files; those that are not there are no error. Raises `PlaceError`."""
-        with self._errors():
+        with self._errors(), self._folders() as folders:
             for key in (name.hex() for name in names):
                 with suppress(FileNotFoundError, IsADirectoryError):
-                    os.unlink(key, dir_fd=self._folder(key[:2]))
+                    os.unlink(key, dir_fd=folders.of("objects", key[:2]))
 
     # Looking around.
 
@@ -251,25 +205,20 @@ class FileTier(WorkingTier):
 
     def _entries(self, key: str) -> Iterator[tuple[bytes, os.stat_result]]:
         """Goes over the names and figures of a folder's objects; what has another name or is no file is passed over."""
-        # Opened anew: a descriptor has one place in the folder, which threads would share.
-        folder = os.open(self._root / "objects" / key, _FOLDER)
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    name = _name_of(entry.name, key)
-                    if name is not None:
-                        with suppress(FileNotFoundError):
-                            found = entry.stat(follow_symlinks=False)
-                            if stat.S_ISREG(found.st_mode):
-                                yield name, found
-        finally:
-            os.close(folder)
+        with self._folders() as folders, os.scandir(folders.of("objects", key)) as entries:
+            for entry in entries:
+                name = _name_of(entry.name, key)
+                if name is not None:
+                    with suppress(FileNotFoundError):
+                        found = entry.stat(follow_symlinks=False)
+                        if stat.S_ISREG(found.st_mode):
+                            yield name, found
 
     def _remove_leftovers(self) -> None:
         """Remove what processes that were killed left under `new`: it has no lock."""
-        with suppress(OSError):
-            folder = self._folder("new")
-            for name in os.listdir(self._root / "new"):
+        with suppress(OSError), self._folders() as folders:
+            folder = folders.of("new")
+            for name in os.listdir(folder):
                 with suppress(OSError):
                     file = os.open(name, _READ, dir_fd=folder)
                     try:
@@ -294,12 +243,81 @@ class FileTier(WorkingTier):
 
     def put(self, name: bytes, data: bytes) -> None:
         """Write a whole file. Raises `PlaceError`."""
-        with self._errors():
-            temporary, file = self._new_file([data])
+        with self._errors(), self._folders() as folders:
+            temporary, file = _new_file(folders, [data])
             try:
-                self._publish(temporary, name)
+                _publish(folders, temporary, name)
             finally:
-                self._end_files([(temporary, file)])
+                _end_files(folders, [(temporary, file)])
+
+
+class _Folders:
+    """Opens the folders of a tier while a call lasts: each once, from the one above it, and none through a link.
+
+    They are not kept for longer: others may remove and make them again.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._files: dict[tuple[str, ...], int] = {}
+
+    def __enter__(self) -> _Folders:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+
+    def of(self, *path: str, makes: bool = False) -> int:
+        """Returns an open folder, as "new", or "objects" and two hex digits. Raises `OSError` where it is none."""
+        found = self._files.get(path)
+        if found is None:
+            found = self._files[path] = self._opened(path, makes)
+        return found
+
+    def _opened(self, path: tuple[str, ...], makes: bool) -> int:
+        if not path and makes:
+            self._root.mkdir(parents=True, exist_ok=True)
+        if not path:
+            return os.open(self._root, _FOLDER)
+        above = self.of(*path[:-1], makes=makes)
+        try:
+            return os.open(path[-1], _FOLDER, dir_fd=above)
+        except FileNotFoundError:
+            if not makes:
+                raise
+            with suppress(FileExistsError):
+                os.mkdir(path[-1], dir_fd=above)
+            return os.open(path[-1], _FOLDER, dir_fd=above)
+
+
+def _new_file(folders: _Folders, pieces: Sequence[bytes | memoryview]) -> tuple[str, int]:
+    """Write a file under `new`; returns its name and its open descriptor, which holds the lock."""
+    name = os.urandom(NAME_BYTES).hex()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    file = os.open(name, flags, 0o666, dir_fd=folders.of("new", makes=True))
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for first in range(0, len(pieces), _MOST_PIECES):
+            _write_all(file, pieces[first : first + _MOST_PIECES])
+    except BaseException:
+        _end_files(folders, [(name, file)])
+        raise
+    return name, file
+
+
+def _publish(folders: _Folders, temporary: str, name: bytes) -> None:
+    key = name.hex()
+    os.rename(temporary, key, src_dir_fd=folders.of("new"), dst_dir_fd=folders.of("objects", key[:2], makes=True))
+
+
+def _end_files(folders: _Folders, files: list[tuple[str, int]]) -> None:
+    """Close files, and remove those that were not renamed."""
+    for name, file in files:
+        with suppress(OSError):
+            os.unlink(name, dir_fd=folders.of("new"))
+        os.close(file)
 
 
 def _name_of(text: str, key: str) -> bytes | None:

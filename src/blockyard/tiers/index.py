@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ..errors import InvariantError
 from ..named import NamedPool
-from .tier import NAME_BYTES
+from .tier import MAX_OBJECT_BYTES, NAME_BYTES
 
 _FIRST_ROWS = 1024
 
@@ -50,10 +50,16 @@ class ObjectIndex:
         return int(self._pool.find_prefix(names).shape[1])
 
     def add(self, names: Sequence[bytes], sizes: Sequence[int]) -> list[bytes]:
-        """Notes the objects, the last one as the last used; returns the names that the budget evicts. O(names)."""
-        new = {name: size for name, size in zip(names, sizes, strict=True) if name not in self}
+        """Notes the objects, the last one as the last used; returns the names that the budget evicts. O(names).
+
+        What is larger than the budget, or than any object is, goes by itself and not after all others.
+        """
+        most = min(self.max_bytes, MAX_OBJECT_BYTES)
+        new = {name: size for name, size in zip(names, sizes, strict=True) if size <= most and name not in self}
+        oversized = [name for name, size in zip(names, sizes, strict=True) if size > most]
+        self.num_evicted += len(oversized)
         if not new:
-            return []
+            return oversized
         self._have_rows(len(new))
         rows = [self._spare.pop() for _ in new]
         self._names[rows] = np.frombuffer(b"".join(new), self._names.dtype)
@@ -61,7 +67,7 @@ class ObjectIndex:
         self.num_bytes += sum(new.values())
         self._pool.name_blocks(rows, list(new))
         self._pool.free_ids(rows)
-        return self.evict(0)
+        return oversized + self.evict(0)
 
     def _have_rows(self, count: int) -> None:
         rows = len(self._sizes)
