@@ -276,3 +276,27 @@ def test_the_log_of_prompts_is_bounded() -> None:
     assert latest[0].tokens[0] == 10
     assert {len(prompt.tokens) for prompt in latest} == {MAX_TOKENS}
     assert latest[0].num_tokens == MAX_TOKENS + 5
+
+
+def test_streams_that_are_asked_for_at_once_are_counted_before_they_begin() -> None:
+    async def statuses() -> list[int]:
+        page, left, found = LivePage(Desk(live_cache("plain"))), asyncio.Event(), list[int]()
+
+        async def receive() -> dict[str, Any]:
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                found.append(message["status"])
+
+        scope = {"type": "http", "method": "GET", "path": "/state/stream", "headers": []}
+        streams = [asyncio.ensure_future(page(dict(scope), receive, send)) for _ in range(pages.MAX_READERS + 9)]
+        while len(found) < len(streams):
+            await asyncio.sleep(0)
+        left.set()
+        await asyncio.gather(*streams)
+        return found
+
+    found = asyncio.run(statuses())
+    assert (found.count(200), found.count(503)) == (pages.MAX_READERS, 9)

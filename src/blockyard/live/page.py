@@ -84,6 +84,7 @@ class LivePage:
         self._shows_text = shows_text
         self._guard = guard
         self._hello = {"model": name, "shows_text": shows_text, "chat": chat_path, "seconds": MIN_SECONDS}
+        self._num_streams = 0
         self._files = {path.name: path for path in _FILES.iterdir() if path.suffix in _TYPES}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -168,14 +169,16 @@ class LivePage:
         return {"blocks": blocks}
 
     async def _stream(self, receive: Receive, send: Send) -> None:
-        if self.feed.num_readers >= MAX_READERS:
+        if self._num_streams >= MAX_READERS:
             await _answer(send, 503, _error(f"{MAX_READERS} pages watch already"), False)
             return
+        self._num_streams += 1  # at once: many may be asked for in one turn of the loop, before the first is sent
         leaving = asyncio.ensure_future(_disconnected(receive))
         sending = asyncio.ensure_future(self._send_events(send))
         try:
             await asyncio.wait({leaving, sending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._num_streams -= 1
             for task in (leaving, sending):
                 task.cancel()
             await asyncio.gather(leaving, sending, return_exceptions=True)
