@@ -45,6 +45,11 @@ def require_gone(pids: list[int], seconds: float = PATIENCE_SECONDS) -> None:
         time.sleep(0.01)
 
 
+def require_ended(pid: int) -> None:
+    """Wait until a child has ended, without taking its status."""
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -137,6 +142,22 @@ def test_what_another_rank_cannot_load_is_said_and_a_refused_model_leaves_no_pro
     assert own_children(others) == []
     with pytest.raises((ModelError, RankError), match="has no base_model_tp_plan"):
         Engine(tiny_model("gpt-oss"), num_blocks=40, tensor_parallel=2)
+    assert own_children(others) == []
+
+
+def test_a_rank_that_is_killed_before_it_was_told_anything(others: list[int]) -> None:
+    """kill -9 while it imports: what it was to be told finds nobody, and that is said as any other end is."""
+
+    class Killing(StartedPeers):
+        @property
+        def _store_path(self) -> str:  # asked for when the processes have started, before they are told
+            (child,) = own_children(others)
+            os.kill(child, signal.SIGKILL)
+            require_ended(child)
+            return super()._store_path
+
+    with pytest.raises(RankError, match=r"^rank 1 \(process \d+\) was killed by SIGKILL$"):
+        Engine(tiny_model("llama-mqa"), num_blocks=40, tensor_parallel=Killing(2))
     assert own_children(others) == []
 
 

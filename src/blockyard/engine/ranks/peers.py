@@ -28,7 +28,7 @@ from ...arguments import reason, require_int
 from ...errors import RankError
 from ...sizing import Shard
 from ...sizing.shards import MAX_RANKS
-from ...wire.connection import SocketConnection
+from ...wire.connection import ConnectionLost, SocketConnection
 from ...wire.message import pack
 from ..model import quiet_transformers
 
@@ -150,7 +150,10 @@ class StartedPeers:
             device = next(model.parameters()).device.type
             for peer in peers:
                 place = f"{device}:{peer.rank}" if device == "cuda" else device
-                peer.connection.send_bytes(pack("start", {**start, "rank": peer.rank, "device": place}))
+                try:
+                    peer.connection.send_bytes(pack("start", {**start, "rank": peer.rank, "device": place}))
+                except ConnectionLost as error:
+                    raise RankError(peer.how_it_ended()) from error
         except BaseException:
             for peer in peers:
                 peer.end(0)
