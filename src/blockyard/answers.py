@@ -84,6 +84,8 @@ class CacheStats:
     num_sessions: sessions that are known (`allocate(session=...)`, `hint`), now.
     num_hinted_evictions: evicted blocks that were chosen because of a hint.
     num_saved_states: states that plans said to save; num_kept_states: of them, those that could be hit then.
+    num_replaced_states: of these, those of an output that went when the next one of it was there.
+    num_refused_states: states that were wanted and not saved, because they would have been the first to go.
     """
 
     num_prompt_tokens: int
@@ -105,6 +107,8 @@ class CacheStats:
     num_hinted_evictions: int = 0
     num_saved_states: int = 0
     num_kept_states: int = 0
+    num_replaced_states: int = 0
+    num_refused_states: int = 0
 
     @property
     def hit_rate(self) -> float:

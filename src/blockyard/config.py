@@ -26,6 +26,8 @@ MAX_SESSIONS = 2**20
 POLICY_NAMES = ("arc", "auto", "density", "fifo", "lfu", "lru", "s3fifo", "score")
 #: Rules for states (`core/policies/states/places`), with "every:N" beside them.
 PLACE_NAMES = ("last", "junction", "ends", "pow2")
+#: Which state goes first (`core/policies/states/orders`); "blocks": the eviction policy decides, block by block.
+STATE_ORDERS = ("index", "value", "lru", "blocks")
 #: What may stand before such a name, with a colon.
 GUARD_NAMES = ("guarded", "strict")
 #: The names of policies as help texts list them.
@@ -109,6 +111,9 @@ class CacheConfig:
         beyond is cut to it.
     state_places: of a cache with a state group, at which boundaries of a prompt states are kept: names of "last",
         "junction", "ends", "pow2" and "every:N" (docs/states.md).
+    state_order: which state goes first when room is needed: "index" (learned), "value" or "lru" (docs/states.md). Keys
+        and values that no state stands behind go before all of them, in the order of `eviction_policy`; with "blocks"
+        that decides about states too, block by block.
     cut_chunks: whether `reserve` ends a sequence's tokens at the first boundary at which a state is kept, so that the
         step's last state is saved; False where kernels give states inside a chunk.
     max_steps_in_flight: most steps that are reserved and not ended (`end_step`), 1 to 64. With 2 or more a sequence may
@@ -162,6 +167,9 @@ class CacheConfig:
     state_places: tuple[str, ...] = field(
         default=("junction", "ends", "pow2"), metadata=_about("boundaries at which states are kept")
     )
+    state_order: str = field(
+        default="index", metadata=_about(f"which state goes first: {', '.join(STATE_ORDERS)}", engine=True)
+    )
     cut_chunks: bool = field(default=True, metadata=_about("end a step's tokens where a state is kept"))
 
     def __post_init__(self) -> None:
@@ -202,6 +210,10 @@ class CacheConfig:
                 f"they must be equal"
             )
         require_places("state_places", self.state_places)
+        if self.state_order not in STATE_ORDERS:
+            raise InvalidArgument(
+                f"state_order is {shown(self.state_order)}; it must be one of {', '.join(STATE_ORDERS)}"
+            )
         if any(group.is_state for group in self.groups):
             self._check_states()
 

@@ -229,6 +229,7 @@ def config(draw: random.Random, num_blocks: int, **fields: Any) -> CacheConfig:
         max_num_seqs=draw.choice([3, 8]),
         max_model_len=200,
         num_cpu_blocks=draw.choice([0, 60]),
+        state_order=draw.choice(["index", "value", "lru", "blocks"]),
         state_places=draw.choice([("junction", "ends", "pow2"), ("last",), ("every:8",), ("junction", "every:24"), ()]),
         cut_chunks=draw.random() < 0.7,
         max_steps_in_flight=draw.choice([1, 1, 3]),

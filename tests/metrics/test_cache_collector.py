@@ -180,6 +180,17 @@ def test_retained_blocks_are_those_counted_by_hand() -> None:
     assert not any("retained" in name for name in samples(CacheCollector(KVCacheManager(FOLLOWED))))
 
 
+def test_states_are_counted_where_a_model_has_any() -> None:
+    groups = (LayerGroup(4, token_bytes=1), LayerGroup(4, kind="state", state_bytes=8))
+    cache = KVCacheManager(CacheConfig(num_blocks=20, groups=groups, max_num_seqs=4, max_model_len=64))
+    seq = cache.allocate(list(range(9)))
+    cache.commit([seq], cache.reserve([seq]).num_scheduled)
+    found = samples(CacheCollector(cache))
+    events = ("written", "kept", "replaced", "refused")
+    assert [found[f"blockyard:kv_states_total event={event}"] for event in events] == [1, 1, 0, 0]
+    assert not any("kv_states" in name for name in samples(CacheCollector(KVCacheManager(FOLLOWED))))
+
+
 def test_hits_by_medium_are_left_out_where_nobody_counts_them() -> None:
     tiered = KVCacheManager(CacheConfig(num_blocks=12, block_size=4, num_cpu_blocks=9))
     found = samples(CacheCollector(tiered))

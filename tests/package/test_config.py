@@ -89,6 +89,7 @@ def test_defaults() -> None:
         "max_sessions": 65536,
         "hint_horizon": 86400.0,
         "state_places": ("junction", "ends", "pow2"),
+        "state_order": "index",
         "cut_chunks": True,
     }
 

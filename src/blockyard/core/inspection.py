@@ -98,6 +98,8 @@ class Inspection:
             num_hinted_evictions=self.evict_calls.order.num_hinted_evictions(),
             num_saved_states=int(states.num_saved) if states is not None else 0,
             num_kept_states=int(states.num_kept) if states is not None else 0,
+            num_replaced_states=int(states.num_replaced) if states is not None else 0,
+            num_refused_states=int(states.num_refused) if states is not None else 0,
         )
 
     def _num_wasted_slots(self) -> int:

@@ -112,6 +112,19 @@ def _ended(seen: CacheReading) -> Values:
     return dict(zip(RetentionEnds.CAUSES, astuple(seen.ended_retentions), strict=True))
 
 
+def _states(seen: CacheReading) -> Values:
+    """Return what is counted where layers keep states."""
+    stats = seen.stats
+    if stats is None or seen.config is None or seen.config.state_group is None:
+        return None
+    return {
+        "written": stats.num_saved_states,
+        "kept": stats.num_kept_states,
+        "replaced": stats.num_replaced_states,
+        "refused": stats.num_refused_states,
+    }
+
+
 def _cpu_states(seen: CacheReading) -> Values:
     return None if seen.cpu_blocks is None else asdict(seen.cpu_blocks)
 
@@ -139,6 +152,7 @@ FAMILIES: tuple[Family, ...] = (
     _of_pool("blockyard:kv_blocks_used_peak", "Most blocks held at once.", lambda pool: pool.peak_used),
     Family("blockyard:kv_blocks_retained", "Blocks that a wish keeps.", _retained),
     Family("blockyard:kv_retentions_ended", "Blocks whose retention has ended, by cause.", _ended, "cause", True),
+    Family("blockyard:kv_states", "States of hybrid models, by what is done with them.", _states, "event", True),
     _of_stats("blockyard:kv_slots_wasted", "Slots held that no token fills.", lambda stats: stats.num_wasted_slots),
     _of_stats("blockyard:sequences_running", "Sequences with blocks.", lambda stats: stats.num_running_seqs),
     _of_pool("blockyard:kv_blocks_allocated", "Blocks taken.", lambda pool: pool.num_allocated, is_counter=True),

@@ -16,7 +16,14 @@ class EvictCalls:
         self.token_blocks = parts.token_blocks
         self.sequences = parts.sequences
         self.store = parts.store
-        self.order = EvictionOrder(parts.kv_pool, parts.gate.interruption, parts.clock, parts.config.retention_blocks)
+        states = parts.grouped.states if parts.grouped is not None else None
+        self.order = EvictionOrder(
+            parts.kv_pool,
+            parts.gate.interruption,
+            parts.clock,
+            parts.config.retention_blocks,
+            states.shelf if states is not None else None,
+        )
         self.order.install(wished_policy(parts.config.eviction_policy, parts.kv_pool))
 
     def retain(self, prompt: Prompt, level: int, until: float | None) -> int:

@@ -56,6 +56,14 @@ class StateMoves:
         """Return the blocks of the pool that each is written to, int32 (n, blocks of a state)."""
         return self._saves()[:, 2:]
 
+    @property
+    def refused(self) -> npt.NDArray[np.int32]:
+        """Return where this step passes a boundary at which no state is kept, int32 (n, 2) as (slot, tokens).
+
+        Such a state would be the first to go (`CacheConfig.state_order`): it is not worth writing.
+        """
+        return np.array(self._transfers.state_refused, dtype=np.int32).reshape(-1, 2)
+
     def _loads(self) -> npt.NDArray[np.int32]:
         return np.array(self._transfers.state_loads, dtype=np.int32).reshape(-1, self._transfers.state_blocks + 1)
 

@@ -13,12 +13,13 @@ from .base import EvictionPolicy, Layer
 from .layers.hinted import Hinted
 from .layers.retention import Retention, RetentionWatch
 from .layers.sessions import UNKNOWN, Sessions
+from .states.layer import StateLayer
 
 NONE: Final[i64] = 0
 
 
 class EvictionStack:
-    """An eviction policy and its layers, from the outermost: retention, guards, hints about sessions, the policy.
+    """Layers stand around an eviction policy, from outside: retention, states, guards, hints about sessions.
 
     Each layer stands around the next one and has its interface: what the stack tells `top`, each layer takes note of
     and passes on, and what the stack asks of it, each may decide or ask the next one.
@@ -53,6 +54,10 @@ class EvictionStack:
             policy = layer.policy
             layer = policy.as_layer()
         self.name = "".join(names) + type(policy).__name__
+        #: Around all but retention, where states are judged as such.
+        self.states: StateLayer | None = None
+        if self.layers and isinstance(self.layers[0], StateLayer):
+            self.states = self.layers[0]
         #: What the policy raised first when it was told something; "" while it has not.
         self.failure = ""
         #: 1 + the depth of each idle block, as the policy was told; 0 for the others, below 0 for those just chosen.
@@ -159,6 +164,17 @@ class EvictionStack:
             self.top.remove(block)
         except BaseException as error:
             self._keep("remove", error)
+
+    def judge_again(self, block: i64, key: i64) -> None:
+        """Tell the layers that an idle block is idle anew: what they know of it has changed."""
+        depth = self._idle[block] - 1
+        if depth >= 0:
+            self.remove(block)
+            self.insert(block, key, depth)
+
+    def num_withheld(self) -> i64:
+        """Return how many idle blocks the policy is not asked about, because a state needs them."""
+        return 0 if self.states is None else self.states.num_kept
 
     def gone(self, block: i64) -> None:
         """What `block` cached is gone, chosen or not: a shrinking pool asks no policy."""

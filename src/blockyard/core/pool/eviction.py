@@ -14,6 +14,8 @@ from ..policies.base import EvictionPolicy
 from ..policies.layers.retention import RetentionWatch
 from ..policies.layers.sessions import Sessions
 from ..policies.stack import EvictionStack
+from ..policies.states.layer import StateLayer
+from ..policies.states.shelf import StateShelf
 from .ledger import BlockLedger
 from .observer import Clock
 
@@ -40,8 +42,17 @@ class ToldRetentions(RetentionWatch):
 class EvictionOrder:
     """Installs policies, and keeps wishes within a budget of `retention_blocks` blocks, until their time is over."""
 
-    def __init__(self, ledger: BlockLedger, interruption: Interruption, clock: Clock, retention_blocks: int) -> None:
+    def __init__(
+        self,
+        ledger: BlockLedger,
+        interruption: Interruption,
+        clock: Clock,
+        retention_blocks: int,
+        shelf: StateShelf | None = None,
+    ) -> None:
         self.ledger = ledger
+        #: The blocks of states, where these are judged as such.
+        self.shelf = shelf
         self.interruption = interruption
         self.clock = clock
         self.retention_blocks = retention_blocks
@@ -59,8 +70,10 @@ class EvictionOrder:
         """
         stack: EvictionStack | None = None
         num_blocks = int(self.ledger.capacity)
-        if policy is None and (self.retention_blocks > 0 or self.sessions is not None):
+        if policy is None and (self.retention_blocks > 0 or self.sessions is not None or self.shelf is not None):
             policy = make_policy("lru", num_blocks)
+        if policy is not None and self.shelf is not None:
+            policy = StateLayer(policy, num_blocks, self.shelf)
         if policy is not None:
             retains = self.retentions if self.retention_blocks > 0 else None
             stack = EvictionStack(policy, num_blocks, self.interruption, retains, self.sessions)

@@ -41,6 +41,9 @@ def num_token_blocks(config: CacheConfig) -> int:
     held = config.max_num_seqs * config.max_blocks_per_seq
     if any(group.sliding_window == 0 for group in config.layer_groups):
         held = min(held, 2 * stored)
+    if config.state_group is not None:
+        # What states need is older than what was used last (`StateGroup.keep_tokens`).
+        held += 2 * stored
     return min(1 + held + stored, MAX_BLOCKS)
 
 
@@ -280,9 +283,15 @@ class GroupedStore(Store):
     def slide(self, rows: vec[i64]) -> None:
         """In the groups that have a window."""
         for index in range(i64(len(rows))):
+            row = rows[index]
             for group in self.groups:
                 if group.window > 0:
-                    group.slide(rows[index], self.sequences.num_computed[rows[index]])
+                    computed = self.sequences.num_computed[row]
+                    if self.states is not None:
+                        self.states.shelve(
+                            row, group, group.num_null[row], min(group.first_needed(computed), group.num_blocks[row])
+                        )
+                    group.slide(row, computed)
 
     # Forks, cuts, the end.
 
@@ -314,6 +323,8 @@ class GroupedStore(Store):
 
     def close(self, row: i64) -> None:
         """Group after group."""
+        if self.states is not None:
+            self.states.leave(row, self.groups)
         for group in self.groups:
             group.close(row)
         if self.states is not None:

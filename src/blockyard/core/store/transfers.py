@@ -83,6 +83,8 @@ class Transfers:
         self.state_clears: list[int] = []
         self.state_loads: list[int] = []
         self.state_saves: list[int] = []
+        #: Where no state is kept, because it would go at once (slot, boundary).
+        self.state_refused: list[int] = []
         self.state_blocks = 0
         #: CPU blocks to release when the plan is complete: nothing of this plan may overwrite them.
         self.held = empty

@@ -80,8 +80,6 @@ class StateRun:
                 made.append(int(number))
         self.book.use_again(leaving.visit)
         self.book.settle()
-        if self.book.num_held > self.budget:
-            self.book.rescore()
         while self.book.num_held > self.budget:
             self.book.drop(self.book.lowest())
         for number in made:

@@ -16,6 +16,14 @@ GHOSTS_A_STATE: Final = 4
 FEWEST_GHOSTS: Final = 2000
 
 
+class Shelf:
+    """A shelf has the blocks of what is kept."""
+
+    def forget(self, node: i64) -> None:
+        """A node is forgotten."""
+        raise NotImplementedError("a Shelf must have forget()")
+
+
 class Visit:
     """A visit is one request: the nodes that it passes, and what it found.
 
@@ -32,6 +40,14 @@ class Visit:
         self.hit: i64 = 0
         self.state: i64 = NO_STATE
         self.chain: i64 = 0
+
+    def copied(self) -> "Visit":
+        """Return the same for a fork, which goes on by itself."""
+        other = Visit(self.keys[:], i64(len(self.nodes)), self.begun)
+        other.nodes = self.nodes[:]
+        other.num_nodes = self.num_nodes
+        other.known, other.hit, other.chain = self.known, self.hit, self.chain
+        return other
 
 
 class StateBook:
@@ -56,15 +72,24 @@ class StateBook:
         self._free: list[int] = []
         #: All that are kept or remembered, in no order.
         self._known: list[State] = []
+        #: Whether something happened since all were scored.
+        self._is_stale = True
+        #: What the state that goes first is worth, where nothing happened since.
+        self._floor = 0.0
+        self._knows_floor = False
+        #: The blocks of what is kept, where a pool has it.
+        self.shelf: Shelf | None = None
 
     # A request begins.
 
-    def visit(self, keys: vec[i64], num_blocks: i64, last: i64) -> Visit:
+    def visit(self, keys: vec[i64], num_blocks: i64, last: i64, reached: i64 = -1) -> Visit:
         """Return a request for the content with these keys: what it hits is found, learned from, and remembered.
 
-        keys: of its blocks, `num_blocks` of them. last: the longest hit that it can use, in tokens. O(blocks).
+        keys: of its blocks, `num_blocks` of them. last: the longest hit that it can use, in tokens. reached: what a
+        pool says that it hits; -1 where what is kept is what is hit. O(blocks).
         """
         self.now += 1
+        self._is_stale = True
         visit = Visit(keys, num_blocks, self.now)
         num_known: i64 = 0
         while num_known < num_blocks:
@@ -74,23 +99,24 @@ class StateBook:
             visit.nodes[num_known] = node
             num_known += 1
         visit.known = min(num_known * self.block_size, last)
-        self._look_up(visit, visit.known // self.block_size)
+        self._look_up(visit, visit.known // self.block_size, reached)
         self._remember(visit, num_known)
         return visit
 
-    def _look_up(self, visit: Visit, place: i64) -> None:
+    def _look_up(self, visit: Visit, place: i64, reached: i64) -> None:
         """The deepest state on the way is hit; one that went and would have been teaches its class."""
         is_deepest = True
-        while place > 0:
+        visit.hit = max(reached, 0)
+        while place > 0 and place * self.block_size >= reached:
             number = self.tree.state[visit.nodes[place - 1]]
             if number != NO_STATE:
                 state = self._states[number]
-                if state.is_kept:
+                if state.is_kept and (reached < 0 or place * self.block_size == reached):
                     visit.state = number
                     visit.hit = state.position
                     self._note_hit(visit, state)
                     return
-                if is_deepest and self.order.learns:
+                if is_deepest and self.order.learns and not state.is_kept:
                     self._note_hit(visit, state)
                 is_deepest = False
             place -= 1
@@ -105,6 +131,7 @@ class StateBook:
         self._stamp += 1
         state.since = self.now
         state.stamp = self._stamp
+        self._is_stale = True
 
     def _remember(self, visit: Visit, num_known: i64) -> None:
         parent = visit.nodes[num_known - 1] if num_known > 0 else ROOT
@@ -119,6 +146,8 @@ class StateBook:
         while len(self.tree) > self.tree.num_remembered and tries > 0:
             tries -= 1
             gone = self.tree.forget_one()
+            if self.shelf is not None and self.tree.forgotten != ROOT:
+                self.shelf.forget(self.tree.forgotten)
             if gone != NO_STATE:
                 self._forget(self._states[gone])
 
@@ -134,6 +163,12 @@ class StateBook:
         visit.nodes[place] = self.tree.add(key, visit.nodes[place - 1] if place > 0 else ROOT)
         visit.num_nodes += 1
 
+    def node_at(self, visit: Visit, place: i64) -> i64:
+        """Return the node of a block of a request; 0 where it is not remembered."""
+        if place >= visit.num_nodes or not self._is_there(visit, place):
+            return ROOT
+        return visit.nodes[place]
+
     def _is_there(self, visit: Visit, place: i64) -> bool:
         """Return whether a block of a request that runs for long is remembered still."""
         return self.tree.key[visit.nodes[place]] == visit.keys[place]
@@ -142,10 +177,9 @@ class StateBook:
 
     def keep(self, visit: Visit, position: i64, kind: i64) -> i64:
         """A state is taken at `position`. Returns its number; 0 where there is one. O(depth + states)."""
-        place = position // self.block_size - 1
-        if place >= visit.num_nodes or not self._is_there(visit, place):
+        node = self.node_at(visit, position // self.block_size - 1)
+        if node == ROOT:
             return NO_STATE
-        node = visit.nodes[place]
         number = self.tree.state[node]
         if number == NO_STATE:
             state = self._new(node, position, kind)
@@ -162,6 +196,26 @@ class StateBook:
         self._use(state)
         self._place(state)
         return state.number
+
+    def would_score(self, visit: Visit, position: i64, kind: i64) -> float:
+        """Return what a state at `position` would be worth if it were kept now. O(depth)."""
+        tree = self.tree
+        place = min(position // self.block_size, visit.num_nodes)
+        state = State(NO_STATE, ROOT, position, kind)
+        state.chain = visit.chain
+        state.since = self.now
+        state.alone = position - place * self.block_size
+        node = self.node_at(visit, place - 1) if place > 0 else ROOT
+        if node != ROOT and state.alone == 0 and tree.state[node] != NO_STATE:
+            before = self._states[tree.state[node]]
+            state.kind = TOLD if kind == TOLD else before.kind
+            state.num_hits, state.chain = before.num_hits, before.chain
+        is_alone = True
+        while node != ROOT and (tree.state[node] == NO_STATE or not self._states[tree.state[node]].is_kept):
+            is_alone = is_alone and tree.num_states[node] == 0
+            state.alone += self.block_size if is_alone else 0
+            node = tree.parent[node]
+        return self.order.score(state, self._states[tree.state[node]].position if node != ROOT else 0, self.now)
 
     def _new(self, node: i64, position: i64, kind: i64) -> State:
         number = i64(self._free.pop()) if self._free else i64(len(self._states))
@@ -213,6 +267,7 @@ class StateBook:
 
     def rescore(self) -> None:
         """Score all that are kept, at their ages now. O(states)."""
+        self._is_stale = False
         for state in self._known:
             if state.is_kept:
                 self._score(state)
@@ -221,21 +276,36 @@ class StateBook:
         state.score = self.order.score(state, self._states[state.above].position, self.now)
 
     def lowest(self) -> i64:
-        """Return the state that goes first, by the latest scores; of equals the longest prefix. O(states)."""
+        """Return the state that goes first; of equals the longest prefix; one that is busy after all others. O(states).
+
+        0 where none is kept.
+        """
+        if self._is_stale:
+            self.rescore()
         lowest: State | None = None
         for state in self._known:
-            if state.is_kept and (
-                lowest is None
-                or state.score < lowest.score
-                or (state.score == lowest.score and state.position > lowest.position)
-            ):
+            if state.is_kept and (lowest is None or self._is_before(state, lowest)):
                 lowest = state
         return lowest.number if lowest is not None else NO_STATE
+
+    def floor(self) -> float:
+        """Return what the state that goes first is worth; below 0 where none is kept. O(states) at most."""
+        if self._is_stale or not self._knows_floor:
+            number = self.lowest()
+            self._floor = self._states[number].score if number != NO_STATE else -1.0
+            self._knows_floor = True
+        return self._floor
+
+    def _is_before(self, state: State, other: State) -> bool:
+        if state.is_busy != other.is_busy:
+            return other.is_busy
+        return state.score < other.score or (state.score == other.score and state.position > other.position)
 
     def drop(self, number: i64) -> None:
         """A state goes. What its hits fall back on is its heir. O(depth + states)."""
         state = self._states[number]
         above = state.above
+        self._knows_floor = False
         self.tree.remove(number, state.node)
         state.is_kept = False
         self.num_kept -= 1
@@ -279,6 +349,26 @@ class StateBook:
         if state.is_kept and visit.begun == self.now:
             self._use(state)
 
+    def leave(self, visit: Visit, kept: list[int]) -> None:
+        """A request ends that took these states, the longest prefix first: all were of use up to now."""
+        for number in kept:
+            state = self._states[number]
+            place = state.position // self.block_size - 1
+            if state.is_kept and place < visit.num_nodes and visit.nodes[place] == state.node:
+                self._use(state)
+        self.use_again(visit)
+        self.settle()
+
+    def drop_all(self) -> None:
+        """Let all go that are kept."""
+        for state in self._known[:]:
+            if state.is_kept:
+                self.drop(state.number)
+
+    def state(self, number: i64) -> State:
+        """Return the state of a number."""
+        return self._states[number]
+
     def is_kept(self, number: i64) -> bool:
         """Return whether the state of this number is there."""
         return self._states[number].is_kept
@@ -287,6 +377,7 @@ class StateBook:
         """The request is over: relearn when it is time, and bound what is remembered. O(1) amortised."""
         if self.now % RELEARNED_EVERY == 1:
             self.order.learn(self._known, self.now)
+            self._is_stale = True
         if len(self._known) > (1 + GHOSTS_A_STATE) * self.num_kept + FEWEST_GHOSTS:
             ages = sorted([int(state.since) for state in self._known])
             old = ages[len(ages) // 4]

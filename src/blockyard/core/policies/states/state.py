@@ -23,6 +23,7 @@ class State:
     since: the request that took or hit it last. stamp: the same, with an order in one request.
     is_kept: whether the state is there. above: number of the next one up that is there, 0 for none.
     alone: tokens of keys and values that only it needs. place: where it is in the list of all.
+    parts, is_busy: its blocks, where a pool has it (`StateShelf`), and whether they are held.
     """
 
     def __init__(self, number: i64, node: i64, position: i64, kind: i64) -> None:
@@ -39,6 +40,8 @@ class State:
         self.place: i64 = 0
         self.alone: i64 = 0
         self.score: float = 0.0
+        self.parts: list[int] = []
+        self.is_busy = False
 
     def age(self, now: i64) -> i64:
         """Requests since it was last of use, this one included."""

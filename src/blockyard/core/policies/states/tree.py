@@ -27,6 +27,8 @@ class StateTree:
         self._nodes = Ghosts(MOST_KEYS)
         self._num_made: i64 = 1
         self._free: i64 = 0
+        #: The node that was forgotten last.
+        self.forgotten: i64 = ROOT
         self.key = zeros_i64(FEWEST_NODES)
         #: The node before; of a free one, the next free one.
         self.parent = zeros_i64(FEWEST_NODES)
@@ -80,10 +82,12 @@ class StateTree:
         """Forget the oldest node, if nothing needs it. Returns the state that is forgotten with it, or 0."""
         key = self._nodes.oldest()
         node = self._nodes.number(key)
+        self.forgotten = ROOT
         if self.num_states[node] > 0 or self._num_children[node] > 0:
             self._nodes.remember(key, node)
             return NO_STATE
         gone = self.state[node]
+        self.forgotten = node
         self._nodes.take(key)
         self.key[node] = -1
         self._num_children[self.parent[node]] -= 1

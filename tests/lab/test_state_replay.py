@@ -1,0 +1,75 @@
+"""States through the real manager hit what the simulation says, request by request."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from blockyard.lab import StateReplay, StateRun
+
+from ..support import seeds
+from ..support.state_loads import Keys, Request, chats, pattern
+
+PLACES = [
+    ("junction", "ends", "pow2"),
+    ("junction", "ends"),
+    ("last",),
+    ("every:64", "junction"),
+]
+
+
+def replay(run: StateRun | StateReplay, requests: list[Request], *, tells: bool = False) -> list[int]:
+    keys, hits = Keys(), []
+    for request in requests:
+        num_prompt, told = len(request.prompt), request.told if tells else []
+        found = keys.of(request.prompt + request.output)
+        hits.append(run.request(found, num_prompt, num_prompt + len(request.output), told, []))
+    return hits
+
+
+@pytest.mark.parametrize("order", ["lru", "value", "index"])
+def test_the_manager_hits_what_the_simulation_does(order: str) -> None:
+    draw = random.Random(f"{seeds.run_seed()} {order}")
+    for _ in range(seeds.draws(30, 2)):
+        requests = chats(draw.randrange(2**30), 60)
+        places, tells = draw.choice(PLACES), draw.random() < 0.5
+        state_tokens, budget = draw.choice([16, 96, 800]), draw.choice([3200, 9600, 40_000])
+        run = StateRun(order, places, state_tokens, budget, memory=1000)
+        real = StateReplay(order, places, state_tokens, budget, room=2000)
+        assert replay(real, requests, tells=tells) == replay(run, requests, tells=tells), (places, state_tokens, budget)
+        real.cache.check()
+
+
+@pytest.mark.parametrize("order", ["lru", "value", "index", "blocks"])
+def test_requests_that_run_in_the_budget_stay_in_it(order: str) -> None:
+    draw = random.Random(f"{seeds.run_seed()} {order} inside")
+    for _ in range(seeds.draws(15, 1)):
+        budget = draw.choice([3200, 9600])
+        real = StateReplay(order, PLACES[0], draw.choice([16, 96, 800]), budget)
+        replay(real, chats(draw.randrange(2**30), 60))
+        real.cache.check()
+        assert real.cache.num_free_blocks == budget // 16
+
+
+def test_a_state_that_would_go_at_once_is_not_written_and_the_plan_says_where() -> None:
+    fresh = [Request([10**6 * number + token for token in range(640)], [1], []) for number in range(1, 60)]
+    real = StateReplay("index", ("ends", "pow2"), 1600, 4800)
+    replay(real, fresh)
+    refused = real.cache.stats().num_refused_states
+    assert refused > 0
+    told = 0
+    seq = real.cache.allocate(list(range(5 * 10**8, 5 * 10**8 + 640)))
+    while real.cache.num_computed_tokens(seq) < 640:
+        plan = real.cache.reserve([seq])
+        told += len(plan.states.refused)
+        assert not {tuple(place) for place in plan.states.refused.tolist()} & set(
+            zip(plan.states.saves.tolist(), plan.states.save_boundaries.tolist(), strict=True)
+        )
+        real.cache.commit([seq], int(plan.num_scheduled[0]))
+    assert real.cache.stats().num_refused_states - refused == told
+
+
+def test_told_by_the_application_all_is_hit_from_the_second_request() -> None:
+    real = StateReplay("index", PLACES[0], 3152, 400_000, max_model_len=4096)
+    assert replay(real, pattern(1500, 700, 6), tells=True) == [0] + [1488] * 5
