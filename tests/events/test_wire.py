@@ -432,9 +432,11 @@ def test_messages_that_wait_take_the_memory_of_their_bytes() -> None:
 def test_names_that_are_given_again_and_again_leave_no_roots() -> None:
     """A sender that never removes, and gives one name to blocks under ever new keys."""
     mirror = Mirror(hash_seed=1)
-    for number in range(2000):
-        mirror.replayed("worker", number, stored() if number == 0 else again(number))
-        mirror.end_of_replay("worker")
+    mirror.replayed("worker", 0, stored())
+    mirror.end_of_replay("worker")
+    for number in range(1, 2000):
+        mirror.live("worker", number, again(number))
+        assert mirror.trust("worker") is Trust.LIVE
     (trie,) = mirror._tries.values()
     assert len(trie.index.roots) <= 2 * trie.capacity + 2
 

@@ -26,6 +26,9 @@ LOW_32: Final[i64] = 4294967295
 #: Media: a block is on the GPU, or on something slower.
 MEDIA: Final[i64] = 2
 FEWEST_NODES: Final = 64
+#: In place of a node, of a name that a holder gave to two blocks, or to one behind such a name: it leads to none of
+#: them until the holder has nothing.
+AMBIGUOUS: Final[i64] = 4294967295
 #: Names that are kept for each holder, so that few can be cleared without a look at all.
 FEW_NAMES: Final = 4096
 #: Roots are forgotten by making the trie anew, and by nothing else.
@@ -35,8 +38,9 @@ NO_LIMIT: Final[i64] = 1152921504606846976
 class BlockTrie:
     """A trie over the manager's own prefix index: a node is a block of `block_size` tokens after all before it.
 
-    A holder is one cache's one layer group; it names blocks as it likes. A node stays while a holder has it or a node
-    behind it. Arrays double when they are full, and are made anew when a quarter is used.
+    A holder is one cache's one layer group; it names blocks as it likes. A name that it gives to two blocks, as one
+    hash of both, is of no use from then on: what it says of one of them may be meant of the other. A node stays while a
+    holder has it or a node behind it. Arrays double when they are full, and are made anew when a quarter is used.
     """
 
     def __init__(self, block_size: int, hash_seed: int) -> None:
@@ -104,7 +108,8 @@ class BlockTrie:
         request: tuple[object, ...],
         block_keys: list[tuple[object, ...]],
     ) -> int:
-        """A holder has a chain of blocks; returns how many were taken in: none behind a block that it does not have.
+        """A holder has a chain of blocks; returns how many were taken in: none behind a block that it does not have,
+        or whose name means two.
 
         names, token_ids: lists in msgpack, of n blocks' names and of n * block_size tokens. parent_name: of the block
         before the first, None at the beginning of a prompt. request: keys of the whole request. block_keys: () or one
@@ -120,6 +125,9 @@ class BlockTrie:
         before: i64 = 0
         if parent_name is not None:
             before = self.holdings.node_of(holder, i64(parent_name))
+            if before == AMBIGUOUS:
+                self._leave_out(holder, chain, 0)
+                return 0
             if before == 0:
                 self.num_orphans += len(chain)
                 return 0
@@ -127,9 +135,13 @@ class BlockTrie:
         while first < i64(len(chain)):
             last = _next_with_keys(block_keys, first + 1, len(chain))
             before = self._store_run(holder, medium, chain, packed.words, first, last, before, request, block_keys)
+            if before < 0:
+                first = -before - 1
+                self._leave_out(holder, chain, first)
+                return int(first)
             first = last
         self._shrink()
-        return len(chain)
+        return int(first)
 
     def _store_run(
         self,
@@ -143,7 +155,10 @@ class BlockTrie:
         request: tuple[object, ...],
         block_keys: list[tuple[object, ...]],
     ) -> i64:
-        """Blocks of a chain of which at most the first has keys of its own; returns the last one's node. O(blocks)."""
+        """Blocks of a chain of which at most the first has keys of its own; returns the last one's node. O(blocks).
+
+        Where the name of one means two blocks it ends, and returns -1 minus the position.
+        """
         index = self.index
         parent = index.content_of(before) if before > 0 else index.root(request)
         chain = index.chain_hash[before] if before > 0 else root_hash(parent)
@@ -155,7 +170,8 @@ class BlockTrie:
             node = index.find(words, position * index.rows.num_words, index.hashes[position], parent)
             if node == 0:
                 node = self._new_node(words, position, before, parent, index.hashes[position])
-            self._hold(holder, medium, names[position], node)
+            if not self._hold(holder, medium, names[position], node):
+                return -1 - position
             before = node
             parent = index.content_of(node)
         return before
@@ -182,16 +198,30 @@ class BlockTrie:
         self.num_nodes += 1
         return node
 
-    def _hold(self, holder: i64, medium: i64, name: i64, node: i64) -> None:
+    def _hold(self, holder: i64, medium: i64, name: i64, node: i64) -> bool:
+        """Note that a holder has a node under a name; False where the name means another block too."""
         known = self.holdings.put_if_new(holder, name, node)
         if known == 0:
             self._uses[node] += 1
             self._note(holder, name)
-        elif known != node:  # the holder gave the name to another block without a word
-            self._uses[node] += 1
-            self._let_go(holder, name, known)
-            self.holdings.put(holder, name, node)
+        elif known != node:
+            self._uses[node] += 1  # it may be new: then it goes
+            self._unuse(node)
+            return False
         self._held[self._word(node, medium, holder)] |= self._bit(holder)
+        return True
+
+    def _leave_out(self, holder: i64, names: vec[i64], first: i64) -> None:
+        """Blocks from `first` on are not taken in, and their names mean two blocks, or may later. O(blocks)."""
+        self.num_orphans += len(names) - int(first)
+        for position in range(first, i64(len(names))):
+            known = self.holdings.put_if_new(holder, names[position], AMBIGUOUS)
+            if known == 0:
+                self._note(holder, names[position])
+            elif known != AMBIGUOUS:
+                self._let_go(holder, names[position], known)
+                self.holdings.put(holder, names[position], AMBIGUOUS)
+        self._shrink()
 
     def _note(self, holder: i64, name: i64) -> None:
         few = self._few[holder]
@@ -213,7 +243,7 @@ class BlockTrie:
         """
         for name in read_names(names):
             node = self.holdings.node_of(holder, name)
-            if node == 0:
+            if node == 0 or node == AMBIGUOUS:
                 continue
             self._held[self._word(node, medium, holder)] &= ~self._bit(holder)
             if not self.is_held(node, holder):
@@ -227,6 +257,8 @@ class BlockTrie:
 
     def _let_go(self, holder: i64, name: i64, node: i64) -> None:
         self.holdings.take(holder, name)
+        if node == AMBIGUOUS:
+            return
         for medium in range(MEDIA):
             self._held[self._word(node, medium, holder)] &= ~self._bit(holder)
         self._unuse(node)

@@ -2,8 +2,9 @@
 
 Consumers that follow several publishers look a parent up by its name alone (Dynamo, llm-d and AIBrix, whatever worker
 sent it), so equal content has one name at all of them: a hash of keys and tokens under keys that everybody knows. It
-tells apart what clients happen to send, and not what one of them makes up on purpose. Our own `Mirror` compares tokens;
-for others, two contents of one name may cost time. Ids of contents come from a counter, so 32 neighbours share a page.
+tells apart what clients happen to send, and not what one of them makes up on purpose. Our own `Mirror` compares
+tokens and takes a name of two contents for neither; for others, such a name may cost time. Ids of contents come from
+a counter, so 32 neighbours share a page.
 """
 
 from hashlib import blake2b
@@ -280,6 +281,8 @@ class ContentRows:
 
 NAME_BYTES = 8
 SIGNED_BITS = 2
+#: Name 0 stands for no block before one, and tokens can be found that hash to it.
+IN_PLACE_OF_0: Final[i64] = 1
 
 
 def _hashed(text: bytes) -> int:
@@ -299,9 +302,9 @@ class ContentNames:
     def name_content(self, row: i64) -> None:
         """Names a content; the row before it has a name already. O(tokens)."""
         rows = self._rows
-        hash_rows(
-            rows.words, 0, self._keys, rows.published_name[i64(rows.parent[row])], rows.published_name, row, row + 1
-        )
+        before = rows.published_name[i64(rows.parent[row])]
+        if hash_rows(rows.words, 0, self._keys, before, rows.published_name, row, row + 1) == 0:
+            rows.published_name[row] = IN_PLACE_OF_0
 
     def name_root(self, row: i64, request: tuple[PlainKey, ...], spans: tuple[PlainKey, ...]) -> None:
         """Names a root by a request's keys, or by spans and the content before them. O(keys)."""

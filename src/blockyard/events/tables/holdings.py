@@ -99,10 +99,11 @@ class HoldingTable:
                 self._slots[2 * position + 1] = old[2 * slot + 1]
 
     def renumber(self, moved: vec[i64]) -> None:
-        """Every node has another number: `moved[node]`. O(slots)."""
+        """Every node has another number: `moved[node]`; what is beyond them stays. O(slots)."""
+        num_nodes = i64(len(moved))
         for slot in range(self._mask + 1):
             value = self._slots[2 * slot + 1]
-            if value != 0:
+            if value != 0 and value & NODE_MASK < num_nodes:
                 self._slots[2 * slot + 1] = value - (value & NODE_MASK) + moved[value & NODE_MASK]
 
     def names_of(self, holder: i64) -> vec[i64]:
