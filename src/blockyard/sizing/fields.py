@@ -8,7 +8,7 @@ from copy import copy
 from os import PathLike
 from pathlib import Path
 
-from ..arguments import require_int
+from ..arguments import require_int, shown
 from ..errors import InvalidArgument, ModelError
 
 MAX_FIELD = 2**30
@@ -53,15 +53,15 @@ class ConfigFields:
         layer._sources = (own, *self._sources)
         return layer
 
-    def count(self, *names: str, low: int = 1, default: int | None = None) -> int:
-        """The first of the fields that is present, an integer of at least `low`; `default` if none is.
+    def count(self, *names: str, low: int = 1, default: int | None = None, high: int = MAX_FIELD) -> int:
+        """The first of the fields that is present, an integer from `low` to `high`; `default` if none is.
 
         Raises `InvalidArgument` naming the field when it is out of range, or absent and without a default.
         """
         for name in names:
             value = self._one(name)
             if value is not None:
-                return require_int(name, value, low, MAX_FIELD)
+                return require_int(name, value, low, high)
         if default is None:
             also = f" (nor {', '.join(names[1:])})" if names[1:] else ""
             raise InvalidArgument(
@@ -74,7 +74,7 @@ class ConfigFields:
         """Whether the field is present and true. Raises `InvalidArgument` if it is neither true nor false."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
-            raise InvalidArgument(f"{name} is {value!r}; it must be true or false")
+            raise InvalidArgument(f"{name} is {shown(value)}; it must be true or false")
         return value is True
 
     def items(self, name: str) -> list[object] | None:
@@ -83,7 +83,7 @@ class ConfigFields:
         if value is None:
             return None
         if not isinstance(value, (list, tuple)):
-            raise InvalidArgument(f"{name} is {value!r}; it must be a list")
+            raise InvalidArgument(f"{name} is {shown(value)}; it must be a list")
         return list(value)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..arguments import require_int
+from ..arguments import require_int, shown
 from ..errors import InvalidArgument
 from .fields import ConfigFields
 from .layers import AttentionLayer, StateLayer, StatePart
@@ -71,7 +71,7 @@ def _named_kinds(name: str, types: list[object], num_layers: int) -> list[str]:
     for index, value in enumerate(types):
         if not isinstance(value, str) or value not in _KINDS:
             raise InvalidArgument(
-                f"{name}[{index}] is {value!r}; what such a layer keeps is unknown. Known: {', '.join(_KINDS)}"
+                f"{name}[{index}] is {shown(value)}; what such a layer keeps is unknown. Known: {', '.join(_KINDS)}"
             )
     return [_KINDS[str(value)] for value in types]
 
@@ -128,8 +128,8 @@ def _window_kinds(fields: ConfigFields, num_layers: int) -> list[str]:
     if fields.model_type in _ALL_SLIDE:
         return [SLIDING] * num_layers
     raise InvalidArgument(
-        f"sliding_window is {fields.get('sliding_window')}, and neither layer_types nor sliding_window_pattern says in "
-        f"which layers (model_type is {fields.model_type!r}); add layer_types, or set sliding_window to None"
+        f"sliding_window is {shown(fields.get('sliding_window'))}, and neither layer_types nor sliding_window_pattern says in "
+        f"which layers (model_type is {shown(fields.model_type)}); add layer_types, or set sliding_window to None"
     )
 
 
@@ -139,7 +139,7 @@ def _pattern(fields: ConfigFields) -> int | str:
     value = fields.get(*names)
     if isinstance(value, str):
         if not value or set(value) - {"L", "G"}:
-            raise InvalidArgument(f"sliding_window_pattern is {value!r}; it must be a number, or letters L and G")
+            raise InvalidArgument(f"sliding_window_pattern is {shown(value)}; it must be a number, or letters L and G")
         return value
     return fields.count(*names, default=_PATTERN_DEFAULTS.get(fields.model_type, 0))
 
@@ -169,7 +169,7 @@ def recurrent_state(fields: ConfigFields, index: int) -> StateLayer:
         return _mamba(fields, index)
     raise InvalidArgument(
         f"layer {index} keeps a state (linear attention or Mamba), and none of linear_num_value_heads, mamba_n_heads, "
-        f"mamba_num_heads and mamba_d_state says how large (model_type is {fields.model_type!r}); it cannot be counted"
+        f"mamba_num_heads and mamba_d_state says how large (model_type is {shown(fields.model_type)}); it cannot be counted"
     )
 
 
@@ -217,6 +217,8 @@ def _mamba(fields: ConfigFields, index: int) -> StateLayer:
     return StateLayer(index, "mamba", parts)
 
 
+#: Ten times those of the deepest models; each is an object here.
+_MAX_LAYERS = 4096
 _NUM_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _NUM_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
@@ -258,7 +260,7 @@ def read_layers(fields: ConfigFields) -> tuple[tuple[AttentionLayer, ...], tuple
     Raises `InvalidArgument` naming the field that is missing, out of range, or not understood.
     """
     _refuse_unknown(fields)
-    num_layers = fields.count(*_NUM_LAYERS, default=num_listed_layers(fields))
+    num_layers = fields.count(*_NUM_LAYERS, default=num_listed_layers(fields), high=_MAX_LAYERS)
     kinds = layer_kinds(fields, num_layers)
     num_own = num_layers - _num_shared(fields, num_layers)
     attention = [_attention_layer(fields, i, kinds[i]) for i in range(num_own) if kinds[i] in _WITH_KEYS]
@@ -270,10 +272,10 @@ def _refuse_unknown(fields: ConfigFields) -> None:
     for name, reason in _UNKNOWN_FIELDS.items():
         value = fields.get(name)
         if value is not None and value is not False and value != []:
-            raise InvalidArgument(f"{name} is {value!r}; such a model cannot be counted: {reason}")
+            raise InvalidArgument(f"{name} is {shown(value)}; such a model cannot be counted: {reason}")
     reason = _UNKNOWN_MODELS.get(fields.model_type, "")
     if reason:
-        raise InvalidArgument(f"model_type is {fields.model_type!r}; such a model cannot be counted: {reason}")
+        raise InvalidArgument(f"model_type is {shown(fields.model_type)}; such a model cannot be counted: {reason}")
 
 
 def _num_shared(fields: ConfigFields, num_layers: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..arguments import require_int, require_str
+from ..arguments import require_int, require_str, shown
 from ..errors import InvalidArgument
 from ..groups import MAX_WINDOW
 from .shards import Shard
@@ -35,7 +35,7 @@ def dtype_name(name: str, value: object) -> str:
     """
     text = str(value).removeprefix("torch.")
     if text not in DTYPE_BYTES:
-        raise InvalidArgument(f"{name} is {value!r}; it must be one of {', '.join(DTYPE_BYTES)}")
+        raise InvalidArgument(f"{name} is {shown(value)}; it must be one of {', '.join(DTYPE_BYTES)}")
     return text
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..arguments import shown
 from ..errors import InvalidArgument
 from .fields import ConfigFields
 from .from_config import read_layers
@@ -59,7 +60,7 @@ def count_parameters(config: object) -> int:
     kind = _ARCHITECTURES.get(fields.model_type)
     if kind is None:
         raise InvalidArgument(
-            f"model_type is {fields.model_type!r}; its parameters cannot be counted here. Known: "
+            f"model_type is {shown(fields.model_type)}; its parameters cannot be counted here. Known: "
             f"{', '.join(sorted(_ARCHITECTURES))}"
         )
     _refuse_unknown_parts(fields)
@@ -74,9 +75,9 @@ def count_parameters(config: object) -> int:
 def _refuse_unknown_parts(fields: ConfigFields) -> None:
     for name in ("mlp_only_layers", "mlp_bias"):
         if fields.get(name):
-            raise InvalidArgument(f"{name} is {fields.get(name)!r}; parameters of such layers cannot be counted here")
+            raise InvalidArgument(f"{name} is {shown(fields.get(name))}; parameters of such layers cannot be counted here")
     if fields.count("decoder_sparse_step", default=1) != 1:
-        raise InvalidArgument(f"decoder_sparse_step is {fields.get('decoder_sparse_step')!r}; it must be 1")
+        raise InvalidArgument(f"decoder_sparse_step is {shown(fields.get('decoder_sparse_step'))}; it must be 1")
 
 
 def _layer(fields: ConfigFields, kind: _Architecture, shape: ModelShape, layer: AttentionLayer) -> int:
