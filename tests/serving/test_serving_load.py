@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from typing import Any
 
 import pytest
 
@@ -14,8 +16,11 @@ from benchmarks.serving.__main__ import percentiles
 from benchmarks.serving.client import Work, run_clients
 
 from blockyard.serving import ServerLimits
+from blockyard.serving.jobs.prompts import PromptEncoder
 
+from ..support.patience import PATIENCE_SECONDS
 from ..support.servers import MODEL, running_server, tiny_engine
+from ..support.tiny_models import NUM_TOKENS, byte_tokenizer
 
 CHATS = [[{"role": "system", "content": "page " * 10}, {"role": "user", "content": "go " * each}] for each in range(8)]
 
@@ -49,3 +54,41 @@ def test_a_client_reports_what_it_did_not_cause() -> None:
 def test_percentiles_are_in_milliseconds() -> None:
     assert percentiles([each / 1000 for each in range(101)]) == {"p50": 50.0, "p90": 90.0, "p99": 99.0}
     assert percentiles([]) == {}
+
+
+def test_a_short_prompt_does_not_wait_for_the_long_ones_of_others() -> None:
+    """One client's megabytes of text, which take the tokenizer seconds each, stand behind everybody else's words."""
+
+    async def order() -> list[int]:
+        encoder, answered, goes_on = PromptEncoder(byte_tokenizer(), NUM_TOKENS), list[int](), threading.Event()
+
+        async def encode(prompt: Any, size: int) -> None:
+            await encoder.encode("prompt", prompt)
+            answered.append(size)
+
+        tasks = [asyncio.ensure_future(encoder.ask(lambda _: goes_on.wait(PATIENCE_SECONDS)))]
+        for size in (5000, 4000, 3, 1000, 2, 1):
+            tasks.append(asyncio.ensure_future(encode("x" * size, size)))
+        tasks.append(asyncio.ensure_future(encode([{"role": "user", "content": "y" * 4500}], 4500)))
+        tasks.append(asyncio.ensure_future(encode([65] * 2000, 2000)))
+        await asyncio.sleep(0)
+        tasks[2].cancel()
+        goes_on.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        encoder.close()
+        return answered
+
+    assert asyncio.run(order()) == [1, 2, 3, 1000, 2000, 4500, 5000]
+
+
+def test_what_waits_for_the_tokenizer_is_cancelled_when_it_ends() -> None:
+    async def end() -> list[object]:
+        encoder, goes_on = PromptEncoder(byte_tokenizer(), NUM_TOKENS), threading.Event()
+        tasks = [asyncio.ensure_future(encoder.ask(lambda _: goes_on.wait(PATIENCE_SECONDS)))]
+        tasks += [asyncio.ensure_future(encoder.encode("prompt", "x")) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        encoder.close()
+        goes_on.set()
+        return [type(each) for each in await asyncio.gather(*tasks, return_exceptions=True)]
+
+    assert asyncio.run(end()) == [bool, *[asyncio.CancelledError] * 3]

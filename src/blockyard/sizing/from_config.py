@@ -128,8 +128,9 @@ def _window_kinds(fields: ConfigFields, num_layers: int) -> list[str]:
     if fields.model_type in _ALL_SLIDE:
         return [SLIDING] * num_layers
     raise InvalidArgument(
-        f"sliding_window is {shown(fields.get('sliding_window'))}, and neither layer_types nor sliding_window_pattern says in "
-        f"which layers (model_type is {shown(fields.model_type)}); add layer_types, or set sliding_window to None"
+        f"sliding_window is {shown(fields.get('sliding_window'))}, and neither layer_types nor sliding_window_pattern "
+        f"says in which layers (model_type is {shown(fields.model_type)}); add layer_types, or set sliding_window to "
+        f"None"
     )
 
 
@@ -169,7 +170,8 @@ def recurrent_state(fields: ConfigFields, index: int) -> StateLayer:
         return _mamba(fields, index)
     raise InvalidArgument(
         f"layer {index} keeps a state (linear attention or Mamba), and none of linear_num_value_heads, mamba_n_heads, "
-        f"mamba_num_heads and mamba_d_state says how large (model_type is {shown(fields.model_type)}); it cannot be counted"
+        f"mamba_num_heads and mamba_d_state says how large (model_type is {shown(fields.model_type)}); it cannot be "
+        f"counted"
     )
 
 

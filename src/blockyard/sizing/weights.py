@@ -75,7 +75,9 @@ def count_parameters(config: object) -> int:
 def _refuse_unknown_parts(fields: ConfigFields) -> None:
     for name in ("mlp_only_layers", "mlp_bias"):
         if fields.get(name):
-            raise InvalidArgument(f"{name} is {shown(fields.get(name))}; parameters of such layers cannot be counted here")
+            raise InvalidArgument(
+                f"{name} is {shown(fields.get(name))}; parameters of such layers cannot be counted here"
+            )
     if fields.count("decoder_sparse_step", default=1) != 1:
         raise InvalidArgument(f"decoder_sparse_step is {shown(fields.get('decoder_sparse_step'))}; it must be 1")
 

@@ -267,13 +267,13 @@ class TokenizerPaths:
             return json.dumps(found, separators=(",", ":")).encode("ascii")
 
         # As JSON in the encoder's thread too: a megabyte of text is many megabytes of tokens.
-        return await self._encoder.ask(answer)
+        return await self._encoder.ask(answer, len(prompt.token_ids))
 
     async def _decoded(self, token_ids: list[int]) -> str:
         if not token_ids:
             return ""
         prompt = await self._encoder.encode("tokens", token_ids)
-        return await self._encoder.ask(lambda tokenizer: text_of(tokenizer, prompt.token_ids))
+        return await self._encoder.ask(lambda tokenizer: text_of(tokenizer, prompt.token_ids), len(token_ids))
 
 
 def tokenizer_routes(service: Service, encoder: PromptEncoder, block_size: int, guard: KeyGuard) -> APIRouter:
