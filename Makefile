@@ -5,6 +5,7 @@
 # make interop-sglang   (SGLang's own cache beside ours; SGLANG=checkout: its unit tests on Blockyard)
 # make docs   (the site, in build/site/html; a warning or a dead link fails)
 # make interop-tiers   (tiers on Debian's redis-server and moto's S3 server; without them these tests are skipped)
+# make interop-ray   (a fleet on Ray: 300 MB; its replicas killed and stopped for ten minutes, CHAOS_ARGS="--minutes 60")
 # make wheels   (what a package index takes, in dist/)
 PYTHON ?= python3.11
 VENV := .venv
@@ -18,7 +19,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint bench docs peers engines wheels interop interop-vllm interop-sglang interop-tiers stress clean missing-extension
+.PHONY: demo test lint bench docs peers engines wheels interop interop-vllm interop-sglang interop-tiers interop-ray stress clean missing-extension
 missing-extension:
 
 demo: $(VENV)/built
@@ -115,6 +116,18 @@ $(VENV)/tiers: $(VENV)/installed
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt "redis>=5" "obstore>=0.6" "moto[server]>=5"
 	touch $@
 
+# A fleet on Ray: the command, its ends, and minutes of killed and stopped replicas.
+interop-ray: $(VENV)/built .venv-ray/installed
+	PYTHONPATH=$(CURDIR)/src RAY_FLEET=1 .venv-ray/bin/python -m pytest -p no:cacheprovider tests/fleet tests/interop/test_ray.py $(PYTEST_ARGS)
+	PYTHONPATH=$(CURDIR)/src .venv-ray/bin/python -m tests.fleet.chaos $(CHAOS_ARGS)
+
+# Beside the environment that has the engine and the server.
+.venv-ray/installed: $(VENV)/installed
+	$(PYTHON) -m venv $(@D)
+	echo $(abspath $(wildcard $(VENV)/lib/python3.*/site-packages)) > $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/engine.pth
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt "ray[serve]>=2.60,<2.61"
+	touch $@
+
 stress: $(VENV)/built
 	$(BIN)/python -m tests.stress $(STRESS_ARGS)
 
@@ -142,5 +155,5 @@ $(BUILD): $(VENV)/installed $(SOURCES) $(if $(filter 0,$(BLOCKYARD_COMPILE))$(EX
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-peers .venv-sglang .venv-sglang-tests .venv-wheels .venv-docs .venv-interop .venv-vllm .cache build dist src/*.egg-info
+	rm -rf $(VENV) .venv-peers .venv-sglang .venv-sglang-tests .venv-wheels .venv-docs .venv-interop .venv-vllm .venv-ray .cache build dist src/*.egg-info
 	find src -name '*.so' -delete

@@ -27,18 +27,20 @@
                tier in the place of vLLM's, for our policies in it
     interop    other systems' own programs beside ours (`make interop`): Dynamo's indexer; vLLM's own tests on Blockyard
                (`make interop-vllm`), and our policies in its CPU tier; SGLang's radix cache beside ours
-               (`make interop-sglang`); tiers on real servers stand in tiers (`make interop-tiers`)
+               (`make interop-sglang`); a fleet on Ray (`make interop-ray`); tiers on real servers stand in tiers
+               (`make interop-tiers`)
     support    what several of them share: the reference model, random programs, tiny models, servers
 
 A package, so that programs run from the repository's root: `python -m tests.stress` (a million random operations),
 `python -m tests.world` (many random worlds), `python -m tests.pools` (many walks over pools alone), `python -m
 tests.wires` (the same told to a mirror over a network that loses), `python -m tests.handoff` (a million transfers
-between caches whose processes are killed), `python -m tests.damage` (damaged messages, none of which may be
-believed), `python -m tests.tiers.torture` (jobs on tiers whose processes and servers are killed), `python -m
-tests.nomemory` (one failed allocation at each place of a call), `python -m tests.guard` (random loads through the
-guard, with a policy inside that is told the future), `python -m tests.golden` (hits of every policy, counted anew),
-`python -m tests.frame_rate` (how often the page draws), `python -m tests.wheels` (builds wheels and tests each where
-there is no compiler). And attacks, of which the tests make a small part: `python -m tests.finalisers` (garbage that
-frees in the middle of calls), `python -m tests.interrupts` (Ctrl-C at every event of every call), `python -m
-tests.signals` (the same by a timer), `python -m tests.hostile` (arguments that act when they are read).
+between caches whose processes are killed), `python -m tests.damage` (damaged messages, none of which may be believed),
+`python -m tests.fleet.chaos` (a fleet whose replicas are killed and stopped), `python -m tests.tiers.torture` (jobs on
+tiers whose processes and servers are killed), `python -m tests.nomemory` (one failed allocation at each place of a
+call), `python -m tests.guard` (random loads through the guard, with a policy inside that is told the future), `python
+-m tests.golden` (hits of every policy, counted anew), `python -m tests.frame_rate` (how often the page draws), `python
+-m tests.wheels` (builds wheels and tests each where there is no compiler). And attacks, of which the tests make a small
+part: `python -m tests.finalisers` (garbage that frees in the middle of calls), `python -m tests.interrupts` (Ctrl-C at
+every event of every call), `python -m tests.signals` (the same by a timer), `python -m tests.hostile` (arguments that
+act when they are read).
 """

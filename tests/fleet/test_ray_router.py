@@ -117,6 +117,23 @@ def test_a_full_replica_passes_its_request_on(engines: list[Engine]) -> None:
     routed(engines, "full", act)
 
 
+def test_a_request_says_whom_to_avoid_and_hears_where_it_goes(engines: list[Engine]) -> None:
+    async def act(router: Any, replicas: list[Replica]) -> None:
+        told: list[Any] = []
+        engines[1].answer(PROMPT)
+        await arrives(lambda: bool(router._shared.fleet.mirror.match(PROMPT)))
+        hooks = {"on_choice": lambda *what: told.append(what), "on_moved": told.append}
+        asked = SimpleNamespace(token_ids=PROMPT, max_tokens=20, avoid=["r1"], **hooks)
+        assert await router._choose_replica_for_request(pending("a", asked)) is replicas[0]
+        router.on_request_routed(pending("a", asked), replicas[0].replica_id, None)
+        (number, choice), taken_by = told
+        assert (number, choice.replica, choice.num_tokens, taken_by) == ("a", "r0", 0, "r0")
+        alone = SimpleNamespace(token_ids=PROMPT, max_tokens=20, avoid=["r0", "r1"])
+        assert await router._choose_replica_for_request(pending("b", alone)) in replicas
+
+    routed(engines, "avoided", act)
+
+
 def test_a_request_that_is_cancelled_while_it_waits_is_freed(engines: list[Engine]) -> None:
     async def act(router: Any, replicas: list[Replica]) -> None:
         for replica in replicas:

@@ -92,7 +92,7 @@ def _serve(
     # What takes seconds to import is imported when all that can be told without it was told.
     from ..engine.memory.finding import available_bytes
     from ..engine.model import load_tokenizer, model_folder
-    from ..serving.fleet.cluster import deploy, ray_here
+    from ..serving.fleet.cluster import replicas_here
     from ..serving.fleet.replica import ReplicaPlan
 
     folder = model_folder(path)
@@ -106,10 +106,7 @@ def _serve(
         _say(f"{options.replicas} replicas of {threads} threads take up to {_gib(memory.total)} GiB, Ray included")
     capacity = options.replicas * options.max_num_seqs + limits.max_waiting
     plan = ReplicaPlan(str(folder), name, options.dtype, options.device, threads, capacity, arguments)
-    num_gpus = options.replicas if options.device.startswith("cuda") else 0
-    with ray_here(num_gpus):
-        handle = deploy(plan, options.replicas, options.cost, options.silence)
-        model = handle.model.remote().result(timeout_s=60)
+    with replicas_here(plan, options.replicas, options.cost, options.silence) as (handle, model):
         return _listen(options, name, limits, api_key, sockets, handle, model, tokenizer)
 
 

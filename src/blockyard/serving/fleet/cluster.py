@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
+import signal
+import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ...errors import MissingExtra, ModelError
+from ..jobs.served_model import ServedModel
 from .remains import MARK, Undertaker
 from .replica import EngineReplica, ReplicaPlan
 
@@ -25,16 +29,21 @@ _HEALTH_PERIOD, _HEALTH_TIMEOUT = 2.0, 8.0
 
 
 @contextmanager
-def ray_here(num_gpus: int = 0) -> Iterator[None]:
-    """Run Ray, with ports on loopback alone, for as long as the block lasts; then nothing of it is left.
+def replicas_here(plan: ReplicaPlan, num_replicas: int, cost: str, silence: float) -> Iterator[tuple[Any, ServedModel]]:
+    """Run Ray and replicas, with ports on loopback alone, for as long as the block lasts; then nothing of it is left.
 
-    What is left where this process is killed, `remains` ends. Raises `MissingExtra` without Ray.
+    Yields Ray Serve's handle and the sizes of the model when all replicas are ready. Until then a signal ends this
+    process at once; what is left then, and where it is killed, `remains` ends. Raises `MissingExtra` without Ray, and
+    `ModelError`, with what a replica said, where one does not become ready.
     """
     mark, folder = secrets.token_hex(16), Path(tempfile.mkdtemp(prefix="blockyard-fleet-"))
     _set_environment(mark)
     undertaker = Undertaker(mark, folder)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
+        _leave_on(handlers)
         ray = _ray()
+        num_gpus = num_replicas if plan.device.startswith("cuda") else 0
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ray.init(
@@ -47,12 +56,29 @@ def ray_here(num_gpus: int = 0) -> Iterator[None]:
                 log_to_driver=False,
                 _temp_dir=str(folder),
             )
+        _leave_on(handlers)  # Ray sets one of its own
         try:
-            yield
+            handle = _deploy(plan, num_replicas, cost, silence)
+            model = handle.model.remote().result(timeout_s=60)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            yield handle, model
         finally:
             ray.shutdown()
     finally:
         undertaker.close()
+
+
+def _leave_on(numbers: Iterable[int]) -> None:
+    """Have a signal end this process at once, unless it is ignored: Ray, half begun, would be waited for long."""
+
+    def leave(number: int, _: Any) -> None:
+        print("blockyard: interrupted", file=sys.stderr, flush=True)
+        os._exit(128 + number)
+
+    for number in numbers:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, leave)
 
 
 def _set_environment(mark: str) -> None:
@@ -80,11 +106,8 @@ def _ray() -> Any:
     return ray
 
 
-def deploy(plan: ReplicaPlan, num_replicas: int, cost: str, silence: float) -> Any:
-    """Start the replicas; return Ray Serve's handle when all of them are ready.
-
-    Raises `ModelError`, with what one of them said, where they do not become ready.
-    """
+def _deploy(plan: ReplicaPlan, num_replicas: int, cost: str, silence: float) -> Any:
+    """Start the replicas; return Ray Serve's handle when all of them are ready. Raises `ModelError`."""
     from ray import serve
     from ray.serve.config import RequestRouterConfig
 
@@ -102,7 +125,7 @@ def deploy(plan: ReplicaPlan, num_replicas: int, cost: str, silence: float) -> A
         health_check_period_s=_HEALTH_PERIOD,
         health_check_timeout_s=_HEALTH_TIMEOUT,
         graceful_shutdown_timeout_s=2.0,
-        max_constructor_retry_count=2 * num_replicas,
+        max_constructor_retry_count=num_replicas,
         request_router_config=router,
         logging_config=quiet,
     )(EngineReplica)
@@ -117,4 +140,4 @@ def _reason(status: Any) -> str:
     application = status.applications.get(APPLICATION)
     found = [] if application is None else [each.message for each in application.deployments.values()]
     lines = [line.strip() for line in "\n".join(found).splitlines() if line.strip()]
-    return next((line for line in reversed(lines) if "Error" in line), "")
+    return re.sub(r"^blockyard\.[\w.]+: ", "", lines[-1]) if lines else ""

@@ -1,0 +1,320 @@
+"""A fleet under faults: `python -m tests.fleet.chaos --minutes 10 --seed 7`, about two cores and 3 GiB.
+
+`blockyard fleet serve` is started with a tiny model, and OpenAI's client sends turns of conversations: streamed or
+whole, greedy or sampled, several completions, log probabilities, stop strings, clients that leave. Meanwhile replicas
+are killed and stopped, and Ray's controller is killed. Every answer must be that of a single undisturbed engine, alone
+or, where tokens are so near that rounding decides, in a batch; and none may fail. At the end of each minute the load
+stops, and the router's mirror and book are compared with what the replicas hold. The seed is printed; it repeats
+requests and faults, not the machine's timing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+
+from blockyard.engine import Engine, GenerationResult, SamplingParams
+
+from ..support.fleets import MODEL, RunningFleet, running_fleet, tiny_folder
+from ..support.servers import tiny_engine
+
+MAX_LEN = 2048
+#: Seconds that a fleet has to be whole again, its replicas new and its mirror right.
+RECOVERY = 180.0
+
+
+@dataclass
+class Tally:
+    """What was seen.
+
+    ties: answers that are the single engine's in another batch. gaps: the longest time in seconds from one piece of a
+    stream to the next, of each stream.
+    """
+
+    answers: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    ties: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    compared: int = 0
+    checks: int = 0
+    bad_checks: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One request, and what it is called."""
+
+    kind: str
+    prompt: tuple[int, ...]
+    fields: dict[str, Any]
+    is_streamed: bool
+    leaves: bool
+
+    def sampling(self) -> SamplingParams:
+        """The same, as the engine takes it."""
+        fields = dict(self.fields)
+        stop = tuple(fields.pop("stop", ()))
+        return SamplingParams(**fields, stop=stop, ignore_eos=True)
+
+
+class Chats:
+    """Draws requests: turns of conversations on a few long beginnings."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._beginnings = [[rng.randrange(256) for _ in range(rng.randrange(60, 400))] for _ in range(6)]
+        self._chats = [list(rng.choice(self._beginnings)) for _ in range(12)]
+
+    def draw(self) -> Wanted:
+        """The next turn of a chat; one that has grown long begins anew."""
+        rng, number = self._rng, self._rng.randrange(len(self._chats))
+        chat = self._chats[number]
+        if len(chat) > 1200:
+            chat = self._chats[number] = list(rng.choice(self._beginnings))
+        chat += [rng.randrange(256) for _ in range(rng.randrange(5, 60))]
+        fields: dict[str, Any] = {
+            "max_tokens": rng.randrange(20, 300),
+            "temperature": 0.0,
+            "seed": rng.randrange(2**31),
+        }
+        kind = rng.choice(["greedy", "sampled", "sampled", "penalized", "two", "logprobs", "stop"])
+        if kind != "greedy":
+            fields["temperature"] = rng.choice([0.6, 1.0])
+        if kind == "penalized":
+            fields |= {"frequency_penalty": 0.5, "top_p": 0.9, "min_tokens": 5}
+        if kind == "two":
+            fields |= {"n": 2, "max_tokens": 60}
+        if kind == "logprobs":
+            fields |= {"logprobs": 2, "max_tokens": 60}
+        if kind == "stop":
+            fields["stop"] = ["ab", "the", "x"]
+        return Wanted(kind, tuple(chat), fields, rng.random() < 0.7, rng.random() < 0.08)
+
+
+class Judge:
+    """Says what a single engine answers, one prompt at a time."""
+
+    def __init__(self) -> None:
+        self._engine: Engine = tiny_engine(400, max_position_embeddings=MAX_LEN)
+        self._lock = asyncio.Lock()
+
+    async def answer(self, wanted: Wanted) -> GenerationResult:
+        """The answer that is right."""
+        async with self._lock:
+            found = await asyncio.to_thread(self._engine.generate, [list(wanted.prompt)], wanted.sampling())
+        return found[0]
+
+    async def may_say(self, wanted: Wanted, found: list[tuple[str, str | None]], others: list[Wanted]) -> bool:
+        """Tell whether the single engine says this too, in a batch with others: rounding may part near-ties."""
+        async with self._lock:
+            return await asyncio.to_thread(self._says_in_batches, wanted, found, others)
+
+    def _says_in_batches(self, wanted: Wanted, found: list[tuple[str, str | None]], others: list[Wanted]) -> bool:
+        engine = self._engine
+        for count in range(1, len(others) + 1):
+            for other in others[:count]:
+                engine.add_request(list(other.prompt), other.sampling())
+            for _ in range(7 * count):
+                engine.step()
+            number = engine.add_request(list(wanted.prompt), wanted.sampling())
+            ended = {}
+            while engine.has_unfinished:
+                ended |= {each.request_id: each for each in engine.step().finished}
+            if _said(ended[number]) == found:
+                return True
+        return False
+
+
+def _said(result: GenerationResult) -> list[tuple[str, str | None]]:
+    return [(each.text, str(each.finish_reason)) for each in result.completions]
+
+
+async def ask(client: openai.AsyncOpenAI, wanted: Wanted, tally: Tally) -> list[tuple[str, str | None]] | None:
+    """Text and reason of each completion; None where this client left on purpose."""
+    fields = {"model": MODEL, "prompt": list(wanted.prompt), "extra_body": {}, **wanted.fields}
+    fields["extra_body"] = {"ignore_eos": True}
+    if "min_tokens" in fields:
+        fields["extra_body"]["min_tokens"] = fields.pop("min_tokens")
+    if not wanted.is_streamed:
+        whole = await client.completions.create(**fields)
+        return [(choice.text, choice.finish_reason) for choice in whole.choices]
+    texts: list[str] = [""] * wanted.fields.get("n", 1)
+    reasons: list[str | None] = [None] * len(texts)
+    last_at, longest, number = time.monotonic(), 0.0, 0
+    stream = await client.completions.create(stream=True, **fields)
+    async for piece in stream:
+        now, number = time.monotonic(), number + 1
+        longest, last_at = max(longest, now - last_at), now
+        for choice in piece.choices:
+            texts[choice.index] += choice.text
+            reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+        if wanted.leaves and number > 10:
+            await stream.close()
+            return None
+    tally.gaps.append(longest)
+    return list(zip(texts, reasons, strict=True))
+
+
+async def client_loop(
+    address: str, chats: Chats, judge: Judge, tally: Tally, may_run: asyncio.Event, until: float
+) -> None:
+    """Send requests, one after another, and compare each answer."""
+    async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=300) as client:
+        while time.monotonic() < until:
+            await may_run.wait()
+            wanted = chats.draw()
+            expected = await judge.answer(wanted)
+            try:
+                found = await ask(client, wanted, tally)
+            except openai.OpenAIError as error:
+                tally.failed.append(f"{wanted.kind}: {type(error).__name__}: {str(error)[:200]}")
+                continue
+            if found is None:
+                tally.answers["left"] += 1
+                continue
+            tally.answers[wanted.kind] += 1
+            if found == _said(expected):
+                continue
+            what = f"{wanted.kind}, seed {wanted.fields['seed']}, streamed {wanted.is_streamed}"
+            is_tie = await judge.may_say(wanted, found, [chats.draw() for _ in range(6)])
+            (tally.ties if is_tie else tally.wrong).append(what)
+
+
+class Faults:
+    """Kills and stops processes of the fleet."""
+
+    def __init__(self, fleet: RunningFleet, rng: random.Random, tally: Tally) -> None:
+        self._fleet, self._rng, self._tally = fleet, rng, tally
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """Those whose title has a name."""
+        found = []
+        for each in self._fleet.process.children(recursive=True):
+            try:
+                if name in " ".join(each.cmdline()):
+                    found.append(each)
+            except psutil.Error:
+                continue
+        return found
+
+    async def loop(self, until: float, may_run: asyncio.Event) -> None:
+        """Do harm every few seconds."""
+        while time.monotonic() < until:
+            await asyncio.sleep(self._rng.uniform(4, 14))
+            if may_run.is_set():
+                await self.harm()
+
+    async def harm(self) -> None:
+        """Kill or stop one."""
+        what = self._rng.choices(["kill", "stop long", "stop short", "kill controller"], [5, 3, 3, 1])[0]
+        found = self.processes("ServeController" if what == "kill controller" else "ServeReplica")
+        if not found:
+            return
+        chosen = self._rng.choice(found)
+        self._tally.faults[what] += 1
+        try:
+            if what.startswith("kill"):
+                os.kill(chosen.pid, signal.SIGKILL)
+                return
+            os.kill(chosen.pid, signal.SIGSTOP)
+            await asyncio.sleep(self._rng.uniform(0.5, 2.5) if what == "stop short" else self._rng.uniform(6, 12))
+        finally:
+            if not what.startswith("kill") and chosen.is_running():
+                os.kill(chosen.pid, signal.SIGCONT)
+
+
+async def compare(fleet: RunningFleet, tally: Tally, replicas: int) -> None:
+    """Wait until the fleet is whole again; then mirror and book must be the truth."""
+    deadline, answer = time.monotonic() + RECOVERY, {}
+    while time.monotonic() < deadline:
+        state = await asyncio.to_thread(fleet.get, "/fleet")
+        if sum(each["trust"] == "live" for each in state["replicas"]) == replicas == len(state["replicas"]):
+            answer = await asyncio.to_thread(fleet.check)
+            if answer.get("ok") and answer["booked"] == 0:
+                break
+        await asyncio.sleep(0.5)
+    tally.checks += 1
+    tally.compared += answer.get("compared", 0)
+    if not (answer.get("ok") and answer["booked"] == 0):
+        tally.bad_checks.append(answer or "the fleet was not whole in time")
+
+
+async def play(fleet: RunningFleet, options: argparse.Namespace, tally: Tally) -> None:
+    """Run it minute by minute."""
+    rng = random.Random(options.seed)
+    chats, judge, may_run = Chats(rng), Judge(), asyncio.Event()
+    until = time.monotonic() + 60 * options.minutes
+    faults = Faults(fleet, random.Random(options.seed + 1), tally)
+    for minute in itertools.count(1):
+        if time.monotonic() >= until:
+            break
+        may_run.set()
+        end = min(time.monotonic() + 60, until)
+        clients = [client_loop(fleet.address, chats, judge, tally, may_run, end) for _ in range(options.clients)]
+        await asyncio.gather(faults.loop(end, may_run), *clients)
+        may_run.clear()
+        began = time.monotonic()
+        await compare(fleet, tally, options.replicas)
+        print(
+            f"minute {minute}: {tally.answers.total()} answers, {len(tally.wrong)} wrong, {len(tally.failed)} failed, "
+            f"faults {dict(tally.faults)}; whole again after {time.monotonic() - began:.1f} s, {tally.compared} "
+            f"comparisons, {len(tally.bad_checks)} bad checks",
+            flush=True,
+        )
+
+
+def main() -> int:
+    """Run it and report; 1 if anything was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--clients", type=int, default=6)
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    tally = Tally()
+    with tempfile.TemporaryDirectory() as work:
+        folder = tiny_folder(Path(work), MAX_LEN)
+        arguments = ["--replicas", str(options.replicas), "--num-blocks", "400", "--check-endpoint"]
+        with running_fleet(folder, *arguments) as fleet:
+            asyncio.run(play(fleet, options, tally))
+            state = fleet.get("/fleet")
+            ours = [fleet.process, *fleet.process.children(recursive=True)]
+        left = [each for each in ours if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    report(tally, state, left)
+    return 1 if tally.wrong or tally.failed or tally.bad_checks or left else 0
+
+
+def report(tally: Tally, state: dict[str, Any], left: list[psutil.Process]) -> None:
+    """Print what was seen."""
+    print(f"answers {tally.answers.total()}: {dict(tally.answers)}; faults {dict(tally.faults)}")
+    print(f"equal to the single engine's only in a batch: {len(tally.ties)} {tally.ties[:5]}")
+    print(f"wrong {len(tally.wrong)} {tally.wrong[:5]}; failed {len(tally.failed)} {tally.failed[:5]}")
+    print(f"resumed {state['resumed_requests']} behind {state['resumed_tokens']} tokens, lost {state['lost_attempts']}")
+    gaps = sorted(tally.gaps)
+    if gaps:
+        print(f"longest gap of a stream: p50 {gaps[len(gaps) // 2]:.2f} s, worst {gaps[-1]:.2f} s, {len(gaps)} streams")
+    claims = {name: sum(each[name] for each in state["claims"].values()) for name in ("requests", "exact", "claimed")}
+    claims |= {name: sum(each[name] for each in state["claims"].values()) for name in ("true", "over", "under")}
+    print(f"claims {claims}; checks {tally.checks}, {tally.compared} comparisons, bad {tally.bad_checks[:3]}")
+    print(f"left behind: {left}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
