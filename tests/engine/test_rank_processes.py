@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -184,3 +185,14 @@ def test_torchrun_starts_the_ranks_of_a_command() -> None:
         stdin=subprocess.DEVNULL,
     )
     assert (done.returncode, done.stdout) == (0, " Paris.\n\n"), done.stderr
+
+
+def test_the_last_sentence_of_a_rank_is_one_write() -> None:
+    """Where nothing is buffered too: so the sentences of ranks that end at once stay lines of their own."""
+    program = "from blockyard.engine.ranks.follower import end_process\nend_process('rank 1 ends')"
+    environment = {**child_environment(), "PYTHONUNBUFFERED": "1"}
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps writes apart
+    with ours:
+        with theirs:
+            subprocess.run([sys.executable, "-c", program], stderr=theirs, env=environment, check=False)
+        assert ours.recv(1000) == b"blockyard: rank 1 ends\n"

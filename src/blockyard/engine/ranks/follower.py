@@ -44,7 +44,7 @@ GONE = "rank 0 has ended"
 def end_process(why: str, status: int = 1) -> NoReturn:
     """End this process now, whatever its threads do, with a sentence if there is one."""
     if why:
-        print(f"blockyard: {why}", file=sys.stderr)
+        sys.stderr.write(f"blockyard: {why}\n")  # at once: print would write twice where nothing is buffered
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
