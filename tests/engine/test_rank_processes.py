@@ -194,5 +194,5 @@ def test_the_last_sentence_of_a_rank_is_one_write() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps writes apart
     with ours:
         with theirs:
-            subprocess.run([sys.executable, "-c", program], stderr=theirs, env=environment, check=False)
+            subprocess.run([sys.executable, "-W", "ignore", "-c", program], stderr=theirs, env=environment, check=False)
         assert ours.recv(1000) == b"blockyard: rank 1 ends\n"
