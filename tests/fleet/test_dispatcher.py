@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 import random
 import time
@@ -297,6 +298,21 @@ def test_claims_are_compared_with_what_came_true(world: World) -> None:
     assert sum(each.requests for each in claims) == 4
     assert sum(each.claimed for each in claims) == sum(each.over for each in claims) == 0
     assert sum(each.under for each in claims) == sum(each.true for each in claims) > 0
+
+
+def test_choices_are_shown_with_their_why_also_where_one_is_shunned(world: World) -> None:
+    async def play() -> None:
+        await run(world.dispatcher(), job_of(KINDS["greedy"], name="mine"))
+
+    asyncio.run(play())
+    (_, choice), *rest = world.figures.choices
+    assert rest == []
+    assert choice.costs is not None
+    choice.costs[0] = float("inf")
+    (shown,) = world.figures.shown_choices()
+    assert shown["request"] == "mine"
+    assert [each["cost"] is None for each in shown["why"]] == [True, False]
+    json.dumps(shown, allow_nan=False)
 
 
 @pytest.mark.parametrize("seed", range(draws(6, 1)))

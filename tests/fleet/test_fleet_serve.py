@@ -79,6 +79,7 @@ def test_a_fleet(single: Running, fleet: RunningFleet) -> None:
         else:
             assert found[2] == expected[2]
     both_know(fleet)
+    the_page_is_there(fleet)
     a_replica_dies_in_mid_stream(single, fleet)
     both_know(fleet)
     a_stopped_replica_is_left(single, fleet)
@@ -96,6 +97,15 @@ def both_know(fleet: RunningFleet) -> None:
     state = fleet.get("/fleet")
     assert sum(each["over"] for each in state["claims"].values()) == 0
     assert 'blockyard:fleet_replica_believed{engine="fleet"' in fleet.page()
+
+
+def the_page_is_there(fleet: RunningFleet) -> None:
+    for path, kind in [("/ui/", "text/html"), ("/ui/fleet.js", "text/javascript"), ("/ui/page.css", "text/css")]:
+        status, headers, _ = fleet.call("GET", path)
+        assert (status, headers["content-type"].partition(";")[0]) == (200, kind)
+    assert fleet.call("GET", "/ui")[1]["location"] == "ui/"
+    assert fleet.call("POST", "/ui/")[0] == 405
+    assert fleet.call("GET", "/ui/state")[0] == 404
 
 
 def a_replica_dies_in_mid_stream(single: Running, fleet: RunningFleet) -> None:

@@ -342,7 +342,7 @@ examples:
   blockyard fleet serve --resumes 0                     a lost replica ends its answers with an error
 
 paths: /v1/models  /v1/completions  /v1/chat/completions  /tokenize  /detokenize  /health  /ping  /version  /metrics
-       /fleet (replicas, claims that came true, choices and why)
+       /fleet (replicas, claims that came true, choices and why)  /ui (the same as a page)
 """
 
 

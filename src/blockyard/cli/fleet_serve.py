@@ -142,7 +142,7 @@ def _listen(
     def say_where(address: str) -> None:
         with suppress(OSError):  # it is not read, or the disk is full: clients are served all the same
             print(f"blockyard serves {name} from {options.replicas} replicas at {address}/v1", flush=True)
-        _say(f"the fleet's state is at {address}/fleet")
+        _say(f"watch the fleet at {address}/ui/")
 
     server = AppServer(create_fleet_app(work, asked), asked, say_where)
     server.run(sockets)

@@ -36,6 +36,7 @@ MAX_READERS = 16
 #: Seconds in which a reader has to take what is sent to it.
 _PATIENCE_SECONDS = 10.0
 _FILES = Path(__file__).parent / "files"
+_FLEET_FILES = Path(__file__).parent / "fleet"
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -55,6 +56,42 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
+
+
+class PageFiles:
+    """Gives out a page's files by name, the first of them for none, as an ASGI application; they hold nothing secret.
+
+    It answers GET and HEAD. folders: later ones win.
+    """
+
+    def __init__(self, first: str, *folders: Path) -> None:
+        self._first = first
+        self._files = {path.name: path for folder in folders for path in folder.iterdir() if path.suffix in _TYPES}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Answer one request."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"the page answers http, not {scope['type']}")
+        is_head = scope["method"] == "HEAD"
+        if scope["method"] not in ("GET", "HEAD"):
+            await _answer(send, 405, _error("the page is read-only: GET and HEAD"), is_head)
+            return
+        found = self._files.get(path_of(scope) or self._first)
+        if found is None:
+            await _answer(send, 404, _error("the page has no such file"), is_head)
+        else:
+            await _answer(send, 200, found.read_bytes(), is_head, _TYPES[found.suffix])
+
+
+def fleet_page() -> PageFiles:
+    """Return the page of a fleet, which asks for ../fleet."""
+    return PageFiles("fleet.html", _FILES, _FLEET_FILES)
+
+
+def path_of(scope: Scope) -> str:
+    """Return the path below where an application is mounted, without a slash before it."""
+    path: str = scope["path"].removeprefix(scope.get("root_path", "")).lstrip("/")
+    return path
 
 
 class LivePage:
@@ -85,27 +122,15 @@ class LivePage:
         self._guard = guard
         self._hello = {"model": name, "shows_text": shows_text, "chat": chat_path, "seconds": MIN_SECONDS}
         self._num_streams = 0
-        self._files = {path.name: path for path in _FILES.iterdir() if path.suffix in _TYPES}
+        self._files = PageFiles("index.html", _FILES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http":
-            raise RuntimeError(f"the page answers http, not {scope['type']}")
-        path = scope["path"].removeprefix(scope.get("root_path", "")).lstrip("/")
-        is_head = scope["method"] == "HEAD"
-        if scope["method"] not in ("GET", "HEAD"):
-            await _answer(send, 405, _error("the page is read-only: GET and HEAD"), is_head)
-        elif path == "state" or path.startswith("state/"):
-            await self._state(path, scope, receive, send, is_head)
+        path = path_of(scope)
+        if scope.get("method") in ("GET", "HEAD") and (path == "state" or path.startswith("state/")):
+            await self._state(path, scope, receive, send, scope["method"] == "HEAD")
         else:
-            await self._file(path or "index.html", send, is_head)
-
-    async def _file(self, name: str, send: Send, is_head: bool) -> None:
-        found = self._files.get(name)
-        if found is None:
-            await _answer(send, 404, _error("the page has no such file"), is_head)
-        else:
-            await _answer(send, 200, found.read_bytes(), is_head, _TYPES[found.suffix])
+            await self._files(scope, receive, send)
 
     async def _state(self, path: str, scope: Scope, receive: Receive, send: Send, is_head: bool) -> None:
         if not _is_of_the_page(scope):

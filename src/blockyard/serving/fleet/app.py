@@ -15,8 +15,10 @@ from starlette.responses import JSONResponse, Response
 
 from ...arguments import require_unicode
 from ...fleet.shared import SharedFleet, shared_fleet
+from ...live.page import fleet_page
 from ..http.access import KeyGuard
 from ..http.app import HttpFigures, app_of
+from ..http.live_routes import lead_to_page
 from ..http.server import ServerOptions
 from ..http.service import Service
 from ..jobs.planner import Planner
@@ -70,14 +72,15 @@ def create_fleet_app(work: Fleetwork, options: ServerOptions) -> FastAPI:
     service = Service(dispatcher, planner, TokenTexts(work.tokenizer), limits, options.model_name, int(time.time()))
     guard, http = KeyGuard(options.api_key), HttpFigures()
     page = FleetPage([http, requests, FleetCollector(fleet, figures, labels)])
-    app = app_of(service, encoder, model.hash_block_size, guard, http, page, options.cors_origins, False)
-    app.include_router(fleet_routes(fleet, figures, guard))
+    app = app_of(service, encoder, model.hash_block_size, guard, http, page, options.cors_origins, True)
+    app.include_router(fleet_routes(fleet, figures, guard, options.model_name))
+    lead_to_page(app, fleet_page())
     if options.has_check:
         app.include_router(check_routes(work.handle, fleet, recent, guard))
     return app
 
 
-def fleet_routes(fleet: SharedFleet, figures: FleetFigures, guard: KeyGuard) -> APIRouter:
+def fleet_routes(fleet: SharedFleet, figures: FleetFigures, guard: KeyGuard, model_name: str) -> APIRouter:
     """GET /fleet, behind the key."""
     router = APIRouter(dependencies=[Depends(guard)])
 
@@ -87,6 +90,7 @@ def fleet_routes(fleet: SharedFleet, figures: FleetFigures, guard: KeyGuard) -> 
         replicas = [{**each._asdict(), "lost": figures.num_lost[each.name]} for each in fleet.status()]
         return {
             "object": "fleet",
+            "model": model_name,
             "replicas": replicas,
             "claims": {name: asdict(claims) for name, claims in figures.claims.items()},
             "lost_attempts": figures.num_lost.total(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -76,7 +77,8 @@ class FleetFigures:
                 "replica": choice.replica,
                 "claimed": choice.num_tokens,
                 "problem": choice.problem,
-                "why": [why._asdict() for why in choice.why],
+                # JSON has no infinity: the cost of one that is taken only where no other may.
+                "why": [{**why._asdict(), "cost": finite(why.cost)} for why in choice.why],
             }
             for name, choice in reversed(list(self.choices))
         ]
@@ -87,6 +89,11 @@ class FleetFigures:
             old, new = self.claims.pop(name), self.claims.setdefault(GONE, Claims())
             for each, number in asdict(old).items():
                 setattr(new, each, getattr(new, each) + number)
+
+
+def finite(number: float) -> float | None:
+    """Return a number that JSON has; None for others."""
+    return number if math.isfinite(number) else None
 
 
 #: The label under which replicas that are gone are counted together.

@@ -180,11 +180,16 @@ def app_of(
     app.include_router(operator_routes(service, page, has_ui))
     app.include_router(tokenizer_routes(service, encoder, block_size, guard))
     allow_origins(app, cors_origins)
+    add_error_forms(app)
+    return app
+
+
+def add_error_forms(app: FastAPI) -> None:
+    """Have errors answered in OpenAI's form."""
     app.add_exception_handler(ApiError, _show_api_error)
     app.add_exception_handler(ClientGone, _show_nothing)
     app.add_exception_handler(HTTPException, _show_http_error)
     app.add_exception_handler(Exception, _show_failure)
-    return app
 
 
 @asynccontextmanager

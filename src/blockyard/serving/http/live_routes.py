@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp
 
 from ...core.manager import KVCacheManager
 from ...engine import Engine, GenerationResult
@@ -57,12 +58,18 @@ def add_live_page(
     if shows_text:
         note_prompts(thread, page.prompts)
 
+    lead_to_page(app, page)
+    app.state.live_page = page
+
+
+def lead_to_page(app: FastAPI, page: ASGIApp) -> None:
+    """Mount a page at /ui/, and lead /ui there."""
+
     async def to_the_page(request: Request) -> Response:  # noqa: ARG001
         return RedirectResponse("ui/", 307)  # relative, so that it holds behind a proxy with a prefix
 
     app.add_route("/ui", to_the_page, methods=["GET", "HEAD"])
     app.mount("/ui", page)
-    app.state.live_page = page
 
 
 AnswerT = TypeVar("AnswerT")

@@ -74,7 +74,7 @@ def operator_routes(service: Service, page: Page, has_ui: bool) -> APIRouter:
             "This is a server of blockyard.",
             "OpenAI's API is under /v1/ (docs/serving.md has its paths and fields).",
         ]
-        lines += ["A page that shows the blocks is at /ui/."] * has_ui
+        lines += ["A page that shows what happens is at /ui/."] * has_ui
         return PlainTextResponse("\n".join([*lines, "Probes ask /health, Prometheus asks /metrics.", ""]))
 
     async def health() -> Response:
