@@ -100,6 +100,7 @@ def add_cache_options(group: Any, max_num_seqs: int) -> None:
     add_cache_field(group, "max_num_seqs", ", one for each completion", default=max_num_seqs)
     add_step_budget(group)
     _add_swapping(group)
+    _add_tiers(group)
     group.add_argument(
         "--speculate", type=int, default=0, metavar="N", help="tokens to guess ahead from the prompt; default: none"
     )
@@ -112,6 +113,25 @@ def add_cache_options(group: Any, max_num_seqs: int) -> None:
     group.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt from its beginning")
     for name in COMMAND_OPTIONS:
         add_cache_field(group, name)
+
+
+def _add_tiers(group: Any) -> None:
+    """Adds the options of tiers below the pool (docs/tiers.md)."""
+    group.add_argument(
+        "--tier",
+        action="append",
+        default=[],
+        metavar="PLACE",
+        help="keep what is computed in file:FOLDER,bytes=50GiB, redis://..., unix://..., s3://..., gs://... or "
+        "az://..., and load it from there, also after a restart; ,write=selective stores at the second use, "
+        ",write=never only reads; may be repeated, nearest first; default: none",
+    )
+    group.add_argument(
+        "--tier-buffer",
+        metavar="SIZE",
+        default="2GiB",
+        help="of CPU memory for blocks on their way to and from tiers; default: 2GiB",
+    )
 
 
 def _add_swapping(group: Any) -> None:
@@ -245,6 +265,7 @@ _SERVE_EPILOG = """\
 examples:
   blockyard serve                                       SmolLM2-135M-Instruct on http://127.0.0.1:8000
   blockyard serve --model ./my-llama --port 0           your own model, on any free port (it is printed)
+  blockyard serve --tier file:/var/kv,bytes=50GiB       what was computed is found again after a restart
   blockyard serve --tensor-parallel 2                   the model's heads and features over two processes
   torchrun --nproc-per-node 2 -m blockyard serve        the same, with torchrun's processes
   blockyard serve --host 0.0.0.0 --api-key-env MY_KEY   for other machines, with a key

@@ -20,6 +20,7 @@ from ..errors import InvalidArgument, ModelError
 from ..sizing.shards import MAX_RANKS
 from .engine_options import ENGINE_OPTIONS
 from .options import parse_memory
+from .tier import tier_use
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -48,7 +49,18 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
         "speculation": engine.PromptLookup(num_tokens=options.speculate) if options.speculate else None,
     }
     EngineOptions(**arguments).require_valid_without_a_model()
-    return arguments
+    return {**arguments, **_tiers(options)}
+
+
+def _tiers(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the engine's tiers, opened: a folder is read while the model loads."""
+    if not options.tier:
+        return {}
+    for name, number in _asked_ranks(options).items():
+        if number > 1:
+            raise InvalidArgument(f"--{name.replace('_', '-')} is {number}; with --tier it must be 1")
+    buffer_bytes = parse_memory("--tier-buffer", options.tier_buffer)
+    return {"tiers": [tier_use("--tier", text) for text in options.tier], "tier_buffer_bytes": buffer_bytes}
 
 
 def _pool_bytes(text: str | None) -> int | None:

@@ -14,7 +14,7 @@ from ..errors import InvalidArgument
 from .options import parse_memory
 
 if TYPE_CHECKING:
-    from ..tiers import Header, WorkingTier
+    from ..tiers import Header, TierUse, WorkingTier
 
 _DESCRIPTION = """\
 Look into a tier: files, Redis or a bucket that engines keep keys and values in (docs/tiers.md).
@@ -34,6 +34,7 @@ examples:
 """
 _NAME = re.compile(r"[0-9a-f]{32}")
 _OPTION = re.compile(r",(\w+)=([^,]*)")
+_WRITE = re.compile(r",write=([^,]*)")
 #: What may follow a place, after a comma, by its scheme.
 _OPTIONS = {"file": {"bytes", "policy"}, "s3": {"endpoint", "region"}}
 
@@ -80,6 +81,19 @@ def open_tier(name: str, text: str) -> WorkingTier:
     if scheme in ("s3", "gs", "az"):
         return tiers.ObjectTier(place, config=options)
     raise InvalidArgument(f"{name} is {text!r}; it must begin with file:, redis://, unix://, s3://, gs:// or az://")
+
+
+def tier_use(name: str, text: str) -> TierUse:
+    """Open the tier that an option of an engine's command names; behind it may stand write=through, selective or never.
+
+    Raises as `open_tier`, before the place is touched.
+    """
+    from ..tiers import TierUse
+    from ..tiers.offload import require_write_policy
+
+    found = _WRITE.findall(text)
+    write = require_write_policy(f"{name}'s write", found[-1] if found else "through")
+    return TierUse(open_tier(name, _WRITE.sub("", text)), write)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ Read it in this order, a file at a time:
     shape                        what an engine knows of its model
     borrowing                    a model whose attention is ours while a step runs
     checks/, probe               whether a model can be served, and what it asks of its cache
+    tiering                      tiers below the pool, and the model's fingerprint
     moves, runner                a step's block moves and forward pass, through transformers' attention interface
     memory/                      how many blocks fit: the largest step, run to see what it takes; the sum
     options                      what an engine is asked to be, checked before anything is loaded

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ import torch
 
 from ..answers import HintOutcome
 from ..arguments import require_int, require_session
-from ..core.plan import SwapPlan
+from ..core.plan import StepPlan, SwapPlan
 from ..errors import InvalidArgument, InvariantError
 from ..keys import ExtraKey
 from ..progress import WorkBar
@@ -31,15 +32,21 @@ from .ranks.leader import ended_on_error, ranks_of
 from .ranks.peers import Peers, StartedPeers
 from .request import Branch, Request
 from .results import Completion, GenerationResult, NewToken, StepReport
-from .runner import ForwardBatch
+from .runner import ForwardBatch, StepRunner
 from .sampling import SamplingParams
 from .scheduling.limits import CacheLimits
 from .scheduling.scheduler import Scheduler
 from .scheduling.step import ScheduledStep, StepRow
+from .tiering import offload_of, require_one_rank
+
+if TYPE_CHECKING:
+    from ..tiers import Tier, TierUse
 
 _Taken = TypeVar("_Taken")
 
 _MAX_PRIORITY = 2**20
+#: Seconds between two looks at tiers where there is nothing else to do.
+_LOADING_PAUSE_SECONDS = 0.001
 
 
 class Engine:
@@ -74,6 +81,10 @@ class Engine:
         rank (i // context_interleave) % context_parallel. block_size is a rank's part of a block; the cache's blocks
         hold as many times more tokens as there are ranks.
 
+    tiers: of `blockyard.tiers`, below the pool, nearest first (docs/tiers.md): what is computed is stored there, and
+        prompts that begin with it load it, also after a restart. `close` closes them. They need the extra `tiers` and
+        an engine of one rank. tier_buffer_bytes: host memory for objects on their way to and from them.
+
     `cache` is the manager, `kv_cache` the tensors and `memory` the sum of bytes, to look at. Keys and values have the
     model's dtype and device. Not safe for use by several threads at once.
 
@@ -105,6 +116,8 @@ class Engine:
         tensor_parallel: int | Peers = 1,
         context_parallel: int | Peers = 1,
         context_interleave: int = 1,
+        tiers: Iterable[Tier | TierUse] = (),
+        tier_buffer_bytes: int = 2**31,
     ) -> None:
         options = EngineOptions(
             num_blocks=num_blocks,
@@ -123,6 +136,9 @@ class Engine:
             cache_options=cache_options,
             kv_events=kv_events,
         )
+        given = list(tiers)
+        if given:
+            require_one_rank(tensor_parallel=tensor_parallel, context_parallel=context_parallel)
         self._ranks = ranks_of(tensor_parallel, context_parallel, context_interleave, model, block_size, max_model_len)
         with ended_on_error(self._ranks):
             parts = assemble(model, options, self._ranks)
@@ -132,6 +148,18 @@ class Engine:
         self.cache, self.kv_cache, self.kv_events = parts.cache, parts.kv_cache, parts.kv_events
         self._borrowed, self._runner = parts.borrowed, parts.runner
         self._scheduler = Scheduler(self.cache, max_num_batched_tokens, parts.preemption)
+        #: What binds the engine to its tiers; None without any.
+        self.offload = offload_of(
+            given,
+            tier_buffer_bytes,
+            parts.borrowed.model,
+            self.cache,
+            self.kv_cache,
+            max_num_batched_tokens,
+            partial(_carry_out, parts.runner, self._scheduler),
+            clock,
+        )
+        self._scheduler.use(self.offload)
         self._intake = Intake(self.shape, tokenizer, self._scheduler.limits, speculation)
         self._clock = clock
         #: Ids of the requests that computed something in the last step, also if it raised.
@@ -190,6 +218,7 @@ class Engine:
                     report = self.step()
                     num_tokens += len(report.new_tokens)
                     num_finished += len(report.finished)
+                    self.pause_for_tiers(report)
                     state = f"{report.num_running} running, {report.num_waiting} waiting, {num_tokens} tokens"
                     bar.update(num_finished, state)
                     if on_step is not None:
@@ -371,6 +400,16 @@ class Engine:
         return len(self._scheduler.deferred_ids())
 
     @property
+    def num_loading(self) -> int:
+        """Return how many waiting requests waited, at the last step, for a tier."""
+        return self._scheduler.num_loading
+
+    def pause_for_tiers(self, report: StepReport) -> None:
+        """Wait a millisecond where the last step computed nothing because all requests wait for tiers."""
+        if self.num_loading and report.num_tokens == 0:
+            time.sleep(_LOADING_PAUSE_SECONDS)
+
+    @property
     def num_preemptions(self) -> int:
         """How often a sequence was preempted to make room, since the engine was made."""
         return self._scheduler.num_preemptions
@@ -394,12 +433,16 @@ class Engine:
         """
         self._ranks.require_all()
         try:
-            self.cache.advance_time(self._clock())
+            began = self._clock()
+            self.cache.advance_time(began)
             step = self._scheduler.schedule(only)
             self.last_step_ids = tuple(dict.fromkeys(row.branch.request.request_id for row in step.rows))
-            if only is None and self.has_unfinished and not step.rows and not step.preempted:
+            is_idle = not step.rows and not step.preempted and not self.num_loading
+            if only is None and self.has_unfinished and is_idle:
                 raise InvariantError("no unfinished request can be scheduled; this is a bug, please report it")
             chosen = self._compute(step)
+            if self.offload is not None:
+                self.offload.note_computed(step.num_known, self._clock() - began)
             return self._conclude(step, chosen)
         except BaseException:
             self._recover(keep_on_error)
@@ -448,7 +491,12 @@ class Engine:
         self._scheduler.moves.carry_out(self.kv_cache)
 
     def close(self) -> None:
-        """End the other ranks and the publisher of KV events, if there are any. A second call does nothing."""
+        """End the other ranks, the publisher of KV events and the tiers, if there are any. A second call does nothing.
+
+        What is being stored may take 5 seconds to end.
+        """
+        if self.offload is not None:
+            self.offload.close()
         self._ranks.close()
         if self.kv_events is not None:
             self.kv_events.close()
@@ -561,6 +609,12 @@ class Engine:
         if self.has_unfinished:
             number = len(self._scheduler.requests())
             raise InvalidArgument(f"{call}: {number} requests of add_request are unfinished; step them first")
+
+
+def _carry_out(runner: StepRunner, scheduler: Scheduler, plan: StepPlan) -> None:
+    """Move at once all that a plan moves to make room for what tiers bring, behind what waits already."""
+    scheduler.note_fill(plan)
+    runner.carry_out(scheduler.moves)
 
 
 def _forks(branch: Branch) -> bool:

@@ -108,6 +108,7 @@ class Request:
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
     num_cpu_cached_tokens: int = 0
+    num_tier_cached_tokens: int = 0
     misses: MissCauses | None = None
     session: str | None = None
 
@@ -126,6 +127,7 @@ class Request:
             num_preemptions=self.num_preemptions,
             num_cpu_cached_tokens=self.num_cpu_cached_tokens,
             misses=self.misses,
+            num_tier_cached_tokens=self.num_tier_cached_tokens,
         )
 
 

@@ -69,8 +69,8 @@ class GenerationResult:
 
     num_cached_tokens: prompt tokens whose keys and values the cache had, so that they were not computed again.
     num_preemptions: how often a sequence of it was preempted to make room for others. No token depends on it.
-    num_cpu_cached_tokens: those of the cached tokens that lay in the CPU pool. misses: its prompt's tokens by cause;
-    None without `track_misses`, and before it has run.
+    num_cpu_cached_tokens: those of the cached tokens that lay in the CPU pool. num_tier_cached_tokens: those that a
+    tier brought. misses: its prompt's tokens by cause; None without `track_misses`, and before it has run.
     """
 
     request_id: int
@@ -80,6 +80,7 @@ class GenerationResult:
     num_preemptions: int
     num_cpu_cached_tokens: int = 0
     misses: MissCauses | None = None
+    num_tier_cached_tokens: int = 0
 
     @property
     def text(self) -> str:

@@ -16,6 +16,8 @@ from ..arguments import shown
 from ..errors import InvalidArgument
 from ..storage import KVCache
 
+#: Objects on their way at most: small ones need no more.
+_MOST_ROWS = 2**16
 #: Tells whether a copy that was asked for is done.
 IsDone = Callable[[], bool]
 
@@ -46,7 +48,7 @@ class KVBlocks:
         #: Bytes of an object.
         self.object_bytes = sum(sizes) * place_bytes
         #: Objects that the buffers hold.
-        self.num_rows = buffer_bytes // self.object_bytes
+        self.num_rows = min(buffer_bytes // self.object_bytes, _MOST_ROWS)
         if self.num_rows < 2:
             raise InvalidArgument(
                 f"buffer_bytes is {buffer_bytes}; it must hold two objects of {self.object_bytes} bytes"

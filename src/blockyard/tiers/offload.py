@@ -84,8 +84,7 @@ class TierUse:
     def __post_init__(self) -> None:
         if not isinstance(self.tier, Tier):
             raise InvalidArgument(f"tier is {shown(self.tier)}; it must have the calls of a Tier")
-        if self.write not in WRITE_POLICIES:
-            raise InvalidArgument(f"write is {self.write!r}; it must be one of {', '.join(WRITE_POLICIES)}")
+        require_write_policy("write", self.write)
 
     def wants(self, name: bytes) -> bool:
         """Says whether an object that is computed or hit now is to be stored; notes that it was seen."""
@@ -413,7 +412,7 @@ class Offload:
             return prompt
         self.forget(key)
         keys = canonical_keys(extra_keys)
-        if spans_of(keys) or not self.cache.config.enable_prefix_caching:
+        if spans_of(keys):
             return None
         chain = NameChain(self._layout_now(), self._block_size, keys)
         self._prompts[key] = prompt = _Prompt(chain, self.cache.generation, self._clock())
@@ -682,9 +681,18 @@ class Offload:
         return np.stack(columns, axis=1)
 
 
+def require_write_policy(name: str, value: object) -> str:
+    """Return `value` if it is one of `WRITE_POLICIES`. Raises `InvalidArgument`."""
+    if value not in WRITE_POLICIES:
+        raise InvalidArgument(f"{name} is {shown(value)}; it must be one of {', '.join(WRITE_POLICIES)}")
+    return str(value)
+
+
 def require_offloadable(cache: KVCacheManager) -> None:
     """Raise `InvalidArgument` for a cache whose blocks an offload cannot name or fill yet."""
     config = cache.config
+    if not config.enable_prefix_caching:
+        raise InvalidArgument("enable_prefix_caching is False; tiers need it: what they bring is a prefix")
     if config.state_group is not None:
         raise InvalidArgument(f"tiers keep no states yet; groups has the state group {config.state_group.name!r}")
     for number, group in enumerate(config.layer_groups):

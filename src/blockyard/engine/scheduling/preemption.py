@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ...core.manager import KVCacheManager
 from ...errors import OutOfBlocks
 from ..moves import MoveQueue
 from ..options import Preemption
 from ..request import Branch
+
+if TYPE_CHECKING:
+    from ...tiers import Offload
 
 
 class Preemptor:
@@ -14,6 +19,8 @@ class Preemptor:
 
     def __init__(self, cache: KVCacheManager, way: Preemption, moves: MoveQueue) -> None:
         self._cache = cache
+        #: What is told of branches that give their blocks back; None without tiers.
+        self.offload: Offload | None = None
         self._way = way
         self._moves = moves
 
@@ -48,7 +55,9 @@ class Preemptor:
         self.forget(branch)
 
     def forget(self, branch: Branch) -> None:
-        """Give a branch's blocks and its row back, wherever they are. O(blocks)."""
+        """Give a branch's blocks and its row back, wherever they are, and what tiers bring for it. O(blocks)."""
+        if self.offload is not None:
+            self.offload.forget(branch)
         if branch.seq >= 0:
             self._cache.free(branch.seq)
         branch.seq, branch.is_swapped = -1, False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,11 @@ from .preemption import Preemptor
 from .prefixes import CpuHits, PrefixesInProgress
 from .step import ScheduledStep, StepRow
 
+if TYPE_CHECKING:
+    from ...tiers import Offload
+
+#: Waiting branches that tiers are asked about ahead of their turn.
+_MOST_PREFETCHED = 64
 #: Steps of waiting that one level of priority is worth.
 STEPS_PER_PRIORITY = 256
 
@@ -34,10 +40,13 @@ class Scheduler:
     When a running sequence gets no block, drafts are dropped first; then one that goes after it is preempted
     (`preemption`) and waits in its old place.
 
+    With tiers, a prompt whose blocks are on their way from one is passed by others until they are there, or would have
+    been computed.
+
     Nothing starves. `CacheLimits` refuses what would not fit an empty cache; none is admitted past the one that is
-    next, unless that one waits for a prefix that a running one computes; and none is preempted for one that goes after
-    it. A priority counts as `STEPS_PER_PRIORITY` steps of waiting for each level, so that a stream of urgent requests
-    holds a patient one up for so long and no longer. The order of two requests never changes.
+    next, unless that one waits for a prefix that a running one computes or a tier brings; and none is preempted for one
+    that goes after it. A priority counts as `STEPS_PER_PRIORITY` steps of waiting for each level, so that a stream of
+    urgent requests holds a patient one up for so long and no longer. The order of two requests never changes.
     """
 
     def __init__(
@@ -47,6 +56,9 @@ class Scheduler:
         self.running: list[Branch] = []
         self.num_preemptions = 0
         self.moves = MoveQueue()
+        self.offload: Offload | None = None
+        #: Branches that the last step left waiting for a tier.
+        self.num_loading = 0
         self.cpu_hits = CpuHits(cache)
         self.limits = CacheLimits(cache.config, max_num_batched_tokens)
         self._cache = cache
@@ -54,6 +66,11 @@ class Scheduler:
         self._preemptor = Preemptor(cache, preemption, self.moves)
         self._num_steps = 0
         self._deferred: set[int] = set()
+        self._filling: Branch | None = None
+
+    def use(self, offload: Offload | None) -> None:
+        """Give it the tiers, which store what is computed and bring what requests begin with; None for none."""
+        self.offload = self._preemptor.offload = offload
 
     # Requests.
 
@@ -120,6 +137,9 @@ class Scheduler:
         step = ScheduledStep()
         self._num_steps += 1
         self._deferred.clear()
+        self.num_loading = 0
+        if self.offload is not None:
+            self.offload.poll()
         self._reserve(step, only)
         # Who was preempted a moment ago would come straight back and take the blocks that were made free.
         if not step.preempted and self._admit(step.num_known, only):
@@ -133,6 +153,9 @@ class Scheduler:
         The last token of a list is known and not computed. An empty list: nothing follows, or a branch that ended.
         """
         counts = [row.count + max(len(new) - 1, 0) for row, new in zip(step.rows, new_tokens, strict=True)]
+        if self.offload is not None:
+            for row, before, count in zip(step.rows, step.num_computed.tolist(), counts, strict=True):
+                self.offload.save(row.branch, row.branch.seq, row.branch.token_ids, before + count)
         self._cache.commit([row.branch.seq for row in step.rows], counts, _padded(new_tokens))
 
     def fork(self, request: Request, first_tokens: list[int]) -> None:
@@ -143,6 +166,8 @@ class Scheduler:
         for branch, seq in zip(others, children, strict=True):
             branch.seq = seq
             bisect.insort(self.running, branch, key=_rank)
+        if self.offload is not None:
+            self.offload.fork(first, others)
         self._cache.append([branch.seq for branch in request.branches], first_tokens)
         request.is_forked = True
 
@@ -226,17 +251,49 @@ class Scheduler:
             return False
         budget, num_before = self.max_num_batched_tokens - num_scheduled, len(self.running)
         prefixes = PrefixesInProgress(self._cache, [branch for branch in self.running if _takes_part(branch, only)])
-        for branch in [branch for branch in self.waiting if _takes_part(branch, only)]:
+        waiting = [branch for branch in self.waiting if _takes_part(branch, only)]
+        for place, branch in enumerate(waiting):
             if budget > 0 and prefixes.should_wait(branch):
                 self._deferred.add(branch.request.request_id)
                 continue
+            if self._is_loading(branch, only is None):
+                continue
             if budget <= 0 or not self._start(branch):
+                for other in waiting[place + 1 : _MOST_PREFETCHED]:
+                    self._is_loading(other, only is None)
                 break
             self.waiting.remove(branch)
             bisect.insort(self.running, branch, key=_rank)
+            self._fill(branch)
             prefixes.note(branch)
             budget -= len(branch.token_ids) - self._cache.num_computed_tokens(branch.seq)
         return len(self.running) > num_before
+
+    def _is_loading(self, branch: Branch, may_load: bool) -> bool:
+        """Says whether blocks of a waiting branch are on their way from a tier, which is asked for them.
+
+        may_load: False where none is waited for, because only some requests take part in the step.
+        """
+        if self.offload is None or branch.is_swapped:
+            return False
+        is_loading = self.offload.prepare(branch, branch.token_ids, branch.request.extra_keys, may_load=may_load)
+        self.num_loading += is_loading
+        return is_loading
+
+    def _fill(self, branch: Branch) -> None:
+        """Count what a tier has brought for a branch that was just started as computed."""
+        if self.offload is not None:
+            self._filling = branch
+            num_tokens = self.offload.fill(branch, branch.seq)
+            self._filling = None
+            if branch.request.num_cached_tokens is None:
+                branch.request.num_tier_cached_tokens += num_tokens
+
+    def note_fill(self, plan: StepPlan) -> None:
+        """Note what a plan moves that was made to fill the blocks of a branch from a tier."""
+        self.moves.note(plan)
+        if self._filling is not None:
+            self.cpu_hits.note(plan, [self._filling])
 
     def _start(self, branch: Branch) -> bool:
         """Give a waiting branch its row and blocks, if there are any."""

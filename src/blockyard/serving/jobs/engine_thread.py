@@ -277,6 +277,7 @@ class EngineThread:
         else:
             self._note_started(began)
             self._hand_out(report)
+            self._engine.pause_for_tiers(report)
 
     def _note_started(self, began: float) -> None:
         """The requests of the step that has just been made wait no longer."""
