@@ -7,6 +7,7 @@ import os
 import sys
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,9 @@ def run_fleet_serve(options: argparse.Namespace) -> int:
     require_int("--resumes", options.resumes, 0, MAX_RESUMES)
     threads = max((os.cpu_count() or 1) // options.replicas, 1) if options.threads is None else options.threads
     require_int("--threads", threads, 1, 1024)
+    if options.device == "cpu" and options.num_blocks is None and options.kv_cache_memory_bytes is None:
+        options.kv_cache_memory_bytes = str(CPU_KV_BYTES)  # each would take it, and none sees the others
     arguments = engine_arguments(options)
-    if options.device == "cpu" and arguments["num_blocks"] is None and arguments["kv_cache_memory_bytes"] is None:
-        arguments["kv_cache_memory_bytes"] = CPU_KV_BYTES  # each would take it, and none sees the others
     api_key = api_key_of(options)
     require_origins(options.cors_origin)
     require_hosts(options.allowed_host)
@@ -105,7 +106,8 @@ def _serve(
         memory.require_room(available_bytes())
         _say(f"{options.replicas} replicas of {threads} threads take up to {_gib(memory.total)} GiB, Ray included")
     capacity = options.replicas * options.max_num_seqs + limits.max_waiting
-    plan = ReplicaPlan(str(folder), name, options.dtype, options.device, threads, capacity, arguments)
+    asked = partial(engine_arguments, options)
+    plan = ReplicaPlan(str(folder), name, options.dtype, options.device, threads, capacity, asked)
     with replicas_here(plan, options.replicas, options.cost, options.silence) as (handle, model):
         return _listen(options, name, limits, api_key, sockets, handle, model, tokenizer)
 

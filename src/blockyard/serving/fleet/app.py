@@ -112,7 +112,10 @@ def check_routes(handle: Any, fleet: SharedFleet, recent: deque[NDArray[np.int32
         prompts = list(recent)
         answer: dict[str, Any] = {}
         for _ in range(10):  # events are on their way for some milliseconds
-            answer = await _compared(handle, fleet, prompts)
+            try:
+                answer = await _compared(handle, fleet, prompts)
+            except Exception as error:  # a replica that has just died, say
+                answer = {"ok": False, "error": f"{type(error).__name__}: {error}"[:500]}
             if answer["ok"]:
                 break
             await asyncio.sleep(0.2)

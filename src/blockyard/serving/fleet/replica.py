@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,10 @@ EVENTS_BEAT = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
-    """Says what a replica is made of. threads: torch's. capacity: its queue. arguments: of `Engine.from_pretrained`."""
+    """Says what a replica is made of. threads: torch's. capacity: its queue.
+
+    arguments: returns those of `Engine.from_pretrained`, in the replica's process: what they open belongs to it.
+    """
 
     path: str
     model_name: str
@@ -39,7 +42,7 @@ class ReplicaPlan:
     device: str
     threads: int
     capacity: int
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: Callable[[], dict[str, Any]]
 
 
 class Replica:
@@ -103,7 +106,7 @@ class EngineReplica(Replica):
 
         torch.set_num_threads(plan.threads)
         events = {"endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*", "heartbeat": EVENTS_BEAT}
-        arguments = {**plan.arguments, "kv_events": events}
+        arguments = {**plan.arguments(), "kv_events": events}
         engine = Engine.from_pretrained(plan.path, dtype=getattr(torch, plan.dtype), device=plan.device, **arguments)
         super().__init__(engine, plan.capacity, plan.model_name)
         assert engine.kv_events is not None
