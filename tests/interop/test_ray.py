@@ -67,6 +67,23 @@ def test_one_that_ends_while_it_starts_leaves_nothing(tmp_path: Path, number: in
     wait_until(lambda: are_gone(ours))
 
 
+def test_a_new_replica_begins_warm_where_a_tier_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("xxhash")
+    kept = tmp_path / "kept"
+    options = ["--replicas", "1", "--num-blocks", "200", "--check-endpoint", "--tier", f"file:{kept},bytes=1GiB"]
+    with running_fleet(tiny_folder(tmp_path), *options, "--tier-buffer", "64MiB") as fleet:
+        fields = {"prompt": "A long beginning. " * 12, "max_tokens": 8, "temperature": 0}
+        _, _, first = fleet.post("/v1/completions", **fields)
+        assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        num_blocks = first["usage"]["prompt_tokens"] // 16
+        wait_until(lambda: sum(path.is_file() for path in (kept / "objects").rglob("*")) >= num_blocks)
+        (process,) = fleet.check()["replicas"].values()
+        os.kill(process, signal.SIGKILL)
+        _, _, second = fleet.post("/v1/completions", **fields)  # it waits for the new one
+        assert second["choices"] == first["choices"]
+        assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 16 * (num_blocks - 1)
+
+
 def test_no_port_is_open_to_other_machines(tmp_path: Path) -> None:
     with running_fleet(tiny_folder(tmp_path), "--num-blocks", "200") as fleet:
         found = {}

@@ -33,7 +33,7 @@ BASE_BYTES, REPLICA_BYTES = 1100 * 2**20, 450 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class FleetMemory:
-    """Bytes that a fleet on CPUs takes. weights, pool: of each replica."""
+    """Bytes that a fleet on CPUs takes. weights, pool: of each replica; buffers of swap and tiers count as pool."""
 
     num_replicas: int
     weights: int
@@ -49,8 +49,8 @@ class FleetMemory:
         if available is not None and self.total > available:
             raise InvalidArgument(
                 f"--replicas is {self.num_replicas}; each takes {_gib(REPLICA_BYTES)} GiB and {_gib(self.weights)} of "
-                f"weights and {_gib(self.pool)} of keys and values, Ray and this process {_gib(BASE_BYTES)}: "
-                f"{_gib(self.total)} together, and the machine has {_gib(available)} left"
+                f"weights and {_gib(self.pool)} of keys and values, buffers included, Ray and this process "
+                f"{_gib(BASE_BYTES)}: {_gib(self.total)} together, and the machine has {_gib(available)} left"
             )
 
 
@@ -67,6 +67,8 @@ def run_fleet_serve(options: argparse.Namespace) -> int:
     if options.device == "cpu" and options.num_blocks is None and options.kv_cache_memory_bytes is None:
         options.kv_cache_memory_bytes = str(CPU_KV_BYTES)  # each would take it, and none sees the others
     arguments = engine_arguments(options)
+    for use in arguments.get("tiers", ()):  # each replica opens its own
+        use.tier.close()
     api_key = api_key_of(options)
     require_origins(options.cors_origin)
     require_hosts(options.allowed_host)
@@ -159,7 +161,7 @@ def memory_of(folder: Path, options: argparse.Namespace, arguments: dict[str, An
     weights = sum(file.stat().st_size for file in files) * dtype_bytes("--dtype", options.dtype) // stored
     pool: int = arguments["kv_cache_memory_bytes"] or arguments["num_blocks"] * spec.bytes_per_block
     swap = arguments["swap_space_bytes"] or arguments["num_cpu_blocks"] * spec.bytes_per_block
-    return FleetMemory(options.replicas, weights, pool + swap)
+    return FleetMemory(options.replicas, weights, pool + swap + arguments.get("tier_buffer_bytes", 0))
 
 
 def _say(message: str) -> None:
