@@ -165,7 +165,7 @@ class CacheConfig:
     )
 
     state_places: tuple[str, ...] = field(
-        default=("junction", "ends", "pow2"), metadata=_about("boundaries at which states are kept")
+        default=("junction", "ends", "pow2"), metadata=_about("boundaries at which states are kept", engine=True)
     )
     state_order: str = field(
         default="index", metadata=_about(f"which state goes first: {', '.join(STATE_ORDERS)}", engine=True)

@@ -42,8 +42,15 @@ def test_models_that_are_served_pass_at_any_length(shape: str) -> None:
 
 @pytest.mark.parametrize("name", ["zaya", "doge"])
 def test_a_state_and_a_learned_mask_fail_the_trial(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With every refusal by name or by structure left out."""
-    for check in ("refuse_unknown_fields", "require_plain_cache", "require_plain_mask", "require_same_window"):
+    """With every refusal by name or by structure left out, and states unknown."""
+    names = (
+        "refuse_unknown_fields",
+        "require_known_cache",
+        "require_plain_mask",
+        "require_same_window",
+        "learn_states",
+    )
+    for check in names:
         monkeypatch.setattr(probe_module, check, lambda *_: None)
     with pytest.raises(ModelError, match=r"computes other logits in the engine's steps .* at token \d+ of a prompt"):
         tried(small_architecture(name))
@@ -293,29 +300,16 @@ def test_layers_that_call_attention_twice_are_refused() -> None:
         Engine(small_architecture("diffllama"), num_blocks=8)
 
 
-def test_a_state_beside_the_attention_of_every_layer_is_refused() -> None:
-    config = transformers.FalconH1Config(
-        vocab_size=128,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        mamba_d_ssm=128,
-        mamba_n_heads=8,
-        mamba_d_head=16,
-        mamba_n_groups=1,
-        mamba_d_state=8,
-    )
-    model = small_model(transformers.FalconH1ForCausalLM, config)
-    with pytest.raises(ModelError, match=r"config has mamba_\w+ = \w+: its layers keep a state"):
-        Engine(model, num_blocks=8)
+def test_a_state_that_transformers_cache_does_not_keep_is_refused_by_its_field() -> None:
+    with pytest.raises(
+        ModelError, match=r"config has \w*(conv|rnn|lru)\w* = .*: its layers keep a state, and transformers"
+    ):
+        Engine(small_architecture("recurrent_gemma"), num_blocks=8, max_model_len=64)
 
 
 def test_what_transformers_own_cache_keeps_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe_module, "refuse_unknown_fields", lambda *_: None)
-    with pytest.raises(ModelError, match=r"generate\(\) keeps a LinearAttention\w* for layer 0"):
-        learn_shape(BorrowedModel(small_architecture("qwen3_next")))
+    with pytest.raises(ModelError, match=r"generate\(\) keeps a DynamicIndexedLayer for layer 0"):
+        learn_shape(BorrowedModel(small_architecture("deepseek_v32")))
     with pytest.raises(ModelError, match="not causal attention over the last 13 tokens"):
         learn_shape(BorrowedModel(small_architecture("moshi")))

@@ -22,15 +22,24 @@ granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense hunyuan_v1_mo
 jetmoe laguna llama longcat_flash mellum minicpm3 minimax_m2 ministral ministral3 mistral mixtral
 modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phi4_multimodal phimoe
 qwen2 qwen2_moe qwen3 qwen3_moe roc_bert seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma youtu
+bamba falcon_h1 granitemoehybrid jamba kimi_linear lfm2 lfm2_moe nemotron_h olmo_hybrid qwen3_5 qwen3_5_moe
+qwen3_next zamba2 zaya
 """
 SERVED = frozenset(_SERVED.split())
 #: What the default config of an architecture lacks, or needs to be one that generates.
 _DEFAULTS: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [9, 18, 27]},
     "deepseek_v2": {"topk_method": "greedy", "num_experts_per_tok": 2, "n_routed_experts": 4, "head_dim": 64},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "falcon_h1": {"mamba_n_heads": 8},
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention"] * 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "ministral": {"head_dim": 16},
     "nemotron": {"num_key_value_heads": 8},

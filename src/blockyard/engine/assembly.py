@@ -42,15 +42,18 @@ class EngineParts:
 def assemble(model: Any, options: EngineOptions, ranks: Ranks) -> EngineParts:
     """Make the parts of rank 0, in step with the other ranks. Raises what `Engine` raises."""
     whole = BorrowedModel(model)
-    borrowed, shape = ranks.join(whole, probe_model(whole, options.max_model_len), options.block_size)
+    probed = probe_model(whole, options.max_model_len)
+    ranks.require_servable(probed)
+    borrowed, shape = ranks.join(whole, probed, options.block_size)
     spec = shape.spec(options.block_size, borrowed.dtype)
-    config = options.config(spec, shape.max_model_len)
+    config = options.config(shape, spec)
     options.require_valid()
+    options.require_servable(shape)
     preemption = Preemption.parse(options.preemption, config.num_cpu_blocks)
     tensors = shape.tensors(spec, borrowed.dtype, borrowed.device)
 
     def runner_on(kv_cache: KVCache) -> ModelRunner:
-        return ModelRunner(borrowed, kv_cache, shape, options.attention_backend)
+        return ModelRunner(borrowed, kv_cache, shape, options.attention_backend, config.max_num_seqs)
 
     utilization = options.gpu_memory_utilization
     finder = MemoryFinder(spec, config, tensors, runner_on, weights_bytes(borrowed.model), utilization)

@@ -13,9 +13,11 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 from ..errors import InvalidArgument, ModelError
-from .attention.interface import Attend
+from .attention.interface import Attend, InOrder
 from .attention.latent import LATENT, attend_latent, compress, expand, is_compressed, latent_layers
 from .checks.masks import PROBE_NAME
+from .states.learning import StateShape
+from .states.mixing import MixerForward, StateStep, mixing
 
 ATTENTION_NAME = "blockyard"
 
@@ -80,6 +82,8 @@ class BorrowedModel:
     Under a name of its own, transformers builds no attention mask for it. Afterwards the model computes as before,
     so that `model.generate()` works between the steps of an engine. Raises `InvalidArgument` for what is no model of
     transformers, `ModelError` for one without weights or without position_ids.
+
+    `states` is None, or what the model keeps beside keys and values: then its modules take their states from the step.
     """
 
     def __init__(self, model: Any) -> None:
@@ -99,18 +103,30 @@ class BorrowedModel:
                 f"in one row"
             )
         self._selects_logits = "logits_to_keep" in arguments
+        self.states: StateShape | None = None
+        #: Modules that run as the engine's, and a forward of their own, if they had one.
+        self._mixers: list[tuple[Any, Any]] = []
         self._latent_layers = latent_layers(model)
         self._attention_name = ATTENTION_NAME
         self._depth = 0
         self._own_attention = ""
 
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, kept: torch.Tensor, attend: Attend
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kept: torch.Tensor,
+        attend: Attend,
+        states: StateStep | None = None,
     ) -> torch.Tensor:
-        """Logits (len(kept), vocabulary) behind the tokens at `kept`, for tokens and positions of shape (1, T)."""
+        """Logits (len(kept), vocabulary) behind the tokens at `kept`, for tokens and positions of shape (1, T).
+
+        states: those of the step, of a model that keeps some.
+        """
         kept = kept.to(self.device)
         selection = {"logits_to_keep": kept} if self._selects_logits else {}
-        with torch.inference_mode(), attending(attend):
+        numbered = attend if self.states is None else InOrder(attend)
+        with torch.inference_mode(), attending(numbered), mixing(states):
             output = self.model(input_ids=token_ids, position_ids=positions, use_cache=False, **selection)
         logits: torch.Tensor = output.logits[0]
         return logits if self._selects_logits else logits[kept]
@@ -130,6 +146,7 @@ class BorrowedModel:
             self._own_attention = self.model.config._attn_implementation
             self.model.set_attn_implementation(self._attention_name)
             compress(self._latent_layers)
+            self._take_mixers()
         self._depth += 1
         return self
 
@@ -139,4 +156,20 @@ class BorrowedModel:
         self._depth -= 1
         if self._depth == 0:
             expand(self._latent_layers)
+            self._give_back_mixers()
             self.model.set_attn_implementation(self._own_attention)
+
+    def _take_mixers(self) -> None:
+        """Have each mixer run as the engine's, unless it does so for another engine already."""
+        for mixer in () if self.states is None else self.states.mixers:
+            module = self.model.get_submodule(mixer.name)
+            if not isinstance(module.forward, MixerForward):
+                self._mixers.append((module, module.__dict__.get("forward")))
+                module.forward = MixerForward(mixer, module.forward)
+
+    def _give_back_mixers(self) -> None:
+        for module, forward in self._mixers:
+            del module.forward
+            if forward is not None:
+                module.forward = forward
+        self._mixers.clear()

@@ -7,14 +7,14 @@ import numpy.typing as npt
 
 from ..core.plan import StepPlan, SwapPlan
 from ..errors import ModelError
-from ..storage import KVCache, MoveLists
+from ..storage import KVCache, MoveLists, SlotLists, StateSlots
 
 
 class MoveQueue:
     """Moves that were decided and not yet carried out."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[SwapPlan, MoveLists]] = []
+        self._waiting: list[tuple[SwapPlan, MoveLists | SlotLists]] = []
         self._is_broken = False
         #: What swap_ins fill since moves were last carried out, and whether they have been.
         self._loads: list[npt.NDArray[np.int32]] = []
@@ -32,13 +32,19 @@ class MoveQueue:
         for lists in lists_of(plan):
             self._waiting.append((plan, lists))
             self._loads.append(plan.swap_ins[:, 1])
+        if isinstance(plan, StepPlan):
+            slots = SlotLists.of(plan.states)
+            if slots.has_any:
+                self._waiting.append((plan, slots))
 
     def loading(self) -> npt.NDArray[np.int32]:
         """The blocks that the latest step's swap_ins fill, or those of the next one, int32 (n,). O(n)."""
         return np.concatenate(self._loads) if self._loads else np.empty(0, np.int32)
 
-    def carry_out(self, kv_cache: KVCache) -> None:
+    def carry_out(self, kv_cache: KVCache, slots: StateSlots | None = None) -> None:
         """Move all that waits, on CUDA beside the computing (`KVCache.start_moves`). O(blocks).
+
+        slots: the states of a hybrid model, which plans move behind blocks.
 
         Once that broke half-way it is not tried again, and raises until `clear`: the same moves a second time could
         save, as an old block, what the first time has put in its place.
@@ -47,7 +53,11 @@ class MoveQueue:
             raise ModelError("block moves broke half-way; what they moved is not known")
         while self._waiting:
             self._is_broken = True
-            kv_cache.start_moves(self._waiting[0][1])
+            _, moves = self._waiting[0]
+            if isinstance(moves, MoveLists):
+                kv_cache.start_moves(moves)
+            elif slots is not None:
+                slots.move(moves)
             self._is_broken = False
             self._waiting.pop(0)
         self._is_carried = True

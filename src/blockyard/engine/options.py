@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..arguments import require_int, require_str
 from ..config import CACHE_OPTIONS, CacheConfig
@@ -19,6 +19,9 @@ from ..sizing.memory import require_utilization
 from ..sizing.spec import MAX_BYTES
 from .decoding.speculation import PromptLookup, require_speculation
 from .memory.account import kv_blocks, swap_blocks
+
+if TYPE_CHECKING:
+    from .shape import KVShape
 
 #: What `attention_backend` may be, in order of preference; "auto" is the first that can serve.
 BACKEND_NAMES = ("auto", "flash_attention_3", "flashinfer", "flash_attention_2", "torch_varlen", "sdpa")
@@ -93,6 +96,7 @@ class EngineOptions:
     def require_valid_without_a_model(self) -> None:
         """Raise `InvalidArgument` for all that is wrong whatever the model is."""
         CacheConfig(
+            num_blocks=_FEWEST if self.num_blocks is None else self.num_blocks,
             block_size=self.block_size,
             max_model_len=1 if self.max_model_len is None else self.max_model_len,
             **self._cache_fields(self.num_cpu_blocks),
@@ -100,19 +104,27 @@ class EngineOptions:
         self.require_valid()
         Preemption.parse(self.preemption, self.num_cpu_blocks or self.swap_space_bytes)
 
-    def config(self, spec: KVCacheSpec, max_model_len: int) -> CacheConfig:
+    def config(self, shape: KVShape, spec: KVCacheSpec) -> CacheConfig:
         """The cache's, as far as it is known before its size is."""
         num_cpu_blocks = swap_blocks(self.swap_space_bytes, self.num_cpu_blocks, spec)
-        config = spec.cache_config(max_model_len=max_model_len, **self._cache_fields(num_cpu_blocks))
+        fields = {"max_model_len": shape.max_model_len, **self._cache_fields(num_cpu_blocks)}
+        config = shape.cache_config(spec, self.num_blocks, **fields)
         if self.kv_cache_memory_bytes is None:
             return config
         self._require_one_size()
         return replace(config, num_blocks=kv_blocks(self.kv_cache_memory_bytes, spec))
 
+    def require_servable(self, shape: KVShape) -> None:
+        """Raise `InvalidArgument` for what cannot be done with the states of a model that keeps some."""
+        if shape.states is not None and self.speculation is not None:
+            raise InvalidArgument(
+                "speculation is given for a model whose layers keep a state, which cannot be set back to the drafts "
+                "that the model confirms; leave it out"
+            )
+
     def _cache_fields(self, num_cpu_blocks: int) -> dict[str, Any]:
         """The fields of the config that no model has a say in."""
         return {
-            "num_blocks": _FEWEST if self.num_blocks is None else self.num_blocks,
             "max_num_seqs": self.max_num_seqs,
             "num_cpu_blocks": num_cpu_blocks,
             "enable_prefix_caching": self.enable_prefix_caching,

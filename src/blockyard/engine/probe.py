@@ -13,11 +13,20 @@ import torch
 from ..arguments import reason, require_int
 from ..config import MAX_MODEL_LEN
 from ..errors import ModelError
+from .attention.interface import Attend, InOrder
 from .attention.softmax import Extras
 from .borrowing import ATTENTION_NAME, BorrowedModel
-from .checks.masks import NUM_PROBE_TOKENS, own_windows, require_plain_cache, require_plain_mask, require_same_window
+from .checks.masks import (
+    NUM_PROBE_TOKENS,
+    keeps_states,
+    own_windows,
+    require_known_cache,
+    require_plain_mask,
+    require_same_window,
+)
 from .checks.trial import OWN_LENGTH, SMALL_LENGTH, can_afford, require_equal_logits, small_config, small_model
 from .shape import KVShape
+from .states.learning import learn_states
 
 
 def probe_model(borrowed: BorrowedModel, max_model_len: int | None = None) -> KVShape:
@@ -76,11 +85,13 @@ def learn_shape(borrowed: BorrowedModel, max_model_len: int | None = None) -> KV
     config = model.config.get_text_config(decoder=True)
     limit = _max_model_len(config, max_model_len)
     refuse_unknown_fields(config, limit)
-    require_plain_cache(config)
-    seen = _run_tokens(borrowed)
-    _require_all_layers(seen, config, type(model).__name__)
-    layer = seen.layers[0]
+    require_known_cache(config)
     kept = own_windows(config)
+    borrowed.states = None  # what it runs here are its own modules
+    seen = _run_tokens(borrowed, is_hybrid=keeps_states(config))
+    num_layers = len(kept) if keeps_states(config) else int(config.num_hidden_layers)
+    _require_all_layers(seen, num_layers, type(model).__name__)
+    layer = seen.layers[0]
     windows = []
     for index, other in sorted(seen.layers.items()):
         _require_alike(index, other, layer)
@@ -88,6 +99,7 @@ def learn_shape(borrowed: BorrowedModel, max_model_len: int | None = None) -> KV
         require_plain_mask(index, other.others["attention_mask"], window, limit)
         require_same_window(index, kept.get(index, window), window, limit)
         windows.append(window)
+    borrowed.states = learn_states(model, borrowed.device) if keeps_states(config) else None
     return KVShape(
         num_layers=len(seen.layers),
         num_kv_heads=layer.key_shape[1],
@@ -98,6 +110,7 @@ def learn_shape(borrowed: BorrowedModel, max_model_len: int | None = None) -> KV
         eos_token_ids=_eos_token_ids(model),
         windows=tuple(windows),
         extras=frozenset().union(*(other.extras.names for other in seen.layers.values())),
+        states=borrowed.states,
     )
 
 
@@ -143,13 +156,14 @@ class _Recorder:
         return attended.repeat_interleave(query.shape[0] // attended.shape[1], dim=1)
 
 
-def _run_tokens(borrowed: BorrowedModel) -> _Recorder:
+def _run_tokens(borrowed: BorrowedModel, is_hybrid: bool) -> _Recorder:
     recorder = _Recorder()
+    attend: Attend = InOrder(recorder) if is_hybrid else recorder
     tokens = torch.zeros((1, NUM_PROBE_TOKENS), dtype=torch.int64, device=borrowed.device)
     positions = torch.arange(NUM_PROBE_TOKENS, device=borrowed.device)[None]
     try:
         with borrowed.probing():
-            borrowed.forward(tokens, positions, torch.zeros(1, dtype=torch.int64), recorder)
+            borrowed.forward(tokens, positions, torch.zeros(1, dtype=torch.int64), attend)
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
         raise ModelError(
             f"{type(borrowed.model).__name__} could not run a token through attention of our own: "
@@ -158,12 +172,15 @@ def _run_tokens(borrowed: BorrowedModel) -> _Recorder:
     return recorder
 
 
-def _require_all_layers(seen: _Recorder, config: Any, name: str) -> None:
-    num_layers = int(config.num_hidden_layers)
+def _require_all_layers(seen: _Recorder, num_layers: int, name: str) -> None:
+    if num_layers == 0:
+        raise ModelError(
+            f"{name} has states alone, and no layer with keys and values; the engine needs one beside them"
+        )
     if sorted(seen.layers) != list(range(num_layers)):
         raise ModelError(
-            f"{name} has {num_layers} layers, of which {len(seen.layers)} use transformers' attention interface "
-            f"(registered as '{ATTENTION_NAME}'); the engine needs all of them to"
+            f"{name} has {num_layers} layers that keep keys and values, of which {len(seen.layers)} use transformers' "
+            f"attention interface (registered as '{ATTENTION_NAME}'); the engine needs all of them to"
         )
 
 
@@ -209,6 +226,8 @@ def _eos_token_ids(model: Any) -> frozenset[int]:
 
 #: Kinds of layers that keep keys and values of all tokens or of a window, and nothing else.
 _KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention", "attention", "chunked_attention"}
+#: Kinds that keep a state, beside keys and values or alone, and those that keep nothing in a model that has states.
+_STATE_LAYER_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mlp", "moe"}
 #: Rotary embeddings whose frequencies follow the longest sequence of a batch: cached keys would go stale.
 _MOVING_ROPE_TYPES = {"dynamic", "longrope"}
 #: Fields of layers that keep a state: of a recurrence, a convolution or linear attention.
@@ -240,9 +259,10 @@ def refuse_unknown_fields(config: Any, max_model_len: int) -> None:
         known, meaning = _MASK_FIELDS.get(name, ((value,), ""))
         if value not in known:
             raise ModelError(f"the model's config has {name} = {value!r}: {meaning}, which the engine does not compute")
-        if _STATE_FIELD.search(name) and value is not False and value != []:
+        if _STATE_FIELD.search(name) and value is not False and value != [] and not keeps_states(config):
             raise ModelError(
-                f"the model's config has {name} = {value!r}: its layers keep a state, the engine keeps none"
+                f"the model's config has {name} = {value!r}: its layers keep a state, and transformers' cache for it "
+                f"keeps none, so that the engine cannot either"
             )
     _refuse_layer_types(given.get("layer_types") or ())
     _refuse_chunks(given.get("attention_chunk_size"), max_model_len)
@@ -252,7 +272,7 @@ def refuse_unknown_fields(config: Any, max_model_len: int) -> None:
 
 def _refuse_layer_types(kinds: Any) -> None:
     for layer, kind in enumerate(kinds):
-        if kind not in _KNOWN_LAYER_TYPES:
+        if kind not in _KNOWN_LAYER_TYPES | _STATE_LAYER_TYPES:
             raise ModelError(
                 f"the model's layer_types[{layer}] is {kind!r}, a kind of layer that the engine does not know"
             )

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from ..core.plan import StepPlan
 from ..groups import LayerGroup
-from ..storage import KVCache
+from ..storage import KVCache, StateSlots
 from .attention.backends import select_backend
 from .attention.context import ContextBackend
 from .attention.interface import AttentionBackend, GroupRows, IntArray, StepShape
 from .borrowing import BorrowedModel
 from .moves import MoveQueue
 from .shape import KVShape
+from .states.mixing import StateStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,17 @@ class StepRunner(Protocol):
 
 
 class ModelRunner:
-    """Carries out steps on one model and one KV cache."""
+    """Carries out steps on one model and one KV cache.
 
-    def __init__(self, borrowed: BorrowedModel, kv_cache: KVCache, shape: KVShape, attention_backend: str) -> None:
+    max_num_seqs: sequences that run at once: as many states are kept, of a model that has some, in `slots`.
+    """
+
+    def __init__(
+        self, borrowed: BorrowedModel, kv_cache: KVCache, shape: KVShape, attention_backend: str, max_num_seqs: int = 1
+    ) -> None:
         self._borrowed = borrowed
+        self._states = shape.states
+        self.slots = None if shape.states is None else StateSlots(max_num_seqs, shape.states.tensors, kv_cache)
         self._kv_cache = kv_cache
         self._backend: AttentionBackend
         if shape.context is None:
@@ -99,20 +107,38 @@ class ModelRunner:
 
     def run(self, batch: ForwardBatch, moves: MoveQueue) -> torch.Tensor:
         """Move blocks, then compute the batch; returns logits (kept, vocabulary), in the order of its rows."""
-        moves.carry_out(self._kv_cache)
+        moves.carry_out(self._kv_cache, self.slots)
         return self.compute(batch)
 
     def carry_out(self, moves: MoveQueue) -> None:
         """Move blocks, and compute nothing."""
-        moves.carry_out(self._kv_cache)
+        moves.carry_out(self._kv_cache, self.slots)
 
     def compute(self, batch: ForwardBatch) -> torch.Tensor:
         """As `run`, where no blocks are to be moved."""
         attend = self._backend.begin(batch.shape)
+        states = self._begin_states(batch)
         with self._borrowed:
-            return self._borrowed.forward(
-                self._row(batch.token_ids), self._row(batch.positions), torch.from_numpy(batch.kept), attend
+            logits = self._borrowed.forward(
+                self._row(batch.token_ids), self._row(batch.positions), torch.from_numpy(batch.kept), attend, states
             )
+        self._end_states(batch, states)
+        return logits
+
+    def _begin_states(self, batch: ForwardBatch) -> StateStep | None:
+        """Return the states of a step; without a plan every sequence has the slot of its place."""
+        if self._states is None or self.slots is None:
+            return None
+        num_seqs = len(batch.shape.num_computed)
+        slots = np.arange(num_seqs) if batch.plan is None else batch.plan.rows
+        return StateStep(self._states, self.slots, slots, batch.shape.num_computed, batch.shape.num_scheduled)
+
+    def _end_states(self, batch: ForwardBatch, states: StateStep | None) -> None:
+        """Keep the states that the plan says to keep."""
+        if states is not None and self.slots is not None:
+            states.finish()
+            if batch.plan is not None:
+                self.slots.save(batch.plan.states.saves, batch.plan.states.save_blocks)
 
     def _row(self, values: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(values)[None].to(self._borrowed.device)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from ..config import CacheConfig
+from ..groups import LayerGroup
 from ..sizing import AttentionLayer, KVCacheSpec, Shard
 from .attention.context import ContextRank
 from .attention.latent import LATENT
+from .states.learning import StateShape
+
+#: Blocks of a config whose number is not found yet: the least that there can be.
+_FEWEST = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +26,8 @@ class KVShape:
     its own included; 0 for all. extras: what its attention asks for beside scaled dot products (`Extras.names`); with
     "latent", keys are latent vectors and values rotated keys, one head that serves all. shard: the rank whose part of
     the heads is kept, where ranks share them; None for all of num_kv_heads. context: the rank whose part of the tokens
-    is kept, where ranks share those; None for all.
+    is kept, where ranks share those; None for all. states: what layers keep of a sequence beside keys and values; then
+    num_layers counts those that have attention.
     """
 
     num_layers: int
@@ -34,6 +41,7 @@ class KVShape:
     extras: frozenset[str] = frozenset()
     shard: Shard | None = None
     context: ContextRank | None = None
+    states: StateShape | None = None
 
     @property
     def kv_heads(self) -> range:
@@ -58,6 +66,19 @@ class KVShape:
             context_parallel_size=1 if self.context is None else self.context.size,
             interleave=1 if self.context is None else self.context.interleave,
         )
+
+    def cache_config(self, spec: KVCacheSpec, num_blocks: int | None, **fields: Any) -> CacheConfig:
+        """Return the config of a manager for it; states have a group of their own.
+
+        spec: as `spec` describes it. num_blocks: the fewest that there can be if None. Raises as `CacheConfig`.
+        """
+        if self.states is None:
+            return spec.cache_config(_FEWEST if num_blocks is None else num_blocks, **fields)
+        attention = tuple(replace(group, token_bytes=spec.bytes_per_block // group.block_size) for group in spec.groups)
+        group = LayerGroup(spec.block_size, name="states", kind="state", state_bytes=self.states.num_bytes)
+        needed = max(_FEWEST, 1 - (-self.states.num_bytes // spec.bytes_per_block))
+        plain = spec.without_windows().cache_config(needed if num_blocks is None else num_blocks, **fields)
+        return replace(plain, groups=(*attention, group))
 
     def tensors(self, spec: KVCacheSpec, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
         """What `KVCache` takes beside numbers of blocks and their size; spec: the same cache as `spec` describes it."""

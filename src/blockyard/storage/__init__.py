@@ -18,5 +18,17 @@ from .context_shards import ContextShard
 from .kv_cache import KVCache
 from .layout import KVLayout
 from .moves import MoveLists
+from .states import SlotLists, StateSlots, StateTensor
 
-__all__ = ["ContextShard", "KVCache", "KVLayout", "MoveLists", "Shard", "SlotAddresses", "TableAddresses"]
+__all__ = [
+    "ContextShard",
+    "KVCache",
+    "KVLayout",
+    "MoveLists",
+    "Shard",
+    "SlotAddresses",
+    "SlotLists",
+    "StateSlots",
+    "StateTensor",
+    "TableAddresses",
+]

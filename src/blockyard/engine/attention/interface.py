@@ -81,6 +81,31 @@ class Attend(Protocol):
         """query (heads, T, size), key and value (T, kv_heads, their size) to output (T, heads, value's size)."""
 
 
+class InOrder:
+    """Counts the calls of attention in a step, 0, 1, ... in place of layers: a hybrid model has it in some of them.
+
+    A module that several layers share is counted each time.
+    """
+
+    def __init__(self, attend: Attend) -> None:
+        self._attend = attend
+        self._number = 0
+
+    def __call__(
+        self,
+        layer: int,  # noqa: ARG002
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+        others: dict[str, Any],
+    ) -> torch.Tensor:
+        """Attention is asked for as of `Attend`, for the next layer that has it."""
+        number = self._number
+        self._number += 1
+        return self._attend(number, query, key, value, scaling, others)
+
+
 class Reach:
     """What each sequence reads: the blocks from the first that its window reaches, and positions counted from there.
 

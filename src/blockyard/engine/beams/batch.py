@@ -85,17 +85,26 @@ class BeamBatch:
             running.append(waiting.popleft())
 
     def _step(self, running: list[BeamSearch]) -> list[torch.Tensor]:
-        """Compute what all beams have new; returns log probabilities (beams, vocabulary) of each search in float32."""
+        """Compute what all beams have new; returns log probabilities (beams, vocabulary) of each search in float32.
+
+        A prompt whose states are kept takes several steps.
+        """
         seqs = [seq for search in running for seq in search.seqs]
-        plan = self._cache.reserve(seqs)
-        self._moves.note(plan)
-        if not plan.all_fit:
-            raise NeverFits(f"the beams need more blocks than the {self._cache.config.num_blocks} of the pool")
-        batch = ForwardBatch.of(plan, self._cache.config.layer_groups, [1] * len(seqs))
-        logits = self._runner.run(batch, self._moves)
-        StepSampler(logits)  # refuses what is not finite
-        self._cache.commit(seqs, plan.num_scheduled)
-        return list(logits.float().log_softmax(dim=-1).split([len(search.seqs) for search in running]))
+        left = seqs
+        found: dict[int, torch.Tensor] = {}
+        while left:
+            plan = self._cache.reserve(left)
+            self._moves.note(plan)
+            if not plan.all_fit:
+                raise NeverFits(f"the beams need more blocks than the {self._cache.config.num_blocks} of the pool")
+            batch = ForwardBatch.of(plan, self._cache.config.layer_groups, [1] * len(left))
+            logits = self._runner.run(batch, self._moves)
+            StepSampler(logits)  # refuses what is not finite
+            self._cache.commit(left, plan.num_scheduled)
+            found.update(zip(left, logits, strict=True))
+            left = [seq for seq in left if self._cache.num_computed_tokens(seq) < self._cache.num_tokens(seq)]
+        logprobs = torch.stack([found[seq] for seq in seqs]).float().log_softmax(dim=-1)
+        return list(logprobs.split([len(search.seqs) for search in running]))
 
     def _end(self, search: BeamSearch) -> None:
         self._cache.free(search.seqs)

@@ -14,7 +14,14 @@ from typing import Any
 
 import torch
 from transformers import AttentionMaskInterface, DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
 
 from ...arguments import reason
 from ...errors import ModelError
@@ -81,18 +88,37 @@ def _positions(window: int, max_model_len: int) -> list[int]:
     return sorted({at for at in near if 0 <= at < max_model_len})
 
 
-def require_plain_cache(config: Any) -> None:
-    """Raise `ModelError` if transformers' own cache keeps anything but keys and values, such as a state. O(layers)."""
+#: What transformers' cache may keep for a layer: keys and values, and a state besides or alone.
+_PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
+_WITH_STATE = (
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
+
+
+def require_known_cache(config: Any) -> None:
+    """Raise `ModelError` if transformers' own cache keeps anything but keys, values and states. O(layers)."""
     for layer, kept in enumerate(_kept(config)):
-        if type(kept) not in (DynamicLayer, DynamicSlidingWindowLayer):
+        if type(kept) not in (*_PLAIN, *_WITH_STATE):
             raise ModelError(
-                f"generate() keeps a {type(kept).__name__} for layer {layer}; the engine keeps keys and values only"
+                f"generate() keeps a {type(kept).__name__} for layer {layer}; the engine keeps keys, values and states "
+                f"only"
             )
 
 
+def keeps_states(config: Any) -> bool:
+    """Return whether transformers' own cache keeps a state for some layer. O(layers)."""
+    return any(isinstance(kept, _WITH_STATE) for kept in _kept(config))
+
+
 def own_windows(config: Any) -> dict[int, int]:
-    """The last tokens that transformers' own cache keeps for each layer that it has, 0 for all. O(layers)."""
-    return {layer: getattr(kept, "sliding_window", None) or 0 for layer, kept in enumerate(_kept(config))}
+    """The last tokens that transformers' own cache keeps for each layer that it has, 0 for all. O(layers).
+
+    Of a model with states, for each layer that has attention, numbered from 0.
+    """
+    layers = [kept for kept in _kept(config) if isinstance(kept, CacheLayerMixin)]
+    return {number: getattr(kept, "sliding_window", None) or 0 for number, kept in enumerate(layers)}
 
 
 def require_same_window(layer: int, own: int, window: int, max_model_len: int) -> None:

@@ -27,7 +27,8 @@ _GIB = 2**30
 class EngineMemory:
     """What an engine takes of its device, in bytes.
 
-    weights_bytes: the model's parameters and buffers. kv_bytes: the pool of blocks. total_bytes: all that the device
+    weights_bytes: the model's parameters and buffers. kv_bytes: the pool of blocks. state_bytes: the working states of
+    running sequences, of a model that keeps some. total_bytes: all that the device
     has; None where it was not asked, as on a CPU. step_bytes: most that the largest step takes beside both;
     outside_bytes: what is in use outside the engine: kernels, libraries, other processes. They are None where the step
     was not run, because num_blocks was given, or on a CPU.
@@ -39,13 +40,15 @@ class EngineMemory:
     total_bytes: int | None = None
     step_bytes: int | None = None
     outside_bytes: int | None = None
+    state_bytes: int = 0
 
     @property
     def left_bytes(self) -> int | None:
         """What nothing takes; None where it is not known."""
         if self.total_bytes is None:
             return None
-        taken = self.weights_bytes + self.kv_bytes + (self.step_bytes or 0) + (self.outside_bytes or 0)
+        taken = self.weights_bytes + self.kv_bytes + self.state_bytes
+        taken += (self.step_bytes or 0) + (self.outside_bytes or 0)
         return self.total_bytes - taken
 
     def __str__(self) -> str:
@@ -55,6 +58,7 @@ class EngineMemory:
             ("largest step", self.step_bytes),
             ("outside the engine", self.outside_bytes),
             ("keys and values", self.kv_bytes),
+            ("states", self.state_bytes or None),
             ("left", self.left_bytes),
         ]
         known = ", ".join(f"{name} {_gib(size)}" for name, size in parts if size is not None)
@@ -72,13 +76,15 @@ def cpu_blocks(config: CacheConfig, spec: KVCacheSpec, available_bytes: int | No
     """Return the blocks of an engine on a CPU that is not told how many to take: 1 GiB, or what the longest sequence
     needs, within half of the machine's available memory.
 
-    available_bytes: None where the system does not say, and then 1 GiB is all. O(log**2 of the blocks).
+    available_bytes: None where the system does not say, and then 1 GiB is all; less what is taken besides. O(log**2 of
+    the blocks).
     """
     num_ranks = spec.tensor_parallel_size * spec.context_parallel_size
     most_bytes = CPU_KV_BYTES if available_bytes is None else int(available_bytes * _CPU_SHARE) // num_ranks
     most = min(most_bytes // spec.bytes_per_block, MAX_BLOCKS)
-    needed = bisect_left(range(most), config.max_model_len, 2, key=partial(_servable_tokens, config))
-    return max(2, min(most, max(needed, CPU_KV_BYTES // spec.bytes_per_block)))
+    fewest = max(2, 1 + config.state_blocks)
+    needed = bisect_left(range(max(most, fewest)), config.max_model_len, fewest, key=partial(_servable_tokens, config))
+    return max(fewest, min(most, max(needed, CPU_KV_BYTES // spec.bytes_per_block)))
 
 
 def _servable_tokens(config: CacheConfig, num_blocks: int) -> int:
@@ -130,13 +136,14 @@ def blocks_beside(memory: EngineMemory, spec: KVCacheSpec, gpu_memory_utilizatio
     memory: as a profile found it. Raises `InvalidArgument`, with the sum, if fewer than two fit.
     """
     total, step, outside = memory.total_bytes or 0, memory.step_bytes or 0, memory.outside_bytes or 0
-    profile = MemoryProfile(total, memory.weights_bytes + step + outside)
+    profile = MemoryProfile(total, memory.weights_bytes + memory.state_bytes + step + outside)
     number = profile.num_gpu_blocks(spec, gpu_memory_utilization)
     if number >= 2:
         return min(number, MAX_BLOCKS)
     raise InvalidArgument(
         f"gpu_memory_utilization is {gpu_memory_utilization}, {_gib(int(total * gpu_memory_utilization))} of "
-        f"{_gib(total)} GiB; weights take {_gib(memory.weights_bytes)}, the largest step {_gib(step)} and what is "
+        f"{_gib(total)} GiB; weights{' and states' if memory.state_bytes else ''} take "
+        f"{_gib(memory.weights_bytes + memory.state_bytes)}, the largest step {_gib(step)} and what is "
         f"outside the engine {_gib(outside)}, which leaves no room for two blocks of {spec.bytes_per_block} bytes "
         f"(a smaller max_num_batched_tokens, max_num_seqs or max_model_len makes the step smaller)"
     )

@@ -113,13 +113,14 @@ class MemoryFinder:
         beside it, do not fit.
         """
         if meter is None:
-            number = cpu_blocks(self.config, self.spec, available_bytes())
+            left = available_bytes()
+            number = cpu_blocks(self.config, self.spec, None if left is None else max(left - self._state_bytes, 0))
             return replace(self.config, num_blocks=number), self._with_blocks(number)
         found, trial_bytes = self._run(meter, sizes)
         memory = replace(
             self._with_blocks(0),
             total_bytes=found.total_bytes,
-            step_bytes=found.peak_bytes - found.before_bytes - trial_bytes,
+            step_bytes=found.peak_bytes - found.before_bytes - trial_bytes - self._state_bytes,
             outside_bytes=found.outside_bytes + max(found.before_bytes - self.weights, 0),
         )
         number = blocks_beside(memory, self.spec, self.gpu_memory_utilization)
@@ -127,7 +128,13 @@ class MemoryFinder:
         return replace(self.config, num_blocks=number), replace(memory, kv_bytes=kv_bytes)
 
     def _with_blocks(self, number: int) -> EngineMemory:
-        return EngineMemory(str(self.tensors["device"]), self.weights, number * self.spec.bytes_per_block)
+        kv_bytes = number * self.spec.bytes_per_block
+        return EngineMemory(str(self.tensors["device"]), self.weights, kv_bytes, state_bytes=self._state_bytes)
+
+    @property
+    def _state_bytes(self) -> int:
+        """Return the bytes of the working states, each in whole blocks."""
+        return self.config.max_num_seqs * self.config.state_blocks * self.spec.bytes_per_block
 
     def _run(self, meter: Meter, sizes: StepSizes) -> tuple[DeviceUse, int]:
         """What the largest step took, and how much of it was the cache that it ran over."""

@@ -54,6 +54,15 @@ class Ranks:
         """Why ranks are lost; None while they are there."""
         return self._watch.lost
 
+    def require_servable(self, shape: KVShape) -> None:
+        """Raise `InvalidArgument` for a model that several ranks cannot share."""
+        if self._peers is not None and shape.states is not None:
+            name = "context_parallel" if self._interleave else "tensor_parallel"
+            raise InvalidArgument(
+                f"{name} is {self._peers.size} for a model whose layers keep a state, which ranks do not share; it "
+                f"must be 1"
+            )
+
     def join(self, borrowed: BorrowedModel, shape: KVShape, block_size: int) -> tuple[BorrowedModel, KVShape]:
         """This rank's share of a model, tried together with the others.
 

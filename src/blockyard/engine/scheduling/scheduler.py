@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Collection, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _MOST_PREFETCHED = 64
 #: Steps of waiting that one level of priority is worth.
 STEPS_PER_PRIORITY = 256
+#: Waiting prompts that an admitted one is compared with.
+_MOST_PROMPTS = 16
 
 
 class Scheduler:
@@ -185,7 +188,7 @@ class Scheduler:
             self.moves.note(plan)
             self.cpu_hits.note(plan, [row.branch for row in rows])
             if plan.all_fit:
-                step.fill(rows, plan)
+                step.fill([row.cut(count) for row, count in zip(rows, plan.num_scheduled.tolist(), strict=True)], plan)
                 return
             stalled.update(_having(rows, plan, SeqStatus.WAITS_FOR_PREFIX))
             needy = _having(rows, plan, SeqStatus.NO_BLOCKS)
@@ -321,8 +324,22 @@ class Scheduler:
         resumed = branch.request.num_cached_tokens is not None
         request = branch.request
         return self._cache.try_allocate(
-            branch.token_ids, _holder(branch), request.extra_keys, num_seqs, resumed, session=request.session
+            branch.token_ids,
+            _holder(branch),
+            request.extra_keys,
+            num_seqs,
+            resumed,
+            session=request.session,
+            waiting=self._next_prompts(branch),
         )
+
+    def _next_prompts(self, branch: Branch) -> tuple[list[int], ...]:
+        """Prompts that wait behind a branch: of a model with states, one is kept where they part from it."""
+        if self._cache.config.state_group is None:
+            return ()
+        extra_keys = branch.request.extra_keys
+        others = (other for other in self.waiting if other is not branch and other.request.extra_keys == extra_keys)
+        return tuple(other.token_ids for other in islice(others, _MOST_PROMPTS))
 
     def _count_cached(self, step: ScheduledStep) -> None:
         """A request's hit is what it need not compute when it first computes something, and not what it hoped for."""

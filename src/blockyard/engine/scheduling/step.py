@@ -30,6 +30,10 @@ class StepRow:
         """Tokens to compute."""
         return self.count + len(self.draft)
 
+    def cut(self, num_scheduled: int) -> StepRow:
+        """Return the row with as many tokens as the plan has, which are fewer where a state is kept."""
+        return self if num_scheduled == self.num_tokens else StepRow(self.branch, num_scheduled, [], False)
+
     @property
     def num_logits(self) -> int:
         """Tokens, the last ones, whose logits are needed."""
