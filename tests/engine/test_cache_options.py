@@ -26,6 +26,7 @@ EVERYTHING = {
     "partial_hits": True,
     "residency_sample": 1,
     "retention_blocks": 5,
+    "state_order": "lru",
     "state_places": ("last",),
     "track_misses": True,
     "watermark": 0.1,
