@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 
 from blockyard.engine import PromptLookup
 from blockyard.metrics import alert_rules_path, dashboard_path
+from blockyard.tiers import FileTier
 
 from ..support.places import ROOT
 from ..support.prometheus import Prometheus, check_rules, is_installed, scraping
@@ -42,8 +43,8 @@ def expressions() -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Running]:
-    """A server that answers: hits in the pool and the CPU pool, evictions, several completions, guesses, KV events."""
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server that answers: hits in the pool, the CPU pool and a tier, evictions, completions, guesses, KV events."""
     engine = tiny_engine(
         40,
         max_num_seqs=4,
@@ -51,6 +52,7 @@ def served() -> Iterator[Running]:
         kv_events={"endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*"},
         speculation=PromptLookup(),
         num_cpu_blocks=60,
+        tiers=[FileTier(tmp_path_factory.mktemp("tier"), 2**30)],
     )
     with running_server(engine, tenant_metrics=2) as running:
         work(running)

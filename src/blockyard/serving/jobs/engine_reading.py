@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -11,13 +12,17 @@ from prometheus_client.registry import Collector
 from ...engine import Engine
 from ...metrics import CacheReading
 
+if TYPE_CHECKING:
+    from ...tiers import OffloadReading
+
 
 @dataclass(frozen=True, slots=True)
 class EngineReading:
     """What an engine says of its cache and its queue.
 
     num_running, num_waiting: requests; num_deferred: those of the waiting ones that wait for a running one to compute
-    the beginning of their prompt, and not for room. num_failed_steps: steps in which something raised.
+    the beginning of their prompt, and not for room. num_failed_steps: steps in which something raised. offload: its
+    tiers; None without any.
     """
 
     cache: CacheReading
@@ -28,6 +33,7 @@ class EngineReading:
     num_drafted_tokens: int
     num_accepted_tokens: int
     num_failed_steps: int
+    offload: OffloadReading | None = None
 
     @classmethod
     def of(cls, engine: Engine, num_failed_steps: int) -> EngineReading:
@@ -41,6 +47,7 @@ class EngineReading:
             num_drafted_tokens=engine.num_drafted_tokens,
             num_accepted_tokens=engine.num_accepted_tokens,
             num_failed_steps=num_failed_steps,
+            offload=None if engine.offload is None else engine.offload.read(),
         )
 
 

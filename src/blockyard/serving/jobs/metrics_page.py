@@ -16,6 +16,7 @@ from ...engine import Engine
 from ...metrics import CacheCollector, KVEventCollector
 from .engine_reading import EngineCollector, EngineReading
 from .engine_thread import EngineThread
+from .tier_collector import TierCollector
 
 #: Seconds that a scrape waits for the engine's step to end; then it shows the reading before.
 _PATIENCE_SECONDS = 1.0
@@ -49,6 +50,8 @@ class MetricsPage:
         self._registry.register(thread.request_figures)
         if engine.kv_events is not None:
             self._registry.register(KVEventCollector(engine.kv_events.stats, **labels))
+        if engine.offload is not None:
+            self._registry.register(TierCollector(lambda: thread.reading.offload, labels))
         if thread.tenants is not None:
             self._registry.register(thread.tenants)
         ProcessCollector(registry=self._registry)

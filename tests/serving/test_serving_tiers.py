@@ -1,0 +1,110 @@
+"""`blockyard serve --tier file:FOLDER`, killed and started again: what it had computed is hit, with the same text."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("fastapi")
+
+from blockyard.cli.main import main
+from blockyard.tiers import FileTier
+
+from ..support.patience import PATIENCE_SECONDS, wait_until
+from ..support.places import child_environment
+from ..support.servers import MODEL, running_server, tiny_engine
+from ..support.tiny_models import demo_model_or_skip
+
+PROMPT = "The station master closes the gate at nine. " * 30
+
+
+class Served:
+    """A process that serves the demo model."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def ask(self, prompt: str = PROMPT) -> tuple[str, int]:
+        """The answer's text, and how many of the prompt's tokens the cache had."""
+        body = {"model": "SmolLM2-135M-Instruct", "prompt": prompt, "max_tokens": 8, "temperature": 0}
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.address}/v1/completions", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found["choices"][0]["text"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    def figure(self, name: str) -> float:
+        with urllib.request.urlopen(f"{self.address}/metrics", timeout=PATIENCE_SECONDS) as answer:
+            page = answer.read().decode()
+        return sum(float(value) for value in re.findall(rf"^{name}\{{.*\}} (\S+)$", page, re.MULTILINE))
+
+
+@contextmanager
+def served(*options: str) -> Iterator[Served]:
+    """Start the command, and kill it at the end: no hook of it runs."""
+    command = [sys.executable, "-m", "blockyard.cli.main", "serve", "--port", "0", "--ui", "off", *options]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=child_environment()
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            yield Served(line.split()[-1].removesuffix("/v1"))
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+
+def test_after_kill_9_a_new_process_is_warm(tmp_path: Path) -> None:
+    demo_model_or_skip()
+    tier = ("--tier", f"file:{tmp_path},bytes=1GiB")
+    with served(*tier) as first:
+        text, cached = first.ask()
+        assert cached == 0
+        wait_until(lambda: first.figure("blockyard:tier_objects") >= 15)
+    with served(*tier) as again:
+        assert again.ask() == (text, 16 * int(again.figure("blockyard:tier_hit_tokens_total") // 16))
+        assert again.figure("blockyard:tier_hit_tokens_total") >= 15 * 16
+    with served(*tier, "--dtype", "bfloat16") as other:
+        assert other.ask()[1] == 0
+
+
+def test_the_metrics_say_what_each_tier_does(tmp_path: Path) -> None:
+    prompt = "a tier below the pool " * 3
+    for hit in (0, 64):
+        engine = tiny_engine(40, tiers=[FileTier(tmp_path, 2**30)])
+        with running_server(engine) as running:
+            running.client().completions.create(model=MODEL, prompt=prompt, max_tokens=2, temperature=0)
+            page = running.call("GET", "/metrics")[2].decode()
+            assert re.findall(r"^blockyard:tier_hit_tokens_total\{.*\} (\S+)$", page, re.MULTILINE) == [f"{hit:.1f}"]
+            assert running.figures()["blockyard:tier_waiting_requests"] == 0
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--tier", "disk:/x"], "--tier is 'disk:/x'; it must begin with file:"),
+        (["--tier", "file:/x,write=back"], "--tier's write is 'back'; it must be one of through, selective, never"),
+        (["--tier", "file:"], "a folder must follow file:"),
+        (["--tier", "file:/x,size=3"], "size is no option of a file tier"),
+        (["--tier", "file:/x", "--tensor-parallel", "2"], "--tensor-parallel is 2; with --tier it must be 1"),
+        (["--tier", "file:/x", "--tier-buffer", "much"], "--tier-buffer is 'much'"),
+    ],
+)
+def test_a_wrong_option_is_told_before_the_model_is_loaded(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", *options]) != 0
+    assert words in capsys.readouterr().err
