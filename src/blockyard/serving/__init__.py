@@ -12,6 +12,7 @@ Read it in this order; a folder imports only from those before it:
     openai/           requests and answers in OpenAI's words
     jobs/             the engine's side: prompts encoded, jobs queued, the thread that steps the engine, its metrics
     http/             the clients' side: uvicorn, paths, keys, deadlines, streams
+    fleet/            the same over several engines, processes of Ray Serve, one of which may die
 
 Needs fastapi, uvicorn and prometheus-client: `pip install 'blockyard[serve]'`.
 """
