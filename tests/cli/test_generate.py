@@ -68,6 +68,22 @@ def test_several_as_json_are_what_each_is_alone(own_model: Path, capsys: pytest.
     assert {line["num_tokens"] for line in both} == {5}
 
 
+def test_a_hybrid_model_in_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from ..support.hybrid_models import hybrid_model
+    from ..support.tiny_models import NUM_TOKENS, byte_tokenizer, reference_tokens
+
+    tokenizer, model = byte_tokenizer(), hybrid_model("qwen3_next", vocab_size=NUM_TOKENS)
+    for part in (tokenizer, model):
+        part.save_pretrained(tmp_path)
+    capsys.readouterr()  # what making the model printed
+    prompt = "The sky is blue, and the sea is as well."
+    arguments = ["generate", prompt, "--model", str(tmp_path), "--max-tokens", "6", "--json", "--num-blocks", "100"]
+    assert main(arguments) == 0
+    (line,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    (expected,) = reference_tokens(model, [tokenizer(prompt)["input_ids"]], 6)
+    assert line["text"] == tokenizer.decode(expected)
+
+
 def test_prompts_come_from_standard_input(
     own_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,11 +15,14 @@ pytest.importorskip("torch")
 
 import torch
 
+from blockyard.engine import Engine
 from blockyard.metrics.families import RESIDENCY
 from blockyard.serving.jobs import metrics_page
 from blockyard.serving.jobs.engine_reading import EngineReading
 
+from ..support.hybrid_models import hybrid_model
 from ..support.servers import MODEL, Running, running_server, tiny_engine
+from ..support.tiny_models import NUM_TOKENS, byte_tokenizer
 from .test_serving_failures import Paced, fragile_engine
 
 PROMPTS = [f"{number} is a number that says nothing of what a block is worth to others. " for number in range(12)]
@@ -68,6 +71,29 @@ def test_blocks_lives_and_causes_of_misses(served: Running) -> None:
     assert missed["never_seen"] > 0
     not_hit = figures["vllm:prefix_cache_queries_total"] - figures["vllm:prefix_cache_hits_total"]
     assert sum(missed.values()) - missed["recomputed"] == not_hit
+
+
+def test_a_hybrid_model_is_served_and_a_miss_for_want_of_a_state_is_a_cause() -> None:
+    model = hybrid_model("lfm2", vocab_size=NUM_TOKENS)
+    engine = Engine(model, byte_tokenizer(), num_blocks=400, max_num_seqs=2, cache_options={"track_misses": True})
+    beginning = "what both begin with, in blocks of sixteen " * 2
+    with running_server(engine) as running:
+        client = running.client()
+        first, other, again = [
+            client.completions.create(model=MODEL, prompt=beginning + end, max_tokens=4, temperature=0)
+            for end in ("and one goes on", "while the other does not", "and one goes on")
+        ]
+        running.require_idle()
+        missed = {
+            cause: float(value)
+            for cause, value in re.findall(
+                r'^blockyard:missed_tokens_total{cause="(\w+)",.*} (\S+)$', page_of(running), re.M
+            )
+        }
+    assert first.choices[0].text == again.choices[0].text
+    assert first.choices[0].text != other.choices[0].text
+    # No state stood where the second prompt left the first; of the third one did at its end.
+    assert missed["no_state"] == len(beginning) // 16 * 16
 
 
 def test_refusals_are_counted_from_nought(served: Running) -> None:

@@ -23,7 +23,7 @@ jetmoe laguna llama longcat_flash mellum minicpm3 minimax_m2 ministral ministral
 modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phi4_multimodal phimoe
 qwen2 qwen2_moe qwen3 qwen3_moe roc_bert seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma youtu
 bamba falcon_h1 granitemoehybrid jamba kimi_linear lfm2 lfm2_moe nemotron_h olmo_hybrid qwen3_5 qwen3_5_moe
-qwen3_next zamba2 zaya
+qwen3_5_moe_text qwen3_5_text qwen3_next zamba2 zaya
 """
 SERVED = frozenset(_SERVED.split())
 #: What the default config of an architecture lacks, or needs to be one that generates.
