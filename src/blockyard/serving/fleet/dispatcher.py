@@ -55,16 +55,24 @@ class Progress:
 
     tokens: list[list[int]]
     avoid: list[str] = field(default_factory=list)
-    #: Of the attempt that runs: where it goes, by what number it is booked, and what was claimed.
-    replica: str = ""
-    number: str = ""
-    claimed: int = 0
-    heard_at: float = 0.0
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that were passed on."""
+        """Return how many tokens were passed on."""
         return sum(map(len, self.tokens))
+
+
+@dataclass(slots=True)
+class Attempt:
+    """Knows where a job is, this time: its replica, the number by which it is booked, the hits that were claimed.
+
+    heard_at: seconds of `time.monotonic`. A word of the router that comes late is one about its own attempt.
+    """
+
+    replica: str = ""
+    number: str = ""
+    claimed: int = 0
+    heard_at: float = field(default_factory=time.monotonic)
 
     def chosen(self, number: str, choice: Choice) -> None:
         """Take note of the router's choice; called in its thread."""
@@ -176,39 +184,39 @@ class Dispatcher:
         """Return what ends a job; its tokens are passed on meanwhile."""
         num_losses = 0
         while True:
+            attempt = Attempt()
             try:
-                return await self._attempt(job, progress)
+                return await self._try(job, progress, attempt)
             except Lost as loss:
                 num_losses += 1
-                self._figures.lost(progress.replica)
+                self._figures.lost(attempt.replica)
                 allowed = self._endurance.resumes if job.resumes else 0
-                _log.warning("request %s lost its replica %s: %s", job.name, progress.replica or "-", loss)
+                _log.warning("request %s lost its replica %s: %s", job.name, attempt.replica or "-", loss)
                 if num_losses > allowed:
                     times = f"{num_losses} times" if allowed else "and the request is not to go on elsewhere"
                     return unavailable(f"the replica was lost, {times}: {loss}", self._retry_after)
                 self._figures.resumed(progress.num_tokens)
-                progress.avoid.append(progress.replica)
+                progress.avoid.append(attempt.replica)
 
-    async def _attempt(self, job: Job, progress: Progress) -> GenerationResult | ApiError:
+    async def _try(self, job: Job, progress: Progress, attempt: Attempt) -> GenerationResult | ApiError:
         """Have one replica answer. Raises `Lost` where it does not come to an end."""
         ask = _ask_of(job, progress)
-        ask.on_choice = partial(self._chosen, job, progress)
+        ask.on_choice, ask.on_moved = partial(self._chosen, job, attempt), attempt.moved
         skip = [0] * job.num_completions if ask.given else [len(tokens) for tokens in progress.tokens]
         was_resumed = progress.num_tokens > 0
-        progress.number = progress.replica = ""
         stream = self._send(ask)
         is_first = True
         try:
-            async for events in self._heard(stream, progress):
+            async for events in self._heard(stream, attempt):
                 if is_first and events:
                     is_first = False
-                    self._fleet.first_token(progress.number)
+                    self._fleet.first_token(attempt.number)
                 last = self._pass_on(job, progress, events, skip)
                 if isinstance(last, ApiError) and last.status == 503:
                     raise Lost(last.message)  # it serves no more; others may
                 if last is not None:
                     if isinstance(last, GenerationResult) and not was_resumed:
-                        self._figures.claim(progress.replica, progress.claimed, last)
+                        self._figures.claim(attempt.replica, attempt.claimed, last)
                     stream = None
                     return last
             raise Lost("its answer ended before its end")
@@ -217,9 +225,8 @@ class Dispatcher:
                 with suppress(Exception):
                     stream.cancel()  # a replica that was only slow has not to go on
 
-    async def _heard(self, stream: Any, progress: Progress) -> AsyncIterator[list[Event]]:
+    async def _heard(self, stream: Any, attempt: Attempt) -> AsyncIterator[list[Event]]:
         """Yield what a replica says. Raises `Lost` where it fails, or is silent for too long once it was chosen."""
-        progress.heard_at = time.monotonic()
         coming: asyncio.Future[list[Event]] | None = None
         try:
             while True:
@@ -228,7 +235,7 @@ class Dispatcher:
                 done, _ = await asyncio.wait([coming], timeout=self._endurance.stall / 4)
                 if not done:
                     # Without a choice it waits for a replica to be there, as long as its client does.
-                    if progress.replica and time.monotonic() - progress.heard_at > self._endurance.stall:
+                    if attempt.replica and time.monotonic() - attempt.heard_at > self._endurance.stall:
                         raise Lost(f"it has said nothing for {self._endurance.stall:g} s")
                     continue
                 try:
@@ -239,7 +246,7 @@ class Dispatcher:
                     said, _, _ = str(error).strip().partition("\n")
                     raise Lost(f"{type(error).__name__}: {said}") from None
                 coming = None
-                progress.heard_at = time.monotonic()
+                attempt.heard_at = time.monotonic()
                 yield events
         finally:
             if coming is not None:
@@ -247,9 +254,9 @@ class Dispatcher:
                 with suppress(BaseException):
                     await asyncio.wait([coming], timeout=0)
 
-    def _chosen(self, job: Job, progress: Progress, number: str, choice: Choice) -> None:
+    def _chosen(self, job: Job, attempt: Attempt, number: str, choice: Choice) -> None:
         """Take note of a choice; called in the router's thread."""
-        progress.chosen(number, choice)
+        attempt.chosen(number, choice)
         self._figures.choices.append((job.name, choice))
 
     def _pass_on(
@@ -300,5 +307,4 @@ def _ask_of(job: Job, progress: Progress) -> ReplicaAsk:
         session=job.session,
         name=job.name,
         avoid=tuple(progress.avoid),
-        on_moved=progress.moved,
     )
