@@ -21,6 +21,7 @@ pytest.importorskip("fastapi")
 from blockyard.cli.main import main
 from blockyard.tiers import FileTier
 
+from ..support.browser import CHROMIUM, browser
 from ..support.patience import PATIENCE_SECONDS, wait_until
 from ..support.places import child_environment
 from ..support.servers import MODEL, running_server, tiny_engine
@@ -90,6 +91,21 @@ def test_the_metrics_say_what_each_tier_does(tmp_path: Path) -> None:
             assert re.findall(r"^blockyard:tier_hit_tokens_total\{.*\} (\S+)$", page, re.MULTILINE) == [f"{hit:.1f}"]
             assert running.figures()["blockyard:tier_waiting_requests"] == 0
         engine.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's package chromium")
+def test_the_page_has_a_line_for_each_tier(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    engine = tiny_engine(40, tiers=[FileTier(tmp_path, 2**30)])
+    with running_server(engine) as running, browser(tmp_path_factory.mktemp("browser")) as page:
+        running.client().completions.create(model=MODEL, prompt="a tier " * 9, max_tokens=2, temperature=0)
+        wait_until(lambda: engine.offload is not None and engine.offload.uses[0].tier.stats().num_objects)
+        page.open(f"{running.address}/ui/")
+        page.wait("document.querySelector('#tier-lines li') !== null")
+        line: str = page.evaluate("document.querySelector('#tier-lines').textContent")
+        assert line.startswith(f"file:{tmp_path}: 0 prompt tokens brought; ")
+        assert line.endswith("; well")
+        assert page.evaluate("document.querySelector('#tiers').hidden") is False
+    engine.close()
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ class Surroundings:
 
     step: steps so far. num_running, num_waiting: requests. num_preemptions: since the start. names: of holders, for
     those who asked for them: a holder that has none is shown by itself. loading: blocks of the pool that swap_ins fill
-    in this step, int32.
+    in this step, int32. tiers: a line for each tier below the pool.
     """
 
     step: int = 0
@@ -33,6 +33,7 @@ class Surroundings:
     num_preemptions: int = 0
     names: Mapping[str, str] = field(default_factory=dict)
     loading: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    tiers: tuple[str, ...] = ()
 
 
 class Source(Protocol):

@@ -165,6 +165,8 @@ def totals_of(snapshot: Snapshot, states: States, cpu_states: States | None) -> 
     }
     if snapshot.misses is not None:
         told["causes"] = snapshot.misses.missed
+    if around.tiers:
+        told["tiers"] = around.tiers
     if cpu_states is not None:
         told["cpu"] = counts_of(cpu_states)[:4]
     return told

@@ -38,6 +38,7 @@ function show(frame, follows) {
   map.show(frame.map, frame.at, follows);
   at("cpu").hidden = !frame.cpu;
   if (frame.cpu) cpuMap.show(frame.cpu, frame.at, follows);
+  writeTiers(frame.totals.tiers || []);
   requests.show(frame);
   chart.show(frame);
   inspector.moved(frame, frames.isHeld);
@@ -51,6 +52,11 @@ function summary({ totals, step }) {
   const held = totals.private + totals.shared + totals.pending + totals.retiring + totals.loading;
   return `Step ${count(step)}: ${count(held)} blocks in use, ${count(totals.idle)} cached and idle, ${count(totals.free)} free; ` +
     `${count(totals.running)} requests run, ${count(totals.waiting)} wait; hit rate ${share(totals.hit, totals.prompt)} since the start.`;
+}
+
+function writeTiers(lines) {
+  at("tiers").hidden = lines.length === 0;
+  at("tier-lines").replaceChildren(...lines.map((line) => make("li", "", line)));
 }
 
 function say(words) {

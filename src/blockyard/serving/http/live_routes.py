@@ -89,7 +89,8 @@ class EngineSource:
     def _around(self, engine: Engine) -> Surroundings:
         names = self._names() if self._shows_names else {}
         step, preemptions = self._thread.num_steps, engine.num_preemptions
-        return Surroundings(step, engine.num_running, engine.num_waiting, preemptions, names, engine.loading_blocks)
+        counts = (step, engine.num_running, engine.num_waiting, preemptions)
+        return Surroundings(*counts, names, engine.loading_blocks, _tier_lines(engine))
 
     def _names(self) -> dict[str, str]:
         """By holders, as the engine's scheduler writes them. O(completions)."""
@@ -108,3 +109,19 @@ def note_prompts(thread: EngineThread, prompts: PromptLog) -> None:
         prompts.note(job.prompt.token_ids, result.num_cached_tokens, job.extra_keys, job.name)
 
     thread.on_result = note
+
+
+def _tier_lines(engine: Engine) -> tuple[str, ...]:
+    """Say of each tier what it brought and holds, and whether it is well. O(tiers)."""
+    if engine.offload is None:
+        return ()
+    lines = []
+    for tier in engine.offload.read().tiers:
+        stats = tier.stats
+        ill = [what for what, is_open in (("loads", stats.is_load_open), ("stores", stats.is_store_open)) if is_open]
+        state = f"ill: {' and '.join(ill)} rest" if ill else "well"
+        lines.append(
+            f"{tier.name}: {tier.num_hit_tokens:,} prompt tokens brought; {stats.num_objects:,} objects, "
+            f"{stats.object_bytes / 2**20:,.0f} MiB; {state}"
+        )
+    return tuple(lines)
