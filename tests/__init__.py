@@ -13,7 +13,8 @@
     events     KV events: what is on the wire, the publisher, and a mirror behind a network that loses messages
     storage    KV tensors, layouts, copies, moves beside the computing
     parallel   prompts handed from cache to cache, pools over several devices, a cache for each rank; killed processes
-    tiers      objects in files, Redis and buckets: damage, faults, full disks, killed processes (`torture`)
+    tiers      objects in files, Redis and buckets: damage, faults, full disks, killed processes (`torture`); what binds
+               them to a manager, in random worlds with a faulty tier (`offload_world`)
     engine     tokens against transformers, scheduling, preemption, sampling, beams, attention backends, CUDA
     serving    the HTTP server: answers, fields, paths, bad requests, failures, its log, metrics and traces, load
     live       the page: states, the wire, its paths, and the page itself in a headless browser
