@@ -300,3 +300,38 @@ def test_streams_that_are_asked_for_at_once_are_counted_before_they_begin() -> N
 
     found = asyncio.run(statuses())
     assert (found.count(200), found.count(503)) == (pages.MAX_READERS, 9)
+
+
+def test_questions_of_others_that_wait_do_not_end_the_page() -> None:
+    """In one long step somebody points at more blocks than may wait; the stream goes on, and the rest hear 503."""
+    desk = Desk(live_cache("plain"))
+    page = LivePage(desk)
+
+    async def answered(path: str, stop: asyncio.Event) -> list[Any]:
+        found: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            await stop.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            found.append(message.get("status") or message["body"])
+
+        await page({"type": "http", "method": "GET", "path": path, "headers": []}, receive, send)
+        return found
+
+    async def ask_too_much() -> tuple[list[Any], list[list[Any]]]:
+        stop = asyncio.Event()
+        stream = asyncio.ensure_future(answered("/state/stream", stop))
+        asked = [asyncio.ensure_future(answered("/state/block/3", stop)) for _ in range(300)]
+        await asyncio.sleep(3 * MIN_SECONDS)  # the stream asks too, and is refused
+        while not (page.feed.latest and all(each.done() for each in asked)):
+            desk.answer()
+            await asyncio.sleep(0.01)
+        stop.set()
+        return await stream, await asyncio.gather(*asked)
+
+    stream, asked = asyncio.run(ask_too_much())
+    assert {status for status, _ in asked} == {200, 503}
+    assert any(b"event: frame" in each for each in stream[1:])
+    assert not any(b"event: over" in each for each in stream[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import queue
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
@@ -143,7 +144,11 @@ class PageFeed:
         try:
             while True:
                 started = clock()
-                snapshot = await asyncio.wrap_future(self._source.ask(take_snapshot))
+                try:
+                    snapshot = await asyncio.wrap_future(self._source.ask(take_snapshot))
+                except queue.Full:  # others ask so much: that is no end
+                    await asyncio.sleep(MIN_SECONDS)
+                    continue
                 taken = clock()
                 await self._take(snapshot)
                 made = clock() - taken
@@ -165,7 +170,8 @@ class PageFeed:
     async def _timed_tree(self, block_size: int) -> None:
         clock = asyncio.get_running_loop().time
         began = clock()
-        await self._make_tree(block_size)
+        with contextlib.suppress(queue.Full):
+            await self._make_tree(block_size)
         self._tree_pause = max(_TREE_SECONDS, (clock() - began) / _MAX_FRAME_SHARE)
 
     async def _take(self, snapshot: Snapshot) -> None:

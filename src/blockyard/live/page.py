@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import queue
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
 from pathlib import Path
@@ -143,7 +144,10 @@ class LivePage:
         if path == "state/stream" and not is_head:
             await self._stream(receive, send)
             return
-        status, content = await self._answer_of(path.split("/")[1:])
+        try:
+            status, content = await self._answer_of(path.split("/")[1:])
+        except queue.Full:
+            status, content = 503, {"error": "too many questions wait for the cache; ask again"}
         await _answer(send, status, json.dumps(content, separators=(",", ":")).encode("ascii"), is_head)
 
     async def _answer_of(self, parts: list[str]) -> tuple[int, object]:
