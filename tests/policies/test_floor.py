@@ -18,7 +18,7 @@ FOUND = [
 ]
 
 
-#: Loads that are still below it.
+#: Loads that are still below it: a cut takes a content's last copy, which least recently used has twice.
 BELOW = [
     (2203990178, ("cut",)),
     (2203992186, ("cut",)),
