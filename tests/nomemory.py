@@ -1,6 +1,7 @@
 """One failed allocation, at each of the first of a call: what becomes of the cache, each time in a process of its own.
 
-    python -m tests.nomemory                 # 15 calls on three kinds of managers, each of the first 60 allocations
+    python -m tests.nomemory                 # 15 calls on three kinds of managers, each of the first 60 allocations,
+                                             # and 6 on managers with states, the first 90
     python -m tests.nomemory resize --all    # one call; every point with its outcome and where it came from
 
 CPython's `_testcapi` makes one allocation fail, of any size. mypyc's boxing does not check: some points end the
@@ -21,9 +22,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from blockyard import CacheConfig, KVCacheManager, LayerGroup
 from blockyard._build import build_name
 
-from .support.own_calls import MANAGER_CALLS, Call, Site
+from .support.own_calls import MANAGER_CALLS, Call, Site, tokens
 from .support.snapshot import snapshot
 
 KINDS = ("plain", "cpu", "observed")
@@ -46,6 +48,17 @@ NAMES = (
     "hold_cached",
 )
 NUM_POINTS = 60
+#: Kinds of managers with states, by their order, and the calls of a step on them.
+STATE_KINDS = {"states": "index", "lru states": "lru", "states as blocks": "blocks"}
+NUM_STATE_POINTS = 90
+STATE_CALLS = (
+    Call("cache", "allocate", lambda site: {"token_ids": [*tokens(1, 20), *tokens(2, 16)], "boundaries": [12, 20]}),
+    Call("cache", "allocate", lambda site: {"token_ids": tokens(9, 30), "waiting": [tokens(9, 40)]}),
+    Call("cache", "reserve", lambda site: {"seqs": [site.waiting]}),
+    Call("cache", "commit", lambda site: {"seqs": [site.reserved], "num_computed": site.num_reserved}),
+    Call("cache", "fork", lambda site: {"seq": site.done}),
+    Call("cache", "free", lambda site: {"seqs": [site.done, site.reserved]}),
+)
 #: After so many calls in a row in which nothing failed, there are no more allocations.
 MOST_DONE = 6
 
@@ -67,9 +80,40 @@ class Point:
         return self.outcome == "broken" or is_changed or (self.call == "resize" and "SystemError" in self.where)
 
 
+class StateSite:
+    """A manager whose states some sequences have hit, saved, or are about to; none is evicted."""
+
+    def __init__(self, order: str) -> None:
+        groups = (LayerGroup(4, token_bytes=8), LayerGroup(4, kind="state", state_bytes=100))
+        sizes: dict[str, Any] = {"num_blocks": 200, "max_num_seqs": 6, "max_model_len": 64, "hash_seed": 3}
+        self.cache = KVCacheManager(CacheConfig(groups=groups, state_order=order, track_misses=True, **sizes))
+        first = self.computed(tokens(1, 40), [16])
+        second = self.computed([*tokens(1, 20), *tokens(3, 20)])
+        self.cache.free([first])
+        self.done = self.computed([*tokens(1, 24), *tokens(4, 10)])
+        self.cache.free([second])
+        self.waiting = self.cache.allocate(tokens(1, 33), boundaries=[24])
+        self.reserved = self.cache.allocate(tokens(5, 25))
+        self.num_reserved = self.cache.reserve([self.reserved]).num_scheduled
+
+    def computed(self, prompt: list[int], boundaries: list[int] | None = None) -> int:
+        seq = self.cache.allocate(prompt, boundaries=boundaries or ())
+        while self.cache.num_computed_tokens(seq) < len(prompt):
+            self.cache.commit([seq], self.cache.reserve([seq]).num_scheduled)
+        return seq
+
+    def check(self) -> None:
+        """Now, and when all has ended: then nothing is held."""
+        self.cache.check()
+        self.cache.free(list(self.cache.running()))
+        self.cache.check()
+        if self.cache.stats().num_used_blocks:
+            raise AssertionError(f"{self.cache.stats().num_used_blocks} blocks are held by nobody")
+
+
 def points(kind: str, call: Call, num_points: int = NUM_POINTS) -> Iterator[Point]:
     """Each of the first allocations of a call fails in turn, until the call seems to make no more of them."""
-    site = Site(kind)
+    site: Any = StateSite(STATE_KINDS[kind]) if kind in STATE_KINDS else Site(kind)
     arguments = call.arguments(site)
     before = snapshot(site.cache)
     gc.collect()
@@ -86,7 +130,7 @@ def points(kind: str, call: Call, num_points: int = NUM_POINTS) -> Iterator[Poin
         gc.enable()
 
 
-def _forked(site: Site, call: Call, arguments: dict[str, Any], before: dict[str, Any], number: int) -> tuple[str, str]:
+def _forked(site: Any, call: Call, arguments: dict[str, Any], before: dict[str, Any], number: int) -> tuple[str, str]:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -106,7 +150,7 @@ def _forked(site: Site, call: Call, arguments: dict[str, Any], before: dict[str,
     return str(outcome), str(where)
 
 
-def _tried(site: Site, call: Call, arguments: dict[str, Any], before: dict[str, Any], number: int) -> tuple[str, str]:
+def _tried(site: Any, call: Call, arguments: dict[str, Any], before: dict[str, Any], number: int) -> tuple[str, str]:
     """In the child: run the call, then look."""
     import _testcapi
 
@@ -152,6 +196,10 @@ def sweep(names: tuple[str, ...] = NAMES, kinds: tuple[str, ...] = KINDS) -> Ite
         for call in MANAGER_CALLS:
             if call.name in names:
                 yield from points(kind, call)
+    for kind in STATE_KINDS:
+        for call in STATE_CALLS:
+            if call.name in names:
+                yield from points(kind, call, NUM_STATE_POINTS)
 
 
 def main() -> None:
@@ -167,7 +215,7 @@ def main() -> None:
         counts[point.outcome] += 1
         num_wrong += point.is_wrong
         if options.all or point.is_wrong:
-            print(f"{point.kind:8} {point.call:20} {point.number:3} {point.outcome:12} {point.where}", flush=True)
+            print(f"{point.kind:16} {point.call:20} {point.number:3} {point.outcome:12} {point.where}", flush=True)
     for outcome, count in counts.most_common():
         print(f"{count:8,}  {outcome}")
     print(f"{num_wrong:8,}  of them wrong")

@@ -108,6 +108,7 @@ class AllocateCalls:
                 hit = hits[0] if alone else self.admission.look_up(prompt)
                 rows[index] = int(self._admit_one(prompt, hit, holders[index], num_seqs, resumed, alone))
                 num_admitted = index + 1
+                self.store.admitted(i64(rows[index]), prompt, hit)
         except BaseException:
             for row in reversed(rows[:num_admitted]):
                 self.sequences.session[i64(row)] = UNDONE
@@ -165,7 +166,6 @@ class AllocateCalls:
         self.sequences.promise(row, num_seqs - 1)
         self._publish(row, prompt, hit)
         self._keep_causes(row, prompt, hit, causes)
-        self.store.admitted(row, prompt, hit)
         return row
 
     def _open_row(self, prompt: Prompt, holder: str, hit: Hit) -> i64:

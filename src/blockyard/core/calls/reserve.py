@@ -263,7 +263,7 @@ class ReserveCalls:
         if not self.store.grow(row, start, end, self._transfers):
             return NO_BLOCKS
         self._store_pending(row)
-        if sequences.copy_from[row]:
+        if sequences.copy_from[row] and not self.store.has_states:
             self._copy_beginning(row, start // self.block_size)
         if sequences.waits_on[row] == NO_ROW and sequences.pending_token[row] == NO_TOKEN:
             sequences.alert[row] = QUIET

@@ -67,6 +67,8 @@ class Store:
         self.alignment: i64 = token_blocks.block_size
         #: Whether a token block can be shared as soon as it is indexed, even before it is computed (`joins`).
         self.shares_at_once = False
+        #: Whether a hit ends at a state, which the plan loads, and never inside a block.
+        self.has_states = False
         self.num_copied_blocks: i64 = 0
 
     def num_token_blocks(self, num_tokens: i64) -> i64:
@@ -129,7 +131,7 @@ class Store:
         """New blocks for a prompt, besides token blocks."""
 
     def admitted(self, row: i64, prompt: Prompt, hit: Hit) -> None:
-        """A prompt was taken in: nothing can fail any more."""
+        """A prompt was taken in. Where this fails, the prompt is let go again."""
 
     def blocks_of(self, token_block: i64) -> list[int]:
         """A block of the KV pool for each group that holds what `token_block` says; none if one group has none."""

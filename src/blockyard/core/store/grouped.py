@@ -72,6 +72,7 @@ class GroupedStore(Store):
         self.states: StateGroup | None = None
         if config.state_group is not None:
             self.states = StateGroup(config, self.pool, token_blocks, sequences)
+            self.has_states = True
             self.cut_limit = "a state cannot be cut"
 
     # Admission.

@@ -102,8 +102,10 @@ class StateGroup:
         self._refresh_at: i64 = 0
         #: Slots to copy in the next plan, (from, to).
         self._copies: list[int] = []
-        #: What the plan that is made now saves: (row, boundary).
+        #: What the plan that is made now saves: (row, boundary); and the rows whose slots it fills first.
         self._asked: list[int] = []
+        self._opening: list[int] = []
+        self._no_sources: list[int] = []
 
     # Hits.
 
@@ -226,7 +228,10 @@ class StateGroup:
                 if copies[place + 1] != row:
                     self._copies += copies[place : place + 2]
         if self.shelf is None:
-            self._touch(row)
+            try:
+                self._touch(row)
+            except MemoryError:  # these states go sooner
+                self._used[row] = self._no_sources
         self._open(row, 0)
         self._used[row] = []
 
@@ -404,6 +409,7 @@ class StateGroup:
     def cut(self, rows: vec[i64], first: vec[i64], counts: vec[i64]) -> None:
         """End what each row is to compute, from `first` on, at its next boundary. O(batch)."""
         self._asked = []
+        self._opening = []
         if not self.cuts:
             return
         for place in range(i64(len(rows))):
@@ -434,11 +440,9 @@ class StateGroup:
             if source:
                 transfers.state_loads.append(int(row))
                 transfers.state_loads += source
-                transfers.held_sources += source
-                self.sequences.copy_from[row] = []
             else:
                 transfers.state_clears.append(int(row))
-            self._is_begun[row] = 1
+            self._opening.append(int(row))
         for boundary in self._boundaries(row, start, end):
             self._asked += (int(row), boundary)
         if self._refused[row]:
@@ -464,15 +468,25 @@ class StateGroup:
         self._asked = []
         for place in range(0, len(asked), 2):
             if not self._has_room():
-                return
+                break
             row = i64(asked[place])
             blocks = zeros_i32(int(self.num_parts))
+            pending = [*self._pending[row], Save(i64(asked[place + 1]), blocks)]
             self.pool.acquire(blocks, 0, self.num_parts)
-            self._pending[row] = [*self._pending[row], Save(i64(asked[place + 1]), blocks)]
+            self._pending[row] = pending
             self._num_pending[row] += 1
             self.num_saved += 1
             transfers.state_saves += asked[place : place + 2]
             transfers.state_saves += [int(block) for block in blocks]
+        self._note_opened(transfers)
+
+    def _note_opened(self, transfers: Transfers) -> None:
+        """The plan is made, and fills these slots; where it could not be made, the next one does."""
+        for row in self._opening:
+            transfers.held_sources += self.sequences.copy_from[row]
+        for row in self._opening:
+            self.sequences.copy_from[row] = self._no_sources  # no object is made: from here on nothing fails
+            self._is_begun[i64(row)] = 1
 
     def _has_room(self) -> bool:
         """Return whether blocks for one more state can be taken; of a policy's only those that it has named."""
