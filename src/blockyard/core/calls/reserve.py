@@ -113,6 +113,8 @@ class ReserveCalls:
         """
         left = self.kv_pool.queue.num_free
         needed: i64 = 0
+        #: Blocks that cache nothing and become free on the way, before any other is taken.
+        freed: i64 = 0
         for index in range(i64(len(rows))):
             self._reached[rows[index]] = self.sequences.num_computed[rows[index]]
         for index in range(i64(len(rows))):
@@ -121,8 +123,11 @@ class ReserveCalls:
                 missing = self.store.num_missing(row, starts[index], starts[index] + counts[index])
                 least = missing - self.store.num_copies(row, starts[index])
                 if least <= left:
-                    needed += missing + self.store.num_to_save(row, starts[index], starts[index] + counts[index])
-                    left -= least
+                    taken = missing + self.store.num_to_save(row, starts[index], starts[index] + counts[index])
+                    needed += max(taken - freed, 0)
+                    dropped = self.store.num_to_drop(row)
+                    freed = max(freed - taken, 0) + dropped
+                    left += dropped - least
                     if self.sequences.num_ahead[row] == 0:
                         self._reached[row] = starts[index] + counts[index]
         self.kv_pool.evict_ahead(min(needed, self.kv_pool.queue.num_free))

@@ -157,6 +157,10 @@ class Store:
         """Blocks that may be taken besides for what is saved of these tokens."""
         return 0
 
+    def num_to_drop(self, row: i64) -> i64:
+        """Return the blocks that a row holds for saves of an earlier step, and lets go of when it is served again."""
+        return 0
+
     def save(self, transfers: Transfers) -> None:
         """All sequences of a step have what they need: take blocks for what is saved of it."""
 

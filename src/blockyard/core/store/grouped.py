@@ -254,6 +254,10 @@ class GroupedStore(Store):
         """Return those that states take."""
         return 0 if self.states is None else self.states.num_blocks_to_save(row, start, end)
 
+    def num_to_drop(self, row: i64) -> i64:
+        """Return those of states."""
+        return 0 if self.states is None else self.states.num_to_drop(row)
+
     def save(self, transfers: Transfers) -> None:
         """Take the blocks of states that the step passes."""
         if self.states is not None:

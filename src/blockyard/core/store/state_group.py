@@ -422,6 +422,13 @@ class StateGroup:
         """Return the blocks that saving what these tokens pass takes."""
         return self.num_parts * i64(len(self._boundaries(row, start, end)))
 
+    def num_to_drop(self, row: i64) -> i64:
+        """Return the blocks of saves that `begin` lets go of: their step was not committed. O(saves)."""
+        if self._num_pending[row] == 0 or self.sequences.num_ahead[row] > 0:
+            return 0
+        dropped = [save for save in self._pending[row] if save.boundary > self.sequences.num_computed[row]]
+        return self.num_parts * i64(len(dropped))
+
     def _boundaries(self, row: i64, start: i64, end: i64) -> list[int]:
         boundaries: list[int] = []
         boundary = self.next_boundary(row, start)
