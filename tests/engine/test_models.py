@@ -51,8 +51,8 @@ UNFIT = [
         "rotary embedding is of type 'dynamic'",
     ),
     (
-        lambda: transformers.Lfm2Config(**SMALL, layer_types=["conv", "full_attention"]),
-        "config has conv_L_cache = 3: its layers keep a state",
+        lambda: transformers.Lfm2Config(**SMALL, layer_types=["conv", "conv"]),
+        "Lfm2ForCausalLM has states alone, and no layer with keys and values",
     ),
     (
         lambda: transformers.BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4),
