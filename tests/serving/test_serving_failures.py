@@ -119,17 +119,21 @@ def test_the_one_that_fails_alone_gets_the_error(options: dict[str, Any]) -> Non
 
 
 def test_a_stream_that_has_begun_ends_with_an_error() -> None:
-    calls = []
+    calls, has_begun = [], threading.Event()
 
     def raises(tokens: torch.Tensor) -> bool:
         calls.append(tokens.numel())
-        return len(calls) > 5
+        return len(calls) > 5 and has_begun.wait(PATIENCE_SECONDS)
+
+    def text_of(chunk: openai.types.Completion) -> str:
+        has_begun.set()
+        return chunk.choices[0].text
 
     with running_server(fragile_engine(raises)) as running:
         texts = []
         stream = running.client().completions.create(model=MODEL, prompt=[1, 2], max_tokens=50, stream=True)
         with pytest.raises(openai.APIError, match="server failed"):
-            texts.extend(chunk.choices[0].text for chunk in stream)
+            texts.extend(map(text_of, stream))
         assert texts
         running.require_idle()
 
