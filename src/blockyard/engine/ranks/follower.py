@@ -32,7 +32,7 @@ from ..moves import lists_of
 from ..probe import learn_shape
 from ..runner import ForwardBatch, ModelRunner
 from .group import CollectiveError, ProcessGroup
-from .joining import CacheSettings, agreed_bytes, identity_of, join
+from .joining import CacheSettings, agreed_bytes, identity_of, join, require_shareable
 from .peers import TorchrunRank
 
 #: For rank 0's end, or its word, to arrive before a sum that broke off because of it is reported.
@@ -145,6 +145,7 @@ class Follower:
         identity = identity_of(borrowed, shape, block_size)
         self._connection.send_bytes(pack("hello", identity))
         welcome = self._inbox.expect("welcome").fields
+        require_shareable(borrowed, shape, self._shard, welcome["interleave"])
         group = ProcessGroup(self._shard, self._store, borrowed.device, self._is_local, welcome["step_seconds"])
         del model  # the whole is not needed any more
         borrowed, shape = join(borrowed, shape, self._shard, welcome["interleave"], group, welcome["is_tried"])

@@ -29,7 +29,7 @@ from ..probe import learn_shape
 from ..runner import ModelRunner
 from ..shape import KVShape
 from .group import ProcessGroup, RankGroup
-from .sharding import Heads, ModelShard
+from .sharding import Heads, ModelShard, require_splittable
 
 #: Of a config: what depends on how it was loaded, and on nothing that is computed.
 _OF_LOADING = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
@@ -85,6 +85,12 @@ def _sample_digest(model: Any) -> str:
         digest.update(f"{name} {tuple(weights.shape)} {weights.dtype}".encode())
         digest.update(sample.view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def require_shareable(borrowed: BorrowedModel, shape: KVShape, shard: Shard, interleave: int) -> None:
+    """Raise what `join` raises for a model that cannot be split, before this rank waits for others. O(modules)."""
+    if not interleave:
+        require_splittable(borrowed.model, Heads.of(borrowed.model, shape.num_kv_heads), shard)
 
 
 def join(

@@ -24,7 +24,7 @@ from ..runner import ForwardBatch, ModelRunner, StepRunner
 from ..shape import KVShape
 from . import group
 from .group import CollectiveError, ProcessGroup
-from .joining import CacheSettings, agreed_bytes, identity_of, is_affordable, join, require_same
+from .joining import CacheSettings, agreed_bytes, identity_of, is_affordable, join, require_same, require_shareable
 from .peers import Peers, StartedPeers
 from .watch import PeerWatch
 
@@ -79,6 +79,7 @@ class Ranks:
         welcome = {"is_tried": is_tried, "interleave": self._interleave, "step_seconds": seconds}
         self._watch.send_all(pack("welcome", welcome))
         shard = Shard(0, self._peers.size)
+        require_shareable(borrowed, shape, shard, self._interleave)
         try:
             store = self._peers.store()
             self._group = ProcessGroup(shard, store, borrowed.device, self._peers.is_local, seconds)

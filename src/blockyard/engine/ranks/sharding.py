@@ -57,14 +57,9 @@ class ModelShard:
         self._heads = heads
         self._shard = shard
         self._group = group
-        num_split = 0
+        require_splittable(model, heads, shard)
         for name, module, style in planned_modules(self.model):
-            if type(module) is not torch.nn.Linear:
-                raise ModelError(f"{name} is a {type(module).__name__}; only plain linear layers are split over ranks")
             self._replace(name, self._split(name, module, style))
-            num_split += 1
-        if not num_split:
-            raise ModelError(f"{type(model).__name__} cannot be split over ranks: its plan splits no linear layer")
 
     def _split(self, name: str, whole: torch.nn.Linear, style: str) -> torch.nn.Linear:
         own = self._own(name, whole, style)
@@ -101,6 +96,21 @@ class ModelShard:
     def _replace(self, name: str, module: torch.nn.Module) -> None:
         parent, _, leaf = name.rpartition(".")
         setattr(self.model.base_model.get_submodule(parent), leaf, module)
+
+
+def require_splittable(model: Any, heads: Heads, shard: Shard) -> None:
+    """Raise what `ModelShard` raises for a model that ranks cannot share. O(modules).
+
+    Each rank asks before it meets the others, so that none waits for one that has refused.
+    """
+    planned = list(planned_modules(model))
+    for name, module, _ in planned:
+        if type(module) is not torch.nn.Linear:
+            raise ModelError(f"{name} is a {type(module).__name__}; only plain linear layers are split over ranks")
+    if not planned:
+        raise ModelError(f"{type(model).__name__} cannot be split over ranks: its plan splits no linear layer")
+    if any(is_of_attention(name) for name, _, _ in planned):
+        shard.query_heads(heads.num_heads, heads.num_kv_heads)
 
 
 def _features(name: str, number: int, heads: range, num_heads: int) -> range:
