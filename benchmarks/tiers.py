@@ -1,14 +1,14 @@
 """Tiers beside the bare calls that they are made of, in one run.
 
-    python -m benchmarks.tiers [files redis bucket index]
-
+    python -m benchmarks.tiers [files redis bucket index manager]
 
 Each row stores and loads objects of 1 MiB in jobs of eight, and does the same with the plain call in turns: pwritev and
 preadv of the same files, `set` and `get` of redis-py, `put` and `get` of obstore (against moto's server, so that row
 says what a tier adds, not what S3 gives). The best of the rounds counts, since other programs can only slow them down.
 ratio: the tier's speed over the plain call's, which has one thread; the tier has one, and its usual two. `index` makes
 a folder of a million small objects: seconds from opening it to the first hit of a load and to the whole index, and
-bytes of the process's memory an object.
+bytes of the process's memory an object. `manager` gives what the engine's thread pays a block of 16 tokens, in
+microseconds of its own CPU time, beside copying: a place that does nothing, 2,000 blocks.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from typing import Any
 from tests.tiers.servers import BUCKET, redis_server, s3_server
 from tests.tiers.support import LAYOUT, name_of, tokens_of
 
-from blockyard.tiers import FileTier, Header, Job, WorkingTier
+from blockyard import CacheConfig, KVCacheManager
+from blockyard.tiers import FileTier, Header, Job, Offload, WorkingTier, object_names
 from blockyard.tiers.header import checksum_of
+from blockyard.tiers.index import ObjectIndex
 
 OBJECT_BYTES = 2**20
 NUM_OBJECTS = 64
@@ -193,7 +195,95 @@ def index(folder: Path, count: int = 10**6) -> None:
     tier.close()
 
 
-PARTS = {"files": files, "redis": redis, "bucket": bucket, "index": index}
+class Nowhere(WorkingTier):
+    """A place that does nothing at once, and has everything once `is_full`."""
+
+    is_full = False
+
+    def __init__(self) -> None:
+        super().__init__("nowhere", ObjectIndex(2**60, 2**20))
+        self._start()
+
+    def _write(self, task: Any, positions: Any) -> None:
+        pass
+
+    def _read(self, task: Any, position: int) -> None:
+        pass
+
+    def _sizes(self, names: Any) -> list[int]:
+        return [OBJECT_BYTES] * len(names) if self.is_full else []
+
+    def remove(self, names: Any) -> None:
+        pass
+
+
+class NoBlocks:
+    """Blocks that nobody copies."""
+
+    object_bytes, num_rows = OBJECT_BYTES // 4, 8192
+    bytes = memoryview(bytearray(OBJECT_BYTES // 4))
+
+    def layout(self) -> dict[str, Any]:
+        return {"none": 0}
+
+    def buffer(self, row: int) -> memoryview:
+        return self.bytes
+
+    def read(self, block_ids: Any, rows: Any) -> None:
+        pass
+
+    def write(self, block_ids: Any, rows: Any) -> None:
+        pass
+
+
+def manager_times(num_blocks: int) -> dict[str, float]:
+    """Microseconds a block of each call, of a prompt that is stored, and then loaded after a reset."""
+    size = 16 * num_blocks
+    cache = KVCacheManager(CacheConfig(2 * num_blocks + 9, max_num_seqs=2, max_model_len=size + 9))
+    nowhere = Nowhere()
+    offload = Offload(cache, NoBlocks(), [nowhere], {"model": 0})
+    tokens = [token % 50000 for token in range(size + 1)]
+    times: dict[str, float] = {}
+
+    def timed(what: str, call: Callable[[], Any]) -> None:
+        begun = time.thread_time()
+        call()
+        times[what] = times.get(what, 0.0) + (time.thread_time() - begun) / num_blocks * 1e6
+
+    def end_jobs(what: str) -> None:
+        while offload.read().num_waiting or nowhere.stats().num_waiting:
+            time.sleep(0.01)
+            timed(what, offload.poll)
+
+    timed("name", lambda: object_names(LAYOUT, tokens, 16))
+    while offload.prepare(0, tokens):
+        time.sleep(0.001)
+    seq = cache.allocate(tokens)
+    offload.fill(0, seq)
+    cache.reserve([seq], [size])
+    timed("store", lambda: offload.save(0, seq, tokens, size))
+    end_jobs("store")
+    cache.commit([seq], [size])
+    cache.free(seq)
+    offload.forget(0)
+    cache.reset_prefix_cache()
+    nowhere.is_full = True
+    timed("name, look up, load", lambda: offload.prepare(0, tokens))
+    end_jobs("name, look up, load")
+    seq = cache.allocate(tokens)
+    timed("fill", lambda: offload.fill(0, seq))
+    assert cache.num_computed_tokens(seq) == size
+    offload.close()
+    return times
+
+
+def manager(folder: Path) -> None:
+    rounds = [manager_times(2000) for _ in range(7)]
+    told = ", ".join(f"{what} {min(each[what] for each in rounds):.2f}" for what in rounds[0])
+    print(f"manager µs a block: {told}")
+
+
+PARTS = {"files": files, "redis": redis, "bucket": bucket, "index": index, "manager": manager}
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from blockyard import CacheConfig, CacheSalt, KVCacheManager, LayerGroup
+from blockyard import CacheConfig, CacheSalt, KVCacheManager, LayerGroup, Span
 from blockyard.tiers import Cause, Job, Offload, Outcome, Prefix, TierStats, TierUse
 
 POISON = 0x5A
@@ -148,15 +148,19 @@ class FaultyTier:
 @dataclass(eq=False)
 class Request:
     tokens: list[int]
-    keys: tuple[CacheSalt, ...]
+    keys: tuple[CacheSalt | Span, ...]
     seq: int = -1
     weights: int = 0
 
     def numbers(self, count: int) -> list[int]:
         """What stands for each token: it depends on all before, the keys and the weights."""
-        made, number = [], number_of(self.weights, len(self.keys) and hash(self.keys[0].value) % 2**31)
-        for token in self.tokens[:count]:
+        salts = [key.value for key in self.keys if isinstance(key, CacheSalt)]
+        spans = {key.start: key for key in self.keys if isinstance(key, Span)}
+        made, number = [], number_of(self.weights, len(salts))
+        for at, token in enumerate(self.tokens[:count]):
             number = number_of(number, token)
+            if at in spans:
+                number = number_of(number, int(spans[at].content) * 100 + spans[at].length)
             made.append(number)
         return made
 
@@ -236,8 +240,11 @@ class OffloadWorld:
             topic = 1000 * self.choose.randrange(3)
             base = list(range(topic, topic + self.choose.randrange(1, 40)))
             own = [self.choose.randrange(3) for _ in range(self.choose.randrange(1, 8))]
-            keys = (CacheSalt("salt"),) if self.choose.random() < 0.2 else ()
-            self.waiting.append(Request(base + own, keys))
+            keys: list[CacheSalt | Span] = [CacheSalt("salt")] if self.choose.random() < 0.2 else []
+            if self.choose.random() < 0.2:
+                length = self.choose.randrange(1, len(base) + 1)
+                keys.append(Span(str(self.choose.randrange(2)), self.choose.randrange(len(base) - length + 1), length))
+            self.waiting.append(Request(base + own, tuple(keys)))
 
     def cancel(self) -> None:
         if self.waiting and self.choose.random() < 0.5:

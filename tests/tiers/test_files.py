@@ -14,11 +14,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from blockyard import InvalidArgument
-from blockyard.tiers import Cause, FileTier, Header, Job, PlaceError, Tier, files, layout_id, object_names
-from blockyard.tiers.header import PAGE_BYTES
+from blockyard import CacheSalt, InvalidArgument, LoRA, Span
+from blockyard.tiers import Cause, FileTier, Header, Job, NameChain, PlaceError, Tier, files, layout_id, object_names
+from blockyard.tiers.header import PAGE_BYTES, VERSION
 from blockyard.wire.message import pack
 
 from ..support.patience import wait_until
@@ -202,7 +203,7 @@ def test_a_page_that_names_no_length_is_no_object(tier: FileTier, tmp_path: Path
     """Whoever may write to the place can forge a page, and makes a miss of it: not a place that is taken for ill."""
     fields = {"name": name_of(1).hex(), "tokens": tokens_of(1).hex(), "layout": LAYOUT.hex(), "checksum": ""}
     for length in (float("inf"), float("nan"), -1, 2**80, None, [1], {}):
-        page = pack("object", {**fields, "length": length, "version": 1}).ljust(PAGE_BYTES, b"\0")
+        page = pack("object", {**fields, "length": length, "version": VERSION}).ljust(PAGE_BYTES, b"\0")
         tier.put(name_of(1), page + payload_of(1))
         assert load(tier, [1]) == {1: Cause.DAMAGED}
         assert not path_of(tmp_path, 1).exists()
@@ -500,8 +501,6 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_names_follow_layout_tokens_keys_and_place() -> None:
-    from blockyard import CacheSalt, LoRA
-
     prompt = list(range(40))
     base, digests = object_names(LAYOUT, prompt, 16)
     assert len(base) == len(digests) == 2
@@ -516,6 +515,25 @@ def test_names_follow_layout_tokens_keys_and_place() -> None:
     assert len(set(names)) == len(names) == 12
     assert object_names(LAYOUT, prompt, 16) == (base, digests)
     assert object_names(LAYOUT, prompt[:16] + prompt[:16], 16)[1] == [digests[0]] * 2
+
+
+def test_a_chain_that_grows_has_the_names_of_the_whole() -> None:
+    prompt, keys = list(range(80)), (LoRA("a"), Span("cat", 20, 30))
+    whole = object_names(LAYOUT, prompt, 16, keys)
+    assert object_names(LAYOUT, np.array(prompt), 16, keys) == whole
+    chain = NameChain(LAYOUT, 16, keys)
+    for stop in (1, 1, 3):
+        chain.extend(prompt, stop)
+    other = chain.copy()
+    other.extend(prompt)
+    assert (other.names, other.digests) == whole
+    assert (chain.names, chain.digests) == (whole[0][:3], whole[1][:3])
+
+
+@pytest.mark.parametrize("tokens", [[0.5], [-1], [2**31], ["a"], np.array([2**40]), np.zeros((2, 2), int), np.ones(2)])
+def test_what_is_no_token_has_no_name(tokens: object) -> None:
+    with pytest.raises(InvalidArgument, match="tokens are integers from 0"):
+        object_names(LAYOUT, tokens, 1)
 
 
 def test_a_layout_is_all_of_its_fields() -> None:

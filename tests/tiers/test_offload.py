@@ -130,9 +130,17 @@ def test_a_salt_is_part_of_the_name(tmp_path: Path) -> None:
     assert served(SmallEngine(tmp_path), PROMPT, CacheSalt("a")) == 16
 
 
-def test_prompts_with_spans_are_left_alone(tmp_path: Path) -> None:
-    served(SmallEngine(tmp_path), PROMPT, Span("cat", 2, 4))
-    assert list((tmp_path / "objects").rglob("?" * 32)) == []
+def test_a_span_is_part_of_the_names_from_its_block_on(tmp_path: Path) -> None:
+    served(SmallEngine(tmp_path), PROMPT, Span("cat", 9, 4))
+    for other, hit in (
+        (Span("cat", 9, 4), 16),
+        (Span("dog", 9, 4), 8),
+        (Span("cat", 9, 5), 8),
+        (Span("cat", 10, 4), 8),
+    ):
+        assert served(SmallEngine(tmp_path, write="never"), PROMPT, other) == hit
+    assert served(SmallEngine(tmp_path, write="never"), PROMPT, Span("cat", 9, 4, "sound")) == 8
+    assert served(SmallEngine(tmp_path), PROMPT) == 8
 
 
 def test_selective_stores_at_the_second_use(tmp_path: Path) -> None:

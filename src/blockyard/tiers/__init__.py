@@ -14,7 +14,7 @@ Read it in this order:
     offload   binds a manager and its KV storage to tiers: stores what is computed, loads what prompts begin with
     kv_blocks the blocks of a `blockyard.storage.KVCache` as objects
 
-docs/tiers.md is the guide. Needs cbor2 and xxhash: `pip install 'blockyard[tiers]'`.
+docs/tiers.md is the guide. Needs xxhash: `pip install 'blockyard[tiers]'`.
 `RedisTier` needs the extra `redis`, `ObjectTier` the extra `buckets`, `KVBlocks` the extra `engine`, each when it is
 first asked for.
 """

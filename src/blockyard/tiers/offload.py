@@ -22,7 +22,7 @@ from ..arguments import shown
 from ..core.manager import KVCacheManager
 from ..core.plan import StepPlan
 from ..errors import InvalidArgument, InvariantError
-from ..keys import ExtraKey, canonical_keys, spans_of
+from ..keys import ExtraKey
 from .costs import LinearCost
 from .header import NameChain, layout_id
 from .tier import Job, Outcome, Tier, TierStats
@@ -203,8 +203,8 @@ class Offload:
     on_plan: called with each `StepPlan` made here, to carry out its moves at once (`KVCache.move_blocks`); needed with
     a CPU pool or partial hits. clock: seconds.
 
-    Requests whose prompts have spans are left alone. Not safe for use by several threads. Raises `InvalidArgument` for
-    layer groups of several block sizes, state groups, context shards, and steps in flight.
+    Not safe for use by several threads. Raises `InvalidArgument` for layer groups of several block sizes, state groups,
+    context shards, and steps in flight.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class Offload:
         self._last_job = 0
         self._stored_rows: dict[int, list[int]] = {}
         #: Jobs that read each row for a store.
-        self._readers: Counter[int] = Counter()
+        self._readers = [0] * blocks.num_rows
         #: Copies that the device is still to do, and what follows them.
         self._copies: list[tuple[IsDone, Callable[[], None]]] = []
 
@@ -275,7 +275,7 @@ class Offload:
         O(blocks not named yet) the first time, and O(blocks) while a place is asked.
         """
         prompt = self._prompt(key, extra_keys)
-        if prompt is None or prompt.is_over:
+        if prompt.is_over:
             return False
         if not may_load:
             prompt.is_over = True
@@ -320,7 +320,7 @@ class Offload:
         # What was computed before the cache was reset may be of other weights.
         if prompt is None or prompt.num_saved >= stop or prompt.generation != self.cache.generation:
             return 0
-        prompt.chain.extend(token_ids[: stop * self._block_size])
+        prompt.chain.extend(token_ids, stop)
         names = prompt.chain.names
         first, prompt.num_saved = prompt.num_saved, stop
         wanted = {
@@ -392,7 +392,7 @@ class Offload:
         """
         pieces = {id(piece): piece for load in self._loads.values() for piece in load.pieces}
         pieces |= {id(piece): piece for _, piece, _ in self._jobs.values() if piece is not None}
-        rows = [*self._load_rows, *self._store_rows, *self._readers]
+        rows = [*self._load_rows, *self._store_rows, *np.flatnonzero(self._readers).tolist()]
         rows += [row for piece in pieces.values() for row in piece.rows]
         if not self._copies and sorted(rows) != list(range(self.blocks.num_rows)):
             raise InvariantError(f"offload: {len(rows)} rows are free or in use; there are {self.blocks.num_rows}")
@@ -405,16 +405,13 @@ class Offload:
 
     # Looking for a prompt's blocks.
 
-    def _prompt(self, key: Hashable, extra_keys: tuple[ExtraKey, ...]) -> _Prompt | None:
-        """Returns what is known of a waiting request, made new after the cache was reset; None for one with spans."""
+    def _prompt(self, key: Hashable, extra_keys: tuple[ExtraKey, ...]) -> _Prompt:
+        """Returns what is known of a waiting request, made new after the cache was reset."""
         prompt = self._prompts.get(key)
         if prompt is not None and not prompt.is_admitted and prompt.generation == self.cache.generation:
             return prompt
         self.forget(key)
-        keys = canonical_keys(extra_keys)
-        if spans_of(keys):
-            return None
-        chain = NameChain(self._layout_now(), self._block_size, keys)
+        chain = NameChain(self._layout_now(), self._block_size, extra_keys)
         self._prompts[key] = prompt = _Prompt(chain, self.cache.generation, self._clock())
         return prompt
 
@@ -635,7 +632,7 @@ class Offload:
         if not taken:
             return 0
         rows = {places[at]: self._store_rows.pop() for at in taken}
-        self._readers.update(rows.values())
+        self._hold(rows.values())
         is_copied = self.blocks.read(ids[taken], list(rows.values()))
         objects = [(at, chain.names[at], chain.digests[at], row) for at, row in rows.items()]
         layout = self._layout
@@ -664,15 +661,18 @@ class Offload:
                 continue
             self._jobs[job.id] = (use, None, names)
             self._stored_rows[job.id] = rows
-            self._readers.update(rows)
+            self._hold(rows)
             _remember(use.known, names)
+
+    def _hold(self, rows: Iterable[int]) -> None:
+        for row in rows:
+            self._readers[row] += 1
 
     def _release(self, rows: Iterable[int]) -> None:
         """A job, or the copy before it, reads these rows no more."""
         for row in rows:
             self._readers[row] -= 1
-            if self._readers[row] == 0:
-                del self._readers[row]
+            if not self._readers[row]:
                 self._store_rows.append(row)
 
     def _block_ids(self, seq: int, places: Sequence[int]) -> npt.NDArray[np.int32]:

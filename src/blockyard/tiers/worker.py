@@ -11,7 +11,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -49,22 +49,24 @@ class PlaceError(Exception):
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """A task is a job with its buffers as bytes, as a place sees it. parts: the pieces of each object's payload."""
+    """A task is a job with its buffers as bytes, as a place sees it. parts: the pieces of each object's payload, of
+    `lengths` bytes; num_bytes: of all."""
 
     job: Job
     is_load: bool
     parts: list[list[memoryview]]
     since: float
     begun: float = 0.0
+    lengths: list[int] = field(init=False)
+    num_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lengths = [len(parts[0]) if len(parts) == 1 else sum(len(part) for part in parts) for parts in self.parts]
+        self.num_bytes = sum(self.lengths)
 
     def length(self, position: int) -> int:
         """Returns the bytes of one payload."""
-        return sum(len(part) for part in self.parts[position])
-
-    @property
-    def num_bytes(self) -> int:
-        """Returns the bytes of all payloads."""
-        return sum(self.length(position) for position in range(len(self.parts)))
+        return self.lengths[position]
 
     def header(self, position: int) -> Header:
         """Returns the header under which an object is stored. O(bytes)."""
@@ -498,8 +500,15 @@ def _clear_all(task: Task) -> None:
         np.frombuffer(part, np.uint8).fill(0)
 
 
+def _is_plain(item: memoryview) -> bool:
+    """Says whether these are the bytes of an object, in one piece."""
+    return item.format == "B" and item.ndim == 1 and item.c_contiguous and 0 < len(item) <= MAX_OBJECT_BYTES
+
+
 def _pieces(place: int, item: object, is_load: bool) -> list[memoryview]:
     """Returns the pieces of a buffer as bytes. Raises `InvalidArgument` for what is none, or cannot be written."""
+    if isinstance(item, memoryview) and _is_plain(item) and not (is_load and item.readonly):
+        return [item]
     pieces: list[Any] = list(item) if isinstance(item, (list, tuple)) else [item]
     found = []
     for each in pieces:
