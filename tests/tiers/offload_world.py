@@ -174,9 +174,9 @@ class OffloadWorld:
         self.now = 0.0
         self.weights = 0
         self.counts: Counter[str] = Counter()
-        self.num_groups = self.choose.choice((1, 1, 2))
+        self.num_groups = 1 if write == "back" else self.choose.choice((1, 1, 2))
         self.block_size = self.choose.choice((2, 4))
-        self.has_cpu = self.choose.random() < 0.5
+        self.has_cpu = write != "back" and self.choose.random() < 0.5
         self.partial = self.choose.random() < 0.3
         self.start()
 

@@ -16,6 +16,8 @@ from ..support.patience import PATIENCE_SECONDS, wait_until
 from ..support.seeds import draws, run_seed
 from .offload_world import FaultyTier, OffloadWorld, Request, SmallBlocks
 
+pytestmark = pytest.mark.filterwarnings("error:on_evict raised")
+
 
 def run(world: OffloadWorld, turns: int) -> Counter[str]:
     for _ in range(turns):
@@ -23,7 +25,7 @@ def run(world: OffloadWorld, turns: int) -> Counter[str]:
     return world.counts
 
 
-@pytest.mark.parametrize("write", ["through", "selective"])
+@pytest.mark.parametrize("write", ["through", "selective", "back"])
 def test_random_worlds(write: str) -> None:
     choose = random.Random(run_seed())
     for _ in range(draws(60, 12)):
@@ -36,10 +38,11 @@ def test_random_worlds(write: str) -> None:
             raise
 
 
+@pytest.mark.parametrize("write", ["through", "back"])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_world_in_which_everything_happens(seed: int) -> None:
+def test_a_world_in_which_everything_happens(seed: int, write: str) -> None:
     tiers = [FaultyTier(random.Random(seed), faults=0.03), FaultyTier(random.Random(seed + 1))]
-    world = OffloadWorld(seed, tiers)
+    world = OffloadWorld(seed, tiers, write)
     for _ in range(4000):
         world.turn()
         done = sum((tier.counts for tier in tiers), world.counts)
@@ -153,6 +156,41 @@ def test_selective_stores_at_the_second_use(tmp_path: Path) -> None:
     assert engine.tier.stats().num_stored == 2  # the two that both begin with
 
 
+def test_back_stores_what_the_pool_evicts(tmp_path: Path) -> None:
+    engine = SmallEngine(tmp_path, write="back")
+    engine.serve(PROMPT)
+    for first in range(200, 1000, 80):  # ten prompts of 20 blocks through a pool of 59
+        assert engine.serve(list(range(first, first + 80))) == 0
+    assert engine.offload.settle(PATIENCE_SECONDS)
+    stored = engine.tier.stats().num_stored
+    assert stored >= 10 * 20 + 4 - 59
+    assert engine.serve(PROMPT) == 16
+    assert engine.cache.pool.on_evict is not None
+    engine.close()
+    assert engine.cache.pool.on_evict is None
+
+
+def test_back_stores_nothing_of_before_a_reset(tmp_path: Path) -> None:
+    engine = SmallEngine(tmp_path, write="back")
+    engine.serve(PROMPT)
+    engine.cache.reset_prefix_cache()
+    for first in range(200, 1000, 80):
+        engine.serve(list(range(first, first + 80)))
+    engine.close()
+    assert served(SmallEngine(tmp_path), PROMPT) == 0
+
+
+def test_back_needs_the_pool_for_itself(tmp_path: Path) -> None:
+    with FileTierOf(tmp_path) as tier:
+        cache = KVCacheManager(CacheConfig(9, block_size=4))
+        cache.pool.on_evict = lambda blocks: blocks
+        with pytest.raises(InvalidArgument, match="on_evict is <function"):
+            Offload(cache, SmallBlocks(9, 4, 1, 4), [TierUse(tier, "back")], {})
+        mapped = KVCacheManager(CacheConfig(9, groups=(LayerGroup(4), LayerGroup(4, sliding_window=4))))
+        with pytest.raises(InvalidArgument, match='write "back" needs one layer group'):
+            Offload(mapped, SmallBlocks(9, 4, 2, 4), [TierUse(tier, "back")], {})
+
+
 def test_never_only_reads(tmp_path: Path) -> None:
     served(SmallEngine(tmp_path, write="never"), PROMPT)
     assert served(SmallEngine(tmp_path), PROMPT) == 0
@@ -212,8 +250,8 @@ def test_what_it_cannot_serve_is_refused(config: CacheConfig, words: str) -> Non
 def test_a_bad_tier_or_policy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="tier is 'disk'"):
         TierUse("disk")  # type: ignore[arg-type]
-    with FileTierOf(tmp_path) as tier, pytest.raises(InvalidArgument, match="write is 'back'"):
-        TierUse(tier, "back")
+    with FileTierOf(tmp_path) as tier, pytest.raises(InvalidArgument, match="write is 'often'"):
+        TierUse(tier, "often")
 
 
 class FileTierOf:

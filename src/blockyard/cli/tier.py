@@ -84,7 +84,7 @@ def open_tier(name: str, text: str) -> WorkingTier:
 
 
 def tier_use(name: str, text: str) -> TierUse:
-    """Open the tier that an option of an engine's command names; behind it may stand write=through, selective or never.
+    """Open the tier that an option of an engine's command names; behind it may stand write=, a write policy.
 
     Raises as `open_tier`, before the place is touched.
     """

@@ -12,6 +12,7 @@ Read it in this order:
     redis     a Redis server
     buckets   an object store: S3, GCS, Azure
     offload   binds a manager and its KV storage to tiers: stores what is computed, loads what prompts begin with
+    write_back stores what the pool evicts, under the names that pool_names takes from its index
     kv_blocks the blocks of a `blockyard.storage.KVCache` as objects
 
 docs/tiers.md is the guide. Needs xxhash: `pip install 'blockyard[tiers]'`.

@@ -163,8 +163,7 @@ class NameChain:
         self._block_size = require_int("block_size", block_size, 1, 2**20)
         keys = canonical_keys(extra_keys)
         self._spans = spans_of(keys)
-        root = json.dumps(["blockyard tiers", VERSION, layout.hex(), block_size, plain_keys(keys)])
-        self._last = sha256(root.encode()).digest()
+        self._last = root_of(layout, block_size, plain_keys(keys))
 
     def extend(self, token_ids: Any, stop: int | None = None) -> None:
         """Name the full blocks of a whole sequence, or of its first `stop`, that have no name yet. O(tokens of these).
@@ -180,10 +179,10 @@ class NameChain:
         names, digests = [], []
         for first in range(0, len(data), width):
             own = data[first : first + width]
-            digests.append(xxhash.xxh3_128_digest(own))
+            digests.append(digest_of(own))
             if spans and first // width in spans:
                 own += json.dumps(spans[first // width]).encode()
-            last = sha256(last + own).digest()
+            last = name_after(last, own)
             names.append(last[:NAME_BYTES])
         self.names += names
         self.digests += digests
@@ -194,6 +193,20 @@ class NameChain:
         made = copy.copy(self)
         made.names, made.digests = list(self.names), list(self.digests)
         return made
+
+
+def root_of(layout: bytes, block_size: int, keys: object) -> bytes:
+    """Returns what names of prompts under these keys (`plain_keys`) are chained from."""
+    return sha256(json.dumps(["blockyard tiers", VERSION, layout.hex(), block_size, keys]).encode()).digest()
+
+
+def name_after(last: bytes, own: bytes) -> bytes:
+    """Returns the whole digest, of which a name is the beginning, of a block whose tokens are `own`."""
+    return sha256(last + own).digest()
+
+
+#: Returns the digest of a block's own tokens.
+digest_of = xxhash.xxh3_128_digest
 
 
 def token_bytes(token_ids: Any) -> bytes:

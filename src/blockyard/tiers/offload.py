@@ -26,9 +26,10 @@ from ..keys import ExtraKey
 from .costs import LinearCost
 from .header import NameChain, layout_id
 from .tier import Job, Outcome, Tier, TierStats
+from .write_back import Evicted, WriteBack
 
 #: What `write` of a tier may be.
-WRITE_POLICIES = ("through", "selective", "never")
+WRITE_POLICIES = ("through", "selective", "back", "never")
 #: Why prompt tokens that the pool did not have were computed and not loaded.
 MISS_CAUSES = ("absent", "not_worth", "late", "failed", "no_buffers")
 #: Tells whether a copy that was asked for is done.
@@ -67,7 +68,7 @@ class Blocks(Protocol):
 @dataclass(eq=False, slots=True)
 class TierUse:
     """This says how a tier is used. write: "through" stores each full block when it is computed, "selective" when it is
-    computed or hit for the second time, "never" none: it is only read.
+    computed or hit for the second time, "back" when the pool evicts it, "never" none: it is only read.
 
     num_hit_tokens: prompt tokens that it brought. num_skipped: objects that were not stored because no buffer was free
     or it took no job. Raises `InvalidArgument` for another policy.
@@ -88,7 +89,7 @@ class TierUse:
 
     def wants(self, name: bytes) -> bool:
         """Says whether an object that is computed or hit now is to be stored; notes that it was seen."""
-        if name in self.known or self.write == "never":
+        if name in self.known or self.write in ("back", "never"):
             return False
         if self.write == "through" or name in self.seen:
             return True
@@ -247,6 +248,8 @@ class Offload:
         self._stored_rows: dict[int, list[int]] = {}
         #: Jobs that read each row for a store.
         self._readers = [0] * blocks.num_rows
+        self._back = [use for use in self.uses if use.write == "back"]
+        self._write_back = WriteBack(cache, self._store_evicted) if self._back else None
         #: Copies that the device is still to do, and what follows them.
         self._copies: list[tuple[IsDone, Callable[[], None]]] = []
 
@@ -259,6 +262,8 @@ class Offload:
         for tier in {id(use.tier): use.tier for use in self.uses}.values():
             for outcome in tier.finished():
                 self._end_job(outcome)
+        if self._write_back is not None:
+            self._write_back.learn(self._layout_now())
 
     def prepare(
         self,
@@ -323,6 +328,8 @@ class Offload:
         prompt.chain.extend(token_ids, stop)
         names = prompt.chain.names
         first, prompt.num_saved = prompt.num_saved, stop
+        if self._write_back is not None:
+            self._write_back.computed(self.cache.block_ids(seq)[first:stop])
         wanted = {
             use: chosen
             for use in self.uses
@@ -381,6 +388,8 @@ class Offload:
         for key in list(self._prompts):
             self.forget(key)
         settled = self.settle(seconds)
+        if self._write_back is not None:
+            self._write_back.close()
         closed = [use.tier.close() for use in self.uses]
         self.poll()
         return settled and all(closed)
@@ -631,22 +640,40 @@ class Offload:
             use.num_skipped += sum(places[at] in blocks for at in held[len(taken) :])
         if not taken:
             return 0
-        rows = {places[at]: self._store_rows.pop() for at in taken}
-        self._hold(rows.values())
-        is_copied = self.blocks.read(ids[taken], list(rows.values()))
-        objects = [(at, chain.names[at], chain.digests[at], row) for at, row in rows.items()]
+        objects = [(places[at], chain.names[places[at]], chain.digests[places[at]]) for at in taken]
+        self._copy_out(ids[taken], objects, wanted)
+        return len(taken)
+
+    def _store_evicted(self, evicted: list[Evicted]) -> None:
+        """Store what the pool has just evicted, where a tier that writes back does not have it."""
+        evicted = list({each[1]: each for each in evicted}.values())  # equal blocks are one object
+        wanted = {use: {block for block, name, _ in evicted if name not in use.known} for use in self._back}
+        chosen = [each for each in evicted if any(each[0] in blocks for blocks in wanted.values())]
+        taken = chosen[: len(self._store_rows)]
+        for use, blocks in wanted.items():
+            use.num_skipped += sum(each[0] in blocks for each in chosen[len(taken) :])
+        if taken:
+            self._copy_out(np.array([[block] for block, _, _ in taken], np.int32), taken, wanted)
+
+    def _copy_out(
+        self, ids: npt.NDArray[np.int32], objects: Sequence[tuple[int, bytes, bytes]], wanted: dict[TierUse, set[int]]
+    ) -> None:
+        """Copy blocks to rows and give each to the tiers that want it by its number, the first item of its object."""
+        rows = [self._store_rows.pop() for _ in objects]
+        self._hold(rows)
+        is_copied = self.blocks.read(ids, rows)
         layout = self._layout
 
         def submit() -> None:
-            for use, blocks in wanted.items():
-                self._submit(use, layout, [each[1:] for each in objects if each[0] in blocks])
-            self._release(rows.values())
+            for use, chosen in wanted.items():
+                pairs = zip(objects, rows, strict=True)
+                self._submit(use, layout, [(name, tokens, row) for (at, name, tokens), row in pairs if at in chosen])
+            self._release(rows)
 
         if is_copied is None:
             submit()
         else:
             self._copies.append((is_copied, submit))
-        return len(taken)
 
     def _submit(self, use: TierUse, layout: bytes, objects: list[tuple[bytes, bytes, int]]) -> None:
         each = max(_JOB_BYTES // self.blocks.object_bytes, 1)
