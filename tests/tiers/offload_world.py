@@ -11,12 +11,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from blockyard import CacheConfig, CacheSalt, KVCacheManager, LayerGroup, Span
-from blockyard.tiers import Cause, Job, Offload, Outcome, Prefix, TierStats, TierUse
+from blockyard import CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LayerGroup, Span
+from blockyard.tiers import Cause, Job, Offload, Outcome, Prefix, Snapshot, TierStats, TierUse
+
+from ..support.patience import PATIENCE_SECONDS
 
 POISON = 0x5A
 
@@ -68,6 +71,8 @@ class FaultyTier:
     ended: list[Outcome] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     faults: float = 0.1
+    #: Whether jobs end by themselves.
+    is_live: bool = False
 
     def _fails(self) -> bool:
         return self.choose.random() < self.faults
@@ -135,6 +140,8 @@ class FaultyTier:
             del self.objects[name]
 
     def finished(self) -> list[Outcome]:
+        if self.is_live:
+            self.work()
         ended, self.ended = self.ended, []
         return ended
 
@@ -168,7 +175,9 @@ class Request:
 class OffloadWorld:
     """Requests that come, are computed in chunks, preempted, forked, cancelled, and start with equal tokens."""
 
-    def __init__(self, seed: int, tiers: list[FaultyTier], write: str = "through") -> None:
+    def __init__(
+        self, seed: int, tiers: list[FaultyTier], write: str = "through", snapshot: Path | None = None
+    ) -> None:
         self.choose = random.Random(seed)
         self.tiers, self.write = tiers, write
         self.now = 0.0
@@ -178,6 +187,9 @@ class OffloadWorld:
         self.block_size = self.choose.choice((2, 4))
         self.has_cpu = write != "back" and self.choose.random() < 0.5
         self.partial = self.choose.random() < 0.3
+        self.is_plain = self.num_groups == 1 and not self.has_cpu
+        self.path = snapshot
+        self.snapshot: Snapshot | None = None
         self.start()
 
     def start(self) -> None:
@@ -207,6 +219,27 @@ class OffloadWorld:
         )
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.snapshot = None
+        if self.path is not None and self.path.exists():
+            self.restore(self.path)
+
+    def restore(self, path: Path) -> None:
+        for tier in self.tiers:
+            tier.is_live = True
+        try:
+            self.counts["restored"] += bool(self.offload.restore(path, PATIENCE_SECONDS))
+        except InvalidArgument:  # of the other weights
+            assert self.cache.num_cached_blocks == 0
+            self.counts["refused snapshots"] += 1
+        for tier in self.tiers:
+            tier.is_live = False
+        assert self.cache.num_used_blocks == 0
+        self.cache.check()
+        self.offload.check()
+
+    def take_snapshot(self) -> None:
+        if self.path is not None and self.is_plain and (self.snapshot is None or self.snapshot.is_done):
+            self.snapshot = self.offload.begin_snapshot(self.path)
 
     def carry_out(self, plan: Any) -> None:
         data = self.blocks.data
@@ -225,8 +258,18 @@ class OffloadWorld:
         """One thing that happens, then a step of the engine; all is checked after it."""
         self.now += self.choose.random()
         act = self.choose.choices(
-            [self.come, self.cancel, self.preempt, self.fork, self.resize, self.reset, self.evict, self.restart],
-            [40, 6, 6, 4, 2, 1, 1, 1],
+            [
+                self.come,
+                self.cancel,
+                self.preempt,
+                self.fork,
+                self.resize,
+                self.reset,
+                self.evict,
+                self.restart,
+                self.take_snapshot,
+            ],
+            [40, 6, 6, 4, 2, 1, 1, 1, 1],
         )[0]
         act()
         for tier in self.tiers:

@@ -11,6 +11,7 @@ import pytest
 
 from blockyard import CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LayerGroup, Span
 from blockyard.tiers import FileTier, Offload, TierUse
+from blockyard.wire.message import pack
 
 from ..support.patience import PATIENCE_SECONDS, wait_until
 from ..support.seeds import draws, run_seed
@@ -26,13 +27,13 @@ def run(world: OffloadWorld, turns: int) -> Counter[str]:
 
 
 @pytest.mark.parametrize("write", ["through", "selective", "back"])
-def test_random_worlds(write: str) -> None:
+def test_random_worlds(tmp_path: Path, write: str) -> None:
     choose = random.Random(run_seed())
     for _ in range(draws(60, 12)):
         seed = choose.randrange(2**32)
         tiers = [FaultyTier(random.Random(seed + place)) for place in range(choose.choice((1, 2)))]
         try:
-            run(OffloadWorld(seed, tiers, write), 120)
+            run(OffloadWorld(seed, tiers, write, tmp_path / f"{seed}"), 120)
         except BaseException as error:
             error.add_note(f"seed {seed}, {len(tiers)} tiers")
             raise
@@ -40,13 +41,15 @@ def test_random_worlds(write: str) -> None:
 
 @pytest.mark.parametrize("write", ["through", "back"])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_world_in_which_everything_happens(seed: int, write: str) -> None:
+def test_a_world_in_which_everything_happens(tmp_path: Path, seed: int, write: str) -> None:
     tiers = [FaultyTier(random.Random(seed), faults=0.03), FaultyTier(random.Random(seed + 1))]
-    world = OffloadWorld(seed, tiers, write)
+    world = OffloadWorld(seed, tiers, write, tmp_path / "warm")
     for _ in range(4000):
         world.turn()
         done = sum((tier.counts for tier in tiers), world.counts)
-        if all(done[what] for what in ("filled", "waited", "preempted", "forked", "restarted", "loads failed")):
+        if all(done[what] for what in ("filled", "waited", "preempted", "forked", "restarted", "loads failed")) and (
+            done["restored"] or not world.is_plain
+        ):
             return
     raise AssertionError(f"not all came: {done}")
 
@@ -161,7 +164,7 @@ def test_back_stores_what_the_pool_evicts(tmp_path: Path) -> None:
     engine.serve(PROMPT)
     for first in range(200, 1000, 80):  # ten prompts of 20 blocks through a pool of 59
         assert engine.serve(list(range(first, first + 80))) == 0
-    assert engine.offload.settle(PATIENCE_SECONDS)
+        assert engine.offload.settle(PATIENCE_SECONDS)  # what finds no buffer is not stored
     stored = engine.tier.stats().num_stored
     assert stored >= 10 * 20 + 4 - 59
     assert engine.serve(PROMPT) == 16
@@ -305,3 +308,128 @@ def test_blocks_of_a_kv_cache_go_out_and_come_back() -> None:
         KVBlocks(cache, blocks.object_bytes * 2 - 1)
     with pytest.raises(InvalidArgument, match="kv_cache is"):
         KVBlocks(None)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- snapshots
+
+
+def snapshot_of(folder: Path, *prompts: list[int], write: str = "back") -> Path:
+    """A process computes prompts, and takes a snapshot before it ends."""
+    engine = SmallEngine(folder / "tier", write=write)
+    for prompt in prompts:
+        engine.serve(prompt, *([CacheSalt("a")] if prompt[0] % 2 else []))
+    snapshot = engine.offload.snapshot(folder / "warm", PATIENCE_SECONDS)
+    assert (snapshot.is_done, snapshot.error) == (True, "")
+    assert snapshot.num_blocks == engine.cache.num_cached_blocks
+    engine.close()
+    return folder / "warm"
+
+
+def cached(cache: KVCacheManager, tokens: list[int]) -> int:
+    return cache.num_cached_tokens([*tokens, 0], (CacheSalt("a"),) if tokens[0] % 2 else ())
+
+
+def test_a_snapshot_makes_a_new_process_warm(tmp_path: Path) -> None:
+    prompts = [PROMPT, [*PROMPT[:8], 1, 2, 3, 4], list(range(301, 321))]
+    path = snapshot_of(tmp_path, *prompts)
+    engine = SmallEngine(tmp_path / "tier", write="never")
+    assert engine.offload.restore(path, PATIENCE_SECONDS) == 16 + 4 + 20
+    assert [cached(engine.cache, prompt) for prompt in prompts] == [16, 12, 20]
+    assert engine.cache.num_used_blocks == 0
+    assert engine.serve(PROMPT) == 0  # all of it is in the pool, and right
+    reading = engine.offload.read()
+    assert reading.tiers[0].num_hit_tokens == reading.missed["absent"] == 0
+    assert engine.cache.stats().num_hit_tokens == 16
+    engine.close()
+
+
+def test_a_smaller_pool_takes_what_was_used_last(tmp_path: Path) -> None:
+    prompts = [list(range(first, first + 20)) for first in (200, 300, 400, 500)]
+    path = snapshot_of(tmp_path, *prompts)
+    tier = FileTier(tmp_path / "tier", 2**30)
+    cache = KVCacheManager(CacheConfig(14, block_size=4, max_num_seqs=4, max_model_len=100))
+    offload = Offload(cache, SmallBlocks(14, 4, 1, 6), [tier], {"weights": 0})
+    assert offload.restore(path, PATIENCE_SECONDS) == 40
+    assert [cached(cache, prompt) for prompt in prompts] == [0, 0, 20, 20]
+    seq = cache.allocate([1] * 20)  # evicts the oldest
+    cache.free(seq)
+    assert [cached(cache, prompt) for prompt in prompts[2:]] != [20, 20]
+    assert cached(cache, prompts[3]) == 20
+    assert offload.close(PATIENCE_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"weights": 1}, "its layout is '[0-9a-f]{32}', here it is '"),
+        ({"block_size": 2}, "its block_size is 4, here it is 2"),
+    ],
+)
+def test_a_snapshot_of_another_model_is_refused(tmp_path: Path, other: dict[str, int], words: str) -> None:
+    path = snapshot_of(tmp_path, PROMPT)
+    engine = SmallEngine(tmp_path / "tier", **other)
+    with pytest.raises(InvalidArgument, match=words):
+        engine.offload.restore(path)
+    assert engine.cache.num_cached_blocks == 0
+    engine.close()
+
+
+def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
+    whole = snapshot_of(tmp_path, PROMPT).read_bytes()
+    engine = SmallEngine(tmp_path / "tier")
+    path = tmp_path / "bad"
+    flipped = [bytes([*whole[:at], whole[at] ^ 1, *whole[at + 1 :]]) for at in range(0, len(whole), 3)]
+    for data in [*(whole[:size] for size in range(len(whole))), *flipped, whole + b"\0", pack("object")]:
+        path.write_bytes(data)
+        with pytest.raises(InvalidArgument, match="it is no snapshot"):
+            engine.offload.restore(path)
+    with pytest.raises(InvalidArgument, match="it cannot be read: No such file"):
+        engine.offload.restore(tmp_path / "none")
+    assert engine.cache.num_cached_blocks == 0
+    engine.close()
+
+
+def test_what_cannot_be_written_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    engine = SmallEngine(tmp_path / "tier")
+    engine.serve(PROMPT)
+    snapshot = engine.offload.snapshot(tmp_path / "none" / "warm", PATIENCE_SECONDS)
+    assert snapshot.is_done
+    assert "cannot be written: No such file" in snapshot.error
+    (tmp_path / "warm").mkdir()
+    assert engine.offload.snapshot(tmp_path / "warm", PATIENCE_SECONDS).error != ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tier", "warm"]
+    engine.close()
+
+
+def test_a_snapshot_goes_on_while_prompts_are_computed(tmp_path: Path) -> None:
+    engine = SmallEngine(tmp_path / "tier", write="back")
+    engine.serve(PROMPT)
+    snapshot = engine.offload.begin_snapshot(tmp_path / "warm")
+    with pytest.raises(InvalidArgument, match="one at a time"):
+        engine.offload.begin_snapshot(tmp_path / "other")
+    for first in range(200, 1000, 80):
+        engine.serve(list(range(first, first + 80)))
+    wait_until(lambda: engine.offload.poll() or snapshot.is_done)
+    assert snapshot.error == ""
+    engine.close()
+    engine = SmallEngine(tmp_path / "tier")
+    assert engine.offload.restore(snapshot.path, PATIENCE_SECONDS) == snapshot.num_blocks * 4
+    engine.close()
+
+
+def test_a_reset_ends_a_snapshot(tmp_path: Path) -> None:
+    engine = SmallEngine(tmp_path / "tier")
+    engine.serve(PROMPT)
+    snapshot = engine.offload.begin_snapshot(tmp_path / "warm")
+    engine.cache.reset_prefix_cache()
+    engine.offload.poll()
+    assert (snapshot.is_done, snapshot.error) == (True, "the prefix cache was reset")
+    assert not (tmp_path / "warm").exists()
+    engine.close()
+
+
+def test_a_snapshot_needs_a_tier_that_is_written(tmp_path: Path) -> None:
+    engine = SmallEngine(tmp_path, write="never")
+    with pytest.raises(InvalidArgument, match="none that is written"):
+        engine.offload.snapshot(tmp_path / "warm")
+    engine.close()

@@ -89,7 +89,7 @@ def tier_use(name: str, text: str) -> TierUse:
     Raises as `open_tier`, before the place is touched.
     """
     from ..tiers import TierUse
-    from ..tiers.offload import require_write_policy
+    from ..tiers.uses import require_write_policy
 
     found = _WRITE.findall(text)
     write = require_write_policy(f"{name}'s write", found[-1] if found else "through")

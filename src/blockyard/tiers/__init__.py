@@ -12,7 +12,9 @@ Read it in this order:
     redis     a Redis server
     buckets   an object store: S3, GCS, Azure
     offload   binds a manager and its KV storage to tiers: stores what is computed, loads what prompts begin with
+    uses      how an engine uses a tier: when it stores there
     write_back stores what the pool evicts, under the names that pool_names takes from its index
+    snapshot  what a pool holds, stored and written down, and brought back into another
     kv_blocks the blocks of a `blockyard.storage.KVCache` as objects
 
 docs/tiers.md is the guide. Needs xxhash: `pip install 'blockyard[tiers]'`.
@@ -25,8 +27,10 @@ from typing import TYPE_CHECKING
 
 from .files import FileTier
 from .header import BadObject, Header, NameChain, layout_id, object_names
-from .offload import Offload, OffloadReading, TierReading, TierUse
+from .offload import Offload, OffloadReading
+from .snapshot import Snapshot
 from .tier import Cause, Job, Outcome, Prefix, Tier, TierStats
+from .uses import TierReading, TierUse
 from .worker import PlaceError, WorkingTier
 
 if TYPE_CHECKING:
@@ -49,6 +53,7 @@ __all__ = [
     "PlaceError",
     "Prefix",
     "RedisTier",
+    "Snapshot",
     "Tier",
     "TierReading",
     "TierStats",

@@ -8,9 +8,10 @@ therefore buffers that come back when their tier lets go of them, and no block a
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from time import monotonic, sleep
 from typing import Any, Protocol
 
@@ -18,30 +19,27 @@ import numpy as np
 import numpy.typing as npt
 
 from ..answers import SeqStatus
-from ..arguments import shown
 from ..core.manager import KVCacheManager
 from ..core.plan import StepPlan
 from ..errors import InvalidArgument, InvariantError
 from ..keys import ExtraKey
 from .costs import LinearCost
 from .header import NameChain, layout_id
-from .tier import Job, Outcome, Tier, TierStats
+from .snapshot import Contents, Snapshot
+from .tier import Job, Outcome, Tier
+from .uses import TierReading, TierUse, remember
 from .write_back import Evicted, WriteBack
 
-#: What `write` of a tier may be.
-WRITE_POLICIES = ("through", "selective", "back", "never")
 #: Why prompt tokens that the pool did not have were computed and not loaded.
 MISS_CAUSES = ("absent", "not_worth", "late", "failed", "no_buffers")
 #: Tells whether a copy that was asked for is done.
 IsDone = Callable[[], bool]
-#: Names of which is remembered, for each tier, that they are there or were seen.
-_MOST_KNOWN = 2**18
+#: Jobs of a snapshot at once: what requests store goes between.
+_SNAPSHOT_JOBS = 4
 #: Bytes of a job: several run side by side, and one that fails takes no more with it.
 _JOB_BYTES = 2**24
 #: Seconds that a question or a load is waited for where it is not known how long computing takes.
 _PATIENCE = 2.0
-#: Seconds for which a tier's measured speed is believed.
-_FRESH_SECONDS = 60.0
 #: Waiting prompts that are looked up ahead of their turn.
 MAX_PREFETCHED = 64
 
@@ -63,48 +61,6 @@ class Blocks(Protocol):
 
     def write(self, block_ids: npt.NDArray[np.int32], rows: Sequence[int]) -> IsDone | None:
         """Copy the rows into blocks, before all that the device is asked from now on; as `read`."""
-
-
-@dataclass(eq=False, slots=True)
-class TierUse:
-    """This says how a tier is used. write: "through" stores each full block when it is computed, "selective" when it is
-    computed or hit for the second time, "back" when the pool evicts it, "never" none: it is only read.
-
-    num_hit_tokens: prompt tokens that it brought. num_skipped: objects that were not stored because no buffer was free
-    or it took no job. Raises `InvalidArgument` for another policy.
-    """
-
-    tier: Tier
-    write: str = "through"
-    num_hit_tokens: int = 0
-    num_skipped: int = 0
-    known: OrderedDict[bytes, None] = field(default_factory=OrderedDict, repr=False)
-    seen: OrderedDict[bytes, None] = field(default_factory=OrderedDict, repr=False)
-    cost: LinearCost = field(default_factory=lambda: LinearCost(_FRESH_SECONDS), repr=False)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.tier, Tier):
-            raise InvalidArgument(f"tier is {shown(self.tier)}; it must have the calls of a Tier")
-        require_write_policy("write", self.write)
-
-    def wants(self, name: bytes) -> bool:
-        """Says whether an object that is computed or hit now is to be stored; notes that it was seen."""
-        if name in self.known or self.write in ("back", "never"):
-            return False
-        if self.write == "through" or name in self.seen:
-            return True
-        _remember(self.seen, [name])
-        return False
-
-
-@dataclass(frozen=True, slots=True)
-class TierReading:
-    """This is a tier as it was between two steps: its name, what it did, and what it was good for (`TierUse`)."""
-
-    name: str
-    stats: TierStats
-    num_hit_tokens: int
-    num_skipped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +206,7 @@ class Offload:
         self._readers = [0] * blocks.num_rows
         self._back = [use for use in self.uses if use.write == "back"]
         self._write_back = WriteBack(cache, self._store_evicted) if self._back else None
+        self._snapshot: tuple[TierUse, Snapshot] | None = None
         #: Copies that the device is still to do, and what follows them.
         self._copies: list[tuple[IsDone, Callable[[], None]]] = []
 
@@ -264,6 +221,8 @@ class Offload:
                 self._end_job(outcome)
         if self._write_back is not None:
             self._write_back.learn(self._layout_now())
+        if self._snapshot is not None:
+            self._go_on(*self._snapshot)
 
     def prepare(
         self,
@@ -358,6 +317,49 @@ class Offload:
         if num_tokens > 0 and seconds > 0.0:
             self._computing.note(num_tokens, seconds, 0.0)
 
+    def begin_snapshot(self, path: str | PathLike[str]) -> Snapshot:
+        """Store what the pool caches in the nearest tier that is written, and write down at `path` what it was.
+
+        It goes on in each `poll`, while requests run: ask the snapshot whether it is done. Prompts with spans are not
+        in it. Raises `InvalidArgument` where no tier is written, for layer groups, windows or a CPU pool, and while
+        another is taken.
+        """
+        use = next((use for use in self.uses if use.write != "never"), None)
+        if use is None:
+            raise InvalidArgument("tiers has none that is written; a snapshot needs one")
+        if self._snapshot is not None and not self._snapshot[1].is_done:
+            raise InvalidArgument(f"a snapshot at {str(self._snapshot[1].path)!r} is being taken; one at a time")
+        snapshot = Snapshot(path, self.cache, self._layout_now())
+        self._snapshot = (use, snapshot)
+        return snapshot
+
+    def snapshot(self, path: str | PathLike[str], seconds: float = 60.0) -> Snapshot:
+        """Take a snapshot and wait for it, at most so long, as `begin_snapshot`: for a stop. See its `is_done`."""
+        snapshot, end = self.begin_snapshot(path), monotonic() + seconds
+        while not snapshot.is_done and monotonic() < end:
+            self.poll()
+            sleep(0.0005)
+        return snapshot
+
+    def restore(self, path: str | PathLike[str], seconds: float = 60.0) -> int:
+        """Load the contents of a snapshot into the pool, as much as is free, before requests come; returns the tokens.
+
+        The order of eviction comes back too. What the tiers do not have any more is left out, and so is what is not
+        loaded after so many seconds. Raises `InvalidArgument`, with the reason, for a file of another model, layout or
+        version, or none; nothing was loaded then.
+        """
+        contents = Contents.of(path, self._layout_now(), self._block_size)
+        counted = self.missed.copy(), [use.num_hit_tokens for use in self.uses]
+        end, most = monotonic() + seconds, int(self.cache.config.max_model_len) - 1
+        before = self.cache.num_cached_blocks
+        for tokens, keys in contents.prompts(self.cache.num_free_blocks - before - 1, most):
+            while self._restore([*tokens, 0], keys, end):
+                pass
+        self.missed, hits = counted
+        for use, num_tokens in zip(self.uses, hits, strict=True):
+            use.num_hit_tokens = num_tokens  # what nobody asked for is no hit
+        return (self.cache.num_cached_blocks - before) * self._block_size
+
     @property
     def num_waiting(self) -> int:
         """Prompts that wait for a question or a load."""
@@ -411,6 +413,42 @@ class Offload:
         for key, prompt in self._prompts.items():
             if prompt.load is not None and key not in prompt.load.prompts:
                 raise InvariantError("offload: a prompt waits for a load that does not know it")
+
+    # Snapshots.
+
+    def _go_on(self, use: TierUse, snapshot: Snapshot) -> None:
+        """Store a part of what a snapshot has left, with half of the buffers that are free."""
+        if not snapshot.require_going():
+            return
+        if snapshot.is_read:
+            if not snapshot.jobs and not self._copies:
+                snapshot.finish()
+            return
+        room = min(-(-len(self._store_rows) // 2), max(_JOB_BYTES // self.blocks.object_bytes, 1))
+        if not room or len(snapshot.jobs) >= _SNAPSHOT_JOBS:
+            return
+        place, objects = snapshot.take(room)
+        objects = [each for each in objects if each[1] not in use.known]
+        if objects:
+            ids = np.array([[block] for block, _, _ in objects], np.int32)
+            self._copy_out(ids, objects, {use: {block for block, _, _ in objects}}, (snapshot, place))
+
+    def _restore(self, token_ids: list[int], keys: tuple[ExtraKey, ...], end: float) -> int:
+        """Bring as much of a prompt as the buffers hold into the pool, held by none; returns the tokens."""
+        key = object()
+        while self.prepare(key, token_ids, keys) and monotonic() < end:
+            load = self._prompts[key].load
+            if load is not None:
+                load.deadline = float("inf")
+            sleep(0.0002)
+            self.poll()
+        seq = None if monotonic() >= end else self.cache.try_allocate(token_ids, extra_keys=keys, resumed=True)
+        try:
+            return self.fill(key, seq) if isinstance(seq, int) else 0
+        finally:
+            if isinstance(seq, int):
+                self.cache.free(seq)
+            self.forget(key)
 
     # Looking for a prompt's blocks.
 
@@ -615,8 +653,12 @@ class Offload:
         if job is None:
             return
         use, piece, names = job
+        if self._snapshot is not None and outcome.id in self._snapshot[1].jobs:
+            self._snapshot[1].jobs.discard(outcome.id)
+            if not outcome.is_done:
+                self._snapshot[1].fail(f"{use.tier.name}: {next(iter(outcome.causes.values())).value}")
         if outcome.is_done:
-            _remember(use.known, names)
+            remember(use.known, names)
         else:
             for name in names:
                 use.known.pop(name, None)
@@ -656,7 +698,11 @@ class Offload:
             self._copy_out(np.array([[block] for block, _, _ in taken], np.int32), taken, wanted)
 
     def _copy_out(
-        self, ids: npt.NDArray[np.int32], objects: Sequence[tuple[int, bytes, bytes]], wanted: dict[TierUse, set[int]]
+        self,
+        ids: npt.NDArray[np.int32],
+        objects: Sequence[tuple[int, bytes, bytes]],
+        wanted: dict[TierUse, set[int]],
+        taken_by: tuple[Snapshot, int] | None = None,
     ) -> None:
         """Copy blocks to rows and give each to the tiers that want it by its number, the first item of its object."""
         rows = [self._store_rows.pop() for _ in objects]
@@ -667,7 +713,8 @@ class Offload:
         def submit() -> None:
             for use, chosen in wanted.items():
                 pairs = zip(objects, rows, strict=True)
-                self._submit(use, layout, [(name, tokens, row) for (at, name, tokens), row in pairs if at in chosen])
+                some = [(name, tokens, row) for (at, name, tokens), row in pairs if at in chosen]
+                self._submit(use, layout, some, taken_by)
             self._release(rows)
 
         if is_copied is None:
@@ -675,7 +722,13 @@ class Offload:
         else:
             self._copies.append((is_copied, submit))
 
-    def _submit(self, use: TierUse, layout: bytes, objects: list[tuple[bytes, bytes, int]]) -> None:
+    def _submit(
+        self,
+        use: TierUse,
+        layout: bytes,
+        objects: list[tuple[bytes, bytes, int]],
+        taken_by: tuple[Snapshot, int] | None = None,
+    ) -> None:
         each = max(_JOB_BYTES // self.blocks.object_bytes, 1)
         for first in range(0, len(objects), each):
             part = objects[first : first + each]
@@ -684,12 +737,17 @@ class Offload:
             buffers = [self.blocks.buffer(row) for row in rows]
             job = Job(self._last_job, layout, names, [digest for _, digest, _ in part], buffers)
             if use.tier.store(job) is not None:
-                use.num_skipped += len(names)
+                if taken_by is not None:
+                    taken_by[0].go_back(taken_by[1])
+                else:
+                    use.num_skipped += len(names)
                 continue
+            if taken_by is not None:
+                taken_by[0].jobs.add(job.id)
             self._jobs[job.id] = (use, None, names)
             self._stored_rows[job.id] = rows
             self._hold(rows)
-            _remember(use.known, names)
+            remember(use.known, names)
 
     def _hold(self, rows: Iterable[int]) -> None:
         for row in rows:
@@ -706,13 +764,6 @@ class Offload:
         """Returns the blocks at some places of a sequence, (n, groups); 0 where one is gone."""
         columns = [self.cache.block_ids(seq, group)[list(places)] for group in range(self._num_groups)]
         return np.stack(columns, axis=1)
-
-
-def require_write_policy(name: str, value: object) -> str:
-    """Return `value` if it is one of `WRITE_POLICIES`. Raises `InvalidArgument`."""
-    if value not in WRITE_POLICIES:
-        raise InvalidArgument(f"{name} is {shown(value)}; it must be one of {', '.join(WRITE_POLICIES)}")
-    return str(value)
 
 
 def require_offloadable(cache: KVCacheManager) -> None:
@@ -732,10 +783,3 @@ def require_offloadable(cache: KVCacheManager) -> None:
             )
     if config.max_steps_in_flight > 1:
         raise InvalidArgument(f"max_steps_in_flight is {config.max_steps_in_flight}; with tiers it must be 1")
-
-
-def _remember(names: OrderedDict[bytes, None], new: Iterable[bytes]) -> None:
-    for name in new:
-        names[name] = None
-    while len(names) > _MOST_KNOWN:
-        names.popitem(last=False)
