@@ -94,7 +94,7 @@ interop-vllm: $(VENV)/built .venv-vllm/installed
 
 # SGLang's own radix cache beside ours; with SGLANG=checkout its unit tests, stock and on Blockyard.
 interop-sglang: $(VENV)/built .venv-sglang-tests/installed
-	PYTHONPATH=src .venv-sglang-tests/bin/python -m pytest -p no:cacheprovider tests/integrations/test_sglang.py tests/interop/test_sglang.py $(PYTEST_ARGS)
+	PYTHONPATH=src .venv-sglang-tests/bin/python -m pytest -p no:cacheprovider tests/integrations/test_sglang.py tests/interop/test_sglang.py tests/interop/test_sglang_storage.py $(PYTEST_ARGS)
 	$(if $(SGLANG),$(BIN)/python -m tests.interop.sglang_suite --python .venv-sglang-tests/bin/python --sglang $(SGLANG))
 
 # Beside the environment that has SGLang: what tests import.

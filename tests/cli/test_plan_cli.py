@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from blockyard import InvalidArgument
+from blockyard.amounts import parse_memory
 from blockyard.cli.main import main
-from blockyard.cli.options import parse_lengths, parse_memory
+from blockyard.cli.options import parse_lengths
 from blockyard.sizing import known_model, model_names
 
 LLAMA = known_model("llama-3.1-8b").config

@@ -13,7 +13,9 @@ from ..support.places import child_environment
 MISSING = {
     "vllm": ("vllm", "needs vLLM 0.32 or 0.33", "pip install 'vllm>=0.32,<0.34'"),
     "vllm_cpu_policy": ("vllm", "needs vLLM 0.32 or 0.33", "pip install 'vllm>=0.32,<0.34'"),
+    "vllm_tier": ("vllm", "needs vLLM 0.32 or 0.33", "pip install 'vllm>=0.32,<0.34'"),
     "sglang": ("sglang", "needs SGLang 0.5.23", "pip install sglang==0.5.23"),
+    "sglang_storage": ("sglang", "needs SGLang 0.5.23", "pip install sglang==0.5.23"),
     "mini_sglang": ("torch", "needs torch", "pip install torch"),
     "transformers": ("transformers", "needs torch and transformers 5.19", "pip install 'blockyard[engine]'"),
 }

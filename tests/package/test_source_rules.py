@@ -242,6 +242,7 @@ LAYERS = {
     "_generated_c": 0,
     "_build_record": 0,
     "_build": 1,
+    "amounts": 1,
     "arguments": 1,
     "hash_seeds": 2,
     "progress": 1,
@@ -300,7 +301,7 @@ OUTSIDE = {
 #: Rooms that may name `__version__` and its like.
 KNOWS_THE_VERSION = {"cli", "__main__", "integrations", "engine", "lab", "serving"}
 #: Modules of the package whose names are public too, each by its `__all__`.
-PUBLIC_MODULES = {"events", "fleet", "named", "policies", "steps"}
+PUBLIC_MODULES = {"events", "fleet", "named", "policies", "steps", "tiers"}
 NO_OUTSIDE_WORLD = {"time", "datetime", "random", "secrets", "os", "socket", "threading", "uuid"}
 
 

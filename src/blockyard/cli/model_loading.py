@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from .. import engine
+from ..amounts import parse_memory
 from ..arguments import require_int
 from ..config import COMMAND_OPTIONS
 from ..engine.decoding.speculation import MAX_DRAFT
@@ -19,7 +20,6 @@ from ..engine.options import EngineOptions, require_model_path
 from ..errors import InvalidArgument, ModelError
 from ..sizing.shards import MAX_RANKS
 from .engine_options import ENGINE_OPTIONS
-from .options import parse_memory
 from .tier import tier_use
 
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import re
 from typing import Any
 
+from ..amounts import amount_of
 from ..config import CACHE_FIELDS, MAX_MODEL_LEN
 from ..errors import InvalidArgument
 
@@ -41,28 +41,7 @@ def add_cache_field(group: Any, name: str, note: str = "", **others: Any) -> Non
     group.add_argument(f"--{name.replace('_', '-')}", help=text, **_TYPES[str(field.type)], **others)
 
 
-_BYTES = {"b": 1}
-for _power, _letter in enumerate("kmgt", 1):
-    _BYTES[f"{_letter}b"], _BYTES[f"{_letter}ib"] = 1000**_power, 1024**_power
 _TOKENS = {"": 1, "k": 1000, "ki": 1024, "m": 1000**2, "mi": 1024**2}
-_AMOUNT = re.compile(r"(\d+(?:\.\d*)?|\.\d+) *([a-z]*)", re.IGNORECASE | re.ASCII)
-_MAX_BYTES = 2**50
-_MAX_DIGITS = 40
-
-
-def parse_memory(name: str, text: str) -> int:
-    """Returns the bytes in an amount like 80GiB (1024**3 each) or 80GB (1000**3 each), rounded down.
-
-    name: the option, for the error. Raises `InvalidArgument` for anything else, and above 2**50 bytes.
-    """
-    match = _match(text)
-    unit = "" if match is None else match[2].lower()
-    if match is None or unit not in _BYTES:
-        raise InvalidArgument(f"{name} is {text!r}; it must be a number and a unit, like 80GiB, 80GB or 512MiB")
-    amount = float(match[1]) * _BYTES[unit]
-    if amount > _MAX_BYTES:
-        raise InvalidArgument(f"{name} is {text!r}; it must be at most {_MAX_BYTES // 2**40} TiB")
-    return int(amount)
 
 
 def parse_lengths(name: str, text: str) -> list[int]:
@@ -74,7 +53,7 @@ def parse_lengths(name: str, text: str) -> list[int]:
 
 
 def _tokens(name: str, text: str) -> int:
-    match = _match(text)
+    match = amount_of(text)
     unit = "-" if match is None else match[2].lower()
     if match is None or unit not in _TOKENS:
         raise InvalidArgument(
@@ -86,7 +65,3 @@ def _tokens(name: str, text: str) -> int:
             f"{name} has {text!r}, which is {tokens:g}; it must be a whole number from 1 to {MAX_MODEL_LEN}"
         )
     return int(tokens)
-
-
-def _match(text: str) -> re.Match[str] | None:
-    return _AMOUNT.fullmatch(text.strip()) if len(text) <= _MAX_DIGITS else None

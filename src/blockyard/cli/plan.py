@@ -7,6 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..amounts import parse_memory
 from ..errors import InvalidArgument, ModelError
 from ..lab import References, Trace, UnknownContents, read_references
 from ..lab.output_file import require_output
@@ -17,7 +18,7 @@ from ..lab.traces import open_trace
 from ..sizing import KnownModel, KVCacheSpec, ModelShape, count_parameters, known_gpu, known_model, model_names
 from ..sizing.layers import dtype_bytes
 from .lab_options import report_skips
-from .options import parse_lengths, parse_memory
+from .options import parse_lengths
 from .plan_report import as_json, as_text, write_plan_page
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidArgument
-from .options import parse_memory
 
 if TYPE_CHECKING:
     from ..tiers import Header, TierUse, WorkingTier
@@ -33,10 +32,7 @@ examples:
   blockyard tier copy file:kv-objects s3://bucket/path,endpoint=http://127.0.0.1:9000
 """
 _NAME = re.compile(r"[0-9a-f]{32}")
-_OPTION = re.compile(r",(\w+)=([^,]*)")
 _WRITE = re.compile(r",write=([^,]*)")
-#: What may follow a place, after a comma, by its scheme.
-_OPTIONS = {"file": {"bytes", "policy"}, "s3": {"endpoint", "region"}}
 
 
 def add_tier_options(commands: Any) -> None:
@@ -58,37 +54,12 @@ def add_tier_options(commands: Any) -> None:
     parser.add_argument("--drop", action="store_true", help="verify: remove bad objects")
 
 
-def open_tier(name: str, text: str) -> WorkingTier:
-    """Open the tier that a text names: an address, and options after commas, as file:/var/kv,bytes=50GiB.
-
-    name: the option, for the error. Raises `InvalidArgument` for another text, `MissingExtra` for an absent client.
-    """
-    place, options = _OPTION.sub("", text), dict(_OPTION.findall(text))
-    scheme = place.partition(":")[0]
-    unknown = sorted(set(options) - _OPTIONS.get(scheme, set()))
-    if unknown:
-        raise InvalidArgument(f"{name} is {text!r}; {unknown[0]} is no option of a {scheme} tier")
-    from .. import tiers
-
-    if scheme == "file":
-        folder = place.partition(":")[2]
-        if not folder:
-            raise InvalidArgument(f"{name} is {text!r}; a folder must follow file:")
-        budget = parse_memory(f"{name}'s bytes", options["bytes"]) if "bytes" in options else 2**60
-        return tiers.FileTier(folder, budget, options.get("policy", "lru"))
-    if scheme in ("redis", "rediss", "unix"):
-        return tiers.RedisTier(place)
-    if scheme in ("s3", "gs", "az"):
-        return tiers.ObjectTier(place, config=options)
-    raise InvalidArgument(f"{name} is {text!r}; it must begin with file:, redis://, unix://, s3://, gs:// or az://")
-
-
 def tier_use(name: str, text: str) -> TierUse:
     """Open the tier that an option of an engine's command names; behind it may stand write=, a write policy.
 
     Raises as `open_tier`, before the place is touched.
     """
-    from ..tiers import TierUse
+    from ..tiers import TierUse, open_tier
     from ..tiers.uses import require_write_policy
 
     found = _WRITE.findall(text)
@@ -98,6 +69,8 @@ def tier_use(name: str, text: str) -> TierUse:
 
 @contextmanager
 def _opened(name: str, text: str) -> Iterator[WorkingTier]:
+    from ..tiers import open_tier
+
     tier = open_tier(name, text)
     try:
         yield tier
@@ -123,7 +96,9 @@ def run_tier(options: argparse.Namespace) -> int:
 
 def _require_folder(text: str) -> None:
     """Refuse a folder that is not there, which a tier would make: a misspelt one looked like an empty tier."""
-    scheme, _, folder = _OPTION.sub("", text).partition(":")
+    from ..tiers.places import address_of
+
+    scheme, _, folder = address_of(text).partition(":")
     if scheme == "file" and folder and not Path(folder).is_dir():
         raise InvalidArgument(f"place is {text!r}; there is no such folder")
 

@@ -16,6 +16,8 @@ Read it in this order:
     write_back stores what the pool evicts, under the names that pool_names takes from its index
     snapshot  what a pool holds, stored and written down, and brought back into another
     kv_blocks the blocks of a `blockyard.storage.KVCache` as objects
+    places    a tier by a text: file:/var/kv,bytes=50GiB
+    door      what doors into other engines share; `blockyard.integrations` has them
 
 docs/tiers.md is the guide. Needs xxhash: `pip install 'blockyard[tiers]'`.
 `RedisTier` needs the extra `redis`, `ObjectTier` the extra `buckets`, `KVBlocks` the extra `engine`, each when it is
@@ -25,9 +27,11 @@ first asked for.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from .door import Ended, TierDoor
 from .files import FileTier
 from .header import BadObject, Header, NameChain, layout_id, object_names
 from .offload import Offload, OffloadReading
+from .places import open_tier
 from .snapshot import Snapshot
 from .tier import Cause, Job, Outcome, Prefix, Tier, TierStats
 from .uses import TierReading, TierUse
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BadObject",
     "Cause",
+    "Ended",
     "FileTier",
     "Header",
     "Job",
@@ -55,12 +60,14 @@ __all__ = [
     "RedisTier",
     "Snapshot",
     "Tier",
+    "TierDoor",
     "TierReading",
     "TierStats",
     "TierUse",
     "WorkingTier",
     "layout_id",
     "object_names",
+    "open_tier",
 ]
 
 _LATER = {"KVBlocks": ".kv_blocks", "ObjectTier": ".buckets", "RedisTier": ".redis"}

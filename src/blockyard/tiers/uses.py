@@ -69,7 +69,7 @@ def require_write_policy(name: str, value: object) -> str:
 
 
 def remember(names: OrderedDict[bytes, None], new: Iterable[bytes]) -> None:
-    """Note names, and forget the oldest beyond the most. O(names)."""
+    """Notes names, and forgets the oldest beyond the most. O(names)."""
     for name in new:
         names[name] = None
     while len(names) > _MOST_KNOWN:

@@ -36,9 +36,15 @@ PARTS = {
     "loads": Part("those that need no block held by id, level tokens", 900, (SUITE, VLLM, *LOADS)),
     "ours": Part("our tests of vLLM's schedulers, and a server", 3000, (f"{SUITE}.ours", VLLM)),
     "cpu": Part(
-        "our policies in vLLM's CPU tier",
+        "our policies in vLLM's CPU tier, our tiers below it",
         900,
-        ("pytest", "-q", "tests/interop/test_vllm_cpu_policy.py", "tests/integrations/test_vllm.py"),
+        (
+            "pytest",
+            "-q",
+            "tests/interop/test_vllm_cpu_policy.py",
+            "tests/interop/test_vllm_tier.py",
+            "tests/integrations/test_vllm.py",
+        ),
     ),
     "models": Part("generation with a real model; microseconds a step", 3600, (f"{SUITE}.models", VLLM)),
 }

@@ -1,0 +1,46 @@
+"""A text says which tier is meant: an address and options, as in `serve --tier file:/var/kv,bytes=50GiB`."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ..amounts import parse_memory
+from ..errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from .worker import WorkingTier
+
+_OPTION = re.compile(r",(\w+)=([^,]*)")
+#: What may follow a place, after a comma, by its scheme.
+_OPTIONS = {"file": {"bytes", "policy"}, "s3": {"endpoint", "region"}}
+
+
+def open_tier(name: str, text: str) -> WorkingTier:
+    """Open the tier that a text names: an address, and options after commas, as file:/var/kv,bytes=50GiB.
+
+    name: the option, for the error. Raises `InvalidArgument` for another text, `MissingExtra` for an absent client.
+    """
+    place, options = address_of(text), dict(_OPTION.findall(text))
+    scheme = place.partition(":")[0]
+    unknown = sorted(set(options) - _OPTIONS.get(scheme, set()))
+    if unknown:
+        raise InvalidArgument(f"{name} is {text!r}; {unknown[0]} is no option of a {scheme} tier")
+    from .. import tiers
+
+    if scheme == "file":
+        folder = place.partition(":")[2]
+        if not folder:
+            raise InvalidArgument(f"{name} is {text!r}; a folder must follow file:")
+        budget = parse_memory(f"{name}'s bytes", options["bytes"]) if "bytes" in options else 2**60
+        return tiers.FileTier(folder, budget, options.get("policy", "lru"))
+    if scheme in ("redis", "rediss", "unix"):
+        return tiers.RedisTier(place)
+    if scheme in ("s3", "gs", "az"):
+        return tiers.ObjectTier(place, config=options)
+    raise InvalidArgument(f"{name} is {text!r}; it must begin with file:, redis://, unix://, s3://, gs:// or az://")
+
+
+def address_of(text: str) -> str:
+    """Returns the text without its options."""
+    return _OPTION.sub("", text)
