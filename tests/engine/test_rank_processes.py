@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from blockyard.engine import Engine, ModelError, RankError, SamplingParams, StepReport
-from blockyard.engine.ranks import group, watch
+from blockyard.engine.ranks import group, leader, watch
 from blockyard.engine.ranks.peers import StartedPeers
 
 from ..support.patience import PATIENCE_SECONDS
@@ -159,6 +160,37 @@ def test_a_rank_that_is_killed_before_it_was_told_anything(others: list[int]) ->
 
     with pytest.raises(RankError, match=r"^rank 1 \(process \d+\) was killed by SIGKILL$"):
         Engine(tiny_model("llama-mqa"), num_blocks=40, tensor_parallel=Killing(2))
+    assert own_children(others) == []
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_rank_that_fails_before_it_meets_the_others(
+    others: list[int], monkeypatch: pytest.MonkeyPatch, size: int, is_killed: bool
+) -> None:
+    """Killed, or without descriptors for sockets: rank 0 was in torch's rendezvous for all of `STEP_SECONDS`."""
+
+    def stop(_: Any) -> bool:  # when all have said hello, and before they are welcome
+        pid = own_children(others)[-1]
+        if is_killed:
+            os.kill(pid, signal.SIGSTOP)
+        else:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, 0))
+        return False
+
+    class Failing(StartedPeers):
+        def store(self) -> Any:  # when they are welcome
+            if is_killed:
+                os.kill(own_children(others)[-1], signal.SIGKILL)  # stopped until then: it met nobody
+            return super().store()
+
+    monkeypatch.setattr(leader, "is_affordable", stop)
+    why = r"\(process \d+\) was killed by SIGKILL" if is_killed else r"could not meet the other ranks: \w"
+    began = time.monotonic()
+    with pytest.raises(RankError, match=f"^rank {size - 1} {why}"):
+        Engine(tiny_model("smollm2"), num_blocks=40, tensor_parallel=Failing(size))
+    assert time.monotonic() - began < min(PATIENCE_SECONDS, group.STEP_SECONDS)
     assert own_children(others) == []
 
 

@@ -43,7 +43,7 @@ class ProcessGroup:
         try:
             self._group = make(store, shard, is_local, datetime.timedelta(seconds=seconds))
         except RuntimeError as error:
-            raise CollectiveError(f"rank {shard.rank} could not meet the other ranks: {reason(error)}") from error
+            raise CollectiveError(f"could not meet the other ranks: {reason(error)}") from error
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """As `RankGroup` says. Raises `CollectiveError` where a rank has ended."""

@@ -81,8 +81,8 @@ class Ranks:
         shard = Shard(0, self._peers.size)
         require_shareable(borrowed, shape, shard, self._interleave)
         try:
-            store = self._peers.store()
-            self._group = ProcessGroup(shard, store, borrowed.device, self._peers.is_local, seconds)
+            meeting = (shard, self._peers.store(), borrowed.device, self._peers.is_local, seconds)
+            self._group = self._watch.unless_lost(lambda: ProcessGroup(*meeting))
             return join(borrowed, shape, shard, self._interleave, self._group, is_tried)
         except CollectiveError as error:
             raise self._watch.blame(error) from error

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
+from typing import TypeVar
 
 from ...errors import HandoffError, InvalidArgument, RankError
 from ...wire.connection import ConnectionLost
 from ...wire.message import Message, pack
 from .peers import Peer
+
+T = TypeVar("T")
 
 #: How long a rank may take to say that it is there.
 _ANSWER_SECONDS = 5.0
@@ -44,6 +48,27 @@ class PeerWatch:
             self._condition.wait_for(lambda: self.lost is not None or all(key in self._inbox for key in keys))
             self.require_all()
             return [self._inbox.pop(key) for key in keys]
+
+    def unless_lost(self, call: Callable[[], T]) -> T:
+        """What `call` returns, which waits for other ranks where nothing can end it. Raises as `call`, and `RankError`.
+
+        It runs in a thread of its own: where a rank is lost, that one is left behind until it gives up by itself.
+        """
+        found: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                found.set_result(call())
+            except BaseException as error:
+                found.set_exception(error)
+            with self._condition:
+                self._condition.notify_all()
+
+        threading.Thread(target=run, name="blockyard-ranks-meet", daemon=True).start()
+        with self._condition:
+            self._condition.wait_for(lambda: self.lost is not None or found.done())
+            self.require_all()
+        return found.result()
 
     def require_all(self) -> None:
         """Raise `RankError` if the ranks are lost."""
