@@ -77,6 +77,23 @@ def test_replay_policies_and_sizes_for_programs(capsys: pytest.CaptureFixture[st
     assert [int(row["misses_evicted"]) for row in rows] == [entry["misses"]["evicted"] for entry in found["runs"]]
 
 
+def test_replay_says_what_tiers_bring(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--blocks", "400", "--kv-bytes", "1KiB", "--tier", "16MiB/1GiB,speed=1GB", "--tier", "2GiB,write=back")
+    small, large = run_json(capsys, "replay", TRACE, *options, "--jobs", "1")["tiers"]
+    assert [row["tier_bytes"] for row in (small, large)] == [[2**24, 2**31], [2**30, 2**31]]
+    hits = [row["num_pool_tokens"] + sum(tier["num_hit_tokens"] for tier in row["tiers"]) for row in (small, large)]
+    assert small["num_pool_tokens"] < hits[0] <= hits[1]
+    assert hits[1] <= large["optimum"] * large["num_prompt_tokens"] * 1.01
+    status, out, _ = run(capsys, "replay", TRACE, *options, "--jobs", "1")
+    assert status == 0
+    assert out.splitlines()[-3].split()[:4] == ["policy", "blocks", "tier", "1"]
+    for bad, said in (("1GiB,sped=1", "sped is none"), ("1GiB,start=x", "must be seconds"), ("1GiB,write=x", "write")):
+        status, _, err = run(capsys, "replay", TRACE, "--kv-bytes", "1KiB", "--tier", bad)
+        assert status == 2
+        assert said in err
+    assert "--kv-bytes" in run(capsys, "replay", TRACE, "--tier", "1GiB")[2]
+
+
 def test_replay_says_what_never_fits(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "replay", "--blocks", "30")
     assert status == 0

@@ -122,6 +122,7 @@ examples:
   blockyard replay trace.jsonl --max-model-len 32768            paging against 32,768 tokens reserved a request
   blockyard replay trace.jsonl --timed -o run.html --blocks 30k what happened when, as a page
   blockyard replay trace.jsonl --blocks 30k --num-cpu-blocks 90k  evicted blocks kept in the CPU's memory
+  blockyard replay trace.jsonl --kv-bytes 128KiB --tier 50GiB/1TiB   how many GiB of files for which hit rate
   blockyard replay trace.jsonl --csv > runs.csv                 for a spreadsheet
 """
 
@@ -168,6 +169,15 @@ def _add_replay_cache(group: Any) -> None:
     )
     add_cache_field(group, "num_cpu_blocks", " that keeps what the pool evicts, for later hits", default=0)
     add_cache_field(group, "watermark", default=0.0)
+    group.add_argument(
+        "--tier",
+        action="append",
+        default=[],
+        metavar="SIZES",
+        help="a tier below the pool, like 50GiB/200GiB,write=selective,policy=lru,speed=2GB,start=0.001; every size is "
+        "tried; may be given often, nearest first; needs --kv-bytes",
+    )
+    group.add_argument("--kv-bytes", metavar="SIZE", help="keys and values of a token in all layers, like 128KiB")
     group.add_argument("--no-causes", action="store_true", help="do not look for the causes of misses; a little faster")
 
 

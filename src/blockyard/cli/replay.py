@@ -92,6 +92,8 @@ def run_replay(options: argparse.Namespace) -> int:
     found, working_set = _read(options, trace)
     report_skips(trace)
     cells = _cells(options, trace, found, policies, working_set)
+    fields = ("num_blocks", "block_size", "policy", "max_model_len")
+    tiers = _tiers(options, trace, [{name: getattr(cell, name) for name in fields} for _, cell in cells])
     jobs = chosen_jobs(options, len(cells))
     if len(cells) == 1:
         with WorkBar("requests", found.num_requests, not options.quiet) as bar:
@@ -103,8 +105,17 @@ def run_replay(options: argparse.Namespace) -> int:
         write_run_page(short_name(trace), results, path)
     pools = sorted({cell[1].num_blocks for cell in cells})
     reservations = [] if options.csv else reserve_pools(options, trace, pools, model_length(options, found))
-    _print(options, trace, found, results, reservations)
+    _print(options, trace, found, results, reservations, tiers)
     return 0
+
+
+def _tiers(options: argparse.Namespace, trace: Trace, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Runs the tiers where they are asked for; they need an extra."""
+    if not options.tier:
+        return []
+    from .tier_table import replay_tiers
+
+    return replay_tiers(options, trace, cells)
 
 
 def _require_output(options: argparse.Namespace) -> None:
@@ -183,18 +194,23 @@ def _print(
     found: TraceSurvey,
     results: list[ReplayResult],
     reservations: list[Reservation],
+    tiers: list[dict[str, Any]],
 ) -> None:
     if options.json:
         about = {**_trace_as_dict(found), "skips": skips_as_dict(trace)}
         runs = [_as_dict(result) for result in results]
         reserved = [reservation_as_dict(reservation) for reservation in reservations]
-        print(as_json({"trace": about, "runs": runs, "reservations": reserved}))
+        print(as_json({"trace": about, "runs": runs, "reservations": reserved, "tiers": tiers}))
     elif options.csv:
         print(as_csv([_flat(_as_dict(result)) for result in results]))
     else:
         print(_headline(options, trace, found))
         print(as_text(_same_columns([_as_row(options, result) for result in results])))
         print(reservation_text(reservations, options.block_size))
+        if tiers:
+            from .tier_table import tier_text
+
+            print(f"\nWith tiers below the pool: requests one after another\n\n{as_text(tier_text(tiers))}")
         _say_overload(results)
         _say_refused(results)
 

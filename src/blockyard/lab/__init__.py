@@ -8,7 +8,7 @@ Read it in this order:
     simulation                  loops over whole traces, compiled
     sweep                       many runs over processes, or a cluster
     curve                       hit rate against capacity, as a table, a picture and a page
-    replay                      a trace through the real manager
+    replay                      a trace through the real manager; replay.tiers through the real offload too
     state_replay                requests with states through the real manager, beside simulation.state_run
     planning                    blocks, requests and hit rates from a model, GPUs and a trace
 

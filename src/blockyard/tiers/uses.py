@@ -69,7 +69,7 @@ def require_write_policy(name: str, value: object) -> str:
 
 
 def remember(names: OrderedDict[bytes, None], new: Iterable[bytes]) -> None:
-    """Notes names, and forgets the oldest beyond the most. O(names)."""
+    """Adds names, and drops the oldest beyond the most. O(names)."""
     for name in new:
         names[name] = None
     while len(names) > _MOST_KNOWN:

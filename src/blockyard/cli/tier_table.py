@@ -1,0 +1,119 @@
+"""`blockyard replay --tier` says how many GiB of tiers give which hit rate, from a trace."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import math
+import re
+from typing import Any
+
+from ..amounts import parse_memory
+from ..errors import InvalidArgument
+from ..lab import References, Trace, UnknownContents, read_references
+from ..lab.curve import hit_curves
+from ..lab.policy_names import OPTIMUM
+from ..lab.printing import fine_percent
+from ..lab.replay.tiers import TierModel, TierReplay, TierReplayResult
+from ..lab.sweep import run_all
+from ..progress import WorkBar
+from ..tiers.uses import require_write_policy
+from .lab_options import chosen_jobs
+
+_OPTION = re.compile(r",(\w+)=([^,]*)")
+_KNOWN = ("write", "policy", "speed", "start")
+
+
+def tier_models(text: str) -> list[TierModel]:
+    """Returns the tiers that one --tier names, one for each of its sizes. Raises `InvalidArgument`."""
+    sizes, options = _OPTION.sub("", text), dict(_OPTION.findall(text))
+    unknown = next((name for name in options if name not in _KNOWN), None)
+    if unknown is not None:
+        raise InvalidArgument(f"--tier is {text!r}; {unknown} is none of {', '.join(_KNOWN)}")
+    speed = parse_memory("--tier's speed", options["speed"]) if "speed" in options else math.inf
+    try:
+        start = float(options.get("start", "0"))
+    except ValueError:
+        raise InvalidArgument(f"--tier's start is {options['start']!r}; it must be seconds") from None
+    write = require_write_policy("--tier's write", options.get("write", "through"))
+    given = [parse_memory("--tier", size) for size in sizes.split("/")]
+    return [TierModel(size, write, options.get("policy", "lru"), speed, start) for size in given]
+
+
+def replay_tiers(options: argparse.Namespace, trace: Trace, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Replay every pool with every combination of tiers; returns a plain row of figures for each.
+
+    cells: num_blocks, block_size, policy, max_model_len of each pool. Raises `InvalidArgument`.
+    """
+    if not options.tier:
+        return []
+    if options.kv_bytes is None:
+        raise InvalidArgument("--tier was given without --kv-bytes, the bytes of a token's keys and values")
+    bytes_per_token = parse_memory("--kv-bytes", options.kv_bytes)
+    stacks = list(itertools.product(*map(tier_models, options.tier)))
+    runs = [
+        (
+            trace,
+            stack,
+            {**cell, "bytes_per_token": bytes_per_token, "seconds_per_token": options.seconds_per_prompt_token},
+        )
+        for cell in cells
+        for stack in stacks
+    ]
+    jobs = chosen_jobs(options, len(runs))
+    with WorkBar("tiers", len(runs), not options.quiet) as bar:
+        found = run_all(_run, runs, jobs=jobs, backend=options.backend, on_done=bar.update)
+    try:
+        references = read_references(trace, block_size=options.block_size)
+    except UnknownContents:
+        references = None
+    return [_figures(run[1], run[2], result, references) for run, result in zip(runs, found, strict=True)]
+
+
+def _run(trace: Trace, stack: tuple[TierModel, ...], fields: dict[str, Any]) -> TierReplayResult:
+    return TierReplay(tiers=stack, **fields).run(trace)
+
+
+def _figures(
+    stack: tuple[TierModel, ...], fields: dict[str, Any], result: TierReplayResult, references: References | None
+) -> dict[str, Any]:
+    tokens = (
+        fields["num_blocks"] * fields["block_size"]
+        + sum(model.num_bytes for model in stack) // fields["bytes_per_token"]
+    )
+    optimum = None
+    if references is not None:
+        size = max(min(tokens // references.tokens_a_block, references.working_set), 1)
+        share = float(hit_curves(references, [OPTIMUM], [size]).hit_rates[OPTIMUM][0])
+        whole = share * references.num_references * references.tokens_a_block  # if the last of each prompt were full
+        optimum = min(whole / max(result.num_prompt_tokens, 1), 1.0)
+    pool = {name: fields[name] for name in ("policy", "num_blocks")}
+    return {
+        **pool,
+        "tier_bytes": [model.num_bytes for model in stack],
+        **dataclasses.asdict(result),
+        "optimum": optimum,
+    }
+
+
+def tier_text(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Returns the rows for people; shares are of prompt tokens; the optimum's is a bound."""
+    return [_text(row) for row in rows]
+
+
+def _text(row: dict[str, Any]) -> dict[str, str]:
+    tokens = max(row["num_prompt_tokens"], 1)
+    hits = [tier["num_hit_tokens"] for tier in row["tiers"]]
+    cells = {"policy": row["policy"], "blocks": f"{row['num_blocks']:,}"}
+    cells |= {f"tier {at}": f"{size / 2**30:,.4g} GiB" for at, size in enumerate(row["tier_bytes"], 1)}
+    cells |= {"pool": fine_percent(row["num_pool_tokens"] / tokens)}
+    cells |= {f"hit {at}": fine_percent(hit / tokens) for at, hit in enumerate(hits, 1)}
+    cells |= {
+        "all": fine_percent((row["num_pool_tokens"] + sum(hits)) / tokens),
+        "optimum": "-" if row["optimum"] is None else fine_percent(row["optimum"]),
+    }
+    for at, tier in enumerate(row["tiers"], 1):
+        a_day = tier["written_bytes_a_day"]
+        cells[f"GiB a day {at}"] = "-" if a_day is None else f"{a_day / 2**30:,.4g}"
+    return {**cells, "first token": f"{row['mean_seconds']:.3f} s"}

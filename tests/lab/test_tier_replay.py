@@ -1,0 +1,121 @@
+"""What the lab says of tiers is what real tiers do: the same requests, token for token, by tier."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blockyard import CacheConfig, InvalidArgument, KVCacheManager
+from blockyard.lab.replay.tiers import TierModel, TierReplay
+from blockyard.lab.traces.opening import open_trace
+from blockyard.tiers import FileTier, Offload, TierUse
+
+from ..support.patience import wait_until
+from ..support.seeds import draws, run_seed
+from ..tiers.offload_world import SmallBlocks
+
+SIZE, BLOCKS = 4, 40
+
+
+class RealTiers:
+    """A manager, folders, and requests one at a time, which wait until the tiers are quiet."""
+
+    def __init__(self, folder: Path, models: list[TierModel]) -> None:
+        self.cache = KVCacheManager(
+            CacheConfig(BLOCKS, block_size=SIZE, max_num_seqs=1, max_model_len=128, hash_seed=0)
+        )
+        self.blocks = SmallBlocks(BLOCKS, SIZE, 1, 200)
+        self.uses = [
+            TierUse(FileTier(folder / str(place), model.num_bytes, model.policy, num_threads=1), model.write)
+            for place, model in enumerate(models)
+        ]
+        self.offload = Offload(self.cache, self.blocks, self.uses, {"weights": 0})
+
+    def quiet(self) -> bool:
+        self.offload.poll()
+        return all(use.tier.stats().num_waiting == 0 for use in self.uses) and not self.offload.read().used_bytes
+
+    def serve(self, tokens: list[int], output: list[int]) -> list[int]:
+        key, cache, before = object(), self.cache, [use.num_hit_tokens for use in self.uses]
+        wait_until(lambda: self.offload.poll() or not self.offload.prepare(key, tokens))
+        seq = cache.allocate(np.array(tokens, np.int32))
+        pooled = int(cache.num_computed_tokens(seq))
+        self.offload.fill(key, seq)
+        plan = cache.reserve(seq, len(tokens) - int(cache.num_computed_tokens(seq)))
+        self.offload.save(key, seq, tokens, len(tokens))
+        cache.commit(seq, plan.num_scheduled, np.array(output[:1], np.int32))
+        plan = cache.reserve(seq, len(output))
+        self.offload.save(key, seq, tokens + output, len(tokens + output))
+        cache.commit(seq, plan.num_scheduled, np.array(output[1:], np.int32).reshape(1, -1))
+        cache.free(seq)
+        self.offload.poll()
+        self.offload.forget(key)
+        wait_until(self.quiet)
+        return [pooled, *(use.num_hit_tokens - old for use, old in zip(self.uses, before, strict=True))]
+
+
+def requests_of(draw: random.Random, count: int) -> list[list[int]]:
+    """Turns of conversations, some of which begin alike."""
+    heads = [[draw.randrange(5000) for _ in range(draw.randrange(4, 30))] for _ in range(5)]
+    talks = [list(draw.choice(heads)) for _ in range(12)]
+    found = []
+    for _ in range(count):
+        talk = draw.choice(talks)
+        if len(talk) > 90:
+            del talk[draw.randrange(5, 20) :]
+        talk += [draw.randrange(5000) for _ in range(draw.randrange(1, 20))]
+        found.append(list(talk))
+    return found
+
+
+@pytest.mark.parametrize("write", ["through", "selective", "back"])
+def test_each_request_hits_what_real_tiers_bring(tmp_path: Path, write: str) -> None:
+    draw = random.Random(run_seed())
+    for turn in range(draws(4, 2)):
+        size = SmallBlocks(BLOCKS, SIZE, 1, 1).object_bytes
+        policies = draw.choices(["lru", "fifo", "s3fifo"], k=2)
+        models = [
+            TierModel(draw.randrange(20, 60) * size, write, policies[0]),
+            TierModel(draw.randrange(60, 300) * size, draw.choice(["through", "selective"]), policies[1]),
+        ]
+        real = RealTiers(tmp_path / f"{turn}", models)
+        lab = TierReplay(
+            BLOCKS, models, bytes_per_token=size // SIZE, block_size=SIZE, max_model_len=128, buffer_blocks=200
+        )
+        seen = np.zeros(3, np.int64)
+        for number, prompt in enumerate(requests_of(draw, 120)):
+            output = [2**30 + number] * draw.randrange(1, 12)
+            predicted, _ = lab.serve(np.array(prompt, np.int32), np.array(output, np.int32))
+            assert real.serve(prompt, output) == predicted, (number, models)
+            seen += predicted
+        for use, tier in zip(real.uses, lab.tiers, strict=True):
+            there, said = use.tier.stats(), tier.stats()
+            assert (there.object_bytes, there.num_evicted) == (said.object_bytes, said.num_evicted)
+        assert real.offload.close(10.0)
+
+
+def test_time_and_wear_of_a_generated_trace() -> None:
+    """A fast tier brings tokens sooner than computing, a slow one is left alone, and wear is by the trace's time."""
+    trace = open_trace("chat:requests=300,seed=1")
+    options = {"bytes_per_token": 1000, "seconds_per_token": 1e-4}
+    without = TierReplay(2000, [], **options).run(trace)
+    fast = TierReplay(2000, [TierModel(2**40, bytes_per_second=1e9)], **options).run(trace)
+    slow = TierReplay(2000, [TierModel(2**40, bytes_per_second=1e6)], **options).run(trace)
+    assert fast.num_pool_tokens + fast.tiers[0].num_hit_tokens > without.num_pool_tokens
+    assert fast.mean_seconds < without.mean_seconds
+    assert slow.missed["not_worth"] > 0
+    assert fast.tiers[0].num_evicted == 0
+    assert fast.tiers[0].num_bytes == fast.tiers[0].written_bytes
+    assert fast.tiers[0].written_bytes_a_day is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [({"num_bytes": 0}, "num_bytes is 0"), ({"num_bytes": 1, "bytes_per_second": 0.0}, "bytes_per_second is 0.0")],
+)
+def test_bad_models(fields: dict[str, float], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        TierModel(**fields)  # type: ignore[arg-type]
