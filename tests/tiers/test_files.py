@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -495,6 +496,20 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
         FileTier(tmp_path / "file", 1)
     with pytest.raises(InvalidArgument, match="max_bytes"):
         FileTier(tmp_path, 0)
+
+
+def test_a_clock_that_jumped_changes_the_order_alone(tier: FileTier, tmp_path: Path) -> None:
+    """Times of last use that are before 1970, or far ahead, are times like others."""
+    numbers = [1, 2, 4, 6]
+    store(tier, numbers)
+    for number, seconds in zip(numbers, (4 * 10**9, -(10**9), 0, 2 * 10**9), strict=True):
+        os.utime(path_of(tmp_path, number), (seconds, seconds))
+    room = sum(map(size_of, [1, 6]))
+    with contextlib.closing(FileTier(tmp_path, room)) as other:
+        wait_until(lambda: len(list(other.names())) == 2)
+        assert load(other, [1, 6]) == {}
+        assert set(load(other, [2, 4])) == {2, 4}
+        other.check()
 
 
 # ---------------------------------------------------------------- names
