@@ -227,3 +227,21 @@ def test_an_engine_without_a_prefix_cache_is_refused(llama: Any, tmp_path: Path)
 def test_several_ranks_are_refused(llama: Any, name: str) -> None:
     with pytest.raises(InvalidArgument, match=f"{name} is 2; with tiers it must be 1"):
         Engine(llama, tiers=[FaultyTier(random.Random(0))], **{name: 2})
+
+
+def test_a_snapshot_carries_over_what_only_the_pool_held(llama: Any, tmp_path: Path) -> None:
+    """Written back: nothing was evicted, so the folder has nothing of it before the snapshot."""
+    engine = Engine(llama, num_blocks=60, block_size=4, tiers=[TierUse(FileTier(tmp_path / "tier", 2**30), "back")])
+    first = answer(engine)
+    assert engine.offload is not None
+    assert engine.offload.read().tiers[0].stats.num_stored == 0
+    assert engine.offload.snapshot(tmp_path / "warm", PATIENCE_SECONDS).error == ""
+    engine.close()
+    engine = engine_on(llama, tmp_path / "tier")
+    assert engine.offload is not None
+    assert engine.offload.restore(tmp_path / "warm", PATIENCE_SECONDS) == 72
+    check(engine)
+    again = answer(engine)
+    assert again.token_ids == first.token_ids
+    assert (again.num_cached_tokens, again.num_tier_cached_tokens) == (60, 0)
+    engine.close()
