@@ -228,6 +228,58 @@ def test_bad_input_is_a_problem_and_no_error(tokens: Any, more: dict[str, Any]) 
         assert not fleet.router.book.sums.any()
 
 
+class Unhashable:
+    """Its hash fails as no list's does, and it is equal to nothing."""
+
+    def __hash__(self) -> int:
+        raise ZeroDivisionError
+
+    def __eq__(self, other: object) -> bool:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("name", [[], {}, Unhashable(), ([],)])
+def test_what_cannot_be_a_name_is_an_unknown_one(name: Any) -> None:
+    with Fleet() as fleet:
+        fleet.follow("a")
+        assert fleet.choose("request", PROMPT).replica == "a"
+        choice = fleet.choose(name, PROMPT)
+        assert choice.replica is None
+        assert choice.problem.startswith("request is ")
+        fleet.first_token(name)
+        fleet.done(name)
+        fleet.done("request", name)
+        fleet.moved(name, "a")
+        fleet.moved("request", name)
+        assert fleet.drop(name) == []
+        assert not fleet.is_believed(name)
+        fleet.check()
+        assert fleet.router.book.sums.any(), "the request is booked still"
+        assert fleet.choose("session", PROMPT, session=name).replica == "a"
+        assert fleet.choose("among", PROMPT, among=[name]).replica is None
+        assert fleet.choose("among", PROMPT, among=[name, "a"]).replica == "a"
+        for request in ("request", "session", "among"):
+            fleet.done(request)
+        fleet.check()
+        assert not fleet.router.book.sums.any()
+
+
+def interrupted() -> Iterator[str]:
+    yield "a"
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("among", [5, object(), interrupted()])
+def test_an_among_that_cannot_be_read_lets_no_replica_take_it(among: Any) -> None:
+    with Fleet() as fleet:
+        fleet.follow("a")
+        choice = fleet.choose("request", PROMPT, among=among)
+        assert choice.replica is None
+        assert choice.problem.startswith("among is ")
+        fleet.check()
+        assert not fleet.router.book.sums.any()
+
+
 def test_an_empty_prompt_and_no_replicas() -> None:
     with Fleet() as fleet:
         assert fleet.choose("early", PROMPT).replica is None

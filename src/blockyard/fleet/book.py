@@ -19,6 +19,15 @@ NOISE = 1.5
 ASSUMED_SECONDS = 1e-4
 
 
+def is_name(value: object) -> bool:
+    """Return whether it can be a name at all; what has no hash is the name of nothing."""
+    try:
+        hash(value)
+    except Exception:
+        return False
+    return True
+
+
 @dataclass(slots=True)
 class Booking:
     """This is a request in flight. held: tokens of prompt and answer at most. uncached: 0 from its first token on."""
@@ -66,7 +75,7 @@ class LoadBook:
 
     def first_token(self, name: str) -> Booking | None:
         """Its prompt is computed: return the booking as it was, or None where it is not booked or was told before."""
-        booking = self.bookings.get(name)
+        booking = self.bookings.get(name) if is_name(name) else None
         if booking is None or not booking.is_waiting:
             return None
         before = Booking(booking.replica, booking.uncached, booking.held, True, booking.since)
@@ -77,8 +86,8 @@ class LoadBook:
 
     def free(self, name: str, replica: str | None = None) -> Booking | None:
         """Free a request; with a replica only if it is booked there. Return what was booked, or None. O(1)."""
-        booking = self.bookings.get(name)
-        if booking is None or replica not in (None, booking.replica):
+        booking = self.bookings.get(name) if is_name(name) else None
+        if booking is None or (replica is not None and not (is_name(replica) and replica == booking.replica)):
             return None
         del self.bookings[name]
         self._count(booking, -1)

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arguments import require_str
+from ..arguments import require_str, shown
 from ..errors import InvalidArgument
 from .asking import Ask, Bools, Candidates, Cost, Floats, Ints
-from .book import HELD, REQUESTS, UNCACHED, WAITING, Booking, LoadBook, Work
+from .book import HELD, REQUESTS, UNCACHED, WAITING, Booking, LoadBook, Work, is_name
 from .prefixes import Links, Prefixes
 
 _log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Router:
 
     def drop(self, replica: str) -> list[str]:
         """Remove a replica that is gone; return its requests, which are booked nowhere now. Unknown ones are none."""
-        row = self.book.rows.get(replica)
+        row = self.book.rows.get(replica) if is_name(replica) else None
         if row is None:
             return []
         lost = self.book.drop(replica)
@@ -116,6 +116,12 @@ class Router:
         take the request, all by default. shunned: those of them that are taken only where no other may.
         """
         problem = ""
+        if not is_name(ask.name):
+            return Choice(None, problem=f"request is {shown(ask.name)}; it must be a name, which has a hash")
+        try:
+            among = None if among is None else [name for name in among if is_name(name)]
+        except Exception:
+            return Choice(None, problem=f"among is {shown(among)}; it must be names of replicas, or None")
         candidates = self._candidates(ask, hits, gpu_hits, is_believed, among)
         if not candidates.names:
             return Choice(None, problem="no replica may take the request")
@@ -178,7 +184,7 @@ class Router:
 
     def moved(self, request: str, replica: str) -> None:
         """Take note that another replica has a request than the one chosen. Unknown names change nothing."""
-        booking = self.book.bookings.get(request)
+        booking = self.book.bookings.get(request) if is_name(request) and is_name(replica) else None
         if booking is None or replica not in self.book.rows or booking.replica == replica:
             return
         links = self._links.get(request, ())

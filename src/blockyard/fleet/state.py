@@ -16,7 +16,7 @@ from ..errors import BlockyardError, InvalidArgument
 from ..events import Mirror, Subscriber, Trust
 from ..keys import canonical_keys
 from .asking import Ask, Bools, Cost, Ints
-from .book import HELD, REQUESTS, UNCACHED
+from .book import HELD, REQUESTS, UNCACHED, is_name
 from .costs.robust import Robust
 from .prefixes import Links
 from .router import Choice, Router
@@ -104,7 +104,7 @@ class Fleet:
 
     def drop(self, replica: str) -> list[str]:
         """Forget a replica that is gone; return the requests that were booked there. An unknown one has none."""
-        if replica in self._followed:
+        if is_name(replica) and replica in self._followed:
             self._followed.discard(replica)
             self._subscriber.unfollow(replica)
         self._changed()
@@ -140,7 +140,8 @@ class Fleet:
         """Choose a replica and book the request there, in place of where it was booked before.
 
         token_ids: (n,) integers, fastest as int32. max_tokens: of the answer. among: the names that may take it. Where
-        tokens or keys are bad, `Choice.problem` says so and load alone decides. O(blocks that are found + replicas).
+        tokens or keys are bad, `Choice.problem` says so and load alone decides; where `request` has no hash or `among`
+        is no list of names, it says so and no replica is chosen. O(blocks that are found + replicas).
         """
         now = self._clock()
         if now - self._polled_at >= FRESH or self._is_believed is None:
@@ -213,7 +214,7 @@ class Fleet:
 
     def is_believed(self, replica: str) -> bool:
         """Return whether what a replica says counts, as of the last poll. False for an unknown one."""
-        row = self.router.book.rows.get(replica)
+        row = self.router.book.rows.get(replica) if is_name(replica) else None
         return row is not None and self._is_believed is not None and bool(self._is_believed[row])
 
     def status(self) -> list[ReplicaStatus]:
