@@ -50,7 +50,7 @@ class PeerWatch:
             return [self._inbox.pop(key) for key in keys]
 
     def unless_lost(self, call: Callable[[], T]) -> T:
-        """What `call` returns, which waits for other ranks where nothing can end it. Raises as `call`, and `RankError`.
+        """Return what `call` does, which waits for other ranks where nothing can end it. Raises as it, and `RankError`.
 
         It runs in a thread of its own: where a rank is lost, that one is left behind until it gives up by itself.
         """

@@ -276,9 +276,9 @@ class StateBook:
         state.score = self.order.score(state, self._states[state.above].position, self.now)
 
     def lowest(self) -> i64:
-        """Return the state that goes first; of equals the longest prefix; one that is busy after all others. O(states).
+        """Return the state that goes first; one that is busy after all others. O(states). 0 where none is kept.
 
-        0 where none is kept.
+        Of equals it is the longest prefix, and of equal ones of these the one that was used longest ago.
         """
         if self._is_stale:
             self.rescore()
@@ -299,7 +299,11 @@ class StateBook:
     def _is_before(self, state: State, other: State) -> bool:
         if state.is_busy != other.is_busy:
             return other.is_busy
-        return state.score < other.score or (state.score == other.score and state.position > other.position)
+        if state.score != other.score:
+            return state.score < other.score
+        if state.position != other.position:
+            return state.position > other.position
+        return state.stamp < other.stamp
 
     def drop(self, number: i64) -> None:
         """A state goes. What its hits fall back on is its heir. O(depth + states)."""
