@@ -107,6 +107,7 @@ def test_time_and_wear_of_a_generated_trace() -> None:
     assert fast.num_pool_tokens + fast.tiers[0].num_hit_tokens > without.num_pool_tokens
     assert fast.mean_seconds < without.mean_seconds
     assert slow.missed["not_worth"] > 0
+    assert fast.missed["not_worth"] == 0
     assert fast.tiers[0].num_evicted == 0
     assert fast.tiers[0].num_bytes == fast.tiers[0].written_bytes
     assert fast.tiers[0].written_bytes_a_day is not None

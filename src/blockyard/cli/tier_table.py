@@ -110,6 +110,7 @@ def _text(row: dict[str, Any]) -> dict[str, str]:
     cells |= {"pool": fine_percent(row["num_pool_tokens"] / tokens)}
     cells |= {f"hit {at}": fine_percent(hit / tokens) for at, hit in enumerate(hits, 1)}
     cells |= {
+        "not worth": fine_percent(row["missed"]["not_worth"] / tokens),
         "all": fine_percent((row["num_pool_tokens"] + sum(hits)) / tokens),
         "optimum": "-" if row["optimum"] is None else fine_percent(row["optimum"]),
     }

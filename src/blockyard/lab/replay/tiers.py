@@ -31,7 +31,8 @@ _DAY = 86_400.0
 class TierModel:
     """A tier of the lab has a budget in bytes, a write policy (`TierUse`), and an eviction policy.
 
-    bytes_per_second, seconds: what a job takes, by its bytes and besides. Raises `InvalidArgument`.
+    bytes_per_second, seconds: what a job takes, by its bytes and besides; a load waits for no store. Raises
+    `InvalidArgument`.
     """
 
     num_bytes: int
@@ -60,6 +61,8 @@ class SimulatedTier:
         self._clock = clock
         self._index = ObjectIndex(model.num_bytes, 2**40, model.policy)
         self._ends: list[tuple[float, Outcome]] = []
+        #: When the last load, and the last store, ends: each kind has its own way, and waits for its own alone.
+        self._free_at = {True: 0.0, False: 0.0}
 
     def store(self, job: Job) -> Cause | None:
         """Keep the names that are new, and evict what the budget does not hold."""
@@ -70,7 +73,7 @@ class SimulatedTier:
         self._index.add(new, [self._object_bytes] * len(new))
         self._index.use(job.names)
         self.stored_bytes += len(new) * self._object_bytes
-        self._end(job, {}, len(new))
+        self._end(job, False, {}, len(new))
         return None
 
     def load(self, job: Job) -> Cause | None:
@@ -78,14 +81,13 @@ class SimulatedTier:
         missing = {place: Cause.GONE for place, name in enumerate(job.names) if name not in self._index}
         if not missing:
             self._index.use(job.names)
-        self._end(job, missing, len(job.names))
+        self._end(job, True, missing, len(job.names))
         return None
 
-    def _end(self, job: Job, causes: dict[int, Cause], num_objects: int) -> None:
+    def _end(self, job: Job, is_load: bool, causes: dict[int, Cause], num_objects: int) -> None:
         num_bytes = num_objects * self._object_bytes
         seconds = self.model.seconds + num_bytes / self.model.bytes_per_second
-        begin = max((end for end, _ in self._ends), default=self._clock())
-        end = max(begin, self._clock()) + seconds
+        end = self._free_at[is_load] = max(self._free_at[is_load], self._clock()) + seconds
         self._ends.append((end, Outcome(job.id, causes, num_bytes, end - self._clock())))
 
     def longest_prefix(self, names: Sequence[bytes]) -> Prefix:
