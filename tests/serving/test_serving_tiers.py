@@ -112,7 +112,7 @@ def test_the_page_has_a_line_for_each_tier(tmp_path: Path, tmp_path_factory: pyt
     ("options", "words"),
     [
         (["--tier", "disk:/x"], "--tier is 'disk:/x'; it must begin with file:"),
-        (["--tier", "file:/x,write=back"], "--tier's write is 'back'; it must be one of through, selective, never"),
+        (["--tier", "file:/x,write=late"], "--tier's write is 'late'; it must be one of through, selective, "),
         (["--tier", "file:"], "a folder must follow file:"),
         (["--tier", "file:/x,size=3"], "size is no option of a file tier"),
         (["--tier", "file:/x", "--tensor-parallel", "2"], "--tensor-parallel is 2; with --tier it must be 1"),
@@ -122,5 +122,5 @@ def test_the_page_has_a_line_for_each_tier(tmp_path: Path, tmp_path_factory: pyt
 def test_a_wrong_option_is_told_before_the_model_is_loaded(
     options: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["serve", *options]) != 0
+    assert main(["serve", "--model", "/no/such/folder", *options]) != 0
     assert words in capsys.readouterr().err
