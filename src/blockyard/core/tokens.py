@@ -22,6 +22,9 @@ from .arrays import filled_i64, zeros_i64
 
 MAX_TOKEN: Final = 2**31 - 1
 INT32: Final = np.dtype(np.int32)
+INT64: Final = np.dtype(np.int64)
+#: Looked up once; numpy has one object for each of its own types of items.
+ARRAY: Final[Any] = np.ndarray
 LOW_HALF: Final[i64] = 4294967295
 HIGH_HALF: Final[i64] = 4294967296
 TOKEN_BITS: Final = 31
@@ -202,7 +205,7 @@ def token_table(name: str, value: object, num_seqs: i64) -> TokenTable:
     """Integers (num_seqs,) or (num_seqs, k) as a table; None is a table without columns."""
     if value is None:
         return TokenTable(zeros_i64(0), 0)
-    if _is_flat(value):
+    if is_plain_array(value) or _is_flat(value):
         return TokenTable(int64_vector(name, value, num_seqs), 1)
     array = _array(name, value)
     if array.ndim != 2:
@@ -248,8 +251,19 @@ def _plain_list(name: str, value: Sequence[Any]) -> list[Any]:
     return items
 
 
-def integer_array(name: str, value: object) -> npt.NDArray[Any]:
+def is_plain_array(value: Any) -> bool:
+    """Whether it is an int32 or int64 array of one dimension: what engines give, and nothing else is asked of it."""
+    if type(value) is not ARRAY:
+        return False
+    kind = value.dtype
+    return (kind is INT64 or kind is INT32) and int(value.ndim) == 1
+
+
+def integer_array(name: str, value: Any) -> npt.NDArray[Any]:
     """`value` as a one-dimensional numpy array of some integer type, in native byte order."""
+    if is_plain_array(value):
+        given: npt.NDArray[Any] = value
+        return given
     array = _array(name, value)
     if array.ndim == 0:
         raise InvalidArgument(f"{name} is {shown(value)}; integers are needed")
@@ -264,7 +278,7 @@ def integer_array(name: str, value: object) -> npt.NDArray[Any]:
 
 def int64_vector(name: str, value: object, length: i64) -> vec[i64]:
     """One integer for all, or one for each of `length` sequences, as a vec of `length` items."""
-    if not isinstance(value, bool) and isinstance(value, (int, np.integer)):
+    if type(value) is not ARRAY and not isinstance(value, bool) and isinstance(value, (int, np.integer)):
         return filled_i64(_int64(name, plain_int(name, value)), length)
     items = int64_items(name, value)
     if len(items) != length:
@@ -280,6 +294,8 @@ def int64_items(name: str, value: object) -> vec[i64]:
         if _copy_plain(numbers, items):
             return items
     array = integer_array(name, value)
+    if array.dtype is INT64 and array.flags.c_contiguous:
+        return vec[i64](array)
     if array.dtype == np.uint64 and int(array.max()) > 2**63 - 1:
         raise InvalidArgument(f"{name} holds {array.max()}; the limit is {2**63 - 1}")
     return vec[i64](np.ascontiguousarray(array, dtype=np.int64))

@@ -56,6 +56,30 @@ class FreeQueue:
         prev_free[NULL_BLOCK] = i32(before)
         self.num_free += count
 
+    def append_released(self, ref_cnt: vec[i32], blocks: vec[i32], first: i64, last: i64) -> None:
+        """Count `blocks[first:last]` down, last first; those that nothing holds any more are the last to be allocated.
+
+        O(blocks), one pass: nothing but counts and links is read.
+        """
+        next_free = self.next_free
+        prev_free = self.prev_free
+        before = i64(prev_free[NULL_BLOCK])
+        count: i64 = 0
+        position = last - 1
+        while position >= first:
+            block = i64(blocks[position])
+            references = ref_cnt[block] - 1
+            ref_cnt[block] = references
+            if references == 0:
+                next_free[before] = i32(block)
+                prev_free[block] = i32(before)
+                before = block
+                count += 1
+            position -= 1
+        next_free[before] = i32(NULL_BLOCK)
+        prev_free[NULL_BLOCK] = i32(before)
+        self.num_free += count
+
     def append_left(self, block: i64) -> None:
         """Make `block` the next to be allocated. O(1)."""
         self._link(block, NULL_BLOCK, i64(self.next_free[NULL_BLOCK]))
@@ -70,6 +94,28 @@ class FreeQueue:
         self.next_free[i64(before)] = after
         self.prev_free[i64(after)] = before
         self.num_free -= 1
+
+    def remove_shared(self, ref_cnt: vec[i32], blocks: vec[i32], first: i64, last: i64) -> None:
+        """Count `blocks[first:last]` up; those that nothing held are free no more. O(blocks)."""
+        next_free = self.next_free
+        prev_free = self.prev_free
+        last_empty = self.last_empty
+        count: i64 = 0
+        for position in range(first, last):
+            block = i64(blocks[position])
+            references = ref_cnt[block]
+            ref_cnt[block] = references + 1
+            if references == 0:
+                before = prev_free[block]
+                after = next_free[block]
+                if block == last_empty:
+                    last_empty = i64(before)
+                next_free[i64(before)] = after
+                prev_free[i64(after)] = before
+                count += 1
+        self.last_empty = last_empty
+        self.num_empty -= count
+        self.num_free -= count
 
     def put_back(self, block: i64) -> None:
         """Undo the latest `remove` that is not undone yet: `block` remembers its neighbours (Knuth's dancing links)."""

@@ -140,6 +140,10 @@ def check_leases(ledger: BlockLedger, leases: list[BlockLease], others: list[int
             raise InvariantError(f"I8: {lease!r} counts {lease._num_null} places that were released")
         if not 0 <= lease._num_sure <= lease._num_cached <= lease._count <= len(lease._blocks):
             raise InvariantError(f"I8: {lease!r} says that {lease._num_cached} of its blocks are cached")
+        if lease._losses == ledger.num_losses:
+            for block in lease._blocks[: lease._num_sure]:
+                if block != NULL_BLOCK and not ledger.index.is_cached(i64(block)):
+                    raise InvariantError(f"I8: {lease!r} is sure of {lease._num_sure} blocks; {block} is not cached")
         for block in ids:
             held[block] += 1
     for block in range(int(ledger.capacity)):
@@ -150,9 +154,10 @@ def check_leases(ledger: BlockLedger, leases: list[BlockLease], others: list[int
 
 def require_countable(ledger: BlockLedger, blocks: vec[i32], first: i64, last: i64) -> None:
     """Raise `InvalidArgument` where one of these blocks is held so often that no lease more may count it. O(blocks)."""
+    ref_cnt = ledger.ref_cnt
     for position in range(first, last):
         block = i64(blocks[position])
-        if i64(ledger.ref_cnt[block]) >= MAX_LEASES:
+        if i64(ref_cnt[block]) >= MAX_LEASES:
             raise InvalidArgument(
                 f"block {block} is held {ledger.ref_cnt[block]} times; the limit of leases on a block is {MAX_LEASES}"
             )
@@ -279,7 +284,8 @@ class LeaseBook(Deferred):
         if self.token_blocks is not None:
             self.token_blocks.release(lease._token_blocks, 0, len(lease._token_blocks))
         if lease._num_null == 0:
-            self.ledger.release(lease._blocks, 0, lease._count)
+            sure = lease._num_sure if lease._losses == self.ledger.num_losses else 0
+            self.ledger.release(lease._blocks, 0, lease._count, 0, sure)
         else:
             held = held_blocks(lease, 0, lease._count)
             self.ledger.release(held, 0, len(held))

@@ -335,16 +335,16 @@ class BlockLedger:
 
     def share(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Hold `blocks[start:start + count]` once more; idle ones are revived out of the queue."""
-        ref_cnt = self.ref_cnt
-        for index in range(start, start + count):
-            block = i64(blocks[index])
-            references = ref_cnt[block]
-            if references == 0:
-                self.num_allocated_blocks += 1
-                self.queue.remove(block)
-                if self.stack is not None:
+        free = self.queue.num_free
+        if self.stack is None:
+            self.queue.remove_shared(self.ref_cnt, blocks, start, start + count)
+        else:
+            for index in range(start, start + count):
+                block = i64(blocks[index])
+                if self.ref_cnt[block] == 0:
                     self.stack.remove(block)
-            ref_cnt[block] = references + 1
+                self.queue.remove_shared(self.ref_cnt, blocks, index, index + 1)
+        self.num_allocated_blocks += free - self.queue.num_free
         self._note_peak()
         if self.observer is not None:
             self.observer.shared(blocks, start, count)
@@ -374,16 +374,21 @@ class BlockLedger:
         self._one[0] = i32(block)
         self.unshare(self._one, 0, 1)
 
-    def release(self, blocks: vec[i32], start: i64, count: i64, num_before: i64 = 0) -> None:
+    def release(self, blocks: vec[i32], start: i64, count: i64, num_before: i64 = 0, num_cached: i64 = 0) -> None:
         """Release `blocks[start:start + count]`, last first. O(count).
 
-        num_before: how many blocks of their sequence stand right before them in `blocks`."""
+        num_before: how many blocks of their sequence stand right before them in `blocks`. num_cached: how many of the
+        first of them are known to be cached, so that it is not looked up, which takes most of the time in large pools.
+        """
         free = self.queue.num_free - self.num_retiring
         last = start + count
-        while last > start:
-            first = max(start, last - RELEASED_TOGETHER)
+        known = start + num_cached if self.stack is None and self.num_retiring == 0 else start
+        while last > known:
+            first = max(known, last - RELEASED_TOGETHER)
             self._release_run(blocks, start - num_before, first, last)
             last = first
+        if known > start:
+            self.queue.append_released(self.ref_cnt, blocks, start, known)
         self.num_freed_blocks += self.queue.num_free - self.num_retiring - free
         if self.observer is not None:
             self.observer.released(blocks, start, count)

@@ -10,7 +10,7 @@ from ...arguments import shown
 from ...errors import InvalidArgument, OutOfRows, UnknownSequence
 from ...ids import NO_ROW, ROW_SPAN
 from ..arrays import filled_i64, zeros_i64
-from ..tokens import int64_items, plain_int
+from ..tokens import ARRAY, int64_items, plain_int
 from .block_table import BlockTable
 from .open_steps import OpenSteps
 
@@ -355,10 +355,11 @@ def read_handle(handle: object) -> i64:
 
 def read_handles(handles: object) -> vec[i64]:
     """The same for one handle or many: integers (B,)."""
-    if isinstance(handles, bool):
-        _refuse_bool(handles)
-    if isinstance(handles, (int, np.integer)):
-        return filled_i64(read_handle(plain_int("seq", handles)), 1)
+    if type(handles) is not ARRAY:
+        if isinstance(handles, bool):
+            _refuse_bool(handles)
+        if isinstance(handles, (int, np.integer)):
+            return filled_i64(read_handle(plain_int("seq", handles)), 1)
     return int64_items("seqs", handles)
 
 

@@ -176,20 +176,29 @@ class Store:
         sequences = self.sequences
         place = start // self.block_size
         published = sequences.num_published[row]
-        missing = max(self.num_token_blocks(end) - sequences.num_blocks[row], 0)
-        copies: i64 = 1 if needs_copy(self.token_blocks, sequences, row, place, published) else 0
+        num_blocks = sequences.num_blocks[row]
+        missing = max(self.num_token_blocks(end) - num_blocks, 0)
+        is_there = published <= place < num_blocks
+        copies: i64 = 1 if is_there and needs_copy(self.token_blocks, sequences, row, place, published) else 0
         if missing + copies > self.token_blocks.queue.num_free or not self.grow_groups(row, start, end, transfers):
             return False
+        if is_there:
+            self._make_own_token_block(row, start, published, transfers)
+        if missing > 0:
+            self.token_blocks.acquire(sequences.blocks, row * sequences.width + num_blocks, missing)
+            sequences.num_blocks[row] = num_blocks + missing
+        return True
+
+    def _make_own_token_block(self, row: i64, start: i64, published: i64, transfers: Transfers) -> None:
+        """Let the row write into its block at token `start`, which it has not published."""
+        sequences = self.sequences
+        place = start // self.block_size
         old = make_own(self.token_blocks, sequences, row, place, published)
         if old != NULL_BLOCK:
             new = sequences.block_at(row, place)
             self.token_blocks.index.rows.copy(old, new)
             if start % self.block_size != 0:
                 self.token_block_copied(old, new, transfers)
-        while missing > 0:
-            sequences.push_block(row, self.token_blocks.acquire_one())
-            missing -= 1
-        return True
 
     def grow_groups(self, row: i64, start: i64, end: i64, transfers: Transfers) -> bool:
         """The same for the blocks of layer groups, besides token blocks."""
