@@ -1,7 +1,9 @@
 """`python -m benchmarks.layouts`: what a block costs where the blocks of a prompt lie in order, in runs, or anywhere.
 
 Blocks of a prompt are taken together and freed tail first, so in a pool that serves they mostly are neighbours by id.
-Least of several rounds, nanoseconds a block; in brackets the same loops in C (`benchmarks/limit`).
+Least of several rounds, nanoseconds a block; in brackets the same loops in C (`benchmarks/limit`). "attacked" is what
+somebody could send to whom it pays that guesses fail: beside each block lies one of the same parent that differs in its
+last token alone.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ from blockyard import BlockLease, BlockPool
 from .core import filled_pool
 from .limit import limit_rows
 from .measure import nanoseconds_an_item
-from .workload import PROMPT_BLOCKS, SIZES, prompts_for, size_name
+from .workload import BLOCK_SIZE, PROMPT_BLOCKS, SIZES, prompts_for, size_name
 
 #: Blocks that lie side by side; 0 for all of a prompt.
 RUNS = (1, 2, 8, 32, 0)
+#: A layout of which only lookups are timed.
+ATTACKED = -1
 #: Names of the C program's rows, and the layouts it knows.
 FIGURES = ("lookup", "lookup + lease + release", "allocate + publish", "allocate + publish, evicting", "free")
 LIMITS = {1: "shuffled", 0: "in-order"}
@@ -44,11 +48,31 @@ def hold_and_release(pool: BlockPool, prompt: np.ndarray) -> None:
     pool.free_blocks(pool.get_cached_blocks(prompt))
 
 
+def attacked_pool(size: int, prompts: list[np.ndarray]) -> BlockPool:
+    """A pool in which the block after each one of a prompt, by id, is almost the prompt's next."""
+    pool = BlockPool(size, BLOCK_SIZE)
+    for prompt in prompts:
+        lease = pool.get_new_blocks(0)
+        for end in range(BLOCK_SIZE, len(prompt) + 1, BLOCK_SIZE):
+            pool.extend(lease, 1)
+            pool.cache_full_blocks(lease, prompt[:end], end // BLOCK_SIZE - 1)
+            other = prompt[: end + BLOCK_SIZE].copy()
+            other[-1] ^= 1
+            beside = pool.get_cached_blocks(other)
+            pool.extend(beside, 1)
+            pool.cache_full_blocks(beside, other, len(beside) - 1)
+            pool.free_blocks(beside)
+        pool.free_blocks(lease)
+    return pool
+
+
 def lookups(size: int, run: int) -> Iterator[float]:
     """The question alone, and with hold and release."""
     prompts = prompts_for(size, 1)
+    if run == ATTACKED:
+        prompts = prompts[: len(prompts) // 2]
     chosen = random.Random(2).choices(prompts, k=LOOKUPS)
-    pool = filled_pool(size, prompts, run)
+    pool = attacked_pool(size, prompts) if run == ATTACKED else filled_pool(size, prompts, run)
     if any(pool.num_cached_tokens(prompt) != len(prompt) for prompt in chosen):
         raise AssertionError("a cached prompt was not found")
     yield least(chosen, pool.num_cached_tokens)
@@ -93,9 +117,11 @@ def main() -> None:
     }
     print(f"{'':<18}", " | ".join(FIGURES))
     for size in args.sizes:
-        for run in args.runs:
-            ours = dict(zip(FIGURES, [*lookups(size, run), *lives(size, run)], strict=True))
-            name = "shuffled" if run == 1 else f"runs of {run}" if run else "in order"
+        for run in [*args.runs, ATTACKED]:
+            ours = dict(
+                zip(FIGURES, [*lookups(size, run), *([] if run == ATTACKED else lives(size, run))], strict=False)
+            )
+            name = {1: "shuffled", 0: "in order", ATTACKED: "attacked"}.get(run, f"runs of {run}")
             cells = [
                 f"{value:6.1f}" + (f" ({limits[run, size, row]:5.1f})" if run in LIMITS else "")
                 for row, value in ours.items()
