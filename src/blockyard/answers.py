@@ -65,6 +65,31 @@ class BlockState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TenantUse:
+    """It says what a tenant has of the pool now, and what it may have, in blocks (docs/tenants.md).
+
+    name, group: its own, and its group's; "" for a tenant in none. num_held: blocks that its sequences and leases hold.
+    num_idle: cached blocks of its that nothing holds. num_retained: of both, those that `retain` keeps.
+    min_blocks, max_held, max_idle, max_retained: its floor and limits; None for no limit. weight: its own.
+    share: its floor, and its part by weight of what all floors leave: what is above is lent, and comes back first.
+    num_evicted_blocks: cached blocks that it lost to allocations, its own included, so far.
+    """
+
+    name: str
+    group: str
+    num_held: int
+    num_idle: int
+    num_retained: int
+    min_blocks: int
+    max_held: int | None
+    max_idle: int | None
+    max_retained: int | None
+    weight: int
+    share: int
+    num_evicted_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class CacheStats:
     """Counters since the manager was made, and its state now.
 
@@ -86,6 +111,7 @@ class CacheStats:
     num_saved_states: states that plans said to save; num_kept_states: of them, those that could be hit then.
     num_replaced_states: of these, those of an output that went when the next one of it was there.
     num_refused_states: states that were wanted and not saved, because they would have been the first to go.
+    tenants: of a cache that tenants share, what each has, "*" first; () of others.
     """
 
     num_prompt_tokens: int
@@ -109,6 +135,7 @@ class CacheStats:
     num_kept_states: int = 0
     num_replaced_states: int = 0
     num_refused_states: int = 0
+    tenants: tuple[TenantUse, ...] = ()
 
     @property
     def hit_rate(self) -> float:

@@ -11,6 +11,7 @@ from .arguments import require_bool, require_int, require_number, shown
 from .errors import InvalidArgument
 from .groups import LayerGroup
 from .hash_seeds import MAX_HASH_SEED
+from .tenants import Tenant, TenantGroup, tenant_groups
 from .windows import num_least_blocks
 
 MAX_BLOCKS = 2**27
@@ -116,6 +117,8 @@ class CacheConfig:
         that decides about states too, block by block.
     cut_chunks: whether `reserve` ends a sequence's tokens at the first boundary at which a state is kept, so that the
         step's last state is saved; False where kernels give states inside a chunk.
+    tenants: who share the pool (docs/tenants.md): `Tenant` and `TenantGroup`; empty for nobody in particular. Their
+        floors together fit the pool, its null block and the watermark aside.
     max_steps_in_flight: most steps that are reserved and not ended (`end_step`), 1 to 64. With 2 or more a sequence may
         be reserved for again before its last step is committed, and blocks wait for the steps that may use them.
 
@@ -171,6 +174,9 @@ class CacheConfig:
         default="index", metadata=_about(f"which state goes first: {', '.join(STATE_ORDERS)}", engine=True)
     )
     cut_chunks: bool = field(default=True, metadata=_about("end a step's tokens where a state is kept"))
+    tenants: tuple[Tenant | TenantGroup, ...] = field(
+        default=(), metadata=_about("who share the pool, and their shares")
+    )
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -193,10 +199,22 @@ class CacheConfig:
         object.__setattr__(self, "hint_horizon", require_number("hint_horizon", self.hint_horizon))
         if self.hint_horizon <= 0:
             raise InvalidArgument(f"hint_horizon is {shown(self.hint_horizon)}; it must be above 0")
+        if self.tenants != ():
+            self.require_floors(self.num_blocks)
         entries = self.max_num_seqs * self.max_blocks_per_seq
         if entries > MAX_TABLE_ENTRIES:
             raise InvalidArgument(
                 f"max_num_seqs * blocks of max_model_len is {entries} table entries; the limit is {MAX_TABLE_ENTRIES}"
+            )
+
+    def require_floors(self, num_blocks: int) -> None:
+        """Raise `InvalidArgument` unless the floors of all tenants fit a pool of so many blocks. O(tenants)."""
+        floors = sum(group.floor for group in tenant_groups(self.tenants))
+        usable = num_blocks - 1 - int(self.watermark * num_blocks)
+        if floors > usable:
+            raise InvalidArgument(
+                f"tenants have floors (min_blocks) of {floors} blocks together; num_blocks is {num_blocks}: {usable} "
+                f"without the null block and the watermark"
             )
 
     def _check_groups(self) -> None:

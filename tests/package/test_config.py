@@ -76,6 +76,7 @@ def test_defaults() -> None:
         "watermark": 0.01,
         "hash_seed": None,
         "groups": (),
+        "tenants": (),
         "num_cpu_blocks": 0,
         "keep_evicted": True,
         "eviction_policy": "lru",

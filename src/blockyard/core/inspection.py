@@ -5,15 +5,18 @@ import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ..answers import CacheStats, Holding, MissCauses, Residency
+from ..answers import CacheStats, Holding, MissCauses, Residency, TenantUse
 from ..errors import InvalidArgument
 from ..kv_events import KVCacheEvents
+from ..tenants import Tenant, tenant_groups
 from .arrays import view_i32, view_i64, zeros_i64
 from .calls.allocate import AllocateCalls
 from .calls.evict import EvictCalls
 from .calls.hints import HintCalls
 from .checking import check_groups, check_sequences, check_steps
 from .parts import Parts
+from .policies.layers.retention import Retention
+from .policies.layers.shares import Shares, TenantBook
 from .pool.block import KVCacheBlock
 from .pool.lease import BlockLease
 from .sequences.block_table import BlockTable
@@ -100,6 +103,51 @@ class Inspection:
             num_kept_states=int(states.num_kept) if states is not None else 0,
             num_replaced_states=int(states.num_replaced) if states is not None else 0,
             num_refused_states=int(states.num_refused) if states is not None else 0,
+            tenants=self._tenants(),
+        )
+
+    def _tenants(self) -> tuple[TenantUse, ...]:
+        """Say what each tenant has. O(tenants)."""
+        book, stack = self.parts.tenants, self.parts.kv_pool.stack
+        if book is None or stack is None or stack.shares is None:
+            return ()
+        groups = tenant_groups(self.parts.config.tenants)
+        rest = self.parts.kv_pool.num_blocks - 1 - sum(group.floor for group in groups)
+        weights = sum(group.weight for group in groups)
+        found: list[TenantUse] = []
+        for group in groups:
+            share = group.floor + rest * group.weight // weights
+            lent = share - sum(member.min_blocks for member in group.members)
+            weight = sum(member.weight for member in group.members)
+            for member in group.members:
+                name = "" if member.name == group.name else group.name
+                own = member.min_blocks + lent * member.weight // weight
+                found.append(self._use(len(found), book, stack.shares, stack.retention, member, name, own))
+        return tuple(found)
+
+    def _use(
+        self,
+        slot: i64,
+        book: TenantBook,
+        shares: Shares,
+        retention: Retention | None,
+        member: Tenant,
+        group: str,
+        share: int,
+    ) -> TenantUse:
+        return TenantUse(
+            member.name,
+            group,
+            int(book.held[slot]),
+            int(shares.idle[slot]),
+            0 if retention is None else int(retention.retained_for[slot]),
+            member.min_blocks,
+            member.max_held,
+            member.max_idle,
+            member.max_retained,
+            member.weight,
+            share,
+            int(book.num_evicted[slot]),
         )
 
     def _num_wasted_slots(self) -> int:

@@ -4,9 +4,12 @@ from mypy_extensions import i64
 
 from ..config import CacheConfig
 from ..hash_seeds import hash_seed_or_drawn
+from ..tenants import tenant_groups
 from .gate import Gate
 from .index.continuations import Continuations
 from .policies.layers.sessions import Sessions
+from .policies.layers.shares import TenantBook
+from .pool.charges import Charges
 from .pool.fence import Fence
 from .pool.lease import LeaseBook
 from .pool.ledger import BlockLedger
@@ -46,6 +49,7 @@ class Parts:
         self.grouped = GroupedStore(config, self.token_blocks, self.sequences, seed) if is_grouped else None
         self.store: Store = self.grouped or PlainStore(self.token_blocks, self.sequences, self.joins)
         self.kv_pool: BlockLedger = self.store.kv_pool
+        self.tenants = self._make_tenants()
         if config.max_steps_in_flight > 1:
             self.kv_pool.fence = Fence(config.max_num_seqs, config.max_steps_in_flight, config.num_blocks)
             self.sequences.open_steps = OpenSteps(config.max_num_seqs, config.max_steps_in_flight)
@@ -64,6 +68,14 @@ class Parts:
             self.leases.token_blocks = self.token_blocks
         self.pool = LeasePool(self.leases, self.gate, self.history)
         self.cpu_pool = self._make_cpu_pool()
+
+    def _make_tenants(self) -> TenantBook | None:
+        if not self.config.tenants:
+            return None
+        book = TenantBook(tenant_groups(self.config.tenants), self.config.num_blocks, self.config.max_num_seqs)
+        self.kv_pool.tenants = book
+        self.kv_pool.watch(Charges(self.kv_pool, book))
+        return book
 
     def _make_history(self) -> AllocationHistory | None:
         if self.config.history_size == 0:

@@ -28,6 +28,7 @@ class AdmissionControl:
         self.block_size: i64 = parts.block_size
         self.max_model_len: i64 = parts.config.max_model_len
         self.watermark: i64 = parts.config.watermark_blocks
+        self.tenants = parts.tenants
         #: Lookups of prompts so far: one an admission, as a test asserts.
         self.num_lookups: i64 = 0
 
@@ -38,8 +39,12 @@ class AdmissionControl:
         root = index.known_root(prompt.keys)
         hit = Hit(root, index.find_under(root, prompt, (prompt.num_tokens - 1) // self.block_size))
         self.store.limit(hit)
-        self.store.fit(hit, prompt.num_tokens, self.kv_pool.queue.num_free - self.watermark)
+        self.store.fit(hit, prompt.num_tokens, self.kv_pool.room(self.slot_of(prompt), self.watermark))
         return hit
+
+    def slot_of(self, prompt: Prompt) -> i64:
+        """Return the number of a prompt's tenant, 0 where nobody shares the pool."""
+        return 0 if self.tenants is None else self.tenants.slot_of(prompt.keys)
 
     def look_up_all(self, prompts: list[Prompt]) -> list[Hit]:
         """The same for each prompt of a batch."""
@@ -51,11 +56,13 @@ class AdmissionControl:
         for prompt in prompts:
             if prompt.num_tokens > self.max_model_len:
                 return NEVER
+        slot = self.slot_of(prompts[0])
         least = self._num_least(prompts, num_seqs)
-        if rows > self.sequences.max_num_seqs or least > self._num_most():
+        if rows > self.sequences.max_num_seqs or least > min(self._num_most(), self._num_share(slot)):
             return NEVER
         if rows > self.sequences.num_open_rows() or self._num_missing(prompts, hits, num_seqs) > 0:
-            return LATER if least <= self._num_lasting() - self._num_pinned(hits) else NEVER
+            lasts = least <= self._num_lasting() - self._num_pinned(hits)
+            return LATER if lasts and least <= self._num_share(slot) - self._num_pinned(hits, slot) else NEVER
         return OK
 
     def require(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> None:
@@ -64,16 +71,22 @@ class AdmissionControl:
         for prompt in prompts:
             if prompt.num_tokens > self.max_model_len:
                 raise NeverFits(f"token_ids has {prompt.num_tokens} tokens; max_model_len is {self.max_model_len}")
+        slot = self.slot_of(prompts[0])
         least = self._num_least(prompts, num_seqs)
         self._require_most(least, self._num_most())
+        self._require_share(least, slot)
         if rows > self.sequences.max_num_seqs:
             raise NeverFits(f"{rows} sequences are asked for; max_num_seqs is {self.sequences.max_num_seqs}")
         missing = self._num_missing(prompts, hits, num_seqs)
         if missing > 0 or rows > self.sequences.num_open_rows():
             self._require_most(least, self._num_lasting(), self._num_pinned(hits))
+            if self.tenants is not None:
+                self._require_share(least, slot, self._num_pinned(hits, slot))
         self.sequences.require_rows(rows)
         if missing > 0:
             free = self.kv_pool.num_free_blocks
+            if self.tenants is not None:
+                self._refuse_share(slot, missing)
             needed = int(missing + free - self.watermark)
             raise OutOfBlocks(
                 f"token_ids needs {needed} free blocks, idle ones that it hits included; {free} are free, "
@@ -98,15 +111,48 @@ class AdmissionControl:
         """What waiting can bring: blocks beyond the end of a shrinking pool will not be given out again."""
         return i64(self.kv_pool.num_blocks) - 1 - self.watermark
 
-    def _num_pinned(self, hits: list[Hit]) -> i64:
-        """Blocks that leases hold and no hit takes: no end of a sequence makes them free. O(leased blocks)."""
+    def _num_share(self, slot: i64) -> i64:
+        """Return how many blocks a tenant can hold when no other tenant, and nothing of its own, is there."""
+        if self.tenants is None:
+            return self._num_most()
+        return self.tenants.most(slot, i64(self.kv_pool.num_blocks) - 1, self.watermark)
+
+    def _require_share(self, least: i64, slot: i64, pinned: i64 = 0) -> None:
+        most = self._num_share(slot) - pinned
+        if self.tenants is not None and least > most:
+            held = f"; leases hold {pinned} that it does not begin with: free them first" if pinned > 0 else ""
+            raise NeverFits(
+                f"token_ids needs {least} blocks; the share of tenant {self.tenants.names[int(slot)]!r} is at most "
+                f"{most + pinned}{held}"
+            )
+
+    def _refuse_share(self, slot: i64, missing: i64) -> None:
+        """Raise `OutOfBlocks` if it is the tenant's share that falls short."""
+        free = self.kv_pool.queue.num_free
+        room = self.kv_pool.room(slot, self.watermark)
+        if self.tenants is not None and room < free - self.watermark:
+            needed = int(missing + room)
+            raise OutOfBlocks(
+                f"token_ids needs {needed} free blocks, idle ones that it hits included; "
+                f"{self.tenants.limits(slot, free)}, and {self.watermark} for the watermark",
+                needed,
+                max(int(room), 0),
+            )
+
+    def _num_pinned(self, hits: list[Hit], slot: i64 = -1) -> i64:
+        """Count blocks that leases hold and no hit takes, of one tenant or (-1) of all.
+
+        No end of a sequence makes them free. O(leased blocks).
+        """
         if len(self.leases.live) == 0:
             return 0
         pinned: set[int] = set()
         last = self.kv_pool.num_blocks - 1
         for lease in self.leases.leases():
             for block in lease.block_ids.tolist():
-                if 0 < block <= last:
+                if 0 < block <= last and (
+                    self.tenants is None or slot < 0 or self.tenants.of_block[i64(block)] == slot
+                ):
                     pinned.add(block)
         for hit in hits:
             pinned.difference_update(self.store.taken_by(hit))
@@ -122,7 +168,7 @@ class AdmissionControl:
 
     def _num_missing(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> i64:
         """Blocks by which the free ones, less the watermark, fall short of all prompts; 0 or less when they fit."""
-        free = self.kv_pool.queue.num_free - self.watermark
+        free = self.kv_pool.room(self.slot_of(prompts[0]), self.watermark)
         needed: i64 = 0
         token_blocks: i64 = 0
         for index, prompt in enumerate(prompts):

@@ -133,6 +133,7 @@ class AllocateCalls:
         """
         if self.kv_pool.stack is None or len(prompts) == 1:
             return
+        self.kv_pool.charge(self.admission.slot_of(prompts[0]))
         held = HeldHits(self.store)
         needed: i64 = 0
         for index, prompt in enumerate(prompts):
@@ -178,6 +179,9 @@ class AllocateCalls:
         sequences.pending_token[row] = NO_TOKEN
         sequences.generation[row] = self.token_blocks.index.num_generations
         sequences.spans[row] = prompt.spans
+        if self.parts.tenants is not None:
+            self.parts.tenants.of_row[row] = self.admission.slot_of(prompt)
+            self.kv_pool.charge_row(row)
         self.joins.join(row, hit)
         return row
 

@@ -58,6 +58,8 @@ class ResizeCalls:
     def resize(self, size: int) -> Resize:
         """Let the pool have `size` blocks."""
         parts = self.parts
+        if parts.tenants is not None:
+            parts.config.require_floors(size)
         room = parts.kv_pool.make_room(size)
         token_blocks = parts.store.make_room(size)
         watermark = i64(int(parts.config.watermark * size))

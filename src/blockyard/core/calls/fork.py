@@ -61,6 +61,8 @@ class ForkCalls:
         sequences.spans[child] = sequences.spans[row]
         sequences.session[child] = sequences.session[row]
         sequences.is_swapped[child] = sequences.is_swapped[row]
+        if self.parts.tenants is not None:
+            self.parts.tenants.of_row[child] = self.parts.tenants.of_row[row]
         sequences.raise_alert(child)
         sequences.raise_alert(row)
         self.store.fork(row, child)

@@ -54,8 +54,10 @@ class PartialHits:
     def _can_hold(self, prompt: Prompt, hit: Hit, alone: bool) -> bool:
         """Whether idle sources can be held besides all that the prompt needs; a hit is no reason to refuse it."""
         idle = len([block for block in hit.sources if self.kv_pool.ref_cnt[i64(block)] == 0])
-        spare = self.kv_pool.queue.num_free - self.store.num_needed(hit, prompt.num_tokens) if alone else i64(0)
-        return idle == 0 or idle <= spare
+        if idle == 0 or not alone:
+            return idle == 0
+        slot: i64 = 0 if self.kv_pool.tenants is None else self.kv_pool.tenants.slot_of(prompt.keys)
+        return idle <= self.kv_pool.room(slot) - self.store.num_needed(hit, prompt.num_tokens)
 
     def hold(self, row: i64, hit: Hit) -> None:
         """Hold the sources for a sequence that was just opened, and count what they bring as computed."""

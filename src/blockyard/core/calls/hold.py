@@ -3,6 +3,7 @@
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
+from ...errors import OutOfBlocks
 from ..arrays import zeros_i32
 from ..index.hit import Hit
 from ..index.prompt import Prompt
@@ -27,6 +28,7 @@ class HoldCalls:
         self.store.limit(hit)
         hit.num_usable = min(hit.num_usable, hit.first_pending)
         blocks, token_blocks = self._taken(hit), hit.blocks[: hit.num_usable]
+        self._require_room(prompt, blocks)
         self.leases.ledger.act("hold_cached", holder)
         lease = self.leases.hold(blocks, holder, self.interruption)
         if self.token_blocks is not self.leases.ledger:
@@ -34,6 +36,20 @@ class HoldCalls:
             self.token_blocks.share(hit.blocks, 0, hit.num_usable)
             lease._token_blocks = token_blocks
         return lease
+
+    def _require_room(self, prompt: Prompt, blocks: vec[i32]) -> None:
+        """Raise `OutOfBlocks` if holding these would break the share of another tenant, or the prompt's own."""
+        ledger = self.leases.ledger
+        if ledger.tenants is None:
+            return
+        slot = ledger.tenants.slot_of(prompt.keys)
+        idle, room = ledger.count_idle(blocks, i64(len(blocks))), ledger.room(slot)
+        if idle > room:
+            raise OutOfBlocks(
+                f"hold_cached needs {idle} idle blocks; {ledger.tenants.limits(slot, ledger.queue.num_free)}",
+                int(idle),
+                max(int(room), 0),
+            )
 
     def _taken(self, hit: Hit) -> vec[i32]:
         """The blocks of the pool that it takes; those of the CPU pool are told below 0."""

@@ -10,6 +10,7 @@ from ..parts import Parts
 from ..plan.batch import NO_BLOCKS, SCHEDULED, WAITS_FOR_PREFIX, Batch
 from ..plan.step_plan import StepPlan
 from ..plan.step_tokens import KnownTokens
+from ..policies.layers.shares import TenantBook
 from ..sequences.table import NO_TOKEN, QUIET
 from ..store.transfers import Transfers
 from ..tokens import store_token
@@ -103,7 +104,26 @@ class ReserveCalls:
         for index in range(i64(len(rows))):
             if counts[index] > 0 and self.sequences.is_waiting(rows[index]):
                 return False
+        if self.parts.tenants is not None:
+            return self._all_have_room(self.parts.tenants, rows, starts, counts)
         return self._num_missing(rows, starts, counts) <= self.kv_pool.queue.num_free
+
+    def _all_have_room(self, tenants: TenantBook, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> bool:
+        """The same where tenants share the pool: each takes what it lacks, and gives it back."""
+        left = self.kv_pool.queue.num_free
+        taken = zeros_i64(len(rows))
+        fits = True
+        for index in range(i64(len(rows))):
+            slot = tenants.of_row[rows[index]]
+            if counts[index] > 0 and fits:
+                missing = self.store.num_missing(rows[index], starts[index], starts[index] + counts[index])
+                fits = missing <= tenants.room(slot, left)
+                taken[index] = missing
+                left -= missing
+                tenants.hold(slot, missing)
+        for index in range(i64(len(rows))):
+            tenants.hold(tenants.of_row[rows[index]], -taken[index])
+        return fits
 
     def _evict_ahead(self, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> None:
         """Let an eviction policy name all victims before the first change, because it might fail.
@@ -112,6 +132,11 @@ class ReserveCalls:
         write may not be needed any more when its turn comes, so without it a sequence counts as served.
         """
         left = self.kv_pool.queue.num_free
+        tenants = self.parts.tenants
+        taken = zeros_i64(0 if tenants is None else len(rows))
+        saves = zeros_i64(0 if tenants is None else len(rows))
+        if tenants is not None:
+            tenants.ask_none()
         needed: i64 = 0
         #: Blocks that cache nothing and become free on the way, before any other is taken.
         freed: i64 = 0
@@ -122,14 +147,27 @@ class ReserveCalls:
             if counts[index] > 0 and not self._will_wait(row):
                 missing = self.store.num_missing(row, starts[index], starts[index] + counts[index])
                 least = missing - self.store.num_copies(row, starts[index])
-                if least <= left:
-                    taken = missing + self.store.num_to_save(row, starts[index], starts[index] + counts[index])
-                    needed += max(taken - freed, 0)
+                slot: i64 = 0 if tenants is None else tenants.of_row[row]
+                if least <= (left if tenants is None else tenants.room(slot, left)):
+                    saved = self.store.num_to_save(row, starts[index], starts[index] + counts[index])
+                    new = max(missing + saved - freed, 0)
+                    needed += new
                     dropped = self.store.num_to_drop(row)
-                    freed = max(freed - taken, 0) + dropped
+                    if tenants is not None:
+                        # What is saved is taken when all sequences have theirs.
+                        saves[index] = min(new, saved)
+                        tenants.ask(slot, new - saves[index])
+                        tenants.hold(slot, least - dropped)
+                        taken[index] = least - dropped
+                    freed = max(freed - missing - saved, 0) + dropped
                     left += dropped - least
                     if self.sequences.num_ahead[row] == 0:
                         self._reached[row] = starts[index] + counts[index]
+        if tenants is not None:
+            for index in range(i64(len(rows))):
+                slot = tenants.of_row[rows[index]]
+                tenants.hold(slot, -taken[index])
+                tenants.ask(slot, saves[index])
         self.kv_pool.evict_ahead(min(needed, self.kv_pool.queue.num_free))
 
     def _will_wait(self, row: i64) -> bool:

@@ -35,7 +35,9 @@ class SwapCalls:
 
     def can_swap_in(self, rows: vec[i64]) -> bool:
         """Return whether `swap_in` would bring them back."""
-        return self._are_ready(rows, True) and self._plan_in(rows).num_taken(self.pool) <= self.pool.queue.num_free
+        is_ready = self._are_ready(rows, True)
+        fits = is_ready and self._plan_in(rows).num_taken(self.pool) <= self.pool.queue.num_free
+        return fits and not self._short(rows)
 
     def _are_ready(self, rows: vec[i64], swapped: bool) -> bool:
         """Return whether nothing of `_require_at` would be raised."""
@@ -176,7 +178,45 @@ class SwapCalls:
                 int(needed),
                 self.pool.num_free_blocks,
             )
+        problem = self._short(rows)
+        if problem:
+            raise OutOfBlocks(f"swap_in: {problem}", int(needed), self.pool.num_free_blocks)
         return self._carry_in(rows, targets)
+
+    def _short(self, rows: vec[i64]) -> str:
+        """Say which tenant has no room for what `_plan_in` found missing of its sequences; "" if all have."""
+        tenants = self.pool.tenants
+        if tenants is None:
+            return ""
+        problem = ""
+        left = self.pool.queue.num_free
+        taken = zeros_i64(len(rows))
+        for index, needed in enumerate(self._needed_in(rows, True)):
+            slot = tenants.of_row[rows[index]]
+            if not problem and needed > tenants.room(slot, left):
+                problem = f"seqs need {needed} blocks; {tenants.limits(slot, left)}"
+            taken[index] = needed
+            left -= needed
+            tenants.hold(slot, needed)
+        for index in range(i64(len(rows))):
+            tenants.hold(tenants.of_row[rows[index]], -taken[index])
+        return problem
+
+    def _needed_in(self, rows: vec[i64], with_finds: bool) -> list[int]:
+        """Return by row the free blocks that bringing it back takes; with_finds: idle finds included."""
+        counted: set[int] = set()
+        needed = [0] * len(rows)
+        for index in range(i64(len(rows))):
+            for group in self.store.groups:
+                for place in range(group.num_null[rows[index]], group.num_blocks[rows[index]]):
+                    source = int(group.cpu_block_at(rows[index], place))
+                    found = int(self._find_in_pool(i64(source)))
+                    is_new = found == NULL_BLOCK or (with_finds and self.pool.ref_cnt[i64(found)] == 0)
+                    mark = source if found == NULL_BLOCK else -found
+                    if is_new and mark not in counted:
+                        counted.add(mark)
+                        needed[int(index)] += 1
+        return needed
 
     def _plan_in(self, rows: vec[i64]) -> "Targets":
         """Find what the pool still has of the blocks, in the order in which `_move_in` comes to them."""
@@ -197,6 +237,7 @@ class SwapCalls:
     def _carry_in(self, rows: vec[i64], targets: "Targets") -> SwapPlan:
         transfers = self._room_for(targets, targets.num_places)
         plan = SwapPlan(self.store.tables, transfers)
+        self._ask(rows)
         self._evict_ahead(targets)
         self.sequences.version += 1
         for index in range(i64(len(rows))):
@@ -207,6 +248,14 @@ class SwapCalls:
         targets.release(self.pool)
         self.store.finish(transfers)
         return plan
+
+    def _ask(self, rows: vec[i64]) -> None:
+        """Say for whom victims are chosen."""
+        tenants = self.pool.tenants
+        if tenants is not None:
+            tenants.ask_none()
+            for index, needed in enumerate(self._needed_in(rows, False)):
+                tenants.ask(tenants.of_row[rows[index]], needed)
 
     def _evict_ahead(self, targets: "Targets") -> None:
         """Hold what was found, and let an eviction policy name all victims before the first change: it might fail."""
@@ -221,6 +270,7 @@ class SwapCalls:
             raise
 
     def _move_in(self, group: GroupTable, row: i64, transfers: Transfers, targets: "Targets") -> None:
+        self.pool.charge_row(row)
         for place in range(group.num_null[row], group.num_blocks[row]):
             source = group.cpu_block_at(row, place)
             move = targets.next_move()

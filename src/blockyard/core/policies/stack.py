@@ -13,13 +13,15 @@ from .base import EvictionPolicy, Layer
 from .layers.hinted import Hinted
 from .layers.retention import Retention, RetentionWatch
 from .layers.sessions import UNKNOWN, Sessions
+from .layers.shares import Shares, TenantBook
 from .states.layer import StateLayer
 
 NONE: Final[i64] = 0
 
 
 class EvictionStack:
-    """Layers stand around an eviction policy, from outside: retention, states, guards, hints about sessions.
+    """Layers stand around an eviction policy, from outside: retention, tenants' shares, states, guards, hints about
+    sessions.
 
     Each layer stands around the next one and has its interface: what the stack tells `top`, each layer takes note of
     and passes on, and what the stack asks of it, each may decide or ask the next one.
@@ -33,6 +35,7 @@ class EvictionStack:
 
     The policy may come with guards around it. retains: told how retentions end; None where blocks cannot be
     retained. sessions: who uses which blocks, where that is known; the policy may refuse hints about them.
+    tenants: who share the pool, if any do.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class EvictionStack:
         interruption: Interruption,
         retains: RetentionWatch | None = None,
         sessions: Sessions | None = None,
+        tenants: TenantBook | None = None,
     ) -> None:
         self.interruption = interruption
         self.top = policy
@@ -68,11 +72,16 @@ class EvictionStack:
         self.sessions = Sessions(0, 0)
         self.hints: Hinted | None = None
         self.retention: Retention | None = None
+        self.shares: Shares | None = None
         if sessions is not None:
             sessions.make_block_room(num_blocks)
             self.know(sessions)
+        if tenants is not None:
+            self.shares = Shares(self.top, num_blocks, tenants)
+            self.layers.insert(0, self.shares)
+            self.top = self.shares
         if retains is not None:
-            self.retention = Retention(self.top, num_blocks, retains)
+            self.retention = Retention(self.top, num_blocks, retains, self.shares)
             self.layers.insert(0, self.retention)
             self.top = self.retention
         #: Whether the policy wants to be told of parents and misses.
@@ -103,6 +112,8 @@ class EvictionStack:
                 self.top = hints
             self.layers.append(hints)
             self.hints = hints
+            if self.shares is not None:
+                self.shares.is_direct = False
         self.sessions = sessions
 
     def _hints_around(self, policy: EvictionPolicy, sessions: Sessions) -> Hinted:
@@ -221,11 +232,14 @@ class EvictionStack:
         return PolicyError(f"eviction policy {self.name}: {self.failure}; put another in its place")
 
     def choose(self, count: i64, keys: vec[i64]) -> list[int]:
-        """`count` victims, which must be there. keys: of all blocks. Raises `PolicyError`; nothing has changed then."""
+        """`count` victims, which must be there; fewer where tenants' floors leave fewer. keys: of all blocks.
+
+        Raises `PolicyError`; nothing has changed then.
+        """
         if count > 0 and self.failure:
             raise self.error()
         victims: list[int] = []
-        while count > 0:
+        while count > 0 and (self.shares is None or self.shares.has_more()):
             problem = self._choose_one(victims, keys)
             if problem:
                 self._put_back(victims, keys)

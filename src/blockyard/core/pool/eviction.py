@@ -70,13 +70,14 @@ class EvictionOrder:
         """
         stack: EvictionStack | None = None
         num_blocks = int(self.ledger.capacity)
-        if policy is None and (self.retention_blocks > 0 or self.sessions is not None or self.shelf is not None):
+        stands_on_it = self.retention_blocks > 0 or self.sessions is not None or self.shelf is not None
+        if policy is None and (stands_on_it or self.ledger.tenants is not None):
             policy = make_policy("lru", num_blocks)
         if policy is not None and self.shelf is not None:
             policy = StateLayer(policy, num_blocks, self.shelf)
         if policy is not None:
             retains = self.retentions if self.retention_blocks > 0 else None
-            stack = EvictionStack(policy, num_blocks, self.interruption, retains, self.sessions)
+            stack = EvictionStack(policy, num_blocks, self.interruption, retains, self.sessions, self.ledger.tenants)
         num_hinted, num_retained = self.num_hinted_evictions(), self.num_retained
         self._choose_by(stack)
         self.retentions.all_dropped(num_retained)
@@ -161,6 +162,7 @@ class EvictionOrder:
                 f"retain: {new} more blocks would be retained; {stack.num_retained} of {self.retention_blocks} are "
                 f"already"
             )
+        self._require_share(stack, blocks, new)
         if stack.failure:
             raise stack.error()
         self.ledger.act("retain", "")
@@ -168,6 +170,19 @@ class EvictionOrder:
         for block in reversed(blocks):
             stack.retain(block, priority, expires_at)
         return len(blocks)
+
+    def _require_share(self, stack: EvictionStack, blocks: list[int], new: int) -> None:
+        """Raise `OverBudget` if a tenant would retain more than it may. All blocks are one tenant's."""
+        book = self.ledger.tenants
+        if book is None or stack.retention is None or new == 0:
+            return
+        slot = book.of_block[i64(blocks[0])]
+        retained = stack.retention.retained_for[slot]
+        if retained + new > book.max_retained[slot]:
+            raise OverBudget(
+                f"retain: {new} more blocks would be retained for tenant {book.names[int(slot)]!r}; {retained} of "
+                f"{book.max_retained[slot]} are already"
+            )
 
     def advance(self, now: float) -> None:
         """It is `now`: wishes whose time is over end. Raises `InvalidArgument` for a time before the last one."""

@@ -263,7 +263,8 @@ class LeaseBook(Deferred):
         if old == NULL_BLOCK:
             raise InvalidArgument(f"position is {position}; the lease has given that block back")
         others_hold = ledger.ref_cnt[old] > 1
-        if others_hold and ledger.queue.num_free == 0:
+        ledger.charge(0)
+        if others_hold and ledger.room(0) <= 0:
             raise OutOfBlocks(f"block {old} is held {ledger.ref_cnt[old]} times, and none is free to copy it to", 1, 0)
         blocks = lease._blocks[:]
         if others_hold:

@@ -16,6 +16,7 @@ from ..index.hashing import root_hash
 from ..index.prefix_index import PrefixIndex
 from ..index.prompt import Prompt
 from ..index.room import IndexRoom
+from ..policies.layers.shares import TenantBook
 from ..policies.stack import EvictionStack
 from .fence import Fence, FenceRoom
 from .free_queue import FreeQueue, QueueRoom
@@ -92,6 +93,8 @@ class BlockLedger:
         self.observer: PoolObserver | None = None
         #: Who chooses what is evicted; None for the order of the queue, least recently used.
         self.stack: EvictionStack | None = None
+        #: What each tenant holds, where tenants share the pool (`Charges` keeps it).
+        self.tenants: TenantBook | None = None
         self.num_evicted_blocks: i64 = 0
         #: Blocks that left the free queue, new or revived, and that came back to it.
         self.num_allocated_blocks: i64 = 0
@@ -199,9 +202,31 @@ class BlockLedger:
             return
         # Where there are too few victims, the rest are blocks at the end of the queue that cache nothing.
         missing = min(count - self.queue.num_empty_first(self.index, count), stack.num_idle)
+        if self.tenants is not None:
+            self.tenants.begin(count - missing)
         for victim in stack.choose(missing, self.index.chain_hash):
             self.evict(i64(victim))
             self.move_to_front(i64(victim))
+
+    # Tenants.
+
+    def charge(self, slot: i64) -> None:
+        """Blocks that are taken from now on are this tenant's."""
+        if self.tenants is not None:
+            self.tenants.acting = slot
+            self.tenants.ask_none()
+
+    def charge_row(self, row: i64) -> i64:
+        """Do the same for the tenant of a sequence, and return how many blocks that one may take now."""
+        if self.tenants is None:
+            return self.queue.num_free
+        self.charge(self.tenants.of_row[row])
+        return self.tenants.room(self.tenants.acting, self.queue.num_free)
+
+    def room(self, slot: i64, watermark: i64 = 0) -> i64:
+        """Return how many blocks a tenant may take now, with `watermark` of the free ones left. O(1)."""
+        free = self.queue.num_free
+        return free - watermark if self.tenants is None else self.tenants.room(slot, free, watermark)
 
     def acquire(self, out: vec[i32], start: i64, count: i64) -> None:
         """Take `count` blocks, which must be free, from the head of the queue into `out[start:]`."""
@@ -229,6 +254,8 @@ class BlockLedger:
         for position in range(start, start + count):
             block = i64(blocks[position])
             if self.index.is_cached(block):
+                if self.stack is not None:
+                    self.stack.remove(block)
                 self.evict(block)
 
     def evict(self, block: i64) -> None:

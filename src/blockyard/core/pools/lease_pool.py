@@ -199,12 +199,17 @@ class LeasePool:
             self._gate.leave_with_result()
 
     def _require_free(self, count: int) -> None:
-        if count > self._ledger.queue.num_free:
+        ledger = self._ledger
+        if count > ledger.queue.num_free:
             raise OutOfBlocks(
                 f"num_blocks is {count}; only {self.num_free_blocks} of {self.num_usable_blocks} blocks are free",
                 count,
                 self.num_free_blocks,
             )
+        ledger.charge(0)
+        if ledger.tenants is not None and count > ledger.room(0):
+            limits = ledger.tenants.limits(0, ledger.queue.num_free)
+            raise OutOfBlocks(f"num_blocks is {count}; {limits}", count, max(int(ledger.room(0)), 0))
 
     def _take_new(self, lease: BlockLease, blocks: vec[i32], start: i64, count: i64) -> None:
         """Take blocks for a lease that was just made; it goes again if the eviction policy fails."""

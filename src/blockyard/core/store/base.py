@@ -180,7 +180,7 @@ class Store:
         missing = max(self.num_token_blocks(end) - num_blocks, 0)
         is_there = published <= place < num_blocks
         copies: i64 = 1 if is_there and needs_copy(self.token_blocks, sequences, row, place, published) else 0
-        if missing + copies > self.token_blocks.queue.num_free or not self.grow_groups(row, start, end, transfers):
+        if missing + copies > self.token_blocks.charge_row(row) or not self.grow_groups(row, start, end, transfers):
             return False
         if is_there:
             self._make_own_token_block(row, start, published, transfers)

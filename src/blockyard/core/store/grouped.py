@@ -233,7 +233,7 @@ class GroupedStore(Store):
 
     def grow_groups(self, row: i64, start: i64, end: i64, transfers: Transfers) -> bool:
         """Loads of what was hit in the CPU pool, then copies on write and new blocks, group after group."""
-        if self.num_missing(row, start, end) > self.pool.queue.num_free:
+        if self.num_missing(row, start, end) > self.pool.charge_row(row):
             return False
         published = self.sequences.num_published[row]
         for group in self.groups:

@@ -477,6 +477,8 @@ class StateGroup:
             if not self._has_room():
                 break
             row = i64(asked[place])
+            if self.pool.charge_row(row) < self.num_parts:
+                continue
             blocks = zeros_i32(int(self.num_parts))
             pending = [*self._pending[row], Save(i64(asked[place + 1]), blocks)]
             self.pool.acquire(blocks, 0, self.num_parts)

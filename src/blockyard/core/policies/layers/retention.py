@@ -8,12 +8,14 @@ from ....errors import InvariantError
 from ...arrays import clear_i64, grown_i64, zeros_i64
 from ..base import EvictionPolicy, Layer
 from ..parts.heap import BlockHeap, order_of
+from .shares import Shares
 
 #: Why retentions end, in the order of the fields of `RetentionEnds`.
 EVICTED: Final[i64] = 0
 EXPIRED: Final[i64] = 1
 RELEASED: Final[i64] = 2
 DROPPED: Final[i64] = 3
+NONE: Final[i64] = 0
 
 
 class RetentionWatch:
@@ -39,8 +41,18 @@ class Retention(Layer):
     pool (SGLang took theirs back); a wish cannot. O(log n) an operation.
     """
 
-    def __init__(self, policy: EvictionPolicy, num_blocks: int, watch: RetentionWatch | None = None) -> None:
+    def __init__(
+        self,
+        policy: EvictionPolicy,
+        num_blocks: int,
+        watch: RetentionWatch | None = None,
+        shares: Shares | None = None,
+    ) -> None:
         super().__init__(policy, num_blocks)
+        #: Where tenants share the pool, the layer right inside of this one: who gives is chosen before what goes.
+        self.shares = shares
+        #: How many blocks are retained for each tenant.
+        self.retained_for = zeros_i64(1 if shares is None else int(shares.book.num_tenants))
         #: Told how wishes end.
         self.watch = RetentionWatch() if watch is None else watch
         self.num_retained = 0
@@ -66,7 +78,7 @@ class Retention(Layer):
         """
         index = i64(block)
         before = self._priority[index]
-        self.num_retained += (1 if priority > 0 else 0) - (1 if before > 0 else 0)
+        self._count(index, (1 if priority > 0 else 0) - (1 if before > 0 else 0))
         self._priority[index] = priority
         self._expire_never(index)
         if priority == 0 and before > 0:
@@ -74,12 +86,31 @@ class Retention(Layer):
         if priority > 0 and expires_at is not None:
             self._expiries.insert(index, order_of(expires_at))
         if self._retained.holds(index) and priority != before:
-            self._retained.remove(index)
+            self._let_go(index)
             self._put_in(index)
         elif self._is_inner[index] != 0 and priority > 0:
             self._retained.insert(index, priority)
             self._leave_policy(index)
-            self.policy.remove(index)
+            try:
+                self.policy.remove(index)
+            finally:
+                self._keep(index)
+
+    def _count(self, block: i64, change: i64) -> None:
+        self.num_retained += change
+        if self.shares is not None:
+            self.retained_for[self.shares.book.of_block[block]] += change
+
+    def _keep(self, block: i64) -> None:
+        """Tell the shares of an idle block that is retained."""
+        if self.shares is not None:
+            self.shares.keep(block)
+
+    def _let_go(self, block: i64) -> None:
+        """An idle block that is retained is that no longer."""
+        self._retained.remove(block)
+        if self.shares is not None:
+            self.shares.keep_no_more(block)
 
     def _expire_never(self, block: i64) -> None:
         if self._expiries.holds(block):
@@ -92,10 +123,10 @@ class Retention(Layer):
         while self._expiries.num_items > 0 and self._expiries.lowest() <= latest:
             block = self._expiries.pop()
             self._priority[block] = 0
-            self.num_retained -= 1
+            self._count(block, -1)
             self.watch.ended(block, EXPIRED)
             if self._retained.holds(block):
-                self._retained.remove(block)
+                self._let_go(block)
                 ended.append(int(block))
         for number in ended:
             self._put_in(i64(number))
@@ -114,6 +145,7 @@ class Retention(Layer):
     def _put_in(self, block: i64) -> None:
         if self._priority[block] > 0:
             self._retained.insert(block, self._priority[block])
+            self._keep(block)
         else:
             self._is_inner[block] = 1
             self._num_inner += 1
@@ -126,18 +158,19 @@ class Retention(Layer):
     def remove(self, block: i64) -> None:
         """The idle `block` was revived; it keeps its priority."""
         if self._retained.holds(block):
-            self._retained.remove(block)
+            self._let_go(block)
         else:
             self._leave_policy(block)
             self.policy.remove(block)
 
     def evict(self) -> i64:
-        """The policy's choice; a retained block only when there is no other.
+        """The policy's choice; a retained block only when there is no other, of the tenant that gives.
 
         The choice may be wrong. One that is not even idle is left to who asked; a retained block is idle, but the
         policy was never told so: ValueError.
         """
-        if self._num_inner > 0:
+        retained = self._retained_choice()
+        if retained == NONE:
             block = self.policy.evict()
             if not 0 < block < len(self._is_inner) or self._is_inner[block] == 0:
                 if 0 < block < len(self._is_inner) and self._retained.holds(block):
@@ -145,9 +178,24 @@ class Retention(Layer):
                 return block
             self._leave_policy(block)
             return block
-        block = self._retained.pop()
-        self._forget(block, EVICTED)
-        return block
+        self._let_go(retained)
+        self._forget(retained, EVICTED)
+        return retained
+
+    def _retained_choice(self) -> i64:
+        """Return the retained block that goes next, 0 where another goes. O(what a tenant retains)."""
+        if self.shares is None:
+            return NONE if self._num_inner > 0 else self._retained.first()
+        slot = self.shares.choose()
+        if self.shares.has_plain(slot):
+            return NONE
+        choice = NONE
+        for number in self.shares.retained_of(slot):
+            block = i64(number)
+            if choice == NONE or self._retained.is_before(block, choice):
+                choice = block
+        self.shares.book.chosen()
+        return choice
 
     def gone(self, block: i64) -> None:
         """The content of `block` is gone, and the wish to keep it with it."""
@@ -156,7 +204,7 @@ class Retention(Layer):
 
     def _forget(self, block: i64, cause: i64) -> None:
         if self._priority[block] > 0:
-            self.num_retained -= 1
+            self._count(block, -1)
             self._priority[block] = 0
             self._expire_never(block)
             self.watch.ended(block, cause)
@@ -170,6 +218,7 @@ class Retention(Layer):
         self._num_inner = 0
         self.watch.all_dropped(self.num_retained)
         self.num_retained = 0
+        clear_i64(self.retained_for)
         super().clear()
 
     def grow(self, num_blocks: int) -> None:

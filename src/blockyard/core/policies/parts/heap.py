@@ -67,7 +67,8 @@ class BlockHeap:
         self.remove(block)
         return block
 
-    def _before(self, block: i64, other: i64) -> bool:
+    def is_before(self, block: i64, other: i64) -> bool:
+        """Return whether `block`, of two that are in the heap, comes first."""
         if self._priority[block] != self._priority[other]:
             return self._priority[block] < self._priority[other]
         return self._tie[block] < self._tie[other]
@@ -76,7 +77,7 @@ class BlockHeap:
         block = self._heap[place]
         while place > 0:
             above = (place - 1) >> 1
-            if not self._before(block, self._heap[above]):
+            if not self.is_before(block, self._heap[above]):
                 break
             self._put(place, self._heap[above])
             place = above
@@ -86,9 +87,9 @@ class BlockHeap:
         block = self._heap[place]
         below = 2 * place + 1
         while below < self.num_items:
-            if below + 1 < self.num_items and self._before(self._heap[below + 1], self._heap[below]):
+            if below + 1 < self.num_items and self.is_before(self._heap[below + 1], self._heap[below]):
                 below += 1
-            if not self._before(self._heap[below], block):
+            if not self.is_before(self._heap[below], block):
                 break
             self._put(place, self._heap[below])
             place = below
@@ -125,7 +126,7 @@ class BlockHeap:
             block = self._heap[place]
             if self._place[block] != place + 1:
                 raise InvariantError(f"heap: block {block} is at place {place}, not {self._place[block] - 1}")
-            if place > 0 and self._before(block, self._heap[(place - 1) >> 1]):
+            if place > 0 and self.is_before(block, self._heap[(place - 1) >> 1]):
                 raise InvariantError(f"heap: block {block} at place {place} comes before the one above it")
         inside = sum(1 for place in self._place if place != 0)
         if inside != self.num_items:

@@ -1,0 +1,143 @@
+"""A tenant has a share of a pool: what it is sure of, what it may take at most, its part of what is left.
+
+`CacheConfig(tenants=...)` takes them; docs/tenants.md says what follows from each number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .arguments import require_int, require_str, require_unicode, shown
+from .errors import InvalidArgument
+from .keys import CacheSalt, LoRA
+
+MAX_TENANTS = 10_000
+MAX_WEIGHT = 10_000
+MAX_SHARE = 2**27
+#: The name of all who have none: prompts whose extra keys are no tenant's, and leases without a prompt.
+OTHERS = "*"
+
+
+def _require_share(name: str, weight: object, min_blocks: object, max_held: object) -> None:
+    require_unicode("name", require_str("name", name))
+    if not 1 <= len(name) <= 200:
+        raise InvalidArgument(f"name has {len(name)} characters; it must have 1 to 200")
+    require_int(f"weight of {name!r}", weight, 1, MAX_WEIGHT)
+    low = require_int(f"min_blocks of {name!r}", min_blocks, 0, MAX_SHARE)
+    if max_held is not None:
+        require_int(f"max_held of {name!r}", max_held, low, MAX_SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """It is whoever sends certain extra keys, with a share of the pool, in blocks.
+
+    name: for errors and figures, 1 to 200 characters; "*" is everybody who is no other tenant.
+    weight: what is lent is divided in proportion to it, 1 to 10,000.
+    min_blocks: the floor: so many blocks can always be held, and stay cached, whatever the others do.
+    max_held: most blocks that its sequences and leases hold at a time; None for no limit.
+    max_idle: idle blocks beyond so many go before everybody else's; None for no limit.
+    max_retained: most blocks that `retain` keeps for it; None for no limit of its own.
+    keys: the extra keys that are the tenant's, `CacheSalt` or `LoRA` (of whatever path); () stands for
+        `CacheSalt(name)`. Of a prompt with a salt and an adapter the salt decides, if it is a tenant's.
+
+    Raises `InvalidArgument` for a value outside its limits.
+    """
+
+    name: str
+    weight: int = 1
+    min_blocks: int = 0
+    max_held: int | None = None
+    max_idle: int | None = None
+    max_retained: int | None = None
+    keys: tuple[CacheSalt | LoRA, ...] = ()
+
+    def __post_init__(self) -> None:
+        _require_share(self.name, self.weight, self.min_blocks, self.max_held)
+        for field in ("max_idle", "max_retained"):
+            if getattr(self, field) is not None:
+                require_int(f"{field} of {self.name!r}", getattr(self, field), 0, MAX_SHARE)
+        if not isinstance(self.keys, tuple) or not all(type(key) in (CacheSalt, LoRA) for key in self.keys):
+            raise InvalidArgument(f"keys of {self.name!r} is {shown(self.keys)}; it must be a tuple of CacheSalt, LoRA")
+        if self.name == OTHERS and self.keys:
+            raise InvalidArgument(f"keys of '*' is {shown(self.keys)}; it must be (): it is who has no other tenant's")
+
+    @property
+    def marks(self) -> tuple[tuple[str, str], ...]:
+        """Return what its prompts are known by: ("salt", value) or ("lora", name)."""
+        if self.name == OTHERS:
+            return ()
+        keys = self.keys or (CacheSalt(self.name),)
+        return tuple(("salt", key.value) if isinstance(key, CacheSalt) else ("lora", key.name) for key in keys)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantGroup:
+    """It is tenants that have a share together, which they divide: a floor, a limit and a weight beside others'.
+
+    members: at least one. min_blocks: at least the sum of theirs; less stands for that sum. max_held: at least that.
+
+    Raises `InvalidArgument` for a value outside its limits.
+    """
+
+    name: str
+    members: tuple[Tenant, ...]
+    weight: int = 1
+    min_blocks: int = 0
+    max_held: int | None = None
+
+    def __post_init__(self) -> None:
+        _require_share(self.name, self.weight, self.min_blocks, self.max_held)
+        if not isinstance(self.members, tuple) or not self.members:
+            raise InvalidArgument(f"members of {self.name!r} is {shown(self.members)}; it must be a tuple of Tenant")
+        for member in self.members:
+            if type(member) is not Tenant:
+                raise InvalidArgument(f"members of {self.name!r} holds {shown(member)}; its items must be Tenant")
+        if self.max_held is not None and self.floor > self.max_held:
+            raise InvalidArgument(
+                f"max_held of {self.name!r} is {self.max_held}; the floors of its members are {self.floor} blocks"
+            )
+
+    @property
+    def floor(self) -> int:
+        """Return the blocks that its members are sure of together."""
+        return max(self.min_blocks, sum(member.min_blocks for member in self.members))
+
+
+def tenant_groups(tenants: object) -> tuple[TenantGroup, ...]:
+    """Return tenants as groups: first "*", then each group, a tenant alone being a group of its own. O(tenants).
+
+    Raises `InvalidArgument` for what is no tuple of `Tenant` and `TenantGroup`, for a name or a key that two have, and
+    for more than 10,000 tenants.
+    """
+    if not isinstance(tenants, tuple) or not all(type(each) in (Tenant, TenantGroup) for each in tenants):
+        raise InvalidArgument(f"tenants is {shown(tenants)}; it must be a tuple of Tenant and TenantGroup")
+    groups = [each if isinstance(each, TenantGroup) else _alone(each) for each in tenants]
+    if all(group.name != OTHERS for group in groups):
+        groups.insert(0, _alone(Tenant(OTHERS)))
+    groups.sort(key=lambda group: group.name != OTHERS)
+    members = [member for group in groups for member in group.members]
+    if len(members) > MAX_TENANTS:
+        raise InvalidArgument(f"tenants has {len(members)} tenants, '*' included; the limit is {MAX_TENANTS}")
+    if members[0].name != OTHERS or len(groups[0].members) > 1:
+        raise InvalidArgument("tenants has a group '*'; that name is a Tenant's, who is in no group")
+    _require_different([member.name for member in members] + [g.name for g in tenants if isinstance(g, TenantGroup)])
+    owners: dict[tuple[str, str], str] = {}
+    for member in members:
+        for mark in member.marks:
+            if owners.setdefault(mark, member.name) != member.name:
+                # A salt is a secret: it is not shown.
+                raise InvalidArgument(f"tenants has a {mark[0]} that is a key of {owners[mark]!r} and {member.name!r}")
+    return tuple(groups)
+
+
+def _alone(tenant: Tenant) -> TenantGroup:
+    return TenantGroup(tenant.name, (tenant,), tenant.weight, tenant.min_blocks)
+
+
+def _require_different(names: list[str]) -> None:
+    seen = set()
+    for name in names:
+        if name in seen:
+            raise InvalidArgument(f"tenants has the name {name!r} twice; each may stand there once")
+        seen.add(name)
