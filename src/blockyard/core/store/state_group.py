@@ -93,6 +93,8 @@ class StateGroup:
         self._kept: list[list[int]] = [[]] * rows
         #: Boundaries that the order refuses a state at, which no plan told yet.
         self._refused: list[list[int]] = [[]] * rows
+        #: All boundaries and kinds that were refused, of an output the latest one.
+        self._unkept: list[list[int]] = [[]] * rows
         self._pending: list[list[Save]] = [[]] * rows
         #: The latest kept state of a row's output, which the next one takes the place of.
         self._rolling: list[list[int]] = [[]] * rows
@@ -194,6 +196,7 @@ class StateGroup:
         self._rolling[row] = []
         self._kept[row] = []
         self._refused[row] = []
+        self._unkept[row] = []
         self._visits[row] = NO_VISIT
 
     def fork(self, row: i64, child: i64) -> None:
@@ -298,12 +301,22 @@ class StateGroup:
             if parts == latest[2:] and self._is_latest(parts):
                 self._register(row, self.book.keep(visit, latest[1], OUTPUT_END), parts)
             self._forget_latest(latest)
+        self._remember_unkept(row, visit, i64(latest[1]) if latest else 0)
         computed = self.sequences.num_computed[row]
         if self.places.takes_output_end and computed - computed % self.alignment == self._last[row]:
             self._note_short_output(row)
         positions = [(int(self.book.state(number).position), number) for number in self._kept[row]]
         positions.sort(reverse=True)
         self.book.leave(visit, [number for _, number in positions])
+
+    def _remember_unkept(self, row: i64, visit: Visit, latest: i64) -> None:
+        """A state that was refused is to the book one that went at once: its class learns what it would have hit."""
+        for unkept in self._unkept[row]:
+            boundary = i64(unkept) // KIND_SPAN
+            if boundary <= self.sequences.num_computed[row] and (boundary <= self._last[row] or boundary > latest):
+                number = self.book.keep(visit, boundary, i64(unkept) % KIND_SPAN)
+                if number != 0:
+                    self.book.drop(number)
 
     def _note_short_output(self, row: i64) -> None:
         """An output that ends in the block behind the prompt's last boundary has its end there too."""
@@ -393,17 +406,24 @@ class StateGroup:
         return found
 
     def _takes(self, row: i64, boundary: i64, kind: i64) -> bool:
-        """Return whether the order keeps a state here, and does not let it go at once for the next one."""
+        """Return whether the order keeps a state here, and does not let it go at once for the next one.
+
+        Free blocks are room for it if a request like this one has room beside it.
+        """
         if self._refused[row] and int(boundary) in self._refused[row]:
             return False
         stack = self.pool.stack
         if not self.book.order.learns or stack is None or self._visits[row] is NO_VISIT:
             return True
-        if self.pool.queue.num_free - stack.num_withheld() >= self.num_parts:
+        if self.pool.queue.num_free - stack.num_withheld() >= self.num_parts + self.sequences.num_blocks[row]:
             return True
         if self.book.would_score(self._visits[row], boundary, kind) >= self.book.floor():
             return True
         self._refused[row] = [*self._refused[row], int(boundary)]
+        unkept = self._unkept[row]
+        if boundary > self._last[row] and unkept and i64(unkept[-1]) // KIND_SPAN > self._last[row]:
+            unkept = unkept[:-1]
+        self._unkept[row] = [*unkept, int(boundary * KIND_SPAN + kind)]
         return False
 
     def cut(self, rows: vec[i64], first: vec[i64], counts: vec[i64]) -> None:
