@@ -136,6 +136,8 @@ PACKAGES = (
     "live",
     "metrics",
     "steps",
+    "tenants",
+    "answers",
     "named",
     "naming",
     "observe",
