@@ -72,10 +72,20 @@ class FreeCalls(Deferred):
         for block in sequences.copy_from[row]:
             self.kv_pool.release_one(block)
         self.store.close(row)
-        self.token_blocks.give_back(row, sequences.blocks, row * sequences.width, sequences.num_blocks[row], 0)
+        num_blocks = sequences.num_blocks[row]
+        cached = min(self._num_cached(row), num_blocks)
+        self.token_blocks.give_back(row, sequences.blocks, row * sequences.width, num_blocks, 0, cached)
         sequences.close(row)
         if self.kv_pool.fence is not None:
             self.kv_pool.fence.last_step[row] = 0
+
+    def _num_cached(self, row: i64) -> i64:
+        """How many of a row's first blocks are cached for sure: computed and published (I5), and no reset since."""
+        sequences = self.sequences
+        index = self.token_blocks.index
+        if not self.token_blocks.enable_prefix_caching or sequences.generation[row] != index.num_generations:
+            return 0
+        return min(sequences.num_published[row], sequences.num_computed[row] // self.parts.block_size)
 
     def _mark(self, row: i64, sessions: Sessions) -> None:
         """Say of the cached blocks of a row whose they are. O(blocks)."""

@@ -449,11 +449,13 @@ class BlockLedger:
             position -= 1
         self.queue.append_run(idle, num_idle)
 
-    def give_back(self, row: i64, blocks: vec[i32], start: i64, count: i64, num_before: i64) -> None:
+    def give_back(
+        self, row: i64, blocks: vec[i32], start: i64, count: i64, num_before: i64, num_cached: i64 = 0
+    ) -> None:
         """`release` what the sequence in `row` held; while a step of it is in flight, when that has ended. O(count)."""
         fence = self.fence
         if fence is None or not fence.is_open(row):
-            self.release(blocks, start, count, num_before)
+            self.release(blocks, start, count, num_before, num_cached)
             return
         step = fence.last_step[row]
         position = start + count - 1
