@@ -138,3 +138,18 @@ def test_many_resets_between_steps() -> None:
             for old in list(cache.running())[:-2]:
                 cache.free(old)
         cache.reset_prefix_cache()
+
+
+@pytest.mark.parametrize("is_reset", [True, False])
+def test_what_a_freed_sequence_has_not_cached_is_taken_first(is_reset: bool) -> None:
+    cache = Checked(num_blocks=20)
+    seq = cache.allocate(prompt(1, 16))
+    cache.compute_some(seq, 8)
+    if is_reset:
+        cache.reset_prefix_cache()
+    cache.free(cache.prefilled(prompt(2, 12)))
+    blocks = cache.row(seq)
+    cached = [] if is_reset else blocks[:2]
+    cache.free(seq)
+    assert set(cache.free_order()[: 4 - len(cached)]) == set(blocks) - set(cached)
+    assert cache.free_order()[-len(cached) or 20 :] == cached[::-1]
