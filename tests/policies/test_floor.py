@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ..support.floor_loads import KINDS, below_the_floor
+from ..support.floor_loads import KINDS, MAPPED_KINDS, below_the_floor
 from ..support.seeds import run_seed
 
 #: Loads that were below the floor, by 0.5 to 6.9 hits, before a guard knew the parent of a tail that is cut off, and
@@ -15,6 +15,9 @@ FOUND = [
     *((seed, ("cut",)) for seed in (1, 12, 28, 43, 58, 67, 84, 98, 99, 128, 141)),
     *((seed, ("cut", "generated")) for seed in (12, 28, 41, 42, 56, 59, 66, 77, 79, 85, 86, 87)),
     *((seed, ("forked",)) for seed in (32, 127)),
+    # With a CPU pool, by up to 40.4, before a guard was told there what a prompt misses.
+    *((seed, ("mapped",)) for seed in (5011, 5046, 5051, 5061, 5064, 5073, 5096)),
+    *((seed, ("mapped", "generated")) for seed in (5115, 5134, 5141, 5150, 5159, 5172, 5199)),
 ]
 
 
@@ -33,13 +36,13 @@ def test_a_load_that_was_below_the_floor_is_not(seed: int, kinds: tuple[str, ...
     assert below_the_floor(seed, kinds) <= 1e-9
 
 
-@pytest.mark.xfail(strict=True, reason="by up to 1.5 hits, 4 of 27,210 loads, all with cuts (docs/guard.md)")
+@pytest.mark.xfail(strict=True, reason="by up to 1.5 hits, 4 of 29,210 loads, all with cuts (docs/guard.md)")
 @pytest.mark.parametrize(("seed", "kinds"), BELOW)
 def test_a_load_that_is_below_the_floor(seed: int, kinds: tuple[str, ...]) -> None:
     assert below_the_floor(seed, kinds) <= 1e-9
 
 
-@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("kinds", KINDS + MAPPED_KINDS)
 def test_drawn_loads_are_not_below_the_floor(kinds: tuple[str, ...]) -> None:
     """At most one of four is, and then by few hits: as long as loads as those of `BELOW` are below it."""
     worst = sorted(below_the_floor(seed, kinds) for seed in range(run_seed(), run_seed() + 4))

@@ -1,9 +1,9 @@
 """Requests, one after another, through a manager with a strict guard and beside it through one under LRU.
 
-    python -m tests.support.floor_loads 2000
+    python -m tests.support.floor_loads 2000 [FIRST_SEED [KIND,KIND...]]
 
 Prompts of a few tokens end at block boundaries, so that equal contents are common. Sequences are forked, generate
-tokens and are cut by `truncate`.
+tokens and are cut by `truncate`. With a CPU pool, which keeps nothing that is evicted, they may be swapped out and in.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import sys
 from dataclasses import dataclass, field
+from typing import Any
 
 from blockyard import CacheConfig, KVCacheManager
 from blockyard.core.policies.base import EvictionPolicy
@@ -20,6 +21,8 @@ from .own_policies import MRU, Dice
 
 #: What may happen in the requests of a load.
 KINDS = (("plain",), ("generated",), ("cut",), ("cut", "generated"), ("forked",))
+#: The same in a cache with a CPU pool.
+MAPPED_KINDS = (("mapped",), ("mapped", "generated"), ("mapped", "forked"))
 BLOCKS_OF_A_PROMPT = 12
 
 
@@ -34,6 +37,7 @@ class Request:
     #: The share of the tokens that a cut leaves; 0 for no cut. And what is generated behind the cut.
     cut: float = 0.0
     behind_the_cut: list[int] = field(default_factory=list)
+    is_swapped: bool = False
 
 
 class FloorLoad:
@@ -71,6 +75,7 @@ class FloorLoad:
         if "forked" in self.kinds and self.draw.random() < 0.3:
             request.is_forked = True
             request.by_the_fork = self._tokens(self.draw.randint(0, 3))
+        request.is_swapped = "swapped" in self.kinds and self.draw.random() < 0.3
         return request
 
 
@@ -82,6 +87,9 @@ def served(cache: KVCacheManager, request: Request, block_size: int) -> int:
     seqs = [seq, *(int(fork) for fork in cache.fork(seq))] if request.is_forked else [seq]
     for one in seqs:
         _generate(cache, one, request.generated if one == seq else request.by_the_fork)
+    if request.is_swapped:
+        cache.swap_out([seq])
+        cache.swap_in([seq])
     if request.cut > 0:
         cache.truncate(seq, max(1, int(cache.num_tokens(seq) * request.cut)))
         _generate(cache, seq, request.behind_the_cut)
@@ -99,7 +107,10 @@ def below_the_floor(seed: int, kinds: tuple[str, ...]) -> float:
     """By how many hits the guarded manager was below its floor, at the worst moment; at most 0.0 if never."""
     load = FloorLoad(seed, kinds)
     room = load.block_size * load.longest * 2
-    config = {"num_blocks": load.num_blocks, "block_size": load.block_size, "max_model_len": room, "max_num_seqs": 4}
+    config: dict[str, Any] = {"num_blocks": load.num_blocks, "block_size": load.block_size, "max_model_len": room}
+    config["max_num_seqs"] = 4
+    if "mapped" in kinds:
+        config.update(num_cpu_blocks=load.num_blocks, keep_evicted=False)
     guarded = KVCacheManager(
         CacheConfig(watermark=0.0, **config, eviction_policy=lambda num_blocks: Guarded(load.inside(num_blocks), True))
     )
@@ -116,7 +127,8 @@ def below_the_floor(seed: int, kinds: tuple[str, ...]) -> float:
 def main() -> None:
     """Run this many loads, their kinds in turns; print those below the floor."""
     first, count = int(sys.argv[2]) if len(sys.argv) > 2 else 0, int(sys.argv[1])
-    found = [(below_the_floor(seed, KINDS[seed % len(KINDS)]), seed) for seed in range(first, first + count)]
+    kinds = tuple(tuple(each.split(",")) for each in sys.argv[3:]) or KINDS
+    found = [(below_the_floor(seed, kinds[seed % len(kinds)]), seed) for seed in range(first, first + count)]
     below = sorted(((worst, seed) for worst, seed in found if worst > 1e-9), reverse=True)
     print(f"{count:,} loads from seed {first}: {len(below)} below the floor {below[:10]}")
 
