@@ -252,7 +252,7 @@ def _plain_list(name: str, value: Sequence[Any]) -> list[Any]:
 
 
 def is_plain_array(value: Any) -> bool:
-    """Whether it is an int32 or int64 array of one dimension: what engines give, and nothing else is asked of it."""
+    """Return whether it is an int32 or int64 array of one dimension, which is what engines give."""
     if type(value) is not ARRAY:
         return False
     kind = value.dtype

@@ -80,7 +80,7 @@ class FreeCalls(Deferred):
             self.kv_pool.fence.last_step[row] = 0
 
     def _num_cached(self, row: i64) -> i64:
-        """How many of a row's first blocks are cached for sure: computed and published (I5), and no reset since."""
+        """Count the row's first blocks that are cached for sure: computed and published (I5), and no reset since."""
         sequences = self.sequences
         index = self.token_blocks.index
         if not self.token_blocks.enable_prefix_caching or sequences.generation[row] != index.num_generations:
