@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +22,7 @@ from blockyard import (
     Admission,
     BlockPool,
     CacheConfig,
+    CacheSalt,
     ConcurrentCall,
     InvalidArgument,
     KVCacheManager,
@@ -28,6 +30,7 @@ from blockyard import (
     OverBudget,
 )
 from blockyard.metrics import BlockStates, CacheCollector, CacheReading
+from blockyard.tenants import Tenant
 
 from ..support.own_policies import MRU
 from ..support.places import ROOT, child_environment
@@ -189,6 +192,26 @@ def test_states_are_counted_where_a_model_has_any() -> None:
     events = ("written", "kept", "replaced", "refused")
     assert [found[f"blockyard:kv_states_total event={event}"] for event in events] == [1, 1, 0, 0]
     assert not any("kv_states" in name for name in samples(CacheCollector(KVCacheManager(FOLLOWED))))
+
+
+def test_tenants_have_figures_the_first_hundred_by_name() -> None:
+    many = tuple(Tenant(f"t{number}", min_blocks=int(number == 3)) for number in range(150))
+    config = replace(FOLLOWED, num_blocks=1002, tenants=many)
+    cache = KVCacheManager(config)
+    for name in ("t3", "t3", "t120", "nobody"):
+        cache.allocate([1] * 9, extra_keys=(CacheSalt(name),))
+    found = samples(CacheCollector(cache))
+    held = {name: value for name, value in found.items() if "share_blocks_held" in name}
+    assert len(held) == 101
+    names = ("t3", "*", "t5", "(others)")
+    assert [held[f"blockyard:share_blocks_held tenant={name}"] for name in names] == [4, 3, 0, 3]
+    assert found["blockyard:share_blocks tenant=t3"] == 1 + 1000 // 151
+    assert found["blockyard:share_blocks_evicted_total tenant=t3"] == 0
+    assert not any("t120" in name for name in found), "of the others nothing is told"
+    registry = CollectorRegistry()
+    registry.register(CacheCollector(cache))
+    check_metrics(generate_latest(registry).decode())
+    assert not any("share_blocks" in name for name in samples(CacheCollector(KVCacheManager(FOLLOWED))))
 
 
 def test_hits_by_medium_are_left_out_where_nobody_counts_them() -> None:

@@ -12,7 +12,7 @@ from ..support.prose import docstrings, is_sentence
 FRAGMENTS = {
     ".": 98,
     "cli": 2,
-    "core": 789,
+    "core": 785,
     "engine": 349,
     "events": 161,
     "integrations": 111,

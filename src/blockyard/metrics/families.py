@@ -12,8 +12,12 @@ from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from ..answers import CacheStats, Histogram, Residency, RetentionEnds
+from ..answers import CacheStats, Histogram, Residency, RetentionEnds, TenantUse
 from .reading import CacheReading, PoolCounts
+
+#: Tenants with a share that are shown by name, in the order of the config; the others are one.
+MAX_SHARES = 100
+OTHER_SHARES = "(others)"
 
 #: One cache's labels, the same for all of its metrics: (name, value), in this order.
 Labels = tuple[tuple[str, str], ...]
@@ -125,6 +129,19 @@ def _states(seen: CacheReading) -> Values:
     }
 
 
+def _shares(read: Callable[[TenantUse], float]) -> Callable[[CacheReading], Values]:
+    """Return what is read of each tenant that has a share: of the first by name, of the others together."""
+
+    def by_name(seen: CacheReading) -> Values:
+        uses = () if seen.stats is None else seen.stats.tenants
+        values = {use.name: read(use) for use in uses[:MAX_SHARES]}
+        if len(uses) > MAX_SHARES:
+            values[OTHER_SHARES] = values.get(OTHER_SHARES, 0) + sum(read(use) for use in uses[MAX_SHARES:])
+        return values
+
+    return by_name
+
+
 def _cpu_states(seen: CacheReading) -> Values:
     return None if seen.cpu_blocks is None else asdict(seen.cpu_blocks)
 
@@ -153,6 +170,16 @@ FAMILIES: tuple[Family, ...] = (
     Family("blockyard:kv_blocks_retained", "Blocks that a wish keeps.", _retained),
     Family("blockyard:kv_retentions_ended", "Blocks whose retention has ended, by cause.", _ended, "cause", True),
     Family("blockyard:kv_states", "States of hybrid models, by what is done with them.", _states, "event", True),
+    Family("blockyard:share_blocks", "A tenant's share.", _shares(lambda use: use.share), "tenant"),
+    Family("blockyard:share_blocks_held", "Blocks that a tenant holds.", _shares(lambda use: use.num_held), "tenant"),
+    Family("blockyard:share_blocks_idle", "Its idle blocks.", _shares(lambda use: use.num_idle), "tenant"),
+    Family(
+        "blockyard:share_blocks_evicted",
+        "Cached blocks that a tenant lost.",
+        _shares(lambda use: use.num_evicted_blocks),
+        "tenant",
+        True,
+    ),
     _of_stats("blockyard:kv_slots_wasted", "Slots held that no token fills.", lambda stats: stats.num_wasted_slots),
     _of_stats("blockyard:sequences_running", "Sequences with blocks.", lambda stats: stats.num_running_seqs),
     _of_pool("blockyard:kv_blocks_allocated", "Blocks taken.", lambda pool: pool.num_allocated, is_counter=True),

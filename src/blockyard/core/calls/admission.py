@@ -33,7 +33,7 @@ class AdmissionControl:
         self.num_lookups: i64 = 0
 
     def look_up(self, prompt: Prompt) -> Hit:
-        """The longest hit of a prompt; at least its last token is left to compute. O(blocks found)."""
+        """Return the longest hit of a prompt; at least its last token is left to compute. O(blocks found)."""
         self.num_lookups += 1
         index = self.token_blocks.index
         root = index.known_root(prompt.keys)
@@ -47,7 +47,7 @@ class AdmissionControl:
         return 0 if self.tenants is None else self.tenants.slot_of(prompt.keys)
 
     def look_up_all(self, prompts: list[Prompt]) -> list[Hit]:
-        """The same for each prompt of a batch."""
+        """Return the same for each prompt of a batch."""
         return [self.look_up(prompt) for prompt in prompts]
 
     def answer(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> Admission:
@@ -167,7 +167,7 @@ class AdmissionControl:
             )
 
     def _num_missing(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> i64:
-        """Blocks by which the free ones, less the watermark, fall short of all prompts; 0 or less when they fit."""
+        """Return by how many blocks the free ones, less the watermark, fall short of all prompts; 0 or less if not."""
         free = self.kv_pool.room(self.slot_of(prompts[0]), self.watermark)
         needed: i64 = 0
         token_blocks: i64 = 0

@@ -109,7 +109,7 @@ class ReserveCalls:
         return self._num_missing(rows, starts, counts) <= self.kv_pool.queue.num_free
 
     def _all_have_room(self, tenants: TenantBook, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> bool:
-        """The same where tenants share the pool: each takes what it lacks, and gives it back."""
+        """Return the same where tenants share the pool: each takes what it lacks, and gives it back."""
         left = self.kv_pool.queue.num_free
         taken = zeros_i64(len(rows))
         fits = True

@@ -232,7 +232,7 @@ class EvictionStack:
         return PolicyError(f"eviction policy {self.name}: {self.failure}; put another in its place")
 
     def choose(self, count: i64, keys: vec[i64]) -> list[int]:
-        """`count` victims, which must be there; fewer where tenants' floors leave fewer. keys: of all blocks.
+        """Return `count` victims, which must be there; fewer where tenants' floors leave fewer. keys: of all blocks.
 
         Raises `PolicyError`; nothing has changed then.
         """

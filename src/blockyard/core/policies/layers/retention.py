@@ -107,7 +107,7 @@ class Retention(Layer):
             self.shares.keep(block)
 
     def _let_go(self, block: i64) -> None:
-        """An idle block that is retained is that no longer."""
+        """Take an idle block from those that are retained."""
         self._retained.remove(block)
         if self.shares is not None:
             self.shares.keep_no_more(block)
@@ -164,7 +164,7 @@ class Retention(Layer):
             self.policy.remove(block)
 
     def evict(self) -> i64:
-        """The policy's choice; a retained block only when there is no other, of the tenant that gives.
+        """Return the policy's choice; a retained block only when there is no other, of the tenant that gives.
 
         The choice may be wrong. One that is not even idle is left to who asked; a retained block is idle, but the
         policy was never told so: ValueError.

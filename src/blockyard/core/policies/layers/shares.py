@@ -264,7 +264,7 @@ def _numbers(values: list[int]) -> vec[i64]:
 
 
 class Shares(Layer):
-    """It decides whose idle block goes, and `policy` which one of that tenant's.
+    """It says whose idle block goes; `policy` says which one of that tenant's.
 
     A tenant's *excess* is what it holds and what of its blocks lies idle, less its floor, divided by its weight; a
     group's likewise. The group with the greatest excess gives, and in it the member with the greatest, as long as both
