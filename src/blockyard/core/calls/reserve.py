@@ -128,8 +128,9 @@ class ReserveCalls:
     def _evict_ahead(self, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> None:
         """Let an eviction policy name all victims before the first change, because it might fail.
 
-        Those are for the sequences that can be served, in order; one that will get nothing evicts nothing. A copy on
-        write may not be needed any more when its turn comes, so without it a sequence counts as served.
+        Those are for the sequences that can be served, in order; one that will get nothing evicts nothing, and those
+        that are `ready` take nothing. A copy on write may not be needed any more when its turn comes, so without it a
+        sequence counts as served.
         """
         left = self.kv_pool.queue.num_free
         tenants = self.parts.tenants
@@ -142,7 +143,8 @@ class ReserveCalls:
         freed: i64 = 0
         for index in range(i64(len(rows))):
             self._reached[rows[index]] = self.sequences.num_computed[rows[index]]
-        for index in range(i64(len(rows))):
+        for position in range(self._num_slow):
+            index = self._slow[2 * position]
             row = rows[index]
             if counts[index] > 0 and not self._will_wait(row):
                 missing = self.store.num_missing(row, starts[index], starts[index] + counts[index])
@@ -202,10 +204,11 @@ class ReserveCalls:
         slow = self._slow
         slots = self._slot_room
         ready = sequences.ready
-        num_blocks = sequences.num_blocks
-        blocks = sequences.blocks
-        width = sequences.width
-        block_size = self.block_size
+        table = self.tables[0]
+        num_blocks = table.num_blocks
+        blocks = table.blocks
+        width = table.width
+        block_size = table.block_size
         limit = self.max_model_len
         num_slow: i64 = 0
         total: i64 = 0

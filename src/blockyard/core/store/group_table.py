@@ -158,7 +158,7 @@ class GroupTable(BlockTable):
             self.pool.acquire(self.blocks, row * self.width + self.num_blocks[row], count)
             self.num_blocks[row] = last
 
-    def load(self, row: i64, index: PrefixIndex, token_blocks: vec[i32], transfers: Transfers) -> None:
+    def load(self, row: i64, index: PrefixIndex, token_table: BlockTable, transfers: Transfers) -> None:
         """Let the step that runs now bring back what was hit in the CPU pool; it is cached here from now on."""
         if self.num_loads[row] == 0 or self.cpu is None:
             return
@@ -167,7 +167,7 @@ class GroupTable(BlockTable):
             if source != NULL_BLOCK:
                 target = self.block_at(row, place)
                 transfers.swap_in(source, target, self.number)
-                self.publish_place(index, token_blocks, place, target)
+                self.publish_place(row, index, token_table, place, target)
                 self._set_cpu_block(row, place, NULL_BLOCK)
                 transfers.hold(source)
         self.num_loads[row] = 0
@@ -194,16 +194,16 @@ class GroupTable(BlockTable):
         transfers.copy(old, self.block_at(row, place), self.number)
         return True
 
-    def publish(self, row: i64, index: PrefixIndex, token_blocks: vec[i32], first: i64, last: i64) -> None:
+    def publish(self, row: i64, index: PrefixIndex, token_table: BlockTable, first: i64, last: i64) -> None:
         """Token blocks `first` to `last` of the row are computed and indexed: so are the blocks that they complete."""
         for place in range(first // self.span, last // self.span):
             block = self.block_at(row, place)
             if block != NULL_BLOCK and not self.pool.is_cached(block):
-                self.publish_place(index, token_blocks, place, block)
+                self.publish_place(row, index, token_table, place, block)
 
-    def publish_place(self, index: PrefixIndex, token_blocks: vec[i32], place: i64, block: i64) -> None:
+    def publish_place(self, row: i64, index: PrefixIndex, token_table: BlockTable, place: i64, block: i64) -> None:
         """Cache `block` as the content of the last token block of `place`, if that is still indexed."""
-        content = index.content_of(i64(token_blocks[(place + 1) * self.span - 1]))
+        content = index.content_of(token_table.block_at(row, (place + 1) * self.span - 1))
         if content != NO_CONTENT:
             self.pool.cache_content(block, content, self.number)
 

@@ -69,6 +69,7 @@ class GroupedStore(Store):
         self.cpu_pool = self.cpu
         self.config = config
         self.alignment = config.hit_alignment
+        self.has_windows = max([group.window for group in self.groups]) > 0
         self.states: StateGroup | None = None
         if config.state_group is not None:
             self.states = StateGroup(config, self.pool, token_blocks, sequences)
@@ -247,7 +248,7 @@ class GroupedStore(Store):
         published = self.sequences.num_published[row]
         for group in self.groups:
             if group.num_loads[row] > 0:
-                group.load(row, self.token_blocks.index, self.sequences.row_blocks(row), transfers)
+                group.load(row, self.token_blocks.index, self.sequences, transfers)
             if group.grow(row, published, start, end, transfers):
                 self.num_copied_blocks += 1
         if self.states is not None:
@@ -258,6 +259,17 @@ class GroupedStore(Store):
         """End it at the boundaries where states are kept."""
         if self.states is not None:
             self.states.cut(rows, first, counts)
+            self.states.look_again(rows, first, counts)
+
+    def note_ready(self, row: i64) -> None:
+        """Let the row write as far as its token blocks reach, where those of all groups do and nothing is to load."""
+        if self.states is not None and not self.states.is_begun(row):
+            return
+        ready = self.sequences.num_blocks[row] * self.block_size
+        for group in self.groups:
+            if group.num_loads[row] > 0 or group.num_blocks[row] * group.block_size < ready:
+                return
+        self.sequences.ready[row] = ready
 
     def num_to_save(self, row: i64, start: i64, end: i64) -> i64:
         """Return those that states take."""
@@ -275,8 +287,7 @@ class GroupedStore(Store):
     def settle(self, rows: vec[i64]) -> None:
         """States that were saved are cached, or dropped."""
         if self.states is not None:
-            for index in range(i64(len(rows))):
-                self.states.settle(rows[index])
+            self.states.settle_all(rows)
 
     def finish(self, transfers: Transfers) -> None:
         """The plan also tells of evicted blocks that are saved; the CPU blocks that it held are released."""
@@ -290,12 +301,13 @@ class GroupedStore(Store):
 
     def publish(self, row: i64, first: i64, last: i64) -> None:
         """The blocks that these token blocks complete are cached as their content."""
-        token_blocks = self.sequences.row_blocks(row)
         for group in self.groups:
-            group.publish(row, self.token_blocks.index, token_blocks, first, last)
+            group.publish(row, self.token_blocks.index, self.sequences, first, last)
 
     def slide(self, rows: vec[i64]) -> None:
         """In the groups that have a window."""
+        if not self.has_windows:
+            return
         for index in range(i64(len(rows))):
             row = rows[index]
             for group in self.groups:

@@ -93,6 +93,7 @@ class StateGroup:
         self._kept: list[list[int]] = [[]] * rows
         #: Boundaries that the order refuses a state at, which no plan told yet.
         self._refused: list[list[int]] = [[]] * rows
+        self._num_refused = zeros_i64(rows)
         #: All boundaries and kinds that were refused, of an output the latest one.
         self._unkept: list[list[int]] = [[]] * rows
         self._pending: list[list[Save]] = [[]] * rows
@@ -196,6 +197,7 @@ class StateGroup:
         self._rolling[row] = []
         self._kept[row] = []
         self._refused[row] = []
+        self._num_refused[row] = 0
         self._unkept[row] = []
         self._visits[row] = NO_VISIT
 
@@ -420,6 +422,7 @@ class StateGroup:
         if self.book.would_score(self._visits[row], boundary, kind) >= self.book.floor():
             return True
         self._refused[row] = [*self._refused[row], int(boundary)]
+        self._num_refused[row] += 1
         unkept = self._unkept[row]
         if boundary > self._last[row] and unkept and i64(unkept[-1]) // KIND_SPAN > self._last[row]:
             unkept = unkept[:-1]
@@ -437,6 +440,25 @@ class StateGroup:
             # What is longer than a sequence may be is refused as it is.
             if 1 < counts[place] <= self.max_model_len - first[row]:
                 counts[place] = min(counts[place], self.next_boundary(row, first[row]) - first[row])
+
+    def look_again(self, rows: vec[i64], first: vec[i64], counts: vec[i64]) -> None:
+        """Let rows take a second look that pass a boundary in this step, or have a save or a refusal left. O(batch)."""
+        ready = self.sequences.ready
+        seen_from = self._seen_from
+        following = self._next
+        num_pending = self._num_pending
+        num_refused = self._num_refused
+        for place in range(i64(len(rows))):
+            row = rows[place]
+            start = first[row]
+            # Counts that are too large are refused as they are, whatever their sum.
+            is_quiet = seen_from[row] <= start and counts[place] < following[row] - start
+            if not is_quiet or num_pending[row] > 0 or num_refused[row] > 0:
+                ready[row] = 0
+
+    def is_begun(self, row: i64) -> bool:
+        """Return whether a plan has filled the slot of a row."""
+        return self._is_begun[row] != 0
 
     def num_blocks_to_save(self, row: i64, start: i64, end: i64) -> i64:
         """Return the blocks that saving what these tokens pass takes."""
@@ -484,6 +506,7 @@ class StateGroup:
             else:
                 later.append(boundary)
         self._refused[row] = later
+        self._num_refused[row] = len(later)
 
     def save(self, transfers: Transfers) -> None:
         """Say what the plan copies, and what it saves as far as blocks are free: a save is no reason to refuse."""
@@ -524,6 +547,13 @@ class StateGroup:
         return self.pool.queue.num_empty_first(self.pool.index, self.num_parts) >= self.num_parts
 
     # What was saved.
+
+    def settle_all(self, rows: vec[i64]) -> None:
+        """Settle each of these rows. O(batch), and what their saves take."""
+        num_pending = self._num_pending
+        for place in range(i64(len(rows))):
+            if num_pending[rows[place]] > 0:
+                self.settle(rows[place])
 
     def settle(self, row: i64) -> None:
         """Cache the saves whose boundaries are computed, and drop those that no open reservation reaches."""

@@ -1,0 +1,132 @@
+"""`python -m benchmarks.states`: what states add to decode steps and to hits, in turns with a plain cache."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from blockyard import CacheConfig, KVCacheManager, LayerGroup
+from blockyard.steps import StepBuffers
+
+from .measure import HEADERS, Figure, print_plain
+from .workload import BLOCK_SIZE
+
+NUM_SEQS, NUM_TOKENS, MAX_MODEL_LEN = 1024, 512, 8192
+#: Keys and values of a token, and blocks that a state takes: one, a small model's, Qwen3-Next's.
+TOKEN_BYTES = 24_576
+STATE_BLOCKS = (1, 25, 197)
+#: Of both tables: rounds that take turns, and steps or requests of a round.
+ROUNDS, NUM_STEPS, NUM_REQUESTS = 21, 16, 200
+#: Where states are kept: nowhere, in prompts alone, and in outputs too, one each block of 16 tokens.
+PLACES: dict[str, tuple[str, ...]] = {"nowhere": (), "prompts": ("junction", "last", "pow2"), "outputs": ("ends",)}
+
+
+def cache_of(num_state_blocks: int, places: tuple[str, ...], num_seqs: int, num_blocks: int) -> KVCacheManager:
+    """A cache with one group of attention, and with one of states unless that has no blocks."""
+    groups = [LayerGroup(BLOCK_SIZE, token_bytes=TOKEN_BYTES)]
+    if num_state_blocks:
+        size = num_state_blocks * BLOCK_SIZE * TOKEN_BYTES
+        groups.append(LayerGroup(BLOCK_SIZE, kind="state", state_bytes=size))
+    config = CacheConfig(
+        num_blocks,
+        BLOCK_SIZE,
+        max_num_seqs=num_seqs,
+        max_model_len=MAX_MODEL_LEN,
+        groups=tuple(groups),
+        state_places=places,
+    )
+    return KVCacheManager(config)
+
+
+def decode_steps(cache: KVCacheManager) -> Callable[[], float]:
+    """Steps of sequences that decode together, their ends spread over the block: microseconds a step."""
+    rng = np.random.default_rng(7)
+    lengths = NUM_TOKENS - np.arange(NUM_SEQS) % BLOCK_SIZE
+    seqs = np.array([cache.allocate(rng.integers(0, 128_000, length, dtype=np.int32)) for length in lengths])
+    sampled, ones = rng.integers(0, 128_000, NUM_SEQS), np.ones(NUM_SEQS, np.int64)
+    buffers = StepBuffers(np.zeros(NUM_SEQS, np.int64), np.zeros((NUM_SEQS, MAX_MODEL_LEN // BLOCK_SIZE), np.int32))
+    while not _is_computed(cache, seqs, lengths):
+        plan = cache.reserve(seqs)
+        ends = np.where(plan.num_computed + plan.num_scheduled == lengths, sampled, -1)
+        cache.commit(seqs, plan.num_scheduled, ends)
+
+    def steps() -> float:
+        start = time.perf_counter_ns()
+        for _ in range(NUM_STEPS):
+            plan = cache.reserve(seqs, ones)
+            plan.fill(buffers)
+            cache.commit(seqs, ones, sampled)
+        return (time.perf_counter_ns() - start) / NUM_STEPS / 1000
+
+    return steps
+
+
+def _is_computed(cache: KVCacheManager, seqs: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> bool:
+    return bool((np.asarray(cache.num_computed_tokens(seqs)) == lengths).all())
+
+
+def hits(cache: KVCacheManager) -> Callable[[], float]:
+    """Allocate and free of a prompt whose first 2,032 of 2,040 tokens are cached: microseconds a request."""
+    prompt = np.random.default_rng(8).integers(0, 128_000, 2040, dtype=np.int32)
+    seq = cache.allocate(prompt)
+    while cache.num_computed_tokens(seq) < len(prompt):
+        cache.commit([seq], cache.reserve([seq]).num_scheduled)
+    cache.free(seq)
+    if cache.num_cached_tokens(prompt) != 2032:
+        raise AssertionError("the prompt is not cached")
+
+    def requests() -> float:
+        start = time.perf_counter_ns()
+        for _ in range(NUM_REQUESTS):
+            cache.free(cache.allocate(prompt))
+        return (time.perf_counter_ns() - start) / NUM_REQUESTS / 1000
+
+    return requests
+
+
+def in_turns(works: dict[str, Callable[[], float]]) -> dict[str, tuple[list[float], float]]:
+    """Samples of each, and the median of their ratios to the first of the same round."""
+    samples: dict[str, list[float]] = {name: [] for name in works}
+    for number in range(ROUNDS + 1):
+        for name, work in works.items():
+            found = work()
+            if number:
+                samples[name].append(found)
+    first = next(iter(samples.values()))
+    ratio = {
+        name: statistics.median(one / base for one, base in zip(found, first, strict=True))
+        for name, found in samples.items()
+    }
+    return {name: (found, ratio[name]) for name, found in samples.items()}
+
+
+def state_figures() -> Iterator[Figure]:
+    """Rows of both tables; the bar is on the ratio."""
+    steps = {"plain": decode_steps(cache_of(0, (), NUM_SEQS, 200_000))}
+    for blocks in STATE_BLOCKS:
+        for where, places in PLACES.items():
+            size = 200_000 + 2 * NUM_SEQS * blocks * 3
+            steps[f"states of {blocks}, {where}"] = decode_steps(cache_of(blocks, places, NUM_SEQS, size))
+    yield from _rows("decode step", f"{NUM_SEQS} seqs", steps)
+    requests = {"plain": hits(cache_of(0, (), 8, 10_000))}
+    for blocks in STATE_BLOCKS:
+        requests[f"states of {blocks}"] = hits(cache_of(blocks, ("ends",), 8, 10_000))
+    yield from _rows("allocate + free, a hit", "2040 tok", requests)
+
+
+def _rows(what: str, size: str, works: dict[str, Callable[[], float]]) -> Iterator[Figure]:
+    for name, (samples, ratio) in in_turns(works).items():
+        spread = f"{min(samples):.3g} to {max(samples):.3g}"
+        counts = "" if name == "plain" else f" {ratio:.2f} of plain"
+        bar = "" if name == "plain" else "≤ 1.3:"
+        yield Figure(f"{what}, {name}", size, statistics.median(samples), "us", spread, bar, counts=counts)
+
+
+if __name__ == "__main__":
+    print(HEADERS[print_plain])
+    for row in state_figures():
+        print_plain(row)
