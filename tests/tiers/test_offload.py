@@ -220,6 +220,19 @@ def test_where_loading_is_slower_than_computing_nothing_is_loaded(tmp_path: Path
     engine.close()
 
 
+def test_the_pieces_of_a_load_are_one_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served(SmallEngine(tmp_path), PROMPT)
+    monkeypatch.setattr("blockyard.tiers.offload._JOB_BYTES", 1)
+    engine = SmallEngine(tmp_path)
+    cost, noted = engine.offload.uses[0].cost, []
+    monkeypatch.setattr(type(cost), "note", lambda self, *given: noted.append((self, *given)))
+    assert engine.serve(PROMPT) == 16
+    ((_, num_bytes, seconds, _),) = [each for each in noted if each[0] is cost]
+    assert num_bytes == 4 * engine.offload.blocks.object_bytes
+    assert 0 < seconds < 60
+    engine.close()
+
+
 def test_after_a_reset_the_model_is_asked_again() -> None:
     """What runs on computes with the old weights: it is not stored under the new ones."""
     tier = FaultyTier(random.Random(1), faults=0.0)

@@ -80,6 +80,15 @@ class OffloadReading:
 _Range = tuple[TierUse, int, int]
 
 
+@dataclass(slots=True)
+class _Measure:
+    """This is what all pieces of a load from one tier take: they run together, so the longest is what they take."""
+
+    num_running: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+
 @dataclass(eq=False, slots=True)
 class _Piece:
     """A piece is what one job loads: blocks `first` to `stop` of a prompt. state: whether it is done; None while it
@@ -88,7 +97,8 @@ class _Piece:
     use: TierUse
     first: int
     stop: int
-    rows: list[int]
+    measure: _Measure
+    rows: list[int] = field(default_factory=list)
     state: bool | None = None
     is_dropped: bool = False
 
@@ -548,10 +558,12 @@ class Offload:
         load = _Load(prompt.chain.names, cached, prompt.generation, now + self._patience(prompt.chosen - cached))
         each = max(_JOB_BYTES // self.blocks.object_bytes, 1)
         for use, start, end in chosen:
+            measure = _Measure()
             for first in range(start, end, each):
-                piece = _Piece(use, first, min(first + each, end), [])
+                piece = _Piece(use, first, min(first + each, end), measure)
                 if not self._load_piece(prompt.chain, piece):
                     break
+                measure.num_running += 1
                 load.pieces.append(piece)
             if not load.pieces or load.pieces[-1].stop < end:
                 break
@@ -666,10 +678,15 @@ class Offload:
             self._release(self._stored_rows.pop(outcome.id))
             return
         piece.state = outcome.is_done
-        if outcome.is_done:
-            use.cost.note(outcome.num_bytes, outcome.seconds, self._clock())
         if piece.is_dropped:
             self._load_rows += piece.rows
+        measure = piece.measure
+        measure.num_running -= 1
+        if outcome.is_done:
+            measure.num_bytes += outcome.num_bytes
+            measure.seconds = max(measure.seconds, outcome.seconds)
+        if measure.num_running == 0 and measure.num_bytes:
+            use.cost.note(measure.num_bytes, measure.seconds, self._clock())
 
     # Stores.
 
