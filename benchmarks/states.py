@@ -19,27 +19,32 @@ NUM_SEQS, NUM_TOKENS, MAX_MODEL_LEN = 1024, 512, 8192
 #: Keys and values of a token, and blocks that a state takes: one, a small model's, Qwen3-Next's.
 TOKEN_BYTES = 24_576
 STATE_BLOCKS = (1, 25, 197)
-#: Of both tables: rounds that take turns, and steps or requests of a round.
+#: Rounds that take turns; steps and requests of a round.
 ROUNDS, NUM_STEPS, NUM_REQUESTS = 21, 16, 200
-#: Where states are kept: nowhere, in prompts alone, and in outputs too, one each block of 16 tokens.
-PLACES: dict[str, tuple[str, ...]] = {"nowhere": (), "prompts": ("junction", "last", "pow2"), "outputs": ("ends",)}
+ATTENTION = LayerGroup(BLOCK_SIZE, token_bytes=TOKEN_BYTES)
+#: One group of attention is a plain cache; with another, blocks are found by group, as they are beside states.
+PLAIN = (ATTENTION,)
+TWO_GROUPS = (ATTENTION, LayerGroup(BLOCK_SIZE, sliding_window=MAX_MODEL_LEN, token_bytes=TOKEN_BYTES))
 
 
-def cache_of(num_state_blocks: int, places: tuple[str, ...], num_seqs: int, num_blocks: int) -> KVCacheManager:
-    """A cache with one group of attention, and with one of states unless that has no blocks."""
-    groups = [LayerGroup(BLOCK_SIZE, token_bytes=TOKEN_BYTES)]
-    if num_state_blocks:
-        size = num_state_blocks * BLOCK_SIZE * TOKEN_BYTES
-        groups.append(LayerGroup(BLOCK_SIZE, kind="state", state_bytes=size))
-    config = CacheConfig(
-        num_blocks,
-        BLOCK_SIZE,
-        max_num_seqs=num_seqs,
-        max_model_len=MAX_MODEL_LEN,
-        groups=tuple(groups),
-        state_places=places,
+def with_states(num_state_blocks: int) -> tuple[LayerGroup, ...]:
+    """Attention, and a state of this many blocks."""
+    size = num_state_blocks * BLOCK_SIZE * TOKEN_BYTES
+    return (ATTENTION, LayerGroup(BLOCK_SIZE, kind="state", state_bytes=size))
+
+
+def cache_of(groups: tuple[LayerGroup, ...], num_seqs: int, num_blocks: int, *places: str) -> KVCacheManager:
+    """A cache that keeps states at these places."""
+    return KVCacheManager(
+        CacheConfig(
+            num_blocks,
+            BLOCK_SIZE,
+            max_num_seqs=num_seqs,
+            max_model_len=MAX_MODEL_LEN,
+            groups=groups,
+            state_places=places,
+        )
     )
-    return KVCacheManager(config)
 
 
 def decode_steps(cache: KVCacheManager) -> Callable[[], float]:
@@ -106,15 +111,17 @@ def in_turns(works: dict[str, Callable[[], float]]) -> dict[str, tuple[list[floa
 
 def state_figures() -> Iterator[Figure]:
     """Rows of both tables; the bar is on the ratio."""
-    steps = {"plain": decode_steps(cache_of(0, (), NUM_SEQS, 200_000))}
+    room = 100_000
+    steps = {"plain": decode_steps(cache_of(PLAIN, NUM_SEQS, room))}
+    steps["two groups"] = decode_steps(cache_of(TWO_GROUPS, NUM_SEQS, 2 * room))
+    steps["states, none kept"] = decode_steps(cache_of(with_states(25), NUM_SEQS, room))
     for blocks in STATE_BLOCKS:
-        for where, places in PLACES.items():
-            size = 200_000 + 2 * NUM_SEQS * blocks * 3
-            steps[f"states of {blocks}, {where}"] = decode_steps(cache_of(blocks, places, NUM_SEQS, size))
+        cache = cache_of(with_states(blocks), NUM_SEQS, room + 3 * NUM_SEQS * blocks, "ends")
+        steps[f"states of {blocks}, of outputs"] = decode_steps(cache)
     yield from _rows("decode step", f"{NUM_SEQS} seqs", steps)
-    requests = {"plain": hits(cache_of(0, (), 8, 10_000))}
+    requests = {"plain": hits(cache_of(PLAIN, 8, 10_000)), "two groups": hits(cache_of(TWO_GROUPS, 8, 10_000))}
     for blocks in STATE_BLOCKS:
-        requests[f"states of {blocks}"] = hits(cache_of(blocks, ("ends",), 8, 10_000))
+        requests[f"states of {blocks}"] = hits(cache_of(with_states(blocks), 8, 10_000, "ends"))
     yield from _rows("allocate + free, a hit", "2040 tok", requests)
 
 

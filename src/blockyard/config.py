@@ -236,11 +236,9 @@ class CacheConfig:
             self._check_states()
 
     def _check_states(self) -> None:
-        """Refuse all but one group of states, beside attention groups whose blocks have the same number of bytes."""
+        """Refuse states, unless attention groups stand beside them whose blocks have the same number of bytes."""
         states = [group for group in self.groups if group.is_state]
         others = self.layer_groups
-        if len(states) > 1:
-            raise InvalidArgument(f"groups has {len(states)} state groups; the limit is 1: a state of all their bytes")
         if len(others) == len(self.groups):
             raise InvalidArgument("groups has a state group alone; at least one attention group is needed beside it")
         if self.enable_kv_cache_events:
@@ -253,20 +251,20 @@ class CacheConfig:
             )
         if self.state_blocks > self.num_blocks - 1:
             raise InvalidArgument(
-                f"state_bytes is {states[0].state_bytes}, {self.state_blocks} blocks of {sizes[0]} bytes; the pool has "
+                f"state_bytes is {sum(group.state_bytes for group in states)}, {self.state_blocks} blocks of {sizes[0]} bytes; the pool has "
                 f"{self.num_blocks - 1}"
             )
 
     @property
     def state_group(self) -> LayerGroup | None:
-        """Return the group of layers that keep a state; None without one."""
+        """Return the first group of layers that keep a state; None without one."""
         return next((group for group in self.groups if group.is_state), None)
 
     @property
     def state_blocks(self) -> int:
-        """Return how many blocks of the pool a state takes; 0 without a state group."""
-        state, other = self.state_group, self.layer_groups[0]
-        return 0 if state is None else -(-state.state_bytes // (other.block_size * other.token_bytes))
+        """Return how many blocks of the pool a state of all state groups takes; 0 without one."""
+        num_bytes, other = sum(group.state_bytes for group in self.groups), self.layer_groups[0]
+        return 0 if num_bytes == 0 else -(-num_bytes // (other.block_size * other.token_bytes))
 
     @property
     def layer_groups(self) -> tuple[LayerGroup, ...]:

@@ -112,6 +112,19 @@ def test_states_stand_at_multiples_of_their_own_block_size() -> None:
     assert [serve(cache, memory, Request(list(range(250)), [1], [])) for _ in range(2)] == [0, 192]
 
 
+def test_several_state_groups_are_kept_as_one_state_at_boundaries_of_all() -> None:
+    groups = (
+        LayerGroup(16, kind="state", state_bytes=16_000 * 2 + 1),
+        ATTENTION,
+        LayerGroup(64, kind="state", state_bytes=7_000),
+        LayerGroup(32, kind="state", state_bytes=1),
+    )
+    cache = hybrid(groups=groups)
+    assert cache.config.state_blocks == 3
+    memory = StateMemory(cache)
+    assert [serve(cache, memory, Request(list(range(250)), [1], [])) for _ in range(3)] == [0, 192, 192]
+
+
 def test_a_prompt_that_fits_an_empty_pool_fits_one_full_of_states() -> None:
     cache = hybrid(40, 10, watermark=0.0)
     memory = StateMemory(cache)
@@ -282,7 +295,7 @@ STATE = LayerGroup(kind="state", state_bytes=100)
     ("fields", "message"),
     [
         ({"groups": (STATE,)}, "groups has a state group alone"),
-        ({"groups": (ATTENTION, STATE, STATE)}, "groups has 2 state groups; the limit is 1"),
+        ({"groups": (ATTENTION, STATE, LayerGroup(kind="state", state_bytes=2**40))}, "state_bytes is 1099511627876, "),
         ({"groups": (LayerGroup(), STATE)}, r"attention groups with \[0\] bytes a block"),
         ({"groups": (ATTENTION, LayerGroup(token_bytes=7), STATE)}, r"with \[16000, 112\] bytes a block"),
         (

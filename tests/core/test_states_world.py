@@ -58,6 +58,7 @@ class World:
         self.leases: list[Any] = []
         self.texts = [[draw.randrange(3) for _ in range(150)] for _ in range(3)]
         self.num_hits = 0
+        self.now = 0
 
     # What may happen.
 
@@ -71,6 +72,8 @@ class World:
             fields["boundaries"] = [draw.randint(1, len(prompt)) for _ in range(3)]
         if draw.random() < 0.2:
             fields["waiting"] = [draw.choice(self.texts)]
+        if draw.random() < 0.4:
+            fields["session"] = draw.choice("xyz")
         seq = self.cache.try_allocate(prompt, **fields)
         if isinstance(seq, Admission):
             assert self.reference is None or len(self.tokens) == self.cache.config.max_num_seqs
@@ -198,12 +201,18 @@ class World:
         except BlockyardError:
             return
 
+    def hint(self) -> None:
+        target = self.draw.choice([*"xyz", *self.tokens])
+        self.cache.hint(target, **self.draw.choice([{"over": True}, {"back_in": 3}, {}]))
+        self.now += 1
+        self.cache.advance_time(self.now)
+
     def run(self, num_steps: int) -> None:
         for _ in range(num_steps):
             acts = [self.step] * 8 + [self.admit] * 3
             if self.tokens:
                 acts += [self.free, self.fork, self.cut, self.swap, self.swap]
-            acts += [self.lease, self.retain]
+            acts += [self.lease, self.retain, self.hint]
             self.draw.choice(acts)()
             if self.draw.random() < 0.3:
                 self.cache.check()
@@ -223,6 +232,8 @@ def config(draw: random.Random, num_blocks: int, **fields: Any) -> CacheConfig:
         groups.append(LayerGroup(size, sliding_window=draw.choice([1, 9]), token_bytes=8))
     state = LayerGroup(draw.choice([size, 8]), kind="state", state_bytes=draw.choice([1, 8 * size, 24 * size]))
     groups.insert(draw.randrange(len(groups) + 1), state)
+    if draw.random() < 0.3:
+        groups.append(LayerGroup(draw.choice([1, size]), kind="state", state_bytes=draw.choice([1, 20])))
     return CacheConfig(
         num_blocks,
         groups=tuple(groups),

@@ -276,7 +276,7 @@ class CommitCalls:
     def _is_simple(self, rows: vec[i64], counts: vec[i64], num_filled: i64) -> bool:
         """Whether each of them has one more full block than it has published, nothing more, and no span on the way."""
         sequences = self.sequences
-        if not self.store.shares_at_once:
+        if not self.token_blocks.enable_prefix_caching:
             return False
         generation = self.index.num_generations
         block_size = self.block_size
@@ -305,6 +305,10 @@ class CommitCalls:
             parents[position] = i64(sequences.blocks[first - 1]) if published > 0 else -sequences.root[row]
             sequences.num_published[row] = published + 1
         self.index.insert_scattered(blocks, parents, num_filled)
+        if not self.store.shares_at_once:
+            for position in range(num_filled):
+                row = rows[self._filled[position]]
+                self.store.publish(row, sequences.num_published[row] - 1, sequences.num_published[row])
 
     def _publish(self, row: i64, first: i64, last: i64) -> None:
         """Blocks `first` to `last` of a row are full and computed now: what waits in the index becomes real."""

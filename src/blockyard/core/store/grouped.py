@@ -167,7 +167,7 @@ class GroupedStore(Store):
         return [self.pool] if self.cpu is None else [self.pool, self.cpu]
 
     def hold_hits(self, row: i64, hit: Hit) -> None:
-        """Group after group."""
+        """Hold them group after group."""
         for number, group in enumerate(self.groups):
             group.hold_hits(row, hit.places[number], hit.num_usable * self.block_size)
         if self.pool.stack is not None:
@@ -322,7 +322,7 @@ class GroupedStore(Store):
     # Forks, cuts, the end.
 
     def fork(self, row: i64, child: i64) -> None:
-        """Group after group."""
+        """Fork group after group."""
         for group in self.groups:
             group.fork(row, child, self.sequences.num_tokens[row])
         if self.states is not None:
@@ -343,7 +343,7 @@ class GroupedStore(Store):
         return shortest
 
     def truncate(self, row: i64, num_tokens: i64) -> None:
-        """Group after group."""
+        """Cut group after group."""
         for group in self.groups:
             group.truncate(row, num_tokens)
 
