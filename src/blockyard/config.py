@@ -249,9 +249,10 @@ class CacheConfig:
                 f"groups has attention groups with {sizes} bytes a block (block_size * token_bytes) beside a state "
                 f"group; they must be equal and above 0"
             )
+        num_bytes = sum(group.state_bytes for group in states)
         if self.state_blocks > self.num_blocks - 1:
             raise InvalidArgument(
-                f"state_bytes is {sum(group.state_bytes for group in states)}, {self.state_blocks} blocks of {sizes[0]} bytes; the pool has "
+                f"state_bytes is {num_bytes}, {self.state_blocks} blocks of {sizes[0]} bytes; the pool has "
                 f"{self.num_blocks - 1}"
             )
 

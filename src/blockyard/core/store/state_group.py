@@ -312,7 +312,7 @@ class StateGroup:
         self.book.leave(visit, [number for _, number in positions])
 
     def _remember_unkept(self, row: i64, visit: Visit, latest: i64) -> None:
-        """Tell the book of states that were refused as of ones that went at once: it learns what they would have hit."""
+        """Tell the book of refused states as of ones that went at once: it learns what they would have hit."""
         for unkept in self._unkept[row]:
             boundary = i64(unkept) // KIND_SPAN
             if boundary <= self.sequences.num_computed[row] and (boundary <= self._last[row] or boundary > latest):
