@@ -93,6 +93,12 @@ def test_in_the_budget_it_writes_fewer_states_than_two_a_request() -> None:
     assert real.num_written <= 1.5 * len(requests)
 
 
+@pytest.mark.parametrize(("shared", "unique"), [(1600, 600), (1500, 700)])
+def test_of_64_prompts_that_begin_alike_all_but_the_first_hit(shared: int, unique: int) -> None:
+    real = StateReplay("index", PLACES[0], 3152, 400_000, max_model_len=4096)
+    assert replay(real, pattern(shared, unique)) == [0, 1024] + [shared // 16 * 16] * 62
+
+
 def test_told_by_the_application_all_is_hit_from_the_second_request() -> None:
     real = StateReplay("index", PLACES[0], 3152, 400_000, max_model_len=4096)
     assert replay(real, pattern(1500, 700, 6), tells=True) == [0] + [1488] * 5
