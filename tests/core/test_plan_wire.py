@@ -6,6 +6,9 @@ import copy
 import itertools
 import pickle
 import random
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -298,6 +301,43 @@ def test_a_sender_that_is_interrupted_goes_on_as_if_the_call_had_not_been() -> N
         assert chain.sender.num_steps == 1
         chain.send(plan)
     assert line > 5
+
+
+def test_an_end_that_is_interrupted_behind_any_call_takes_the_next_one() -> None:
+    """Ctrl-C is looked for when a function is entered, and behind a call of C: not even there an end stays closed."""
+    chain, messages = sent(2)
+    plan = chain.cache.reserve([chain.cache.allocate(prompt(7, 6))])
+    rank = PlanReceiver(chain.cache.cache.config)
+    for event in itertools.count(1):
+        sending = interrupted_behind(event, lambda: chain.sender.to_bytes(plan))
+        assert len(chain.sender.to_bytes(plan)) > 0
+        rank = PlanReceiver(chain.cache.cache.config)
+        reading = interrupted_behind(event, lambda rank=rank: rank.from_bytes(messages[0]))
+        rank.from_bytes(messages[rank.num_steps])
+        if not sending and not reading:
+            break
+    assert event > 10
+
+
+def interrupted_behind(event: int, call: Callable[[], object]) -> bool:
+    """Raise KeyboardInterrupt in a call, at this event in the frames of a wire; returns whether it came."""
+    left = event
+
+    def profile(frame: FrameType, what: str, argument: object) -> None:
+        nonlocal left
+        if what in ("call", "c_return") and frame.f_code.co_filename.endswith("plans.py"):
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
 
 
 def test_a_rank_that_missed_a_step_is_named_at_the_next() -> None:

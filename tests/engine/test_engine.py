@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -18,6 +19,7 @@ from blockyard.engine import Engine, FinishReason, ModelError, SamplingParams, S
 from blockyard.engine.attention import backends
 from blockyard.engine.attention.sdpa import SdpaBackend
 from blockyard.engine.model import load_model
+from blockyard.engine.prompts import encode_prompt
 
 from ..support.places import ROOT
 from ..support.tiny_models import (
@@ -456,3 +458,23 @@ def test_what_the_docs_show_runs(capsys: pytest.CaptureFixture[str]) -> None:
     exec(tokens, names)
     said = re.findall(r"print\(.*\)  # (.*)", ranks) + re.findall(r"^# (.*)", tokens, re.MULTILINE)
     assert capsys.readouterr().out.splitlines() == said
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ("{{ messages + 1 }}", "TypeError"),
+        ("{{ range(10**9) }}", "OverflowError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{{ raise_exception('no' * 999) }}", "TemplateError: nono"),
+        ("{% if %}", "TemplateSyntaxError"),
+        ("{{ 'a' * 2**21 }}", r"makes 2,097,152 characters of messages of 6; at most 1,048,588 are taken"),
+    ],
+)
+def test_a_chat_template_that_fails_or_makes_too_much_is_named(smollm: Any, template: str, said: str) -> None:
+    tokenizer = copy.deepcopy(smollm[1])
+    tokenizer.chat_template = template
+    with pytest.raises(InvalidArgument, match=f"^messages: the model's chat template .*{said}") as caught:
+        encode_prompt("messages", [{"role": "user", "content": "hi"}], tokenizer, len(tokenizer))
+    assert len(str(caught.value)) < 300

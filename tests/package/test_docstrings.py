@@ -42,7 +42,12 @@ def members(tree: ast.Module, module: ModuleType) -> Iterator[tuple[str, Functio
             yield node.name, node, owner
             for inner in node.body if isinstance(node, ast.ClassDef) else ():
                 if isinstance(inner, FunctionOrClass):
-                    yield f"{node.name}.{inner.name}", inner, inspect.getattr_static(owner, inner.name)
+                    yield f"{node.name}.{inner.name}", inner, plain(inspect.getattr_static(owner, inner.name))
+
+
+def plain(found: Any) -> Any:
+    """Return the function in a class method; where that is interpreted, its docstring is not told by the wrapper."""
+    return found.__func__ if isinstance(found, classmethod) else found
 
 
 def all_members(module: str) -> Iterator[tuple[str, FunctionOrClass, Any]]:

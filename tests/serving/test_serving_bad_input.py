@@ -544,3 +544,16 @@ def test_a_hundred_at_once_beyond_capacity(served: Running) -> None:
             assert int(headers["retry-after"]) >= 1
             assert answer["error"]["code"] == "rate_limit_exceeded"
     assert served.post("/v1/completions", prompt="a", max_tokens=2)[0] == 200
+
+
+@pytest.mark.parametrize("template", ["{{ messages + 1 }}", "{{ 'a' * 2**22 }}"])
+def test_a_chat_template_that_fails_or_makes_too_much_is_a_bad_request(template: str) -> None:
+    engine = tiny_engine()
+    engine.tokenizer.chat_template = template
+    with running_server(engine) as running:
+        status, _, answer = running.post("/v1/chat/completions", messages=HI)
+        assert status == 400, answer
+        error = require_form(json.dumps(answer).encode())
+        assert error["param"] == "messages"
+        assert "chat template" in error["message"]
+        running.require_idle()

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from ..arguments import require_unicode
+from ..arguments import require_unicode, shown
 from ..errors import InvalidArgument
 from ..storage.addresses import int_array, require_range
+
+#: Characters that a chat template may make of messages, besides twice those of the messages.
+MAX_TEMPLATE_TEXT = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,8 @@ def encode_prompt(
 
     name: what errors call the prompt. add_special_tokens: those that the tokenizer puts around a text. Raises
     `InvalidArgument` for a prompt that is empty or of another kind, for text without a tokenizer or with what is no
-    character, and for a token id outside the vocabulary.
+    character, for a token id outside the vocabulary, and where the chat template raises anything or makes more than
+    twice the messages' characters and 2**20.
     """
     if isinstance(prompt, EncodedPrompt) and prompt.vocab_size == vocab_size:
         return prompt.token_ids
@@ -66,7 +70,27 @@ def _encode_chat(name: str, messages: Sequence[Mapping[str, str]], tokenizer: An
                 require_unicode(f"{name}, message {position}", part)
     if not tokenizer.chat_template:
         raise InvalidArgument(f"{name} is a chat, but the model's tokenizer has no chat template; give it as text")
-    return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+    text = _rendered(name, messages, tokenizer)
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def _rendered(name: str, messages: Sequence[Mapping[str, str]], tokenizer: Any) -> str:
+    """Return what the model's template makes of a chat: a program of the model's maker, which may do and raise much."""
+    try:
+        text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise InvalidArgument(
+            f"{name}: the model's chat template refuses these messages: {said[:200]}{'...' * (len(said) > 200)}"
+        ) from error
+    given = sum(len(part) for message in messages for part in message.values() if isinstance(part, str))
+    limit = 2 * given + MAX_TEMPLATE_TEXT
+    if not isinstance(text, str) or len(text) > limit:
+        made = f"{len(text):,} characters" if isinstance(text, str) else shown(text)
+        raise InvalidArgument(
+            f"{name}: the model's chat template makes {made} of messages of {given:,}; at most {limit:,} are taken"
+        )
+    return require_unicode(f"{name}, by the model's chat template", text)
 
 
 def _require_tokenizer(name: str, tokenizer: Any) -> Any:

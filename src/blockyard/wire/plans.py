@@ -14,7 +14,7 @@ The layout of `changed` is in `core.plan.table_changes`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,9 @@ from ..answers import SeqStatus
 from ..arguments import require_int, require_str, shown
 from ..config import MAX_BLOCKS, MAX_MODEL_LEN, CacheConfig
 from ..core.face import refuse_copy, refuse_pickle
-from ..core.gate import Gate
 from ..core.plan import StepPlan, SwapPlan, TableCopy, TableReader
 from ..core.tokens import MAX_TOKEN
-from ..errors import InvalidArgument
+from ..errors import ConcurrentCall, InvalidArgument
 from .chain import Chain
 from .message import Message, split
 
@@ -44,7 +43,8 @@ class _PlanEnd:
         self._config = _require_config(config)
         self._shape = _shape_of(self._config)
         self._chain = Chain(start)
-        self._gate = Gate()
+        #: The call that runs. Calls set and reset it themselves: behind a call that does, Ctrl-C could come in between.
+        self._running = ""
 
     @property
     def num_steps(self) -> int:
@@ -55,6 +55,12 @@ class _PlanEnd:
     def digest(self) -> str:
         """Returns the digest of all messages so far, 32 hexadecimal digits; both ends have the same. O(1)."""
         return self._chain.digest.hex()
+
+    def _refuse(self, call: str) -> NoReturn:
+        raise ConcurrentCall(
+            f"{call} was called while {self._running} runs on the same end of a chain: by an argument, a signal "
+            f"handler or another thread; one call at a time is the limit (give threads a lock)"
+        )
 
     def __copy__(self) -> Any:
         raise refuse_copy(f"a {type(self).__name__}", "make another one, and another other end")
@@ -98,7 +104,15 @@ class PlanSender(_PlanEnd):
             raise InvalidArgument(f"plan is {shown(plan)}; a StepPlan or a SwapPlan is needed")
         if plan._transfers.state_blocks:
             raise InvalidArgument("plan is of a cache with a state group; plans with states are not sent")
-        self._gate.enter("to_bytes")
+        if self._running:
+            self._refuse("to_bytes")
+        try:
+            self._running = "to_bytes"
+            return self._whole_message(plan, moves_only, token_ids)
+        finally:
+            self._running = ""
+
+    def _whole_message(self, plan: SwapPlan, moves_only: bool, token_ids: object) -> bytes:
         is_whole = False
         before = self._chain.place
         try:
@@ -110,7 +124,6 @@ class PlanSender(_PlanEnd):
                 # Rows may have been noted that no message told of.
                 self._reader.forget()
                 self._chain.place = before
-            self._gate.leave()
 
     def _message(self, plan: SwapPlan, moves_only: bool, token_ids: object) -> bytes:
         self._require_own(plan._tables)
@@ -198,8 +211,10 @@ class PlanReceiver(_PlanEnd):
         message, or one of another shape of cache, or that name a row, block or slot outside it; `ConcurrentCall`. A
         KeyboardInterrupt may come when the message has been read: `num_steps` counts it then, and its plan is lost.
         """
-        self._gate.enter("from_bytes")
+        if self._running:
+            self._refuse("from_bytes")
         try:
+            self._running = "from_bytes"
             self._settle()
             message = data if isinstance(data, Message) else Message.of(data)
             self._chain.require_next(message, self._name)
@@ -209,7 +224,7 @@ class PlanReceiver(_PlanEnd):
             self._begun = None
             return plan
         finally:
-            self._gate.leave()
+            self._running = ""
 
     def _plan(self, message: Message) -> SwapPlan:
         num_groups = len(self._config.layer_groups)

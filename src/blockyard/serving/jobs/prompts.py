@@ -14,8 +14,6 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, TypeVar
 
-import jinja2
-
 from ...engine.prompts import EncodedPrompt, encode_prompt
 from ...errors import InvalidArgument
 from ..errors import invalid
@@ -78,8 +76,6 @@ class PromptEncoder:
             token_ids = encode_prompt(name, prompt, tokenizer, self._vocab_size, add_special_tokens)
         except InvalidArgument as error:
             raise invalid(str(error), name) from None
-        except jinja2.TemplateError as error:  # a template raises, for example, for roles in an order it does not know
-            raise invalid(f"the model's chat template refuses these messages: {error}", name) from None
         return EncodedPrompt(token_ids, self._vocab_size)
 
 
