@@ -25,6 +25,7 @@ from blockyard import (
     OverBudget,
     SeqStatus,
 )
+from blockyard.core.policies.layers.shares import TenantBook
 from blockyard.tenants import OTHERS, Tenant, TenantGroup
 
 from ..support.checked import Checked, prompt
@@ -237,9 +238,12 @@ def test_idle_memory_is_lent_and_comes_back_by_weight() -> None:
     assert [use.num_evicted_blocks for use in cache.stats().tenants] == [0, 2, 10, 0]
 
 
-def test_what_a_prompt_takes_counts_while_room_is_made_for_it() -> None:
+@pytest.mark.parametrize(
+    "tenants", [(Tenant("a"), Tenant("b")), (TenantGroup("both", (Tenant("a"), Tenant("b"))),)], ids=["alone", "group"]
+)
+def test_what_a_prompt_takes_counts_while_room_is_made_for_it(tenants: tuple[Any, ...]) -> None:
     """a and b have ten idle blocks each; a prompt of ten pushes out a's own, for b is not above it."""
-    cache = Checked(num_blocks=21, tenants=(Tenant("a"), Tenant("b")))
+    cache = Checked(num_blocks=21, tenants=tenants)
     full_of(cache, {"a": 10, "b": 10})
     take(cache, "a", 10)
     assert idle_of(cache) == {"*": 0, "a": 0, "b": 10}
@@ -253,6 +257,97 @@ def test_a_member_within_its_floor_gives_nothing_though_its_group_is_far_above()
     assert cache.can_allocate([1] * 20, (CacheSalt("d"),)) is Admission.LATER
     take(cache, "d", 4)
     assert idle_of(cache) == {"*": 0, "kept": 4, "big": 0, "c": 0, "d": 0}
+
+
+def test_what_a_tenant_took_meanwhile_counts() -> None:
+    """Both have four idle blocks; then a takes six that cache nothing, and has to give from there on."""
+    cache = Checked(num_blocks=21, tenants=(Tenant("a"), Tenant("b"), Tenant("c")))
+    full_of(cache, {"a": 4, "b": 4})
+    cache.free(take(cache, "c", 13))
+    assert idle_of(cache) == {"*": 0, "a": 3, "b": 4, "c": 0}
+    take(cache, "a", 6)
+    take(cache, "c", 9)
+    assert idle_of(cache) == {"*": 0, "a": 1, "b": 4, "c": 0}
+
+
+def test_in_one_step_each_within_its_floor_gives_to_itself() -> None:
+    """Four sequences grow by a block each, and all that is free are idle blocks within floors: b's are the oldest."""
+    cache = Checked(num_blocks=9, tenants=(Tenant("a", min_blocks=4), Tenant("b", min_blocks=4)))
+    full_of(cache, {"b": 2, "a": 2})
+    seqs = [prefilled(cache, name, prompt(50 + number, 4)) for number, name in enumerate("aabb")]
+    assert idle_of(cache) == {"*": 0, "a": 2, "b": 2}
+    assert cache.reserve([seqs[0], seqs[2]], 1).all_fit
+    assert idle_of(cache) == {"*": 0, "a": 1, "b": 1}
+    assert cache.reserve([seqs[1]], 1).all_fit
+    assert idle_of(cache) == {"*": 0, "a": 0, "b": 1}
+
+
+def test_who_gets_an_empty_block_gives_none() -> None:
+    """The first of two that grow by a block gets the empty one, and the second one's own idle block goes."""
+    cache = Checked(num_blocks=9, tenants=(Tenant("a", min_blocks=4), Tenant("b", min_blocks=4)))
+    full_of(cache, {"b": 2, "a": 1})
+    seqs = [prefilled(cache, name, prompt(50 + number, 4)) for number, name in enumerate("aabb")]
+    assert cache.reserve([seqs[0], seqs[2]], 1).all_fit
+    assert idle_of(cache) == {"*": 0, "a": 1, "b": 1}
+
+
+def groups_drawn(choose: random.Random) -> tuple[TenantGroup, ...]:
+    groups: list[TenantGroup] = []
+    for number in range(choose.randint(1, 3)):
+        floors = [choose.choice((0, choose.randint(0, 6))) for _ in range(choose.randint(1, 3))]
+        members = tuple(
+            Tenant(f"{number}.{place}", 1, floor, choose.choice((None, floor + choose.randint(0, 9))))
+            for place, floor in enumerate(floors)
+        )
+        floor = sum(floors) + choose.choice((0, 0, choose.randint(1, 6)))
+        groups.append(TenantGroup(f"{number}", members, 1, floor, choose.choice((None, floor + choose.randint(0, 9)))))
+    return tuple(groups)
+
+
+def most_that_leaves_the_floors(
+    groups: tuple[TenantGroup, ...], held: dict[str, int], name: str, free: int, watermark: int
+) -> int:
+    """Try every number: what others' floors lack stays free, a watermark too beyond the own floor, limits hold."""
+    own = next(group for group in groups if any(member.name == name for member in group.members))
+    lacking = {member.name: max(member.min_blocks - held[member.name], 0) for g in groups for member in g.members}
+    member = next(member for member in own.members if member.name == name)
+    inside = sum(lacking[other.name] for other in own.members if other is not member)
+    outside = 0
+    for group in groups:
+        if group is not own:
+            group_held = sum(held[each.name] for each in group.members)
+            outside += max(group.floor - group_held, sum(lacking[each.name] for each in group.members))
+    own_held = sum(held[each.name] for each in own.members)
+    best = 0
+    for count in range(free + 1):
+        fits = held[name] + count <= (count + held[name] if member.max_held is None else member.max_held)
+        fits &= own.max_held is None or own_held + inside + count <= own.max_held
+        in_floor = count <= max(lacking[name], own.floor - own_held - inside)
+        fits &= free - count >= outside + inside + (0 if in_floor else watermark)
+        best = count if fits else best
+    return best
+
+
+def test_what_a_tenant_may_take_is_the_most_that_leaves_the_floors() -> None:
+    choose = random.Random(run_seed())
+    for _ in range(draws(900, 300)):
+        groups = groups_drawn(choose)
+        names = [member.name for group in groups for member in group.members]
+        book = TenantBook(groups, 100, 4)
+        free = sum(group.floor for group in groups) + choose.randint(0, 12)
+        watermark = choose.choice((0, choose.randint(1, 5)))
+        held = dict.fromkeys(names, 0)
+        for slot, name in enumerate(names):
+            most = most_that_leaves_the_floors(groups, held, name, free, watermark)
+            assert book.most(slot, free, watermark) == most, (groups, name, free, watermark)
+        for _ in range(8):
+            slot = choose.randrange(len(names))
+            most = most_that_leaves_the_floors(groups, held, names[slot], free, watermark)
+            assert max(book.room(slot, free, watermark), 0) == most, (groups, held, names[slot], free, watermark)
+            change = choose.choice((most, choose.randint(0, most), -choose.randint(0, held[names[slot]])))
+            book.hold(slot, change)
+            held[names[slot]] += change
+            free -= change
 
 
 def test_idle_blocks_beyond_their_limit_go_first() -> None:
@@ -307,6 +402,8 @@ def test_the_limits_and_what_they_say() -> None:
         OutOfBlocks, match="tenant 'c' holds 3 blocks, its group 3 of at most 6; 17 are free, of which 3"
     ):
         take(cache, "c", 1)
+    with pytest.raises(OutOfBlocks, match="'b' holds 0 blocks, its group 3 of at most 6; 17 are free, of which 0 are"):
+        take(cache, "b", 4)
     take(cache, "b", 3)
     assert cache.can_allocate([1] * 60) is Admission.LATER, "13 of 14 free blocks are anybody's"
 

@@ -247,6 +247,13 @@ class TenantBook:
             claims[int(self.group[slot])] += max(int(self.floor[slot] - self.held[slot]), 0)
         if group_held != list(self.group_held) or claims != list(self.member_claims):
             raise InvariantError(f"tenants: groups hold {group_held} and claim {claims}, counted otherwise")
+        chosen = list(self._chosen_slots)[: int(self._num_chosen_slots)]
+        for slot in range(self.num_tenants):
+            is_known = self.chosen_for[slot] >= 0 and (self.chosen_for[slot] == 0 or slot in chosen)
+            if not is_known or (self._is_chosen_slot[slot] != 0) != (slot in chosen):
+                raise InvariantError(
+                    f"tenants: {self.chosen_for[slot]} blocks are chosen for {slot}, known of {chosen}"
+                )
         total = sum(int(self._claim_of(group)) for group in range(self.num_groups))
         if total != self.claims:
             raise InvariantError(f"tenants: {total} blocks are claimed, the count says {self.claims}")
@@ -409,20 +416,23 @@ class Shares(Layer):
         book.ranked()
 
     def _rank_group(self, group: i64) -> None:
-        book = self.book
         if self._groups.holds(group):
             self._groups.remove(group)
         if self.group_idle[group] == 0:
             return
-        first = self._first_of(group)
-        blocks = book.group_held[group] + book.chosen_for_group[group] + self.group_idle[group]
-        key = (blocks - book.group_floor[group]) * SCALE // book.group_weight[group]
-        if self._excess(first) >= BORROWED // 2:
-            key += BORROWED
-        elif self._excess(first) <= 0:
-            key = min(key, 0)
+        key = self._key_of(group)
         self._group_key[group] = key
         self._groups.insert(group, group - key * TIES)
+
+    def _key_of(self, group: i64) -> i64:
+        """Return a group's excess; 0 at most where no member is above its own floor."""
+        book = self.book
+        first = self._excess(self._first_of(group))
+        blocks = book.group_held[group] + book.chosen_for_group[group] + self.group_idle[group]
+        key = (blocks - book.group_floor[group]) * SCALE // book.group_weight[group]
+        if first >= BORROWED // 2:
+            return key + BORROWED
+        return min(key, 0) if first <= 0 else key
 
     def evict(self) -> i64:
         """Take the first block, in the policy's order, of the tenant that gives."""
@@ -500,4 +510,20 @@ class Shares(Layer):
                 idle[self.book.of_block[i64(block)]] += 1
         if idle != list(self.idle):
             raise InvariantError(f"shares: tenants have {idle} idle blocks, counted are {list(self.idle)}")
+        self._check_ranks()
         self.policy.check()
+
+    def _check_ranks(self) -> None:
+        """The member with the greatest excess is first in its group, and the group first of all. O(tenants)."""
+        self._rank()
+        members: dict[int, tuple[int, int]] = {}
+        for slot in range(int(self.book.num_tenants)):
+            if self.idle[i64(slot)] > 0:
+                group, rank = int(self.book.group[i64(slot)]), (-int(self._excess(i64(slot))), slot)
+                members[group] = min(members.get(group, rank), rank)
+        firsts = {group: int(self._first_of(i64(group))) for group in members}
+        if firsts != {group: slot for group, (_, slot) in members.items()}:
+            raise InvariantError(f"shares: {firsts} are first of their groups, by excess {members} are")
+        groups = sorted((-int(self._key_of(i64(group))), group) for group in members)
+        if int(self._groups.num_items) != len(groups) or (groups and self._groups.first() != groups[0][1]):
+            raise InvariantError(f"shares: by excess the groups are {groups}, ranked otherwise")
