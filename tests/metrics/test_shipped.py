@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import subprocess
+import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,21 @@ import pytest
 
 pytest.importorskip("fastapi")
 pytest.importorskip("torch")
+pytest.importorskip("zmq")
 
-from blockyard.engine import PromptLookup
+import uvicorn
+from fastapi import FastAPI, Response
+
+from blockyard import CacheConfig, KVCacheManager
+from blockyard.engine import Completion, FinishReason, GenerationResult, PromptLookup
+from blockyard.events import KVEventPublisher
+from blockyard.fleet.shared import SharedFleet
 from blockyard.metrics import alert_rules_path, dashboard_path
+from blockyard.serving.fleet.figures import FleetCollector, FleetFigures, FleetPage
+from blockyard.serving.http.listening import open_sockets
 from blockyard.tiers import FileTier
 
+from ..support.patience import PATIENCE_SECONDS, wait_until
 from ..support.places import ROOT
 from ..support.prometheus import Prometheus, check_rules, is_installed, scraping
 from ..support.servers import MODEL, Running, running_server, tiny_engine
@@ -59,6 +71,37 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[str]:
+    """Where a fleet's page is, of a replica that is believed, took a request and lost another."""
+    cache = KVCacheManager(CacheConfig(num_blocks=20, enable_kv_cache_events=True))
+    publisher = KVEventPublisher(cache, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", heartbeat=0.1)
+    known, figures = SharedFleet("robust", 3600.0), FleetFigures()
+    known.sync({"a": (publisher.endpoint, publisher.replay_endpoint)})
+    known.choose("request", list(range(100)), ["a"], max_tokens=10)
+    figures.claim("a", 64, GenerationResult(1, [Completion(0, "", [1], FinishReason.LENGTH)], 100, 48, 0))
+    figures.lost("a")
+    figures.resumed(5)
+    page = FleetPage([FleetCollector(known, figures, {"engine": "fleet", "model_name": "tiny"})])
+    app = FastAPI()
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        known.poll()
+        return Response(await page.text(), media_type="text/plain; version=0.0.4")
+
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", loop="asyncio"))
+    (listening,) = open_sockets("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    wait_until(lambda: server.started)
+    yield f"127.0.0.1:{listening.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(PATIENCE_SECONDS)
+    known.fleet.close()
+    publisher.close()
+
+
 def work(running: Running) -> None:
     prompts = [f"{number} bottles of beer on the wall, {number} bottles of beer. " * 2 for number in range(10)]
     for prompt in [*prompts, prompts[-1], prompts[0]]:
@@ -67,11 +110,13 @@ def work(running: Running) -> None:
 
 
 @pytest.fixture(scope="module")
-def exported(served: Running) -> set[str]:
+def exported(served: Running, fleet: str) -> set[str]:
     """Names of series, and what may be seen of them only when it happens."""
     _, _, page = served.call("GET", "/metrics")
-    names = set(re.findall(r"^([\w:]+)\{", page.decode(), re.MULTILINE))
-    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", page.decode(), re.MULTILINE))
+    with urllib.request.urlopen(f"http://{fleet}/metrics", timeout=PATIENCE_SECONDS) as answer:
+        text = page.decode() + answer.read().decode()
+    names = set(re.findall(r"^([\w:]+)\{", text, re.MULTILINE))
+    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     return names | {name for name, kind in types.items() if kind == "counter"}
 
 
@@ -125,7 +170,7 @@ def test_the_docs_say_which_alerts_there_are() -> None:
 
 @NEEDS_PROMETHEUS
 def test_promtool_takes_the_rules() -> None:
-    assert "10 rules found" in check_rules(ALERT_RULES)
+    assert "12 rules found" in check_rules(ALERT_RULES)
 
 
 @NEEDS_PROMETHEUS
@@ -139,9 +184,10 @@ def test_each_alert_fires_on_what_it_is_for(tmp_path: Path) -> None:
 
 
 @NEEDS_PROMETHEUS
-def test_a_real_prometheus_scrapes_and_every_panel_has_data(served: Running, tmp_path: Path) -> None:
-    with scraping(f"{served.host}:{served.port}", ALERT_RULES, tmp_path) as prometheus:
-        prometheus.wait_for('up{job="blockyard"} == 1')
+def test_a_real_prometheus_scrapes_and_every_panel_has_data(served: Running, fleet: str, tmp_path: Path) -> None:
+    with scraping([f"{served.host}:{served.port}", fleet], ALERT_RULES, tmp_path) as prometheus:
+        prometheus.wait_for('count(up{job="blockyard"} == 1) == 2')
+        prometheus.wait_for("count_over_time(blockyard:fleet_claims_total[1m]) > 2")
         prometheus.wait_for('count_over_time(vllm:generation_tokens_total{job="blockyard"}[1m]) > 2')
         work(served)
         prometheus.wait_for("sum(rate(vllm:request_success_total[1m])) > 0")
@@ -151,7 +197,7 @@ def test_a_real_prometheus_scrapes_and_every_panel_has_data(served: Running, tmp
         assert prometheus.query('ALERTS{alertstate="firing", severity="critical"}') == []
         _, rules = prometheus.get("/api/v1/rules")
     states = {rule["name"]: rule["health"] for group in rules["data"]["groups"] for rule in group["rules"]}
-    assert len(states) == 10
+    assert len(states) == 12
     assert set(states.values()) == {"ok"}
 
 

@@ -53,12 +53,12 @@ class Prometheus:
 
 
 @contextmanager
-def scraping(address: str, rules: Path, folder: Path) -> Iterator[Prometheus]:
-    """A Prometheus that scrapes `address` ("host:port") four times a second, and evaluates rules."""
+def scraping(addresses: list[str], rules: Path, folder: Path) -> Iterator[Prometheus]:
+    """A Prometheus that scrapes addresses ("host:port") four times a second, and evaluates rules."""
     (folder / "prometheus.yml").write_text(
         f"global: {{scrape_interval: 250ms, evaluation_interval: 1s}}\n"
         f"rule_files: ['{rules}']\n"
-        f"scrape_configs: [{{job_name: blockyard, static_configs: [{{targets: ['{address}']}}]}}]\n"
+        f"scrape_configs: [{{job_name: blockyard, static_configs: [{{targets: {addresses}}}]}}]\n"
     )
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
