@@ -1,17 +1,19 @@
-"""A fleet under faults: `python -m tests.fleet.chaos --minutes 10 --seed 7`, about two cores and 3 GiB.
+"""A fleet under faults: `python -m tests.fleet.chaos --minutes 10 --seed 7`, about two cores and 4 GiB.
 
 `blockyard fleet serve` is started with a tiny model, and OpenAI's client sends turns of conversations: streamed or
-whole, greedy or sampled, several completions, log probabilities, stop strings, clients that leave. Meanwhile replicas
-are killed and stopped, and Ray's controller is killed. Every answer must be that of a single undisturbed engine, alone
-or, where tokens are so near that rounding decides, in a batch; and none may fail. At the end of each minute the load
-stops, and the router's mirror and book are compared with what the replicas hold. The seed is printed; it repeats
-requests and faults, not the machine's timing.
+whole, greedy or sampled, several completions, log probabilities, stop strings, clients that leave. The number of
+clients changes each minute, and the number of engines with it. Meanwhile engines and ingresses are killed and stopped,
+and Ray's controller is killed. Every answer must be that of a single undisturbed engine, alone or, where tokens are so
+near that rounding decides, in a batch; and none may fail, but those in flight when an ingress was killed: they are sent
+again. At the end of each minute the load stops, and each ingress' mirror and book are compared with what the engines
+hold. The seed is printed; it repeats requests and faults, not the machine's timing.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import http.client
 import itertools
 import os
 import random
@@ -20,10 +22,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import psutil
 
@@ -35,6 +39,9 @@ from ..support.servers import tiny_engine
 MAX_LEN = 2048
 #: Seconds that a fleet has to be whole again, its replicas new and its mirror right.
 RECOVERY = 180.0
+#: How often one request may be in flight when an ingress is killed.
+MOST_BROKEN = 8
+ENGINES, INGRESSES, CONTROLLER = "ServeReplica:blockyard:engine", "ServeReplica:blockyard:ingress", "ServeController"
 
 
 @dataclass
@@ -42,7 +49,8 @@ class Tally:
     """What was seen.
 
     ties: answers that are the single engine's in another batch. gaps: the longest time in seconds from one piece of a
-    stream to the next, of each stream.
+    stream to the next, of each stream. ingress_kills: when, on the clock of `time.monotonic`. sizes: how often so many
+    engines were seen.
     """
 
     answers: Counter[str] = field(default_factory=Counter)
@@ -51,6 +59,8 @@ class Tally:
     ties: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
+    ingress_kills: list[float] = field(default_factory=list)
+    sizes: Counter[int] = field(default_factory=Counter)
     compared: int = 0
     checks: int = 0
     bad_checks: list[Any] = field(default_factory=list)
@@ -171,6 +181,29 @@ async def ask(client: openai.AsyncOpenAI, wanted: Wanted, tally: Tally) -> list[
     return list(zip(texts, reasons, strict=True))
 
 
+class Cut(Exception):
+    """A stream that ended without a reason."""
+
+
+async def ask_until_whole(
+    client: openai.AsyncOpenAI, wanted: Wanted, tally: Tally
+) -> list[tuple[str, str | None]] | None:
+    """As `ask`; what broke because an ingress was killed meanwhile is asked again."""
+    for number in itertools.count(1):
+        began = time.monotonic()
+        try:
+            found = await ask(client, wanted, tally)
+            if found is not None and any(reason is None for _, reason in found):
+                raise Cut
+            return found
+        except (openai.OpenAIError, httpx.HTTPError, Cut):
+            if not any(began < at for at in tally.ingress_kills) or number > MOST_BROKEN:
+                raise
+            tally.answers["broken with their ingress"] += 1
+            await asyncio.sleep(0.5)
+    raise AssertionError
+
+
 async def client_loop(
     address: str, chats: Chats, judge: Judge, tally: Tally, may_run: asyncio.Event, until: float
 ) -> None:
@@ -181,8 +214,8 @@ async def client_loop(
             wanted = chats.draw()
             expected = await judge.answer(wanted)
             try:
-                found = await ask(client, wanted, tally)
-            except openai.OpenAIError as error:
+                found = await ask_until_whole(client, wanted, tally)
+            except (openai.OpenAIError, httpx.HTTPError, Cut) as error:
                 tally.failed.append(f"{wanted.kind}: {type(error).__name__}: {str(error)[:200]}")
                 continue
             if found is None:
@@ -222,36 +255,61 @@ class Faults:
 
     async def harm(self) -> None:
         """Kill or stop one."""
-        what = self._rng.choices(["kill", "stop long", "stop short", "kill controller"], [5, 3, 3, 1])[0]
-        found = self.processes("ServeController" if what == "kill controller" else "ServeReplica")
+        kinds = {"kill": 5, "stop long": 3, "stop short": 3, "kill controller": 1}
+        kinds |= {"kill ingress": 2, "stop ingress": 1} if self.processes(INGRESSES) else {}
+        (what,) = self._rng.choices(list(kinds), list(kinds.values()))
+        name = CONTROLLER if what == "kill controller" else INGRESSES if "ingress" in what else ENGINES
+        found = self.processes(name)
         if not found:
             return
         chosen = self._rng.choice(found)
         self._tally.faults[what] += 1
+        if what.startswith("kill"):
+            chosen.kill()
+            if name == INGRESSES:
+                self._tally.ingress_kills.append(time.monotonic())
+            return
+        os.kill(chosen.pid, signal.SIGSTOP)
         try:
-            if what.startswith("kill"):
-                os.kill(chosen.pid, signal.SIGKILL)
-                return
-            os.kill(chosen.pid, signal.SIGSTOP)
-            await asyncio.sleep(self._rng.uniform(0.5, 2.5) if what == "stop short" else self._rng.uniform(6, 12))
+            await asyncio.sleep(self._rng.uniform(6, 12) if what == "stop long" else self._rng.uniform(0.5, 2.5))
         finally:
-            if not what.startswith("kill") and chosen.is_running():
+            if chosen.is_running():
                 os.kill(chosen.pid, signal.SIGCONT)
 
+    async def watch(self, until: float) -> None:
+        """Count the engines now and again."""
+        while time.monotonic() < until:
+            self._tally.sizes[len(self.processes(ENGINES))] += 1
+            await asyncio.sleep(5)
 
-async def compare(fleet: RunningFleet, tally: Tally, replicas: int) -> None:
-    """Wait until the fleet is whole again; then mirror and book must be the truth."""
+    def memory(self) -> int:
+        """MiB of the largest process that is no engine: an ingress, as a rule."""
+        sizes = [0]
+        for each in [self._fleet.process, *self.processes(INGRESSES)]:
+            with suppress(psutil.Error):
+                sizes.append(each.memory_info().rss >> 20)
+        return max(sizes)
+
+
+async def compare(fleet: RunningFleet, tally: Tally, options: argparse.Namespace) -> None:
+    """Wait until the fleet is whole again; then all mirrors and books must be the truth."""
     deadline, answer = time.monotonic() + RECOVERY, {}
-    while time.monotonic() < deadline:
-        state = await asyncio.to_thread(fleet.get, "/fleet")
-        if sum(each["trust"] == "live" for each in state["replicas"]) == replicas == len(state["replicas"]):
-            answer = await asyncio.to_thread(fleet.check)
-            if answer.get("ok") and answer["booked"] == 0:
-                break
+    is_right = False
+    while time.monotonic() < deadline and not is_right:
+        try:
+            state = await asyncio.to_thread(fleet.get, "/fleet")
+            trusts = [each["trust"] for each in state["replicas"]]
+            if set(trusts) == {"live"} and options.replicas <= len(trusts) <= options.max_replicas:
+                answer = await asyncio.to_thread(fleet.check)
+                ingresses = answer.get("ingresses")
+                is_right = bool(answer.get("ok")) and answer["booked"] == 0 and ingresses == max(options.ingresses, 1)
+        except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
+            answer = {"error": repr(error)}
         await asyncio.sleep(0.5)
     tally.checks += 1
-    tally.compared += answer.get("compared", 0)
-    if not (answer.get("ok") and answer["booked"] == 0):
+    if is_right:
+        tally.compared += answer["compared"]
+    else:
         tally.bad_checks.append(answer or "the fleet was not whole in time")
 
 
@@ -266,15 +324,17 @@ async def play(fleet: RunningFleet, options: argparse.Namespace, tally: Tally) -
             break
         may_run.set()
         end = min(time.monotonic() + 60, until)
-        clients = [client_loop(fleet.address, chats, judge, tally, may_run, end) for _ in range(options.clients)]
-        await asyncio.gather(faults.loop(end, may_run), *clients)
+        number = rng.randrange(1, options.clients + 1)
+        clients = [client_loop(fleet.address, chats, judge, tally, may_run, end) for _ in range(number)]
+        await asyncio.gather(faults.loop(end, may_run), faults.watch(end), *clients)
         may_run.clear()
         began = time.monotonic()
-        await compare(fleet, tally, options.replicas)
+        await compare(fleet, tally, options)
         print(
             f"minute {minute}: {tally.answers.total()} answers, {len(tally.wrong)} wrong, {len(tally.failed)} failed, "
             f"faults {dict(tally.faults)}; whole again after {time.monotonic() - began:.1f} s, {tally.compared} "
-            f"comparisons, {len(tally.bad_checks)} bad checks",
+            f"comparisons, {len(tally.bad_checks)} bad checks; engines {dict(tally.sizes)}, ingress "
+            f"{faults.memory()} MiB",
             flush=True,
         )
 
@@ -285,13 +345,17 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
     parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--clients", type=int, default=6)
+    parser.add_argument("--max-replicas", type=int, default=3)
+    parser.add_argument("--ingresses", type=int, default=2, help="0: the command itself")
+    parser.add_argument("--clients", type=int, default=8, help="at most")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     tally = Tally()
     with tempfile.TemporaryDirectory() as work:
         folder = tiny_folder(Path(work), MAX_LEN)
         arguments = ["--replicas", str(options.replicas), "--num-blocks", "400", "--check-endpoint"]
+        arguments += ["--max-replicas", str(options.max_replicas), "--ingresses", str(options.ingresses)]
+        arguments += ["--token-load", "0.2", "--idle-seconds", "20"]
         with running_fleet(folder, *arguments) as fleet:
             asyncio.run(play(fleet, options, tally))
             state = fleet.get("/fleet")
@@ -304,6 +368,7 @@ def main() -> int:
 def report(tally: Tally, state: dict[str, Any], left: list[psutil.Process]) -> None:
     """Print what was seen."""
     print(f"answers {tally.answers.total()}: {dict(tally.answers)}; faults {dict(tally.faults)}")
+    print(f"engines, each five seconds: {dict(sorted(tally.sizes.items()))}")
     print(f"equal to the single engine's only in a batch: {len(tally.ties)} {tally.ties[:5]}")
     print(f"wrong {len(tally.wrong)} {tally.wrong[:5]}; failed {len(tally.failed)} {tally.failed[:5]}")
     print(f"resumed {state['resumed_requests']} behind {state['resumed_tokens']} tokens, lost {state['lost_attempts']}")

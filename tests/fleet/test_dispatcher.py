@@ -91,7 +91,8 @@ class Stream:
     ) -> AsyncIterator[list[Event]]:
         number = 0
         try:
-            async for events in messages:
+            async for made in messages:
+                events = pickle.loads(pickle.dumps(made))  # they come from another process
                 if fault is not None and number >= fault[0] and events:
                     if fault[1] == "cut":
                         raise Cut("the actor died")

@@ -37,6 +37,10 @@ def test_what_does_not_fit_is_refused_with_the_sum(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--replicas", "0"], "--replicas is 0; it must be from 1 to 64"),
+        (["--replicas", "3", "--max-replicas", "2"], "--max-replicas is 2; it must be from 3 to 64"),
+        (["--token-load", "0"], "--token-load is 0.0; it must be above 0"),
+        (["--idle-seconds", "-1"], "--idle-seconds is -1.0; it must be above 0"),
+        (["--ingresses", "-1"], "--ingresses is -1; it must be from 0 to 64"),
         (["--cost", "robst"], "robst"),
         (["--stall", "0"], "--stall is 0.0; it must be above 0"),
         (["--silence", "nan"], "--silence is nan"),

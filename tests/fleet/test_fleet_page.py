@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from blockyard.fleet.shared import SharedFleet
 from blockyard.live.page import fleet_page
 from blockyard.serving.fleet.app import fleet_routes
 from blockyard.serving.fleet.figures import FleetFigures
+from blockyard.serving.fleet.views import fleet_state
 from blockyard.serving.http.access import KeyGuard
 from blockyard.serving.http.app import add_error_forms
 from blockyard.serving.http.listening import open_sockets
@@ -54,7 +56,12 @@ def known_fleet() -> tuple[SharedFleet, FleetFigures]:
 def address() -> Iterator[str]:
     fleet, figures = known_fleet()
     app = FastAPI()
-    app.include_router(fleet_routes(fleet, figures, KeyGuard(KEY), "my model"))
+
+    async def ask_all(what: str) -> list[dict[str, Any]]:
+        assert what == "state"
+        return [fleet_state(fleet, figures, "my model")]
+
+    app.include_router(fleet_routes(ask_all, KeyGuard(KEY)))
     lead_to_page(app, fleet_page())
     add_error_forms(app)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", loop="asyncio"))

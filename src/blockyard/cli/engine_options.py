@@ -311,13 +311,17 @@ def _add_serve_address(group: Any) -> None:
         metavar="N",
         help="show tokens and hits of the N largest tenants (cache salts, as digests) in /metrics; default: none",
     )
+    _add_traces(group)
+    group.add_argument(
+        "--check-endpoint", action="store_true", help="GET /check verifies the cache's invariants; for tests"
+    )
+
+
+def _add_traces(group: Any) -> None:
     group.add_argument(
         "--otlp-traces-endpoint",
         metavar="URL",
         help="send spans of requests there by OTLP over HTTP, like http://localhost:4318/v1/traces; default: none",
-    )
-    group.add_argument(
-        "--check-endpoint", action="store_true", help="GET /check verifies the cache's invariants; for tests"
     )
 
 
@@ -384,6 +388,7 @@ def add_fleet_serve_options(commands: Any) -> None:
     add_cache_options(parser.add_argument_group("cache, of each replica"), max_num_seqs=32)
     server = parser.add_argument_group("server")
     _add_address(server)
+    _add_traces(server)
     server.add_argument(
         "--check-endpoint",
         action="store_true",
@@ -395,6 +400,29 @@ def add_fleet_serve_options(commands: Any) -> None:
 
 def _add_fleet(group: Any) -> None:
     group.add_argument("--replicas", type=int, default=2, metavar="N", help="engines; default: 2")
+    group.add_argument("--max-replicas", type=int, metavar="N", help="up to which they grow with their load in tokens")
+    group.add_argument(
+        "--token-load",
+        type=float,
+        default=0.8,
+        metavar="X",
+        help="tokens of requests, answers at their longest, over those of the pool, that a replica is to have; "
+        "default: 0.8",
+    )
+    group.add_argument(
+        "--idle-seconds",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="of less load, after which a replica is let go when its answers have ended; default: 120",
+    )
+    group.add_argument(
+        "--ingresses",
+        type=int,
+        default=0,
+        metavar="N",
+        help="processes before the engines, behind Ray's HTTP proxy; default: 0, this process",
+    )
     group.add_argument(
         "--threads", type=int, metavar="N", help="of each replica; default: the machine's cores over the replicas"
     )

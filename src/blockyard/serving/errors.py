@@ -36,6 +36,9 @@ class ApiError(BlockyardError):
         self.retry_after = retry_after
         self.close = close
 
+    def __reduce__(self) -> Any:  # a replica's error goes to its ingress
+        return ApiError, (self.status, self.message), self.__dict__
+
     def body(self) -> dict[str, Any]:
         """The JSON object that the client gets."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, Depends
 from numpy.typing import NDArray
 from starlette.responses import JSONResponse, Response
 
 from ...arguments import require_unicode
-from ...fleet.shared import SharedFleet, shared_fleet
+from ...fleet.shared import shared_fleet
 from ...live.page import fleet_page
 from ..http.access import KeyGuard
 from ..http.app import HttpFigures, app_of
 from ..http.live_routes import lead_to_page
+from ..http.routes import hint_routes, retain_routes
 from ..http.server import ServerOptions
 from ..http.service import Service
 from ..jobs.planner import Planner
@@ -29,14 +31,23 @@ from ..openai.responses import TokenTexts
 from .asks import ReplicaAsk
 from .dispatcher import Dispatcher, Endurance
 from .figures import FleetCollector, FleetFigures, FleetPage
+from .views import fleet_state, one_state
+from .wishes import AllEngines
 
 #: Seconds that a look at all replicas may take, and prompts that are compared.
 _LOOK_SECONDS, _MAX_PROMPTS = 20.0, 64
 
 
+#: Asks for a look ("state" or "comparison") at each ingress; returns what they say, this one first.
+AskAll = Callable[[str], Awaitable[list[dict[str, Any]]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Fleetwork:
-    """This stands behind the address. handle: Ray Serve's. model: of all replicas. cost, silence: of the router."""
+    """This stands behind the address. handle: Ray Serve's. model: of all replicas. cost, silence: of the router.
+
+    name: of this ingress, a label of its metrics.
+    """
 
     handle: Any
     model: ServedModel
@@ -45,104 +56,130 @@ class Fleetwork:
     cost: str = "robust"
     silence: float = 3.0
     endurance: Endurance = field(default_factory=Endurance)
+    name: str = "fleet"
 
 
-def create_fleet_app(work: Fleetwork, options: ServerOptions) -> FastAPI:
-    """Return the application, which runs in this process. Raises `InvalidArgument` as `create_app`.
+@dataclass(frozen=True, slots=True)
+class IngressPlan:
+    """Says what an ingress in a process of its own is made of.
 
-    options: those of a server that speak of its engine count for nothing.
+    folder: of the model, for its tokenizer. num_replicas: at most. is_local: whether its ports are on loopback.
     """
-    require_unicode("model_name", options.model_name)
-    limits, model = options.limits, work.model
-    labels = {"engine": "fleet", "model_name": options.model_name}
-    figures, requests = FleetFigures(), RequestFigures(labels, model.max_model_len)
-    fleet = shared_fleet(str(work.handle.deployment_id), work.cost, work.silence)
-    generate = work.handle.options(stream=True, method_name="generate")
-    recent: deque[NDArray[np.int32]] = deque(maxlen=_MAX_PROMPTS)
 
-    def send(ask: ReplicaAsk) -> Any:
-        if options.has_check and not ask.extra_keys:
-            recent.append(ask.token_ids[: ask.num_prompt])
-        return generate.remote(ask)
-
-    capacity = work.num_replicas * model.max_num_seqs + limits.max_waiting
-    dispatcher = Dispatcher(send, fleet, figures, requests, capacity, work.endurance, limits.retry_after_seconds)
-    encoder = PromptEncoder(work.tokenizer, model.vocab_size)
-    planner = Planner(model, encoder, limits, capacity)
-    service = Service(dispatcher, planner, TokenTexts(work.tokenizer), limits, options.model_name, int(time.time()))
-    guard, http = KeyGuard(options.api_key), HttpFigures()
-    page = FleetPage([http, requests, FleetCollector(fleet, figures, labels)])
-    app = app_of(service, encoder, model.hash_block_size, guard, http, page, options.cors_origins, True)
-    app.include_router(fleet_routes(fleet, figures, guard, options.model_name))
-    lead_to_page(app, fleet_page())
-    if options.has_check:
-        app.include_router(check_routes(work.handle, fleet, recent, guard))
-    return app
+    folder: str
+    num_replicas: int
+    options: ServerOptions
+    cost: str = "robust"
+    silence: float = 3.0
+    endurance: Endurance = field(default_factory=Endurance)
+    is_local: bool = True
 
 
-def fleet_routes(fleet: SharedFleet, figures: FleetFigures, guard: KeyGuard, model_name: str) -> APIRouter:
+class Front:
+    """Is an ingress: an application in this process, and two looks at what it knows. Raises as `create_app`.
+
+    options: those of a server that speak of its engine count for nothing. ask_all: where there are other ingresses.
+    """
+
+    def __init__(self, work: Fleetwork, options: ServerOptions, ask_all: AskAll | None = None) -> None:
+        require_unicode("model_name", options.model_name)
+        limits, model = options.limits, work.model
+        labels = {"engine": work.name, "model_name": options.model_name}
+        self._handle, self._model_name = work.handle, options.model_name
+        self._figures, requests = FleetFigures(), RequestFigures(labels, model.max_model_len)
+        self._fleet = shared_fleet(str(work.handle.deployment_id), work.cost, work.silence)
+        self._generate = work.handle.options(stream=True, method_name="generate")
+        self._recent: deque[NDArray[np.int32]] = deque(maxlen=_MAX_PROMPTS if options.has_check else 0)
+        capacity = work.num_replicas * model.max_num_seqs + limits.max_waiting
+        endurance, retry_after = work.endurance, limits.retry_after_seconds
+        dispatcher = Dispatcher(self._send, self._fleet, self._figures, requests, capacity, endurance, retry_after)
+        encoder = PromptEncoder(work.tokenizer, model.vocab_size)
+        planner = Planner(model, encoder, limits, capacity)
+        service = Service(dispatcher, planner, TokenTexts(work.tokenizer), limits, options.model_name, int(time.time()))
+        guard, http = KeyGuard(options.api_key), HttpFigures()
+        page = FleetPage([http, requests, FleetCollector(self._fleet, self._figures, labels)])
+        self.app = app_of(service, encoder, model.hash_block_size, guard, http, page, options.cors_origins, True)
+        ask_all = ask_all or self._ask_alone
+        self.app.include_router(fleet_routes(ask_all, guard))
+        asker = AllEngines(self._ask_engines)
+        self.app.include_router(hint_routes(service, asker, requests, guard))
+        self.app.include_router(retain_routes(service, asker, encoder, guard))
+        lead_to_page(self.app, fleet_page())
+        if options.has_check:
+            self.app.include_router(check_routes(ask_all, guard))
+
+    def _send(self, ask: ReplicaAsk) -> Any:
+        if not ask.extra_keys:
+            self._recent.append(ask.token_ids[: ask.num_prompt])
+        return self._generate.remote(ask)
+
+    async def _ask_engines(self, call: Callable[[Any], Any]) -> list[Any]:
+        told: list[Any] = await self._handle.broadcast("ask", call).results_async(timeout_s=_LOOK_SECONDS)
+        return told
+
+    async def _ask_alone(self, what: str) -> list[dict[str, Any]]:
+        return [await self.look(what)]
+
+    async def look(self, what: str) -> dict[str, Any]:
+        """Return the "state" of the fleet as this ingress knows it, or the "comparison" of that with the truth."""
+        if what == "state":
+            return fleet_state(self._fleet, self._figures, self._model_name)
+        try:
+            return await self._compared(list(self._recent))
+        except Exception as error:  # a replica that has just died, say
+            return {"ok": False, "error": f"{type(error).__name__}: {error}"[:500]}
+
+    async def _compared(self, prompts: list[NDArray[np.int32]]) -> dict[str, Any]:
+        """Ask all replicas what they hold of the last prompts."""
+        # One token more: a cache says of a whole prompt what can be used of it, and the last is computed anyway.
+        longer = [np.append(prompt, prompt[-1]) for prompt in prompts]
+        told = await self._handle.broadcast("inspect", longer).results_async(timeout_s=_LOOK_SECONDS)
+        claims = self._fleet.hits(longer)
+        self._fleet.check()
+        differences = [
+            {"replica": name, "prompt": number, "held": held[number], "mirror": claim.get(name, 0)}
+            for name, _, held, _ in told
+            for number, claim in enumerate(claims)
+            if held[number] != claim.get(name, 0)
+        ]
+        problems = {name: problem for name, _, _, problem in told if problem}
+        return {
+            "ok": not differences and not problems,
+            "replicas": {name: process for name, process, _, _ in told},
+            "compared": len(told) * len(prompts),
+            "differences": differences[:20],
+            "problems": problems,
+            "booked": sum(each.requests for each in self._fleet.status()),
+        }
+
+
+def fleet_routes(ask_all: AskAll, guard: KeyGuard) -> APIRouter:
     """GET /fleet, behind the key."""
     router = APIRouter(dependencies=[Depends(guard)])
 
     @router.get("/fleet")
     async def show() -> dict[str, Any]:
-        """Return the replicas, what became of claims, and the last choices with their why."""
-        replicas = [{**each._asdict(), "lost": figures.num_lost[each.name]} for each in fleet.status()]
-        return {
-            "object": "fleet",
-            "model": model_name,
-            "replicas": replicas,
-            "claims": {name: asdict(claims) for name, claims in figures.claims.items()},
-            "lost_attempts": figures.num_lost.total(),
-            "resumed_requests": figures.num_resumed,
-            "resumed_tokens": figures.num_tokens_resumed,
-            "choices": figures.shown_choices(),
-        }
+        """Return the replicas, what became of claims, and the last choices with their why, of all ingresses."""
+        return one_state(await ask_all("state"))
 
     return router
 
 
-def check_routes(handle: Any, fleet: SharedFleet, recent: deque[NDArray[np.int32]], guard: KeyGuard) -> APIRouter:
-    """GET /check, behind the key: the router's knowledge and book against the truth. For tests."""
+def check_routes(ask_all: AskAll, guard: KeyGuard) -> APIRouter:
+    """GET /check, behind the key: the routers' knowledge and books against the truth. For tests."""
     router = APIRouter(dependencies=[Depends(guard)])
 
     @router.get("/check", response_model=None)
     async def check() -> Response:
-        """Ask all replicas what they hold of the last prompts; wait for a moment at which the mirror says the same."""
-        prompts = list(recent)
+        """Wait for a moment at which all mirrors say what the replicas hold."""
         answer: dict[str, Any] = {}
         for _ in range(10):  # events are on their way for some milliseconds
-            try:
-                answer = await _compared(handle, fleet, prompts)
-            except Exception as error:  # a replica that has just died, say
-                answer = {"ok": False, "error": f"{type(error).__name__}: {error}"[:500]}
+            looks = await ask_all("comparison")
+            answer = next((look for look in looks if not look["ok"]), looks[0])
             if answer["ok"]:
-                break
+                totals = {name: sum(look[name] for look in looks) for name in ("compared", "booked")}
+                return JSONResponse(answer | totals | {"ingresses": len(looks)})
             await asyncio.sleep(0.2)
-        return JSONResponse(answer, 200 if answer["ok"] else 500)
+        return JSONResponse(answer, 500)
 
     return router
-
-
-async def _compared(handle: Any, fleet: SharedFleet, prompts: list[NDArray[np.int32]]) -> dict[str, Any]:
-    # One token more: a cache says of a whole prompt what can be used of it, and the last token is computed anyway.
-    longer = [np.append(prompt, prompt[-1]) for prompt in prompts]
-    told = await handle.broadcast("inspect", longer).results_async(timeout_s=_LOOK_SECONDS)
-    claims = fleet.hits(longer)
-    fleet.check()
-    differences = [
-        {"replica": name, "prompt": number, "held": held[number], "mirror": claim.get(name, 0)}
-        for name, _, held, _ in told
-        for number, claim in enumerate(claims)
-        if held[number] != claim.get(name, 0)
-    ]
-    problems = {name: problem for name, _, _, problem in told if problem}
-    booked = sum(each.requests for each in fleet.status())
-    return {
-        "ok": not differences and not problems,
-        "replicas": {name: process for name, process, _, _ in told},
-        "compared": len(told) * len(prompts),
-        "differences": differences[:20],
-        "problems": problems,
-        "booked": booked,
-    }

@@ -22,8 +22,9 @@ class ReplicaAsk:
     """This is one prompt for a replica, with the tokens of its answer that the client has already.
 
     token_ids: (n,) int32, prompt and given together: what a replica may have. num_prompt: how many are the prompt's.
-    max_tokens: those that may still come, of all completions. avoid: replicas that are not to have it, if there are
-    others. on_choice, on_moved: told in the router's thread where it goes; they stay in this process.
+    max_tokens: those that may still come, of all completions. trace: the headers by which a caller's span is known.
+    avoid: replicas that are not to have it, if there are others. on_choice, on_moved: told in the router's thread where
+    it goes; they stay in this process.
     """
 
     token_ids: NDArray[np.int32]
@@ -34,6 +35,7 @@ class ReplicaAsk:
     extra_keys: tuple[ExtraKey, ...] = ()
     session: str | None = None
     name: str = ""
+    trace: dict[str, str] = field(default_factory=dict)
     avoid: Sequence[str] = ()
     on_choice: Told | None = field(default=None, compare=False)
     on_moved: Callable[[str], None] | None = field(default=None, compare=False)
@@ -55,4 +57,4 @@ class ReplicaAsk:
         return tokens
 
 
-_CARRIED = ("token_ids", "num_prompt", "max_tokens", "sampling", "priority", "extra_keys", "session", "name")
+_CARRIED = ("token_ids", "num_prompt", "max_tokens", "sampling", "priority", "extra_keys", "session", "name", "trace")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -85,6 +85,14 @@ class Attempt:
             self.replica, self.claimed = replica, -1
 
 
+class TraceHeaders:
+    """Keeps the caller's span for the replica, which makes the spans."""
+
+    def context_of(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """Return the headers that name it (W3C Trace Context)."""
+        return {name: headers[name] for name in ("traceparent", "tracestate", "baggage") if name in headers}
+
+
 class Dispatcher:
     """Runs jobs on the replicas of a fleet (a `JobRunner`). All but `ask_ranks` is called in the loop's thread.
 
@@ -92,7 +100,7 @@ class Dispatcher:
     run together. figures, requests: what is counted.
     """
 
-    tracer = None
+    tracer = TraceHeaders()
 
     def __init__(
         self,
@@ -306,5 +314,6 @@ def _ask_of(job: Job, progress: Progress) -> ReplicaAsk:
         extra_keys=job.extra_keys,
         session=job.session,
         name=job.name,
+        trace=job.parent if isinstance(job.parent, dict) else {},
         avoid=tuple(progress.avoid),
     )

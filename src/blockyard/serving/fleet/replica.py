@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,17 @@ from numpy.typing import NDArray
 from ...engine import Engine, NewToken
 from ...engine.prompts import EncodedPrompt
 from ...errors import InvariantError
+from ...fleet.token_load import TOKEN_LOAD
 from ..errors import ApiError
 from ..jobs.engine_thread import EngineThread
 from ..jobs.job import Event, Job, Mailbox
 from ..jobs.served_model import ServedModel
+from ..jobs.tracing import RequestTracer
+from ..otlp import otlp_tracer
 from .asks import ReplicaAsk
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 #: Seconds without a token after which a replica says that it is there all the same.
 BEAT = 1.0
@@ -33,7 +39,9 @@ EVENTS_BEAT = 1.0
 class ReplicaPlan:
     """Says what a replica is made of. threads: torch's. capacity: its queue.
 
+    is_local: whether its ports are on loopback; else they are on its node's address, for ingresses of other nodes.
     arguments: returns those of `Engine.from_pretrained`, in the replica's process: what they open belongs to it.
+    traces: where spans of requests go (`otlp_tracer`), None for nowhere.
     """
 
     path: str
@@ -42,16 +50,26 @@ class ReplicaPlan:
     device: str
     threads: int
     capacity: int
+    is_local: bool
     arguments: Callable[[], dict[str, Any]]
+    traces: str | None = None
 
 
 class Replica:
     """Is an engine that answers asks; its methods run in one loop, the engine in a thread of its own."""
 
-    def __init__(self, engine: Engine, capacity: int, model_name: str) -> None:
+    def __init__(self, engine: Engine, capacity: int, model_name: str, tracer: Tracer | None = None) -> None:
         self._model = ServedModel.of(engine)
-        self._thread = EngineThread(engine, capacity, model_name, status_seconds=0)
+        spans = None if tracer is None else RequestTracer(tracer, engine.cache.block_size, model_name)
+        self._thread = EngineThread(engine, capacity, model_name, status_seconds=0, tracer=spans)
         self._thread.start()
+        self._num_pool_tokens = engine.cache.config.num_blocks * engine.cache.block_size
+        self._num_tokens_asked = 0
+
+    @property
+    def token_load(self) -> float:
+        """Return the tokens of its requests, answers at their longest, over those that its pool takes."""
+        return self._num_tokens_asked / self._num_pool_tokens
 
     @property
     def thread(self) -> EngineThread:
@@ -67,17 +85,29 @@ class Replica:
         mailbox = Mailbox()
         prompt = EncodedPrompt(ask.prompt, self._model.vocab_size)
         rest: dict[str, Any] = {"name": ask.name, "session": ask.session, "given": ask.given}
+        if self._thread.tracer is not None:
+            rest["parent"] = self._thread.tracer.context_of(ask.trace)
         job = Job(prompt, ask.sampling, ask.priority, 0, mailbox, time.perf_counter(), ask.extra_keys, **rest)
         try:
             self._thread.submit([job])
         except ApiError as error:
             yield [error]
             return
+        num_tokens = len(ask.token_ids) + ask.max_tokens
+        self._num_tokens_asked += num_tokens
         try:
             async for events in _gathered(mailbox):
                 yield events
         finally:
+            self._num_tokens_asked -= num_tokens
             self._thread.cancel([job])
+
+    async def ask(self, call: Callable[[Engine], Any]) -> Any:
+        """Return what `call` says of the engine, asked between two steps, or the error for the client."""
+        try:
+            return await asyncio.wrap_future(self._thread.ask(call))
+        except ApiError as error:
+            return error
 
     async def held(self, prompts: Sequence[NDArray[np.int32]]) -> tuple[list[int], str]:
         """Return how many leading tokens of each prompt the cache has, and what is wrong with the cache, "" as a rule.
@@ -101,20 +131,27 @@ class EngineReplica(Replica):
     """Is a replica as Ray Serve makes it."""
 
     def __init__(self, plan: ReplicaPlan) -> None:
-        _listen_on_loopback()
+        if plan.is_local:
+            listen_on_loopback()
         import torch
 
         torch.set_num_threads(plan.threads)
-        events = {"endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*", "heartbeat": EVENTS_BEAT}
+        port = f"tcp://{'127.0.0.1' if plan.is_local else _node_address()}:*"
+        events = {"endpoint": port, "replay_endpoint": port, "heartbeat": EVENTS_BEAT}
         arguments = {**plan.arguments(), "kv_events": events}
         engine = Engine.from_pretrained(plan.path, dtype=getattr(torch, plan.dtype), device=plan.device, **arguments)
-        super().__init__(engine, plan.capacity, plan.model_name)
+        tracer = None if plan.traces is None else otlp_tracer(plan.traces)
+        super().__init__(engine, plan.capacity, plan.model_name, tracer)
         assert engine.kv_events is not None
         self._endpoints = [engine.kv_events.endpoint, engine.kv_events.replay_endpoint]
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """Say where the KV events are: the router follows them from there."""
         return {"kv": self._endpoints, "pid": os.getpid()}
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Report the load by which the fleet may grow and shrink."""
+        return {TOKEN_LOAD: self.token_load}
 
     def check_health(self) -> None:
         """Raise where the engine serves no more; Ray then replaces this replica."""
@@ -144,7 +181,14 @@ async def _gathered(mailbox: Mailbox) -> AsyncIterator[list[Event]]:
         yield events
 
 
-def _listen_on_loopback() -> None:
+def _node_address() -> str:
+    import ray
+
+    address = str(ray.util.get_node_ip_address())
+    return f"[{address}]" if ":" in address else address
+
+
+def listen_on_loopback() -> None:
     """Have the one port that Ray 2.60 opens on all addresses, a replica's of gRPC, opened on this machine's own."""
     from ray.serve._private import replica
 

@@ -30,6 +30,7 @@ from ..openai.responses import TokenTexts
 from .access import KeyGuard, allow_origins
 from .live_routes import add_live_page
 from .routes import (
+    OneEngine,
     check_routes,
     hint_routes,
     openai_routes,
@@ -146,8 +147,8 @@ def create_app(
     page = MetricsPage(thread, engine, [figures])
     app = app_of(service, encoder, model.hash_block_size, guard, figures, page, cors_origins, ui != "off")
     app.state.engine_thread = thread
-    app.include_router(hint_routes(service, thread, guard))
-    app.include_router(retain_routes(service, thread, encoder, guard))
+    app.include_router(hint_routes(service, OneEngine(thread), thread.request_figures, guard))
+    app.include_router(retain_routes(service, OneEngine(thread), encoder, guard))
     if has_check:
         app.include_router(check_routes(thread, guard))
     add_live_page(app, thread, encoder, model_name, guard, ui)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
@@ -23,6 +25,7 @@ from ..jobs.engine_thread import EngineThread
 from ..jobs.metrics_page import Page
 from ..jobs.planner import session_name
 from ..jobs.prompts import PromptEncoder
+from ..jobs.request_figures import RequestFigures
 from ..openai.hints import Hint, RetainChat, RetainText, parse_hints, parse_retain
 from ..openai.protocol import ChatRequest, CompletionRequest
 from ..openai.responses import ChatForm, CompletionForm
@@ -131,7 +134,58 @@ def _check(engine: Engine) -> dict[str, Any]:
     }
 
 
-def hint_routes(service: Service, thread: EngineThread, guard: KeyGuard) -> APIRouter:
+class EngineAsker(Protocol):
+    """Asks the engine, or those of a fleet, between two steps. What is asked is carried to other processes."""
+
+    async def hint(self, said: list[Hint]) -> list[str]:
+        """Return what came of each hint."""
+
+    async def retain(self, wish: Wish) -> tuple[int, int]:
+        """Return how many blocks were retained before, and are. Raises `ApiError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """This is a prompt to be retained, encoded."""
+
+    token_ids: Sequence[int]
+    keys: tuple[CacheSalt, ...]
+    priority: int
+    seconds: float | None
+
+
+class OneEngine:
+    """Asks the engine of a thread (an `EngineAsker`)."""
+
+    def __init__(self, thread: EngineThread) -> None:
+        self._thread = thread
+
+    async def hint(self, said: list[Hint]) -> list[str]:
+        """Give the hints to the engine."""
+        return await asyncio.wrap_future(self._thread.ask(partial(tell, said)))
+
+    async def retain(self, wish: Wish) -> tuple[int, int]:
+        """Give the wish to the engine."""
+        return await asyncio.wrap_future(self._thread.ask(partial(retain, wish)))
+
+
+def tell(said: list[Hint], engine: Engine) -> list[str]:
+    """Give hints to an engine; return what came of each."""
+    return [_told(engine, hint) for hint in said]
+
+
+def retain(wish: Wish, engine: Engine) -> tuple[int, int]:
+    """Have an engine retain a prompt; return how many blocks it did before, and does. Raises `ApiError`."""
+    if not engine.cache.config.retention_blocks:
+        raise invalid("this server retains nothing; start it with --retention-blocks")
+    try:
+        kept = engine.num_retained_of(wish.token_ids, extra_keys=wish.keys)
+        return kept, engine.retain(wish.token_ids, wish.priority, wish.seconds, extra_keys=wish.keys)
+    except OverBudget as error:
+        raise ApiError(409, str(error), code="over_budget") from None
+
+
+def hint_routes(service: Service, asker: EngineAsker, figures: RequestFigures, guard: KeyGuard) -> APIRouter:
     """The path, behind the key."""
     router = APIRouter(prefix="/v1", dependencies=[Depends(guard)])
 
@@ -141,23 +195,13 @@ def hint_routes(service: Service, thread: EngineThread, guard: KeyGuard) -> APIR
         service.runner.require_place(0)
         deadline = Deadline(service.limits.request_seconds)
         said = await service.read(request, parse_hints)
-        outcomes = await within(deadline, request, _tell(thread, said))
+        outcomes = await within(deadline, request, asker.hint(said))
+        for outcome in outcomes:
+            figures.count_hint(outcome)
         answers = [hint.answer(outcome) for hint, outcome in zip(said, outcomes, strict=True)]
         return JSONResponse({"object": "list", "data": answers})
 
     return router
-
-
-async def _tell(thread: EngineThread, said: list[Hint]) -> list[str]:
-    """Give the hints to the engine between two steps, and return what came of each."""
-
-    def tell(engine: Engine) -> list[str]:
-        return [_told(engine, hint) for hint in said]
-
-    outcomes = await asyncio.wrap_future(thread.ask(tell))
-    for outcome in outcomes:
-        thread.request_figures.count_hint(outcome)
-    return outcomes
 
 
 def _told(engine: Engine, hint: Hint) -> str:
@@ -192,38 +236,28 @@ def why_absent(path: str) -> str | None:
     return None if path.startswith("/v1/") else _OUTSIDE
 
 
-def retain_routes(service: Service, thread: EngineThread, encoder: PromptEncoder, guard: KeyGuard) -> APIRouter:
+def retain_routes(service: Service, asker: EngineAsker, encoder: PromptEncoder, guard: KeyGuard) -> APIRouter:
     """Return the path, behind the key."""
     router = APIRouter(prefix="/v1", dependencies=[Depends(guard)])
 
     @router.post("/retain", response_model=None)
-    async def retain(request: Request) -> Response:
+    async def retained(request: Request) -> Response:
         """Answer POST /v1/retain: how many blocks are retained, how many of them were before, of how many tokens."""
         service.runner.require_place(0)
         deadline = Deadline(service.limits.request_seconds)
         wanted = await service.read(request, parse_retain)
         service.require_model(wanted.model)
-        return JSONResponse(await within(deadline, request, _retained(thread, encoder, wanted)))
+        return JSONResponse(await within(deadline, request, _retained(asker, encoder, wanted)))
 
     return router
 
 
 async def _retained(
-    thread: EngineThread, encoder: PromptEncoder, wanted: RetainText | RetainChat
+    asker: EngineAsker, encoder: PromptEncoder, wanted: RetainText | RetainChat
 ) -> dict[str, int | str]:
     prompt = await encoder.encode(wanted.prompt_field, wanted.content, wanted.adds_special_tokens)
     keys = () if wanted.cache_salt is None else (CacheSalt(wanted.cache_salt),)
-
-    def retain(engine: Engine) -> tuple[int, int]:
-        if not engine.cache.config.retention_blocks:
-            raise invalid("this server retains nothing; start it with --retention-blocks")
-        try:
-            kept = engine.num_retained_of(prompt.token_ids, extra_keys=keys)
-            return kept, engine.retain(prompt.token_ids, wanted.priority, wanted.seconds, extra_keys=keys)
-        except OverBudget as error:
-            raise ApiError(409, str(error), code="over_budget") from None
-
-    kept, num_blocks = await asyncio.wrap_future(thread.ask(retain))
+    kept, num_blocks = await asker.retain(Wish(prompt.token_ids, keys, wanted.priority, wanted.seconds))
     return {
         "object": "retention",
         "num_blocks": num_blocks,

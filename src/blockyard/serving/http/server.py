@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ...engine import Engine
@@ -169,6 +170,12 @@ class ServerOptions:
     ui: str = "text"
 
 
+def guarded(app: ASGIApp, options: ServerOptions) -> ASGIApp:
+    """Return the application with its log of requests, and closed to names of hosts that are not its own."""
+    hosts = known_hosts(options.host, options.allowed_hosts, options.api_key is not None)
+    return RequestLog(OneLength(KnownHosts(app, hosts)))
+
+
 class AppServer(uvicorn.Server):
     """Serves an application of `app_of` until a signal ends it. `run()` blocks.
 
@@ -181,9 +188,8 @@ class AppServer(uvicorn.Server):
         self._on_listening = on_listening
         self._loop: asyncio.AbstractEventLoop | None = None
         limits = options.limits
-        hosts = known_hosts(options.host, options.allowed_hosts, options.api_key is not None)
         config = uvicorn.Config(
-            RequestLog(OneLength(KnownHosts(self.app, hosts))),
+            guarded(self.app, options),
             http=impatient_protocol(limits.header_seconds, limits.client_seconds),
             loop="asyncio",  # of uvloop's connections it cannot be set how much they read at once
             ws="none",

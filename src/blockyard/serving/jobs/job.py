@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from ...engine import GenerationResult, NewToken, SamplingParams
 from ...engine.prompts import EncodedPrompt
 from ...keys import ExtraKey
 from ..errors import ApiError
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
-
-    from .tracing import RequestTracer
 
 #: What becomes of a job: a token, its end, or an error that ends it.
 Event = NewToken | GenerationResult | ApiError
@@ -60,7 +55,7 @@ class Job:
     arrived_at: float
     extra_keys: tuple[ExtraKey, ...] = ()
     name: str = ""
-    parent: Context | None = None
+    parent: Any = None
     session: str | None = None
     given: Sequence[int] = ()
     resumes: bool = True
@@ -76,14 +71,21 @@ class Job:
         return self.sampling.n
 
 
+class ParentReader(Protocol):
+    """Reads the caller's span from a request's headers, for `Job.parent`."""
+
+    def context_of(self, headers: Mapping[str, str]) -> Any:
+        """Return it. O(headers)."""
+
+
 class JobRunner(Protocol):
     """Runs jobs: is the thread of an engine, or a fleet of them. A job's events go to its mailbox.
 
-    tracer: gets spans of requests, if not None. refusal: why no job is taken at all; None while it serves.
+    tracer: reads the parents of spans, if not None. refusal: why no job is taken at all; None while it serves.
     """
 
     @property
-    def tracer(self) -> RequestTracer | None: ...
+    def tracer(self) -> ParentReader | None: ...
 
     @property
     def refusal(self) -> str | None: ...
