@@ -184,7 +184,12 @@ class Store:
             return False
         if is_there:
             self._make_own_token_block(row, start, published, transfers)
-        if missing > 0:
+        if self.token_blocks.observer is not None:
+            # An observer makes objects, and may find no memory: each block is the row's before the next is taken.
+            while missing > 0:
+                sequences.push_block(row, self.token_blocks.acquire_one())
+                missing -= 1
+        elif missing > 0:
             self.token_blocks.acquire(sequences.blocks, row * sequences.width + num_blocks, missing)
             sequences.num_blocks[row] = num_blocks + missing
         return True
