@@ -20,6 +20,7 @@ from blockyard import (
     UnknownSequence,
 )
 from blockyard.parallel import CacheGroup
+from blockyard.tenants import Tenant
 
 from ..support import seeds
 from ..support.cached import cached_tokens
@@ -133,6 +134,18 @@ def test_one_report_over_all() -> None:
     assert stats.num_free_blocks + stats.num_used_blocks == 300
     assert group.num_free_blocks == stats.num_free_blocks
     assert 0 < stats.hit_rate < 1
+
+
+def test_tenants_are_added_up() -> None:
+    group = group_of(2, tenants=(Tenant("a", min_blocks=10, max_idle=7), Tenant("b", weight=3)))
+    for cache, tenant in zip(group.caches, "ab", strict=True):
+        seq = cache.allocate([1, 2, 3, 4, 5], extra_keys=(CacheSalt(tenant),))
+        cache.commit([seq], cache.reserve([seq]).num_scheduled)
+    uses = {use.name: use for use in group.stats().tenants}
+    assert list(uses) == ["*", "a", "b"]
+    assert (uses["a"].num_held, uses["b"].num_held, uses["*"].num_held) == (2, 2, 0)
+    assert (uses["a"].min_blocks, uses["a"].max_idle, uses["a"].max_held, uses["b"].weight) == (20, 14, None, 3)
+    assert group.stats().num_used_blocks == 4
 
 
 def test_a_reset_is_of_all_or_none() -> None:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..answers import Admission, CacheStats, HintOutcome, Holding
+from ..answers import Admission, CacheStats, HintOutcome, Holding, TenantUse
 from ..arguments import require_int, require_number, shown
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, NeverFits, OutOfBlocks, UnknownSequence
@@ -168,9 +168,17 @@ class CacheGroup:
         return sum(cache.num_seqs for cache in self.caches)
 
     def stats(self) -> CacheStats:
-        """The counters of all caches, added up; `peak_used_blocks` is the sum of peaks, each at its own time."""
-        each = [dataclasses.astuple(cache.stats()) for cache in self.caches]
-        return CacheStats(*(sum(column) for column in zip(*each, strict=True)))
+        """The counters of all caches, added up; `peak_used_blocks` is the sum of peaks, each at its own time.
+
+        Tenants of one name are added up too, floors and limits included; a weight stays what the first cache has.
+        """
+        each = [cache.stats() for cache in self.caches]
+        names = [field.name for field in dataclasses.fields(CacheStats) if field.name != "tenants"]
+        tenants: dict[str, TenantUse] = {}
+        for use in (use for stats in each for use in stats.tenants):
+            tenants[use.name] = _added(tenants[use.name], use) if use.name in tenants else use
+        sums = {name: sum(getattr(stats, name) for stats in each) for name in names}
+        return CacheStats(**sums, tenants=tuple(tenants.values()))
 
     def leak_report(self) -> list[tuple[int, Holding]]:
         """Who holds which blocks on which rank now. O(held blocks)."""
@@ -208,6 +216,16 @@ class CacheGroup:
         """Verify every invariant of every cache. Raises `InvariantError`."""
         for cache in self.caches:
             cache.check()
+
+
+def _added(use: TenantUse, more: TenantUse) -> TenantUse:
+    """Return what a tenant has and may have in two caches; without a limit in one of them it has none."""
+    sums: dict[str, int | None] = {}
+    for field in dataclasses.fields(TenantUse):
+        ours, theirs = getattr(use, field.name), getattr(more, field.name)
+        if field.name not in ("name", "group", "weight"):
+            sums[field.name] = None if ours is None or theirs is None else ours + theirs
+    return dataclasses.replace(use, **sums)  # type: ignore[arg-type]
 
 
 def _sized(token_ids: object) -> object:
