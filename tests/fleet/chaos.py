@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import psutil
 
@@ -196,7 +196,7 @@ async def ask_until_whole(
             if found is not None and any(reason is None for _, reason in found):
                 raise Cut
             return found
-        except (openai.OpenAIError, httpx.HTTPError, Cut):
+        except (openai.OpenAIError, httpx2.HTTPError, Cut):
             if not any(began < at for at in tally.ingress_kills) or number > MOST_BROKEN:
                 raise
             tally.answers["broken with their ingress"] += 1
@@ -215,7 +215,7 @@ async def client_loop(
             expected = await judge.answer(wanted)
             try:
                 found = await ask_until_whole(client, wanted, tally)
-            except (openai.OpenAIError, httpx.HTTPError, Cut) as error:
+            except (openai.OpenAIError, httpx2.HTTPError, Cut) as error:
                 tally.failed.append(f"{wanted.kind}: {type(error).__name__}: {str(error)[:200]}")
                 continue
             if found is None:
