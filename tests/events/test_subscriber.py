@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -88,6 +90,55 @@ def test_a_closed_subscriber_follows_nobody() -> None:
     subscriber.close()
     with pytest.raises(PublisherError, match="closed"):
         subscriber.follow("worker", "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
+
+
+def test_a_thousand_workers_are_followed_by_one() -> None:
+    with Subscriber(Mirror()) as subscriber:
+        for number in range(1000):
+            subscriber.follow(f"worker-{number}", "tcp://127.0.0.1:9", "tcp://127.0.0.1:9")
+        assert subscriber.poll() == 0
+
+
+WITHOUT_FILES = """
+import resource, sys
+from blockyard import CacheConfig, KVCacheManager
+from blockyard.errors import PublisherError
+from blockyard.events import KVEventPublisher, Mirror, Subscriber, Trust
+from tests.support.patience import PATIENCE_SECONDS
+
+cache = KVCacheManager(CacheConfig(num_blocks=100, enable_kv_cache_events=True))
+publisher = KVEventPublisher(cache, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", heartbeat=0.05)
+subscriber = Subscriber(Mirror())
+subscriber.follow("worker", publisher.endpoint, publisher.replay_endpoint)
+assert subscriber.wait_until_live(PATIENCE_SECONDS)
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+try:
+    subscriber.follow("other", publisher.endpoint, publisher.replay_endpoint)
+except PublisherError as error:
+    assert "ulimit -n" in str(error), error
+else:
+    sys.exit("followed without a file")
+source = subscriber._sources["worker"]
+subscriber.mirror.live("worker", 10**6, b"what cannot be read")
+for _ in range(20):
+    subscriber.poll(0.05)
+assert subscriber.mirror.trust("worker") is not Trust.LIVE
+assert not source.replay.closed
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+subscriber.follow("other", publisher.endpoint, publisher.replay_endpoint)
+assert subscriber.wait_until_live(PATIENCE_SECONDS)
+subscriber.close()
+publisher.close()
+"""
+
+
+def test_without_a_file_for_a_socket_a_worker_is_asked_later() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", WITHOUT_FILES], capture_output=True, text=True, timeout=4 * PATIENCE_SECONDS
+    )
+    assert found.returncode == 0, found.stderr
+    assert "cannot be asked for a replay yet" in found.stderr
 
 
 def test_a_publisher_that_ended_is_silent(publishing: Publishing) -> None:

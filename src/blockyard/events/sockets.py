@@ -29,9 +29,9 @@ def bound(
     """A socket that others connect to. linger: milliseconds that last messages get to leave at the end. options: of
     ZeroMQ, besides.
 
-    Raises `PublisherError` for an endpoint that cannot be bound.
+    Raises `PublisherError` for an endpoint that cannot be bound, and where the process may open no more sockets.
     """
-    socket = context.socket(kind)
+    socket = _made(context, kind, name, endpoint)
     socket.setsockopt(zmq.LINGER, linger)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
     for option, value in (options or {}).items():
@@ -43,9 +43,9 @@ def bound(
 def connected(context: Any, kind: int, name: str, endpoint: str, max_message_bytes: int) -> Any:
     """A socket of one who listens or asks; a sender of a larger message is cut off.
 
-    Raises `PublisherError` for an endpoint of bad form.
+    Raises `PublisherError` for an endpoint of bad form, and where the process may open no more sockets.
     """
-    socket = context.socket(kind)
+    socket = _made(context, kind, name, endpoint)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
     return _opened(socket, socket.connect, "connected to", name, endpoint)
@@ -68,6 +68,13 @@ def require_endpoint(name: str, endpoint: object) -> str:
 
 def _is_port(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= len(str(LAST_PORT)) and int(text) <= LAST_PORT
+
+
+def _made(context: Any, kind: int, name: str, endpoint: object) -> Any:
+    try:
+        return context.socket(kind)
+    except zmq.ZMQError as error:
+        raise PublisherError(f"{name} is {shown(endpoint)}; there is no socket for it: {error} (ulimit -n)") from error
 
 
 def _opened(socket: Any, act: Callable[[str], None], verb: str, name: str, endpoint: str) -> Any:

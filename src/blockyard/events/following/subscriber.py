@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator
 from types import TracebackType
@@ -14,6 +15,8 @@ from ..sockets import connected, zmq
 from ..wire import END_SEQUENCE
 from .mirror import Mirror
 from .stream import Trust
+
+_log = logging.getLogger(__name__)
 
 #: Seconds without a message of a replay after which it is asked for again: at first, and after twice as long each time,
 #: because a publisher may need long for a large snapshot.
@@ -51,10 +54,17 @@ class _Source:
             self.live.close()
             raise
 
-    def ask(self, start: int) -> None:
-        """Ask for a replay, on a connection of its own: nothing that is left of another one arrives there."""
+    def renew(self) -> None:
+        """Make a connection for the next replay: nothing that is left of another one arrives there.
+
+        Raises `PublisherError` where the process may open no more, and keeps the old one.
+        """
+        fresh = connected(self._context, zmq.DEALER, "replay_endpoint", self._replay_endpoint, MAX_MESSAGE_BYTES)
         self.replay.close()
-        self.replay = connected(self._context, zmq.DEALER, "replay_endpoint", self._replay_endpoint, MAX_MESSAGE_BYTES)
+        self.replay = fresh
+
+    def ask(self, start: int) -> None:
+        """Ask for a replay, on a renewed connection."""
         with contextlib.suppress(zmq.Again):
             self.replay.send_multipart((b"", start.to_bytes(8, "big")), zmq.DONTWAIT)
         self.is_asking = True
@@ -84,6 +94,7 @@ class Subscriber:
             raise InvalidArgument(f"mirror is {type(mirror).__name__}; it must be a Mirror")
         self.mirror = mirror
         self._context = zmq.Context(io_threads=1)
+        self._context.max_sockets = self._context.get(zmq.SOCKET_LIMIT)  # 1,023 would end at 511 workers
         self._sources: dict[str, _Source] = {}
         #: Of all sockets, kept from one `poll` to the next, and whose each is; None when a socket has changed.
         self._poller: Any = None
@@ -95,7 +106,7 @@ class Subscriber:
         """Listen to a publisher from now on; what it holds already is asked for. topic: the beginning of its topic.
 
         Raises `InvalidArgument` for a worker that is followed already, `PublisherError` for an endpoint of bad
-        form, and on a closed subscriber.
+        form, on a closed subscriber, and where the process may open no more files: a worker takes four.
         """
         name = require_str("worker", worker)
         if self._context.closed:
@@ -182,8 +193,14 @@ class Subscriber:
         else:
             is_worse = self.mirror.trust(source.name) is Trust.UNTRUSTED
             source.pause = min(2 * source.pause, MOST_PAUSE) if is_worse else LEAST_PAUSE
-        self.mirror.begin_replay(source.name)
         self._poller = None  # its replay socket becomes another
+        try:
+            source.renew()
+        except PublisherError:
+            source.asked_at = time.monotonic()
+            _log.exception("worker %s cannot be asked for a replay yet", shown(source.name))
+            return
+        self.mirror.begin_replay(source.name)
         source.ask(start)
 
     def _read_live(self, source: _Source) -> int:
