@@ -23,7 +23,7 @@ from blockyard.events.following.stream import Trust
 
 from .events.wires import Wire
 from .support.seeds import run_seed
-from .support.told import contents_of
+from .support.told import Told, contents_of
 from .world import World
 
 CALLS_A_WORLD = 50
@@ -31,23 +31,14 @@ CALLS_A_WORLD = 50
 MAX_FORMER = 100
 
 
-class WiredWorld(World):
-    """A random world whose events go over a wire; now and then it is compared with the mirror behind it."""
+class Compared:
+    """A random world's cache, told over a wire: now and then it is compared with the mirror behind it."""
 
-    def __init__(self, seed: int, mirror: Mirror | None = None, name: str = "worker") -> None:
-        super().__init__(blockyard, seed)
-        self.wire = Wire(self.config, seed, mirror, name)
-        self.former: dict[Any, None] = {}
-
-    def choose_config(self) -> Any:
-        """No window of one token: that needs no block at all, so a hit of it cannot be told from outside."""
-        while True:
-            config = super().choose_config()
-            if all(group.sliding_window != 1 for group in config.layer_groups):
-                return config
-
-    def more_config(self, groups: tuple[Any, ...], size: int) -> dict[str, Any]:
-        return super().more_config(groups, size) | {"enable_kv_cache_events": True}
+    cache: Any
+    config: Any
+    told: Told
+    wire: Wire
+    former: dict[Any, None]
 
     def take_events(self) -> None:
         changes = self.cache.take_events()
@@ -106,6 +97,25 @@ class WiredWorld(World):
             if not name:
                 return start
         return len(prompt)
+
+
+class WiredWorld(Compared, World):
+    """A random world whose events go over a wire; now and then it is compared with the mirror behind it."""
+
+    def __init__(self, seed: int, mirror: Mirror | None = None, name: str = "worker") -> None:
+        super().__init__(blockyard, seed)
+        self.wire = Wire(self.config, seed, mirror, name)
+        self.former: dict[Any, None] = {}
+
+    def choose_config(self) -> Any:
+        """No window of one token: that needs no block at all, so a hit of it cannot be told from outside."""
+        while True:
+            config = super().choose_config()
+            if all(group.sliding_window != 1 for group in config.layer_groups):
+                return config
+
+    def more_config(self, groups: tuple[Any, ...], size: int) -> dict[str, Any]:
+        return super().more_config(groups, size) | {"enable_kv_cache_events": True}
 
 
 def keys_of(root: tuple[Any, ...]) -> tuple[Any, ...]:

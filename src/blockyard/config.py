@@ -241,8 +241,6 @@ class CacheConfig:
         others = self.layer_groups
         if len(others) == len(self.groups):
             raise InvalidArgument("groups has a state group alone; at least one attention group is needed beside it")
-        if self.enable_kv_cache_events:
-            raise InvalidArgument("enable_kv_cache_events is True with a state group; it must be False")
         sizes = [group.block_size * group.token_bytes for group in others]
         if min(sizes) == 0 or min(sizes) != max(sizes):
             raise InvalidArgument(

@@ -13,7 +13,9 @@ class BlockChanges:
     """Blocks of a pool below token blocks (layer groups, a CPU pool) that came and went, in order.
 
     ids: int64 (n,), the id of a holding that came, or minus that of one that went; never used twice. contents, groups:
-    int64 (m,), of those that came: the content id of the last token block that it holds, and its layer group.
+    int64 (m,), of those that came: the content id of the last token block that it holds, and its layer group. Behind
+    the last layer group with keys and values stand states: so many such holdings of one content as
+    `CacheConfig.state_blocks` says are the state behind it, and fewer are nothing.
     """
 
     ids: npt.NDArray[np.int64]

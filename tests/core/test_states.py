@@ -302,7 +302,6 @@ STATE = LayerGroup(kind="state", state_bytes=100)
             {"groups": (ATTENTION, LayerGroup(kind="state", state_bytes=2**40))},
             "state_bytes is 1099511627776, 68719477",
         ),
-        ({"groups": (ATTENTION, STATE), "enable_kv_cache_events": True}, "enable_kv_cache_events is True with a state"),
         ({"state_places": ("every:0",)}, "state_places is"),
         ({"state_places": "last"}, "state_places is"),
         ({"state_places": ("middle",)}, "it must be a tuple of names of last, junction, ends, pow2"),

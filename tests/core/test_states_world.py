@@ -207,6 +207,9 @@ class World:
         self.now += 1
         self.cache.advance_time(self.now)
 
+    def acted(self) -> None:
+        """Look at what an act has changed."""
+
     def run(self, num_steps: int) -> None:
         for _ in range(num_steps):
             acts = [self.step] * 8 + [self.admit] * 3
@@ -214,6 +217,7 @@ class World:
                 acts += [self.free, self.fork, self.cut, self.swap, self.swap]
             acts += [self.lease, self.retain, self.hint]
             self.draw.choice(acts)()
+            self.acted()
             if self.draw.random() < 0.3:
                 self.cache.check()
         while self.flying:

@@ -16,17 +16,18 @@ from blockyard.cli.model_loading import _kv_events
 from blockyard.engine import Engine, ModelError, SamplingParams
 from blockyard.events import Mirror, PublisherError, Subscriber, Trust
 
+from ..support.hybrid_models import hybrid_model
 from ..support.patience import PATIENCE_SECONDS
 from ..support.tiny_models import mixed_prompts, tiny_model
 
 ENDPOINTS = {"endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*", "heartbeat": 0.05}
 
 
-@pytest.mark.parametrize("num_cpu_blocks", [0, 40])
-def test_a_consumer_has_what_the_cache_has(num_cpu_blocks: int) -> None:
+@pytest.mark.parametrize(("num_blocks", "num_cpu_blocks", "has_states"), [(30, 0, 0), (30, 40, 0), (400, 0, 1)])
+def test_a_consumer_has_what_the_cache_has(num_blocks: int, num_cpu_blocks: int, has_states: bool) -> None:
     prompts = mixed_prompts((30, 45, 61, 17), shared=16)
-    model = tiny_model("llama-gqa")
-    engine = Engine(model, num_blocks=30, block_size=4, num_cpu_blocks=num_cpu_blocks, kv_events=ENDPOINTS)
+    model = hybrid_model("lfm2") if has_states else tiny_model("llama-gqa")
+    engine = Engine(model, num_blocks=num_blocks, block_size=4, num_cpu_blocks=num_cpu_blocks, kv_events=ENDPOINTS)
     assert engine.kv_events is not None
     mirror = Mirror()
     try:

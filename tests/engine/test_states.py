@@ -306,7 +306,6 @@ def test_what_cannot_be_done_with_states_is_refused_in_a_sentence() -> None:
     model = hybrid_model("lfm2")
     for options, words in (
         ({"speculation": PromptLookup()}, "speculation is given for a model whose layers keep a state"),
-        ({"kv_events": "tcp://127.0.0.1:0"}, "enable_kv_cache_events is True with a state group"),
         ({"num_blocks": 2}, r"state_bytes is \d+, \d blocks"),
         ({"kv_cache_memory_bytes": 1100, "num_blocks": None}, r"state_bytes is \d+, \d blocks"),
         ({"tensor_parallel": ThreadPeers(2)}, "tensor_parallel is 2 for a model whose layers keep a state"),

@@ -34,7 +34,7 @@ class Told:
         if self.contents != (contents := contents_of(parts.token_blocks.index, parts.block_size)):
             found.append(f"contents {self.contents} are {contents}")
         for number, pool in enumerate(parts.store.content_ledgers()):
-            if self.pools[number] != (held := _held(pool)):
+            if self.pools[number] != (held := _held(pool, len(cache.config.layer_groups))):
                 found.append(f"pool {number}: {self.pools[number]} are {held}")
         roots = {int(content): keys for keys, content in parts.token_blocks.index.roots._contents.items()}
         if self.roots != roots:
@@ -70,5 +70,6 @@ def _tokens(index: Any, block: int) -> tuple[int, ...]:
     return tuple(words[first : first + index.rows.num_words].view(np.int32).tolist())
 
 
-def _held(pool: Any) -> dict[int, tuple[int, int]]:
-    return {name: (pool.content_of(block), pool.group_of(block)) for block, name, _ in _identities(pool.index)}
+def _held(pool: Any, num_groups: int) -> dict[int, tuple[int, int]]:
+    blocks = _identities(pool.index)
+    return {name: (pool.content_of(block), min(pool.group_of(block), num_groups)) for block, name, _ in blocks}

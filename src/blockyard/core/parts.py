@@ -101,7 +101,7 @@ class Parts:
     def _make_events(self) -> EventReader | None:
         if not self.config.enable_kv_cache_events:
             return None
-        return EventReader(self.token_blocks, self.store.content_ledgers())
+        return EventReader(self.token_blocks, self.store.content_ledgers(), len(self.config.layer_groups))
 
     def _make_cpu_pool(self) -> LeasePool | None:
         pool = self.store.cpu_pool

@@ -81,7 +81,7 @@ class BlockPool(StandalonePool):
         try:
             ledger = BlockLedger(blocks, size, size, caching, seed)
             super().__init__(ledger, retained, events, sample)
-            self._events = EventReader(ledger, []) if is_told else None
+            self._events = EventReader(ledger, [], 1) if is_told else None
         except MemoryError as error:
             raise not_enough_memory(f"num_blocks is {blocks}; the system has no memory for its arrays", error)
         self._order.install(wished_policy(eviction_policy, self._ledger))

@@ -54,8 +54,10 @@ class LoggedIndex:
 class EventReader:
     """Reads the logs of a cache: of its token blocks, and of the pools below them where there are any."""
 
-    def __init__(self, token_blocks: BlockLedger, pools: list[ContentLedger]) -> None:
+    def __init__(self, token_blocks: BlockLedger, pools: list[ContentLedger], num_groups: int) -> None:
         self.token_blocks = token_blocks
+        #: Layer groups with keys and values; that number stands for a part of a state, whichever it is.
+        self.num_groups: i64 = num_groups
         self.contents = LoggedIndex(token_blocks.index)
         self.pools = pools
         self.pool_logs = [LoggedIndex(pool.index) for pool in pools]
@@ -97,5 +99,5 @@ class EventReader:
         groups = zeros_i64(len(reading.came))
         for place in range(i64(len(reading.came))):
             contents[place] = pool.content_of(i64(reading.came[place]))
-            groups[place] = pool.group_of(i64(reading.came[place]))
+            groups[place] = min(pool.group_of(i64(reading.came[place])), self.num_groups)
         return BlockChanges(view_i64(reading.ids), view_i64(contents), view_i64(groups))

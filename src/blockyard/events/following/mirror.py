@@ -18,10 +18,11 @@ from ...keys import canonical_keys, plain_keys, require_spans_within, spans_by_b
 from ..tables.block_trie import BlockTrie, Path
 from ..tables.matching import HolderRows, Lengths
 from ..tables.packed_numbers import num_items
-from ..tables.window_groups import WindowGroup, longest_fit
+from ..tables.window_groups import STATE_WINDOW, WindowGroup, longest_fit
 from ..wire import (
     GPU,
     MAX_SEQUENCE,
+    STATE_KIND,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -251,7 +252,9 @@ class Mirror:
         parent = None if event.parent_block_hash is None else _name(event.parent_block_hash)
         request, keys = _keys_of(event, num_items(names))
         trie = self._tries[group.block_size]
-        trie.store(group.holder, _medium(event.medium), names, parent, token_ids, request, keys)
+        trie.store(
+            group.holder, _medium(event.medium), names, parent, token_ids, request, keys, _beside(state, event, group)
+        )
 
     def _remove(self, state: _Worker, event: BlockRemoved) -> None:
         names = bytes(event.block_hashes)
@@ -263,6 +266,8 @@ class Mirror:
 
     def _group(self, state: _Worker, event: BlockStored) -> _Group:
         number, window = event.group_idx or 0, event.kv_cache_spec_sliding_window or 0
+        if event.kv_cache_spec_kind == STATE_KIND:
+            window = STATE_WINDOW
         group = state.groups.get(number)
         if group is not None and group.block_size == event.block_size and group.window == window:
             return group
@@ -389,6 +394,13 @@ def _name(given: int | bytes) -> int:
     """64 bits of a block's name; of bytes the last eight, as vLLM cuts them."""
     number = int.from_bytes(given[-8:], "big") if isinstance(given, bytes) else given
     return (number + 2**63) % 2**64 - 2**63
+
+
+def _beside(state: _Worker, event: BlockStored, group: _Group) -> list[int]:
+    """Return the holders of a worker's other groups that may have the block before a state."""
+    if event.kv_cache_spec_kind != STATE_KIND:
+        return []
+    return [other.holder for other in state.groups.values() if other.block_size == group.block_size]
 
 
 def _medium(name: str | None) -> int:

@@ -107,14 +107,15 @@ class BlockTrie:
         token_ids: bytes,
         request: tuple[object, ...],
         block_keys: list[tuple[object, ...]],
+        others: list[int],
     ) -> int:
         """A holder has a chain of blocks; returns how many were taken in: none behind a block that it does not have,
         or whose name means two.
 
         names, token_ids: lists in msgpack, of n blocks' names and of n * block_size tokens. parent_name: of the block
         before the first, None at the beginning of a prompt. request: keys of the whole request. block_keys: () or one
-        tuple for each block, () where nothing stands there besides text. Raises `InvalidArgument` for lists of other
-        things or lengths.
+        tuple for each block, () where nothing stands there besides text. others: holders that name blocks as this one
+        does, one of which may have the block before. Raises `InvalidArgument` for lists of other things or lengths.
         """
         chain = read_names(names)
         packed = read_tokens(token_ids, self.block_size)
@@ -125,6 +126,9 @@ class BlockTrie:
         before: i64 = 0
         if parent_name is not None:
             before = self.holdings.node_of(holder, i64(parent_name))
+            for other in others:
+                if before == 0:
+                    before = self.holdings.node_of(other, i64(parent_name))
             if before == AMBIGUOUS:
                 self._leave_out(holder, chain, 0)
                 return 0

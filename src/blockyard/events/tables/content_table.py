@@ -60,12 +60,16 @@ class ContentTable:
         #: False when an application of changes broke off: then only a reset of the cache makes it right again.
         self.is_whole = True
         self.rows = ContentRows(config.hash_block_size, config.num_blocks)
-        self.places = PlaceRows(self.rows)
+        num_groups = len(config.layer_groups)
+        self.places = PlaceRows(self.rows, int(MEDIA) * num_groups, config.state_blocks)
         #: By row.
         self.roots: dict[int, Root] = {}
         self._is_mapped = config.is_mapped
-        #: For each layer group, token blocks of one of its blocks.
+        #: For each layer group, token blocks of one of its blocks; a state is published as the one before it.
         self._lengths = [group.block_size // config.hash_block_size for group in config.layer_groups]
+        self._state_group: i64 = num_groups
+        if config.state_blocks > 0:
+            self._lengths.append(1)
         self._out = EventWriter(config)
         #: None where consumers know contents by the cache's ids.
         self._names: ContentNames | None = None
@@ -224,7 +228,8 @@ class ContentTable:
             self._out.removed(name, GPU_PLACE)
         place = i64(self.rows.first_place[row])
         while place != 0:
-            self._out.removed(name, i64(self.places.place[place]))
+            if self.places.is_held(place):
+                self._out.removed(name, i64(self.places.place[place]))
             place = i64(self.places.next_one[place])
 
     def _apply_pools(self, pools: tuple[BlockChanges, ...]) -> None:
@@ -257,12 +262,12 @@ class ContentTable:
     def _remove_block(self, pool: i64, holding: i64) -> None:
         places = self.places
         place = places.row_of(pool, holding)
-        if place == 0 or not places.release(pool, holding):
+        if place == 0:
             return
         content = i64(places.content[place])
-        if self.rows.request[content] != 0:
+        if places.release(pool, holding) and self.rows.request[content] != 0:
             self._out.removed(self.rows.published_name[content], i64(places.place[place]))
-        places.drop(place)
+        places.drop_if_empty(place)
 
     # What consumers see.
 
@@ -271,7 +276,8 @@ class ContentTable:
             self._publish_content(row, self._out)
         place = i64(self.rows.first_place[row])
         while place != 0:
-            self._publish_block(row, i64(self.places.place[place]), MEDIA, self._out)
+            if self.places.is_held(place):
+                self._publish_block(row, i64(self.places.place[place]), MEDIA, self._out)
             place = i64(self.places.next_one[place])
 
     def _publish_content(self, row: i64, out: EventWriter) -> None:
@@ -290,12 +296,13 @@ class ContentTable:
         """Say that a content is held in a place where it was not.
 
         A consumer knows where a block belongs by the one before it. Where that is not held, it is published
-        with all others up to one that is, and all of these are published as gone right after.
+        with all others up to one that is, and all of these are published as gone right after. A state's may also be a
+        block of a layer group.
         """
         group = place >> 1
         absent: list[int] = []
         before = self._block_before(row, group)
-        while before > 0 and not self._is_held(before, group, media):
+        while before > 0 and not self._is_known(before, group, media):
             absent.append(int(before))
             before = self._block_before(before, group)
         if before == BROKEN:
@@ -306,10 +313,20 @@ class ContentTable:
         for one in absent:
             out.removed(self.rows.published_name[one], place)
 
+    def _is_known(self, row: i64, group: i64, media: i64) -> bool:
+        """Return whether consumers know where in a group the block behind a content belongs."""
+        if self._is_held(row, group, media):
+            return True
+        if group == self._state_group:
+            for number in range(group):
+                if self._lengths[number] == 1 and self._is_held(row, number, media):
+                    return True
+        return False
+
     def _is_held(self, row: i64, group: i64, media: i64) -> bool:
         """Returns whether a layer group holds a content on one of the first `media` media."""
         for medium in range(media):
-            if self.places.find(row, MEDIA * group + medium) != 0:
+            if self.places.find_held(row, MEDIA * group + medium) != 0:
                 return True
         return False
 
@@ -379,7 +396,7 @@ class ContentTable:
             if rows.kind[row] == CONTENT:
                 if not self._is_mapped:
                     self._publish_content(row, out)
-                elif self.places.find(row, place) != 0:
+                elif self.places.find_held(row, place) != 0:
                     self._publish_block(row, place, 1 + (place & 1), out)
             row = rows.next_behind(row, root)
         return row

@@ -17,6 +17,7 @@ from ...core.tokens import LOW_HALF, words_per_block
 from ..wire import (
     MEDIA,
     NO_KEYS,
+    STATE_KIND,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -172,6 +173,11 @@ class EventWriter:
         groups = config.layer_groups
         self._block_sizes = [group.block_size for group in groups]
         self._windows = [group.sliding_window for group in groups]
+        self._kinds = ["sliding_window" if window else "full_attention" for window in self._windows]
+        if config.state_blocks > 0:
+            self._block_sizes.append(config.hash_block_size)
+            self._windows.append(0)
+            self._kinds.append(STATE_KIND)
         self._size = config.hash_block_size
         self._num_words: i64 = words_per_block(config.hash_block_size)
         self._names = WordList()
@@ -306,7 +312,7 @@ class EventWriter:
             lora_name(chain.request),
             extra_keys,
             group,
-            "sliding_window" if window else "full_attention",
+            self._kinds[group],
             window or None,
             keys,
             len(self._windows) if len(self._windows) > 1 else None,

@@ -14,11 +14,16 @@ FEWEST_PLACES: Final = 64
 class PlaceRows:
     """A row for each content in each place, with the number of blocks that hold it there. Row 0 is none.
 
-    A place is 2 * layer group + medium. The places of one content are a list that begins at its `first_place`.
+    A place is 2 * layer group + medium. The places of one content are a list that begins at its `first_place`. A
+    content is held in a place where as many blocks hold it as it takes: one, and of a state `num_parts`.
+
+    first_state: the first place of states, which stand behind all layer groups.
     """
 
-    def __init__(self, contents: ContentRows) -> None:
+    def __init__(self, contents: ContentRows, first_state: int, num_parts: int) -> None:
         self._contents = contents
+        self._first_state: i64 = first_state
+        self._num_parts: i64 = num_parts
         self.clear()
 
     def clear(self) -> None:
@@ -41,21 +46,34 @@ class PlaceRows:
         """Where a holding is, 0 for one that is not known."""
         return self._holdings.node_of(pool, holding)
 
+    def num_needed(self, row: i64) -> i64:
+        """Return how many blocks hold a content in a row's place where it is held."""
+        return self._num_parts if i64(self.place[row]) >= self._first_state else i64(1)
+
+    def is_held(self, row: i64) -> bool:
+        """Return whether enough blocks hold the content of a row in its place."""
+        return i64(self.num_blocks[row]) >= self.num_needed(row)
+
+    def find_held(self, content: i64, place: i64) -> i64:
+        """Return the row of a content in a place, 0 if it is not held there. O(places of it)."""
+        row = self.find(content, place)
+        return row if row != 0 and self.is_held(row) else i64(0)
+
     def find(self, content: i64, place: i64) -> i64:
-        """The row of a content in a place, 0 if it is not held there. O(places of it)."""
+        """The row of a content in a place, 0 if no block holds it there. O(places of it)."""
         row = i64(self._contents.first_place[content])
         while row != 0 and self.place[row] != place:
             row = i64(self.next_one[row])
         return row
 
     def hold(self, pool: i64, holding: i64, content: i64, place: i64) -> bool:
-        """A block holds a content in a place; whether it is the first one there."""
+        """Note that a block holds a content in a place; return whether the content is held there from now on."""
         row = self.find(content, place)
         if row == 0:
             row = self._new_row(content, place)
         self._holdings.put(pool, holding, row)
         self.num_blocks[row] += 1
-        return self.num_blocks[row] == 1
+        return i64(self.num_blocks[row]) == self.num_needed(row)
 
     def _new_row(self, content: i64, place: i64) -> i64:
         if self._free != 0:
@@ -81,14 +99,16 @@ class PlaceRows:
         self.next_one = grown_i32(self.next_one, capacity)
 
     def release(self, pool: i64, holding: i64) -> bool:
-        """A block that holds a content is gone; whether it was the last one in its place (`drop` comes next then)."""
+        """Note that a block is gone; return whether its content is held there no more (`drop_if_empty` comes next)."""
         row = self._holdings.node_of(pool, holding)
         self._holdings.take(pool, holding)
         self.num_blocks[row] -= 1
-        return self.num_blocks[row] == 0
+        return i64(self.num_blocks[row]) == self.num_needed(row) - 1
 
-    def drop(self, row: i64) -> None:
+    def drop_if_empty(self, row: i64) -> None:
         """Forget a place where no block holds its content."""
+        if self.num_blocks[row] > 0:
+            return
         content = i64(self.content[row])
         after = self.next_one[row]
         if self._contents.first_place[content] == row:

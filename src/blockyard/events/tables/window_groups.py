@@ -1,9 +1,14 @@
 """Finds the longest prompt whose last tokens all layer groups with sliding windows have."""
 
+from typing import Final
+
 from mypy_extensions import i64
 
 from ...windows import first_needed_block
 from .block_trie import BlockTrie, Path
+
+#: A state is needed at the end of a hit alone, as is the last block of a window of two tokens.
+STATE_WINDOW: Final = 2
 
 
 class WindowGroup:
