@@ -44,8 +44,7 @@ from .index.contents import CachedContents
 from .index.prompt import Prompt, make_prompt
 from .inspection import Inspection
 from .parts import Parts
-from .plan.step_plan import StepPlan
-from .plan.swap_plan import SwapPlan
+from .plan.plans import StepPlan, SwapPlan
 from .plan.tables import whole_table
 from .pool.block import KVCacheBlock
 from .pool.eviction import wished_end, wished_policy, wished_priority
@@ -283,7 +282,7 @@ class KVCacheManager:
         """
         self._gate.enter("reserve")
         try:
-            self._parts.note("reserve", "")
+            self._parts.kv_pool.act("reserve")
             given = read_handles(seqs)
             if num_new_tokens is None:
                 return self._reserve.reserve_known(self._sequences.rows_of(given))
@@ -306,7 +305,7 @@ class KVCacheManager:
         """
         self._gate.enter("commit")
         try:
-            self._parts.note("commit", "")
+            self._parts.kv_pool.act("commit")
             number = read_committed(step, self._in_flight)
             self._commit_read(seqs, num_computed, next_tokens, number)
         finally:
@@ -322,7 +321,7 @@ class KVCacheManager:
         """
         self._gate.enter("end_step")
         try:
-            self._parts.note("end_step", "")
+            self._parts.kv_pool.act("end_step")
             if self._in_flight is None:
                 raise InvalidArgument("end_step: max_steps_in_flight is 1; steps have numbers with 2 or more")
             self._in_flight.end(read_ended(step, self._in_flight))
@@ -363,7 +362,7 @@ class KVCacheManager:
         """
         self._gate.enter("append")
         try:
-            self._parts.note("append", "")
+            self._parts.kv_pool.act("append")
             self._commit_read(seqs, 0, next_tokens, NO_STEP)
         finally:
             self._gate.leave()
@@ -385,7 +384,7 @@ class KVCacheManager:
         """
         self._gate.enter("fork")
         try:
-            self._parts.note("fork", "")
+            self._parts.kv_pool.act("fork")
             handle = read_handle(seq)
             count = read_int("num_forks", num_forks, 1, self._sequences.max_num_seqs)
             names = read_holders(holders, count, None)
@@ -402,7 +401,7 @@ class KVCacheManager:
         """
         self._gate.enter("regroup")
         try:
-            self._parts.note("regroup", "")
+            self._parts.kv_pool.act("regroup")
             given = read_handles(seqs)
             chosen = int64_items("parents", parents)
             return self._fork.regroup(self._sequences.rows_of(given), chosen)
@@ -418,7 +417,7 @@ class KVCacheManager:
         """
         self._gate.enter("truncate")
         try:
-            self._parts.note("truncate", "")
+            self._parts.kv_pool.act("truncate")
             handle = read_handle(seq)
             limit = self._sequences.num_tokens[self._sequences.live_row(handle)]
             length = read_int("num_tokens", num_tokens, 1, limit)
@@ -456,7 +455,7 @@ class KVCacheManager:
         """
         self._gate.enter("swap_out")
         try:
-            self._parts.note("swap_out", "")
+            self._parts.kv_pool.act("swap_out")
             swap = self._require_swap("swap_out")
             return swap.swap_out(self._rows_of(seqs))
         finally:
@@ -470,7 +469,7 @@ class KVCacheManager:
         """
         self._gate.enter("swap_in")
         try:
-            self._parts.note("swap_in", "")
+            self._parts.kv_pool.act("swap_in")
             swap = self._require_swap("swap_in")
             return swap.swap_in(self._rows_of(seqs))
         finally:

@@ -21,8 +21,7 @@ from ..config import CacheConfig
 from ..hints import ExtraKeys, Integer, Integers, NextTokens, Number, OneOrMore, Policy
 from ..kv_events import KVCacheEvents
 from .index.contents import CachedContents
-from .plan.step_plan import StepPlan
-from .plan.swap_plan import SwapPlan
+from .plan.plans import StepPlan, SwapPlan
 from .pool.block import KVCacheBlock
 from .pool.lease import BlockLease
 from .pools.lease_pool import LeasePool

@@ -18,10 +18,9 @@ from .pools.lease_pool import LeasePool
 from .sequences.joins import Joins
 from .sequences.open_steps import OpenSteps
 from .sequences.table import SequenceTable
-from .store.base import Store
+from .store.base import PlainStore, Store
 from .store.event_reader import EventReader
 from .store.grouped import GroupedStore, num_token_blocks
-from .store.plain import PlainStore
 from .watch.history import AllocationHistory
 from .watch.misses import MissLog
 from .watch.residency import ResidencySampler
@@ -106,11 +105,3 @@ class Parts:
     def _make_cpu_pool(self) -> LeasePool | None:
         pool = self.store.cpu_pool
         return None if pool is None else LeasePool(LeaseBook(pool), self.gate, None)
-
-    def note(self, action: str, holder: str) -> None:
-        """Say to the history what is being done, and for which holder."""
-        if self.history is not None:
-            try:
-                self.history.actor = f"{action} {holder}" if holder else action
-            except MemoryError:  # nobody is named
-                self.history.actor = ""

@@ -7,8 +7,7 @@ from mypy_extensions import i64
 from ...answers import Admission
 from ...errors import NeverFits, OutOfBlocks
 from ..arrays import view_i64
-from ..index.hit import Hit
-from ..index.prompt import Prompt
+from ..index.prompt import Hit, Prompt
 from ..parts import Parts
 
 NEVER: Final = Admission.NEVER

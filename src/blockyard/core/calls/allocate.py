@@ -5,10 +5,8 @@ from typing import Final
 from mypy_extensions import i64
 
 from ...answers import Admission
-from ..index.hit import Hit
-from ..index.prompt import Prompt
+from ..index.prompt import Hit, Prompt
 from ..parts import Parts
-from ..pool.caching import note_misses
 from ..sequences.table import NO_TOKEN, UNDONE
 from .admission import LATER, OK, AdmissionControl
 from .free import FreeCalls
@@ -28,7 +26,7 @@ class AllocateCalls:
         self.hints = hints
         self.interruption = parts.gate.interruption
         self.admission = AdmissionControl(parts)
-        self.partial_hits = PartialHits(parts)
+        self.partial_hits = PartialHits(parts) if parts.config.partial_hits else None
         self.free_calls = free_calls
         self.token_blocks = parts.token_blocks
         self.kv_pool = parts.kv_pool
@@ -51,7 +49,8 @@ class AllocateCalls:
     def num_cached_tokens(self, prompt: Prompt) -> i64:
         """Return how many leading tokens of a prompt would hit."""
         hit = self.admission.look_up(prompt)
-        self.partial_hits.find(prompt, hit, True)
+        if self.partial_hits is not None:
+            self.partial_hits.find(prompt, hit, True)
         return hit.num_usable * self.block_size + hit.num_alike
 
     # Admission.
@@ -104,7 +103,7 @@ class AllocateCalls:
             self._evict_ahead(prompts, hits)
             alone = len(prompts) == 1
             for index, prompt in enumerate(prompts):
-                self.parts.note("allocate", holders[index])
+                self.kv_pool.act("allocate", holders[index])
                 hit = hits[0] if alone else self.admission.look_up(prompt)
                 rows[index] = int(self._admit_one(prompt, hit, holders[index], num_seqs, resumed, alone))
                 num_admitted = index + 1
@@ -156,7 +155,8 @@ class AllocateCalls:
 
         alone: whether no other prompt counts on the free blocks that this one leaves.
         """
-        self.partial_hits.find(prompt, hit, alone)
+        if self.partial_hits is not None:
+            self.partial_hits.find(prompt, hit, alone)
         causes = self._explain(prompt, hit, resumed)
         row = self._open_row(prompt, holder, hit)
         try:
@@ -192,9 +192,10 @@ class AllocateCalls:
         first = row * sequences.width
         sequences.put_blocks(row, hit.blocks, found)
         self.token_blocks.note_hits(hit.blocks, 0, found)
-        note_misses(self.token_blocks, prompt, hit.blocks, found)
+        self.token_blocks.note_misses(prompt, hit.blocks, found)
         self.token_blocks.share(hit.blocks, 0, found)
-        self.partial_hits.hold(row, hit)
+        if self.partial_hits is not None:
+            self.partial_hits.hold(row, hit)
         self.store.hold_hits(row, hit)
         self.interruption.raise_now()
         self.store.evict_ahead(row, prompt.num_tokens)

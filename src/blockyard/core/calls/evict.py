@@ -63,7 +63,7 @@ class ResizeCalls:
         room = parts.kv_pool.make_room(size)
         token_blocks = parts.store.make_room(size)
         watermark = i64(int(parts.config.watermark * size))
-        parts.note("resize", "")
+        parts.kv_pool.act("resize")
         parts.sequences.version += 1
         parts.store.move_into(token_blocks)
         answer = parts.kv_pool.resize(size, room)

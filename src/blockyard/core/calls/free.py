@@ -33,7 +33,7 @@ class FreeCalls(Deferred):
             self._free_row(rows[index])
 
     def _free_row(self, row: i64) -> None:
-        self.parts.note("free", self.sequences.holders[row])
+        self.kv_pool.act("free", self.sequences.holders[row])
         self.end(row)
 
     def free_later(self, given: vec[i64]) -> None:

@@ -3,8 +3,7 @@
 from mypy_extensions import i64
 
 from ..index.continuations import common_tokens
-from ..index.hit import Hit
-from ..index.prompt import Prompt
+from ..index.prompt import Hit, Prompt
 from ..parts import Parts
 from ..store.base import Store
 

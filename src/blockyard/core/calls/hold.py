@@ -5,8 +5,7 @@ from mypy_extensions import i32, i64
 
 from ...errors import OutOfBlocks
 from ..arrays import zeros_i32
-from ..index.hit import Hit
-from ..index.prompt import Prompt
+from ..index.prompt import Hit, Prompt
 from ..parts import Parts
 from ..pool.lease import BlockLease
 

@@ -8,7 +8,7 @@ from ...ids import NO_ROW
 from ..arrays import zeros_i64
 from ..parts import Parts
 from ..plan.batch import NO_BLOCKS, SCHEDULED, WAITS_FOR_PREFIX, Batch
-from ..plan.step_plan import StepPlan
+from ..plan.plans import StepPlan
 from ..plan.step_tokens import KnownTokens
 from ..policies.layers.shares import TenantBook
 from ..sequences.table import NO_TOKEN, QUIET

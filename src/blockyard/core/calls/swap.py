@@ -7,7 +7,7 @@ from ...errors import OutOfBlocks, SequenceNotReady
 from ...ids import NULL_BLOCK
 from ..arrays import zeros_i64
 from ..parts import Parts
-from ..plan.swap_plan import SwapPlan
+from ..plan.plans import SwapPlan
 from ..store.content_ledger import ContentLedger
 from ..store.group_table import GroupTable
 from ..store.grouped import GroupedStore

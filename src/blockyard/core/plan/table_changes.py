@@ -16,10 +16,9 @@ from ..arrays import grown_i64, view_i64, zeros_i64
 from ..sequences.block_table import BlockTable
 from ..store.transfers import Transfers, numbers_of
 from .batch import Batch
+from .plans import StepPlan, SwapPlan
 from .seen_rows import SeenRows
-from .step_plan import StepPlan
 from .step_tokens import GivenTokens
-from .swap_plan import SwapPlan
 
 #: Numbers of a changed row.
 CHANGE: Final[i64] = 4

@@ -360,6 +360,31 @@ class BlockLedger:
                 self.stack.doubled(block, i64(self.index.rings.next_equal[block]))
             self.stack.hit(block, self.index.chain_hash[block])
 
+    def note_misses(self, prompt: Prompt, hit: vec[i32], found: i64) -> None:
+        """Tell a policy that wants to know it what a prompt asks for behind the `found` blocks it hit. O(tokens)."""
+        if self.stack is not None and self.stack.needs_paths:
+            self.note_missed_keys(self.missed_keys(prompt, hit, found))
+
+    def note_missed_keys(self, keys: vec[i64]) -> None:
+        """Tell the policy what was asked for and is not there."""
+        if self.stack is not None:
+            for position in range(i64(len(keys))):
+                self.stack.miss(keys[position])
+
+    def missed_keys(self, prompt: Prompt, hit: vec[i32], found: i64) -> vec[i64]:
+        """Return the keys of what a prompt asks for behind its hit; none where no policy wants to know them.
+
+        Not of the block with the last token, which is never hit, and of nothing behind the next span: that is named by
+        contents that are not there.
+        """
+        last = min((prompt.num_tokens - 1) // self.block_size, prompt.next_span_block(found))
+        if self.stack is None or not self.stack.needs_paths or found >= last or found in prompt.spans:
+            return zeros_i64(0)
+        index = self.index
+        chain = index.chain_hash[i64(hit[found - 1])] if found > 0 else root_hash(index.root(prompt.keys))
+        index.hash_run(prompt.words, found, last, chain)
+        return index.hashes[found:last]
+
     def share(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Hold `blocks[start:start + count]` once more; idle ones are revived out of the queue."""
         free = self.queue.num_free
@@ -594,7 +619,7 @@ class BlockLedger:
         if self.index.is_cached(block):
             self.evict(block)
 
-    def act(self, call: str, holder: str) -> None:
+    def act(self, call: str, holder: str = "") -> None:
         """Say to the observers which call this is, and for which holder."""
         if self.observer is not None:
             try:

@@ -20,8 +20,6 @@ from ..pool.caching import (
     cache_prompt,
     find_full,
     found_blocks,
-    note_missed_keys,
-    note_misses,
     require_found,
 )
 from ..pool.eviction import wished_end, wished_policy, wished_priority
@@ -249,7 +247,7 @@ class BlockPool(StandalonePool):
             prompt = self._make_prompt(token_ids, extra_keys)
             found = find_full(self._ledger, prompt)
             lease = self._hold_hit(found, "get_cached_blocks", name)
-            note_misses(self._ledger, prompt, lease._blocks, len(found))
+            self._ledger.note_misses(prompt, lease._blocks, len(found))
             return lease
         finally:
             self._gate.leave_with_result()
@@ -285,7 +283,7 @@ class BlockPool(StandalonePool):
         lease._first_block = first_block
         if found is not None:
             # Before the new blocks evict: a guard knows then that these contents are in use.
-            note_missed_keys(self._ledger, found._missed)
+            self._ledger.note_missed_keys(found._missed)
         if more > 0:
             try:
                 grow(self._ledger, lease, more)

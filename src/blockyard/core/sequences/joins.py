@@ -16,7 +16,7 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...ids import NO_ROW
-from ..index.hit import Hit
+from ..index.prompt import Hit
 from ..pool.ledger import BlockLedger
 from .table import SequenceTable
 

@@ -121,7 +121,7 @@ class SequenceTable(BlockTable):
     num_tokens     allocate, commit, fork, truncate
     num_waiters    joins
     pending_token  allocate, commit, fork, reserve, truncate
-    ready          grouped, joins, open and close, plain, state_group
+    ready          base, grouped, joins, open and close, state_group
     reserved_at    reserve
     root           allocate, fork
     session        allocate, fork, hints, open and close

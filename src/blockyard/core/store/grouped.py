@@ -16,8 +16,7 @@ from ...errors import SequenceNotReady
 from ...ids import NULL_BLOCK
 from ...windows import num_computed_past
 from ..arrays import view_i64, zeros_i64
-from ..index.hit import Hit
-from ..index.prompt import Prompt
+from ..index.prompt import Hit, Prompt
 from ..pool.block import KVCacheBlock
 from ..pool.ledger import BlockLedger, LedgerRoom
 from ..sequences.block_table import BlockTable

@@ -9,9 +9,8 @@ from ...config import MAX_GROUPS, CacheConfig
 from ...ids import NO_CONTENT, NULL_BLOCK
 from ..arrays import zeros_i32, zeros_i64
 from ..index.hashing import root_hash
-from ..index.hit import Hit
 from ..index.prefix_index import PrefixIndex
-from ..index.prompt import Prompt
+from ..index.prompt import Hit, Prompt
 from ..policies.states.book import StateBook, Visit
 from ..policies.states.orders import make_order
 from ..policies.states.places import Places

@@ -41,7 +41,7 @@ class AllocationHistory(PoolObserver):
 
     def acting(self, actor: str) -> None:
         """Whatever comes next, this call does it."""
-        self.actor = actor.strip()
+        self.actor = actor
 
     def acquired(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Note that blocks were taken."""
