@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from blockyard import CacheConfig, KVCacheManager, LayerGroup
-from blockyard.core.index.hit import Hit
+from blockyard.core.index.prompt import Hit
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.publishing.feed import Feed
 from blockyard.events.tables.content_table import ContentTable
