@@ -80,16 +80,6 @@ class LayerGroup:
         """Return whether its layers keep a state."""
         return self.kind == "state"
 
-    @property
-    def local_block_size(self) -> int:
-        """Tokens of a block that each rank keeps."""
-        return self.block_size // self.shards
-
-    def num_local_tokens(self, num_tokens: int, rank: int) -> int:
-        """How many of the first num_tokens tokens of a sequence a rank keeps. O(1)."""
-        rounds, rest = divmod(num_tokens, self.shards * self.interleave)
-        return rounds * self.interleave + min(max(rest - rank * self.interleave, 0), self.interleave)
-
     def first_needed_block(self, num_computed: int) -> int:
         """The first block that tokens from `num_computed` on attend to; those before may be freed. O(1)."""
         return first_needed_block(num_computed, self.sliding_window, self.block_size)

@@ -51,15 +51,15 @@ def test_nothing_is_lost_when_spans_are_merged(number: int) -> None:
         notes.append((name, at, amount))
         held.append((now, amount))
     timeline = recorder.result()
-    assert timeline.num_spans <= MAX_SPANS
-    assert timeline.num_spans == int(now / timeline.span) + 1
+    assert len(timeline.held_blocks) <= MAX_SPANS
+    assert len(timeline.held_blocks) == int(now / timeline.span) + 1
     for name in SUMS:
-        wanted = np.zeros(timeline.num_spans, np.int64)
+        wanted = np.zeros(len(timeline.held_blocks), np.int64)
         for noted, at, amount in notes:
             wanted[int(at / timeline.span)] += amount * (noted == name)
         assert timeline.counts[name].tolist() == wanted.tolist()
     last = 0
-    for span in range(timeline.num_spans):
+    for span in range(len(timeline.held_blocks)):
         within = [amount for at, amount in held if int(at / timeline.span) == span]
         assert timeline.held_blocks[span] == max(within, default=last)
         last = within[-1] if within else last

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..amounts import parse_memory
 from ..errors import InvalidArgument
+from .files import FileTier
 
 if TYPE_CHECKING:
     from .worker import WorkingTier
@@ -26,18 +27,20 @@ def open_tier(name: str, text: str) -> WorkingTier:
     unknown = sorted(set(options) - _OPTIONS.get(scheme, set()))
     if unknown:
         raise InvalidArgument(f"{name} is {text!r}; {unknown[0]} is no option of a {scheme} tier")
-    from .. import tiers
-
     if scheme == "file":
         folder = place.partition(":")[2]
         if not folder:
             raise InvalidArgument(f"{name} is {text!r}; a folder must follow file:")
         budget = parse_memory(f"{name}'s bytes", options["bytes"]) if "bytes" in options else 2**60
-        return tiers.FileTier(folder, budget, options.get("policy", "lru"))
+        return FileTier(folder, budget, options.get("policy", "lru"))
     if scheme in ("redis", "rediss", "unix"):
-        return tiers.RedisTier(place)
+        from .redis import RedisTier
+
+        return RedisTier(place)
     if scheme in ("s3", "gs", "az"):
-        return tiers.ObjectTier(place, config=options)
+        from .buckets import ObjectTier
+
+        return ObjectTier(place, config=options)
     raise InvalidArgument(f"{name} is {text!r}; it must begin with file:, redis://, unix://, s3://, gs:// or az://")
 
 

@@ -33,11 +33,6 @@ class Timeline:
     waiting: NDArray[np.int64]
     counts: dict[str, NDArray[np.int64]]
 
-    @property
-    def num_spans(self) -> int:
-        """How many there are."""
-        return len(self.held_blocks)
-
 
 class TimelineRecorder:
     """Takes notes. O(1) a note, amortised."""

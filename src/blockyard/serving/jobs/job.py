@@ -79,16 +79,15 @@ class ParentReader(Protocol):
 
 
 class JobRunner(Protocol):
-    """Runs jobs: is the thread of an engine, or a fleet of them. A job's events go to its mailbox.
-
-    tracer: reads the parents of spans, if not None. refusal: why no job is taken at all; None while it serves.
-    """
+    """Runs jobs: is the thread of an engine, or a fleet of them. A job's events go to its mailbox."""
 
     @property
-    def tracer(self) -> ParentReader | None: ...
+    def tracer(self) -> ParentReader | None:
+        """Return what reads the parents of spans, None where nothing is traced."""
 
     @property
-    def refusal(self) -> str | None: ...
+    def refusal(self) -> str | None:
+        """Say why no job is taken at all; None while it serves."""
 
     def start(self) -> None:
         """Begin to serve."""
