@@ -131,9 +131,9 @@ class World:
         self.link = Link(self.replicas, self.fleet)
         self.figures = FleetFigures()
 
-    def dispatcher(self, **endurance: Any) -> Dispatcher:
+    def dispatcher(self, capacity: int = 16, **endurance: Any) -> Dispatcher:
         requests = RequestFigures({"engine": "fleet", "model_name": "tiny"}, 512)
-        return Dispatcher(self.link, self.fleet, self.figures, requests, 16, Endurance(**endurance))
+        return Dispatcher(self.link, self.fleet, self.figures, requests, capacity, Endurance(**endurance))
 
     def close(self) -> None:
         for replica in self.replicas.values():
@@ -142,7 +142,7 @@ class World:
     def require_idle(self) -> None:
         """Nothing is booked, and both caches are whole and let go of everything."""
         self.fleet.check()
-        assert [each.requests for each in self.fleet.status()] == [0, 0]
+        assert not any(each.requests for each in self.fleet.status())
         deadline = time.monotonic() + PATIENCE_SECONDS
         for replica in self.replicas.values():
             while replica.thread.ask(lambda engine: engine.has_unfinished).result(PATIENCE_SECONDS):
@@ -327,7 +327,7 @@ def test_random_faults(world: World, seed: int) -> None:
         require_equal(world, job, *await run(dispatcher, job))
 
     async def play() -> None:
-        dispatcher = world.dispatcher(stall=0.5, resumes=20)
+        dispatcher = world.dispatcher(24, stall=0.5, resumes=20)
         world.link.faults = {
             number: (rng.randrange(4), rng.choice(["cut", "cut", "stall", "end", "refuse"]))
             for number in range(12)

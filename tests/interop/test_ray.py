@@ -25,11 +25,13 @@ import pytest
 if not os.environ.get("RAY_FLEET"):
     pytest.skip("Ray's cluster runs in `make interop-ray`", allow_module_level=True)
 
+from blockyard.engine import SamplingParams
 from blockyard.serving.fleet.remains import MARK, end
 
 from ..support.fleets import RunningFleet, running_fleet, tiny_folder
 from ..support.patience import PATIENCE_SECONDS, wait_until
 from ..support.places import ROOT
+from ..support.servers import tiny_engine
 
 
 def are_gone(processes: list[psutil.Process]) -> bool:
@@ -94,6 +96,27 @@ def test_a_new_replica_begins_warm_where_a_tier_is_named(tmp_path: Path) -> None
         _, _, second = fleet.post("/v1/completions", **fields)  # it waits for the new one
         assert second["choices"] == first["choices"]
         assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 16 * (num_blocks - 1)
+
+
+def test_a_replica_computes_long_prompts_for_the_other(tmp_path: Path) -> None:
+    pytest.importorskip("xxhash")
+    options = ["--replicas", "2", "--num-blocks", "200", "--check-endpoint", "--tier-buffer", "64MiB"]
+    options += ["--tier", f"file:{tmp_path / 'kept'},bytes=1GiB", "--prefill-replicas", "1", "--prefill-tokens", "64"]
+    single = tiny_engine()
+    with running_fleet(tiny_folder(tmp_path), *options) as fleet:
+        for number, text in enumerate(("A long beginning. " * 12, "Another one, " * 14)):
+            fields = {"prompt": text, "max_tokens": 8, "temperature": 0}
+            _, _, whole = fleet.post("/v1/completions", **fields)
+            (expected,) = single.generate([text], SamplingParams(max_tokens=8))
+            assert whole["choices"][0]["text"] == expected.text
+            state = fleet.get("/fleet")
+            assert state["handed_over_requests"] == number + 1
+        assert sorted(each["prefill"] for each in state["replicas"]) == [False, True]
+        (helper,) = [each["name"] for each in state["replicas"] if each["prefill"]]
+        taken = [choice["replica"] for choice in reversed(state["choices"])]
+        assert [name == helper for name in taken] == [True, False] * 2
+        assert whole["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        fleet.check()
 
 
 def test_no_port_is_open_to_other_machines(tmp_path: Path) -> None:

@@ -424,6 +424,20 @@ def _add_fleet(group: Any) -> None:
         help="processes before the engines, behind Ray's HTTP proxy; default: 0, this process",
     )
     group.add_argument(
+        "--prefill-replicas",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of the engines, that compute long prompts for the others, who get them by a --tier; default: 0",
+    )
+    group.add_argument(
+        "--prefill-tokens",
+        type=int,
+        default=512,
+        metavar="N",
+        help="that no other engine has, from which a prompt is long; default: 512",
+    )
+    group.add_argument(
         "--threads", type=int, metavar="N", help="of each replica; default: the machine's cores over the replicas"
     )
     group.add_argument("--cost", default="robust", metavar="NAME", help="how to choose; default: robust")

@@ -130,6 +130,13 @@ def _require(options: argparse.Namespace) -> None:
     if not 0 < require_number("--token-load", options.token_load) <= 100:
         raise InvalidArgument(f"--token-load is {options.token_load}; it must be above 0 and at most 100")
     require_int("--resumes", options.resumes, 0, MAX_RESUMES)
+    require_int("--prefill-replicas", options.prefill_replicas, 0, options.replicas - 1)
+    require_int("--prefill-tokens", options.prefill_tokens, 1, 2**31)
+    if options.prefill_replicas and _most(options) != options.replicas:
+        raise InvalidArgument(
+            f"--prefill-replicas is {options.prefill_replicas} and --max-replicas {options.max_replicas}; a fleet that "
+            f"grows has none of these"
+        )
     if options.threads is not None:
         require_int("--threads", options.threads, 1, 1024)
     require_origins(options.cors_origin)
@@ -154,8 +161,14 @@ def _engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
     if options.device == "cpu" and options.num_blocks is None and options.kv_cache_memory_bytes is None:
         options.kv_cache_memory_bytes = str(CPU_KV_BYTES)  # each would take it, and none sees the others
     arguments = engine_arguments(options)
-    for use in arguments.get("tiers", ()):  # each replica opens its own
+    uses = arguments.get("tiers", ())
+    for use in uses:  # each replica opens its own
         use.tier.close()
+    if options.prefill_replicas and all(use.write != "through" for use in uses):
+        raise InvalidArgument(
+            f"--prefill-replicas is {options.prefill_replicas}; prompts go to the other engines by a tier that is "
+            f"written through: --tier file:/dev/shm/kv,bytes=4GiB, say"
+        )
     return arguments
 
 
@@ -193,8 +206,8 @@ def _setup(options: argparse.Namespace, path: Path, asked: ServerOptions, thread
     capacity = size.most * options.max_num_seqs + asked.limits.max_waiting
     arguments = partial(engine_arguments, options)
     sizes = (threads, capacity, is_local, arguments, options.otlp_traces_endpoint)
-    plan = ReplicaPlan(str(folder), asked.model_name, options.dtype, options.device, *sizes)
-    endurance = Endurance(options.resumes, options.stall)
+    plan = ReplicaPlan(str(folder), asked.model_name, options.dtype, options.device, *sizes, options.prefill_replicas)
+    endurance = Endurance(options.resumes, options.stall, options.prefill_tokens)
     return Setup(folder, asked, size, plan, options.cost, options.silence, endurance, tokenizer)
 
 

@@ -3,11 +3,11 @@
     RequestRouterConfig(request_router_class="blockyard.fleet.ray_serve.ExactRouter",
                         request_router_kwargs={"cost": "robust", "silence": 3.0})
 
-A replica says where its events are: `record_replica_metadata` returns {"kv": [endpoint, replay_endpoint]}. A request is
-the first argument that has `token_ids`, and perhaps `max_tokens`, `session` and `extra_keys`; `avoid`, names of
-replicas that are not to have it while there are others; `on_choice`, told the number under which it is booked and the
-`Choice`; `on_moved`, told the name of the replica that took it. Ray pickles this module
-by value, so it keeps nothing; the state is in `shared`.
+A replica says where its events are: `record_replica_metadata` returns {"kv": [endpoint, replay_endpoint]}, and
+{"prefill": True} where it computes prompts for the others (`SharedFleet.prefills`). A request is the first argument
+that has `token_ids`, and perhaps `max_tokens`, `session` and `extra_keys`; `avoid`, names of replicas that are not to
+have it while there are others; `on_choice`, told the number under which it is booked and the `Choice`; `on_moved`, told
+the name of the replica that took it. Ray pickles this module by value, so it keeps nothing; the state is in `shared`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class ExactRouter(RequestRouter):  # type: ignore[misc]
     def update_replicas(self, replicas: list[Any]) -> None:
         """Follow those that are new and drop those that are gone."""
         super().update_replicas(replicas)
-        self._shared.sync({each.replica_id.unique_id: _addresses(each) for each in replicas})
+        metadata = {each.replica_id.unique_id: each.replica_metadata or {} for each in replicas}
+        prefills = [name for name, told in metadata.items() if told.get("prefill")]
+        self._shared.sync({name: _addresses(told) for name, told in metadata.items()}, prefills)
         if self._timer is None:
             self._read()
 
@@ -100,6 +102,6 @@ def _tell(asked: Any, name: str, *what: Any) -> None:
         told(*what)
 
 
-def _addresses(replica: Any) -> tuple[str, str] | None:
-    found = (replica.replica_metadata or {}).get("kv")
+def _addresses(metadata: dict[str, Any]) -> tuple[str, str] | None:
+    found = metadata.get("kv")
     return None if found is None else (found[0], found[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .costs import make_cost
@@ -17,11 +17,19 @@ class SharedFleet:
     def __init__(self, cost: str, silence: float) -> None:
         self._lock = threading.Lock()
         self.fleet = Fleet(make_cost(cost), silence=silence)
+        #: Replicas that compute prompts for the others.
+        self.prefills: frozenset[str] = frozenset()
 
-    def sync(self, replicas: Mapping[str, Addresses]) -> None:
-        """Make these all that are there."""
+    def sync(self, replicas: Mapping[str, Addresses], prefills: Iterable[str] = ()) -> None:
+        """Make these all that are there; some compute prompts for the others."""
         with self._lock:
             self.fleet.sync(replicas)
+            self.prefills = frozenset(prefills)
+
+    def others(self) -> tuple[str, ...]:
+        """Return the replicas that are not among `prefills`."""
+        with self._lock:
+            return tuple(name for name in self.fleet.router.replicas if name not in self.prefills)
 
     def drop(self, replica: str) -> None:
         """Forget a replica that is gone."""
@@ -63,11 +71,11 @@ class SharedFleet:
         with self._lock:
             return self.fleet.status()
 
-    def hits(self, prompts: Sequence[Any]) -> list[dict[str, int]]:
+    def hits(self, prompts: Sequence[Any], extra_keys: Any = ()) -> list[dict[str, int]]:
         """Return for each prompt how many leading tokens each replica has, of those that have any."""
         with self._lock:
             self.fleet.poll()
-            return [self.fleet.hits(prompt) for prompt in prompts]
+            return [self.fleet.hits(prompt, extra_keys) for prompt in prompts]
 
     def check(self) -> None:
         """Raise `AssertionError` unless the book is that of the requests in flight."""

@@ -370,6 +370,18 @@ class Offload:
             use.num_hit_tokens = num_tokens  # what nobody asked for is no hit
         return (self.cache.num_cached_blocks - before) * self._block_size
 
+    def is_storing(self, token_ids: Sequence[int], extra_keys: tuple[ExtraKey, ...] = ()) -> bool:
+        """Says whether a block of a prompt is still on its way to a tier: another engine does not find it yet.
+
+        O(blocks + blocks that are being stored).
+        """
+        self.poll()
+        chain = NameChain(self._layout_now(), self._block_size, extra_keys)
+        chain.extend(token_ids)
+        names = set(chain.names)
+        stores = (stored for _, piece, stored in self._jobs.values() if piece is None)
+        return bool(self._copies) or any(not names.isdisjoint(stored) for stored in stores)
+
     @property
     def num_waiting(self) -> int:
         """Prompts that wait for a question or a load."""

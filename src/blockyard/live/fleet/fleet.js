@@ -21,7 +21,7 @@ function replicaRow(replica, claims) {
   const truth = claims
     ? [count(claims.claimed), count(claims.true), share(claims.exact, claims.requests), count(claims.requests)]
     : ["0", "0", "–", "0"];
-  const row = make("tr", "", "", make("td", "", replica.name), trust, ...cells([heard, ...load, ...truth, count(replica.lost)]));
+  const row = make("tr", "", "", make("td", "", replica.prefill ? `${replica.name} (prompts)` : replica.name), trust, ...cells([heard, ...load, ...truth, count(replica.lost)]));
   return row;
 }
 

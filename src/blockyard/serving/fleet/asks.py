@@ -23,7 +23,8 @@ class ReplicaAsk:
 
     token_ids: (n,) int32, prompt and given together: what a replica may have. num_prompt: how many are the prompt's.
     max_tokens: those that may still come, of all completions. trace: the headers by which a caller's span is known.
-    avoid: replicas that are not to have it, if there are others. on_choice, on_moved: told in the router's thread where
+    hands_over: the answer is to end behind its first tokens, when the tiers have the prompt. avoid: replicas that are
+    not to have it, if there are others. on_choice, on_moved: told in the router's thread where
     it goes; they stay in this process.
     """
 
@@ -36,6 +37,7 @@ class ReplicaAsk:
     session: str | None = None
     name: str = ""
     trace: dict[str, str] = field(default_factory=dict)
+    hands_over: bool = False
     avoid: Sequence[str] = ()
     on_choice: Told | None = field(default=None, compare=False)
     on_moved: Callable[[str], None] | None = field(default=None, compare=False)
@@ -57,4 +59,15 @@ class ReplicaAsk:
         return tokens
 
 
-_CARRIED = ("token_ids", "num_prompt", "max_tokens", "sampling", "priority", "extra_keys", "session", "name", "trace")
+_CARRIED = (
+    "token_ids",
+    "num_prompt",
+    "max_tokens",
+    "sampling",
+    "priority",
+    "extra_keys",
+    "session",
+    "name",
+    "trace",
+    "hands_over",
+)

@@ -4,6 +4,9 @@ The ingress keeps what a client got of each answer. Of one completion without lo
 to the next replica, which goes on behind them (`Engine.add_request(given=...)`). Several completions, or logprobs, are
 computed again from the beginning under the same seed, and what the client has is left out. Either way no token comes
 twice, and none that an undisturbed run would not have had, as far as the model's numbers are the same (float32).
+
+Where replicas compute prompts for the others, a long prompt goes to one of them first, for its first token; then the
+request goes on elsewhere, in the same way, and what was computed comes by the tiers that both have.
 """
 
 from __future__ import annotations
@@ -42,11 +45,13 @@ class Lost(Exception):
 class Endurance:
     """Says what the loss of a replica may cost. resumes: how often a request may go on elsewhere; 0 for never.
 
-    stall: seconds after which a replica without a word counts as lost; it says something each second.
+    stall: seconds after which a replica without a word counts as lost; it says something each second. prefill_tokens:
+    from how many tokens that no other replica has a prompt is computed by one of those that do that for the others.
     """
 
     resumes: int = 3
     stall: float = 5.0
+    prefill_tokens: int = 512
 
 
 @dataclass(slots=True)
@@ -191,12 +196,16 @@ class Dispatcher:
     async def _last_event(self, job: Job, progress: Progress) -> GenerationResult | ApiError:
         """Return what ends a job; its tokens are passed on meanwhile."""
         num_losses = 0
+        hands_over = self._is_handed_over(job)
         while True:
             attempt = Attempt()
             try:
-                return await self._try(job, progress, attempt)
+                last = await self._try(job, progress, attempt, hands_over)
+                if last is not None:
+                    return last
+                hands_over = False
             except Lost as loss:
-                num_losses += 1
+                num_losses, hands_over = num_losses + 1, False
                 self._figures.lost(attempt.replica)
                 allowed = self._endurance.resumes if job.resumes else 0
                 _log.warning("request %s lost its replica %s: %s", job.name, attempt.replica or "-", loss)
@@ -206,9 +215,21 @@ class Dispatcher:
                 self._figures.resumed(progress.num_tokens)
                 progress.avoid.append(attempt.replica)
 
-    async def _try(self, job: Job, progress: Progress, attempt: Attempt) -> GenerationResult | ApiError:
-        """Have one replica answer. Raises `Lost` where it does not come to an end."""
-        ask = _ask_of(job, progress)
+    def _is_handed_over(self, job: Job) -> bool:
+        """Say whether a replica computes the prompt for another one, which goes on. O(prompt + replicas)."""
+        prefills, others = self._fleet.prefills, self._fleet.others()
+        if not prefills or not others or not _goes_on(job) or job.sampling.max_tokens == 1:
+            return False
+        (hits,) = self._fleet.hits([job.prompt.token_ids], job.extra_keys)
+        most = max((hits.get(name, 0) for name in others), default=0)
+        return len(job.prompt.token_ids) - most >= self._endurance.prefill_tokens
+
+    async def _try(
+        self, job: Job, progress: Progress, attempt: Attempt, hands_over: bool
+    ) -> GenerationResult | ApiError | None:
+        """Have one replica answer; None where it has handed over. Raises `Lost` where it does not come to an end."""
+        ask = _ask_of(job, progress, hands_over)
+        ask.avoid = (*progress.avoid, *(self._fleet.others() if hands_over else self._fleet.prefills))
         ask.on_choice, ask.on_moved = partial(self._chosen, job, attempt), attempt.moved
         skip = [0] * job.num_completions if ask.given else [len(tokens) for tokens in progress.tokens]
         was_resumed = progress.num_tokens > 0
@@ -227,6 +248,9 @@ class Dispatcher:
                         self._figures.claim(attempt.replica, attempt.claimed, last)
                     stream = None
                     return last
+            if hands_over and progress.num_tokens:
+                self._figures.num_handed_over += 1
+                return None
             raise Lost("its answer ended before its end")
         finally:
             if stream is not None:
@@ -301,19 +325,23 @@ class Dispatcher:
         job.mailbox.put(job.position, event)
 
 
-def _ask_of(job: Job, progress: Progress) -> ReplicaAsk:
-    goes_on = job.num_completions == 1 and job.sampling.logprobs is None
-    given = progress.tokens[0] if goes_on else []
+def _goes_on(job: Job) -> bool:
+    """Say whether another replica can go on behind what one has given."""
+    return job.num_completions == 1 and job.sampling.logprobs is None
+
+
+def _ask_of(job: Job, progress: Progress, hands_over: bool) -> ReplicaAsk:
+    given = progress.tokens[0] if _goes_on(job) else []
     prompt = job.prompt.token_ids
     return ReplicaAsk(
         token_ids=np.array([*prompt, *given], np.int32),
         num_prompt=len(prompt),
-        max_tokens=(job.sampling.max_tokens - len(given)) * job.num_completions,
+        max_tokens=1 if hands_over else (job.sampling.max_tokens - len(given)) * job.num_completions,
         sampling=job.sampling,
         priority=job.priority,
         extra_keys=job.extra_keys,
         session=job.session,
         name=job.name,
         trace=job.parent if isinstance(job.parent, dict) else {},
-        avoid=tuple(progress.avoid),
+        hands_over=hands_over,
     )

@@ -47,6 +47,7 @@ class FleetFigures:
         self.choices: deque[tuple[str, Choice]] = deque(maxlen=MAX_CHOICES)
         self.num_resumed = 0
         self.num_tokens_resumed = 0
+        self.num_handed_over = 0
 
     def claim(self, replica: str, claimed: int, result: GenerationResult) -> None:
         """Compare what was claimed of a request with what the cache had. Below 0 nothing was claimed. O(1)."""

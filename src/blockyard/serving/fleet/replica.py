@@ -33,6 +33,8 @@ BEAT = 1.0
 GATHER = 0.02
 #: Seconds from one heartbeat of an idle replica's KV events to the next.
 EVENTS_BEAT = 1.0
+#: Seconds that tiers may take to have a prompt that is handed over; then it is computed again, or as much as they lack.
+STORE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ class ReplicaPlan:
 
     is_local: whether its ports are on loopback; else they are on its node's address, for ingresses of other nodes.
     arguments: returns those of `Engine.from_pretrained`, in the replica's process: what they open belongs to it.
-    traces: where spans of requests go (`otlp_tracer`), None for nowhere.
+    traces: where spans of requests go (`otlp_tracer`), None for nowhere. num_prefills: how many replicas, the first by
+    rank, compute prompts for the others.
     """
 
     path: str
@@ -53,6 +56,7 @@ class ReplicaPlan:
     is_local: bool
     arguments: Callable[[], dict[str, Any]]
     traces: str | None = None
+    num_prefills: int = 0
 
 
 class Replica:
@@ -81,7 +85,10 @@ class Replica:
         return self._model
 
     async def generate(self, ask: ReplicaAsk) -> AsyncIterator[list[Event]]:
-        """Yield what happens as lists, until a result or an error; an empty list each second in which nothing does."""
+        """Yield what happens as lists, until a result or an error; an empty list each second in which nothing does.
+
+        One that hands over ends behind its first tokens.
+        """
         mailbox = Mailbox()
         prompt = EncodedPrompt(ask.prompt, self._model.vocab_size)
         rest: dict[str, Any] = {"name": ask.name, "session": ask.session, "given": ask.given}
@@ -98,9 +105,24 @@ class Replica:
         try:
             async for events in _gathered(mailbox):
                 yield events
+                last = events[-1] if events else None
+                if ask.hands_over and isinstance(last, NewToken) and last.finish_reason is None:
+                    self._thread.cancel([job])
+                    await self._stored(ask)
+                    return
         finally:
             self._num_tokens_asked -= num_tokens
             self._thread.cancel([job])
+
+    async def _stored(self, ask: ReplicaAsk) -> None:
+        """Wait until the engine's tiers have stored what was computed of a prompt, for `STORE_SECONDS` at most."""
+
+        def is_storing(engine: Any) -> bool:
+            return engine.offload is not None and engine.offload.is_storing(ask.prompt, ask.extra_keys)
+
+        end = time.monotonic() + STORE_SECONDS
+        while await asyncio.wrap_future(self._thread.ask(is_storing)) and time.monotonic() < end:
+            await asyncio.sleep(GATHER / 4)
 
     async def ask(self, call: Callable[[Engine], Any]) -> Any:
         """Return what `call` says of the engine, asked between two steps, or the error for the client."""
@@ -144,10 +166,17 @@ class EngineReplica(Replica):
         super().__init__(engine, plan.capacity, plan.model_name, tracer)
         assert engine.kv_events is not None
         self._endpoints = [engine.kv_events.endpoint, engine.kv_events.replay_endpoint]
+        self._num_prefills = plan.num_prefills
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        """Say where the KV events are: the router follows them from there."""
-        return {"kv": self._endpoints, "pid": os.getpid()}
+        """Say where the KV events are, which the router follows, and whether this one computes prompts for others.
+
+        Ray gives a replica that takes the place of a dead one its rank.
+        """
+        from ray.serve import get_replica_context
+
+        does_prefill = get_replica_context().rank.rank < self._num_prefills
+        return {"kv": self._endpoints, "pid": os.getpid(), "prefill": does_prefill}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Report the load by which the fleet may grow and shrink."""

@@ -9,7 +9,7 @@ from typing import Any
 from ...fleet.shared import SharedFleet
 from .figures import MAX_CHOICES, FleetFigures
 
-_TOTALS = ("lost_attempts", "resumed_requests", "resumed_tokens")
+_TOTALS = ("lost_attempts", "resumed_requests", "resumed_tokens", "handed_over_requests")
 _LOADS = ("requests", "uncached", "held", "lost")
 
 
@@ -18,11 +18,15 @@ def fleet_state(fleet: SharedFleet, figures: FleetFigures, model_name: str) -> d
     return {
         "object": "fleet",
         "model": model_name,
-        "replicas": [{**each._asdict(), "lost": figures.num_lost[each.name]} for each in fleet.status()],
+        "replicas": [
+            {**each._asdict(), "lost": figures.num_lost[each.name], "prefill": each.name in fleet.prefills}
+            for each in fleet.status()
+        ],
         "claims": {name: asdict(claims) for name, claims in figures.claims.items()},
         "lost_attempts": figures.num_lost.total(),
         "resumed_requests": figures.num_resumed,
         "resumed_tokens": figures.num_tokens_resumed,
+        "handed_over_requests": figures.num_handed_over,
         "choices": figures.shown_choices(),
     }
 
