@@ -69,6 +69,11 @@ def require_unicode(name: str, text: str) -> str:
     return text
 
 
+def printable(text: str) -> str:
+    """Return `text` with escapes for what no Unicode text can have (`require_unicode`): names may be any bytes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def require_bool(name: str, value: object) -> bool:
     """`value` if it is True or False."""
     if not isinstance(value, bool):

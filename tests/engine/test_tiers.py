@@ -166,7 +166,7 @@ def test_random_traffic_over_faulty_tiers_gets_the_right_tokens(shape: str, roun
     plenty = Engine(model, num_blocks=3000, block_size=4, enable_prefix_caching=False)
     prompts, sampling = [prompt for prompt, _ in requests], [params for _, params in requests]
     expected = [tokens_of(result) for result in plenty.generate(prompts, sampling)]
-    tiers = [FaultyTier(random.Random(seed), faults=0.03), FaultyTier(random.Random(seed + 1))]
+    tiers = [FaultyTier(random.Random(seed), faults=0.03), FaultyTier(random.Random(seed + 1), "second")]
     num_hits = 0
     for life in range(3):
         options = {**random_options(rng), "enable_prefix_caching": True}

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -275,6 +276,12 @@ def test_what_is_no_cache_is_refused(cache: object) -> None:
 def test_labels_are_text(options: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument, match="must be a string"):
         CacheCollector(KVCacheManager(CacheConfig(num_blocks=8)), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"engine": "\udcff"}, {"model_name": "\udcff"}, {"info": {"a": "\udcff"}}])
+def test_labels_are_text_that_can_be_written(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="must be valid Unicode"):
+        CacheCollector(KVCacheManager(CacheConfig(num_blocks=8)), **options)
 
 
 def test_without_prometheus_client_the_extra_is_named() -> None:

@@ -28,9 +28,10 @@ def missing_for_redis() -> str:
     return "" if importlib.util.find_spec("redis") else "redis is not installed (make interop-tiers)"
 
 
-def missing_for_buckets() -> str:
-    """Why there can be no bucket here; nothing where there can be one."""
-    missing = [name for name in ("obstore", "moto", "flask") if importlib.util.find_spec(name) is None]
+def missing_for_buckets(*modules: str) -> str:
+    """Why there can be no bucket here; nothing where there can be one. modules: those that are needed, not all."""
+    names = modules or ("obstore", "moto", "flask")
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
     return f"{', '.join(missing)} not installed (make interop-tiers)" if missing else ""
 
 

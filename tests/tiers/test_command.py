@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,21 @@ def test_copying_to_redis(folder: str, tmp_path: Path, capsys: pytest.CaptureFix
         assert capsys.readouterr().out.splitlines()[-1].split()[1] == "4"
     assert main(["tier", "stats", server.url]) == 2
     assert "unreachable" in capsys.readouterr().err
+
+
+def test_looking_with_an_engines_words_removes_nothing(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(3):
+        assert main(["tier", "stats", f"file:{folder},bytes=1KiB"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[1] == "5"
+
+
+def test_a_file_larger_than_any_object_is_not_read(
+    folder: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FileTier, "_look_at_all", lambda _: None)  # that removes it, sooner or later
+    os.truncate(path_of(Path(folder), 1), 2**40)
+    assert main(["tier", "verify", f"file:{folder}"]) == 1
+    assert f"{name_of(1).hex()}  truncated" in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -499,10 +499,10 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_jumped_changes_the_order_alone(tier: FileTier, tmp_path: Path) -> None:
-    """Times of last use that are before 1970, or far ahead, are times like others."""
+    """Times of last use that are before 1677, or after 2262, are times like others."""
     numbers = [1, 2, 4, 6]
     store(tier, numbers)
-    for number, seconds in zip(numbers, (4 * 10**9, -(10**9), 0, 2 * 10**9), strict=True):
+    for number, seconds in zip(numbers, (2**34, -(2**34), 0, 2 * 10**9), strict=True):
         os.utime(path_of(tmp_path, number), (seconds, seconds))
     room = sum(map(size_of, [1, 6]))
     with contextlib.closing(FileTier(tmp_path, room)) as other:
@@ -510,6 +510,21 @@ def test_a_clock_that_jumped_changes_the_order_alone(tier: FileTier, tmp_path: P
         assert load(other, [1, 6]) == {}
         assert set(load(other, [2, 4])) == {2, 4}
         other.check()
+
+
+def test_a_name_that_is_no_unicode_is_shown_as_text(tmp_path: Path) -> None:
+    """A folder may have any bytes for a name; metrics and pages are UTF-8."""
+    with contextlib.closing(FileTier(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"), 2**20)) as tier:
+        assert tier.name == f"file:{tmp_path}/\\udcff"
+        assert store(tier, [1]).is_done
+
+
+def test_a_question_that_fails_unforeseen_is_answered(tier: FileTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> list[int]:
+        raise RuntimeError("not foreseen")
+
+    monkeypatch.setattr(tier, "_sizes", fail)
+    wait_until(lambda: tier.longest_prefix([name_of(1)]).is_final)
 
 
 # ---------------------------------------------------------------- names

@@ -11,7 +11,8 @@ import pytest
 
 from blockyard import CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LayerGroup, Span
 from blockyard.tiers import FileTier, Offload, TierUse
-from blockyard.wire.message import pack
+from blockyard.tiers.snapshot import Contents
+from blockyard.wire.message import Message, pack
 
 from ..support.patience import PATIENCE_SECONDS, wait_until
 from ..support.seeds import draws, run_seed
@@ -31,7 +32,7 @@ def test_random_worlds(tmp_path: Path, write: str) -> None:
     choose = random.Random(run_seed())
     for _ in range(draws(60, 12)):
         seed = choose.randrange(2**32)
-        tiers = [FaultyTier(random.Random(seed + place)) for place in range(choose.choice((1, 2)))]
+        tiers = [FaultyTier(random.Random(seed + place), f"faulty {place}") for place in range(choose.choice((1, 2)))]
         try:
             run(OffloadWorld(seed, tiers, write, tmp_path / f"{seed}"), 120)
         except BaseException as error:
@@ -42,7 +43,7 @@ def test_random_worlds(tmp_path: Path, write: str) -> None:
 @pytest.mark.parametrize("write", ["through", "back"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_world_in_which_everything_happens(tmp_path: Path, seed: int, write: str) -> None:
-    tiers = [FaultyTier(random.Random(seed), faults=0.03), FaultyTier(random.Random(seed + 1))]
+    tiers = [FaultyTier(random.Random(seed), faults=0.03), FaultyTier(random.Random(seed + 1), "second")]
     world = OffloadWorld(seed, tiers, write, tmp_path / "warm")
     for _ in range(4000):
         world.turn()
@@ -268,6 +269,12 @@ def test_a_bad_tier_or_policy_is_refused(tmp_path: Path) -> None:
         TierUse("disk")  # type: ignore[arg-type]
     with FileTierOf(tmp_path) as tier, pytest.raises(InvalidArgument, match="write is 'often'"):
         TierUse(tier, "often")
+    with pytest.raises(InvalidArgument, match="tier's name holds"):
+        TierUse(FaultyTier(random.Random(0), "\udcff"))
+    cache = KVCacheManager(CacheConfig(9))
+    tiers = [FaultyTier(random.Random(0)), FaultyTier(random.Random(1))]
+    with pytest.raises(InvalidArgument, match="tiers has faulty twice"):
+        Offload(cache, SmallBlocks(9, 16, 1, 4), tiers, {})
 
 
 class FileTierOf:
@@ -396,6 +403,11 @@ def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(InvalidArgument, match="it is no snapshot"):
             engine.offload.restore(path)
+    message = Message.of(whole)
+    for keys in ([None], [[["salt", ""], ["salt", "b"]]], [[["span", 0, 1, "a"]]], [[["salt", "\ud800"]]], "a", [[[]]]):
+        path.write_bytes(pack(message.kind, {**message.fields, "keys": keys}, message.arrays))
+        with pytest.raises(InvalidArgument, match="it is no snapshot"):
+            engine.offload.restore(path)
     with pytest.raises(InvalidArgument, match="it cannot be read: No such file"):
         engine.offload.restore(tmp_path / "none")
     assert engine.cache.num_cached_blocks == 0
@@ -408,6 +420,11 @@ def test_what_cannot_be_written_is_told_and_leaves_nothing(tmp_path: Path) -> No
     snapshot = engine.offload.snapshot(tmp_path / "none" / "warm", PATIENCE_SECONDS)
     assert snapshot.is_done
     assert "cannot be written: No such file" in snapshot.error
+    long = tmp_path / ("x" * 250)  # no room for what stands beside it
+    assert "cannot be written: File name too long" in engine.offload.snapshot(long, PATIENCE_SECONDS).error
+    for name in ("", "/", "a\0b"):
+        with pytest.raises(InvalidArgument, match="a file's name is needed"):
+            engine.offload.begin_snapshot(name)
     (tmp_path / "warm").mkdir()
     assert engine.offload.snapshot(tmp_path / "warm", PATIENCE_SECONDS).error != ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tier", "warm"]
@@ -428,6 +445,57 @@ def test_a_snapshot_goes_on_while_prompts_are_computed(tmp_path: Path) -> None:
     engine = SmallEngine(tmp_path / "tier")
     assert engine.offload.restore(snapshot.path, PATIENCE_SECONDS) == snapshot.num_blocks * 4
     engine.close()
+
+
+@pytest.mark.parametrize("most_blocks", [0, 7, 40, 10**6])
+@pytest.mark.parametrize("most_tokens", [2, 3, 12, 10**6])
+def test_what_is_restored_is_what_fits_and_goes_last(most_blocks: int, most_tokens: int) -> None:
+    """Beside a model that copies sets: prompts that branch anywhere, in a random order of eviction."""
+    choose = np.random.default_rng(run_seed())
+    for _ in range(30):
+        size = int(choose.integers(1, 60))
+        before = np.array([choose.integers(-2, place) for place in range(size)], np.int32)
+        ranks = choose.permutation(size).astype(np.int32)
+        tokens = np.arange(3 * size, dtype=np.int32).reshape(size, 3)
+        keys = [(), (CacheSalt("a"),)]
+        found = list(Contents(before, ranks, tokens, keys).prompts(most_blocks, most_tokens))
+        seen: set[int] = set()
+        wanted: dict[tuple[int, ...], tuple[CacheSalt, ...]] = {}
+        for end in sorted(set(range(size)) - set(before.tolist()), key=lambda end: -ranks[end]):
+            path, place = [], end
+            while place >= 0:
+                path, place = [place, *path], int(before[place])
+            path = path[: most_tokens // 3]
+            if len(seen | set(path)) > most_blocks:
+                break
+            seen |= set(path)
+            if path:
+                wanted.setdefault(tuple(path), keys[-1 - place])
+        assert found == [(tokens[list(path)].reshape(-1).tolist(), root) for path, root in reversed(wanted.items())]
+
+
+def test_tenants_that_come_and_go_leave_nothing_behind() -> None:
+    """A client makes up salts: what is known of each goes with its blocks, and one more is looked up alone."""
+    tier = FaultyTier(random.Random(1), faults=0.0, is_live=True)
+    cache = KVCacheManager(CacheConfig(60, block_size=4, max_num_seqs=4, max_model_len=100))
+    offload = Offload(cache, SmallBlocks(60, 4, 1, 16), [TierUse(tier, "back")], {"weights": 0})
+    names = offload._write_back
+    assert names is not None
+    for number in range(2000):
+        tokens, keys = [1, 2, 3, 4, 5], (CacheSalt(str(number)),)
+        offload.prepare(number, tokens, keys, may_load=False)
+        seq = cache.allocate(tokens, extra_keys=keys)
+        offload.fill(number, seq)
+        plan = cache.reserve([seq])
+        offload.save(number, seq, tokens, 5)
+        cache.commit([seq], plan.num_scheduled)
+        cache.free(seq)
+        offload.forget(number)
+        offload.poll()
+        assert len(names) == min(number + 1, 58)  # the second block of a prompt is not cached
+    assert len(tier.objects) > 1800
+    assert len(names._names._digests) < 600
+    assert offload.close(PATIENCE_SECONDS)
 
 
 def test_a_reset_ends_a_snapshot(tmp_path: Path) -> None:

@@ -159,6 +159,60 @@ def test_a_value_of_another_type_is_no_object(tmp_path: Path) -> None:
         assert tier.close()
 
 
+@needs_redis
+def test_no_more_of_a_value_is_read_than_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import redis
+
+    from blockyard.tiers import RedisTier
+
+    with redis_server(tmp_path) as server:
+        tier = RedisTier(server.url)
+        assert store(tier, [1]).is_done
+        redis.Redis.from_url(server.url).append(b"blockyard:" + name_of(1), bytes(2**20))
+        answers: list[int] = []
+        real = RedisTier.get
+
+        def get(self: RedisTier, *words: Any) -> bytes:
+            answers.append(len(data := real(self, *words)))
+            return data
+
+        monkeypatch.setattr(RedisTier, "get", get)
+        assert load(tier, [1]) == {1: Cause.TRUNCATED}
+        assert answers == [4096 + size_of(1) + 1]
+        assert tier.close()
+
+
+@needs_redis
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("redis://user:sec@ret@127.0.0.1:9/1", "redis://127.0.0.1:9/1"),
+        ("redis://127.0.0.1:9/1?password=secret&socket_timeout=1", "redis://127.0.0.1:9/1"),
+        ("unix://user:secret@/run/redis.sock?db=2&password=secret", "unix:///run/redis.sock?db=2"),
+    ],
+)
+def test_a_password_is_no_part_of_the_name(url: str, name: str) -> None:
+    from blockyard.tiers import RedisTier
+
+    tier = RedisTier(url)
+    assert tier.name == name
+    assert tier.close()
+
+
+@pytest.mark.skipif(bool(missing_for_buckets("obstore")), reason=missing_for_buckets("obstore"))
+def test_an_object_larger_than_is_wanted_is_not_read() -> None:
+    import obstore
+
+    from blockyard.tiers import ObjectTier
+
+    tier = ObjectTier("memory:///")
+    assert store(tier, [1]).is_done
+    assert load(tier, [1]) == {}
+    obstore.put(tier._store, name_of(1).hex(), tier.get(name_of(1)) + bytes(2**20))
+    assert load(tier, [1]) == {1: Cause.TRUNCATED}
+    assert tier.close()
+
+
 @needs_bucket
 def test_buckets_that_are_not_there_or_do_not_answer(shared: Place) -> None:
     from blockyard.tiers import ObjectTier
@@ -205,12 +259,20 @@ else:
     subprocess.run([sys.executable, "-c", program], check=True, env=child_environment())
 
 
-@pytest.mark.parametrize(("kind", "url"), [("RedisTier", "http://x"), ("ObjectTier", "nothing")])
+@pytest.mark.parametrize(
+    ("kind", "url"),
+    [
+        ("RedisTier", "http://x"),
+        ("RedisTier", "redis://x?nosuchoption=1"),
+        ("RedisTier", "redis://x?decode_responses=True"),
+        ("ObjectTier", "nothing"),
+    ],
+)
 def test_bad_addresses_are_refused(kind: str, url: str) -> None:
     if (missing_for_redis if kind == "RedisTier" else missing_for_buckets)():
         pytest.skip((missing_for_redis if kind == "RedisTier" else missing_for_buckets)())
     import blockyard.tiers
 
     make: Any = getattr(blockyard.tiers, kind)
-    with pytest.raises(InvalidArgument, match="url is"):
+    with pytest.raises(InvalidArgument, match=r"url (is|has)"):
         make(url)

@@ -71,7 +71,7 @@ def tier_use(name: str, text: str) -> TierUse:
 def _opened(name: str, text: str) -> Iterator[WorkingTier]:
     from ..tiers import open_tier
 
-    tier = open_tier(name, text)
+    tier = open_tier(name, text, evicts=False)
     try:
         yield tier
     finally:

@@ -8,13 +8,18 @@ from functools import partial
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..arguments import require_str, shown
+from ..arguments import require_str, require_unicode, shown
 from ..core.manager import KVCacheManager
 from ..core.pools.lease_pool import LeasePool
 from ..errors import InvalidArgument
 from ..kv_events import PublisherStats
 from .families import FAMILIES, RESIDENCY, Labels
 from .reading import CacheReading
+
+
+def _label(name: str, text: object) -> str:
+    return require_unicode(name, require_str(name, text))
+
 
 #: A cache, a pool that is used without one, or what reads either.
 Source = KVCacheManager | LeasePool | Callable[[], CacheReading]
@@ -44,10 +49,8 @@ class CacheCollector(Collector):
     def __init__(
         self, cache: Source, *, engine: str = "0", model_name: str = "", info: Mapping[str, str] | None = None
     ) -> None:
-        self._model_name = require_str("model_name", model_name)
-        self._info = {
-            require_str("info", name): require_str(f"info[{name!r}]", text) for name, text in (info or {}).items()
-        }
+        self._model_name = _label("model_name", model_name)
+        self._info = {_label("info", name): _label(f"info[{name!r}]", text) for name, text in (info or {}).items()}
         self._sources: dict[str, Callable[[], CacheReading]] = {}
         self.add(cache, engine)
 
@@ -56,7 +59,7 @@ class CacheCollector(Collector):
 
         Raises `InvalidArgument` as the constructor does, and for an `engine` that is already there.
         """
-        if require_str("engine", engine) in self._sources:
+        if _label("engine", engine) in self._sources:
             raise InvalidArgument(f"engine is {engine!r}; there is a cache of that name already")
         if isinstance(cache, KVCacheManager):
             self._sources[engine] = partial(CacheReading.of, cache)

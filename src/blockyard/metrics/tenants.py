@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..answers import MissCauses
-from ..arguments import require_int, require_str
+from ..arguments import require_int, require_str, require_unicode
 from ..keys import CacheSalt, ExtraKey, LoRA
 
 MAX_SHOWN = 100
@@ -56,7 +56,8 @@ class TenantTokens(Collector):
     def __init__(self, most: int = 20, labels: Mapping[str, str] | None = None) -> None:
         self._most = require_int("most", most, 1, MAX_SHOWN)
         self._labels = {
-            require_str("labels", name): require_str(f"labels[{name!r}]", text) for name, text in (labels or {}).items()
+            require_str("labels", name): require_unicode(f"labels[{name!r}]", require_str(f"labels[{name!r}]", text))
+            for name, text in (labels or {}).items()
         }
         self._shown: dict[str, Tokens] = {}
         #: Tokens not found of those shown and of the others, by cause; empty where no causes are told.

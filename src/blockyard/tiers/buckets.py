@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import InvalidArgument, MissingExtra
 from .header import PAGE_BYTES, BadObject
 from .index import ObjectIndex
-from .tier import NAME_BYTES, Cause
+from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
 from .worker import PlaceError, Task, WorkingTier
 
 try:
@@ -65,14 +65,18 @@ class ObjectTier(WorkingTier):
             raise PlaceError(Cause.UNREACHABLE, _brief(error)) from None
 
     def _read(self, task: Task, position: int) -> None:
-        task.fill(position, memoryview(self._got(task.job.names[position])))
+        data = self._got(task.job.names[position], most=PAGE_BYTES + task.length(position))
+        task.fill(position, memoryview(data))
 
-    def _got(self, name: bytes, num_bytes: int | None = None) -> Any:
+    def _got(self, name: bytes, num_bytes: int | None = None, most: int = PAGE_BYTES + MAX_OBJECT_BYTES) -> Any:
         with self._errors():
             try:
                 if num_bytes is not None:
                     return obstore.get_range(self._store, name.hex(), start=0, length=num_bytes)
-                return obstore.get(self._store, name.hex()).bytes()
+                found = obstore.get(self._store, name.hex())
+                if found.meta["size"] > most:
+                    return obstore.get_range(self._store, name.hex(), start=0, length=most + 1)
+                return found.bytes()
             except (NotFoundError, FileNotFoundError):
                 raise BadObject(Cause.ABSENT) from None
 

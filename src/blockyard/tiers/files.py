@@ -28,7 +28,7 @@ from ..arguments import require_int
 from ..errors import InvalidArgument
 from .header import PAGE_BYTES, BadObject, Header
 from .index import ObjectIndex
-from .tier import NAME_BYTES, Cause
+from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
 from .worker import PlaceError, Task, WorkingTier
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -201,7 +201,7 @@ class FileTier(WorkingTier):
         with suppress(OSError):
             found += self._entries(key)
         sizes = [max(each.st_size - PAGE_BYTES, 0) for _, each in found]
-        return [name for name, _ in found], sizes, np.array([each.st_mtime_ns for _, each in found], np.int64)
+        return [name for name, _ in found], sizes, _times([each for _, each in found])
 
     def _entries(self, key: str) -> Iterator[tuple[bytes, os.stat_result]]:
         """Goes over the names and figures of a folder's objects; what has another name or is no file is passed over."""
@@ -239,6 +239,8 @@ class FileTier(WorkingTier):
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
         """Read a whole file or its first bytes, unverified. Raises `BadObject`, `PlaceError`."""
         with self._errors(), open(self._open(name), "rb") as file:
+            if num_bytes is None and os.fstat(file.fileno()).st_size > PAGE_BYTES + MAX_OBJECT_BYTES:
+                raise BadObject(Cause.TRUNCATED)
             return file.read(num_bytes)
 
     def put(self, name: bytes, data: bytes) -> None:
@@ -318,6 +320,11 @@ def _end_files(folders: _Folders, files: list[tuple[str, int]]) -> None:
         with suppress(OSError):
             os.unlink(name, dir_fd=folders.of("new"))
         os.close(file)
+
+
+def _times(found: list[os.stat_result]) -> npt.NDArray[np.int64]:
+    """Returns times of last use; those beyond the years 1677 and 2262, which a file may have, are the ends."""
+    return np.array([min(max(each.st_mtime_ns, -(2**63)), 2**63 - 1) for each in found], np.int64)
 
 
 def _name_of(text: str, key: str) -> bytes | None:

@@ -170,8 +170,8 @@ class Offload:
     on_plan: called with each `StepPlan` made here, to carry out its moves at once (`KVCache.move_blocks`); needed with
     a CPU pool or partial hits. clock: seconds.
 
-    Not safe for use by several threads. Raises `InvalidArgument` for layer groups of several block sizes, state groups,
-    context shards, and steps in flight.
+    Not safe for use by several threads. Raises `InvalidArgument` for tiers of one name, layer groups of several block
+    sizes, state groups, context shards, and steps in flight.
     """
 
     def __init__(
@@ -194,6 +194,10 @@ class Offload:
         self.cache = cache
         self.blocks = blocks
         self.uses = [use if isinstance(use, TierUse) else TierUse(use) for use in tiers]
+        names = Counter(use.tier.name for use in self.uses)
+        twice = next((name for name, count in names.items() if count > 1), None)
+        if twice is not None:
+            raise InvalidArgument(f"tiers has {twice} twice; each place is one tier, and its figures have its name")
         #: Prompt tokens that were computed because no tier brought them, by cause.
         self.missed: Counter[str] = Counter(dict.fromkeys(MISS_CAUSES, 0))
         self._block_size = config.layer_groups[0].block_size

@@ -17,10 +17,11 @@ _OPTION = re.compile(r",(\w+)=([^,]*)")
 _OPTIONS = {"file": {"bytes", "policy"}, "s3": {"endpoint", "region"}}
 
 
-def open_tier(name: str, text: str) -> WorkingTier:
+def open_tier(name: str, text: str, *, evicts: bool = True) -> WorkingTier:
     """Open the tier that a text names: an address, and options after commas, as file:/var/kv,bytes=50GiB.
 
-    name: the option, for the error. Raises `InvalidArgument` for another text, `MissingExtra` for an absent client.
+    name: the option, for the error. evicts: False for a tool, which keeps no budget: to look removes nothing.
+    Raises `InvalidArgument` for another text, `MissingExtra` for an absent client.
     """
     place, options = address_of(text), dict(_OPTION.findall(text))
     scheme = place.partition(":")[0]
@@ -32,7 +33,7 @@ def open_tier(name: str, text: str) -> WorkingTier:
         if not folder:
             raise InvalidArgument(f"{name} is {text!r}; a folder must follow file:")
         budget = parse_memory(f"{name}'s bytes", options["bytes"]) if "bytes" in options else 2**60
-        return FileTier(folder, budget, options.get("policy", "lru"))
+        return FileTier(folder, budget if evicts else 2**60, options.get("policy", "lru"))
     if scheme in ("redis", "rediss", "unix"):
         from .redis import RedisTier
 

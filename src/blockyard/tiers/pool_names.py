@@ -10,8 +10,8 @@ from ..errors import InvalidArgument
 from .header import digest_of, name_after, root_of
 from .tier import NAME_BYTES
 
-#: Roots that are looked at, the latest used ones.
-_MOST_ROOTS = 2**16
+#: Roots that are looked at, the latest used ones: so many first, and at most.
+_FIRST_ROOTS, _MOST_ROOTS = 64, 2**16
 
 
 def require_plain(what: str, cache: KVCacheManager) -> None:
@@ -27,6 +27,11 @@ class PoolNames:
         self._cache = cache
         self._layout = layout
         self._digests: dict[int, bytes] = {}
+        #: The roots among them; how many there were when those that are gone were forgotten last.
+        self._roots: set[int] = set()
+        self._num_roots = _FIRST_ROOTS
+        #: All roots up to this id were looked at: what else it names is no root. Ids grow.
+        self._looked_to = 0
 
     def learn(
         self, blocks: npt.NDArray[np.int32], identities: npt.NDArray[np.int64]
@@ -34,12 +39,14 @@ class PoolNames:
         """Returns the name and the tokens' digest of each block, in the order of their contents' ids. O(tokens).
 
         blocks: they cache `identities` now, (n, 2), content and what is before it. None where that has no name here:
-        it is not known, or spans stand in the block.
+        it is not known, or spans stand in the block. A root that is new costs as many as were used since it was.
         """
         known = self._digests
         found: list[tuple[bytes, bytes] | None] = []
-        if any(before not in known for before in identities[:, 1].tolist()):
-            self._find_roots()
+        self._find_roots(
+            {before for before in identities[:, 1].tolist() if before > self._looked_to and before not in known}
+            - set(identities[:, 0].tolist())
+        )
         tokens = self._cache.contents.tokens(blocks)
         for own, (content, before) in zip(tokens.astype("<i4"), identities.tolist(), strict=True):
             last, data = known.get(before), own.tobytes()
@@ -50,10 +57,30 @@ class PoolNames:
             found.append((last[:NAME_BYTES], digest_of(data)))
         return found
 
-    def _find_roots(self) -> None:
-        for root, keys in self._cache.contents.keys(_MOST_ROOTS).items():
+    def _find_roots(self, wanted: set[int]) -> None:
+        most, keys_of = _FIRST_ROOTS, dict[int, tuple[object, ...]]()
+        while wanted:
+            keys_of = self._cache.contents.keys(most)
+            if len(keys_of) < most or most >= _MOST_ROOTS:
+                self._looked_to = max(wanted)
+                break
+            if wanted <= keys_of.keys():
+                break
+            most *= 8
+        for root, keys in keys_of.items():
             if root not in self._digests and all(isinstance(key, tuple) for key in keys):  # else a span's
                 self._digests[root] = root_of(self._layout, self._cache.block_size, keys)
+                self._roots.add(root)
+        if len(self._roots) > 2 * self._num_roots:
+            self._forget_roots()
+
+    def _forget_roots(self) -> None:
+        """Forget the roots that are gone. O(roots), each time that there are twice as many."""
+        gone = self._roots - self._cache.contents.keys(_MOST_ROOTS).keys()
+        self._roots -= gone
+        for root in gone:
+            del self._digests[root]
+        self._num_roots = max(len(self._roots), _FIRST_ROOTS)
 
     def forget(self, content: int) -> None:
         """Forget a content that is gone."""

@@ -44,10 +44,13 @@ class RedisTier(WorkingTier):
             self._client: Any = redis.Redis.from_url(
                 url, socket_timeout=timeout, socket_connect_timeout=min(timeout, 2.0), retry=Retry(NoBackoff(), 1)
             )
-        except ValueError as error:
+            pool = self._client.connection_pool
+            pool.make_connection()  # asks nothing; an option that no connection has is found
+        except (ValueError, TypeError, AttributeError) as error:
             raise InvalidArgument(f"url is no address of a Redis server: {error}") from None
-        scheme, _, rest = url.partition("://")
-        super().__init__(f"{scheme}://{rest.rpartition('@')[2]}", ObjectIndex(2**60, max_known), **more)
+        if pool.connection_kwargs.get("decode_responses"):
+            raise InvalidArgument("url has decode_responses; objects are bytes, and not text")
+        super().__init__(_shown_url(url), ObjectIndex(2**60, max_known), **more)
         self._start()
 
     @contextmanager
@@ -69,7 +72,9 @@ class RedisTier(WorkingTier):
         return has_ended
 
     def _read(self, task: Task, position: int) -> None:
-        task.fill(position, memoryview(self.get(task.job.names[position])))
+        # One byte more than is wanted: whatever a value's size, no more of it comes here.
+        data = self.get(task.job.names[position], PAGE_BYTES + task.length(position) + 1)
+        task.fill(position, memoryview(data))
 
     def _sizes(self, names: Sequence[bytes]) -> list[int]:
         with self._errors(), self._client.pipeline(transaction=False) as pipeline:
@@ -117,6 +122,14 @@ class RedisTier(WorkingTier):
         """Write a whole value. Raises `PlaceError`."""
         with self._errors():
             self._client.set(_key(name), data)
+
+
+def _shown_url(url: str) -> str:
+    """Returns an address without what is secret: user and password before the host, or among the options behind it."""
+    scheme, _, rest = url.partition("://")
+    place, _, options = rest.rpartition("@")[2].partition("?")
+    database = next((f"?{option}" for option in options.split("&") if option.startswith("db=")), "")
+    return f"{scheme}://{place}{database}"
 
 
 def _key(name: bytes) -> bytes:

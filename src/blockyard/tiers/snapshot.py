@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..answers import BlockState
-from ..arguments import shown
+from ..arguments import reason, shown
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, PeerMismatch
-from ..keys import CacheSalt, ExtraKey, LoRA
+from ..keys import CacheSalt, ExtraKey, LoRA, canonical_keys
 from ..wire.message import Message, pack
 from .pool_names import PoolNames, require_plain
 
@@ -41,6 +42,8 @@ class Snapshot:
     def __init__(self, path: str | os.PathLike[str], cache: KVCacheManager, layout: bytes) -> None:
         require_plain("a snapshot", cache)
         self.path = Path(path)
+        if not self.path.name or "\0" in self.path.name:
+            raise InvalidArgument(f"path is {shown(str(path))}; a file's name is needed")
         self.is_done, self.error, self.num_blocks = False, "", 0
         #: Jobs of the tier that store its objects.
         self.jobs: set[int] = set()
@@ -137,9 +140,10 @@ class Snapshot:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, self.path)
-        except OSError as error:
-            self.error = f"{self.path} cannot be written: {error.strerror}"
-            beside.unlink(missing_ok=True)
+        except Exception as error:  # whatever it is, nobody may think that there is a file
+            self.error = f"{self.path} cannot be written: {getattr(error, 'strerror', None) or reason(error)}"
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +164,11 @@ class Contents:
             return InvalidArgument(f"path is {shown(str(path))}; {why}")
 
         try:
-            message = Message.of(Path(path).read_bytes()).require(_KIND)
-        except OSError as error:
-            raise refuse(f"it cannot be read: {error.strerror}") from None
+            data = Path(path).read_bytes()
+        except (OSError, ValueError) as error:
+            raise refuse(f"it cannot be read: {getattr(error, 'strerror', error)}") from None
+        try:
+            message = Message.of(data).require(_KIND)
         except (InvalidArgument, PeerMismatch) as error:
             raise refuse(f"it is no snapshot of this version: {error}") from None
         fields: dict[str, Any] = message.fields
@@ -171,6 +177,8 @@ class Contents:
                 raise refuse(f"its {name} is {shown(fields.get(name))}, here it is {shown(wanted)}")
         try:
             keys = [tuple(_key_of(each) for each in some) for some in fields["keys"]]
+            for some in keys:
+                canonical_keys(some)
             before, ranks, tokens = message.arrays
             made = cls(before, ranks, tokens.reshape(len(before), block_size), keys)
         except (KeyError, TypeError, ValueError) as error:
@@ -183,24 +191,35 @@ class Contents:
     def prompts(self, most_blocks: int, most_tokens: int) -> Iterator[tuple[list[int], tuple[ExtraKey, ...]]]:
         """Goes over the prompts that fit into so many blocks and are the last to be evicted, those last. O(tokens)."""
         ends = np.setdiff1d(np.arange(len(self.before)), self.before)
-        seen: set[int] = set()
-        chosen: list[tuple[list[int], int]] = []
-        for end in ends[np.argsort(-self.ranks[ends], kind="stable")].tolist():
-            path, root = self._path(end)
-            path = path[: most_tokens // self.tokens.shape[1]]
-            if len(seen | set(path)) > most_blocks:
-                break
-            seen.update(path)
-            chosen.append((path, root))
-        for path, root in reversed(chosen):
-            yield self.tokens[path].reshape(-1).tolist(), self.keys[root]
+        for end in reversed(self._chosen(ends, most_blocks, most_tokens // self.tokens.shape[1])):
+            path, place = [], end
+            while place >= 0:
+                path.append(place)
+                place = int(self.before[place])
+            yield self.tokens[path[::-1]].reshape(-1).tolist(), self.keys[-1 - place]
 
-    def _path(self, place: int) -> tuple[list[int], int]:
-        path = []
-        while place >= 0:
-            path.append(place)
-            place = int(self.before[place])
-        return path[::-1], -1 - place
+    def _chosen(self, ends: npt.NDArray[np.int64], most_blocks: int, most_length: int) -> list[int]:
+        """Returns where the prompts end that are loaded, the last to be evicted first. O(contents)."""
+        if most_length <= 0:
+            return []
+        before = self.before.tolist()
+        lengths: list[int] = []
+        cuts: list[int] = []  # the content at which a prompt that goes on to here is long enough
+        for place, previous in enumerate(before):
+            lengths.append(1 if previous < 0 else lengths[previous] + 1)
+            cuts.append(place if lengths[place] <= most_length else cuts[previous])
+        is_seen = [False] * len(before)
+        chosen: dict[int, None] = {}
+        for end in ends[np.argsort(-self.ranks[ends], kind="stable")].tolist():
+            place = cuts[end]
+            while place >= 0 and not is_seen[place]:
+                is_seen[place] = True
+                most_blocks -= 1
+                place = before[place]
+            if most_blocks < 0:
+                break
+            chosen[cuts[end]] = None
+        return list(chosen)
 
 
 def _key_of(plain: Any) -> ExtraKey:

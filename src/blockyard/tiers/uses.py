@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..arguments import shown
+from ..arguments import require_str, require_unicode, shown
 from ..errors import InvalidArgument
 from .costs import LinearCost
 from .tier import Tier, TierStats
@@ -39,6 +39,7 @@ class TierUse:
     def __post_init__(self) -> None:
         if not isinstance(self.tier, Tier):
             raise InvalidArgument(f"tier is {shown(self.tier)}; it must have the calls of a Tier")
+        require_unicode("tier's name", require_str("tier's name", self.tier.name))
         require_write_policy("write", self.write)
 
     def wants(self, name: bytes) -> bool:

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import require_int, shown
+from ..arguments import printable, require_int, shown
 from ..errors import InvalidArgument, InvariantError
 from .circuit import Circuit
-from .header import BadObject, Header, checksum_of, require_whole
+from .header import PAGE_BYTES, BadObject, Header, checksum_of
 from .index import ObjectIndex
 from .tier import (
     BAD_OBJECT,
@@ -85,7 +85,9 @@ class Task:
 
     def fill(self, position: int, data: memoryview) -> None:
         """Verify a whole object and copy its payload into the buffer. O(bytes). Raises `BadObject`."""
-        self.require(position, require_whole(data))
+        header = Header.from_page(bytes(data[:PAGE_BYTES]))
+        self.require(position, header)
+        header.require_payload([data[PAGE_BYTES:]])
         first = len(data) - self.length(position)
         for part in self.parts[position]:
             part[:] = data[first : first + len(part)]
@@ -110,7 +112,7 @@ class WorkingTier:
         absent_seconds: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.name = name
+        self.name = printable(name)
         self._index = index
         self._max_jobs = require_int("max_jobs", max_jobs, 1, 2**20)
         self._max_waiting_bytes = require_int("max_waiting_bytes", max_waiting_bytes, 1, 2**50)
@@ -421,6 +423,9 @@ class WorkingTier:
         except PlaceError as error:
             is_ill = True
             _log.warning("tier %s: %s", self.name, error)
+        except Exception:  # whoever asked would wait for an answer for ever
+            is_ill = True
+            _log.exception("tier %s: a question about %d objects", self.name, len(names))
         with self._changed:
             evicted = self._index.add(names[: len(sizes)], sizes)
             self._asked.discard(names[0])
