@@ -352,3 +352,61 @@ def test_a_pool_below_one_sequence_refuses_it_with_numbers() -> None:
     with pytest.raises(Exception, match="token_ids needs 13 blocks; the pool has 7"):
         cache.allocate(list(range(200)))
     cache.check()
+
+
+# ---------------------------------------------------------------- out of the cache, and in from elsewhere
+
+
+def test_where_a_kept_state_lies_is_said_of_exactly_its_tokens() -> None:
+    cache = hybrid(state_places=("every:64",))
+    memory = StateMemory(cache)
+    prompt = list(range(200))
+    compute(cache, memory, cache.allocate(prompt), list(prompt), [])
+    cache.free(list(cache.running()))
+    assert [len(cache.state_blocks(prompt[:end])) for end in range(1, 201)] == [
+        3 * (end % 64 == 0) for end in range(1, 201)
+    ]
+    assert [memory.blocks[int(block)] for block in cache.state_blocks(prompt[:64])] == [
+        (tuple(prompt[:64]), part) for part in range(3)
+    ]
+    assert len(cache.state_blocks([9, *prompt[1:64]])) == 0
+    assert cache.num_used_blocks == 0
+
+
+def test_a_state_from_elsewhere_is_kept_where_it_comes_and_none_before() -> None:
+    cache = hybrid(state_places=("every:64",))
+    seq = cache.allocate(list(range(200)))
+    cache.skip_states(seq, 144)
+    plan = cache.reserve([seq], [144])
+    assert plan.num_scheduled.tolist() == [144]
+    assert plan.states.save_boundaries.tolist() == [144]
+    cache.commit([seq], 144)
+    assert [end for end in range(16, 201, 16) if len(cache.state_blocks(list(range(end))))] == [144]
+    assert cache.reserve([seq]).states.save_boundaries.tolist() == [192]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "error", "words"),
+    [
+        (0, InvalidArgument, "num_tokens is 0; it must be from 1 to 20"),
+        (21, InvalidArgument, "num_tokens is 21; it must be from 1 to 20"),
+        (True, InvalidArgument, "num_tokens is True"),
+    ],
+)
+def test_a_state_from_elsewhere_is_of_tokens_that_are_there(num_tokens: Any, error: type, words: str) -> None:
+    cache = hybrid()
+    seq = cache.allocate(list(range(20)))
+    with pytest.raises(error, match=words):
+        cache.skip_states(seq, num_tokens)
+    cache.reserve([seq])
+    with pytest.raises(SequenceNotReady, match=r"skip_states: .* has 16 reserved tokens"):
+        cache.skip_states(seq, 20)
+
+
+def test_without_states_there_is_nothing_to_ask() -> None:
+    cache = KVCacheManager(CacheConfig(100))
+    seq = cache.allocate([1, 2, 3])
+    with pytest.raises(InvalidArgument, match="state_blocks needs a state group; groups has none"):
+        cache.state_blocks([1])
+    with pytest.raises(InvalidArgument, match="skip_states needs a state group; groups has none"):
+        cache.skip_states(seq, 2)

@@ -19,7 +19,7 @@ from blockyard.engine.model import quiet_transformers
 from blockyard.engine.states import learning
 from blockyard.storage import StateSlots
 
-from ..support.hybrid_models import HYBRIDS, hybrid_model
+from ..support.hybrid_models import HYBRIDS, hybrid_model, poisoned
 from ..support.thread_ranks import ThreadPeers
 from ..support.tiny_models import mixed_prompts, reference_tokens, tokens_of
 
@@ -33,15 +33,6 @@ GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
 def quiet() -> Any:
     with quiet_transformers():
         yield
-
-
-def poisoned(engine: Engine) -> Engine:
-    """The engine, with numbers in its memory that show in every logit which comes to see them."""
-    runner: Any = engine._runner
-    with torch.inference_mode():
-        runner.slots._rows.fill_(0xFF)  # NaN in every dtype
-        engine.kv_cache.data[:, 1:] = torch.nan
-    return engine
 
 
 def engine_of(model: Any, **options: Any) -> Engine:

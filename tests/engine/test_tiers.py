@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,11 @@ pytest.importorskip("transformers")
 from blockyard import CacheSalt, InvalidArgument
 from blockyard.engine import Engine, GenerationResult, SamplingParams
 from blockyard.tiers import FileTier, TierUse
+from blockyard.tiers.tier import BAD_OBJECT
 
+from ..support.hybrid_models import hybrid_model, poisoned
 from ..support.patience import PATIENCE_SECONDS
+from ..support.seeds import run_seed
 from ..support.tiny_models import VOCAB_SIZE, tiny_model
 from ..tiers.offload_world import FaultyTier
 from .test_engine_world import random_options, random_request, tokens_of
@@ -39,7 +45,8 @@ def check(engine: Engine) -> None:
 
 
 def engine_on(model: Any, folder: Path, **options: Any) -> Engine:
-    return Engine(model, num_blocks=60, block_size=4, tiers=[FileTier(folder, 2**30)], **options)
+    engine = Engine(model, **{"num_blocks": 60, "block_size": 4, **options}, tiers=[FileTier(folder, 2**30)])
+    return engine if engine.shape.states is None else poisoned(engine)
 
 
 def served(model: Any, folder: Path, prompt: list[int] = PROMPT, *keys: CacheSalt, **options: Any) -> GenerationResult:
@@ -58,6 +65,76 @@ def test_a_prompt_hits_in_the_next_engine(shape: str, tmp_path: Path) -> None:
     first, again = served(model, tmp_path), served(model, tmp_path)
     assert first.token_ids == again.token_ids == alone.token_ids
     assert (first.num_tier_cached_tokens, again.num_tier_cached_tokens, again.num_cached_tokens) == (0, 60, 60)
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "falcon_h1", "lfm2"])
+def test_a_hybrid_model_goes_on_from_a_state_of_the_engine_before(name: str, tmp_path: Path) -> None:
+    model = hybrid_model(name)
+    options = {"num_blocks": 600, "cache_options": {"state_places": ("every:16", "ends")}}
+    alone = answer(poisoned(Engine(model, block_size=4, **options)))
+    first, again = (served(model, tmp_path, **options) for _ in range(2))
+    assert first.token_ids == again.token_ids == alone.token_ids
+    assert (first.num_tier_cached_tokens, again.num_tier_cached_tokens, again.num_cached_tokens) == (0, 60, 60)
+    turn = [*PROMPT, *first.token_ids, 5, 6, 7]
+    expected = answer(poisoned(Engine(model, block_size=4, **options)), turn)
+    later = served(model, tmp_path, turn, **options)
+    assert (later.token_ids, later.num_tier_cached_tokens) == (expected.token_ids, 72)
+    branch = [*PROMPT[:50], 8, 9, 7]
+    expected = answer(poisoned(Engine(model, block_size=4, **options)), branch)
+    parted = served(model, tmp_path, branch, **options)
+    assert (parted.token_ids, parted.num_tier_cached_tokens) == (expected.token_ids, 48)
+
+
+_KILLED = """
+import sys
+from pathlib import Path
+import tests.conftest
+from tests.engine.test_tiers import LONG, PROMPT, engine_on
+from tests.support.hybrid_models import hybrid_model
+engine = engine_on(hybrid_model("qwen3_next"), Path(sys.argv[1]), num_blocks=600)
+for turn in range(10**6):
+    engine.generate([[*PROMPT[: 20 + turn % 40], turn % 97, turn % 89, *PROMPT[:9]], PROMPT], LONG)
+    print("answered", flush=True)
+"""
+
+
+def test_a_process_killed_in_mid_save_leaves_states_that_are_right_or_missed(tmp_path: Path) -> None:
+    draw = random.Random(run_seed())
+    for _ in range(2):
+        with subprocess.Popen(
+            [sys.executable, "-c", _KILLED, str(tmp_path)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+        ) as process:
+            assert process.stdout is not None
+            for _ in range(draw.randint(1, 6)):
+                assert process.stdout.readline() == b"answered\n"
+            time.sleep(draw.random() / 20)
+            process.kill()
+    model = hybrid_model("qwen3_next")
+    engine, alone = engine_on(model, tmp_path, num_blocks=600), poisoned(Engine(model, num_blocks=600, block_size=4))
+    turns = [[*PROMPT[: 20 + turn % 40], turn % 97, turn % 89, *PROMPT[:9]] for turn in range(6)]
+    for prompt in [PROMPT, *turns]:
+        assert answer(engine, prompt).token_ids == answer(alone, prompt).token_ids
+    assert engine.offload is not None
+    assert engine.offload.read().tiers[0].num_hit_tokens > 0
+    assert not any(cause in BAD_OBJECT for cause in engine.offload.read().tiers[0].stats.load_misses)
+    engine.close()
+
+
+def test_keys_and_values_without_a_state_are_no_hit(tmp_path: Path) -> None:
+    model = hybrid_model("lfm2")
+    options = {"num_blocks": 600, "cache_options": {"state_places": ()}}
+    first = served(model, tmp_path, **options)
+    engine = engine_on(model, tmp_path, **options)
+    again = answer(engine)
+    assert (again.token_ids, again.num_tier_cached_tokens) == (first.token_ids, 0)
+    assert engine.offload is not None
+    assert engine.offload.read().missed["no_state"] == 60
+    engine.close()
+
+
+def test_buffers_that_hold_no_state_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="half of them must hold a state of"):
+        engine_on(hybrid_model("lfm2"), tmp_path, tier_buffer_bytes=4000)
 
 
 def test_what_was_generated_hits_too(llama: Any, tmp_path: Path) -> None:
@@ -155,12 +232,12 @@ def test_what_hangs_is_computed_and_others_go_first(llama: Any) -> None:
 
 
 @pytest.mark.parametrize("round_", range(3))
-@pytest.mark.parametrize("shape", ["llama-gqa", "gemma3"])
+@pytest.mark.parametrize("shape", ["llama-gqa", "gemma3", "hybrid"])
 def test_random_traffic_over_faulty_tiers_gets_the_right_tokens(shape: str, round_: int) -> None:
     """Three engines, one after another, on tiers that refuse, fail, hang and lose, beside all that an engine does."""
     seed = 300 + round_  # fixed, as in the world without tiers
     rng = np.random.default_rng(seed)
-    model = tiny_model(shape)
+    model = hybrid_model("qwen3_next") if shape == "hybrid" else tiny_model(shape)
     beginnings = [rng.integers(1, VOCAB_SIZE, 24).tolist() for _ in range(3)]
     requests = [random_request(rng, beginnings) for _ in range(25)]
     plenty = Engine(model, num_blocks=3000, block_size=4, enable_prefix_caching=False)
@@ -171,6 +248,8 @@ def test_random_traffic_over_faulty_tiers_gets_the_right_tokens(shape: str, roun
     for life in range(3):
         options = {**random_options(rng), "enable_prefix_caching": True}
         uses = [TierUse(tiers[0]), TierUse(tiers[1], ("through", "selective", "never")[life])]
+        if shape == "hybrid":
+            options |= {"num_blocks": 300, "speculation": None}
         engine = Engine(model, **options, tiers=uses, tier_buffer_bytes=int(rng.integers(10, 80)) * 4000)
         num_hits += run_life(engine, tiers, requests, expected, rng)
         for tier in tiers:  # the process dies; what it stored stays

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import transformers
 
+from blockyard.engine import Engine
+
 from .tiny_models import VOCAB_SIZE
 
 _COMMON = {
@@ -154,3 +156,12 @@ def hybrid_model(name: str, **changes: Any) -> Any:
     torch.manual_seed(11)
     config = config_class(**{**_COMMON, **options, **changes})
     return transformers.AutoModelForCausalLM.from_config(config).float().eval()
+
+
+def poisoned(engine: Engine) -> Engine:
+    """The engine, with numbers in its memory that show in every logit which comes to see them."""
+    runner: Any = engine._runner
+    with torch.inference_mode():
+        runner.slots._rows.fill_(0xFF)  # NaN in every dtype
+        engine.kv_cache.data[:, 1:] = torch.nan
+    return engine

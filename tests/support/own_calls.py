@@ -179,6 +179,8 @@ def _manager_calls() -> list[Call]:
         ("hint", lambda s: {"target": s.decoding, "back_in": 5.5}),
         ("hint", lambda s: {"target": s.done, "back_at": 9}),
         ("num_cached_tokens", lambda s: {"token_ids": tokens(1, 14), "extra_keys": s.keys}),
+        ("state_blocks", lambda s: {"token_ids": tokens(1, 12), "extra_keys": s.keys}),
+        ("skip_states", lambda s: {"seq": s.waiting, "num_tokens": 9}),
         ("num_tokens", lambda s: {"seqs": [s.decoding, s.done]}),
         ("num_computed_tokens", lambda s: {"seqs": [s.decoding, s.done]}),
         ("token_ids", lambda s: {"seq": s.decoding}),

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from blockyard import CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LayerGroup, Span
-from blockyard.tiers import Cause, Job, Offload, Outcome, Prefix, Snapshot, TierStats, TierUse
+from blockyard import CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LayerGroup, Span, StepPlan
+from blockyard.tiers import Cause, First, Job, Offload, Outcome, Prefix, Snapshot, TierStats, TierUse
 
 from ..support.patience import PATIENCE_SECONDS
 
@@ -57,6 +57,64 @@ class SmallBlocks:
                 self.data[group, block] = parts[group]
 
 
+class SmallStates:
+    """A slot for each row, and parts of states in the blocks of the pool; a state is a number, written many times."""
+
+    def __init__(self, blocks: SmallBlocks, num_slots: int, num_bytes: int) -> None:
+        self.blocks = blocks
+        self.object_bytes = num_bytes
+        self.part_bytes = 8 * blocks.block_size
+        self.num_rows = -(-num_bytes // self.part_bytes)
+        self.slots = np.full((num_slots, self.num_rows, self.part_bytes), POISON, np.uint8)
+        self.pool = np.full((blocks.data.shape[1], self.part_bytes), POISON, np.uint8)
+
+    def state(self, number: int) -> bytes:
+        """The bytes of a state; of no tokens, zeros."""
+        return (number.to_bytes(8, "little") * (self.object_bytes // 8 + 1))[: self.object_bytes]
+
+    def has(self, slot: int) -> bytes:
+        return self.slots[slot].tobytes()[: self.object_bytes]
+
+    def set(self, slot: int, number: int) -> None:
+        self.slots[slot].reshape(-1)[: self.object_bytes] = np.frombuffer(self.state(number), np.uint8)
+
+    def prepare(self, moves: Any) -> None:
+        for source, target in moves.copies.tolist():
+            self.slots[target] = self.slots[source]
+        for slot in moves.clears.tolist():
+            self.set(slot, 0)
+        for slot, ids in zip(moves.loads.tolist(), moves.load_blocks.tolist(), strict=True):
+            self.slots[slot] = self.pool[ids]
+
+    def save(self, slot: int, ids: list[int]) -> None:
+        self.pool[ids] = self.slots[slot]
+        self.blocks.data[:, ids] = -1
+
+    def layout(self) -> list[Any]:
+        return [self.object_bytes]
+
+    def buffers(self, rows: Sequence[int]) -> list[memoryview]:
+        left = [min(self.object_bytes - at * self.part_bytes, self.part_bytes) for at in range(self.num_rows)]
+        return [memoryview(self.blocks.rows[row])[:size] for row, size in zip(rows, left, strict=True)]
+
+    def read(self, block_ids: Any, rows: Sequence[int]) -> None:
+        self.blocks.rows[rows, : self.part_bytes] = self.pool[block_ids]
+
+    def write(self, slot: int, rows: Sequence[int], kept: Any) -> None:
+        self.slots[slot] = self.blocks.rows[rows, : self.part_bytes]
+        for ids in kept.tolist():
+            self.save(slot, ids)
+
+
+def whole(buffer: Any) -> bytes:
+    return b"".join(map(bytes, buffer)) if isinstance(buffer, list) else bytes(buffer)
+
+
+def fill(buffer: Any, data: bytes) -> None:
+    for piece in buffer if isinstance(buffer, list) else [buffer]:
+        piece[:], data = data[: len(piece)], data[len(piece) :]
+
+
 @dataclass
 class FaultyTier:
     """A place in memory whose jobs end when `work` is called: some are refused, fail, hang for long, or miss objects.
@@ -89,8 +147,8 @@ class FaultyTier:
         assert all(job.id != other.id for other, _, _ in self.jobs)
         if is_load:
             for buffer in job.buffers:
-                buffer[:] = bytes([POISON]) * len(buffer)
-        self.jobs.append((job, is_load, [bytes(buffer) for buffer in job.buffers]))
+                fill(buffer, bytes([POISON]) * len(whole(buffer)))
+        self.jobs.append((job, is_load, [whole(buffer) for buffer in job.buffers]))
         return None
 
     def work(self) -> None:
@@ -98,7 +156,7 @@ class FaultyTier:
         self.choose.shuffle(self.jobs)
         for _ in range(self.choose.randrange(len(self.jobs) + 1)):
             job, is_load, before = self.jobs.pop()
-            assert [bytes(buffer) for buffer in job.buffers] == before, "a buffer was used while the tier had it"
+            assert [whole(buffer) for buffer in job.buffers] == before, "a buffer was used while the tier had it"
             causes = self._load(job) if is_load else self._store(job)
             self.counts[f"{'loads' if is_load else 'stores'} {'failed' if causes else 'done'}"] += 1
             self.ended.append(Outcome(job.id, causes, sum(map(len, before)), 0.001))
@@ -107,7 +165,7 @@ class FaultyTier:
         if self._fails():
             return dict.fromkeys(range(len(job.names)), Cause.FULL)
         for name, tokens, buffer in zip(job.names, job.tokens, job.buffers, strict=True):
-            self.objects[name] = (tokens, job.layout, bytes(buffer))
+            self.objects[name] = (tokens, job.layout, whole(buffer))
         return {}
 
     def _load(self, job: Job) -> dict[int, Cause]:
@@ -118,9 +176,9 @@ class FaultyTier:
                 causes[place] = Cause.GONE
                 continue
             assert found[:2] == (tokens, job.layout), "a name stands for other tokens, or another layout"
-            job.buffers[place][:] = found[2]
+            fill(job.buffers[place], found[2])
         for buffer in job.buffers if causes else ():
-            buffer[:] = bytes(len(buffer))
+            fill(buffer, bytes(len(whole(buffer))))
         return causes
 
     def longest_prefix(self, names: Sequence[bytes]) -> Prefix:
@@ -128,6 +186,12 @@ class FaultyTier:
         if self._fails():
             return Prefix(self.choose.randrange(found + 1), False)
         return Prefix(found, True)
+
+    def first_of(self, names: Sequence[bytes]) -> First:
+        found = next((at for at, name in enumerate(names) if name in self.objects), len(names))
+        if self._fails():
+            return First(self.choose.randrange(found + 1), False)
+        return First(found, True)
 
     def drop(self, names: Sequence[bytes]) -> Cause | None:
         for name in names:
@@ -176,7 +240,12 @@ class OffloadWorld:
     """Requests that come, are computed in chunks, preempted, forked, cancelled, and start with equal tokens."""
 
     def __init__(
-        self, seed: int, tiers: list[FaultyTier], write: str = "through", snapshot: Path | None = None
+        self,
+        seed: int,
+        tiers: list[FaultyTier],
+        write: str = "through",
+        snapshot: Path | None = None,
+        has_states: bool = False,
     ) -> None:
         self.choose = random.Random(seed)
         self.tiers, self.write = tiers, write
@@ -187,7 +256,15 @@ class OffloadWorld:
         self.block_size = self.choose.choice((2, 4))
         self.has_cpu = write != "back" and self.choose.random() < 0.5
         self.partial = self.choose.random() < 0.3
-        self.is_plain = self.num_groups == 1 and not self.has_cpu
+        self.state_bytes = self.choose.choice((1, 30, 90)) if has_states else 0
+        self.state_fields: dict[str, Any] = {}
+        if has_states:
+            self.state_fields["state_places"] = self.choose.choice(
+                (("junction", "ends", "pow2"), ("every:8",), ("last",))
+            )
+            self.state_fields["state_order"] = self.choose.choice(("index", "lru", "blocks"))
+            self.state_fields["cut_chunks"] = self.choose.random() < 0.7
+        self.is_plain = self.num_groups == 1 and not self.has_cpu and not has_states
         self.path = snapshot
         self.snapshot: Snapshot | None = None
         self.start()
@@ -195,14 +272,19 @@ class OffloadWorld:
     def start(self) -> None:
         """A new process: an empty pool and the same tiers, without the jobs of the one before."""
         windows = [0, 5][: self.num_groups]
-        groups = tuple(LayerGroup(self.block_size, sliding_window=window) for window in windows)
+        groups = tuple(LayerGroup(self.block_size, sliding_window=window, token_bytes=8) for window in windows)
+        if self.state_bytes:
+            groups += (LayerGroup(self.block_size, kind="state", state_bytes=self.state_bytes),)
         options: dict[str, Any] = {"num_cpu_blocks": 12} if self.has_cpu else {}
+        options |= self.state_fields
         if self.partial and self.num_groups == 1:
             options["partial_hits"] = True
         num_blocks = self.choose.randrange(20, 48)
         self.config = CacheConfig(num_blocks, groups=groups, max_num_seqs=5, max_model_len=60, **options)
         self.cache = KVCacheManager(self.config)
-        self.blocks = SmallBlocks(num_blocks + 20, self.block_size, self.num_groups, self.choose.randrange(4, 40))
+        num_rows = self.choose.randrange(4, 40) + 2 * self.config.state_blocks
+        self.blocks = SmallBlocks(num_blocks + 20, self.block_size, self.num_groups, num_rows)
+        self.states = SmallStates(self.blocks, 5, self.state_bytes) if self.state_bytes else None
         self.cpu = np.full((12, self.block_size), -1, np.int64)
         for tier in self.tiers:
             tier.jobs.clear()
@@ -216,6 +298,7 @@ class OffloadWorld:
             step_tokens=8,
             on_plan=self.carry_out,
             clock=lambda: self.now,
+            states=self.states,
         )
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -251,6 +334,8 @@ class OffloadWorld:
             ):
                 mine = pairs[groups == group]
                 target[mine[:, 1]] = source[mine[:, 0]].copy()
+        if self.states is not None and isinstance(plan, StepPlan):
+            self.states.prepare(plan.states)
 
     # What happens.
 
@@ -375,7 +460,9 @@ class OffloadWorld:
     def compute(self, rows: list[Request], counts: list[int]) -> None:
         plan = self.cache.reserve([each.seq for each in rows], counts)
         self.carry_out(plan)
-        fit = [(row, count) for row, count, ok in zip(rows, counts, plan.status == 0, strict=True) if ok]
+        scheduled, slots = plan.num_scheduled.tolist(), plan.rows.tolist()
+        fit = [(row, count) for row, count, ok in zip(rows, scheduled, plan.status == 0, strict=True) if ok]
+        saved = self.put_states(plan, rows, scheduled)
         if not fit:
             if rows and not (plan.status == 0).any() and self.choose.random() < 0.5:
                 self.end(rows[0])
@@ -384,12 +471,47 @@ class OffloadWorld:
             self.put(row, count)
         if self.choose.random() < 0.05:
             self.counts["failed steps"] += 1
+            for row, slot in zip(rows, slots, strict=True):
+                self.set_state(slot, row, int(self.cache.num_computed_tokens(row.seq)))
             return  # the step failed: nothing of it is committed
         for row, count in fit:
-            self.offload.save(row, row.seq, row.tokens, int(self.cache.num_computed_tokens(row.seq)) + count)
+            computed = int(self.cache.num_computed_tokens(row.seq)) + count
+            self.offload.save(row, row.seq, row.tokens, computed, saved.get(slots[rows.index(row)], ()))
         self.cache.commit([row.seq for row, _ in fit], [count for _, count in fit])
         for row, _ in fit:
             self.require_right(row)
+
+    def put_states(self, plan: Any, rows: list[Request], scheduled: list[int]) -> dict[int, list[int]]:
+        """The slots go on from the states before to those behind the step's tokens; returns what is saved, by slot."""
+        saved: dict[int, list[int]] = {}
+        if self.states is None:
+            return saved
+        moves = plan.states
+        kept = zip(moves.saves.tolist(), moves.save_boundaries.tolist(), moves.save_blocks.tolist(), strict=True)
+        kept_of: dict[int, list[tuple[int, list[int]]]] = {}
+        for slot, boundary, ids in kept:
+            kept_of.setdefault(slot, []).append((boundary, ids))
+            saved.setdefault(slot, []).append(boundary)
+        for slot, row, count in zip(plan.rows.tolist(), rows, scheduled, strict=True):
+            first = int(self.cache.num_computed_tokens(row.seq))
+            if count:
+                self.require_state(slot, row, first)
+            for boundary, ids in kept_of.get(slot, []):
+                self.set_state(slot, row, boundary)
+                self.states.save(slot, ids)
+            if count:
+                self.set_state(slot, row, first + count)
+        return saved
+
+    def set_state(self, slot: int, request: Request, count: int) -> None:
+        if self.states is not None and slot >= 0:
+            self.states.set(slot, request.numbers(count)[-1] if count else 0)
+
+    def require_state(self, slot: int, request: Request, count: int) -> None:
+        if self.states is not None:
+            wanted = self.states.state(request.numbers(count)[-1] if count else 0)
+            assert self.states.has(slot) == wanted, f"the state behind {count} tokens is another's"
+            self.counts["states right"] += 1
 
     def put(self, request: Request, count: int) -> None:
         first = int(self.cache.num_computed_tokens(request.seq))
@@ -398,6 +520,8 @@ class OffloadWorld:
             ids = self.cache.block_ids(request.seq, group)
             for at in range(first, first + count):
                 self.blocks.data[group, ids[at // self.block_size], at % self.block_size] = numbers[at]
+                if self.states is not None:
+                    self.states.pool[ids[at // self.block_size]] = POISON
 
     def require_right(self, request: Request) -> None:
         """All that attention would read is what computing these tokens under these weights writes."""
@@ -412,4 +536,5 @@ class OffloadWorld:
             for at in range(max(count - window + 1, 0) if window else 0, count):
                 found = self.blocks.data[group, ids[at // self.block_size], at % self.block_size]
                 assert found == numbers[at], f"token {at} of {count} in group {group} is another's"
+        self.require_state(int(plan.rows[0]), request, count)
         self.cache.commit([request.seq], 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from hashlib import shake_128
 from typing import Any
 
@@ -86,10 +87,21 @@ def load(tier: Tier, numbers: list[int], layout: bytes = LAYOUT) -> dict[int, Ca
 
 
 def known(tier: Tier, numbers: list[int]) -> int:
+    names = [name_of(each) for each in numbers]
+    return answered(lambda: tier.longest_prefix(names)).num_found
+
+
+def first_known(tier: Tier, numbers: list[int]) -> int:
+    names = [name_of(each) for each in numbers]
+    return answered(lambda: tier.first_of(names)).place
+
+
+def answered(ask: Callable[[], Any]) -> Any:
+    """The final answer to a question."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
-        found = tier.longest_prefix([name_of(each) for each in numbers])
+        found = ask()
         if found.is_final:
-            return found.num_found
+            return found
         time.sleep(0.0005)
     raise AssertionError("the place has not answered")

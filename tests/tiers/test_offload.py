@@ -40,6 +40,22 @@ def test_random_worlds(tmp_path: Path, write: str) -> None:
             raise
 
 
+@pytest.mark.parametrize("write", ["through", "selective"])
+def test_random_worlds_with_states(write: str) -> None:
+    choose = random.Random(f"{run_seed()} states")
+    counts: Counter[str] = Counter()
+    num_worlds = 0
+    while num_worlds < draws(60, 8) or not (counts["filled"] and counts["states right"] and counts["forked"]):
+        seed = choose.randrange(2**32)
+        tiers = [FaultyTier(random.Random(seed + place), f"faulty {place}") for place in range(choose.choice((1, 2)))]
+        try:
+            counts += run(OffloadWorld(seed, tiers, write, has_states=True), 120)
+        except BaseException as error:
+            error.add_note(f"seed {seed}, {len(tiers)} tiers")
+            raise
+        num_worlds += 1
+
+
 @pytest.mark.parametrize("write", ["through", "back"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_world_in_which_everything_happens(tmp_path: Path, seed: int, write: str) -> None:

@@ -16,7 +16,7 @@ from blockyard.tiers import Cause, Tier, WorkingTier
 from ..support.patience import wait_until
 from ..support.places import child_environment
 from .servers import BUCKET, missing_for_buckets, missing_for_redis, redis_server, s3_server
-from .support import known, load, load_job, name_of, size_of, store, store_job, wait_for
+from .support import first_known, known, load, load_job, name_of, size_of, store, store_job, wait_for
 from .torture import Place, place_of
 
 needs_redis = pytest.mark.skipif(bool(missing_for_redis()), reason=missing_for_redis())
@@ -51,6 +51,9 @@ def test_what_is_stored_is_loaded_by_another(place: Place) -> None:
     assert known(second, numbers) == 0
     assert store(first, numbers).is_done
     wait_until(lambda: known(second, numbers) == 12)
+    absent = list(range(1000, 1150))
+    wait_until(lambda: first_known(second, [*absent, 5, 1700, 6]) == 150)
+    assert first_known(second, absent) == 150
     assert load(second, numbers) == {}
     assert sorted(second.names()) == sorted(map(name_of, numbers))
     assert second.stats().loaded_bytes == sum(map(size_of, numbers))

@@ -114,7 +114,8 @@ class Engine:
         layout = draw.choice(LAYOUTS)
         what = draw.choices(["store", "load", "ask", "drop"], [4, 5, 2, 1])[0]
         if what == "ask":
-            self.tier.longest_prefix([name_of(number, layout) for number in numbers])
+            ask = draw.choice((self.tier.longest_prefix, self.tier.first_of))
+            ask([name_of(number, layout) for number in numbers])
         elif what == "drop":
             self.tier.drop([name_of(number, layout) for number in numbers[:1]])
         else:

@@ -37,6 +37,7 @@ from .calls.hints import HintCalls
 from .calls.hold import HoldCalls
 from .calls.in_flight import NO_STEP, in_flight_of
 from .calls.reserve import ReserveCalls
+from .calls.states import StateCalls
 from .calls.swap import SwapCalls, swap_calls
 from .calls.truncate import TruncateCalls
 from .face import read_bool, read_int, read_str, refuse_copy, refuse_pickle, refuse_subclass
@@ -111,6 +112,7 @@ class KVCacheManager:
         self._parts.gate.deferred.append(self._free)
         self._evict = EvictCalls(self._parts)
         self._hold = HoldCalls(self._parts)
+        self._states = StateCalls(self._parts)
         self._hints = HintCalls(self._parts, self._evict.order)
         self._allocate = AllocateCalls(self._parts, self._free, self._hints)
         self._in_flight = in_flight_of(self._parts)
@@ -264,6 +266,35 @@ class KVCacheManager:
             return self._hold.hold_cached(self._prompt(token_ids, extra_keys), read_str("holder", holder))
         finally:
             self._gate.leave_with_result()
+
+    def state_blocks(self, token_ids: object, extra_keys: object = ()) -> npt.NDArray[np.int32]:
+        """Return the blocks of the state that is kept behind all of these tokens, int32 (n,), or (0,). O(tokens).
+
+        In the order of its bytes, as plans have them. It is nobody's: copy it before the next call. Raises
+        `InvalidArgument`, also without a state group.
+        """
+        self._gate.enter("state_blocks")
+        try:
+            return self._states.blocks(self._prompt(token_ids, extra_keys))
+        finally:
+            self._gate.leave()
+
+    def skip_states(self, seq: object, num_tokens: object) -> None:
+        """Keep no state before the first `num_tokens` tokens, for a sequence whose state there is brought from outside.
+
+        Its keys and values are too: reserve up to there, write both, and commit. One is kept there, if one can stand
+        there and the order of states wants it. Raises `SequenceNotReady` while something is reserved, and
+        `InvalidArgument` unless num_tokens is above the computed tokens and at most all, or without a state group.
+        """
+        self._gate.enter("skip_states")
+        try:
+            handle = read_handle(seq)
+            row = self._sequences.live_row(handle)
+            least, most = self._sequences.num_computed[row] + 1, self._sequences.num_tokens[row]
+            count = read_int("num_tokens", num_tokens, least, most)
+            self._states.skip(self._sequences.live_row(handle), count)
+        finally:
+            self._gate.leave()
 
     # The step.
 

@@ -32,7 +32,7 @@ from .ranks.leader import ended_on_error, ranks_of
 from .ranks.peers import Peers, StartedPeers
 from .request import Branch, Request
 from .results import Completion, GenerationResult, NewToken, StepReport
-from .runner import ForwardBatch, StepRunner
+from .runner import ForwardBatch, ModelRunner, StepRunner
 from .sampling import SamplingParams
 from .scheduling.limits import CacheLimits
 from .scheduling.scheduler import Scheduler
@@ -158,6 +158,7 @@ class Engine:
             max_num_batched_tokens,
             partial(_carry_out, parts.runner, self._scheduler),
             clock,
+            parts.runner.slots if isinstance(parts.runner, ModelRunner) else None,
         )
         self._scheduler.use(self.offload)
         self._intake = Intake(self.shape, tokenizer, self._scheduler.limits, speculation)

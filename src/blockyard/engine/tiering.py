@@ -14,7 +14,7 @@ import torch
 from ..core.manager import KVCacheManager
 from ..core.plan import StepPlan
 from ..errors import InvalidArgument, MissingExtra
-from ..storage import KVCache
+from ..storage import KVCache, StateSlots
 
 if TYPE_CHECKING:
     from ..tiers import Offload, Tier, TierUse
@@ -58,14 +58,17 @@ def offload_of(
     step_tokens: int,
     carry_out: Callable[[StepPlan], None],
     clock: Callable[[], float],
+    slots: StateSlots | None,
 ) -> Offload | None:
     """Return what binds an engine to its tiers; None where there are none. O(weights).
+
+    slots: the states of a hybrid model.
 
     Raises `InvalidArgument` for an engine that tiers cannot serve, and `MissingExtra`.
     """
     if not tiers:
         return None
-    from ..tiers import KVBlocks, Offload
+    from ..tiers import KVBlocks, Offload, StateObjects
 
     model_is: list[dict[str, str]] = []
 
@@ -75,4 +78,7 @@ def offload_of(
 
     model_is.append(fingerprint_of(model))
     blocks = KVBlocks(kv_cache, buffer_bytes)
-    return Offload(cache, blocks, tiers, model_now, step_tokens=step_tokens, on_plan=carry_out, clock=clock)
+    states = None if slots is None else StateObjects(blocks, slots)
+    return Offload(
+        cache, blocks, tiers, model_now, step_tokens=step_tokens, on_plan=carry_out, clock=clock, states=states
+    )

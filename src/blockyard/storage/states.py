@@ -146,6 +146,11 @@ class StateSlots:
             # From (places, parts, bytes) to the order of the state's bytes.
             self._parts(slot).copy_(self._pool[:, self._ids(blocks)].transpose(0, 1))
 
+    def fill(self, slot: int, parts: Sequence[torch.Tensor]) -> None:
+        """Write a state that comes from outside into a slot: as many blocks of bytes as it takes. O(bytes)."""
+        for target, part in zip(self._parts(slot), parts, strict=True):
+            target.copy_(part, non_blocking=True)
+
     def save(self, slots: npt.NDArray[np.int32], blocks: npt.NDArray[np.int32]) -> None:
         """Copy the states of slots after a step: `saves` and `save_blocks` of the plan, (n,) and (n, parts). O(bytes).
 

@@ -4,7 +4,7 @@
 
 Read it in this order:
 
-    tier      the interface: five calls, jobs, outcomes, causes
+    tier      the interface: calls, jobs, outcomes, causes
     header    what each object says of itself, and its name
     worker    queues, threads, circuits: what all tiers share
     index     which objects are known, and which one goes next
@@ -12,10 +12,14 @@ Read it in this order:
     redis     a Redis server
     buckets   an object store: S3, GCS, Azure
     offload   binds a manager and its KV storage to tiers: stores what is computed, loads what prompts begin with
+    finding   which tiers have what of a prompt, and how much of it is loaded
+    loads     what an offload knows of a request, and of what is loaded for it
+    memory    what an offload sees of blocks and states
+    states    the names of states, and where a prompt may have one
     uses      how an engine uses a tier: when it stores there
     write_back stores what the pool evicts, under the names that pool_names takes from its index
     snapshot  what a pool holds, stored and written down, and brought back into another
-    kv_blocks the blocks of a `blockyard.storage.KVCache` as objects
+    kv_blocks the blocks of a `blockyard.storage.KVCache` as objects; state_objects the states of hybrid models
     places    a tier by a text: file:/var/kv,bytes=50GiB
     door      what doors into other engines share; `blockyard.integrations` has them
 
@@ -30,23 +34,25 @@ from typing import TYPE_CHECKING
 from .door import Ended, TierDoor
 from .files import FileTier
 from .header import BadObject, Header, NameChain, layout_id, object_names
-from .offload import Offload, OffloadReading
+from .offload import Offload
 from .places import open_tier
 from .snapshot import Snapshot
-from .tier import Cause, Job, Outcome, Prefix, Tier, TierStats
-from .uses import TierReading, TierUse
+from .tier import Cause, First, Job, Outcome, Prefix, Tier, TierStats
+from .uses import OffloadReading, TierReading, TierUse
 from .worker import PlaceError, WorkingTier
 
 if TYPE_CHECKING:
     from .buckets import ObjectTier
     from .kv_blocks import KVBlocks
     from .redis import RedisTier
+    from .state_objects import StateObjects
 
 __all__ = [
     "BadObject",
     "Cause",
     "Ended",
     "FileTier",
+    "First",
     "Header",
     "Job",
     "KVBlocks",
@@ -59,6 +65,7 @@ __all__ = [
     "Prefix",
     "RedisTier",
     "Snapshot",
+    "StateObjects",
     "Tier",
     "TierDoor",
     "TierReading",
@@ -70,7 +77,7 @@ __all__ = [
     "open_tier",
 ]
 
-_LATER = {"KVBlocks": ".kv_blocks", "ObjectTier": ".buckets", "RedisTier": ".redis"}
+_LATER = {"KVBlocks": ".kv_blocks", "ObjectTier": ".buckets", "RedisTier": ".redis", "StateObjects": ".state_objects"}
 
 
 def __getattr__(name: str) -> object:

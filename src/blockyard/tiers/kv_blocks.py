@@ -55,6 +55,7 @@ class KVBlocks:
             )
         self._is_cuda = kv_cache.device.type == "cuda"
         host = torch.empty((self.num_rows, self.object_bytes), dtype=torch.uint8, pin_memory=self._is_cuda)
+        self._host = host
         self._bytes: npt.NDArray[np.uint8] = host.numpy()
         words = host.view(word)
         #: Of each group: its blocks' places, and its part of the rows, (rows, places, words).
@@ -84,6 +85,10 @@ class KVBlocks:
         """Returns the bytes of a row."""
         return memoryview(self._bytes[row])
 
+    def host(self, row: int) -> torch.Tensor:
+        """Returns the bytes of a row as a tensor."""
+        return self._host[row]
+
     def read(self, block_ids: npt.NDArray[np.int32], rows: Sequence[int]) -> IsDone | None:
         """Copy the blocks, (n, groups), into rows, once all that the device was asked before is done. O(bytes).
 
@@ -99,7 +104,7 @@ class KVBlocks:
                 source, target = data.numpy(), host.numpy()
                 for row, block in zip(rows, blocks.tolist(), strict=True):
                     target[row] = source[:, block]
-        return self._mark()
+        return self.mark()
 
     def write(self, block_ids: npt.NDArray[np.int32], rows: Sequence[int]) -> IsDone | None:
         """Copy the rows into blocks, before all that the device is asked from now on; as `read`. O(bytes)."""
@@ -114,7 +119,7 @@ class KVBlocks:
                 source, target = host.numpy(), data.numpy()
                 for row, number in zip(rows, blocks.tolist(), strict=True):
                     target[:, number] = source[row]
-        return self._mark()
+        return self.mark()
 
     def _of_groups(
         self, block_ids: npt.NDArray[np.int32]
@@ -123,7 +128,8 @@ class KVBlocks:
         for group, (size, host) in enumerate(self._parts):
             yield block_ids[:, group].astype(np.int64), self._data[:size], host
 
-    def _mark(self) -> IsDone | None:
+    def mark(self) -> IsDone | None:
+        """Returns what tells whether the device has done what it was asked so far; None where it has."""
         if not self._is_cuda:
             return None
         event = torch.cuda.Event()

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from os import PathLike
 from time import monotonic, sleep
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,130 +23,29 @@ from ..core.manager import KVCacheManager
 from ..core.plan import StepPlan
 from ..errors import InvalidArgument, InvariantError
 from ..keys import ExtraKey
-from .costs import LinearCost
+from .finding import Finder, Kept, Range
 from .header import NameChain, layout_id
+from .loads import Load, Measure, Piece, Prompt, check_loads
+from .memory import Blocks, IsDone, States
+from .pool_names import require_offloadable
 from .snapshot import Contents, Snapshot
+from .states import keys_before, state_name
 from .tier import Job, Outcome, Tier
-from .uses import TierReading, TierUse, remember
+from .uses import OffloadReading, TierReading, TierUse, remember
 from .write_back import Evicted, WriteBack
 
 #: Why prompt tokens that the pool did not have were computed and not loaded.
-MISS_CAUSES = ("absent", "not_worth", "late", "failed", "no_buffers")
-#: Tells whether a copy that was asked for is done.
-IsDone = Callable[[], bool]
+MISS_CAUSES = ("absent", "not_worth", "late", "failed", "no_buffers", "no_state")
 #: Jobs of a snapshot at once: what requests store goes between.
 _SNAPSHOT_JOBS = 4
 #: Bytes of a job: several run side by side, and one that fails takes no more with it.
 _JOB_BYTES = 2**24
-#: Seconds that a question or a load is waited for where it is not known how long computing takes.
-_PATIENCE = 2.0
 #: Waiting prompts that are looked up ahead of their turn.
 MAX_PREFETCHED = 64
 
 
-class Blocks(Protocol):
-    """This is the KV storage as an offload sees it; `KVBlocks` is one over `blockyard.storage.KVCache`."""
-
-    object_bytes: int
-    num_rows: int
-
-    def layout(self) -> Mapping[str, Any]:
-        """Returns all that decides what an object's bytes mean, but for the model, as plain values."""
-
-    def buffer(self, row: int) -> memoryview:
-        """Returns the bytes of a row, `object_bytes`."""
-
-    def read(self, block_ids: npt.NDArray[np.int32], rows: Sequence[int]) -> IsDone | None:
-        """Copy the blocks, (n, groups), into rows; None where it is done, else what tells it."""
-
-    def write(self, block_ids: npt.NDArray[np.int32], rows: Sequence[int]) -> IsDone | None:
-        """Copy the rows into blocks, before all that the device is asked from now on; as `read`."""
-
-
-@dataclass(frozen=True, slots=True)
-class OffloadReading:
-    """This is an offload as it was between two steps. missed: prompt tokens that were computed, by cause.
-    num_waiting: prompts that wait for a tier. buffer_bytes: host memory for objects on their way; used_bytes of it hold
-    some."""
-
-    tiers: tuple[TierReading, ...]
-    missed: dict[str, int]
-    num_waiting: int
-    buffer_bytes: int
-    used_bytes: int
-
-
-#: Blocks of a prompt, from the second to the third, that a tier has.
-_Range = tuple[TierUse, int, int]
-
-
-@dataclass(slots=True)
-class _Measure:
-    """This is what all pieces of a load from one tier take: they run together, so the longest is what they take."""
-
-    num_running: int = 0
-    num_bytes: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(eq=False, slots=True)
-class _Piece:
-    """A piece is what one job loads: blocks `first` to `stop` of a prompt. state: whether it is done; None while it
-    runs."""
-
-    use: TierUse
-    first: int
-    stop: int
-    measure: _Measure
-    rows: list[int] = field(default_factory=list)
-    state: bool | None = None
-    is_dropped: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class _Load:
-    """A load brings blocks `first` to `stop` of a prompt, for all prompts that begin alike."""
-
-    names: list[bytes]
-    first: int
-    generation: int
-    deadline: float
-    pieces: list[_Piece] = field(default_factory=list)
-    prompts: set[Hashable] = field(default_factory=set)
-
-    @property
-    def is_running(self) -> bool:
-        return any(piece.state is None for piece in self.pieces)
-
-    def done(self) -> list[_Piece]:
-        """Returns the pieces that are there, up to the first that is not."""
-        count = next((place for place, piece in enumerate(self.pieces) if not piece.state), len(self.pieces))
-        return self.pieces[:count]
-
-
-@dataclass(eq=False, slots=True)
-class _Prompt:
-    """This is known of a request: the names of its blocks, what it waits for, how much of it was offered to the tiers.
-
-    found, chosen: up to which block the tiers have it, and up to which it is loaded. cause: why not all that they have.
-    is_over: there is nothing to wait for. is_admitted: it has its sequence.
-    """
-
-    chain: NameChain
-    generation: int
-    since: float
-    load: _Load | None = None
-    found: int = 0
-    chosen: int = 0
-    cause: str = "late"
-    num_saved: int = 0
-    is_over: bool = False
-    is_admitted: bool = False
-
-    @property
-    def is_waiting(self) -> bool:
-        """Says whether a place is being asked, or a load runs."""
-        return not self.is_over and (self.load is None or self.load.is_running)
+#: An object in buffers: its name, the digest of its tokens, its bytes, and the rows that they are in.
+_Filled = tuple[bytes, bytes, Any, list[int]]
 
 
 class Offload:
@@ -160,18 +59,19 @@ class Offload:
                 seq = cache.allocate(token_ids, extra_keys=extra_keys)
                 offload.fill(key, seq)
             ...reserve, compute...
-            offload.save(key, seq, token_ids, num_computed_after)  # for each sequence of the step
+            offload.save(key, seq, token_ids, num_computed_after)  # for each sequence of the step, and its states
             cache.commit(...)
             offload.forget(key)                                    # for each request that has ended
 
     cache: the manager. blocks: its storage (`KVBlocks`). tiers: in the order in which they are asked, nearest first.
     model: fingerprint of weights and config as a dict of plain values, or a function that makes one: it is asked again
     after `reset_prefix_cache`, which a change of the weights calls for. step_tokens: the most that a step computes.
-    on_plan: called with each `StepPlan` made here, to carry out its moves at once (`KVCache.move_blocks`); needed with
-    a CPU pool or partial hits. clock: seconds.
+    on_plan: called with each `StepPlan` made here, to carry out its moves at once (`KVCache.move_blocks`,
+    `StateSlots.move`); needed with a CPU pool, partial hits or states. clock: seconds. states: of a cache with a state
+    group, its states (`StateObjects`).
 
     Not safe for use by several threads. Raises `InvalidArgument` for tiers of one name, layer groups of several block
-    sizes, state groups, context shards, and steps in flight.
+    sizes, context shards, steps in flight, and buffers that hold no state with a block.
     """
 
     def __init__(
@@ -184,12 +84,20 @@ class Offload:
         step_tokens: int = 512,
         on_plan: Callable[[StepPlan], None] | None = None,
         clock: Callable[[], float] = monotonic,
+        states: States | None = None,
     ) -> None:
         require_offloadable(cache)
         config = cache.config
-        if on_plan is None and (config.num_cpu_blocks or config.partial_hits):
+        if on_plan is None and (config.num_cpu_blocks or config.partial_hits or config.state_group):
             raise InvalidArgument(
-                "on_plan is None; a cache with a CPU pool or partial hits makes plans that move blocks"
+                "on_plan is None; a cache with a CPU pool, partial hits or states makes plans that move blocks"
+            )
+        if (states is None) != (config.state_group is None):
+            raise InvalidArgument(f"states is {states!r}; groups has {'a' if config.state_group else 'no'} state group")
+        if states is not None and blocks.num_rows // 2 <= states.num_rows:
+            raise InvalidArgument(
+                f"blocks has buffers for {blocks.num_rows} objects of {blocks.object_bytes} bytes; half of them must "
+                f"hold a state of {states.object_bytes} bytes and a block"
             )
         self.cache = cache
         self.blocks = blocks
@@ -202,18 +110,19 @@ class Offload:
         self.missed: Counter[str] = Counter(dict.fromkeys(MISS_CAUSES, 0))
         self._block_size = config.layer_groups[0].block_size
         self._num_groups = len(config.layer_groups)
+        self._states = states
         self._make_model = model if callable(model) else lambda: model
-        self._layout, self._generation = b"", -1
-        self._step_tokens = step_tokens
+        self._layout, self._state_layout, self._generation = b"", b"", -1
+        step = config.hit_alignment // self._block_size
+        self._finder = Finder(self.uses, self._block_size, blocks.object_bytes, step_tokens, states, step)
         self._on_plan = on_plan
         self._clock = clock
-        self._computing = LinearCost()
         half = max(blocks.num_rows // 2, 1)
         self._load_rows, self._store_rows = list(range(half)), list(range(half, blocks.num_rows))
-        self._prompts: dict[Hashable, _Prompt] = {}
-        self._loads: dict[bytes, _Load] = {}
+        self._prompts: dict[Hashable, Prompt] = {}
+        self._loads: dict[bytes, Load] = {}
         #: Jobs that tiers have: a piece of a load, or the names that are stored and their rows.
-        self._jobs: dict[int, tuple[TierUse, _Piece | None, list[bytes]]] = {}
+        self._jobs: dict[int, tuple[TierUse, Piece | None, list[bytes]]] = {}
         self._last_job = 0
         self._stored_rows: dict[int, list[int]] = {}
         #: Jobs that read each row for a store.
@@ -253,6 +162,7 @@ class Offload:
         O(blocks not named yet) the first time, and O(blocks) while a place is asked.
         """
         prompt = self._prompt(key, extra_keys)
+        prompt.token_ids = token_ids
         if prompt.is_over:
             return False
         if not may_load:
@@ -275,28 +185,43 @@ class Offload:
         if prompt is None:
             return 0
         prompt.is_over = prompt.is_admitted = True
+        if self._states is not None:
+            hit, num_tokens = int(self.cache.num_computed_tokens(seq)), int(self.cache.num_tokens(seq))
+            prompt.kept, prompt.last = ([hit] if hit else []), num_tokens - 1
         filled, cause, is_copied = 0, "late", None
         load = prompt.load
         try:
             if load is not None:
                 cause = "late" if load.is_running else "failed"
                 filled, is_copied = self._fill(seq, prompt, load)
+            if filled and self._states is not None:
+                prompt.kept.append(int(self.cache.num_computed_tokens(seq)))
         finally:
             if load is not None:
                 self._drop_load(load, is_copied)
         self._count_missed(prompt, seq, cause)
         return filled
 
-    def save(self, key: Hashable, seq: int, token_ids: Sequence[int], num_computed: int) -> int:
+    def save(
+        self, key: Hashable, seq: int, token_ids: Sequence[int], num_computed: int, states: Sequence[int] = ()
+    ) -> int:
         """Store the full blocks among the first num_computed tokens that the tiers want and were not offered before.
 
         Call it when a step was computed, before `commit`: then the sequence holds all that the step wrote. Bytes are
         copied to buffers here; what finds no buffer is not stored. Returns the objects that are. O(bytes of these).
+
+        states: after how many tokens the step saved states of the sequence. They are stored when they are kept, in a
+        later call; of an output the last one is, by `forget`.
         """
         stop = num_computed // self._block_size
         prompt = self._prompts.get(key)
         # What was computed before the cache was reset may be of other weights.
-        if prompt is None or prompt.num_saved >= stop or prompt.generation != self.cache.generation:
+        if prompt is None or prompt.generation != self.cache.generation:
+            return 0
+        if self._states is not None:
+            prompt.token_ids = token_ids
+            self._store_states(prompt, prompt.take_kept(boundary for boundary in states if boundary <= num_computed))
+        if prompt.num_saved >= stop:
             return 0
         prompt.chain.extend(token_ids, stop)
         names = prompt.chain.names
@@ -315,11 +240,16 @@ class Offload:
         prompt = self._prompts.get(parent)
         if prompt is not None:
             for key in keys:
-                self._prompts[key] = replace(prompt, chain=prompt.chain.copy(), load=None)
+                self._prompts[key] = replace(prompt, chain=prompt.chain.copy(), load=None, kept=[])
 
     def forget(self, key: Hashable) -> None:
-        """A request has ended, or goes back to the queue to be prepared again. O(blocks of its load)."""
+        """A request has ended, or goes back to the queue to be prepared again. O(blocks of its load).
+
+        What is kept of its states is stored, O(bytes).
+        """
         prompt = self._prompts.pop(key, None)
+        if prompt is not None and prompt.kept and prompt.generation == self.cache.generation:
+            self._store_states(prompt, prompt.take_kept() + prompt.kept)
         load = None if prompt is None else prompt.load
         if load is not None:
             load.prompts.discard(key)
@@ -329,7 +259,7 @@ class Offload:
     def note_computed(self, num_tokens: int, seconds: float) -> None:
         """Tell how long a step of num_tokens took: loads are begun only where they are sooner."""
         if num_tokens > 0 and seconds > 0.0:
-            self._computing.note(num_tokens, seconds, 0.0)
+            self._finder.computing.note(num_tokens, seconds, 0.0)
 
     def begin_snapshot(self, path: str | PathLike[str]) -> Snapshot:
         """Store what the pool caches in the nearest tier that is written, and write down at `path` what it was.
@@ -375,7 +305,7 @@ class Offload:
         return (self.cache.num_cached_blocks - before) * self._block_size
 
     def is_storing(self, token_ids: Sequence[int], extra_keys: tuple[ExtraKey, ...] = ()) -> bool:
-        """Says whether a block of a prompt is still on its way to a tier: another engine does not find it yet.
+        """Says whether a block or state of a prompt is still on its way to a tier: another engine does not find it yet.
 
         O(blocks + blocks that are being stored).
         """
@@ -383,6 +313,8 @@ class Offload:
         chain = NameChain(self._layout_now(), self._block_size, extra_keys)
         chain.extend(token_ids)
         names = set(chain.names)
+        if self._states is not None:
+            names |= {state_name(self._state_layout, name) for name in chain.names}
         stores = (stored for _, piece, stored in self._jobs.values() if piece is None)
         return bool(self._copies) or any(not names.isdisjoint(stored) for stored in stores)
 
@@ -427,18 +359,13 @@ class Offload:
 
         O(rows + prompts).
         """
-        pieces = {id(piece): piece for load in self._loads.values() for piece in load.pieces}
+        pieces = {id(piece): piece for load in self._loads.values() for piece in load.all_pieces()}
         pieces |= {id(piece): piece for _, piece, _ in self._jobs.values() if piece is not None}
         rows = [*self._load_rows, *self._store_rows, *np.flatnonzero(self._readers).tolist()]
         rows += [row for piece in pieces.values() for row in piece.rows]
         if not self._copies and sorted(rows) != list(range(self.blocks.num_rows)):
             raise InvariantError(f"offload: {len(rows)} rows are free or in use; there are {self.blocks.num_rows}")
-        for load in self._loads.values():
-            if not load.prompts or any(self._prompts[key].load is not load for key in load.prompts):
-                raise InvariantError("offload: a load has no prompt, or one that does not know it")
-        for key, prompt in self._prompts.items():
-            if prompt.load is not None and key not in prompt.load.prompts:
-                raise InvariantError("offload: a prompt waits for a load that does not know it")
+        check_loads(self._loads.values(), self._prompts)
 
     # Snapshots.
 
@@ -478,26 +405,28 @@ class Offload:
 
     # Looking for a prompt's blocks.
 
-    def _prompt(self, key: Hashable, extra_keys: tuple[ExtraKey, ...]) -> _Prompt:
+    def _prompt(self, key: Hashable, extra_keys: tuple[ExtraKey, ...]) -> Prompt:
         """Returns what is known of a waiting request, made new after the cache was reset."""
         prompt = self._prompts.get(key)
         if prompt is not None and not prompt.is_admitted and prompt.generation == self.cache.generation:
             return prompt
         self.forget(key)
         chain = NameChain(self._layout_now(), self._block_size, extra_keys)
-        self._prompts[key] = prompt = _Prompt(chain, self.cache.generation, self._clock())
+        self._prompts[key] = prompt = Prompt(chain, self.cache.generation, self._clock(), extra_keys=extra_keys)
         return prompt
 
     def _layout_now(self) -> bytes:
         if self._generation != self.cache.generation:
             fields = {"blocks": dict(self.blocks.layout()), "model": dict(self._make_model())}
             self._layout, self._generation = layout_id(**fields), self.cache.generation
+            if self._states is not None:
+                self._state_layout = layout_id(states=self._states.layout(), **fields)
         return self._layout
 
     def _look_up(
         self,
         key: Hashable,
-        prompt: _Prompt,
+        prompt: Prompt,
         token_ids: Sequence[int],
         extra_keys: tuple[ExtraKey, ...],
         now: float,
@@ -512,100 +441,91 @@ class Offload:
         if shared is not None and shared.generation != prompt.generation:
             self._drop_load(shared)
         elif shared is not None:
-            prompt.found = prompt.chosen = shared.pieces[-1].stop
-            self._join(key, prompt, shared)
+            stop = shared.pieces[-1].stop
+            if shared.kept is None or (stop <= usable and names[stop - 1] == shared.names[stop - 1]):
+                prompt.found = prompt.chosen = stop
+                self._join(key, prompt, shared)
+            else:  # a state behind other tokens is of no use here; what is loaded before it may be in the pool soon
+                prompt.is_over = now - prompt.since > self._finder.patience(usable - cached)
             return
-        found, is_final = self._find(names, cached, usable)
-        if not is_final and now - prompt.since <= self._patience(usable - cached):
+        found, is_final = self._finder.find(names, cached, usable)
+        if not is_final and now - prompt.since <= self._finder.patience(usable - cached):
             return
         prompt.found = found[-1][2] if found else cached
         prompt.cause = "absent" if is_final else "late"
-        chosen = self._choose(prompt, found, now)
+        chosen = self._finder.choose(prompt, found, len(self._load_rows), now)
+        kept: Kept | None = None
+        if self._states is not None and chosen:
+            kept, is_final = self._finder.find_state(self._state_layout, names, cached, chosen[-1][2])
+            if not is_final and now - prompt.since <= self._finder.patience(usable - cached):
+                return
+            chosen = self._finder.up_to_state(prompt, chosen, kept, now)
         prompt.chosen = chosen[-1][2] if chosen else cached
-        prompt.is_over = not chosen or not self._begin(key, prompt, cached, chosen, now)
+        prompt.is_over = not chosen or not self._begin(key, prompt, chosen, kept, now)
 
-    def _find(self, names: list[bytes], first: int, usable: int) -> tuple[list[_Range], bool]:
-        """Say which tier has which blocks, each from where the one before ends, and whether that is all they know."""
-        found = []
-        for use in self.uses:
-            prefix = use.tier.longest_prefix(names[first:usable])
-            if prefix.num_found:
-                found.append((use, first, first + prefix.num_found))
-                first += prefix.num_found
-            if not prefix.is_final:
-                return found, False
-            for name in names[first:usable]:
-                use.known.pop(name, None)  # what was evicted there is stored again when it is computed again
-            if first == usable:
-                break
-        return found, True
+    def _begin(self, key: Hashable, prompt: Prompt, chosen: list[Range], kept: Kept | None, now: float) -> bool:
+        """Give the tiers their jobs, and say whether they took any; where one is refused, the load ends there.
 
-    def _choose(self, prompt: _Prompt, found: list[_Range], now: float) -> list[_Range]:
-        """Returns what is loaded: as far as there are buffers, and no tier is slower than computing."""
-        chosen: list[_Range] = []
-        room = len(self._load_rows)
-        for use, first, stop in found:
-            loading = use.cost.seconds((stop - first) * self.blocks.object_bytes, now)
-            computing = self._seconds_to_compute(stop - first)
-            if loading is not None and computing is not None and loading > computing:
-                prompt.cause = "not_worth"
-                break
-            if room > 0:
-                chosen.append((use, first, min(stop, first + room)))
-            room -= stop - first
-            if room < 0:
-                prompt.cause = "no_buffers"
-                break
-        return chosen
-
-    def _seconds_to_compute(self, num_blocks: int) -> float | None:
-        """Returns what computing so many blocks takes, in steps of the most tokens; None if it is not known yet."""
-        rounds, rest = divmod(num_blocks * self._block_size, self._step_tokens)
-        whole, part = self._computing.seconds(self._step_tokens, 0.0), self._computing.seconds(rest, 0.0)
-        return None if whole is None or part is None else rounds * whole + (part if rest else 0.0)
-
-    def _patience(self, num_blocks: int) -> float:
-        """Returns for how long blocks are waited for: until they would have been computed."""
-        computing = self._seconds_to_compute(num_blocks)
-        return _PATIENCE if computing is None else computing
-
-    def _begin(self, key: Hashable, prompt: _Prompt, cached: int, chosen: list[_Range], now: float) -> bool:
-        """Give the tiers their jobs, and say whether they took any; where one is refused, the load ends there."""
-        load = _Load(prompt.chain.names, cached, prompt.generation, now + self._patience(prompt.chosen - cached))
+        With a state it has to be whole: the state is asked for first, and is of use behind all the rest alone.
+        """
+        cached = chosen[0][1]
+        load = Load(prompt.chain.names, cached, prompt.generation, now + self._finder.patience(prompt.chosen - cached))
         each = max(_JOB_BYTES // self.blocks.object_bytes, 1)
+        if kept is not None:
+            load.kept = Piece(kept[0], kept[1], kept[1], Measure(1))
+            if not self._load_state(prompt.chain, load.kept):
+                return False
         for use, start, end in chosen:
-            measure = _Measure()
+            measure = Measure()
             for first in range(start, end, each):
-                piece = _Piece(use, first, min(first + each, end), measure)
+                piece = Piece(use, first, min(first + each, end), measure)
                 if not self._load_piece(prompt.chain, piece):
                     break
                 measure.num_running += 1
                 load.pieces.append(piece)
             if not load.pieces or load.pieces[-1].stop < end:
                 break
-        if load.pieces:
+        is_of_use = bool(load.pieces) and (kept is None or load.pieces[-1].stop == kept[1])
+        if is_of_use:
             self._loads[load.names[cached]] = load
             self._join(key, prompt, load)
-        return bool(load.pieces)
+        else:
+            for piece in load.all_pieces():
+                piece.is_dropped = True
+        return is_of_use
 
-    def _load_piece(self, chain: NameChain, piece: _Piece) -> bool:
+    def _load_piece(self, chain: NameChain, piece: Piece) -> bool:
         names, digests = chain.names[piece.first : piece.stop], chain.digests[piece.first : piece.stop]
         piece.rows = [self._load_rows.pop() for _ in names]
+        buffers = [self.blocks.buffer(row) for row in piece.rows]
+        return self._load_objects(piece, self._layout, names, digests, buffers)
+
+    def _load_state(self, chain: NameChain, piece: Piece) -> bool:
+        if self._states is None:
+            return False
+        name = state_name(self._state_layout, chain.names[piece.stop - 1])
+        piece.rows = [self._load_rows.pop() for _ in range(self._states.num_rows)]
+        buffers = [self._states.buffers(piece.rows)]
+        return self._load_objects(piece, self._state_layout, [name], [chain.digests[piece.stop - 1]], buffers)
+
+    def _load_objects(
+        self, piece: Piece, layout: bytes, names: list[bytes], digests: list[bytes], buffers: list[Any]
+    ) -> bool:
         self._last_job += 1
-        job = Job(self._last_job, self._layout, names, digests, [self.blocks.buffer(row) for row in piece.rows])
+        job = Job(self._last_job, layout, names, digests, buffers)
         if piece.use.tier.load(job) is not None:
             self._load_rows += piece.rows
             return False
         self._jobs[job.id] = (piece.use, piece, names)
         return True
 
-    def _join(self, key: Hashable, prompt: _Prompt, load: _Load) -> None:
+    def _join(self, key: Hashable, prompt: Prompt, load: Load) -> None:
         prompt.load = load
         load.prompts.add(key)
 
     # Ends of loads.
 
-    def _fill(self, seq: int, prompt: _Prompt, load: _Load) -> tuple[int, IsDone | None]:
+    def _fill(self, seq: int, prompt: Prompt, load: Load) -> tuple[int, IsDone | None]:
         """Write what is there of a load and is this prompt's, from where the pool's hit ends."""
         size, computed, done = self._block_size, int(self.cache.num_computed_tokens(seq)), load.done()
         usable = (int(self.cache.num_tokens(seq)) - 1) // size
@@ -616,7 +536,10 @@ class Offload:
         if computed < load.first * size or load.generation != self.cache.generation or stop * size <= computed:
             return 0, None
         rows = {piece.first + at: row for piece in done for at, row in enumerate(piece.rows)}
-        filled, is_copied = self._write(seq, computed, stop * size, rows)
+        if load.kept is not None:
+            filled, is_copied = self._write_with_state(seq, computed, stop * size, rows, load.kept)
+        else:
+            filled, is_copied = self._write(seq, computed, stop * size, rows)
         for piece in done:
             blocks = min(piece.stop, (computed + filled) // size) - max(piece.first, computed // size)
             piece.use.num_hit_tokens += max(blocks, 0) * size
@@ -644,7 +567,28 @@ class Offload:
             computed += count
         return computed - begun, is_copied
 
-    def _count_missed(self, prompt: _Prompt, seq: int, cause: str) -> None:
+    def _write_with_state(
+        self, seq: int, computed: int, stop: int, rows: dict[int, int], kept: Piece
+    ) -> tuple[int, IsDone | None]:
+        """Reserve, write and commit all up to a state in one step, or nothing: in between there is no state."""
+        size, count = self._block_size, stop - computed
+        if self._states is None or not kept.state or kept.stop * size != stop:
+            return 0, None
+        if not self.cache.can_append([seq], [count]):
+            return 0, None
+        self.cache.skip_states(seq, stop)
+        plan = self.cache.reserve([seq], [count])
+        if self._on_plan is not None:
+            self._on_plan(plan)
+        if int(plan.num_scheduled[0]) != count:
+            return 0, None
+        places = range(computed // size, stop // size)
+        self.blocks.write(self._block_ids(seq, places), [rows[place] for place in places])
+        is_copied = self._states.write(int(plan.rows[0]), kept.rows, plan.states.save_blocks)
+        self.cache.commit([seq], [count])
+        return count, is_copied
+
+    def _count_missed(self, prompt: Prompt, seq: int, cause: str) -> None:
         """Count the tokens that are to be computed though whole blocks of them could have been loaded, by cause."""
         size = self._block_size
         at, usable = int(self.cache.num_computed_tokens(seq)) // size, (int(self.cache.num_tokens(seq)) - 1) // size
@@ -654,7 +598,7 @@ class Offload:
                 self.missed[why] += missing * size
                 at += missing
 
-    def _drop_load(self, load: _Load, is_copied: IsDone | None = None) -> None:
+    def _drop_load(self, load: Load, is_copied: IsDone | None = None) -> None:
         """Give its rows back, those of jobs that run when `finished` names them; its prompts are on their own again.
 
         is_copied: tells when the device has read the rows.
@@ -663,7 +607,7 @@ class Offload:
             return
         del self._loads[load.names[load.first]]
         rows = []
-        for piece in load.pieces:
+        for piece in load.all_pieces():
             piece.is_dropped = True
             if piece.state is not None:
                 rows += piece.rows
@@ -706,6 +650,28 @@ class Offload:
 
     # Stores.
 
+    def _store_states(self, prompt: Prompt, boundaries: Iterable[int]) -> None:
+        """Store the states behind so many tokens of a prompt that tiers want, where they are kept."""
+        states, chain = self._states, prompt.chain
+        for boundary in boundaries:
+            at, keys = boundary // self._block_size - 1, keys_before(prompt.extra_keys, boundary)
+            if states is None or keys is None or at >= len(chain.names):
+                continue
+            name = state_name(self._state_layout, chain.names[at])
+            uses = [use for use in self.uses if use.wants(name)]
+            if not uses:
+                continue
+            ids = self.cache.state_blocks(prompt.token_ids[:boundary], keys)
+            if not len(ids):
+                continue
+            if len(self._store_rows) < states.num_rows:
+                for use in uses:
+                    use.num_skipped += 1
+                continue
+            rows = [self._store_rows.pop() for _ in range(states.num_rows)]
+            found = (name, chain.digests[at], states.buffers(rows), rows)
+            self._give(rows, states.read(ids, rows), [(use, [found]) for use in uses], self._state_layout)
+
     def _store(self, seq: int, chain: NameChain, places: list[int], wanted: dict[TierUse, set[int]]) -> int:
         """Copy blocks of a sequence to rows and give them to the tiers that want them; returns how many."""
         ids = self._block_ids(seq, places)
@@ -739,14 +705,27 @@ class Offload:
     ) -> None:
         """Copy blocks to rows and give each to the tiers that want it by its number, the first item of its object."""
         rows = [self._store_rows.pop() for _ in objects]
-        self._hold(rows)
         is_copied = self.blocks.read(ids, rows)
-        layout = self._layout
+        filled = [
+            (at, (name, tokens, self.blocks.buffer(row), [row]))
+            for (at, name, tokens), row in zip(objects, rows, strict=True)
+        ]
+        parts = [(use, [each for at, each in filled if at in chosen]) for use, chosen in wanted.items()]
+        self._give(rows, is_copied, parts, self._layout, taken_by)
+
+    def _give(
+        self,
+        rows: list[int],
+        is_copied: IsDone | None,
+        parts: list[tuple[TierUse, list[_Filled]]],
+        layout: bytes,
+        taken_by: tuple[Snapshot, int] | None = None,
+    ) -> None:
+        """Give each tier its part of the objects in rows that were just taken, once they are copied."""
+        self._hold(rows)
 
         def submit() -> None:
-            for use, chosen in wanted.items():
-                pairs = zip(objects, rows, strict=True)
-                some = [(name, tokens, row) for (at, name, tokens), row in pairs if at in chosen]
+            for use, some in parts:
                 self._submit(use, layout, some, taken_by)
             self._release(rows)
 
@@ -759,16 +738,15 @@ class Offload:
         self,
         use: TierUse,
         layout: bytes,
-        objects: list[tuple[bytes, bytes, int]],
+        objects: list[_Filled],
         taken_by: tuple[Snapshot, int] | None = None,
     ) -> None:
-        each = max(_JOB_BYTES // self.blocks.object_bytes, 1)
-        for first in range(0, len(objects), each):
-            part = objects[first : first + each]
-            names, rows = [name for name, _, _ in part], [row for _, _, row in part]
+        most = max(_JOB_BYTES // self.blocks.object_bytes, 1)
+        for first in range(0, len(objects), most):
+            part = objects[first : first + most]
+            names, rows = [each[0] for each in part], [row for each in part for row in each[3]]
             self._last_job += 1
-            buffers = [self.blocks.buffer(row) for row in rows]
-            job = Job(self._last_job, layout, names, [digest for _, digest, _ in part], buffers)
+            job = Job(self._last_job, layout, names, [each[1] for each in part], [each[2] for each in part])
             if use.tier.store(job) is not None:
                 if taken_by is not None:
                     taken_by[0].go_back(taken_by[1])
@@ -797,22 +775,3 @@ class Offload:
         """Returns the blocks at some places of a sequence, (n, groups); 0 where one is gone."""
         columns = [self.cache.block_ids(seq, group)[list(places)] for group in range(self._num_groups)]
         return np.stack(columns, axis=1)
-
-
-def require_offloadable(cache: KVCacheManager) -> None:
-    """Raise `InvalidArgument` for a cache whose blocks an offload cannot name or fill yet."""
-    config = cache.config
-    if not config.enable_prefix_caching:
-        raise InvalidArgument("enable_prefix_caching is False; tiers need it: what they bring is a prefix")
-    if config.state_group is not None:
-        raise InvalidArgument(f"tiers keep no states yet; groups has the state group {config.state_group.name!r}")
-    for number, group in enumerate(config.layer_groups):
-        if group.shards > 1:
-            raise InvalidArgument(f"tiers need whole blocks; groups[{number}] has {group.shards} shards")
-        if group.block_size != config.layer_groups[0].block_size:
-            raise InvalidArgument(
-                f"tiers need one block size; groups[0] has {config.layer_groups[0].block_size} tokens a block, "
-                f"groups[{number}] {group.block_size}"
-            )
-    if config.max_steps_in_flight > 1:
-        raise InvalidArgument(f"max_steps_in_flight is {config.max_steps_in_flight}; with tiers it must be 1")

@@ -20,6 +20,23 @@ def require_plain(what: str, cache: KVCacheManager) -> None:
         raise InvalidArgument(f"{what} needs one layer group without a window, and no CPU pool")
 
 
+def require_offloadable(cache: KVCacheManager) -> None:
+    """Raise `InvalidArgument` for a cache whose blocks an offload cannot name or fill yet."""
+    config = cache.config
+    if not config.enable_prefix_caching:
+        raise InvalidArgument("enable_prefix_caching is False; tiers need it: what they bring is a prefix")
+    for number, group in enumerate(config.layer_groups):
+        if group.shards > 1:
+            raise InvalidArgument(f"tiers need whole blocks; groups[{number}] has {group.shards} shards")
+        if group.block_size != config.layer_groups[0].block_size:
+            raise InvalidArgument(
+                f"tiers need one block size; groups[0] has {config.layer_groups[0].block_size} tokens a block, "
+                f"groups[{number}] {group.block_size}"
+            )
+    if config.max_steps_in_flight > 1:
+        raise InvalidArgument(f"max_steps_in_flight is {config.max_steps_in_flight}; with tiers it must be 1")
+
+
 class PoolNames:
     """It keeps whole digests of one layout by the ids of contents and roots, of which none is used twice."""
 

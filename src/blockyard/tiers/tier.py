@@ -120,6 +120,14 @@ class Prefix:
     is_final: bool
 
 
+@dataclass(frozen=True, slots=True)
+class First:
+    """This is the position of the first name that is there, their number where none is. is_final: as of `Prefix`."""
+
+    place: int
+    is_final: bool
+
+
 @dataclass(slots=True)
 class TierStats:
     """This tells what a tier did since it was opened. Seconds are its threads', bytes those of payloads."""
@@ -174,6 +182,12 @@ class Tier(Protocol):
 
         Where it does not know about the next one, it asks the place in the background, and a later call knows more.
         An answer is no promise: a load may still miss. Raises `InvalidArgument` for what is no name.
+        """
+
+    def first_of(self, names: Sequence[bytes]) -> First:
+        """Returns which of `names` is the first that is there, as far as the tier knows now; as `longest_prefix`.
+
+        For states, of which a prompt needs the one that stands furthest back. O(names).
         """
 
     def drop(self, names: Sequence[bytes]) -> Cause | None:

@@ -62,6 +62,19 @@ class TierReading:
     num_skipped: int
 
 
+@dataclass(frozen=True, slots=True)
+class OffloadReading:
+    """This is an offload as it was between two steps. missed: prompt tokens that were computed, by cause.
+    num_waiting: prompts that wait for a tier. buffer_bytes: host memory for objects on their way; used_bytes of it hold
+    some."""
+
+    tiers: tuple[TierReading, ...]
+    missed: dict[str, int]
+    num_waiting: int
+    buffer_bytes: int
+    used_bytes: int
+
+
 def require_write_policy(name: str, value: object) -> str:
     """Return `value` if it is one of `WRITE_POLICIES`. Raises `InvalidArgument`."""
     if value not in WRITE_POLICIES:

@@ -26,6 +26,7 @@ from .tier import (
     ILL_PLACE,
     MAX_OBJECT_BYTES,
     Cause,
+    First,
     Job,
     Outcome,
     Prefix,
@@ -123,7 +124,8 @@ class WorkingTier:
         self._loads: deque[Task] = deque()
         self._stores: deque[Task] = deque()
         self._drops: deque[list[bytes]] = deque()
-        self._questions: deque[list[bytes]] = deque()
+        #: Names, and whether all up to the first that is there are wanted, and not all before the first that is not.
+        self._questions: deque[tuple[list[bytes], bool]] = deque()
         self._asked: set[bytes] = set()
         self._absent: dict[bytes, float] = {}
         self._running: dict[int, Task] = {}
@@ -231,16 +233,31 @@ class WorkingTier:
             found = self._index.prefix(names)
             if found == len(names) or self._is_closed:
                 return Prefix(found, True)
-            name, now = names[found], self._clock()
-            if name in self._asked:
-                return Prefix(found, False)
-            believed = self._absent.get(name, now - self._absent_seconds) + self._absent_seconds > now
-            if believed or len(self._questions) >= self._max_jobs or self._circuits[True].rests(now):
-                return Prefix(found, True)
-            self._asked.add(name)
-            self._questions.append(list(names[found : found + _MOST_ASKED]))
-            self._changed.notify()
-            return Prefix(found, False)
+            return Prefix(found, not self._is_asked(names[found : found + _MOST_ASKED], False))
+
+    def first_of(self, names: Sequence[bytes]) -> First:
+        """Say which name is the first that is known. See `Tier.first_of`."""
+        require_names("names", names)
+        with self._changed:
+            for place, name in enumerate(names):
+                if name in self._index:
+                    return First(place, True)
+                if not self._is_closed and self._is_asked(names[place : place + _MOST_ASKED], True):
+                    return First(place, False)
+        return First(len(names), True)
+
+    def _is_asked(self, names: Sequence[bytes], is_sparse: bool) -> bool:
+        """Ask the place about names of which the first is not known, unless it was; say whether an answer will come."""
+        name, now = names[0], self._clock()
+        if name in self._asked:
+            return True
+        believed = self._absent.get(name, now - self._absent_seconds) + self._absent_seconds > now
+        if believed or len(self._questions) >= self._max_jobs or self._circuits[True].rests(now):
+            return False
+        self._asked.add(name)
+        self._questions.append((list(names), is_sparse))
+        self._changed.notify()
+        return True
 
     def drop(self, names: Sequence[bytes]) -> Cause | None:
         """Forget objects and have them removed. See `Tier.drop`."""
@@ -335,8 +352,8 @@ class WorkingTier:
             dropped = self._drops.popleft()
             return lambda: self._clear(dropped)
         if self._questions and not self._loads:
-            names = self._questions.popleft()
-            return lambda: self._answer(names)
+            question = self._questions.popleft()
+            return lambda: self._answer(*question)
         task = (self._loads or self._stores).popleft()
         task.begun = self._clock()
         self._running[task.job.id] = task
@@ -414,8 +431,21 @@ class WorkingTier:
         self._clear(evicted)
         return {}
 
-    def _answer(self, names: list[bytes]) -> None:
+    def _answer(self, names: list[bytes], is_sparse: bool) -> None:
         """Ask the place about names, and note what it says."""
+        try:
+            if is_sparse:
+                any(self._note_answer([name]) for name in names)
+            else:
+                self._note_answer(names)
+        finally:
+            with self._changed:
+                self._asked.discard(names[0])
+                # An answer is of one moment: else its beginning is forgotten before its end is read, where places wait.
+                self._absent.update({name: self._clock() for name in names if name in self._absent})
+
+    def _note_answer(self, names: list[bytes]) -> bool:
+        """Ask about names up to the first that is not there; say whether there is nothing more to ask."""
         sizes: list[int] = []
         is_ill = False
         try:
@@ -428,7 +458,6 @@ class WorkingTier:
             _log.exception("tier %s: a question about %d objects", self.name, len(names))
         with self._changed:
             evicted = self._index.add(names[: len(sizes)], sizes)
-            self._asked.discard(names[0])
             if len(sizes) < len(names):
                 self._absent.pop(names[len(sizes)], None)
                 self._absent[names[len(sizes)]] = self._clock()
@@ -437,6 +466,7 @@ class WorkingTier:
             if is_ill:
                 self._circuits[True].failed(self._clock())
         self._clear(evicted)
+        return bool(sizes) or is_ill
 
     def _clear(self, names: list[bytes]) -> None:
         try:

@@ -211,6 +211,15 @@ class StateGroup:
         if self._is_begun[row] != 0:
             self._copies += (int(self._source(row)), int(child))
 
+    def skip(self, row: i64, num_tokens: i64) -> None:
+        """Want no state of a row before `num_tokens` tokens, and one there, if one can stand there. O(wanted)."""
+        wanted = [each for each in self._wanted[row] if i64(each) // KIND_SPAN >= num_tokens]
+        is_place = num_tokens % self.alignment == 0 and 0 < num_tokens <= self._last[row]
+        if is_place and self.is_caching and not (wanted and i64(wanted[0]) // KIND_SPAN == num_tokens):
+            wanted.insert(0, int(num_tokens * KIND_SPAN + JUNCTION))
+        self._wanted[row] = wanted
+        self._seen_from[row] = NEVER
+
     def _source(self, row: i64) -> i64:
         """Return the slot that has the state of `row` now."""
         for place in range(0, len(self._copies), 2):

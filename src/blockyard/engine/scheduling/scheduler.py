@@ -157,8 +157,13 @@ class Scheduler:
         """
         counts = [row.count + max(len(new) - 1, 0) for row, new in zip(step.rows, new_tokens, strict=True)]
         if self.offload is not None:
-            for row, before, count in zip(step.rows, step.num_computed.tolist(), counts, strict=True):
-                self.offload.save(row.branch, row.branch.seq, row.branch.token_ids, before + count)
+            saved = _saved_states(step.plan)
+            slots = () if step.plan is None else step.plan.rows.tolist()
+            for place, (row, before, count) in enumerate(
+                zip(step.rows, step.num_computed.tolist(), counts, strict=True)
+            ):
+                states = saved.get(slots[place], ()) if saved else ()
+                self.offload.save(row.branch, row.branch.seq, row.branch.token_ids, before + count, states)
         self._cache.commit([row.branch.seq for row in step.rows], counts, _padded(new_tokens))
 
     def fork(self, request: Request, first_tokens: list[int]) -> None:
@@ -371,6 +376,15 @@ def _holder(branch: Branch) -> str:
 
 def _having(rows: list[StepRow], plan: StepPlan, status: SeqStatus) -> list[Branch]:
     return [row.branch for row, found in zip(rows, plan.status.tolist(), strict=True) if found == status.value]
+
+
+def _saved_states(plan: StepPlan | None) -> dict[int, list[int]]:
+    """Return after how many tokens a step saves states, by slot."""
+    saved: dict[int, list[int]] = {}
+    if plan is not None and len(plan.states.saves):
+        for slot, boundary in zip(plan.states.saves.tolist(), plan.states.save_boundaries.tolist(), strict=True):
+            saved.setdefault(slot, []).append(boundary)
+    return saved
 
 
 def _padded(new_tokens: list[list[int]]) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ from ...arguments import require_int
 from ...config import CacheConfig
 from ...core.manager import KVCacheManager
 from ...errors import InvalidArgument
-from ...tiers import Cause, Job, Offload, Outcome, Prefix, TierStats, TierUse
+from ...tiers import Cause, First, Job, Offload, Outcome, Prefix, TierStats, TierUse
 from ...tiers.index import ObjectIndex
 from ..trace import Trace
 from .expansion import Expansion
@@ -93,6 +93,10 @@ class SimulatedTier:
     def longest_prefix(self, names: Sequence[bytes]) -> Prefix:
         """Say how many names are there."""
         return Prefix(self._index.prefix(names), True)
+
+    def first_of(self, names: Sequence[bytes]) -> First:
+        """Say which name is the first that is there."""
+        return First(next((place for place, name in enumerate(names) if name in self._index), len(names)), True)
 
     def drop(self, names: Sequence[bytes]) -> Cause | None:
         """Forgets all of these names."""
