@@ -30,8 +30,10 @@ from blockyard.wire.message import Message, pack, split
 from .. import damage
 from ..support.checked import Checked, prompt
 from ..support.interrupter import Interrupter
-from ..support.seeds import run_seed
+from ..support.seeds import draws, run_seed
 from ..world import World
+from .test_states_world import World as StateWorld
+from .test_states_world import config as state_config
 
 NAMES = (
     "rows",
@@ -248,6 +250,73 @@ def test_a_random_world_runs_on_what_a_rank_has_read() -> None:
         num_damaged += world.num_damaged
     assert num_steps > 10 * num_worlds
     assert num_damaged > num_worlds
+
+
+STATES = ("copies", "clears", "loads", "load_blocks", "saves", "save_boundaries", "save_blocks", "refused")
+
+
+class StatesOverTheWire(StateWorld):
+    """A world with states that runs on the plans that a rank has read."""
+
+    def __init__(self, draw: random.Random, config: CacheConfig) -> None:
+        super().__init__(draw, config, False)
+        self.sender, self.rank = PlanSender(config), PlanReceiver(config)
+        self.num_told = 0
+
+    def told_of(self, plan: StepPlan) -> Any:
+        for name in STATES:
+            self.num_told += len(getattr(plan.states, name))
+        if self.draw.random() < 0.1:  # not run: what is to be carried out all the same comes first, and once more
+            moves = self.rank.from_bytes(self.sender.to_bytes(plan, moves_only=True))
+            assert isinstance(moves, StepPlan)
+            said = {name: getattr(moves.states, name).tolist() for name in STATES}
+            assert said == {name: getattr(plan.states, name).tolist() if name in STATES[:4] else [] for name in STATES}
+        read = self.rank.from_bytes(self.sender.to_bytes(plan))
+        assert contents(read) == contents(plan)
+        for name in STATES:
+            mine, theirs = getattr(plan.states, name), getattr(read.states, name)
+            assert mine.dtype == theirs.dtype
+            assert mine.tolist() == theirs.tolist()
+        return read
+
+
+def test_a_random_world_with_states_runs_on_what_a_rank_has_read() -> None:
+    draw = random.Random(f"{run_seed()} states over the wire")
+    num_told = 0
+    for _ in range(draws(30, 3)):
+        world = StatesOverTheWire(draw, state_config(draw, draw.choice([60, 400])))
+        world.run(100)
+        assert world.sender.digest == world.rank.digest
+        num_told += world.num_told
+    assert num_told > 0
+
+
+@pytest.mark.parametrize(
+    ("array", "numbers", "words"),
+    [
+        (0, [3], r"states of \[3\] blocks; this rank has 2"),
+        (1, [0, 4], "among copies of states"),
+        (1, [0], "1 numbers of copies of states; each has 2"),
+        (2, [-1], "among clears of states"),
+        (3, [0, 5, 0], "among loads of states"),
+        (3, [0, 5, 40], "among loads of states"),
+        (4, [0, 33, 5, 6], "saves slot 0 behind 33 tokens; its step computes 32 behind 0"),
+        (4, [1, 16, 5, 6], "saves slot 1 behind 16 tokens; its step computes 0 behind 0"),
+        (5, [0, -1], "among refused states"),
+    ],
+)
+def test_states_outside_of_a_rank_are_refused(array: int, numbers: list[int], words: str) -> None:
+    groups = (LayerGroup(16, token_bytes=10), LayerGroup(16, kind="state", state_bytes=300))
+    config = CacheConfig(40, groups=groups, max_num_seqs=4)
+    cache = KVCacheManager(config)
+    plan = cache.reserve([cache.allocate(list(range(40)))])
+    sender, rank = PlanSender(config), PlanReceiver(config)
+    message = sender.to_bytes(plan)
+    arrays = [each.tolist() for each in split(Message.of(message).items, Message.of(message).sizes)]
+    arrays[len(arrays) - 6 + array] = numbers
+    with pytest.raises(InvalidArgument, match=words):
+        rank.from_bytes(resealed(message, [np.array(each, np.int32) for each in arrays]))
+    assert rank.from_bytes(message).states.save_boundaries.tolist() == plan.states.save_boundaries.tolist()
 
 
 # ---------------------------------------------------------------- ranks that diverged

@@ -101,10 +101,11 @@ class World:
             counts.append(max(draw.choice([left, left, min(left, 7), left + 2 * (not self.flying)]), 0))
         plan = cache.reserve(seqs, counts)
         drafted = {seq: self.tokens[seq] + [3, 3] for seq in seqs}
-        self.memory.prepare(plan)
+        told = self.told_of(plan)
+        self.memory.prepare(told)
         if cache.config.max_steps_in_flight == 1 and draw.random() < 0.1:
             return  # The plan is not run: another one takes its place.
-        self.memory.run(plan, seqs, drafted)
+        self.memory.run(told, seqs, drafted)
         self.flying.append((plan, seqs, drafted))
         if cache.config.max_steps_in_flight == 1 or draw.random() < 0.5:
             self.land()
@@ -206,6 +207,10 @@ class World:
         self.cache.hint(target, **self.draw.choice([{"over": True}, {"back_in": 3}, {}]))
         self.now += 1
         self.cache.advance_time(self.now)
+
+    def told_of(self, plan: Any) -> Any:
+        """Return the plan as those have it who carry it out."""
+        return plan
 
     def acted(self) -> None:
         """Look at what an act has changed."""

@@ -23,6 +23,15 @@ from blockyard.wire.message import VERSION
 from ..support.handoff_pair import Pair, side
 
 
+@pytest.mark.parametrize("end", [HandoffSender, HandoffReceiver])
+def test_a_cache_with_states_is_refused_by_both_ends(end: Any) -> None:
+    state = LayerGroup(4, name="deltas", kind="state", state_bytes=100)
+    cache, peer = side(config={"groups": (LayerGroup(4, token_bytes=8), state)})
+    with pytest.raises(InvalidArgument, match="cache has the state group 'deltas'; a hand-over moves keys and values"):
+        end(cache, peer, ttl=30)
+    assert cache.num_seqs == 0
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [

@@ -13,7 +13,7 @@ MODEL = {"dtype": "float32", "num_layers": 2, "head_size": 4, "shards": HeadShar
 
 def side(name: str = "prefill", incarnation: int = 1, config: dict[str, Any] | None = None, **fields: Any) -> Any:
     made = CacheConfig(**{"num_blocks": 40, "block_size": 4, "max_num_seqs": 8, "watermark": 0.0, **(config or {})})
-    if made.groups[1:]:  # a layer for each group
+    if made.layer_groups[1:]:  # a layer for each group
         fields = {"layer_groups": ((0,), (1,)), **fields}
     return KVCacheManager(made), PeerInfo.of(made, name, incarnation, **{**MODEL, **fields})
 

@@ -242,9 +242,14 @@ def _require_equal(name: str, mine: object, theirs: object) -> None:
 
 
 def require_own_config(cache: KVCacheManager, peer: PeerInfo) -> None:
-    """Raise `InvalidArgument` unless `peer` tells of this cache."""
+    """Raise `InvalidArgument` unless `peer` tells of this cache, and all that its sequences need can be handed over."""
     if not isinstance(cache, KVCacheManager):
         raise InvalidArgument(f"cache is {shown(cache)}; it must be a KVCacheManager")
+    if cache.config.state_group is not None:
+        raise InvalidArgument(
+            f"cache has the state group {cache.config.state_group.name!r}; a hand-over moves keys and values, and no "
+            f"state: let tiers carry both"
+        )
     if not isinstance(peer, PeerInfo):
         raise InvalidArgument(f"peer is {shown(peer)}; it must be a PeerInfo")
     if peer.groups != cache.config.layer_groups:

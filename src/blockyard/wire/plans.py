@@ -8,6 +8,8 @@ A step ("step") and moves between the pools ("swap") are arrays of one message, 
     unserved                                      (place in the batch, status) of each sequence without slots
     token_ids                                     of each new token, -1 for one that is not known
     changed   blocks                              of each layer group: rows that have changed, and their new block ids
+    head   copies   clears   loads   saves   refused     of a cache with states: `StepPlan.states`, flat; head: blocks
+                                                  of a state
 
 The layout of `changed` is in `core.plan.table_changes`.
 """
@@ -33,6 +35,8 @@ IntArray = npt.NDArray[np.int64]
 _NONE: npt.NDArray[np.int32] = np.empty(0, np.int32)
 #: Arrays before those of layer groups: of a swap plan, and of a step.
 _SWAP_ARRAYS, _STEP_ARRAYS = 4, 9
+#: Arrays behind those of layer groups, of a cache with states.
+_STATE_ARRAYS = 6
 _MOVES = ("swap_outs", "swap_ins", "copies")
 
 
@@ -102,8 +106,6 @@ class PlanSender(_PlanEnd):
             raise InvalidArgument(f"moves_only is {shown(moves_only)}; it must be True or False")
         if not isinstance(plan, SwapPlan):
             raise InvalidArgument(f"plan is {shown(plan)}; a StepPlan or a SwapPlan is needed")
-        if plan._transfers.state_blocks:
-            raise InvalidArgument("plan is of a cache with a state group; plans with states are not sent")
         if self._running:
             self._refuse("to_bytes")
         try:
@@ -134,6 +136,7 @@ class PlanSender(_PlanEnd):
             kind = "step"
             groups = len(self._config.layer_groups)
             arrays += [_NONE] * (5 + 2 * groups) if moves_only else self._step_arrays(plan, groups, token_ids)
+            arrays += self._state_arrays(plan, moves_only)
         message = self._chain.next(kind, {}, arrays)
         self._tables = plan._tables
         return message
@@ -149,6 +152,15 @@ class PlanSender(_PlanEnd):
             arrays += self._reader.read(plan, group)
         plan._batch.require_fresh()
         return arrays
+
+    def _state_arrays(self, plan: StepPlan, moves_only: bool) -> list[npt.NDArray[Any]]:
+        """Returns what the plan says of states; of one that is not run, nothing is saved."""
+        size, moves = self._config.state_blocks, plan._transfers
+        if not size:
+            return []
+        lists = [[size], moves.state_copies, moves.state_clears, moves.state_loads]
+        lists += [[], []] if moves_only else [moves.state_saves, moves.state_refused]
+        return [np.array(each, np.int32) for each in lists]
 
     def _require_own(self, tables: list[Any]) -> None:
         pairs = [(int(table.block_size), int(table.width)) for table in tables]
@@ -227,8 +239,8 @@ class PlanReceiver(_PlanEnd):
             self._running = ""
 
     def _plan(self, message: Message) -> SwapPlan:
-        num_groups = len(self._config.layer_groups)
-        expected = {"swap": _SWAP_ARRAYS, "step": _STEP_ARRAYS + 2 * num_groups}
+        end = _STEP_ARRAYS + 2 * len(self._config.layer_groups)
+        expected = {"swap": _SWAP_ARRAYS, "step": end + (_STATE_ARRAYS if self._config.state_blocks else 0)}
         if message.kind not in expected:
             raise InvalidArgument(f"message is a {message.kind!r}; a plan is a 'step' or a 'swap'")
         arrays = split(message.items.astype(np.int64), message.sizes)
@@ -241,10 +253,60 @@ class PlanReceiver(_PlanEnd):
                 raise InvalidArgument("message is a swap plan with copies; it has none")
             return self._copy.swap_plan(moves)
         batch = self._read_batch(*arrays[_SWAP_ARRAYS:_STEP_ARRAYS])
-        changes = [arrays[at : at + 2] for at in range(_STEP_ARRAYS, len(arrays), 2)]
+        changes = [arrays[at : at + 2] for at in range(_STEP_ARRAYS, end, 2)]
         for group, (changed, blocks) in enumerate(changes):
             self._check_changes(group, changed, blocks, batch)
-        return self._copy.step_plan(batch, arrays[_STEP_ARRAYS - 1], changes, moves)
+        states = self._read_states(batch, *arrays[end:]) if self._config.state_blocks else None
+        plan = self._copy.step_plan(batch, arrays[_STEP_ARRAYS - 1], changes, moves)
+        if states is not None:
+            told = plan._transfers
+            told.state_blocks = self._config.state_blocks
+            told.state_copies, told.state_clears, told.state_loads, told.state_saves, told.state_refused = states
+        return plan
+
+    def _read_states(
+        self,
+        batch: list[IntArray],
+        head: IntArray,
+        copies: IntArray,
+        clears: IntArray,
+        loads: IntArray,
+        saves: IntArray,
+        refused: IntArray,
+    ) -> list[list[int]]:
+        """Returns the lists of states, of which every slot, block and boundary is within its limits."""
+        size, slots = self._config.state_blocks, self._config.max_num_seqs
+        if head.tolist() != [size]:
+            raise InvalidArgument(f"message has states of {shown(head.tolist())} blocks; {self._name} has {size}")
+        self._require_rows("copies of states", copies, [slots, slots])
+        self._require_rows("clears of states", clears, [slots])
+        self._require_rows("loads of states", loads, [slots], size)
+        self._require_rows("refused states", refused, [slots, MAX_MODEL_LEN + 1])
+        rows, starts, scheduled, _ = batch
+        ends = dict(zip(rows.tolist(), zip(starts.tolist(), scheduled.tolist(), strict=True), strict=True))
+        for slot, boundary, *_ in self._require_rows("saves of states", saves, [slots, MAX_MODEL_LEN + 1], size):
+            start, count = ends.get(slot, (0, 0))
+            if not start < boundary <= start + count:
+                raise InvalidArgument(
+                    f"message saves slot {slot} behind {boundary} tokens; its step computes {count} behind {start}"
+                )
+        return [each.tolist() for each in (copies, clears, loads, saves, refused)]
+
+    def _require_rows(self, name: str, items: IntArray, limits: list[int], num_blocks: int = 0) -> list[list[int]]:
+        """Returns the rows of a flat list: numbers from 0 to below each limit, then blocks of the pool."""
+        lows = np.array([0] * len(limits) + [1] * num_blocks)
+        highs = np.array(limits + [self._num_blocks] * num_blocks)
+        if len(items) % len(lows):
+            raise InvalidArgument(f"message has {len(items)} numbers of {name}; each has {len(lows)}")
+        rows = items.reshape(-1, len(lows))
+        wrong = ((rows < lows) | (rows >= highs)).any(axis=1)
+        if wrong.any():
+            raise InvalidArgument(
+                f"message has {shown(rows[int(wrong.argmax())].tolist())} among {name}; its numbers are from "
+                f"{shown(lows.tolist())} to below {shown(highs.tolist())}"
+            )
+        found: list[list[int]] = rows.tolist()
+        return found
 
     def _require_shape(self, shape: npt.NDArray[Any]) -> None:
         own = self._shape.tolist()
