@@ -22,7 +22,7 @@ ARGUMENTS = {
         ["seq", "num_seqs", "num_forks", "num_tokens", "num_blocks", "num_cached_blocks", "block_id", "block_size"],
         "Integer",
     ),
-    "hash_seed": "Integer | None",
+    **dict.fromkeys(["hash_seed", "num_bytes"], "Integer | None"),
     **dict.fromkeys(["history_size", "start", "position"], "Integer"),
     "stop": "Integer | None",
     **dict.fromkeys(["group", "priority"], "Integer"),

@@ -112,6 +112,9 @@ class CacheStats:
     num_replaced_states: of these, those of an output that went when the next one of it was there.
     num_refused_states: states that were wanted and not saved, because they would have been the first to go.
     tenants: of a cache that tenants share, what each has, "*" first; () of others.
+    num_bytes: bytes of the pool's blocks, block_bytes: of one of them (`CacheConfig.block_bytes`); 0 if not known.
+    num_padding_bytes: bytes in the blocks of running sequences that nothing can fill, because a token of another group
+        takes more, now; `CacheConfig.padding_bytes` in each block, which counts for each sequence that holds it.
     """
 
     num_prompt_tokens: int
@@ -136,6 +139,9 @@ class CacheStats:
     num_replaced_states: int = 0
     num_refused_states: int = 0
     tenants: tuple[TenantUse, ...] = ()
+    num_bytes: int = 0
+    block_bytes: int = 0
+    num_padding_bytes: int = 0
 
     @property
     def hit_rate(self) -> float:

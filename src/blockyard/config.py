@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from bisect import bisect_right
-from dataclasses import dataclass, field, fields
+from dataclasses import InitVar, dataclass, field, fields
 
 from .arguments import require_bool, require_int, require_number, shown
 from .errors import InvalidArgument
@@ -15,6 +15,7 @@ from .tenants import Tenant, TenantGroup, tenant_groups
 from .windows import num_least_blocks
 
 MAX_BLOCKS = 2**27
+MAX_POOL_BYTES = 2**62
 MAX_BLOCK_SIZE = 4096
 MAX_SEQS = 2**20
 MAX_MODEL_LEN = 2**27
@@ -84,7 +85,8 @@ def _about(line: str, low: int = 0, high: int = 0, *, engine: bool = False, comm
 class CacheConfig:
     """What a `KVCacheManager` is made of.
 
-    num_blocks: blocks in the pool, the null block (id 0) included; 2 to 2**27.
+    num_blocks: blocks in the pool, the null block (id 0) included; 2 to 2**27. Or num_bytes: the pool's size in bytes,
+        of groups that say how many a token takes; num_blocks is then how many blocks that is (`blocks_in`).
     block_size: tokens a block; 1 to 4096.
     max_num_seqs: rows of the block table, that is sequences that run at once; 1 to 2**20.
     max_model_len: tokens of the longest sequence. The pool may hold fewer (`max_servable_tokens`): a longer prompt is
@@ -125,7 +127,7 @@ class CacheConfig:
     Raises `InvalidArgument` for a value outside its limits.
     """
 
-    num_blocks: int = field(metadata=_about("blocks in the pool", 2, MAX_BLOCKS))
+    num_blocks: int = field(default=0, metadata=_about("blocks in the pool", 2, MAX_BLOCKS))
     block_size: int = field(default=16, metadata=_about("tokens in a block", 1, MAX_BLOCK_SIZE))
     max_num_seqs: int = field(default=256, metadata=_about("sequences that run at once", 1, MAX_SEQS))
     max_model_len: int = field(default=8192, metadata=_about("tokens of the longest sequence", 1, MAX_MODEL_LEN))
@@ -177,8 +179,15 @@ class CacheConfig:
     tenants: tuple[Tenant | TenantGroup, ...] = field(
         default=(), metadata=_about("who share the pool, and their shares")
     )
+    num_bytes: InitVar[int | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, num_bytes: object) -> None:
+        if num_bytes is not None:
+            self._take_bytes(num_bytes)
+        elif self.num_blocks == 0 and not isinstance(self.num_blocks, bool):
+            raise InvalidArgument(
+                f"num_blocks is 0; it must be from 2 to {MAX_BLOCKS}, or num_bytes must be given in its place"
+            )
         for each in fields(self):
             value = getattr(self, each.name)
             if each.type == "bool":
@@ -207,6 +216,36 @@ class CacheConfig:
                 f"max_num_seqs * blocks of max_model_len is {entries} table entries; the limit is {MAX_TABLE_ENTRIES}"
             )
 
+    def _take_bytes(self, num_bytes: object) -> None:
+        """Make blocks of the budget, after the groups alone are checked, of which they are."""
+        if self.num_blocks != 0:
+            raise InvalidArgument(
+                f"num_blocks is {shown(self.num_blocks)} and num_bytes is {shown(num_bytes)}; give one of the two"
+            )
+        self._check_group_types()
+        object.__setattr__(self, "num_blocks", self.blocks_in(num_bytes))
+
+    def blocks_in(self, num_bytes: object, name: str = "num_bytes") -> int:
+        """Return how many blocks of the pool so many bytes are, at most 2**27; what is left is less than a block.
+
+        name: of the bytes, for errors. Raises `InvalidArgument` where groups do not say how many bytes a token takes,
+        and for bytes too few for the null block and the shortest sequence: a block in each group, or a state.
+        """
+        size = require_int(name, num_bytes, 1, MAX_POOL_BYTES)
+        if self.block_bytes == 0:
+            raise InvalidArgument(
+                f"{name} is {size}, and the bytes of a block are not known: every attention group needs "
+                f"token_bytes (groups=(LayerGroup(16, token_bytes=...),)), or give num_blocks"
+            )
+        least = 1 + max(len(self.layer_groups), self.state_blocks)
+        number = min(size // self.block_bytes, MAX_BLOCKS)
+        if number < least:
+            raise InvalidArgument(
+                f"{name} is {size}; a block has {self.block_bytes} bytes, and the shortest sequence needs {least} "
+                f"blocks, the null block included: at least {least * self.block_bytes} bytes"
+            )
+        return number
+
     def require_floors(self, num_blocks: int) -> None:
         """Raise `InvalidArgument` unless the floors of all tenants fit a pool of so many blocks. O(tenants)."""
         floors = sum(group.floor for group in tenant_groups(self.tenants))
@@ -217,11 +256,16 @@ class CacheConfig:
                 f"without the null block and the watermark"
             )
 
-    def _check_groups(self) -> None:
+    def _check_group_types(self) -> None:
         if not isinstance(self.groups, tuple) or not all(isinstance(group, LayerGroup) for group in self.groups):
             raise InvalidArgument(f"groups is {self.groups!r}; it must be a tuple of LayerGroup")
         if len(self.groups) > MAX_GROUPS:
             raise InvalidArgument(f"groups has {len(self.groups)} items; the limit is {MAX_GROUPS}")
+        if any(group.is_state for group in self.groups) and all(group.is_state for group in self.groups):
+            raise InvalidArgument("groups has a state group alone; at least one attention group is needed beside it")
+
+    def _check_groups(self) -> None:
+        self._check_group_types()
         if self.partial_hits and self.hash_block_size != self.hit_alignment:
             raise InvalidArgument(
                 f"partial_hits is True for groups with block sizes {[group.block_size for group in self.groups]}; "
@@ -236,22 +280,16 @@ class CacheConfig:
             self._check_states()
 
     def _check_states(self) -> None:
-        """Refuse states, unless attention groups stand beside them whose blocks have the same number of bytes."""
-        states = [group for group in self.groups if group.is_state]
-        others = self.layer_groups
-        if len(others) == len(self.groups):
-            raise InvalidArgument("groups has a state group alone; at least one attention group is needed beside it")
-        sizes = [group.block_size * group.token_bytes for group in others]
-        if min(sizes) == 0 or min(sizes) != max(sizes):
+        """Refuse states, unless the bytes of a block are known, of which one fits the pool."""
+        if self.block_bytes == 0:
+            sizes = [group.token_bytes for group in self.layer_groups]
             raise InvalidArgument(
-                f"groups has attention groups with {sizes} bytes a block (block_size * token_bytes) beside a state "
-                f"group; they must be equal and above 0"
+                f"groups has attention groups with token_bytes of {sizes} beside a state group; each must be above 0"
             )
-        num_bytes = sum(group.state_bytes for group in states)
         if self.state_blocks > self.num_blocks - 1:
             raise InvalidArgument(
-                f"state_bytes is {num_bytes}, {self.state_blocks} blocks of {sizes[0]} bytes; the pool has "
-                f"{self.num_blocks - 1}"
+                f"state_bytes is {self.state_bytes}, {self.state_blocks} blocks of {self.block_bytes} bytes; the pool "
+                f"has {self.num_blocks - 1}"
             )
 
     @property
@@ -260,10 +298,31 @@ class CacheConfig:
         return next((group for group in self.groups if group.is_state), None)
 
     @property
+    def block_bytes(self) -> int:
+        """Return the bytes of a block of the pool: the most that a block of any group takes; 0 if one does not say."""
+        sizes = [group.block_bytes for group in self.layer_groups]
+        return max(sizes) if min(sizes) > 0 else 0
+
+    @property
+    def padding_bytes(self) -> tuple[int, ...]:
+        """Return how many bytes each group leaves empty in a block of its own, in the order of `groups`; of states, all
+        together, in the last block of each."""
+        return tuple(
+            self.state_blocks * self.block_bytes - self.state_bytes
+            if group.is_state
+            else max(self.block_bytes - group.block_bytes, 0)
+            for group in self.groups
+        )
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of a state of all state groups; 0 without one."""
+        return sum(group.state_bytes for group in self.groups)
+
+    @property
     def state_blocks(self) -> int:
         """Return how many blocks of the pool a state of all state groups takes; 0 without one."""
-        num_bytes, other = sum(group.state_bytes for group in self.groups), self.layer_groups[0]
-        return 0 if num_bytes == 0 else -(-num_bytes // (other.block_size * other.token_bytes))
+        return -(-self.state_bytes // self.block_bytes) if self.state_bytes else 0
 
     @property
     def layer_groups(self) -> tuple[LayerGroup, ...]:

@@ -15,7 +15,7 @@ from .windows import first_needed_block
 MAX_GROUP_BLOCK_SIZE = 4096
 MAX_WINDOW = 2**27
 MAX_STATE_BYTES = 2**50
-MAX_TOKEN_BYTES = 2**40
+MAX_TOKEN_BYTES = 2**50
 KINDS = ("attention", "state")
 
 
@@ -32,7 +32,8 @@ class LayerGroup:
         must divide block_size, so that every block begins on rank 0.
     kind: "attention" for keys and values a token, "state" for layers that keep one state a sequence (docs/states.md).
     state_bytes: of a state group, bytes of a state in all its layers, 1 to 2**50. token_bytes: bytes of keys and values
-        of a token in all layers of the group; wanted of attention groups beside a state group.
+        of a token in all layers of the group (with shards, on the rank that keeps it), 0 if nobody asks; wanted beside
+        a state group, and of a cache whose size is given in bytes.
 
     Raises `InvalidArgument` for a value outside its limits.
     """
@@ -79,6 +80,11 @@ class LayerGroup:
     def is_state(self) -> bool:
         """Return whether its layers keep a state."""
         return self.kind == "state"
+
+    @property
+    def block_bytes(self) -> int:
+        """Return the bytes that its tokens take in a block, on each rank; 0 if it does not say how many one takes."""
+        return self.block_size // self.shards * self.token_bytes
 
     def first_needed_block(self, num_computed: int) -> int:
         """The first block that tokens from `num_computed` on attend to; those before may be freed. O(1)."""

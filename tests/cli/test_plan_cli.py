@@ -89,7 +89,15 @@ def test_the_numbers_of_a_known_model(capsys: pytest.CaptureFixture[str]) -> Non
     assert report["memory"]["usable_bytes"] == 72 * 2**30
     assert report["cache"]["num_blocks"] == 28_181
     assert report["requests"] == [
-        {"label": "", "num_tokens": 8000, "num_blocks": 500, "concurrent": 56, "concurrent_in_all": 56}
+        {
+            "label": "",
+            "num_tokens": 8000,
+            "num_blocks": 500,
+            "concurrent": 56,
+            "concurrent_in_all": 56,
+            "num_bytes": 500 * 2**21,
+            "padding_bytes": 0,
+        }
     ]
     assert (report["fits"], report["hits"], report["trace"], report["running"]) == (True, None, None, None)
     assert report["assumptions"][0] == "The weights are 8,030,261,248 parameters of 2 bytes (bfloat16)."
@@ -106,8 +114,8 @@ def test_text_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         "  90 % of 24 GiB             21.60 GiB",
         "  weights                    14.96 GiB",
         "  left for blocks             4.64 GiB",
-        "  a length asked for             2,000           125        19",
-        "  trace mean                     1,933           121        19",
+        "  a length asked for             2,000           125       250.0        19",
+        "  trace mean                     1,933           121       242.0        19",
         "  blocks                         2,376  of 16 tokens, 2.000 MiB on each GPU",
         "  CPU blocks                     2,048",
         "  held by running requests         581  4 at work, and a fifth more to grow",  # 1.2 * 4 * 121 = 580.8
@@ -167,7 +175,7 @@ def test_replicas(capsys: pytest.CaptureFixture[str]) -> None:
     assert status == 0
     assert out.startswith("llama-3.1-70b on 8 GPUs: 2 replicas of 4 GPUs\n")
     # 72 - 141,107,412,992 / 4 / 2**30 - 2 = 37.146 GiB of 1.25 MiB: 30,429 blocks, 243 requests of 125.
-    assert "  a length asked for             2,000           125       243       486" in out.splitlines()
+    assert "  a length asked for             2,000           125       156.2       243       486" in out.splitlines()
 
 
 def test_what_does_not_fit_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +191,9 @@ def test_what_does_not_fit_says_what_would(capsys: pytest.CaptureFixture[str]) -
 def test_a_length_that_does_not_fit_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "llama-3.1-8b", "--gpu-memory", "24GiB", "--lengths", "2k,100k")
     assert status == 0
-    assert "  a length asked for           100,000         6,250         0  does not fit" in out.splitlines()
+    assert (
+        "  a length asked for           100,000         6,250    12,500.0         0  does not fit" in out.splitlines()
+    )
 
 
 def test_windows_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,7 +201,7 @@ def test_windows_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     # 21.6 GiB - 14,438,087,808 - 2 GiB in blocks of 384 KiB: 16,803. 32,000 / 16 and 9 of the window: 8 times 2,009.
     lines = out.splitlines()
     assert status == 0
-    assert "  a length asked for            32,000         2,009         8" in lines
+    assert "  a length asked for            32,000         2,009       753.4         8" in lines
     assert "  tokens                       134,416  if every layer keeps all of them" in lines  # 16,802 * 8
     assert any(
         line.startswith("  - The weights are gpt-oss-20b's as an engine holds them, in several") for line in lines

@@ -296,8 +296,8 @@ STATE = LayerGroup(kind="state", state_bytes=100)
     [
         ({"groups": (STATE,)}, "groups has a state group alone"),
         ({"groups": (ATTENTION, STATE, LayerGroup(kind="state", state_bytes=2**40))}, "state_bytes is 1099511627876, "),
-        ({"groups": (LayerGroup(), STATE)}, r"attention groups with \[0\] bytes a block"),
-        ({"groups": (ATTENTION, LayerGroup(token_bytes=7), STATE)}, r"with \[16000, 112\] bytes a block"),
+        ({"groups": (LayerGroup(), STATE)}, r"attention groups with token_bytes of \[0\]"),
+        ({"groups": (ATTENTION, LayerGroup(), STATE)}, r"token_bytes of \[1000, 0\]"),
         (
             {"groups": (ATTENTION, LayerGroup(kind="state", state_bytes=2**40))},
             "state_bytes is 1099511627776, 68719477",

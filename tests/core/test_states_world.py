@@ -238,7 +238,7 @@ def config(draw: random.Random, num_blocks: int, **fields: Any) -> CacheConfig:
     size = draw.choice([1, 4])
     groups: list[LayerGroup] = [LayerGroup(size, token_bytes=8)]
     if draw.random() < 0.4:
-        groups.append(LayerGroup(size, sliding_window=draw.choice([1, 9]), token_bytes=8))
+        groups.append(LayerGroup(size, sliding_window=draw.choice([1, 9]), token_bytes=draw.choice([8, 5])))
     state = LayerGroup(draw.choice([size, 8]), kind="state", state_bytes=draw.choice([1, 8 * size, 24 * size]))
     groups.insert(draw.randrange(len(groups) + 1), state)
     if draw.random() < 0.3:

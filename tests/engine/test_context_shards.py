@@ -80,7 +80,8 @@ def test_sizes_of_a_rank() -> None:
     shared = KVCacheSpec(whole.layers, 16, whole.dtype, context_parallel_size=4, interleave=2)
     assert shared.bytes_per_block == whole.bytes_per_block, "of a rank"
     assert shared.cache_config(10).block_size == 64
-    assert shared.groups == (LayerGroup(64, name="full", shards=4, interleave=2),)
+    assert shared.groups == (LayerGroup(64, name="full", shards=4, interleave=2, token_bytes=whole.bytes_per_token),)
+    assert shared.cache_config(10).block_bytes == whole.bytes_per_block
     assert shared.sequence_blocks(640) * 4 == whole.sequence_blocks(640)
     asked = (spec.max_concurrent_sequences(640, num_blocks=101) for spec in (whole, shared))
     assert list(asked) == [2, 10]

@@ -243,7 +243,7 @@ def test_a_pool_of_bytes() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kv_cache_memory_bytes": 5000}, r"kv_cache_memory_bytes is 5000; it must be at least two blocks of 6144"),
+        ({"kv_cache_memory_bytes": 5000}, "5000; a block has 6144 bytes, and .* at least 12288 bytes"),
         ({"kv_cache_memory_bytes": 0}, "kv_cache_memory_bytes is 0; it must be from 1 to"),
         ({"kv_cache_memory_bytes": 1.5}, "kv_cache_memory_bytes is 1.5; it must be an integer"),
         ({"kv_cache_memory_bytes": MIB, "num_blocks": 9}, "is 1048576 and num_blocks is 9; both size the same pool"),

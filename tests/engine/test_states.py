@@ -298,7 +298,7 @@ def test_what_cannot_be_done_with_states_is_refused_in_a_sentence() -> None:
     for options, words in (
         ({"speculation": PromptLookup()}, "speculation is given for a model whose layers keep a state"),
         ({"num_blocks": 2}, r"state_bytes is \d+, \d blocks"),
-        ({"kv_cache_memory_bytes": 1100, "num_blocks": None}, r"state_bytes is \d+, \d blocks"),
+        ({"kv_cache_memory_bytes": 1100, "num_blocks": None}, r"bytes is 1100; a block has \d+ bytes"),
         ({"tensor_parallel": ThreadPeers(2)}, "tensor_parallel is 2 for a model whose layers keep a state"),
     ):
         with pytest.raises(InvalidArgument, match=words):

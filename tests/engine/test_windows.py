@@ -84,7 +84,7 @@ def test_a_window_no_sequence_outgrows_is_no_window() -> None:
     model = tiny_model("mistral-window")
     engine = Engine(model, num_blocks=20, max_model_len=21)
     assert engine.shape.windows == (0, 0, 0)
-    assert engine.cache.config.groups == ()
+    assert [group.sliding_window for group in engine.cache.config.groups] == [0]
     prompts = mixed_prompts((9, 12))
     results = engine.generate(prompts, SamplingParams(max_tokens=8))
     assert tokens_of(results) == reference_tokens(model, prompts, 8)

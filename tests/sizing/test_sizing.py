@@ -9,7 +9,8 @@ import pytest
 
 from blockyard import CacheConfig, InvalidArgument
 from blockyard.groups import LayerGroup
-from blockyard.sizing import AttentionLayer, KVCacheSpec
+from blockyard.sizing import AttentionLayer, KVCacheSpec, num_cpu_blocks
+from blockyard.windows import num_peak_blocks
 
 from ..support import model_configs as published
 from ..support.model_configs import GEMMA_3_1B, GPT_OSS_20B, LLAMA_3_8B, MISTRAL_7B_V0_1
@@ -107,8 +108,8 @@ def test_every_rank_keeps_the_whole_latent_vector() -> None:
 
 
 def test_a_plain_model_is_one_group() -> None:
-    assert spec_of(LLAMA_3_8B, block_size=32).groups == (LayerGroup(32, 0, "full"),)
-    assert spec_of(MISTRAL_7B_V0_1).groups == (LayerGroup(16, 4096, "window 4096"),)
+    assert spec_of(LLAMA_3_8B, block_size=32).groups == (LayerGroup(32, 0, "full", token_bytes=131_072),)
+    assert spec_of(MISTRAL_7B_V0_1).groups == (LayerGroup(16, 4096, "window 4096", token_bytes=131_072),)
 
 
 def test_groups_of_gemma_3() -> None:
@@ -280,17 +281,22 @@ def test_states_count_towards_how_many_sequences_fit() -> None:
 
 def test_a_config_for_the_manager() -> None:
     config = spec_of(LLAMA_3_8B, block_size=32).cache_config(1000, max_num_seqs=8, max_model_len=512, watermark=0.0)
-    assert config == CacheConfig(num_blocks=1000, block_size=32, max_num_seqs=8, max_model_len=512, watermark=0.0)
+    groups = (LayerGroup(32, 0, "full", token_bytes=131_072),)
+    fields = {"block_size": 32, "max_num_seqs": 8, "max_model_len": 512, "watermark": 0.0, "groups": groups}
+    assert config == CacheConfig(num_blocks=1000, **fields)
 
 
-def test_groups_reach_the_config_or_are_refused() -> None:
-    spec = spec_of(GEMMA_3_1B)
-    if "groups" in CacheConfig.__slots__:
-        assert spec.cache_config(1000).groups == spec.groups  # type: ignore[attr-defined]
-    else:
-        with pytest.raises(InvalidArgument, match="groups"):
-            spec.cache_config(1000)
-    assert spec.without_windows().cache_config(1000) == CacheConfig(num_blocks=1000)
+@pytest.mark.parametrize("published_config", [LLAMA_3_8B, GEMMA_3_1B, published.GPT_OSS_20B, published.DEEPSEEK_V3])
+def test_a_budget_of_bytes_is_the_blocks_that_sizing_counts(published_config: dict[str, Any]) -> None:
+    spec = spec_of(published_config)
+    config = spec.cache_config(num_bytes=2**30)
+    assert config.groups == spec.groups
+    assert config.block_bytes == spec.bytes_per_block
+    assert config.num_blocks == num_cpu_blocks(2**30, spec=spec)
+    held = spec.peak_sequence_blocks(5000)
+    lost = zip(spec.groups, config.padding_bytes, strict=True)
+    each = [num_peak_blocks(5000, 1, group.sliding_window, group.block_size) * padding for group, padding in lost]
+    assert spec.padding_bytes(5000) == sum(each) < held * spec.bytes_per_block
 
 
 def test_a_field_that_the_config_does_not_have_is_refused() -> None:

@@ -14,11 +14,11 @@ ARCHITECTURES: list[str] = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 WINDOW = 13
 #: Those that the engine serves.
 _SERVED = """
-afmoe apertus arcee aria_text axk1 bert bert-generation biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm
-deepseek_v2 deepseek_v3 dots1 electra emu3 ernie ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo fuyu
+afmoe apertus arcee aria_text axk1 axk2 bert bert-generation biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm
+deepseek_v2 deepseek_v3 deepseek_v32 dots1 electra emu3 ernie ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo fuyu
 gemma gemma2 gemma3 gemma3_text gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text glm
-glm4 glm4_moe glm4_moe_lite got_ocr2 gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_oss granite granite_swa
-granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax jais2
+glm4 glm4_moe glm4_moe_lite glm_moe_dsa got_ocr2 gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_oss granite granite_swa
+granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax jais2
 jetmoe laguna llama longcat_flash mellum minicpm3 minimax_m2 ministral ministral3 mistral mixtral
 modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phi4_multimodal phimoe
 qwen2 qwen2_moe qwen3 qwen3_moe roc_bert seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma youtu

@@ -57,6 +57,7 @@ def _cache_as_dict(plan: CapacityPlan) -> dict[str, Any]:
         "dtype": spec.dtype,
         "block_size": spec.block_size,
         "bytes_per_block": spec.bytes_per_block,
+        "padding_bytes_per_block": [spec.bytes_per_block - page.used_bytes for page in spec.page_groups],
         "bytes_per_token": spec.bytes_per_token,
         "state_bytes_per_sequence": spec.state_bytes_per_sequence,
         "num_layers_by_kind": spec.num_layers_by_kind,
@@ -100,13 +101,15 @@ def _misfit(plan: CapacityPlan) -> list[str]:
 
 def _requests(plan: CapacityPlan) -> list[str]:
     return [
-        f"{'Requests of':<{_LABEL}}{'tokens':>12}{'blocks each':>14}{'at once':>10}{_in_all(plan, 'in all')}",
+        f"{'Requests of':<{_LABEL}}{'tokens':>12}{'blocks each':>14}{'MiB each':>12}{'at once':>10}"
+        f"{_in_all(plan, 'in all')}",
         *(_request_line(plan, row) for row in plan.requests),
     ]
 
 
 def _request_line(plan: CapacityPlan, row: RequestsAt) -> str:
     line = f"  {row.label or 'a length asked for':<{_LABEL - 2}}{row.num_tokens:>12,}{row.num_blocks:>14,}"
+    line += f"{row.num_bytes / 2**20:>12,.1f}"
     line += f"{row.concurrent:>10,}{_in_all(plan, f'{row.concurrent_in_all:,}')}"
     return line if row.concurrent else f"{line}  does not fit"
 
@@ -120,6 +123,7 @@ def _cache(plan: CapacityPlan) -> list[str]:
         "Cache of one replica",
         _line("blocks", f"{plan.num_blocks:,}", f"of {plan.spec.block_size} tokens, {_mib(plan)} on each GPU"),
         _line("tokens", f"{plan.num_tokens:,}", "if every layer keeps all of them" if _has_windows(plan) else ""),
+        *_unfilled(plan),
     ]
     if plan.num_cpu_blocks:
         lines.append(_line("CPU blocks", f"{plan.num_cpu_blocks:,}"))
@@ -136,6 +140,15 @@ def _cache(plan: CapacityPlan) -> list[str]:
             lines.append(_line("missing for them", f"{budget.missing_blocks:,}", "the pool is too small for this load"))
         lines.append(_line("left for cached prefixes", f"{budget.num_blocks:,}"))
     return lines
+
+
+def _unfilled(plan: CapacityPlan) -> list[str]:
+    """Says what blocks lose where layer groups' tokens take different bytes, of the request that loses most."""
+    most = max(plan.requests, key=lambda row: row.padding_bytes / row.num_bytes)
+    if not most.padding_bytes:
+        return []
+    share = percent(most.padding_bytes / most.num_bytes)
+    return [_line("never filled", share, f"of a request of {most.num_tokens:,} tokens: groups' tokens differ in bytes")]
 
 
 def _hits(plan: CapacityPlan, trace: str) -> list[str]:

@@ -104,6 +104,9 @@ class Inspection:
             num_replaced_states=int(states.num_replaced) if states is not None else 0,
             num_refused_states=int(states.num_refused) if states is not None else 0,
             tenants=self._tenants(),
+            num_bytes=int(self.parts.kv_pool.num_blocks) * self.parts.config.block_bytes,
+            block_bytes=self.parts.config.block_bytes,
+            num_padding_bytes=self._num_padding_bytes(),
         )
 
     def _tenants(self) -> tuple[TenantUse, ...]:
@@ -149,6 +152,19 @@ class Inspection:
             share,
             int(book.num_evicted[slot]),
         )
+
+    def _num_padding_bytes(self) -> int:
+        """Return what the blocks of running sequences cannot fill. O(running sequences * groups)."""
+        config = self.parts.config
+        padding = 0
+        for group, table in zip(config.layer_groups, self.store.tables, strict=True):
+            each = config.block_bytes - group.block_bytes
+            if each > 0:
+                held = sum(
+                    [table.num_blocks[i64(row)] - table.num_null[i64(row)] for row in self.sequences.live_rows()]
+                )
+                padding += each * int(held)
+        return padding
 
     def _num_wasted_slots(self) -> int:
         wasted: i64 = 0

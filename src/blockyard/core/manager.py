@@ -537,17 +537,24 @@ class KVCacheManager:
 
     # The pool at run time.
 
-    def resize(self, num_blocks: object) -> Resize:
+    def resize(self, num_blocks: object = 0, *, num_bytes: object = None) -> Resize:
         """Grow the pool, or shrink it, while sequences run. O(num_blocks). Never moves a block that is in use.
 
         Growing is done at once. Shrinking evicts what is idle beyond the new end; DEFERRED says that blocks there are
         still held (`pool.num_retiring_blocks`) and go when they are freed. The KV tensors are the caller's to
         resize: after growing before the next step; after shrinking once nothing retires any more and the plan made
         after that (`reserve`, of nothing if need be) is carried out, because it may still move blocks beyond the end.
-        Raises `InvalidArgument` for a size outside 2 to 2**27, `NotEnoughMemory` where the system has none.
+        num_bytes: the size in bytes instead (`CacheConfig.blocks_in`), of a cache whose groups have token_bytes. Raises
+        `InvalidArgument` for a size outside 2 to 2**27, `NotEnoughMemory` where the system has none.
         """
         self._gate.enter("resize")
         try:
+            if num_bytes is not None:
+                if type(num_blocks) is not int or num_blocks != 0:
+                    raise InvalidArgument(
+                        f"num_blocks is {shown(num_blocks)} and num_bytes is {shown(num_bytes)}; give one of the two"
+                    )
+                return self._resize.resize(self.config.blocks_in(num_bytes))
             return self._resize.resize(require_int("num_blocks", num_blocks, 2, MAX_BLOCKS))
         finally:
             self._gate.leave()

@@ -6,13 +6,15 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from ..errors import InvalidArgument, ModelError
+from .attention.indexed import IndexerForward, IndexShape, selecting
 from .attention.interface import Attend, InOrder
 from .attention.latent import LATENT, attend_latent, compress, expand, is_compressed, latent_layers
 from .checks.masks import PROBE_NAME
@@ -20,6 +22,8 @@ from .states.learning import StateShape
 from .states.mixing import MixerForward, StateStep, mixing
 
 ATTENTION_NAME = "blockyard"
+#: Of models with an index, whose attention cuts its mask: it gets one that says nothing.
+INDEXED_NAME = "blockyard_indexed"
 
 _current: ContextVar[Attend | None] = ContextVar("blockyard_attend", default=None)
 
@@ -74,6 +78,8 @@ def _attend(
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)
 AttentionInterface.register(PROBE_NAME, paged_attention)
+AttentionInterface.register(INDEXED_NAME, paged_attention)
+AttentionMaskInterface.register(INDEXED_NAME, lambda **_: torch.ones((1, 1, 1, 1), dtype=torch.bool))
 
 
 class BorrowedModel:
@@ -84,6 +90,7 @@ class BorrowedModel:
     transformers, `ModelError` for one without weights or without position_ids.
 
     `states` is None, or what the model keeps beside keys and values: then its modules take their states from the step.
+    `index` is None, or the index by which its attention selects tokens: then its indexers ask the step.
     """
 
     def __init__(self, model: Any) -> None:
@@ -104,6 +111,7 @@ class BorrowedModel:
             )
         self._selects_logits = "logits_to_keep" in arguments
         self.states: StateShape | None = None
+        self.index: IndexShape | None = None
         #: Modules that run as the engine's, and a forward of their own, if they had one.
         self._mixers: list[tuple[Any, Any]] = []
         self._latent_layers = latent_layers(model)
@@ -127,9 +135,17 @@ class BorrowedModel:
         selection = {"logits_to_keep": kept} if self._selects_logits else {}
         numbered = attend if self.states is None else InOrder(attend)
         with torch.inference_mode(), attending(numbered), mixing(states):
-            output = self.model(input_ids=token_ids, position_ids=positions, use_cache=False, **selection)
+            output = self._selecting(attend, input_ids=token_ids, position_ids=positions, use_cache=False, **selection)
         logits: torch.Tensor = output.logits[0]
         return logits if self._selects_logits else logits[kept]
+
+    def _selecting(self, attend: Any, **inputs: Any) -> Any:
+        """Call the model, whose indexers ask the step if it has some."""
+        token = selecting.set(None if self.index is None else attend)
+        try:
+            return self.model(**inputs)
+        finally:
+            selecting.reset(token)
 
     @contextmanager
     def probing(self) -> Iterator[BorrowedModel]:
@@ -144,7 +160,8 @@ class BorrowedModel:
     def __enter__(self) -> BorrowedModel:
         if self._depth == 0:
             self._own_attention = self.model.config._attn_implementation
-            self.model.set_attn_implementation(self._attention_name)
+            is_step = self.index is not None and self._attention_name == ATTENTION_NAME
+            self.model.set_attn_implementation(INDEXED_NAME if is_step else self._attention_name)
             compress(self._latent_layers)
             self._take_mixers()
         self._depth += 1
@@ -160,12 +177,17 @@ class BorrowedModel:
             self.model.set_attn_implementation(self._own_attention)
 
     def _take_mixers(self) -> None:
-        """Have each mixer run as the engine's, unless it does so for another engine already."""
+        """Have each mixer and indexer run as the engine's, unless it does so for another engine already."""
         for mixer in () if self.states is None else self.states.mixers:
-            module = self.model.get_submodule(mixer.name)
-            if not isinstance(module.forward, MixerForward):
-                self._mixers.append((module, module.__dict__.get("forward")))
-                module.forward = MixerForward(mixer, module.forward)
+            self._take(mixer.name, partial(MixerForward, mixer))
+        for name, parameters, cache_name in () if self.index is None else self.index.indexers:
+            self._take(name, partial(IndexerForward, parameters, cache_name))
+
+    def _take(self, name: str, standing_for: Any) -> None:
+        module = self.model.get_submodule(name)
+        if not isinstance(module.forward, (MixerForward, IndexerForward)):
+            self._mixers.append((module, module.__dict__.get("forward")))
+            module.forward = standing_for(module.forward)
 
     def _give_back_mixers(self) -> None:
         for module, forward in self._mixers:

@@ -31,6 +31,10 @@ def peer_of(engine: Engine, name: str, incarnation: int) -> PeerInfo:
     """What an engine's cache is, for the handshake. Of an engine of one rank."""
     if engine.shape.states is not None:
         raise InvalidArgument("the engine's model keeps states, which are not handed over; serve it with one engine")
+    if engine.shape.index is not None:
+        raise InvalidArgument(
+            "the engine's model keeps index keys, which are not handed over; serve it with one engine"
+        )
     tensors, groups = engine.kv_cache, range(engine.kv_cache.places.num_groups)
     places = tensors.places
     return PeerInfo.of(

@@ -18,7 +18,7 @@ from ..sizing import KVCacheSpec
 from ..sizing.memory import require_utilization
 from ..sizing.spec import MAX_BYTES
 from .decoding.speculation import PromptLookup, require_speculation
-from .memory.account import kv_blocks, swap_blocks
+from .memory.account import swap_blocks
 
 if TYPE_CHECKING:
     from .shape import KVShape
@@ -112,7 +112,7 @@ class EngineOptions:
         if self.kv_cache_memory_bytes is None:
             return config
         self._require_one_size()
-        return replace(config, num_blocks=kv_blocks(self.kv_cache_memory_bytes, spec))
+        return replace(config, num_blocks=config.blocks_in(self.kv_cache_memory_bytes, "kv_cache_memory_bytes"))
 
     def require_servable(self, shape: KVShape) -> None:
         """Raise `InvalidArgument` for what cannot be done with the states of a model that keeps some."""

@@ -13,11 +13,13 @@ import torch
 from ..arguments import reason, require_int
 from ..config import MAX_MODEL_LEN
 from ..errors import ModelError
+from .attention.indexed import learn_index
 from .attention.interface import Attend, InOrder
 from .attention.softmax import Extras
 from .borrowing import ATTENTION_NAME, BorrowedModel
 from .checks.masks import (
     NUM_PROBE_TOKENS,
+    keeps_index,
     keeps_states,
     own_windows,
     require_known_cache,
@@ -87,7 +89,7 @@ def learn_shape(borrowed: BorrowedModel, max_model_len: int | None = None) -> KV
     refuse_unknown_fields(config, limit)
     require_known_cache(config)
     kept = own_windows(config)
-    borrowed.states = None  # what it runs here are its own modules
+    borrowed.states = borrowed.index = None  # what it runs here are its own modules
     seen = _run_tokens(borrowed, is_hybrid=keeps_states(config))
     num_layers = len(kept) if keeps_states(config) else int(config.num_hidden_layers)
     _require_all_layers(seen, num_layers, type(model).__name__)
@@ -100,6 +102,7 @@ def learn_shape(borrowed: BorrowedModel, max_model_len: int | None = None) -> KV
         require_same_window(index, kept.get(index, window), window, limit)
         windows.append(window)
     borrowed.states = learn_states(model, borrowed.device) if keeps_states(config) else None
+    borrowed.index = learn_index(model, borrowed.device) if keeps_index(config) else None
     return KVShape(
         num_layers=len(seen.layers),
         num_kv_heads=layer.key_shape[1],
@@ -111,6 +114,7 @@ def learn_shape(borrowed: BorrowedModel, max_model_len: int | None = None) -> KV
         windows=tuple(windows),
         extras=frozenset().union(*(other.extras.names for other in seen.layers.values())),
         states=borrowed.states,
+        index=borrowed.index,
     )
 
 
@@ -225,7 +229,7 @@ def _eos_token_ids(model: Any) -> frozenset[int]:
 
 
 #: Kinds of layers that keep keys and values of all tokens or of a window, and nothing else.
-_KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention", "attention", "chunked_attention"}
+_KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention", "attention", "chunked_attention", "indexed_attention"}
 #: Kinds that keep a state, beside keys and values or alone, and those that keep nothing in a model that has states.
 _STATE_LAYER_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mlp", "moe"}
 #: Rotary embeddings whose frequencies follow the longest sequence of a batch: cached keys would go stale.
@@ -250,12 +254,18 @@ _MASK_FIELDS: dict[str, tuple[tuple[object, ...], str]] = {
 }
 
 
+#: It says that tokens attend to those that an index selects, which the engine computes through transformers' cache.
+_INDEX_FIELD = "index_topk"
+
+
 def refuse_unknown_fields(config: Any, max_model_len: int) -> None:
     """Raise `ModelError`, naming the field, for a text config that asks for what the engine does not compute."""
     given = {
         name: value for name, value in config.to_dict().items() if value is not None and name not in _COMMON_FIELDS
     }
     for name, value in given.items():
+        if name == _INDEX_FIELD and keeps_index(config):
+            continue
         known, meaning = _MASK_FIELDS.get(name, ((value,), ""))
         if value not in known:
             raise ModelError(f"the model's config has {name} = {value!r}: {meaning}, which the engine does not compute")

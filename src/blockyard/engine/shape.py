@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from ..config import CacheConfig
 from ..groups import LayerGroup
 from ..sizing import AttentionLayer, KVCacheSpec, Shard
 from .attention.context import ContextRank
+from .attention.indexed import IndexShape
 from .attention.latent import LATENT
 from .states.learning import StateShape
 
@@ -27,7 +28,8 @@ class KVShape:
     "latent", keys are latent vectors and values rotated keys, one head that serves all. shard: the rank whose part of
     the heads is kept, where ranks share them; None for all of num_kv_heads. context: the rank whose part of the tokens
     is kept, where ranks share those; None for all. states: what layers keep of a sequence beside keys and values; then
-    num_layers counts those that have attention.
+    num_layers counts those that have attention. index: keys by which attention selects tokens; every layer has room for
+    one, also where it takes the selection of another.
     """
 
     num_layers: int
@@ -42,18 +44,24 @@ class KVShape:
     shard: Shard | None = None
     context: ContextRank | None = None
     states: StateShape | None = None
+    index: IndexShape | None = None
 
     @property
     def kv_heads(self) -> range:
         """The KV heads that are kept here."""
         return range(self.num_kv_heads) if self.shard is None else self.shard.kv_heads(self.num_kv_heads)
 
+    @property
+    def index_size(self) -> int:
+        """Return the elements of a token's index key in a layer; 0 for none."""
+        return 0 if self.index is None else self.index.size
+
     def spec(self, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
         """Bytes and layer groups of a cache for it (`blockyard.sizing`)."""
         is_latent = LATENT in self.extras
         sizes = (self.head_size + self.value_size, 0) if is_latent else (self.head_size, self.value_size)
         layers = tuple(
-            AttentionLayer(index, self.num_kv_heads, *sizes, window, is_latent)
+            AttentionLayer(index, self.num_kv_heads, *sizes, window, is_latent, self.index_size)
             for index, window in enumerate(self.windows)
         )
         shard = self.shard or Shard(0, 1)
@@ -72,13 +80,12 @@ class KVShape:
 
         spec: as `spec` describes it. num_blocks: the fewest that there can be if None. Raises as `CacheConfig`.
         """
-        if self.states is None:
-            return spec.cache_config(_FEWEST if num_blocks is None else num_blocks, **fields)
-        attention = tuple(replace(group, token_bytes=spec.bytes_per_block // group.block_size) for group in spec.groups)
-        group = LayerGroup(spec.block_size, name="states", kind="state", state_bytes=self.states.num_bytes)
-        needed = max(_FEWEST, 1 - (-self.states.num_bytes // spec.bytes_per_block))
-        plain = spec.without_windows().cache_config(needed if num_blocks is None else num_blocks, **fields)
-        return replace(plain, groups=(*attention, group))
+        needed = _FEWEST
+        if self.states is not None:
+            group = LayerGroup(spec.block_size, name="states", kind="state", state_bytes=self.states.num_bytes)
+            fields["groups"] = (*spec.groups, group)
+            needed = max(_FEWEST, 1 - (-self.states.num_bytes // spec.bytes_per_block))
+        return spec.cache_config(needed if num_blocks is None else num_blocks, **fields)
 
     def tensors(self, spec: KVCacheSpec, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
         """What `KVCache` takes beside numbers of blocks and their size; spec: the same cache as `spec` describes it."""
@@ -87,6 +94,7 @@ class KVShape:
             "num_kv_heads": self.num_kv_heads,
             "head_size": self.head_size,
             "value_size": self.value_size,
+            "index_size": self.index_size,
             "dtype": dtype,
             "device": device,
             "layer_groups": [group.layers for group in spec.page_groups],

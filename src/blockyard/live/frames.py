@@ -162,6 +162,8 @@ def totals_of(snapshot: Snapshot, states: States, cpu_states: States | None) -> 
         "copied": stats.num_copied_blocks,
         "peak": stats.peak_used_blocks,
         "wasted": stats.num_wasted_slots,
+        "bytes": stats.block_bytes,
+        "padding": stats.num_padding_bytes,
     }
     if snapshot.misses is not None:
         told["causes"] = snapshot.misses.missed

@@ -197,7 +197,7 @@ class PeerInfo:
 
     def to_bytes(self) -> bytes:
         """The message."""
-        groups = [[group.block_size, group.sliding_window, group.name] for group in self.groups]
+        groups = [list(group) for group in _told(self.groups)]
         fields = {name: getattr(self, name) for name in ("name", "incarnation", "layout", "layer_groups", *_EQUAL)}
         return wire.pack("peer", {**fields, "groups": groups, "heads": self.num_kv_heads, "shards": self.shards.ranges})
 
@@ -252,5 +252,10 @@ def require_own_config(cache: KVCacheManager, peer: PeerInfo) -> None:
         )
     if not isinstance(peer, PeerInfo):
         raise InvalidArgument(f"peer is {shown(peer)}; it must be a PeerInfo")
-    if peer.groups != cache.config.layer_groups:
+    if _told(peer.groups) != _told(cache.config.layer_groups):
         raise InvalidArgument(f"peer has the groups {shown(peer.groups)}; the cache has {cache.config.layer_groups}")
+
+
+def _told(groups: tuple[LayerGroup, ...]) -> list[tuple[int, int, str]]:
+    """Return what a message says of groups."""
+    return [(group.block_size, group.sliding_window, group.name) for group in groups]

@@ -15,6 +15,7 @@ STATE, CONVOLUTION, HYBRID, NOTHING = "state", "convolution", "hybrid", "nothing
 _KINDS = {
     "full_attention": FULL,
     "attention": FULL,
+    "indexed_attention": FULL,
     "*": FULL,
     "sliding_attention": SLIDING,
     "chunked_attention": CHUNKED,
@@ -230,7 +231,6 @@ _HEAD_SIZE = ("head_dim", "attention_head_dim", "kv_channels", "d_kv")
 _UNKNOWN_FIELDS = {
     "is_encoder_decoder": "the decoder also keeps keys and values of the encoder",
     "cross_attention_layers": "these layers keep keys and values of another input",
-    "index_topk": "sparse attention keeps an index of its own beside the latent vector",
     "use_cla": "layers share keys and values in a pattern",
     "block_configs": "layers differ in their attention",
     "num_key_value_heads_per_layer": "layers differ in their attention",
@@ -240,6 +240,9 @@ _UNKNOWN_FIELDS = {
     "swa_head_dim": "sliding layers have sizes of their own",
     "use_bidirectional_attention": "a bidirectional model keeps nothing from step to step",
 }
+#: Models of sparse attention whose index keeps one key a token, and others by the field that says they select.
+_INDEXED_MODELS = {"deepseek_v32", "glm_moe_dsa"}
+_INDEX_FIELDS = ("index_topk", "index_topk_blocks")
 #: Model types whose layers keep something else than their fields say.
 _UNKNOWN_MODELS = {
     "longcat_flash": "each layer has two attentions",
@@ -275,6 +278,12 @@ def _refuse_unknown(fields: ConfigFields) -> None:
         value = fields.get(name)
         if value is not None and value is not False and value != []:
             raise InvalidArgument(f"{name} is {shown(value)}; such a model cannot be counted: {reason}")
+    for name in _INDEX_FIELDS:
+        if fields.get(name) is not None and fields.model_type not in _INDEXED_MODELS:
+            raise InvalidArgument(
+                f"{name} is {shown(fields.get(name))}; such a model cannot be counted: what its sparse attention keeps "
+                f"beside keys and values is known of {' and '.join(sorted(_INDEXED_MODELS))} alone"
+            )
     reason = _UNKNOWN_MODELS.get(fields.model_type, "")
     if reason:
         raise InvalidArgument(f"model_type is {shown(fields.model_type)}; such a model cannot be counted: {reason}")
@@ -296,10 +305,25 @@ def _attention_layer(fields: ConfigFields, index: int, kind: str) -> AttentionLa
     window = _window(fields, kind)
     if fields.get("kv_lora_rank") is not None:
         latent = fields.count("kv_lora_rank") + fields.count("qk_rope_head_dim", low=0)
-        return AttentionLayer(index, 1, latent, 0, window, is_latent=True)
+        return AttentionLayer(index, 1, latent, 0, window, is_latent=True, index_size=_index_size(fields, index))
     key_size = _head_size(fields, kind)
     value_size = fields.count("v_head_dim", default=key_size)
     return AttentionLayer(index, _num_kv_heads(fields, kind), key_size, value_size, window)
+
+
+def _index_size(fields: ConfigFields, index: int) -> int:
+    """Return the elements of an index key; none in layers that take the selection of an earlier one (GLM 5)."""
+    if fields.get("index_topk") is None:
+        return 0
+    kinds = fields.items("indexer_types")
+    if kinds is None and fields.count("index_topk_freq", default=1) > 1:
+        raise InvalidArgument(
+            f"indexer_types is missing; index_topk_freq is {shown(fields.get('index_topk_freq'))}: some layers take "
+            f"the selection of another, and nothing says which (transformers.AutoConfig fills it in)"
+        )
+    if kinds is not None and index < len(kinds) and kinds[index] == "shared":
+        return 0
+    return fields.count("index_head_dim")
 
 
 def _window(fields: ConfigFields, kind: str) -> int:

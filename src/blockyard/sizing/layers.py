@@ -72,6 +72,8 @@ class AttentionLayer:
         (MLA, DeepSeek-V2, arXiv 2405.04434) keeps one vector a token: one head, no value.
     sliding_window: how many tokens, its own included, a token attends to; 0 for all.
     is_latent: whether the one vector serves all heads, so that every rank keeps it whole.
+    index_size: elements of the key by which sparse attention selects what a token attends to (DeepSeek V3.2), whole on
+        every rank; 0 for none.
 
     Raises `InvalidArgument` for a value outside its limits.
     """
@@ -82,6 +84,7 @@ class AttentionLayer:
     value_size: int
     sliding_window: int = 0
     is_latent: bool = False
+    index_size: int = 0
 
     def __post_init__(self) -> None:
         require_int("index", self.index, 0, MAX_DIMENSION)
@@ -89,16 +92,19 @@ class AttentionLayer:
         require_int("key_size", self.key_size, 1, MAX_DIMENSION)
         require_int("value_size", self.value_size, 0, MAX_DIMENSION)
         require_int("sliding_window", self.sliding_window, 0, MAX_WINDOW)
+        require_int("index_size", self.index_size, 0, MAX_DIMENSION)
 
     @property
     def kind(self) -> str:
-        """`full`, `sliding`, `latent` or `sliding latent`."""
+        """Return `full`, or what it is of `sliding`, `latent` and `indexed`, in this order."""
         words = ["sliding"] * (self.sliding_window > 0) + ["latent"] * self.is_latent
+        words += ["indexed"] * (self.index_size > 0)
         return " ".join(words) or "full"
 
     def elements_per_token(self, tensor_parallel_size: int = 1, rank: int | None = None) -> int:
         """Elements that a rank keeps for a token: any of ranks with equal shares, or the one given. O(1)."""
-        return self._num_kept_heads(tensor_parallel_size, rank) * (self.key_size + self.value_size)
+        heads = self._num_kept_heads(tensor_parallel_size, rank)
+        return heads * (self.key_size + self.value_size) + self.index_size
 
     def _num_kept_heads(self, tensor_parallel_size: int, rank: int | None) -> int:
         if self.is_latent:

@@ -79,7 +79,7 @@ def make_pages(layers_by_window: dict[int, list[SizedLayer]], block_size: int, l
     for window in windows:
         scaled = page_bytes // (token_bytes[window] * block_size) * block_size
         groups += _groups_of(window, layers_by_window[window], size, scaled)
-    return Pages(tuple(groups), page_bytes)
+    return Pages(tuple(groups), max(group.used_bytes for group in groups))
 
 
 def _single(window: int, layers: list[SizedLayer], block_size: int) -> Pages:
@@ -101,7 +101,9 @@ def _groups_of(window: int, layers: list[SizedLayer], size: int, block_size: int
 
 def _page_group(window: int, layers: Sequence[SizedLayer], block_size: int, name: str) -> PageGroup:
     indices = tuple(index for index, _ in layers)
-    return PageGroup(LayerGroup(block_size, window, name), indices, block_size * sum(width for _, width in layers))
+    token_bytes = sum(width for _, width in layers)
+    group = LayerGroup(block_size, window, name, token_bytes=token_bytes)
+    return PageGroup(group, indices, block_size * token_bytes)
 
 
 def _kind_name(window: int) -> str:
@@ -205,15 +207,18 @@ class KVCacheSpec:
         block_size: int = 16,
         dtype: object = "bfloat16",
         value_size: int | None = None,
+        index_size: int = 0,
     ) -> KVCacheSpec:
         """The spec of `num_layers` equal layers of full attention, as `storage.KVCache` allocates them. O(layers).
 
-        value_size: elements of a value in each head; head_size, a key's, if None.
+        value_size: elements of a value in each head; head_size, a key's, if None. index_size: of an index key.
         """
         require_int("num_layers", num_layers, 1, MAX_DIMENSION)
         require_int("head_size", head_size, 1, MAX_DIMENSION)
         values = head_size if value_size is None else value_size
-        layers = tuple(AttentionLayer(index, num_kv_heads, head_size, values) for index in range(num_layers))
+        layers = tuple(
+            AttentionLayer(index, num_kv_heads, head_size, values, index_size=index_size) for index in range(num_layers)
+        )
         return cls(layers=layers, block_size=block_size, dtype=dtype_name("dtype", dtype))
 
     def without_windows(self) -> KVCacheSpec:
@@ -289,6 +294,15 @@ class KVCacheSpec:
         blocks = self.peak_sequence_blocks(num_tokens, tokens_per_step)
         return blocks * self.bytes_per_block + self.state_bytes_per_sequence
 
+    def padding_bytes(self, num_tokens: int) -> int:
+        """Return the bytes of `peak_sequence_blocks` that nothing fills, as tokens of groups take different bytes."""
+        num_tokens = require_int("num_tokens", num_tokens, 0, MAX_MODEL_LEN)
+        return sum(
+            num_peak_blocks(num_tokens, 1, page.group.sliding_window, page.group.block_size)
+            * (self.bytes_per_block - page.used_bytes)
+            for page in self.page_groups
+        )
+
     def max_concurrent_sequences(
         self,
         num_tokens: int,
@@ -313,19 +327,19 @@ class KVCacheSpec:
 
     def cache_config(
         self,
-        num_blocks: int,
+        num_blocks: int = 0,
         *,
+        num_bytes: int | None = None,
         max_num_seqs: int = 256,
         max_model_len: int = 8192,
         num_cpu_blocks: int = 0,
         **others: Any,
     ) -> CacheConfig:
-        """A `CacheConfig` of this block size and these groups; `others` are further fields of it.
+        """A `CacheConfig` of these groups; `others` are further fields of it. The pool has num_blocks or num_bytes.
 
-        Raises `InvalidArgument` for values that `CacheConfig` refuses, a field that it does not have, and a model with
-        windows or several groups when it has no field for groups: see `without_windows`.
+        Raises `InvalidArgument` for values that `CacheConfig` refuses, and for a field that it does not have.
         """
-        given = {**others, **self._optional_fields(num_cpu_blocks)}
+        given = {"groups": self.groups, **others}
         known = {field.name for field in dataclasses.fields(CacheConfig)}
         for name, value in given.items():
             if name not in known:
@@ -335,14 +349,10 @@ class KVCacheSpec:
             block_size=self.block_size * self.context_parallel_size,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
+            num_cpu_blocks=num_cpu_blocks,
+            num_bytes=num_bytes,
             **given,
         )
-
-    def _optional_fields(self, num_cpu_blocks: int) -> dict[str, Any]:
-        """Fields that a plain cache does not need."""
-        is_plain = len(self.groups) == 1 and self.groups[0].sliding_window == 0
-        groups = {} if is_plain else {"groups": self.groups}
-        return {**groups, **({"num_cpu_blocks": num_cpu_blocks} if num_cpu_blocks else {})}
 
     def _token_bytes(self, layer: AttentionLayer) -> int:
         elements = layer.elements_per_token(self.tensor_parallel_size, self.tensor_parallel_rank)

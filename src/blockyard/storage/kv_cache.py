@@ -35,7 +35,8 @@ class KVCache:
         block_shape       NHD: (block_size, num_kv_heads, head_size);  HND: (num_kv_heads, block_size, head_size)
 
     Where values are narrower or wider than keys (`value_size`), a block is its keys and then its values, without an
-    axis for the two: `data` is (places, num_blocks, elements of a block), and there is no `combined`.
+    axis for the two: `data` is (places, num_blocks, elements of a block), and there is no `combined`. So it is with an
+    index (`index_size`): the keys by which sparse attention selects tokens lie behind keys and values.
 
     The paging is PagedAttention's (Kwon et al., SOSP 2023). Memory starts as zeros; the null block, id 0, stays
     so: it is what padded table entries read, and a write to it is refused. On a CPU the system gives memory to a block
@@ -48,6 +49,7 @@ class KVCache:
     takes. layout: `KVLayout` or its name. layer_groups: the layers of each group, all of one block size; one group of
     all layers if None. num_cpu_blocks: blocks of the CPU pool, its null block included, as `cpu_data`; 0 for none.
     head_size, value_size: elements of a key and of a value in each head; value_size is head_size if None.
+    index_size: elements of a token's index key in each layer, whole on every rank; 0 for none.
     shard: the rank that it belongs to, of those that share num_kv_heads heads (tensor parallel); None for all of them.
         From then on `num_kv_heads` are its own, and `kv_heads` says which: with fewer heads than ranks several keep the
         same one, so that MLA's single latent head is whole on every rank.
@@ -68,6 +70,7 @@ class KVCache:
         layer_groups: Sequence[Sequence[int]] | None = None,
         num_cpu_blocks: int = 0,
         value_size: int | None = None,
+        index_size: int = 0,
         shard: Shard | None = None,
     ) -> None:
         self.num_blocks = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
@@ -80,14 +83,16 @@ class KVCache:
         self.num_kv_heads = len(self.kv_heads)
         self.head_size = require_int("head_size", head_size, 1, _MAX_DIMENSION)
         self.value_size = head_size if value_size is None else require_int("value_size", value_size, 1, _MAX_DIMENSION)
+        self.index_size = require_int("index_size", index_size, 0, _MAX_DIMENSION)
         if dtype not in _DTYPES:
             raise InvalidArgument(f"dtype is {dtype}; it must be float32, bfloat16 or float16")
         self.dtype = dtype
         self.num_cpu_blocks = num_cpu_blocks and require_int("num_cpu_blocks", num_cpu_blocks, 2, MAX_BLOCKS)
         self.layout = KVLayout.parse(layout)
         self.places = LayerPlaces(num_layers, layer_groups)
+        sizes = {"value_size": self.value_size, "index_size": index_size}
         self.spec = KVCacheSpec.uniform(
-            num_layers, self.num_kv_heads, head_size, block_size=block_size, dtype=dtype, value_size=self.value_size
+            num_layers, self.num_kv_heads, head_size, block_size=block_size, dtype=dtype, **sizes
         )
         self.data = self._new_data("num_blocks", self.num_blocks, device)
         self.device = self.data.device
@@ -117,11 +122,12 @@ class KVCache:
     def combined(self, layer: int) -> torch.Tensor:
         """Keys and values of a layer, (num_blocks, 2, *block_shape), contiguous: FlashInfer's form. No copy.
 
-        Raises `InvalidArgument` if values do not have the size of keys.
+        Raises `InvalidArgument` if values do not have the size of keys, or index keys lie beside them.
         """
         if not self._is_even:
             raise InvalidArgument(
-                f"value_size is {self.value_size}; for one tensor it must be head_size, {self.head_size}"
+                f"value_size is {self.value_size}; for one tensor it must be head_size, {self.head_size}, and "
+                f"index_size, {self.index_size}, must be 0"
             )
         return self.data[self.places.place(layer)]
 
@@ -135,17 +141,27 @@ class KVCache:
         """Values of a layer, (num_blocks, *block_shape): a view without a copy, each block contiguous."""
         if self._is_even:
             return self.data[self.places.place(layer), :, 1]
-        return self._part(layer, slice(self._key_elements, None), self.value_size)
+        return self._part(layer, slice(self._key_elements, self._key_elements + self._value_elements), self.value_size)
+
+    def index_cache(self, layer: int) -> torch.Tensor:
+        """Return the index keys of a layer, (num_blocks, block_size, index_size): a view without a copy."""
+        elements = slice(self._key_elements + self._value_elements, None)
+        return self.data[self.places.place(layer), :, elements].unflatten(1, (self.block_size, self.index_size))
 
     @property
     def _is_even(self) -> bool:
-        """Whether values have the size of keys."""
-        return self.value_size == self.head_size
+        """Whether values have the size of keys, and nothing lies beside them."""
+        return self.value_size == self.head_size and self.index_size == 0
 
     @property
     def _key_elements(self) -> int:
         """Elements of a block's keys in a layer."""
         return self.block_size * self.num_kv_heads * self.head_size
+
+    @property
+    def _value_elements(self) -> int:
+        """Return the elements of a block's values in a layer."""
+        return self.block_size * self.num_kv_heads * self.value_size
 
     def _part(self, layer: int, elements: slice, size: int) -> torch.Tensor:
         shape = self.layout.block_shape(self.block_size, self.num_kv_heads, size)
@@ -182,6 +198,20 @@ class KVCache:
         else:
             self.key_cache(layer).transpose(1, 2)[where.block_ids, where.offsets] = key
             self.value_cache(layer).transpose(1, 2)[where.block_ids, where.offsets] = value
+
+    def write_index(self, layer: int, keys: torch.Tensor, slots: SlotAddresses) -> None:
+        """Write tokens' index keys, (tokens, index_size), to their slots. O(tokens). Raises as `write`."""
+        self._require_own(slots)
+        self._require_tensor("index key", keys, (slots.num_tokens, self.index_size))
+        if self._move_stream is not None:
+            self._move_stream.wait(self.places.place(layer))
+        self.index_cache(layer)[slots.block_ids, slots.offsets] = keys
+
+    def gather_index(self, layer: int, tables: TableAddresses) -> torch.Tensor:
+        """Read sequences' index keys, (seqs, width, index_size); what is behind a sequence's length says nothing."""
+        self._require_own(tables)
+        ids = tables.halves[: tables.num_seqs * tables.width_blocks] // 2
+        return self.index_cache(layer)[ids].view(tables.num_seqs, -1, self.index_size)
 
     def gather(
         self, layer: int, tables: TableAddresses, out: torch.Tensor | None = None
@@ -298,8 +328,8 @@ class KVCache:
         self, name: str, num_blocks: int, device: torch.device | str, pin_memory: bool = False
     ) -> torch.Tensor:
         block_shape = self.layout.block_shape(self.block_size, self.num_kv_heads, self.head_size)
-        value_elements = self.block_size * self.num_kv_heads * self.value_size
-        block = (2, *block_shape) if self._is_even else (self._key_elements + value_elements,)
+        elements = self._key_elements + self._value_elements + self.block_size * self.index_size
+        block = (2, *block_shape) if self._is_even else (elements,)
         shape = (self.places.num_places, num_blocks, *block)
         try:
             return _zeros(shape, self.dtype, torch.device(device), pin_memory)

@@ -75,6 +75,7 @@ class KVBlocks:
             "heads": [cache.kv_heads.start, cache.kv_heads.stop],
             "head_size": cache.head_size,
             "value_size": cache.value_size,
+            **({"index_size": cache.index_size} if cache.index_size else {}),
             "groups": [
                 [layer for layer in range(cache.num_layers) if cache.places.group(layer) == group]
                 for group in range(cache.places.num_groups)

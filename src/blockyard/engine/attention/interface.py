@@ -106,6 +106,15 @@ class InOrder:
         return self._attend(number, query, key, value, scaling, others)
 
 
+def of_tokens(value: Any, places: torch.Tensor, num_tokens: int) -> Any:
+    """Return what an argument of a module says of some tokens: theirs, of a tensor of all tokens of the step."""
+    if isinstance(value, torch.Tensor) and value.shape[:2] == (1, num_tokens):
+        return value[0, places]
+    if isinstance(value, tuple):
+        return tuple(of_tokens(item, places, num_tokens) for item in value)
+    return value
+
+
 class Reach:
     """What each sequence reads: the blocks from the first that its window reaches, and positions counted from there.
 

@@ -8,13 +8,16 @@ sliding window, only the blocks that the window reaches are read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...errors import ModelError
 from ...storage import KVCache, TableAddresses
+from .indexed import INDICES, IndexStep
 from .interface import GroupRows, IntArray, Reach, StepShape
 from .latent import LATENT
 from .softmax import Extras, softmax_attention
@@ -27,7 +30,7 @@ class SdpaBackend:
     """See the module. The buffer that sequences are gathered into is made once; what is never used is never touched."""
 
     name: ClassVar[str] = "sdpa"
-    extras: ClassVar[frozenset[str]] = frozenset({"softcap", "s_aux", LATENT})
+    extras: ClassVar[frozenset[str]] = frozenset({"softcap", "s_aux", LATENT, INDICES})
 
     def __init__(self, kv_cache: KVCache, max_model_len: int) -> None:
         self._kv_cache = kv_cache
@@ -54,6 +57,17 @@ class SdpaStep:
     def __init__(self, kv_cache: KVCache, buffer: torch.Tensor, shape: StepShape) -> None:
         self._kv_cache = kv_cache
         self._groups = [_GroupStep(kv_cache, buffer, shape, rows) for rows in shape.groups]
+        self._index: IndexStep | None = None
+        if kv_cache.index_size:
+            self._index = IndexStep(
+                kv_cache, shape, Reach(shape, shape.groups[0], kv_cache.block_size), self._groups[0].slots
+            )
+
+    def select(self, indexer: Callable[..., torch.Tensor], given: dict[str, Any], cache_name: str) -> torch.Tensor:
+        """Return what `indexed.Selects` says, for a model that keeps an index."""
+        if self._index is None:
+            raise ModelError("an index was asked for, and the cache keeps none")
+        return self._index.select(indexer, given, cache_name)
 
     def __call__(
         self,
@@ -119,7 +133,8 @@ class _DecodeBatch:
         self._tables = kv_cache.tables(reach.tables(rows), lengths)
         self._tokens = torch.from_numpy(reach.shape.starts[rows]).to(kv_cache.device)
         hidden = reach.hidden(lengths - 1, self._tables.width_tokens)
-        self._mask = _additive(hidden, kv_cache)[:, None, None, None] if hidden.any() else None
+        is_hidden = hidden.any() or kv_cache.index_size > 0
+        self._mask = _additive(hidden, kv_cache)[:, None, None, None] if is_hidden else None
 
     def attend(
         self, layer: int, query: torch.Tensor, output: torch.Tensor, scaling: float | None, extras: Extras
@@ -128,7 +143,8 @@ class _DecodeBatch:
         key, value = extras.attended(*self._kv_cache.gather(layer, self._tables, self._buffer))
         own = query.index_select(1, self._tokens).transpose(0, 1)
         single = own.reshape(len(self._tokens), key.shape[2], -1, 1, query.shape[2])
-        result = softmax_attention(single, key, value, self._mask, scaling, extras)
+        mask = extras.selected(self._mask, self._tokens[:, None, None, None], key.shape[1])
+        result = softmax_attention(single, key, value, mask, scaling, extras)
         output.index_copy_(0, self._tokens, result.reshape(len(self._tokens), -1, output.shape[2]))
 
 
@@ -146,7 +162,7 @@ class _Chunk:
         is_whole = self._num_keys == num_new
         if not is_whole:
             self._tables = kv_cache.tables(reach.tables(np.array([row])), reach.lengths[row : row + 1])
-        if not is_whole or 0 < reach.window < num_new:
+        if not is_whole or 0 < reach.window < num_new or kv_cache.index_size:
             positions = np.arange(self._num_keys - num_new, self._num_keys)
             self._mask = _additive(reach.hidden(positions, self._num_keys), kv_cache)
 
@@ -167,7 +183,8 @@ class _Chunk:
             past = self._kv_cache.gather(layer, self._tables, self._buffer)
         past_key, past_value = extras.attended(*(part[:, : self._num_keys] for part in past))
         new = query[None, :, self._new].unflatten(1, (key.shape[1], -1))
-        result = softmax_attention(new, past_key, past_value, self._mask, scaling, extras)
+        mask = extras.selected(self._mask, self._new, self._num_keys)
+        result = softmax_attention(new, past_key, past_value, mask, scaling, extras)
         output[self._new] = result[0].flatten(0, 1).transpose(0, 1)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .indexed import INDICES, unselected
 from .latent import LATENT
 
 #: Logits that are held at once where attention is written out; longer prompts are computed a slice at a time.
@@ -19,26 +20,35 @@ _MAX_LOGITS = 2**24
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What a layer asks for beside scaled dot products: a cap of its logits, sinks (heads,), latent keys."""
+    """What a layer asks for beside scaled dot products: a cap of its logits, sinks (heads,), latent keys, and to see
+    only the keys at `indices` (1, T, most), -1 for none (`indexed`)."""
 
     softcap: float | None = None
     sinks: torch.Tensor | None = None
     is_latent: bool = False
+    indices: torch.Tensor | None = None
 
     @classmethod
     def of(cls, others: dict[str, Any]) -> Extras:
         """From the arguments that transformers hands to attention."""
-        return cls(others.get("softcap"), others.get("s_aux"), bool(others.get(LATENT)))
+        return cls(others.get("softcap"), others.get("s_aux"), bool(others.get(LATENT)), others.get(INDICES))
 
     @property
     def names(self) -> frozenset[str]:
         """Those that are asked for, as transformers calls them."""
         asked = {"softcap": self.softcap is not None, "s_aux": self.sinks is not None, LATENT: self.is_latent}
+        asked[INDICES] = self.indices is not None
         return frozenset(name for name, is_asked in asked.items() if is_asked)
 
     def attended(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What queries attend to: of latent vectors and rotated keys, both as keys, and the former as values."""
         return (torch.cat((key, value), dim=-1), key) if self.is_latent else (key, value)
+
+    def selected(self, mask: torch.Tensor | None, places: Any, num_keys: int) -> torch.Tensor | None:
+        """Return a mask (..., num_keys) of tokens at `places` under which they see only what was selected for them."""
+        if self.indices is None or mask is None:
+            return mask
+        return mask.masked_fill(unselected(self.indices[0, places], num_keys), float("-inf"))
 
 
 def softmax_attention(

@@ -16,6 +16,7 @@ import torch
 from transformers import AttentionMaskInterface, DynamicCache
 from transformers.cache_utils import (
     CacheLayerMixin,
+    DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
@@ -100,16 +101,21 @@ _WITH_STATE = (
 def require_known_cache(config: Any) -> None:
     """Raise `ModelError` if transformers' own cache keeps anything but keys, values and states. O(layers)."""
     for layer, kept in enumerate(_kept(config)):
-        if type(kept) not in (*_PLAIN, *_WITH_STATE):
+        if type(kept) not in (*_PLAIN, *_WITH_STATE, DynamicIndexedLayer):
             raise ModelError(
-                f"generate() keeps a {type(kept).__name__} for layer {layer}; the engine keeps keys, values and states "
-                f"only"
+                f"generate() keeps a {type(kept).__name__} for layer {layer}; the engine keeps keys, values, index "
+                f"keys and states only"
             )
 
 
 def keeps_states(config: Any) -> bool:
     """Return whether transformers' own cache keeps a state for some layer. O(layers)."""
     return any(isinstance(kept, _WITH_STATE) for kept in _kept(config))
+
+
+def keeps_index(config: Any) -> bool:
+    """Return whether transformers' own cache keeps index keys, and no states beside them. O(layers)."""
+    return all(type(kept) is DynamicIndexedLayer for kept in _kept(config))
 
 
 def own_windows(config: Any) -> dict[int, int]:

@@ -40,7 +40,7 @@ _SIZES = {
     "shared_intermediate_size shared_expert_intermediate_size moe_shared_expert_intermediate_size moe_latent_size",
     4: "num_attention_heads n_head n_heads num_heads attention_heads decoder_attention_heads swa_num_attention_heads "
     "num_local_experts num_experts n_routed_experts zero_expert_num linear_num_key_heads "
-    "linear_num_value_heads linear_num_heads index_n_heads",
+    "linear_num_value_heads linear_num_heads",
     16: "head_dim global_head_dim swa_head_dim kv_channels qk_nope_head_dim index_head_dim mamba_d_head mamba_head_dim "
     "mamba_headdim linear_head_dim linear_key_head_dim linear_value_head_dim hidden_size_per_layer_input laurel_rank "
     "router_hidden_size adapter_rank query_pre_attn_scalar indexer_head_dim",
@@ -51,10 +51,10 @@ _SIZES = {
     2: "num_experts_per_tok num_experts_per_token top_k_experts num_kv_shared_layers moe_topk",
     1: "n_group topk_group num_expert_group n_shared_experts num_shared_experts first_k_dense_replace num_dense_layers "
     "mamba_n_groups n_groups mamba_ngroups",
-    32: "attention_head_dim",
+    32: "attention_head_dim index_n_heads",  # with few heads many keys of an index score 0, and are as good
     _VOCABULARY: "vocab_size vocab_size_per_layer_input unpadded_vocab_size mamba_d_ssm attention_hidden_size",
     SMALL_WINDOW: "sliding_window sliding_window_size window_size floor_scale original_max_position_embeddings "
-    "initial_context_length",
+    "initial_context_length index_topk",
     _MAX_POSITIONS: "max_position_embeddings n_positions n_ctx max_seq_len",
 }
 _AT_MOST = {name: size for size, names in _SIZES.items() for name in names.split()}

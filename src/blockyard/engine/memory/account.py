@@ -91,11 +91,6 @@ def _servable_tokens(config: CacheConfig, num_blocks: int) -> int:
     return replace(config, num_blocks=num_blocks).max_servable_tokens
 
 
-def kv_blocks(kv_cache_memory_bytes: int, spec: KVCacheSpec) -> int:
-    """Return the blocks that fit a budget of bytes. Raises `InvalidArgument` if fewer than two do."""
-    return _blocks_in("kv_cache_memory_bytes", kv_cache_memory_bytes, spec)
-
-
 def warn_of_short_pool(config: CacheConfig) -> None:
     """Warn, with both numbers, if the longest sequence that the model can serve does not fit the pool."""
     if config.max_servable_tokens < config.max_model_len:

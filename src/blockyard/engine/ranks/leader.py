@@ -56,10 +56,11 @@ class Ranks:
 
     def require_servable(self, shape: KVShape) -> None:
         """Raise `InvalidArgument` for a model that several ranks cannot share."""
-        if self._peers is not None and shape.states is not None:
+        kept = "a state" if shape.states is not None else "index keys" if shape.index is not None else ""
+        if self._peers is not None and kept:
             name = "context_parallel" if self._interleave else "tensor_parallel"
             raise InvalidArgument(
-                f"{name} is {self._peers.size} for a model whose layers keep a state, which ranks do not share; it "
+                f"{name} is {self._peers.size} for a model whose layers keep {kept}, which ranks do not share; it "
                 f"must be 1"
             )
 

@@ -21,6 +21,7 @@ from transformers.cache_utils import LinearAttentionLayer
 
 from ...errors import ModelError
 from ...storage import StateSlots
+from ..attention.interface import of_tokens
 from .learning import CONV, KeptTensor, Mixer, StateShape
 
 IntArray = NDArray[np.int64]
@@ -75,18 +76,9 @@ class _Batch:
         width = 1 if self.has_state and not mixer.goes_on else count
         parts = []
         for places in self.places.split(width, dim=1):
-            asked = {name: _part(value, places, num_tokens) for name, value in given.items()}
+            asked = {name: of_tokens(value, places, num_tokens) for name, value in given.items()}
             parts.append(own(**{**asked, mixer.cache_name: self.cache}))
         return parts[0] if len(parts) == 1 else _concatenated(parts)
-
-
-def _part(value: Any, places: torch.Tensor, num_tokens: int) -> Any:
-    """Return what an argument says of some tokens: theirs, of a tensor of all tokens of the step."""
-    if isinstance(value, torch.Tensor) and value.shape[:2] == (1, num_tokens):
-        return value[0, places]
-    if isinstance(value, tuple):
-        return tuple(_part(item, places, num_tokens) for item in value)
-    return value
 
 
 def _concatenated(parts: Sequence[Any]) -> Any:

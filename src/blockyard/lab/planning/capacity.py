@@ -37,6 +37,8 @@ class RequestsAt:
     """How many requests of one length, prompt and output together, fit at once.
 
     label: "" for a length that was asked for, else what it is of the trace. num_blocks: that each holds at its fullest.
+    num_bytes: their bytes on each GPU, with its state. padding_bytes: of them, what nothing can fill, because tokens of
+    the layer groups take different bytes.
     concurrent: on one replica. concurrent_in_all: on all replicas.
     """
 
@@ -45,6 +47,8 @@ class RequestsAt:
     num_blocks: int
     concurrent: int
     concurrent_in_all: int
+    num_bytes: int
+    padding_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +257,8 @@ def _requests_at(given: Situation, label: str, length: int, num_blocks: int) -> 
     fitting = given.spec.max_concurrent_sequences(length, num_blocks=num_blocks)
     concurrent = fitting if given.max_num_seqs is None else min(fitting, given.max_num_seqs)
     each = given.spec.peak_sequence_blocks(length)
-    return RequestsAt(label, length, each, concurrent, concurrent * given.num_replicas)
+    size, padding = given.spec.peak_sequence_bytes(length), given.spec.padding_bytes(length)
+    return RequestsAt(label, length, each, concurrent, concurrent * given.num_replicas, size, padding)
 
 
 def _running(

@@ -1,7 +1,7 @@
 // The last two minutes: what the pool was used for, what of the prompts hit, evictions and preemptions.
 
 import { fillOf, mixed, readColors, PENDING, PRIVATE, SHARED } from "./states.js";
-import { count, make, share, times } from "./text.js";
+import { bytes, count, make, share, times } from "./text.js";
 
 const SECONDS = 120;
 const BAND = ["private", "pending", "shared", "idle"];
@@ -64,6 +64,7 @@ export class Chart {
       ["in use", share(held, usable)], ["tokens hit", share(grown("hit"), grown("prompt"))],
       ["running", count(totals.running)], ["waiting", count(totals.waiting)],
       ["evicted", count(grown("evicted"))], ["preempted", count(grown("preempted"))], ["copied on write", count(grown("copied"))],
+      ...(totals.padding ? [["empty for want of equal groups", bytes(totals.padding)]] : []),
     ];
     this.figures.replaceChildren(...rows.map(([name, value]) => make("div", "", "", make("dt", "", name), make("dd", "", value))));
     const used = this.seen.map(({ totals: at }) => at.private + at.shared + at.pending + at.retiring + at.loading);

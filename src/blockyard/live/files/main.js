@@ -7,7 +7,7 @@ import { Inspector } from "./inspector.js";
 import { BlockMap } from "./map.js";
 import { Requests } from "./requests.js";
 import { drawCell, NAMES, readColors, WORDS } from "./states.js";
-import { count, make, onOneLine, share } from "./text.js";
+import { bytes, count, make, onOneLine, share } from "./text.js";
 import { Tree } from "./tree.js";
 import { askJson, ask, events, useKey } from "./wire.js";
 
@@ -90,8 +90,9 @@ function entry(name) {
 }
 
 function writePlace(frame) {
-  const { blocks, scale } = frame.map, late = frames.latest.at - frame.at;
-  at("size").textContent = `${count(blocks)} blocks of ${blockSize} tokens` + (scale > 1 ? `; a cell stands for ${count(scale)}` : "");
+  const { blocks, scale } = frame.map, late = frames.latest.at - frame.at, { bytes: each } = frame.totals;
+  at("size").textContent = `${count(blocks)} blocks of ${blockSize} tokens` + (each ? ` and ${bytes(each)}, ${bytes(blocks * each)} in all` : "") +
+    (scale > 1 ? `; a cell stands for ${count(scale)}` : "");
   at("scrub").max = frames.list.length - 1;
   at("scrub").value = frames.place;
   const words = `step ${count(frame.step)}, ${late < 0.05 ? "now" : `${late.toFixed(1)} s ago`}`;

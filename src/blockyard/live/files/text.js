@@ -27,5 +27,9 @@ export function make(tag, className = "", text = "", ...children) {
 }
 
 export const count = (number) => Math.round(number).toLocaleString("en-US");
+export const bytes = (number) => {
+  const power = Math.min(Math.floor(Math.log2(Math.max(number, 1)) / 10), 4), size = number / 1024 ** power;
+  return `${size.toFixed(size < 10 && power ? 1 : 0)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+};
 export const share = (part, whole) => (whole > 0 ? `${((100 * part) / whole).toFixed(part && part < whole / 10 ? 1 : 0)} %` : "\u2013");
 export const times = (number, one, many) => `${count(number)} ${number === 1 ? one : many}`;
