@@ -1,4 +1,4 @@
-"""Sparse attention with an index (DeepSeek V3.2): a token attends to those that an indexer of its layer selects.
+"""In sparse attention with an index (DeepSeek V3.2) a token sees only those that an indexer of its layer selects.
 
 An indexer keeps a key of its own a token, in transformers' cache through one call (`update_indexer`), scores them, and
 returns the places of the best in the sequence; attention is handed these as `indices`. Index keys lie in the blocks of
@@ -100,7 +100,7 @@ def _followed(seen: dict[str, tuple[tuple[str, ...], dict[str, Any], int]], cach
 
 
 class Selects(Protocol):
-    """Says which tokens of its sequence each token of a step attends to."""
+    """It says which tokens of its sequence each token of a step attends to."""
 
     def select(self, indexer: Callable[..., torch.Tensor], given: dict[str, Any], cache_name: str) -> torch.Tensor:
         """Call a module for the tokens of a step; returns int32 (1, T, most), -1 behind those selected."""
@@ -111,7 +111,7 @@ selecting: ContextVar[Selects | None] = ContextVar("blockyard_select", default=N
 
 
 class IndexerForward:
-    """Stands for the forward of an indexer while its model is borrowed."""
+    """It stands for the forward of an indexer while its model is borrowed."""
 
     def __init__(self, parameters: tuple[str, ...], cache_name: str, own: Any) -> None:
         self._parameters = parameters
@@ -127,32 +127,32 @@ class IndexerForward:
 
 
 class _Taking:
-    """Takes the keys of all tokens, and hands out one, so that nothing is scored."""
+    """It takes the keys of all tokens, and returns one, so that nothing is scored."""
 
     def __init__(self) -> None:
         self.keys: torch.Tensor | None = None
         self.layer = 0
 
     def update_indexer(self, keys: torch.Tensor, layer: int) -> torch.Tensor:
-        """Stands for the cache's."""
+        """It stands for the cache's."""
         self.keys, self.layer = keys, layer
         return keys[:, :1]
 
 
 @dataclass(frozen=True, slots=True)
 class _Giving:
-    """Hands out the keys that sequences have."""
+    """It returns the keys that sequences have."""
 
     keys: torch.Tensor
 
     def update_indexer(self, keys: torch.Tensor, layer: int) -> torch.Tensor:  # noqa: ARG002
-        """Stands for the cache's."""
+        """It stands for the cache's."""
         return self.keys
 
 
 @dataclass(frozen=True, slots=True)
 class _Alike:
-    """Sequences that have equally many tokens in the step and in all. places: of the tokens among those of the step,
+    """These sequences have equally many tokens in the step and in all. places: of the tokens among those of the step,
     int64 (n, count). visible: which keys they may see, bool (1, count, keys)."""
 
     places: torch.Tensor
@@ -161,7 +161,7 @@ class _Alike:
 
 
 class IndexStep:
-    """Selects for the tokens of a step, in the one layer group that a model with an index has."""
+    """It knows which tokens those of a step see, in the one layer group that a model with an index has."""
 
     def __init__(self, kv_cache: KVCache, shape: StepShape, reach: Reach, slots: Any) -> None:
         self._kv_cache = kv_cache
@@ -205,7 +205,7 @@ class IndexStep:
 
 
 def unselected(indices: torch.Tensor, num_keys: int) -> torch.Tensor:
-    """Say which of `num_keys` keys are none of `indices` (..., most), -1 for none: bool (..., num_keys). O(keys)."""
+    """Return which of `num_keys` keys are none of `indices` (..., most), -1 for none: bool (..., num_keys). O(keys)."""
     places = torch.where(indices < 0, num_keys, indices).long()
     hidden = torch.ones((*indices.shape[:-1], num_keys + 1), dtype=torch.bool, device=indices.device)
     return hidden.scatter_(-1, places, False)[..., :num_keys]
