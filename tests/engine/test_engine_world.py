@@ -14,6 +14,7 @@ from blockyard import NeverFits
 from blockyard.engine import Engine, GenerationResult, PromptLookup, SamplingParams
 
 from ..support.hybrid_models import HYBRIDS, hybrid_model
+from ..support.ties import same_answer, same_tokens
 from ..support.tiny_models import VOCAB_SIZE, tiny_model
 
 NUM_REQUESTS = 40
@@ -62,7 +63,6 @@ def tokens_of(result: GenerationResult) -> list[list[int]]:
 @pytest.mark.parametrize("round_", range(3))
 @pytest.mark.parametrize("shape", ["llama-gqa", "gemma3", "falcon_h1"])
 def test_random_traffic_gets_the_right_tokens_and_leaves_nothing(shape: str, round_: int) -> None:
-    # Fixed: in float32 two near-equal tokens change places with the batch once in thousands of draws.
     seed = 100 + round_
     rng = np.random.default_rng(seed)
     model = hybrid_model(shape) if shape in HYBRIDS else tiny_model(shape)
@@ -104,6 +104,20 @@ def test_random_traffic_gets_the_right_tokens_and_leaves_nothing(shape: str, rou
         if len(places) == NUM_REQUESTS and not engine.has_unfinished:
             break
     assert not engine.has_unfinished, f"seed {seed}"
-    assert [results.get(place, []) for place in range(NUM_REQUESTS)] == expected, f"seed {seed}, {options}"
+    for place, request in enumerate(requests):
+        assert same_answer(model, *request, results.get(place, []), expected[place]), f"seed {seed}, {options}"
     assert engine.cache.num_used_blocks == 0
     assert engine.cache.running() == {}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_a_token_that_rounding_does_not_explain_is_no_tie(temperature: float) -> None:
+    model = tiny_model("llama-gqa")
+    prompt, params = list(range(1, 20)), SamplingParams(max_tokens=8, temperature=temperature, top_k=20, seed=7)
+    ((right,),) = (
+        tokens_of(result) for result in Engine(model, num_blocks=40, block_size=4).generate([prompt], params)
+    )
+    assert same_tokens(model, prompt, params, 0, right, right)
+    assert not same_tokens(model, prompt, params, 0, right, right[:-1])
+    others = [[*right[:5], token] for token in range(VOCAB_SIZE) if token != right[5]]
+    assert not any(same_tokens(model, prompt, params, 0, right, other) for other in others)

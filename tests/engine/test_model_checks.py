@@ -309,7 +309,7 @@ def test_a_state_that_transformers_cache_does_not_keep_is_refused_by_its_field()
 
 def test_what_transformers_own_cache_keeps_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe_module, "refuse_unknown_fields", lambda *_: None)
-    with pytest.raises(ModelError, match=r"generate\(\) keeps a DynamicIndexedLayer for layer 0"):
-        learn_shape(BorrowedModel(small_architecture("deepseek_v32")))
+    with pytest.raises(ModelError, match=r"generate\(\) keeps a DeepseekV4HCACache for layer 0"):
+        learn_shape(BorrowedModel(small_architecture("deepseek_v4")))
     with pytest.raises(ModelError, match="not causal attention over the last 13 tokens"):
         learn_shape(BorrowedModel(small_architecture("moshi")))
