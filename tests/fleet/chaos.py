@@ -3,8 +3,9 @@
 `blockyard fleet serve` is started with a tiny model, and OpenAI's client sends turns of conversations: streamed or
 whole, greedy or sampled, several completions, log probabilities, stop strings, clients that leave. The number of
 clients changes each minute, and the number of engines with it. Meanwhile engines and ingresses are killed and stopped,
-and Ray's controller is killed. Every answer must be that of a single undisturbed engine, alone or, where tokens are so
-near that rounding decides, in a batch; and none may fail, but those in flight when an ingress was killed: they are sent
+and Ray's controller is killed. Every answer must be that of a single undisturbed engine. Where it is another one, each
+of its tokens must be the choice from exact logits but for rounding (`support.exact_draws`): such answers count as ties,
+others as wrong, and are printed whole. None may fail, but those in flight when an ingress was killed: they are sent
 again. At the end of each minute the load stops, and each ingress' mirror and book are compared with what the engines
 hold. The seed is printed; it repeats requests and faults, not the machine's timing.
 """
@@ -15,6 +16,7 @@ import argparse
 import asyncio
 import http.client
 import itertools
+import json
 import os
 import random
 import signal
@@ -31,10 +33,11 @@ import httpx2
 import openai
 import psutil
 
-from blockyard.engine import Engine, GenerationResult, SamplingParams
+from blockyard.engine import Engine, FinishReason, GenerationResult, SamplingParams
 
+from ..support.exact_draws import ROUNDING, distances, exact
 from ..support.fleets import MODEL, RunningFleet, running_fleet, tiny_folder
-from ..support.servers import tiny_engine
+from ..support.tiny_models import NUM_TOKENS, letter_tokenizer, tiny_model
 
 MAX_LEN = 2048
 #: Seconds that a fleet has to be whole again, its replicas new and its mirror right.
@@ -48,15 +51,15 @@ ENGINES, INGRESSES, CONTROLLER = "ServeReplica:blockyard:engine", "ServeReplica:
 class Tally:
     """What was seen.
 
-    ties: answers that are the single engine's in another batch. gaps: the longest time in seconds from one piece of a
-    stream to the next, of each stream. ingress_kills: when, on the clock of `time.monotonic`. sizes: how often so many
-    engines were seen.
+    ties: completions that part from the single engine's by rounding, wrong: by more. gaps: the longest time in seconds
+    from one piece of a stream to the next, of each stream. ingress_kills: when, on the clock of `time.monotonic`.
+    sizes: how often so many engines were seen.
     """
 
     answers: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
-    ties: list[str] = field(default_factory=list)
+    wrong: list[dict[str, Any]] = field(default_factory=list)
+    ties: list[dict[str, Any]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     ingress_kills: list[float] = field(default_factory=list)
@@ -117,11 +120,18 @@ class Chats:
         return Wanted(kind, tuple(chat), fields, rng.random() < 0.7, rng.random() < 0.08)
 
 
+#: Text and reason of a completion, as a client has them.
+Said = tuple[str, str | None]
+
+
 class Judge:
-    """Says what a single engine answers, one prompt at a time."""
+    """Says what a single engine answers, one prompt at a time, and what is to be said of another answer."""
 
     def __init__(self) -> None:
-        self._engine: Engine = tiny_engine(400, max_position_embeddings=MAX_LEN)
+        model = tiny_model("llama-gqa", vocab_size=NUM_TOKENS, max_position_embeddings=MAX_LEN)
+        self._exact_model = exact(model)
+        self._tokenizer = letter_tokenizer()
+        self._engine = Engine(model, self._tokenizer, num_blocks=400, max_num_seqs=8)
         self._lock = asyncio.Lock()
 
     async def answer(self, wanted: Wanted) -> GenerationResult:
@@ -130,32 +140,56 @@ class Judge:
             found = await asyncio.to_thread(self._engine.generate, [list(wanted.prompt)], wanted.sampling())
         return found[0]
 
-    async def may_say(self, wanted: Wanted, found: list[tuple[str, str | None]], others: list[Wanted]) -> bool:
-        """Tell whether the single engine says this too, in a batch with others: rounding may part near-ties."""
+    async def differences(self, wanted: Wanted, expected: GenerationResult, found: list[Said]) -> list[dict[str, Any]]:
+        """For each completion that is another one: its tokens, where they part, and whether rounding parts them."""
         async with self._lock:
-            return await asyncio.to_thread(self._says_in_batches, wanted, found, others)
+            return await asyncio.to_thread(self._differences, wanted, expected, found)
 
-    def _says_in_batches(self, wanted: Wanted, found: list[tuple[str, str | None]], others: list[Wanted]) -> bool:
-        engine = self._engine
-        for count in range(1, len(others) + 1):
-            for other in others[:count]:
-                engine.add_request(list(other.prompt), other.sampling())
-            for _ in range(7 * count):
-                engine.step()
-            number = engine.add_request(list(wanted.prompt), wanted.sampling())
-            ended = {}
-            while engine.has_unfinished:
-                ended |= {each.request_id: each for each in engine.step().finished}
-            if _said(ended[number]) == found:
-                return True
-        return False
+    def _differences(self, wanted: Wanted, expected: GenerationResult, found: list[Said]) -> list[dict[str, Any]]:
+        answers = zip(found, _said(expected), expected.completions, strict=True)
+        return [
+            self._difference(wanted, index, right.token_ids, own)
+            for index, (own, said, right) in enumerate(answers)
+            if own != said
+        ]
+
+    def _difference(self, wanted: Wanted, index: int, expected: list[int], found: Said) -> dict[str, Any]:
+        sampling = wanted.sampling()
+        text, reason = found
+        tokens = self._tokens(text)
+        # A stop string is not in the text that it ends.
+        wholes = [tokens + self._tokens(stop) for stop in sampling.stop] if reason == FinishReason.STOP else [tokens]
+        judged = [(distances(self._exact_model, wanted.prompt, whole, sampling, index), whole) for whole in wholes]
+        far, whole = min(judged, key=lambda each: max(each[0], default=0.0))
+        pairs = itertools.zip_longest(whole, expected)
+        place = next((number for number, (own, right) in enumerate(pairs) if own != right), len(whole))
+        is_whole = reason == FinishReason.STOP or len(whole) == sampling.max_tokens
+        is_first_stop = all(stop not in text for stop in sampling.stop)
+        return {
+            "kind": wanted.kind,
+            "is_tie": is_whole and is_first_stop and max(far, default=0.0) <= ROUNDING,
+            "place": place,
+            "distance": far[place] if place < len(far) else None,
+            "largest": max(far, default=0.0),
+            "completion": index,
+            "streamed": wanted.is_streamed,
+            "fields": wanted.fields,
+            "prompt": list(wanted.prompt),
+            "expected": expected,
+            "found": whole,
+            "reason": reason,
+        }
+
+    def _tokens(self, text: str) -> list[int]:
+        tokens: list[int] = self._tokenizer.convert_tokens_to_ids(list(text))
+        return tokens
 
 
-def _said(result: GenerationResult) -> list[tuple[str, str | None]]:
+def _said(result: GenerationResult) -> list[Said]:
     return [(each.text, str(each.finish_reason)) for each in result.completions]
 
 
-async def ask(client: openai.AsyncOpenAI, wanted: Wanted, tally: Tally) -> list[tuple[str, str | None]] | None:
+async def ask(client: openai.AsyncOpenAI, wanted: Wanted, tally: Tally) -> list[Said] | None:
     """Text and reason of each completion; None where this client left on purpose."""
     fields = {"model": MODEL, "prompt": list(wanted.prompt), "extra_body": {}, **wanted.fields}
     fields["extra_body"] = {"ignore_eos": True}
@@ -185,9 +219,7 @@ class Cut(Exception):
     """A stream that ended without a reason."""
 
 
-async def ask_until_whole(
-    client: openai.AsyncOpenAI, wanted: Wanted, tally: Tally
-) -> list[tuple[str, str | None]] | None:
+async def ask_until_whole(client: openai.AsyncOpenAI, wanted: Wanted, tally: Tally) -> list[Said] | None:
     """As `ask`; what broke because an ingress was killed meanwhile is asked again."""
     for number in itertools.count(1):
         began = time.monotonic()
@@ -224,9 +256,8 @@ async def client_loop(
             tally.answers[wanted.kind] += 1
             if found == _said(expected):
                 continue
-            what = f"{wanted.kind}, seed {wanted.fields['seed']}, streamed {wanted.is_streamed}"
-            is_tie = await judge.may_say(wanted, found, [chats.draw() for _ in range(6)])
-            (tally.ties if is_tie else tally.wrong).append(what)
+            differences = await judge.differences(wanted, expected, found)
+            (tally.ties if all(each["is_tie"] for each in differences) else tally.wrong).extend(differences)
 
 
 class Faults:
@@ -353,6 +384,7 @@ def main() -> int:
     tally = Tally()
     with tempfile.TemporaryDirectory() as work:
         folder = tiny_folder(Path(work), MAX_LEN)
+        letter_tokenizer().save_pretrained(folder)
         arguments = ["--replicas", str(options.replicas), "--num-blocks", "400", "--check-endpoint"]
         arguments += ["--max-replicas", str(options.max_replicas), "--ingresses", str(options.ingresses)]
         arguments += ["--token-load", "0.2", "--idle-seconds", "20"]
@@ -369,8 +401,13 @@ def report(tally: Tally, state: dict[str, Any], left: list[psutil.Process]) -> N
     """Print what was seen."""
     print(f"answers {tally.answers.total()}: {dict(tally.answers)}; faults {dict(tally.faults)}")
     print(f"engines, each five seconds: {dict(sorted(tally.sizes.items()))}")
-    print(f"equal to the single engine's only in a batch: {len(tally.ties)} {tally.ties[:5]}")
-    print(f"wrong {len(tally.wrong)} {tally.wrong[:5]}; failed {len(tally.failed)} {tally.failed[:5]}")
+    largest = max((each["largest"] for each in tally.ties), default=0.0)
+    print(f"parted from the single engine's by rounding: {len(tally.ties)}, by {largest:.1e} at most")
+    for each in tally.ties:
+        print("tie", json.dumps({name: each[name] for name in ("kind", "place", "distance", "streamed", "fields")}))
+    for each in tally.wrong:
+        print("wrong", json.dumps(each))
+    print(f"wrong {len(tally.wrong)}; failed {len(tally.failed)} {tally.failed[:5]}")
     print(f"resumed {state['resumed_requests']} behind {state['resumed_tokens']} tokens, lost {state['lost_attempts']}")
     gaps = sorted(tally.gaps)
     if gaps:

@@ -234,3 +234,11 @@ def byte_tokenizer() -> Any:
     wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
     wrapped.chat_template = _CHAT_TEMPLATE
     return wrapped
+
+
+def letter_tokenizer() -> Any:
+    """As `byte_tokenizer`, but that each of its tokens, special ones too, is a letter of its own: a text tells all."""
+    alphabet = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "\u4e00", "\u4e01"]
+    tokenizer = Tokenizer(models.BPE(vocab={each: number for number, each in enumerate(alphabet)}, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)

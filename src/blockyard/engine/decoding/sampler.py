@@ -143,14 +143,22 @@ def _draw(logits: torch.Tensor, params: SamplingParams, number: float) -> int:
     The sum runs in the order of token ids, not of probabilities: logits differ in their last bits from batch to
     batch, and two near-equal tokens that change places in a sorted order would change what is drawn.
     """
-    scaled = logits.to(device="cpu", dtype=torch.float64)
-    scaled = (scaled - scaled.max()) / params.temperature
-    probabilities = _keep_top_p(_keep_top_k(scaled, params.top_k).softmax(dim=-1), params.top_p)
-    probabilities = probabilities.masked_fill(probabilities < params.min_p * probabilities.max(), 0)
+    probabilities = drawn_from(logits, params)
     cumulated = probabilities.cumsum(dim=-1)
     token = int(torch.searchsorted(cumulated, number * cumulated[-1], right=True))
     # Rounding may place the threshold at the very end, behind the last token that can be drawn.
     return min(token, int(probabilities.nonzero()[-1]))
+
+
+def drawn_from(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Return the probabilities (vocabulary,) by which a token is drawn, float64 on the CPU; they need not add up to 1.
+
+    O(vocabulary log vocabulary).
+    """
+    scaled = logits.to(device="cpu", dtype=torch.float64)
+    scaled = (scaled - scaled.max()) / params.temperature
+    probabilities = _keep_top_p(_keep_top_k(scaled, params.top_k).softmax(dim=-1), params.top_p)
+    return probabilities.masked_fill(probabilities < params.min_p * probabilities.max(), 0)
 
 
 def _keep_top_k(logits: torch.Tensor, top_k: int) -> torch.Tensor:
