@@ -10,6 +10,7 @@ Read it in this order:
     curve                       hit rate against capacity, as a table, a picture and a page
     replay                      a trace through the real manager; replay.tiers through the real offload too
     state_replay                requests with states through the real manager, beside simulation.state_run
+    state_bound                 what no cache with states can pass; curve.state_curves draws rules below it
     planning                    blocks, requests and hit rates from a model, GPUs and a trace
 
 `docs/lab.md` has the commands, and what their numbers mean.

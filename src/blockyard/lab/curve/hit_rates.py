@@ -56,7 +56,8 @@ class HitCurves:
     hints. infinite: with no limit. error: policy to (S,) standard errors of a sampled curve, empty if the whole trace
     was used. num_hits: policy to (S,) exact counts, of the sample if sampled. knee: of LRU's curve at every capacity,
     not only at `sizes`, whichever policies were asked for. parts: of curves of several traces put together, the curves
-    of each; else empty. letter: of such a part. hints: what was said where rows have hints, in words.
+    of each; else empty. letter: of such a part. hints: what was said where rows have hints, in words. states: of a
+    hybrid model ("states of 400 tokens"), whose rates and counts are of tokens (`state_curves`).
     """
 
     trace: str
@@ -74,6 +75,7 @@ class HitCurves:
     parts: tuple[HitCurves, ...] = ()
     letter: str = ""
     hints: str = ""
+    states: str = ""
 
 
 def hit_curves(

@@ -1,0 +1,94 @@
+"""This counts the tokens that hit in hybrid models by budget, rule by rule, below what no cache can pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...arguments import require_int
+from ...config import STATE_ORDERS, require_places
+from ...errors import InvalidArgument
+from ..policy_names import OPTIMUM, SCHEDULE
+from ..simulation.state_run import StateRun
+from ..state_bound import StateBound, StateLoad
+from ..sweep import run_all
+from .hit_rates import HitCurves, Knee, find_knee
+
+#: Tokens of a state: from one to more than any memory holds.
+MAX_STATE_TOKENS = 2**40
+#: What is compared unless rules are named: the last boundary under one LRU, a good simple rule, and the default.
+STATE_RULES = "lru:last,lru:junction+ends,index:junction+ends+pow2"
+
+
+def parse_state_rule(text: str, orders: Sequence[str] = STATE_ORDERS) -> tuple[str, tuple[str, ...]]:
+    """Return the order and the places of a rule like "index:junction+ends+pow2". Raises `InvalidArgument`."""
+    order, _, places = text.partition(":")
+    if order not in orders:
+        raise InvalidArgument(f"state rules have {text!r}; before the first colon stands one of {', '.join(orders)}")
+    found = tuple(places.split("+"))
+    require_places(f"state rule {text!r}", found)
+    return order, found
+
+
+def state_curves(
+    load: StateLoad,
+    rules: Sequence[str],
+    sizes: Sequence[int],
+    state_tokens: int,
+    *,
+    name: str = "",
+    jobs: int = 1,
+    backend: str = "processes",
+    on_done: Callable[[int], None] | None = None,
+) -> HitCurves:
+    """Run every rule by `StateRun`, and the offline bound and schedule, at every size.
+
+    rules: as `parse_state_rule` has them. sizes: budgets for states, keys and values together, in blocks of the load,
+    ascending. state_tokens: of a state. Rates are shares of all prompt tokens; the knee is the last rule's, at these
+    sizes. O(tokens + states * evictions) a rule and size; the bound as `StateBound`. Raises `InvalidArgument`.
+    """
+    require_int("state_tokens", state_tokens, 1, MAX_STATE_TOKENS)
+    if not rules or not sizes:
+        raise InvalidArgument(f"rules has {len(rules)} names and sizes {len(sizes)}; each needs one at least")
+    cells: list[tuple[Any, ...]] = [
+        (load, rule, state_tokens, size * load.tokens_a_block) for rule in (OPTIMUM, *rules) for size in sizes
+    ]
+    for rule in rules:
+        parse_state_rule(rule, STATE_ORDERS[:3])
+    found = np.array(run_all(count_state_hits, cells, jobs=jobs, backend=backend, on_done=on_done), np.int64)
+    by_rule = found.reshape(1 + len(rules), len(sizes), 2)
+    num_hits = {rule: by_rule[place, :, 0] for place, rule in enumerate(rules, 1)}
+    num_hits |= {SCHEDULE: by_rule[0, :, 1], OPTIMUM: by_rule[0, :, 0]}
+    hit_rates = {rule: hits / load.num_tokens for rule, hits in num_hits.items()}
+    infinite = StateBound(load).ideal / load.num_tokens
+    knee = find_knee(np.array(sizes, np.float64), hit_rates[rules[-1]], max(load.working_set, *sizes), infinite)
+    return HitCurves(
+        trace=name,
+        tokens_a_block=load.tokens_a_block,
+        num_requests=len(load.prompts),
+        num_references=len(load.keys),
+        working_set=load.working_set,
+        sample_rate=1.0,
+        sizes=np.array(sizes, np.int64),
+        hit_rates=hit_rates,
+        num_hits=num_hits,
+        infinite=infinite,
+        error={},
+        knee=Knee(rules[-1], sizes[knee], float(hit_rates[rules[-1]][knee])),
+        states=f"states of {state_tokens:,} tokens",
+    )
+
+
+def count_state_hits(load: StateLoad, rule: str, state_tokens: int, budget: int) -> tuple[int, int]:
+    """Tokens that hit under a rule, and states written; of `OPTIMUM` the bound, and what a schedule reaches."""
+    if rule == OPTIMUM:
+        bound = StateBound(load)
+        most, prices = bound.at(state_tokens, budget)
+        return most, bound.schedule(state_tokens, budget, prices)
+    run = StateRun(*parse_state_rule(rule), state_tokens, budget, load.tokens_a_block)
+    hits = 0
+    for number, tokens in enumerate(load.prompts.tolist()):
+        hits += run.request(load.keys_of(number), tokens, tokens, told=[], queued=[])
+    return hits, int(run.num_written)

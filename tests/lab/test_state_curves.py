@@ -1,0 +1,169 @@
+"""Rules for states against the bound that no cache passes, and a schedule that knows the future."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blockyard import InvalidArgument
+from blockyard.cli.main import main
+from blockyard.lab import StateRun, TraceRequest
+from blockyard.lab.curve.state_curves import parse_state_rule, state_curves
+from blockyard.lab.policy_names import OPTIMUM, SCHEDULE
+from blockyard.lab.state_bound import StateBound, StateLoad, read_state_load
+from blockyard.lab.traces import open_trace
+
+from ..support.lab_reference import ListedTrace, prefix_trace
+from ..support.seeds import draws, run_seed
+
+SIZE = 4
+
+
+def small_load(draw: random.Random) -> StateLoad:
+    """Prompts of a few blocks that grow like branches of a tree."""
+    requests = prefix_trace(draw.randrange(2**30), 6, branches=2, longest=4)
+    keys = [np.array(request, np.int64) + 1 for request in requests]
+    prompts = np.array([len(part) * SIZE + draw.randrange(SIZE) for part in keys])
+    return StateLoad("small", SIZE, np.concatenate(keys), np.cumsum([0, *map(len, keys)]), prompts)
+
+
+def best_of_all(load: StateLoad, state_tokens: int, budget: int) -> int:
+    """Every choice of hits at every block, and of these that fit the most: a state from the last that could have it."""
+    count = len(load.prompts)
+    keys = [load.keys_of(number).tolist() for number in range(count)]
+    places = []
+    for number in range(count):
+        known = 0
+        while known < (load.prompts[number] - 1) // SIZE and any(keys[number][known] in old for old in keys[:number]):
+            known += 1
+        places.append(range(known + 1))
+    best = 0
+    for hits in itertools.product(*places):
+        if sum(hits) * SIZE > best and fits(keys, hits, state_tokens, budget):
+            best = sum(hits) * SIZE
+    return best
+
+
+def fits(keys: list[list[int]], hits: tuple[int, ...], state_tokens: int, budget: int) -> bool:
+    """Whether what these hits need fits after every request."""
+    held: list[set[int]] = [set() for _ in keys]
+    states: list[set[int]] = [set() for _ in keys]
+    for number, hit in enumerate(hits):
+        for place in range(hit):
+            since = max(old for old in range(number) if keys[number][place] in keys[old])
+            for slot in range(since, number):
+                held[slot].add(keys[number][place])
+        if hit:
+            end = keys[number][hit - 1]
+            makers = [old for old in range(number) if end in keys[old] and hits[old] <= hit]
+            if not makers:
+                return False
+            for slot in range(max(makers), number):
+                states[slot].add(end)
+    return all(
+        len(blocks) * SIZE + len(kept) * state_tokens <= budget for blocks, kept in zip(held, states, strict=True)
+    )
+
+
+def test_the_bound_is_above_the_best_of_all_choices_and_the_schedule_is_one_of_them() -> None:
+    draw = random.Random(run_seed())
+    reached = 0
+    for _ in range(draws(60, 6)):
+        load = small_load(draw)
+        state_tokens, budget = draw.choice([1, 4, 20]), draw.choice([8, 20, 40, 100])
+        best, bound = best_of_all(load, state_tokens, budget), StateBound(load)
+        most, prices = bound.at(state_tokens, budget)
+        found = bound.schedule(state_tokens, budget, prices)
+        assert found <= best <= most <= bound.ideal, (load, state_tokens, budget)
+        reached += found == best
+    assert reached > 0
+
+
+@pytest.mark.parametrize("state_tokens", [16, 400])
+def test_no_rule_passes_the_bound_and_the_schedule_passes_all_rules(state_tokens: int) -> None:
+    load = read_state_load(open_trace(f"chat:requests=200,seed={run_seed() % 1000}"))
+    rules = ["lru:last", "value:junction+ends", "index:junction+ends+pow2", "lru:every:64+junction"]
+    sizes = [load.working_set // 8, load.working_set, 4 * load.working_set]
+    curves = state_curves(load, rules, sizes, state_tokens)
+    most, found = curves.num_hits[OPTIMUM], curves.num_hits[SCHEDULE]
+    assert (found <= most).all()
+    assert most[-1] / load.num_tokens == curves.infinite
+    for rule in rules:
+        assert (curves.num_hits[rule] <= most).all(), rule
+        run = StateRun(*parse_state_rule(rule), state_tokens, sizes[1] * 16)
+        hits = [run.request(load.keys_of(n), int(t), int(t), [], []) for n, t in enumerate(load.prompts)]
+        assert curves.num_hits[rule][1] == sum(hits)
+    assert (found[1:] >= max(curves.num_hits[rule][1] for rule in rules)).all()
+    assert curves.knee.policy == rules[-1]
+
+
+def test_a_trace_of_hash_ids_keeps_its_own_blocks_that_are_full() -> None:
+    requests = [TraceRequest(0.0, 17, 1, np.array([5, 9])), TraceRequest(0.0, 32, 1, np.array([5, 8]))]
+    load = read_state_load(ListedTrace(requests, 16))
+    assert (load.tokens_a_block, load.keys.tolist(), load.starts.tolist()) == (16, [1, 1, 2], [0, 1, 3])
+
+
+CHAT = "chat:requests=60,seed=3"
+
+
+def test_the_command_draws_rules_and_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "states.html"
+    arguments = ["curve", CHAT, "--blocks", "100,1k", "--jobs", "1", "--quiet", "--model", "qwen3-next-80b"]
+    assert main([*arguments, "--state-rules", "lru:last,index:ends", "-o", str(page)]) == 0
+    said = capsys.readouterr().out
+    assert "states of 3,144 tokens" in said
+    assert "best found  optimum" in said
+    assert "Token hit rate with states of 3,144 tokens, of chat" in page.read_text()
+    assert main([*arguments, "--state-tokens", "40", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["states"] == "states of 40 tokens"
+    assert len(shown["num_hits"]) == 5
+
+
+def test_the_manager_replays_states_beside_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["replay", CHAT, "--blocks", "300,100%", "--jobs", "1", "--quiet", "--kv-bytes", "1KiB"]
+    assert main([*arguments, "--state-bytes", "40KiB", "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [run["rule"] for run in runs[::2]] == ["lru:last", "lru:junction+ends", "index:junction+ends+pow2"]
+    assert all(0 <= run["hit_rate"] <= run["optimum"] and run["best_found"] <= run["optimum"] for run in runs)
+    assert runs[5]["hit_rate"] > runs[1]["hit_rate"] > 0
+    assert main([*arguments, "--state-tokens", "40"]) == 0
+    assert "states of 40 tokens at boundaries of 16" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--state-tokens", "0"], "--state-tokens is 0"),
+        (["--state-bytes", "1MB"], "a state has 1000000 bytes and the keys and values of a token 0"),
+        (["--state-rules", "lru:last"], "a state has 0 bytes"),
+        (["--state-tokens", "4", "--state-rules", "clock:last"], "state rules have 'clock:last'"),
+        (["--state-tokens", "4", "--state-rules", "lru:middle"], "state rule 'lru:middle' is"),
+    ],
+)
+@pytest.mark.parametrize("command", ["curve", "replay"])
+def test_bad_options_are_named(
+    command: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, CHAT, "--quiet", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_says_nothing_of_states_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["curve", CHAT, "--state-tokens", "4", "--policies", "lru"]) == 2
+    assert "--policies was given with states" in capsys.readouterr().err
+    assert main(["replay", CHAT, "--state-tokens", "4", "--timed"]) == 2
+    assert "--timed was given with states" in capsys.readouterr().err
+    assert main(["curve", CHAT, "--state-tokens", "4", "--state-rules", "blocks:last"]) == 2
+    assert "one of index, value, lru" in capsys.readouterr().err
+
+
+def test_rates_need_rules_and_sizes() -> None:
+    load = read_state_load(open_trace(CHAT))
+    with pytest.raises(InvalidArgument, match="rules has 0 names"):
+        state_curves(load, [], [10], 4)
