@@ -1,4 +1,8 @@
-"""`python -m benchmarks.fleet [--replicas N] [--blocks N]`: what a choice costs, a poll, and a holding's memory."""
+"""`python -m benchmarks.fleet [--replicas N] [--blocks N]`: what choices, polls and events cost, and holdings take.
+
+Then a second fleet is started over the same replicas, while they compute and evict: how many choices are blind, which
+is to say that they know less than all that a replica has said, and until when.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,23 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from blockyard import CacheConfig, KVCacheManager
 from blockyard.events import KVEventPublisher
 from blockyard.fleet import Ask, Fleet, Router, make_cost
 from blockyard.fleet.costs import COSTS
 
+Prompt = NDArray[np.int32]
 BLOCK_SIZE = 16
 ROUNDS = 300
 #: Prompts in each replica's cache, and requests in flight on each.
 PROMPTS, IN_FLIGHT = 4, 8
+#: Seconds that a fleet which is started late is watched, and from when on none of its choices is to be blind.
+WATCHED, KNOWN_AFTER = 5.0, 0.5
 
 
 def times(call: Callable[[int], object]) -> str:
@@ -30,33 +39,85 @@ def times(call: Callable[[int], object]) -> str:
     return f"{statistics.median(seconds):8.1f} us, 95 % below {statistics.quantiles(seconds, n=20)[-1]:8.1f} us"
 
 
-def filled_fleet(num_replicas: int, prompts: list[np.ndarray]) -> tuple[Fleet, list[KVEventPublisher]]:  # type: ignore[type-arg]
+@dataclass
+class Replica:
+    """A cache, and the publisher of its events."""
+
+    cache: KVCacheManager
+    publisher: KVEventPublisher
+
+    def compute(self, tokens: Prompt) -> None:
+        """Have a prompt, and free it: it evicts others where the pool is full."""
+        seq = self.cache.allocate(tokens)
+        missing = len(tokens) - self.cache.num_computed_tokens(seq)
+        self.cache.reserve([seq], missing)
+        self.cache.commit([seq], missing, [1])
+        self.cache.free(seq)
+        self.publisher.publish()
+
+
+def filled_fleet(num_replicas: int, prompts: list[Prompt]) -> tuple[Fleet, list[Replica]]:
     """A fleet over real publishers, each with the prompts of its number: prompts begin alike for four replicas."""
-    fleet, publishers = Fleet(silence=3600.0), []
+    fleet, replicas = Fleet(silence=3600.0), []
     num_blocks = (PROMPTS + 1) * len(prompts[0]) // BLOCK_SIZE
     for number in range(num_replicas):
         cache = KVCacheManager(CacheConfig(num_blocks, BLOCK_SIZE, enable_kv_cache_events=True))
-        publishers.append(KVEventPublisher(cache, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", heartbeat=5.0))
+        publisher = KVEventPublisher(cache, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", heartbeat=5.0)
+        replicas.append(Replica(cache, publisher))
         for place in range(PROMPTS):
-            tokens = prompts[(number + place) % len(prompts)]
-            seq = cache.allocate(tokens)
-            missing = len(tokens) - cache.num_computed_tokens(seq)
-            cache.reserve([seq], missing)
-            cache.commit([seq], missing, [1])
-            cache.free(seq)
-            publishers[-1].publish()
-        fleet.follow(f"replica-{number}", publishers[-1].endpoint, publishers[-1].replay_endpoint)
-    deadline = time.monotonic() + 120
-    while not all(fleet.is_believed(name) for name in fleet.router.replicas) and time.monotonic() < deadline:
+            replicas[-1].compute(prompts[(number + place) % len(prompts)])
+        fleet.follow(f"replica-{number}", publisher.endpoint, publisher.replay_endpoint)
+    began, spent = time.monotonic(), time.process_time()
+    while not all(fleet.is_believed(name) for name in fleet.router.replicas) and time.monotonic() < began + 120:
         fleet.poll()
-    return fleet, publishers
+    spent = time.process_time() - spent
+    print(
+        f"{num_replicas} replicas are known after   {time.monotonic() - began:8.3f} s, {spent:.3f} s of CPU with theirs"
+    )
+    return fleet, replicas
+
+
+def measure_events(fleet: Fleet, replicas: list[Replica], num_blocks: int) -> None:
+    """Print what a block costs that is stored in the place of an evicted one: the CPU of the fleet's thread alone."""
+    draw, costs = np.random.default_rng(2), []
+    for _ in range(10):
+        for number in range(20):
+            tokens = draw.integers(0, 100_000, BLOCK_SIZE * num_blocks, dtype=np.int32)
+            replicas[number % len(replicas)].compute(tokens)
+        time.sleep(0.1)  # they have arrived
+        spent, num_messages = time.thread_time(), 0
+        while num_messages < 20:
+            num_messages += fleet.poll()
+        costs.append((time.thread_time() - spent) / (20 * num_blocks))
+    print(f"a block in and one out     {1e9 * statistics.median(costs):8.1f} ns of the fleet's CPU")
+
+
+def measure_late_start(replicas: list[Replica], prompts: list[Prompt]) -> None:
+    """Print how many choices of a fleet that has just been started are blind, while all replicas compute."""
+    draw, choices, blind, last_blind = np.random.default_rng(3), [0, 0], [0, 0], 0.0
+    began = time.monotonic()
+    with Fleet(silence=3600.0) as fleet:
+        for number, each in enumerate(replicas):
+            fleet.follow(f"replica-{number}", each.publisher.endpoint, each.publisher.replay_endpoint)
+        while (at := time.monotonic() - began) < WATCHED:
+            replicas[sum(choices) % len(replicas)].compute(draw.integers(0, 100_000, BLOCK_SIZE * 8, dtype=np.int32))
+            choice = fleet.choose("asked", prompts[sum(choices) % len(prompts)], max_tokens=100)
+            is_late = at >= KNOWN_AFTER
+            choices[is_late] += 1
+            if not all(each.is_believed for each in choice.why):
+                blind[is_late] += 1
+                last_blind = at
+    print(
+        f"a fleet started late       {blind[0]} of {choices[0]} choices blind in its first {KNOWN_AFTER} s, the last "
+        f"after {last_blind:.3f} s; {blind[1]} of {choices[1]} later"
+    )
 
 
 def measure(num_replicas: int, num_blocks: int) -> None:
     """Print the figures of a fleet of real publishers."""
     draw = np.random.default_rng(1)
     prompts = [draw.integers(0, 100_000, BLOCK_SIZE * num_blocks, dtype=np.int32) for _ in range(16)]
-    fleet, publishers = filled_fleet(num_replicas, prompts)
+    fleet, replicas = filled_fleet(num_replicas, prompts)
     try:
         for number in range(IN_FLIGHT * num_replicas):
             fleet.choose(f"flying-{number}", prompts[number % 16], max_tokens=200)
@@ -69,10 +130,12 @@ def measure(num_replicas: int, num_blocks: int) -> None:
         print("a choice                  ", times(lambda number: fleet.choose("asked", prompts[number % 16])))
         fleet._polled_at = polled
         print("a poll without news       ", times(lambda number: fleet.poll()))
+        measure_events(fleet, replicas, num_blocks)
+        measure_late_start(replicas, prompts)
     finally:
         fleet.close()
-        for publisher in publishers:
-            publisher.close()
+        for each in replicas:
+            each.publisher.close()
 
 
 def measure_costs(num_replicas: int, num_blocks: int) -> None:

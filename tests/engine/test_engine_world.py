@@ -13,8 +13,8 @@ pytest.importorskip("transformers")
 from blockyard import NeverFits
 from blockyard.engine import Engine, GenerationResult, PromptLookup, SamplingParams
 
+from ..support.exact_draws import same_answer, same_tokens
 from ..support.hybrid_models import HYBRIDS, hybrid_model
-from ..support.ties import same_answer, same_tokens
 from ..support.tiny_models import VOCAB_SIZE, tiny_model
 
 NUM_REQUESTS = 40

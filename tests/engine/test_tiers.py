@@ -20,10 +20,10 @@ from blockyard.engine import Engine, GenerationResult, SamplingParams
 from blockyard.tiers import FileTier, TierUse
 from blockyard.tiers.tier import BAD_OBJECT
 
+from ..support.exact_draws import same_answer
 from ..support.hybrid_models import hybrid_model, poisoned
 from ..support.patience import PATIENCE_SECONDS
 from ..support.seeds import run_seed
-from ..support.ties import same_answer
 from ..support.tiny_models import VOCAB_SIZE, tiny_model
 from ..tiers.offload_world import FaultyTier
 from .test_engine_world import random_options, random_request, tokens_of

@@ -40,8 +40,8 @@ from ..support.fleets import MODEL, RunningFleet, running_fleet, tiny_folder
 from ..support.tiny_models import NUM_TOKENS, letter_tokenizer, tiny_model
 
 MAX_LEN = 2048
-#: Seconds that a fleet has to be whole again, its replicas new and its mirror right.
-RECOVERY = 180.0
+#: Seconds that a fleet has to be whole again, its replicas new and its mirror right; as long as it has for an answer.
+RECOVERY = 600.0
 #: How often one request may be in flight when an ingress is killed.
 MOST_BROKEN = 8
 ENGINES, INGRESSES, CONTROLLER = "ServeReplica:blockyard:engine", "ServeReplica:blockyard:ingress", "ServeController"
@@ -240,7 +240,9 @@ async def client_loop(
     address: str, chats: Chats, judge: Judge, tally: Tally, may_run: asyncio.Event, until: float
 ) -> None:
     """Send requests, one after another, and compare each answer."""
-    async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=300) as client:
+    async with openai.AsyncOpenAI(
+        base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=RECOVERY + 20
+    ) as client:
         while time.monotonic() < until:
             await may_run.wait()
             wanted = chats.draw()
@@ -257,7 +259,12 @@ async def client_loop(
             if found == _said(expected):
                 continue
             differences = await judge.differences(wanted, expected, found)
-            (tally.ties if all(each["is_tie"] for each in differences) else tally.wrong).extend(differences)
+            for each in differences:
+                (tally.ties if each["is_tie"] else tally.wrong).append(each)
+                shown = ("kind", "place", "distance", "largest", "streamed", "fields")
+                print("tie" if each["is_tie"] else "wrong", json.dumps({name: each[name] for name in shown}))
+                if not each["is_tie"]:
+                    print("its tokens", json.dumps({name: each[name] for name in ("prompt", "expected", "found")}))
 
 
 class Faults:
@@ -362,7 +369,8 @@ async def play(fleet: RunningFleet, options: argparse.Namespace, tally: Tally) -
         began = time.monotonic()
         await compare(fleet, tally, options)
         print(
-            f"minute {minute}: {tally.answers.total()} answers, {len(tally.wrong)} wrong, {len(tally.failed)} failed, "
+            f"minute {minute}: {tally.answers.total()} answers, {len(tally.wrong)} wrong, {len(tally.ties)} ties, "
+            f"{len(tally.failed)} failed, "
             f"faults {dict(tally.faults)}; whole again after {time.monotonic() - began:.1f} s, {tally.compared} "
             f"comparisons, {len(tally.bad_checks)} bad checks; engines {dict(tally.sizes)}, ingress "
             f"{faults.memory()} MiB",
@@ -403,10 +411,6 @@ def report(tally: Tally, state: dict[str, Any], left: list[psutil.Process]) -> N
     print(f"engines, each five seconds: {dict(sorted(tally.sizes.items()))}")
     largest = max((each["largest"] for each in tally.ties), default=0.0)
     print(f"parted from the single engine's by rounding: {len(tally.ties)}, by {largest:.1e} at most")
-    for each in tally.ties:
-        print("tie", json.dumps({name: each[name] for name in ("kind", "place", "distance", "streamed", "fields")}))
-    for each in tally.wrong:
-        print("wrong", json.dumps(each))
     print(f"wrong {len(tally.wrong)}; failed {len(tally.failed)} {tally.failed[:5]}")
     print(f"resumed {state['resumed_requests']} behind {state['resumed_tokens']} tokens, lost {state['lost_attempts']}")
     gaps = sorted(tally.gaps)

@@ -46,21 +46,59 @@ def distances(
     asked = sampler.Asked(sampling, index, len(prompt), stop_token_ids)
     found = []
     for place, token in enumerate(answer):
-        row = sampler.adjusted(logits[place], sampling, asked.banned(place), list(prompt), list(answer[:place]))
+        row = sampler.adjusted(
+            logits[place], sampling, asked.banned(place), list(prompt), list(answer[:place])
+        ).double()
         number = sampler.uniform(sampling.seed, index, place)
-        found.append(min(_distance(row.double(), token, way, number) for way in _ways(sampling)))
+        found.append(min(_distance(row, token, way, number) for way in _ways(sampling, row)))
     return found
 
 
-def _ways(sampling: SamplingParams) -> list[SamplingParams]:
+def same_tokens(
+    model: Any, prompt: Sequence[int], params: SamplingParams, index: int, left: Sequence[int], right: Sequence[int]
+) -> bool:
+    """Whether completion `index` is `left` as well as `right`: equal, or apart from a place on, and each a choice."""
+    if list(left) == list(right):
+        return True
+    if all(one == other for one, other in zip(left, right, strict=False)):
+        return False  # one is the beginning of the other: no draw can do that
+    stops, exact_model = frozenset(params.stop_token_ids), exact(model)
+    return all(max(distances(exact_model, prompt, each, params, index, stops)) <= ROUNDING for each in (left, right))
+
+
+def same_answer(
+    model: Any,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    left: Sequence[Sequence[int]],
+    right: Sequence[Sequence[int]],
+) -> bool:
+    """`same_tokens` of every completion of a request."""
+    return len(left) == len(right) and all(
+        same_tokens(model, prompt, params, index, *pair) for index, pair in enumerate(zip(left, right, strict=True))
+    )
+
+
+def _ways(sampling: SamplingParams, logits: torch.Tensor) -> list[SamplingParams]:
     """The same, and its limits a little lower and higher: rounding decides about tokens at their edge too."""
     if sampling.temperature == 0:
         return [sampling]
-    factors = [1.0] if sampling.top_p == 1 and sampling.min_p == 0 else [1.0, 1 - ROUNDING, 1 + ROUNDING]
-    return [
-        replace(sampling, top_p=min(sampling.top_p * factor, 1.0), min_p=min(sampling.min_p * factor, 1.0))
-        for factor in factors
-    ]
+    ways = [sampling]
+    if 0 < sampling.top_k < len(logits):
+        near = logits.sort(descending=True).values
+        gaps = (near[:-1] - near[1:]).tolist()
+        ways += [
+            replace(sampling, top_k=count)
+            for count in (sampling.top_k - 1, sampling.top_k + 1)
+            if count and gaps[max(count, sampling.top_k) - 2] <= ROUNDING
+        ]
+    if sampling.top_p < 1 or sampling.min_p > 0:
+        ways += [
+            replace(way, top_p=min(way.top_p * factor, 1.0), min_p=min(way.min_p * factor, 1.0))
+            for way in list(ways)
+            for factor in (1 - ROUNDING, 1 + ROUNDING)
+        ]
+    return ways
 
 
 def _distance(logits: torch.Tensor, token: int, sampling: SamplingParams, number: float) -> float:
