@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import CacheConfig, InvalidArgument, KVCacheManager, LayerGroup, SequenceNotReady
+from blockyard import Admission, CacheConfig, InvalidArgument, KVCacheManager, LayerGroup, SequenceNotReady
 
 from ..support.state_loads import Request, pattern
 from ..support.state_memory import StateMemory, compute
@@ -410,3 +410,23 @@ def test_without_states_there_is_nothing_to_ask() -> None:
         cache.state_blocks([1])
     with pytest.raises(InvalidArgument, match="skip_states needs a state group; groups has none"):
         cache.skip_states(seq, 2)
+
+
+def test_a_state_is_no_reason_to_refuse_a_batch_or_a_group() -> None:
+    """Nothing runs, and the prompts fit without the idle state that each of them hits: LATER would be for ever."""
+    groups = (LayerGroup(4, token_bytes=8), LayerGroup(4, kind="state", state_bytes=8 * 4 * 6))
+    cache = KVCacheManager(CacheConfig(14, groups=groups, max_num_seqs=8, max_model_len=64, state_places=("last",)))
+    memory, prompt = StateMemory(cache), list(range(9))
+    compute(cache, memory, cache.allocate(prompt), prompt, [])
+    cache.free(list(cache.running()))
+    assert (cache.config.state_blocks, cache.num_cached_tokens(prompt)) == (6, 8)
+    for num_prompts in (2, 3, 4):
+        assert cache.can_allocate_batch([prompt] * num_prompts) is Admission.OK
+        seqs = cache.allocate_batch([prompt] * num_prompts)
+        cache.check()
+        cache.free(seqs)
+    assert cache.can_allocate_batch([prompt] * 5) is Admission.NEVER
+    for num_seqs in (2, 6, 8):
+        assert cache.can_allocate(prompt, num_seqs=num_seqs) is Admission.OK
+        cache.free(cache.allocate(prompt, num_seqs=num_seqs))
+    cache.check()

@@ -232,6 +232,19 @@ class World:
         self.cache.free([*self.tokens])
         self.cache.check()
         assert self.cache.num_used_blocks == 0
+        for _ in range(4):
+            self.ask()
+
+    def ask(self) -> None:
+        """Nothing runs and nothing is leased, so waiting brings nothing: the answer is OK, and true, or NEVER."""
+        draw, limit = self.draw, self.cache.config.max_num_seqs
+        prompts = [draw.choice(self.texts)[: draw.randint(1, 90)] for _ in range(draw.randint(1, 3))]
+        if self.cache.can_allocate_batch(prompts) is not Admission.NEVER:
+            self.cache.free(self.cache.allocate_batch(prompts))
+        num_seqs = draw.randint(1, limit)
+        if self.cache.can_allocate(prompts[0], num_seqs=num_seqs) is not Admission.NEVER:
+            self.cache.free(self.cache.allocate(prompts[0], num_seqs=num_seqs))
+        self.cache.check()
 
 
 def config(draw: random.Random, num_blocks: int, **fields: Any) -> CacheConfig:

@@ -45,9 +45,28 @@ class AdmissionControl:
         """Return the number of a prompt's tenant, 0 where nobody shares the pool."""
         return 0 if self.tenants is None else self.tenants.slot_of(prompt.keys)
 
-    def look_up_all(self, prompts: list[Prompt]) -> list[Hit]:
-        """Return the same for each prompt of a batch."""
-        return [self.look_up(prompt) for prompt in prompts]
+    def look_up_all(self, prompts: list[Prompt], num_seqs: i64 = 1) -> list[Hit]:
+        """Return the same for each prompt of a batch, each for `num_seqs` sequences.
+
+        A state is no reason to refuse: where not all fit with theirs, the last prompts do without.
+        """
+        hits = [self.look_up(prompt) for prompt in prompts]
+        if self.store.has_states and i64(len(prompts)) * num_seqs > 1:
+            place = i64(len(prompts))
+            while place > 0 and self._num_missing(prompts, hits, num_seqs) > 0:
+                place -= 1
+                self._give_up_state(prompts[place], hits[place])
+        return hits
+
+    def look_up_again(self, prompt: Prompt, first: Hit) -> Hit:
+        """Return the hit of a prompt of a batch now, without a state where `first`, with which all fit, has none."""
+        hit = self.look_up(prompt)
+        if self.store.has_states and not first.state:
+            self._give_up_state(prompt, hit)
+        return hit
+
+    def _give_up_state(self, prompt: Prompt, hit: Hit) -> None:
+        self.store.fit(hit, prompt.num_tokens, -1)
 
     def answer(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> Admission:
         """Return whether all of `prompts`, each for `num_seqs` sequences, would be admitted together."""

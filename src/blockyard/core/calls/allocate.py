@@ -44,7 +44,7 @@ class AllocateCalls:
 
     def can_allocate(self, prompts: list[Prompt], num_seqs: i64) -> Admission:
         """Return whether these prompts, each for `num_seqs` sequences, would be taken in together."""
-        return self.admission.answer(prompts, self.admission.look_up_all(prompts), num_seqs)
+        return self.admission.answer(prompts, self.admission.look_up_all(prompts, num_seqs), num_seqs)
 
     def num_cached_tokens(self, prompt: Prompt) -> i64:
         """Return how many leading tokens of a prompt would hit."""
@@ -61,7 +61,7 @@ class AllocateCalls:
         count: sequences that will come of it. again: it ran before. key: the name of its session.
         """
         prompts = [prompt]
-        hits = [self.admission.look_up(prompt)]
+        hits = self.admission.look_up_all(prompts, count)
         if raises:
             self.admission.require(prompts, hits, count)
         else:
@@ -104,7 +104,7 @@ class AllocateCalls:
             alone = len(prompts) == 1
             for index, prompt in enumerate(prompts):
                 self.kv_pool.act("allocate", holders[index])
-                hit = hits[0] if alone else self.admission.look_up(prompt)
+                hit = hits[0] if alone else self.admission.look_up_again(prompt, hits[index])
                 rows[index] = int(self._admit_one(prompt, hit, holders[index], num_seqs, resumed, alone))
                 num_admitted = index + 1
                 self.store.admitted(i64(rows[index]), prompt, hit)
