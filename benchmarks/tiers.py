@@ -1,14 +1,14 @@
 """Tiers beside the bare calls that they are made of, in one run.
 
-    python -m benchmarks.tiers [files redis bucket index manager]
+    python -m benchmarks.tiers [files redis bucket mooncake index manager]
 
 Each row stores and loads objects of 1 MiB in jobs of eight, and does the same with the plain call in turns: pwritev and
 preadv of the same files, `set` and `get` of redis-py, `put` and `get` of obstore (against moto's server, so that row
-says what a tier adds, not what S3 gives). The best of the rounds counts, since other programs can only slow them down.
-ratio: the tier's speed over the plain call's, which has one thread; the tier has one, and its usual two. `index` makes
-a folder of a million small objects: seconds from opening it to the first hit of a load and to the whole index, and
-bytes of the process's memory an object. `manager` gives what the engine's thread pays a block of 16 tokens, in
-microseconds of its own CPU time, beside copying: a place that does nothing, 2,000 blocks.
+says what a tier adds, not what S3 gives), Mooncake's `put` and `get` over TCP. The best of the rounds counts, since
+other programs can only slow them down. ratio: the tier's speed over the plain call's, which has one thread; the tier
+has one, and its usual two. `index` makes a folder of a million small objects: seconds from opening it to the first hit
+of a load and to the whole index, and bytes of the process's memory an object. `manager` gives what the engine's thread
+pays a block of 16 tokens, in microseconds of its own CPU time, beside copying: a place that does nothing, 2,000 blocks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.tiers.servers import BUCKET, redis_server, s3_server
+from tests.tiers.servers import BUCKET, mooncake_server, redis_server, s3_server
 from tests.tiers.support import LAYOUT, name_of, tokens_of
 
 from blockyard import CacheConfig, KVCacheManager
@@ -159,6 +159,18 @@ def bucket(folder: Path) -> None:
         compare("bucket", tiers, plain, 3)
 
 
+def mooncake(folder: Path) -> None:
+    from mooncake.store import MooncakeDistributedStore
+
+    from blockyard.tiers import MooncakeTier
+
+    with mooncake_server(2**30) as server:
+        client: Any = MooncakeDistributedStore()
+        client.setup("127.0.0.1", "P2PHANDSHAKE", 0, 2**26, "tcp", "", server.url.removeprefix("mooncake://"))
+        plain = plain_client(client.put, client.get, lambda key: client.remove(key, True))
+        compare("mooncake", both(lambda threads: MooncakeTier(server.url, num_threads=threads)), plain, 9)
+
+
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -285,7 +297,7 @@ def manager(folder: Path) -> None:
     print(f"manager µs a block: {told}")
 
 
-PARTS = {"files": files, "redis": redis, "bucket": bucket, "index": index, "manager": manager}
+PARTS = {"files": files, "redis": redis, "bucket": bucket, "mooncake": mooncake, "index": index, "manager": manager}
 
 
 def main() -> None:

@@ -295,7 +295,7 @@ OUTSIDE = {
     "storage": {"numpy", "torch"},
     "wire": {"numpy"},
     "steps": set(),
-    "tiers": {"numpy", "xxhash", "redis", "obstore", "torch"},
+    "tiers": {"numpy", "xxhash", "redis", "obstore", "mooncake", "torch"},
     "fleet": {"numpy", "ray"},
     "events": {"numpy", "librt", "mypy_extensions", "msgspec", "zmq"},
 }

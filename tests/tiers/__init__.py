@@ -1,1 +1,1 @@
-"""Tests of objects in files, Redis and buckets."""
+"""Tests of objects in files, Redis, buckets and a Mooncake Store."""

@@ -1,4 +1,4 @@
-"""Redis and a bucket as tiers: the same contract, and their own faults, on real servers on loopback."""
+"""Redis, a bucket, a Mooncake Store as tiers: the same contract, and their own faults, on real servers on loopback."""
 
 from __future__ import annotations
 
@@ -11,17 +11,32 @@ from typing import Any
 import pytest
 
 from blockyard import InvalidArgument
-from blockyard.tiers import Cause, Tier, WorkingTier
+from blockyard.tiers import Cause, Job, Tier, WorkingTier
 
-from ..support.patience import wait_until
-from ..support.places import child_environment
-from .servers import BUCKET, missing_for_buckets, missing_for_redis, redis_server, s3_server
-from .support import first_known, known, load, load_job, name_of, size_of, store, store_job, wait_for
+from ..support.patience import PATIENCE_SECONDS, wait_until
+from ..support.places import ROOT, child_environment
+from .servers import (
+    BUCKET,
+    free_port,
+    missing_for_buckets,
+    missing_for_mooncake,
+    missing_for_redis,
+    mooncake_server,
+    redis_server,
+    s3_server,
+)
+from .support import LAYOUT, first_known, known, load, load_job, name_of, size_of, store, store_job, wait_for
 from .torture import Place, place_of
 
 needs_redis = pytest.mark.skipif(bool(missing_for_redis()), reason=missing_for_redis())
 needs_bucket = pytest.mark.skipif(bool(missing_for_buckets()), reason=missing_for_buckets())
-KINDS = ["files", pytest.param("redis", marks=needs_redis), pytest.param("bucket", marks=needs_bucket)]
+needs_mooncake = pytest.mark.skipif(bool(missing_for_mooncake()), reason=missing_for_mooncake())
+KINDS = [
+    "files",
+    pytest.param("redis", marks=needs_redis),
+    pytest.param("bucket", marks=needs_bucket),
+    pytest.param("mooncake", marks=needs_mooncake),
+]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -244,8 +259,100 @@ def test_a_bucket_without_rights() -> None:
         assert tier.close()
 
 
+@needs_mooncake
+def test_a_mooncake_master_killed_and_started_again() -> None:
+    from blockyard.tiers import MooncakeTier
+
+    with mooncake_server() as server:
+        tier = MooncakeTier(server.url)
+        assert store(tier, [1]).is_done
+        server.kill()
+        for identity in range(10, 13):
+            assert tier.load(load_job(identity, [1])) is None
+            assert wait_for(tier, identity).causes == {0: Cause.UNREACHABLE}
+        assert tier.load(load_job(20, [1])) is Cause.CIRCUIT_OPEN
+        server.start()
+        wait_until(lambda: tier.load(load_job(21, [1])) is None)
+        assert wait_for(tier, 21).causes == {0: Cause.GONE}
+        wait_until(lambda: tier.store(store_job(22, [1])) is None)
+        assert wait_for(tier, 22).is_done
+        assert load(tier, [1]) == {}
+        assert tier.close()
+
+
+@needs_mooncake
+def test_what_an_engine_lent_to_mooncake_is_gone_with_it() -> None:
+    from blockyard.tiers import MooncakeTier
+
+    with mooncake_server(lent_bytes=0) as server:
+        user = MooncakeTier(server.url)
+        assert store(user, [1]).causes == {0: Cause.FULL}
+        lender = MooncakeTier(server.url, 2**26)
+        server.wait_for(1)
+        assert store(user, [1, 2, 4]).is_done
+        assert load(lender, [1, 2, 4]) == {}
+        assert lender.close()
+        assert load(user, [1]) == {1: Cause.GONE}
+        assert user.close()
+
+
+@needs_mooncake
+def test_a_mooncake_store_without_room_refuses_all_of_a_job() -> None:
+    from blockyard.tiers import MooncakeTier
+
+    with mooncake_server(lent_bytes=2**24) as server:
+        tier = MooncakeTier(server.url, admin_port=server.admin_port)
+        big = [Job(at, LAYOUT, [name_of(at)], [name_of(at)], [bytes(2**22 + at)]) for at in range(6)]
+        ended = [wait_for(tier, job.id) for job in big if tier.store(job) is None]
+        causes = [set(outcome.causes.values()) for outcome in ended]
+        assert {Cause.FULL} in causes
+        assert set() in causes
+        assert all(cause in (set(), {Cause.FULL}) for cause in causes)
+        assert len(list(tier.names())) <= causes.count(set())
+        assert tier.close()
+
+
+@needs_mooncake
+def test_a_master_that_is_not_there_is_no_wait() -> None:
+    from blockyard.tiers import MooncakeTier, PlaceError
+
+    tier = MooncakeTier(f"mooncake://127.0.0.1:{free_port()}", admin_port=free_port())
+    assert store(tier, [1]).causes == {0: Cause.UNREACHABLE}
+    assert load(tier, [1]) == {1: Cause.UNREACHABLE}
+    with pytest.raises(PlaceError, match="HTTP port"):
+        list(tier.names())
+    assert tier.close()
+
+
+@needs_mooncake
+def test_a_forked_child_leaves_mooncakes_client_alone() -> None:
+    program = """
+import gc, os, sys, warnings
+from blockyard.tiers import Cause, MooncakeTier
+from tests.tiers.support import load, store, store_job
+tier = MooncakeTier(sys.argv[1])
+assert store(tier, [1, 2]).is_done
+child = os.fork()
+if child == 0:
+    closed = tier.store(store_job(1, [3])) is Cause.CLOSED
+    del tier
+    gc.collect()
+    os._exit(0 if closed else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert load(tier, [1, 2]) == {}
+"""  # and it ends without having closed the tier
+    with mooncake_server() as server:
+        command = [sys.executable, "-c", program, server.url]
+        subprocess.run(command, check=True, env=child_environment(), cwd=ROOT, timeout=PATIENCE_SECONDS)
+
+
 @pytest.mark.parametrize(
-    ("kind", "module", "extra"), [("RedisTier", "redis", "redis"), ("ObjectTier", "obstore", "buckets")]
+    ("kind", "module", "extra"),
+    [
+        ("RedisTier", "redis", "redis"),
+        ("ObjectTier", "obstore", "buckets"),
+        ("MooncakeTier", "mooncake", "mooncake"),
+    ],
 )
 def test_a_missing_client_names_its_extra(kind: str, module: str, extra: str) -> None:
     program = f"""
@@ -269,11 +376,16 @@ else:
         ("RedisTier", "redis://x?nosuchoption=1"),
         ("RedisTier", "redis://x?decode_responses=True"),
         ("ObjectTier", "nothing"),
+        ("MooncakeTier", "http://x:1"),
+        ("MooncakeTier", "mooncake://x"),
+        ("MooncakeTier", "mooncake://x:0"),
+        ("MooncakeTier", "mooncake://:1"),
     ],
 )
 def test_bad_addresses_are_refused(kind: str, url: str) -> None:
-    if (missing_for_redis if kind == "RedisTier" else missing_for_buckets)():
-        pytest.skip((missing_for_redis if kind == "RedisTier" else missing_for_buckets)())
+    needs = {"RedisTier": missing_for_redis, "ObjectTier": missing_for_buckets, "MooncakeTier": missing_for_mooncake}
+    if needs[kind]():
+        pytest.skip(needs[kind]())
     import blockyard.tiers
 
     make: Any = getattr(blockyard.tiers, kind)

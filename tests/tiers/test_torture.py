@@ -13,16 +13,22 @@ import pytest
 from ..support.patience import PATIENCE_SECONDS
 from ..support.places import ROOT, child_environment
 from ..support.seeds import draws, run_seed
-from .servers import missing_for_buckets, missing_for_redis
+from .servers import missing_for_buckets, missing_for_mooncake, missing_for_redis
 from .torture import place_of, run_jobs
 
 redis = pytest.mark.skipif(bool(missing_for_redis()), reason=missing_for_redis())
 bucket = pytest.mark.skipif(bool(missing_for_buckets()), reason=missing_for_buckets())
+mooncake = pytest.mark.skipif(bool(missing_for_mooncake()), reason=missing_for_mooncake())
 
 
 @pytest.mark.parametrize(
     ("kind", "num_jobs"),
-    [("files", 3000), pytest.param("redis", 1500, marks=redis), pytest.param("bucket", 150, marks=bucket)],
+    [
+        ("files", 3000),
+        pytest.param("redis", 1500, marks=redis),
+        pytest.param("bucket", 150, marks=bucket),
+        pytest.param("mooncake", 300, marks=mooncake),
+    ],
 )
 def test_random_jobs_on_damaged_places(tmp_path: Path, kind: str, num_jobs: int) -> None:
     with place_of(kind, tmp_path) as place:
@@ -30,7 +36,10 @@ def test_random_jobs_on_damaged_places(tmp_path: Path, kind: str, num_jobs: int)
     assert seen["load done"] + seen["store done"] > 0
 
 
-@pytest.mark.parametrize(("kind", "kills"), [("files", 20), pytest.param("redis", 5, marks=redis)])
+@pytest.mark.parametrize(
+    ("kind", "kills"),
+    [("files", 20), pytest.param("redis", 5, marks=redis), pytest.param("mooncake", 2, marks=mooncake)],
+)
 def test_what_a_killed_process_leaves_is_whole(kind: str, kills: int) -> None:
     """In a process of its own: it forks, and must have no threads."""
     command = [sys.executable, "-m", "tests.tiers.torture", kind, "--jobs", "0", "--kills", str(kills)]

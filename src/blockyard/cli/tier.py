@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..tiers import Header, TierUse, WorkingTier
 
 _DESCRIPTION = """\
-Look into a tier: files, Redis or a bucket that engines keep keys and values in (docs/tiers.md).
+Look into a tier: files, Redis, a bucket or a Mooncake Store that engines keep keys and values in (docs/tiers.md).
 
   list      every object: its name, layout, bytes
   verify    read every object and verify each byte; --drop removes those that are bad
@@ -46,7 +46,9 @@ def add_tier_options(commands: Any) -> None:
     )
     parser.add_argument("action", choices=["list", "verify", "stats", "drop", "copy"])
     parser.add_argument(
-        "place", metavar="PLACE", help="file:FOLDER, redis://..., unix://..., s3://..., gs://..., az://..."
+        "place",
+        metavar="PLACE",
+        help="file:FOLDER, redis://..., unix://..., s3://..., gs://..., az://..., mooncake://HOST:PORT,admin=9003",
     )
     parser.add_argument("more", nargs="*", metavar="NAME|PLACE", help="drop: names; copy: the other place")
     parser.add_argument("--layout", metavar="HEX", help="list, drop: only objects of this layout")
@@ -151,8 +153,8 @@ def _stats(tier: WorkingTier, options: argparse.Namespace) -> int:
 
 
 def _sound(tier: WorkingTier) -> Iterator[tuple[bytes, bytes, str]]:
-    """Goes over all objects: name, bytes, and what is wrong with them, if it is."""
-    from ..tiers import BadObject
+    """Goes over all objects: name, bytes, and what is wrong with them, if it is; not those that went away."""
+    from ..tiers import BadObject, Cause
     from ..tiers.header import require_whole
 
     for name in tier.names():
@@ -160,7 +162,8 @@ def _sound(tier: WorkingTier) -> Iterator[tuple[bytes, bytes, str]]:
             data = tier.get(name)
             require_whole(memoryview(data), name)
         except BadObject as error:
-            yield name, b"", error.cause.value
+            if error.cause is not Cause.ABSENT:
+                yield name, b"", error.cause.value
             continue
         yield name, data, ""
 

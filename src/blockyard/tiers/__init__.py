@@ -11,6 +11,7 @@ Read it in this order:
     files     a folder; nothing to start
     redis     a Redis server
     buckets   an object store: S3, GCS, Azure
+    mooncake  a Mooncake Store: memory that engines lend
     offload   binds a manager and its KV storage to tiers: stores what is computed, loads what prompts begin with
     finding   which tiers have what of a prompt, and how much of it is loaded
     loads     what an offload knows of a request, and of what is loaded for it
@@ -24,8 +25,8 @@ Read it in this order:
     door      what doors into other engines share; `blockyard.integrations` has them
 
 docs/tiers.md is the guide. Needs xxhash: `pip install 'blockyard[tiers]'`.
-`RedisTier` needs the extra `redis`, `ObjectTier` the extra `buckets`, `KVBlocks` the extra `engine`, each when it is
-first asked for.
+`RedisTier` needs the extra `redis`, `ObjectTier` the extra `buckets`, `MooncakeTier` the extra `mooncake`, `KVBlocks`
+the extra `engine`, each when it is first asked for.
 """
 
 from importlib import import_module
@@ -44,6 +45,7 @@ from .worker import PlaceError, WorkingTier
 if TYPE_CHECKING:
     from .buckets import ObjectTier
     from .kv_blocks import KVBlocks
+    from .mooncake import MooncakeTier
     from .redis import RedisTier
     from .state_objects import StateObjects
 
@@ -56,6 +58,7 @@ __all__ = [
     "Header",
     "Job",
     "KVBlocks",
+    "MooncakeTier",
     "NameChain",
     "ObjectTier",
     "Offload",
@@ -77,7 +80,13 @@ __all__ = [
     "open_tier",
 ]
 
-_LATER = {"KVBlocks": ".kv_blocks", "ObjectTier": ".buckets", "RedisTier": ".redis", "StateObjects": ".state_objects"}
+_LATER = {
+    "KVBlocks": ".kv_blocks",
+    "MooncakeTier": ".mooncake",
+    "ObjectTier": ".buckets",
+    "RedisTier": ".redis",
+    "StateObjects": ".state_objects",
+}
 
 
 def __getattr__(name: str) -> object:

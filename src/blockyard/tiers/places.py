@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
 _OPTION = re.compile(r",(\w+)=([^,]*)")
 #: What may follow a place, after a comma, by its scheme.
-_OPTIONS = {"file": {"bytes", "policy"}, "s3": {"endpoint", "region"}}
+_OPTIONS = {"file": {"bytes", "policy"}, "s3": {"endpoint", "region"}, "mooncake": {"lent", "admin"}}
 
 
 def open_tier(name: str, text: str, *, evicts: bool = True) -> WorkingTier:
     """Open the tier that a text names: an address, and options after commas, as file:/var/kv,bytes=50GiB.
 
-    name: the option, for the error. evicts: False for a tool, which keeps no budget: to look removes nothing.
+    name: the option, for the error. evicts: False for a tool, which keeps no budget and lends nothing: to look
+    removes nothing.
     Raises `InvalidArgument` for another text, `MissingExtra` for an absent client.
     """
     place, options = address_of(text), dict(_OPTION.findall(text))
@@ -42,7 +43,16 @@ def open_tier(name: str, text: str, *, evicts: bool = True) -> WorkingTier:
         from .buckets import ObjectTier
 
         return ObjectTier(place, config=options)
-    raise InvalidArgument(f"{name} is {text!r}; it must begin with file:, redis://, unix://, s3://, gs:// or az://")
+    if scheme == "mooncake":
+        from .mooncake import MooncakeTier
+
+        lent = parse_memory(f"{name}'s lent", options["lent"]) if evicts and "lent" in options else 0
+        admin = options.get("admin", "9003")
+        if not admin.isdecimal():
+            raise InvalidArgument(f"{name} is {text!r}; admin is {admin!r}, it must be a port")
+        return MooncakeTier(place, lent, int(admin))
+    schemes = "file:, redis://, unix://, s3://, gs://, az:// or mooncake://"
+    raise InvalidArgument(f"{name} is {text!r}; it must begin with {schemes}")
 
 
 def address_of(text: str) -> str:
