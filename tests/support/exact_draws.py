@@ -50,20 +50,23 @@ def distances(
             logits[place], sampling, asked.banned(place), list(prompt), list(answer[:place])
         ).double()
         number = sampler.uniform(sampling.seed, index, place)
-        found.append(min(_distance(row, token, way, number) for way in _ways(sampling, row)))
+        rows = [row, *_swapped_at_top_k(row, sampling)]
+        found.append(min(_distance(each, token, way, number) for each in rows for way in _ways(sampling)))
     return found
 
 
 def same_tokens(
     model: Any, prompt: Sequence[int], params: SamplingParams, index: int, left: Sequence[int], right: Sequence[int]
 ) -> bool:
-    """Whether completion `index` is `left` as well as `right`: equal, or apart from a place on, and each a choice."""
+    """Whether completion `index` is `left` as well as `right`: equal, or both whole and each token a choice."""
     if list(left) == list(right):
         return True
-    if all(one == other for one, other in zip(left, right, strict=False)):
-        return False  # one is the beginning of the other: no draw can do that
-    stops, exact_model = frozenset(params.stop_token_ids), exact(model)
-    return all(max(distances(exact_model, prompt, each, params, index, stops)) <= ROUNDING for each in (left, right))
+    stops = frozenset(params.stop_token_ids)  # in the model's own dtype: experts of transformers have no float64
+    return all(
+        (len(tokens) == params.max_tokens or (len(tokens) > 0 and tokens[-1] in stops))
+        and max(distances(model, prompt, tokens, params, index, stops)) <= ROUNDING
+        for tokens in (left, right)
+    )
 
 
 def same_answer(
@@ -79,26 +82,27 @@ def same_answer(
     )
 
 
-def _ways(sampling: SamplingParams, logits: torch.Tensor) -> list[SamplingParams]:
-    """The same, and its limits a little lower and higher: rounding decides about tokens at their edge too."""
-    if sampling.temperature == 0:
-        return [sampling]
-    ways = [sampling]
-    if 0 < sampling.top_k < len(logits):
-        near = logits.sort(descending=True).values
-        gaps = (near[:-1] - near[1:]).tolist()
-        ways += [
-            replace(sampling, top_k=count)
-            for count in (sampling.top_k - 1, sampling.top_k + 1)
-            if count and gaps[max(count, sampling.top_k) - 2] <= ROUNDING
-        ]
-    if sampling.top_p < 1 or sampling.min_p > 0:
-        ways += [
-            replace(way, top_p=min(way.top_p * factor, 1.0), min_p=min(way.min_p * factor, 1.0))
-            for way in list(ways)
-            for factor in (1 - ROUNDING, 1 + ROUNDING)
-        ]
-    return ways
+def _swapped_at_top_k(logits: torch.Tensor, sampling: SamplingParams) -> list[torch.Tensor]:
+    """The logits with the last token that top-k keeps exchanged for the first that it leaves out, where they are near."""
+    if sampling.temperature == 0 or not 0 < sampling.top_k < len(logits):
+        return []
+    (kept, out), (last, first) = (each[-2:].tolist() for each in logits.topk(sampling.top_k + 1))
+    if kept - out > ROUNDING:
+        return []
+    swapped = logits.clone()
+    swapped[last], swapped[first] = out, kept
+    return [swapped]
+
+
+def _ways(sampling: SamplingParams) -> list[SamplingParams]:
+    """The same, and top-p and min-p a little lower and higher: rounding decides about tokens at their edge too."""
+    factors = [1.0]
+    if sampling.temperature > 0 and (sampling.top_p < 1 or sampling.min_p > 0):
+        factors += [1 - ROUNDING, 1 + ROUNDING]
+    return [
+        replace(sampling, top_p=min(sampling.top_p * factor, 1.0), min_p=min(sampling.min_p * factor, 1.0))
+        for factor in factors
+    ]
 
 
 def _distance(logits: torch.Tensor, token: int, sampling: SamplingParams, number: float) -> float:
