@@ -83,7 +83,7 @@ def same_answer(
 
 
 def _swapped_at_top_k(logits: torch.Tensor, sampling: SamplingParams) -> list[torch.Tensor]:
-    """The logits with the last token that top-k keeps exchanged for the first that it leaves out, where they are near."""
+    """The logits with the last token that top-k keeps exchanged for the first left out, where they are near."""
     if sampling.temperature == 0 or not 0 < sampling.top_k < len(logits):
         return []
     (kept, out), (last, first) = (each[-2:].tolist() for each in logits.topk(sampling.top_k + 1))
