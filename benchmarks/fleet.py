@@ -1,7 +1,7 @@
 """`python -m benchmarks.fleet [--replicas N] [--blocks N]`: what choices, polls and events cost, and holdings take.
 
-Then a second fleet is started over the same replicas, while they compute and evict: how many choices are blind, which
-is to say that they know less than all that a replica has said, and until when.
+Then another fleet is started over the same replicas, while they compute and evict: how many choices are blind, which is
+to say that they know less than all that a replica has said, and until when.
 """
 
 from __future__ import annotations
@@ -119,18 +119,17 @@ def measure(num_replicas: int, num_blocks: int) -> None:
     prompts = [draw.integers(0, 100_000, BLOCK_SIZE * num_blocks, dtype=np.int32) for _ in range(16)]
     fleet, replicas = filled_fleet(num_replicas, prompts)
     try:
+        fleet._old_at = np.inf  # nothing is: no choice reads
         for number in range(IN_FLIGHT * num_replicas):
             fleet.choose(f"flying-{number}", prompts[number % 16], max_tokens=200)
         mirror = fleet.mirror
         print(f"{num_replicas} replicas, {num_blocks} blocks a prompt, {mirror.num_holdings():,} holdings")
         print(f"memory of a holding        {mirror.num_bytes() / mirror.num_holdings():8.1f} bytes")
         print("match alone               ", times(lambda number: mirror.match(prompts[number % 16])))
-        polled = fleet._polled_at
-        fleet._polled_at = np.inf  # nothing is old
         print("a choice                  ", times(lambda number: fleet.choose("asked", prompts[number % 16])))
-        fleet._polled_at = polled
         print("a poll without news       ", times(lambda number: fleet.poll()))
         measure_events(fleet, replicas, num_blocks)
+        fleet.close()
         measure_late_start(replicas, prompts)
     finally:
         fleet.close()

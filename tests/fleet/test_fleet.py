@@ -317,6 +317,27 @@ def test_a_choice_reads_again_only_what_is_old() -> None:
         assert len(reads) == first + 1
 
 
+def test_choices_read_a_fifth_of_the_time_at_most_and_every_50_ms_at_least() -> None:
+    now = [0.0]
+    with Fleet(clock=lambda: now[0]) as fleet:
+        fleet.follow("a")
+        reads = []
+
+        def read_slowly(timeout: float) -> int:
+            now[0] += took
+            reads.append(timeout)
+            return 0
+
+        fleet._subscriber.poll = read_slowly  # type: ignore[method-assign]
+        for took, pause in ((0.0, 0.005), (0.002, 0.008), (0.01, 0.04), (1.0, 0.05)):
+            now[0] += 1.0
+            for ahead, is_read in ((0.0, True), (0.9 * pause, False), (0.2 * pause, True)):
+                now[0] += ahead
+                reads.clear()
+                fleet.choose("r", [1])
+                assert bool(reads) is is_read, (took, ahead)
+
+
 def test_equal_prompts_of_a_cold_burst_go_together(fleet: Fleet) -> None:
     burst = np.arange(5000, 5000 + 8 * LINK_TOKENS, dtype=np.int32)
     took = {fleet.choose(f"r{number}", burst).replica for number in range(5)}
@@ -342,6 +363,38 @@ def test_every_choice_of_a_load_claims_what_the_engine_has(fleet: Fleet, engines
         fleet.done(f"r{number}")
     assert num_claimed > 50 * 96
     assert any(engine.cache.stats().num_evicted_blocks for engine in engines)
+
+
+def test_a_fleet_that_starts_late_is_never_blind_once_it_knows_all(engines: list[Engine]) -> None:
+    """While the engines compute and evict: until then it takes nothing for granted, and from then on it knows all."""
+    rng = np.random.default_rng(5)
+    kept = [rng.integers(0, 999, 200, dtype=np.int32) for _ in engines]
+
+    def compute(number: int) -> None:
+        engines[number % 3].answer(rng.integers(0, 999, rng.integers(40, 400), dtype=np.int32))
+        engines[number % 3].answer(kept[number % 3])
+
+    for number in range(60):
+        compute(number)
+    with Fleet(silence=3600.0) as late:
+        for number, engine in enumerate(engines):
+            late.follow(f"engine-{number}", *engine.addresses)
+        first, deadline = None, time.monotonic() + PATIENCE_SECONDS
+        for number in range(10**6):
+            compute(number)
+            choice = late.choose("request", kept[number % 3])
+            is_seeing = all(each.is_believed for each in choice.why)
+            if not is_seeing:
+                assert first is None, f"choice {number} was blind, and choice {first} was not"
+                assert all(each.num_tokens == 0 for each in choice.why if not each.is_believed)
+                assert time.monotonic() < deadline
+            elif first is None:
+                first = number
+            elif number > first + 300:
+                break
+        for number, engine in enumerate(engines):
+            for prompt in kept:
+                until(late, knows(late, f"engine-{number}", engine.cache.num_cached_tokens(prompt), prompt))
 
 
 def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:

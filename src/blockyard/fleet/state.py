@@ -26,8 +26,9 @@ _log = logging.getLogger(__name__)
 #: Tokens of a link: as fine as prompts in flight are compared.
 LINK_TOKENS = 128
 MAX_TOKENS = 2**31 - 1
-#: Seconds: what was read less than this ago is read again by no choice.
-FRESH = 0.005
+#: Seconds: what was read less than the first ago is read again by no choice. Where a look at many replicas takes long,
+#: that is so many times as long, the last number at most: reading then takes a fifth of the time.
+FRESH, TIMES, MOST_FRESH = 0.005, 4, 0.05
 
 
 class ReplicaStatus(NamedTuple):
@@ -78,7 +79,8 @@ class Fleet:
         self._subscriber = Subscriber(self.mirror)
         self._clock = clock
         self._followed: set[str] = set()
-        self._polled_at = -np.inf
+        #: When events are old enough for a choice to read again.
+        self._old_at = -np.inf
         #: By row of the router; None when replicas have changed since the last poll.
         self._is_believed: Bools | None = None
         self._silent: list[str] = []
@@ -144,7 +146,7 @@ class Fleet:
         is no list of names, it says so and no replica is chosen. O(blocks that are found + replicas).
         """
         now = self._clock()
-        if now - self._polled_at >= FRESH or self._is_believed is None:
+        if now >= self._old_at or self._is_believed is None:
             self.poll()
         assert self._is_believed is not None
         num_replicas = len(self._is_believed)
@@ -194,9 +196,10 @@ class Fleet:
     def poll(self) -> int:
         """Read what has arrived without waiting, and see who is believed; return how many messages. Call it often.
 
-        A choice does so by itself if that was not done in the last 5 ms. O(messages + replicas).
+        A choice does so by itself if that was not done in the last 5 ms, or four times as long as it took, 50 ms at
+        most. O(messages + replicas).
         """
-        self._polled_at = self._clock()
+        began = self._clock()
         try:
             count = self._subscriber.poll(0.0)
         except Exception:
@@ -210,6 +213,8 @@ class Fleet:
                 self._silent.append(name)
             believed.append(name in self._followed and not is_silent and self.mirror.trust(name) is Trust.LIVE)
         self._is_believed = np.array(believed, np.bool_)
+        now = self._clock()
+        self._old_at = now + min(max(TIMES * (now - began), FRESH), MOST_FRESH)
         return count
 
     def is_believed(self, replica: str) -> bool:
