@@ -16,7 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from blockyard import CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LayerGroup, Span, StepPlan
+from blockyard import (
+    BlockyardError,
+    CacheConfig,
+    CacheSalt,
+    InvalidArgument,
+    KVCacheManager,
+    LayerGroup,
+    Span,
+    StepPlan,
+)
 from blockyard.tiers import Cause, First, Job, Offload, Outcome, Prefix, Snapshot, TierStats, TierUse
 
 from ..support.patience import PATIENCE_SECONDS
@@ -348,13 +357,15 @@ class OffloadWorld:
                 self.cancel,
                 self.preempt,
                 self.fork,
+                self.cut,
+                self.change,
                 self.resize,
                 self.reset,
                 self.evict,
                 self.restart,
                 self.take_snapshot,
             ],
-            [40, 6, 6, 4, 2, 1, 1, 1, 1],
+            [40, 6, 6, 4, 6, 2, 2, 1, 1, 1, 1],
         )[0]
         act()
         for tier in self.tiers:
@@ -406,6 +417,36 @@ class OffloadWorld:
             child.tokens.append(token + 1)
             self.running.append(child)
             self.counts["forked"] += 1
+
+    def cut(self) -> None:
+        """A running request goes on from earlier, with another token or the same ones. Behind spans it is forgotten."""
+        if not self.running:
+            return
+        request = self.choose.choice(self.running)
+        least = max([1, *(key.end for key in request.keys if isinstance(key, Span))])
+        if least >= len(request.tokens):
+            return
+        length = self.choose.randrange(least, len(request.tokens))
+        try:
+            self.cache.truncate(request.seq, length)
+        except BlockyardError:  # what is computed behind a window or a state stays
+            return
+        if any(isinstance(key, Span) for key in request.keys):
+            self.offload.forget(request)
+        token = self.choose.choice((request.tokens[length], 7))
+        request.tokens = request.tokens[:length]
+        if self.is_computed(request) or not self.state_bytes:
+            self.cache.append([request.seq], [token])
+            request.tokens = [*request.tokens, token]
+        self.counts["cut"] += 1
+
+    def change(self) -> None:
+        """A request that waits is another one than its loads were begun for, and nobody says so."""
+        if self.waiting:
+            request = self.choose.choice(self.waiting)
+            at = self.choose.randrange(len(request.tokens))
+            request.tokens = [*request.tokens[:at], 8, *request.tokens[at + 1 :]]
+            self.counts["changed"] += 1
 
     def resize(self) -> None:
         self.cache.resize(self.choose.randrange(20, len(self.blocks.data[0])))

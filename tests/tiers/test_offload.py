@@ -64,9 +64,10 @@ def test_a_world_in_which_everything_happens(tmp_path: Path, seed: int, write: s
     for _ in range(4000):
         world.turn()
         done = sum((tier.counts for tier in tiers), world.counts)
-        if all(done[what] for what in ("filled", "waited", "preempted", "forked", "restarted", "loads failed")) and (
-            done["restored"] or not world.is_plain
-        ):
+        if all(
+            done[what]
+            for what in ("filled", "waited", "preempted", "forked", "cut", "changed", "restarted", "loads failed")
+        ) and (done["restored"] or not world.is_plain):
             return
     raise AssertionError(f"not all came: {done}")
 

@@ -160,10 +160,12 @@ class NameChain:
     def __init__(self, layout: bytes, block_size: int, extra_keys: object = ()) -> None:
         self.names: list[bytes] = []
         self.digests: list[bytes] = []
+        #: The tokens that they were made of.
+        self._tokens = bytearray()
         self._block_size = require_int("block_size", block_size, 1, 2**20)
         keys = canonical_keys(extra_keys)
         self._spans = spans_of(keys)
-        self._last = root_of(layout, block_size, plain_keys(keys))
+        self._root = self._last = root_of(layout, block_size, plain_keys(keys))
 
     def extend(self, token_ids: Any, stop: int | None = None) -> None:
         """Name the full blocks of a whole sequence, or of its first `stop`, that have no name yet. O(tokens of these).
@@ -186,12 +188,22 @@ class NameChain:
             names.append(last[:NAME_BYTES])
         self.names += names
         self.digests += digests
+        self._tokens += data
         self._last = last
+
+    def is_of(self, token_ids: Any, first: int, stop: int) -> bool:
+        """Say whether blocks `first` to `stop` of a sequence are those that have names here. O(tokens of these)."""
+        begin, end = 4 * self._block_size * first, 4 * self._block_size * stop
+        return stop <= len(self.names) and self._tokens[begin:end] == token_bytes(token_ids[begin // 4 : end // 4])
+
+    def begin_anew(self) -> None:
+        """Forget all names: the sequence was cut, and goes on differently."""
+        self.names, self.digests, self._tokens, self._last = [], [], bytearray(), self._root
 
     def copy(self) -> NameChain:
         """Returns a chain that goes on by itself. O(blocks)."""
         made = copy.copy(self)
-        made.names, made.digests = list(self.names), list(self.digests)
+        made.names, made.digests, made._tokens = list(self.names), list(self.digests), self._tokens.copy()
         return made
 
 

@@ -67,7 +67,7 @@ class Prompt:
 
     kept: after how many tokens it has states that were not offered yet; behind `last` it is in its output.
     found, chosen: up to which block the tiers have it, and up to which it is loaded. cause: why not all that they have.
-    is_over: there is nothing to wait for. is_admitted: it has its sequence.
+    is_over: there is nothing to wait for. is_admitted: it has its sequence. is_lost: a cut was seen behind spans.
     """
 
     chain: NameChain
@@ -80,6 +80,7 @@ class Prompt:
     num_saved: int = 0
     is_over: bool = False
     is_admitted: bool = False
+    is_lost: bool = False
     extra_keys: tuple[ExtraKey, ...] = ()
     token_ids: Sequence[int] = ()
     last: int = 0

@@ -22,7 +22,7 @@ from ..answers import SeqStatus
 from ..core.manager import KVCacheManager
 from ..core.plan import StepPlan
 from ..errors import InvalidArgument, InvariantError
-from ..keys import ExtraKey
+from ..keys import ExtraKey, spans_of
 from .finding import Finder, Kept, Range
 from .header import NameChain, layout_id
 from .loads import Load, Measure, Piece, Prompt, check_loads
@@ -209,6 +209,7 @@ class Offload:
 
         Call it when a step was computed, before `commit`: then the sequence holds all that the step wrote. Bytes are
         copied to buffers here; what finds no buffer is not stored. Returns the objects that are. O(bytes of these).
+        Blocks behind a cut (`cache.truncate`) get new names, O(tokens); nothing more of a prompt with spans is stored.
 
         states: after how many tokens the step saved states of the sequence. They are stored when they are kept, in a
         later call; of an output the last one is, by `forget`.
@@ -216,7 +217,7 @@ class Offload:
         stop = num_computed // self._block_size
         prompt = self._prompts.get(key)
         # What was computed before the cache was reset may be of other weights.
-        if prompt is None or prompt.generation != self.cache.generation:
+        if prompt is None or prompt.generation != self.cache.generation or self._is_cut(prompt, seq, token_ids, stop):
             return 0
         if self._states is not None:
             prompt.token_ids = token_ids
@@ -234,6 +235,21 @@ class Offload:
             if (chosen := {block for block in range(first, stop) if use.wants(names[block])})
         }
         return self._store(seq, prompt.chain, sorted(set().union(*wanted.values())), wanted) if wanted else 0
+
+    def _is_cut(self, prompt: Prompt, seq: int, token_ids: Sequence[int], stop: int) -> bool:
+        """Look whether a sequence was cut and goes on differently: what is computed anew is offered anew.
+
+        Returns whether that cannot be told, behind a cut of a prompt with spans: it may be text or not.
+        """
+        first = min(prompt.num_saved, int(self.cache.num_computed_tokens(seq)) // self._block_size)
+        known = min(stop, len(prompt.chain.names))
+        if first == prompt.num_saved and (first >= known or prompt.chain.is_of(token_ids, first, known)):
+            return prompt.is_lost
+        prompt.num_saved = first
+        if not prompt.chain.is_of(token_ids, first, known):
+            prompt.chain.begin_anew()
+        prompt.is_lost = bool(spans_of(prompt.extra_keys))
+        return prompt.is_lost
 
     def fork(self, parent: Hashable, keys: Iterable[Hashable]) -> None:
         """Further requests go on from one that runs, as `cache.fork` makes them. O(blocks) each."""
@@ -534,6 +550,9 @@ class Offload:
             stop -= 1  # the load is another prompt's, which goes on differently
         # Blocks before the load may have been evicted since, and a load of older weights is of no use.
         if computed < load.first * size or load.generation != self.cache.generation or stop * size <= computed:
+            return 0, None
+        # So is one for tokens that the request does not have any more.
+        if not prompt.chain.is_of(self.cache.token_ids(seq), 0, stop):
             return 0, None
         rows = {piece.first + at: row for piece in done for at, row in enumerate(piece.rows)}
         if load.kept is not None:
