@@ -78,12 +78,19 @@ def test_a_fleet(single: Running, fleet: RunningFleet) -> None:
             assert plain(found[2]) == plain(expected[2])
         else:
             assert found[2] == expected[2]
+    an_answer_fills_the_block_of_its_prompt(fleet)
     both_know(fleet)
     the_page_is_there(fleet)
     a_replica_dies_in_mid_stream(single, fleet)
     both_know(fleet)
     a_stopped_replica_is_left(single, fleet)
     nothing_is_left(fleet)
+
+
+def an_answer_fills_the_block_of_its_prompt(fleet: RunningFleet) -> None:
+    """With the token that the prompt ends with: the one by which `/check` asks for more than the prompt."""
+    body = {"prompt": [5] * 31, "max_tokens": 4, "temperature": 0, "logit_bias": {"5": 100}}
+    assert fleet.post("/v1/completions", **body)[0] == 200
 
 
 def both_know(fleet: RunningFleet) -> None:
@@ -94,6 +101,7 @@ def both_know(fleet: RunningFleet) -> None:
     assert answer["ok"], answer
     assert answer["compared"] > 0
     assert len(answer["replicas"]) == 2
+    assert {psutil.Process(process).nice() for process in answer["replicas"].values()} == {fleet.process.nice()}
     state = fleet.get("/fleet")
     assert sum(each["over"] for each in state["claims"].values()) == 0
     assert 'blockyard:fleet_replica_believed{engine="fleet"' in fleet.page()

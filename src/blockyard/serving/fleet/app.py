@@ -131,10 +131,11 @@ class Front:
 
     async def _compared(self, prompts: list[NDArray[np.int32]]) -> dict[str, Any]:
         """Ask all replicas what they hold of the last prompts."""
-        # One token more: a cache says of a whole prompt what can be used of it, and the last is computed anyway.
+        # One token more: a cache says of a whole prompt what can be used of it, and the last is computed anyway. The
+        # mirror is not asked for that token: where an answer begins with it, it may fill a block that is held.
         longer = [np.append(prompt, prompt[-1]) for prompt in prompts]
         told = await self._handle.broadcast("inspect", longer).results_async(timeout_s=_LOOK_SECONDS)
-        claims = self._fleet.hits(longer)
+        claims = self._fleet.hits(prompts)
         self._fleet.check()
         differences = [
             {"replica": name, "prompt": number, "held": held[number], "mirror": claim.get(name, 0)}

@@ -262,6 +262,7 @@ def _set_environment(mark: str) -> None:
             "RAY_AUTH_MODE": "token",  # no other program of this machine may give it work
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_enable_worker_prestart": "0",
+            "RAY_worker_niceness": "0",  # 15 by default: engines would give way to all else, the ingress in front too
             "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # one that is ill is not waited for as one that is let go
             "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": str(_REPORT),
         }
