@@ -177,7 +177,7 @@ class CacheConfig:
     )
     cut_chunks: bool = field(default=True, metadata=_about("end a step's tokens where a state is kept"))
     tenants: tuple[Tenant | TenantGroup, ...] = field(
-        default=(), metadata=_about("who share the pool, and their shares")
+        default=(), metadata=_about("who share the pool, and their shares", engine=True)
     )
     num_bytes: InitVar[int | None] = None
 

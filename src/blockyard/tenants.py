@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .arguments import require_int, require_str, require_unicode, shown
 from .errors import InvalidArgument
-from .keys import CacheSalt, LoRA
+from .keys import CacheSalt, ExtraKey, LoRA, plain_keys
 
 MAX_TENANTS = 10_000
 MAX_WEIGHT = 10_000
 MAX_SHARE = 2**27
 #: The name of all who have none: prompts whose extra keys are no tenant's, and leases without a prompt.
 OTHERS = "*"
+#: Stands in a salt between a tenant's own and that of its client, who so shares blocks with nobody else.
+SEPARATOR = "\x1f"
 
 
 def _require_share(name: str, weight: object, min_blocks: object, max_held: object) -> None:
@@ -59,6 +62,8 @@ class Tenant:
                 require_int(f"{field} of {self.name!r}", getattr(self, field), 0, MAX_SHARE)
         if not isinstance(self.keys, tuple) or not all(type(key) in (CacheSalt, LoRA) for key in self.keys):
             raise InvalidArgument(f"keys of {self.name!r} is {shown(self.keys)}; it must be a tuple of CacheSalt, LoRA")
+        if any(SEPARATOR in value for kind, value in self.marks if kind == "salt"):
+            raise InvalidArgument(f"a salt of {self.name!r} contains U+001F, behind which stands that of a client")
         if self.name == OTHERS and self.keys:
             raise InvalidArgument(f"keys of '*' is {shown(self.keys)}; it must be (): it is who has no other tenant's")
 
@@ -141,3 +146,63 @@ def _require_different(names: list[str]) -> None:
         if name in seen:
             raise InvalidArgument(f"tenants has the name {name!r} twice; each may stand there once")
         seen.add(name)
+
+
+class Roster:
+    """It knows tenants by number, in the order of `tenant_groups`, "*" being 0: by their names and by their keys.
+
+    groups: what that returned. names, members, group_of: of each tenant, by number.
+    """
+
+    def __init__(self, groups: Sequence[TenantGroup]) -> None:
+        self.groups = tuple(groups)
+        self.members = [member for group in groups for member in group.members]
+        self.group_of = [group for group in groups for _ in group.members]
+        self.names = [member.name for member in self.members]
+        self._numbers = {name: number for number, name in enumerate(self.names)}
+        self._by_mark = {mark: number for number, member in enumerate(self.members) for mark in member.marks}
+        floors = {group.name: (group.floor, sum(member.min_blocks for member in group.members)) for group in groups}
+        self._floors, self._all_floors = floors, sum(floor for floor, _ in floors.values())
+
+    def number_of(self, keys: tuple[object, ...]) -> int:
+        """Return the number of the tenant that a prompt with these plain keys (`plain_keys`) is of. O(keys)."""
+        for key in keys:
+            if isinstance(key, tuple):
+                number = self._by_mark.get((key[0], key[1]))
+                if number is None and key[0] == "salt" and SEPARATOR in key[1]:
+                    own = key[1].partition(SEPARATOR)[0]
+                    number = self._by_mark.get(("salt", own)) if own else 0
+                if number is not None:
+                    return number
+        return 0
+
+    def keys_of(self, name: object, extra_keys: tuple[ExtraKey, ...] | list[ExtraKey]) -> tuple[ExtraKey, ...]:
+        """Return the extra keys of a prompt of the tenant called `name`; None for what `extra_keys` say themselves.
+
+        A salt among them stands behind the tenant's own, so that no client speaks for another tenant. O(keys).
+        Raises `InvalidArgument` for an unknown tenant, and for one that is known by adapters alone.
+        """
+        keys = tuple(extra_keys)
+        if name is None:
+            return keys
+        number = self._numbers.get(require_str("tenant", name))
+        if number is None:
+            raise InvalidArgument(f"tenant is {shown(name)}; none of the {len(self.names)} tenants has that name")
+        own = "" if number == 0 else next((text for kind, text in self.members[number].marks if kind == "salt"), None)
+        if own is None:
+            raise InvalidArgument(f"tenant is {shown(name)}, who has adapters alone; its keys need a CacheSalt")
+        salts = [key.value for key in keys if isinstance(key, CacheSalt)][:1]
+        if number == 0 and not salts and self.number_of(plain_keys(keys)) == 0:
+            return keys
+        salt = CacheSalt(SEPARATOR.join([own, *salts]) if own or salts else SEPARATOR)
+        return (salt, *(key for key in keys if not isinstance(key, CacheSalt)))
+
+    def most(self, number: int, usable: int, watermark: int) -> int:
+        """Return how many blocks the tenant can ever hold in a pool of `usable` blocks. O(1)."""
+        member, group = self.members[number], self.group_of[number]
+        floor, members = self._floors[group.name]
+        others = members - member.min_blocks
+        most = usable - (self._all_floors - floor) - others
+        most = max(most - watermark, min(floor - others, most))
+        limits = [member.max_held, None if group.max_held is None else group.max_held - others]
+        return min([most, *(limit for limit in limits if limit is not None)])

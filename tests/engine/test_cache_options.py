@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 from blockyard import InvalidArgument
 from blockyard.config import CACHE_OPTIONS
 from blockyard.engine import Engine, SamplingParams
+from blockyard.tenants import Tenant
 
 from ..support.tiny_models import mixed_prompts, reference_tokens, tiny_model, tokens_of
 
@@ -28,6 +29,7 @@ EVERYTHING = {
     "retention_blocks": 5,
     "state_order": "lru",
     "state_places": ("last",),
+    "tenants": (Tenant("acme", min_blocks=2),),
     "track_misses": True,
     "watermark": 0.1,
 }

@@ -109,6 +109,11 @@ class Inspection:
             num_padding_bytes=self._num_padding_bytes(),
         )
 
+    def num_held_by_tenant(self) -> npt.NDArray[np.int64]:
+        """Copy what each tenant holds; empty where nobody shares the pool."""
+        book = self.parts.tenants
+        return view_i64(zeros_i64(0) if book is None else book.held).copy()
+
     def _tenants(self) -> tuple[TenantUse, ...]:
         """Say what each tenant has. O(tenants)."""
         book, stack = self.parts.tenants, self.parts.kv_pool.stack

@@ -780,6 +780,11 @@ class KVCacheManager:
         return self._evict.order.num_retained
 
     @property
+    def num_held_by_tenant(self) -> npt.NDArray[np.int64]:
+        """Blocks that each tenant holds, int64 (tenants,), a copy, in the order of `stats().tenants`. O(tenants)."""
+        return self._inspection.num_held_by_tenant()
+
+    @property
     def ended_retentions(self) -> RetentionEnds:
         """Count the blocks whose retention has ended so far, by cause. O(1)."""
         return self._evict.order.ended_retentions()

@@ -65,6 +65,7 @@ def assemble(model: Any, options: EngineOptions, ranks: Ranks) -> EngineParts:
     else:
         config, memory = finder.find(meter_of(borrowed.device), sizes)
     config, memory = ranks.agree(config, memory, spec)
+    config = options.with_tenants(config)
     if options.num_blocks is None:
         warn_of_short_pool(config)
     cache = KVCacheManager(config)

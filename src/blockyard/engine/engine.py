@@ -67,7 +67,8 @@ class Engine:
     enable_prefix_caching: whether prompts take the blocks of earlier ones with the same beginning.
     num_cpu_blocks: blocks of a pool in CPU memory, which keeps what the pool evicts; 0 for none.
     swap_space_bytes: the same pool by its size in bytes; give one of the two.
-    cache_options: further fields of the cache's config (`CACHE_OPTIONS`): eviction_policy, track_misses, ...
+    cache_options: further fields of the cache's config (`CACHE_OPTIONS`): eviction_policy, track_misses, ... `tenants`
+        may be a function that makes them of the blocks to give out, called when the pool has its size.
     kv_events: where the cache's KV events are published (docs/events.md): an endpoint such as "tcp://127.0.0.1:5557",
         or a dict of `KVEventPublisher`'s arguments; None for nowhere. `close` ends the publisher.
     clock: seconds, told to the cache in every step: for residency, the history and the expiry of `retain`.
@@ -195,21 +196,22 @@ class Engine:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         extra_keys: Sequence[ExtraKey] = (),
+        tenant: str | None = None,
         progress: bool = False,
         on_step: Callable[[StepReport], None] | None = None,
     ) -> list[GenerationResult]:
         """Run prompts to their ends and return their results, in the order of the prompts.
 
         prompts: each a string, a list of chat messages ({"role": ..., "content": ...}), or a list of token ids.
-        sampling: one for all, or one for each; greedy and 128 tokens if None. extra_keys: of all of them, as for
-        `add_request`. progress: draw a bar on stderr, if that is a terminal. on_step: called after each step; it may
-        abort requests.
+        sampling: one for all, or one for each; greedy and 128 tokens if None. extra_keys, tenant: of all of them, as
+        for `add_request`. progress: draw a bar on stderr, if that is a terminal. on_step: called after each step; it
+        may abort requests.
 
         Raises `NeverFits` or `InvalidArgument` for a prompt that cannot be served, before any is run. If anything
         else raises, on_step too, every sequence is freed and the cache stays whole.
         """
         self._require_idle("generate")
-        requests = self._intake.requests(prompts, sampling, extra_keys)
+        requests = self._intake.requests(prompts, sampling, extra_keys, tenant)
         for request in requests:
             self._scheduler.add(request)
         try:
@@ -288,6 +290,7 @@ class Engine:
         extra_keys: Sequence[ExtraKey] = (),
         session: str | None = None,
         given: Sequence[int] = (),
+        tenant: str | None = None,
     ) -> int:
         """Queue one prompt for `step`; returns its request id. Raises as `generate` does.
 
@@ -297,11 +300,13 @@ class Engine:
         first tokens of the answer, chosen elsewhere, perhaps by an engine that died: it goes on behind them as if it
         had chosen them itself. Positions, penalties, draws from the seed, `min_tokens` and `stop` count them; steps
         report what follows them, the result has all. In float32 the answer is that of an undisturbed run. They are for
-        one completion without logprobs, at most max_tokens - 1, and none of them may end the answer.
+        one completion without logprobs, at most max_tokens - 1, and none of them may end the answer. tenant: the name
+        of whose it is, where `cache_options` has `tenants`; None for what extra_keys say. A salt stands behind the
+        tenant's own then (`tenants.Roster.keys_of`).
         """
         require_int("priority", priority, -_MAX_PRIORITY, _MAX_PRIORITY)
         wanted = SamplingParams() if sampling is None else sampling
-        request = self._intake.request("prompt", prompt, wanted, priority, extra_keys, session)
+        request = self._intake.request("prompt", prompt, wanted, priority, extra_keys, session, tenant)
         self._intake.go_on(request, given)
         self._scheduler.add(request)
         return request.request_id
@@ -355,7 +360,7 @@ class Engine:
     @property
     def max_model_len(self) -> int:
         """Tokens of the longest sequence that it can carry to its end: the model's limit, or what the pool can hold."""
-        return 1 + self.max_new_tokens(1)
+        return self.limits.max_model_len
 
     def abort_request(self, request_id: int) -> GenerationResult:
         """Drop a request, wherever it is, and free all its blocks; returns what came of it so far.

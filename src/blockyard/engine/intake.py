@@ -7,7 +7,7 @@ from typing import Any
 
 from ..arguments import require_session
 from ..errors import InvalidArgument
-from ..keys import ExtraKey, canonical_keys, require_spans_within, spans_of
+from ..keys import ExtraKey, canonical_keys, plain_keys, require_spans_within, spans_of
 from .decoding.sampler import Choice
 from .decoding.speculation import Drafter, PromptLookup
 from .prompts import Prompt, encode_prompt
@@ -32,6 +32,7 @@ class Intake:
         prompts: Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         extra_keys: Sequence[ExtraKey] = (),
+        tenant: str | None = None,
     ) -> list[Request]:
         """Requests for all prompts, or an error that names the first that cannot be served, and none."""
         if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Sequence):
@@ -43,7 +44,7 @@ class Intake:
         if len(params) != len(prompts):
             raise InvalidArgument(f"sampling has {len(params)} entries; there are {len(prompts)} prompts")
         return [
-            self.request(f"prompt {number}", prompt, wanted, extra_keys=extra_keys)
+            self.request(f"prompt {number}", prompt, wanted, extra_keys=extra_keys, tenant=tenant)
             for number, (prompt, wanted) in enumerate(zip(prompts, params, strict=True))
         ]
 
@@ -55,6 +56,7 @@ class Intake:
         priority: int = 0,
         extra_keys: Sequence[ExtraKey] = (),
         session: str | None = None,
+        tenant: str | None = None,
     ) -> Request:
         """A request for one prompt, which errors call `name`. Raises `InvalidArgument` or `NeverFits`. O(tokens)."""
         if not isinstance(sampling, SamplingParams):
@@ -65,9 +67,10 @@ class Intake:
         if session is not None:
             require_session("session", session)
         token_ids = encode_prompt(name, prompt, self._tokenizer, self._shape.vocab_size)
-        keys = canonical_keys(extra_keys)
+        keys = canonical_keys(self._limits.roster.keys_of(tenant, canonical_keys(extra_keys)))
         require_spans_within(spans_of(keys), len(token_ids))
-        self._limits.require_fits(name, len(token_ids), sampling.max_tokens, sampling.n)
+        owner = self._limits.roster.number_of(plain_keys(keys))
+        self._limits.require_fits(name, len(token_ids), sampling.max_tokens, sampling.n, owner)
         stops = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stops |= self._shape.eos_token_ids

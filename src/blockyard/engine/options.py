@@ -95,12 +95,14 @@ class EngineOptions:
 
     def require_valid_without_a_model(self) -> None:
         """Raise `InvalidArgument` for all that is wrong whatever the model is."""
-        CacheConfig(
+        config = CacheConfig(
             num_blocks=_FEWEST if self.num_blocks is None else self.num_blocks,
             block_size=self.block_size,
             max_model_len=1 if self.max_model_len is None else self.max_model_len,
             **self._cache_fields(self.num_cpu_blocks),
         )
+        if self.num_blocks is not None:
+            self.with_tenants(config)
         self.require_valid()
         Preemption.parse(self.preemption, self.num_cpu_blocks or self.swap_space_bytes)
 
@@ -129,8 +131,14 @@ class EngineOptions:
             "num_cpu_blocks": num_cpu_blocks,
             "enable_prefix_caching": self.enable_prefix_caching,
             "enable_kv_cache_events": self.kv_events is not None,
-            **checked_options(self.cache_options),
+            **{name: value for name, value in checked_options(self.cache_options).items() if name != "tenants"},
         }
+
+    def with_tenants(self, config: CacheConfig) -> CacheConfig:
+        """Return a config that has its size with the tenants of `cache_options`, whose floors it must fit."""
+        tenants = (self.cache_options or {}).get("tenants", ())
+        usable = config.num_blocks - 1 - config.watermark_blocks
+        return replace(config, tenants=tenants(usable) if callable(tenants) else tenants)
 
 
 def require_step_budget(max_num_batched_tokens: object, max_num_seqs: int) -> None:

@@ -88,12 +88,13 @@ class Branch:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A prompt, and its branches. Only the scheduler writes `due` and the counters.
+    """A prompt, and its branches. Only the scheduler writes `due`, `tenant` and the counters.
 
     stop_token_ids: tokens that end a branch. extra_keys: canonical; it shares blocks only under the same ones. due: the
     step at which it stands in line, its priority counted in. is_forked: whether the branches behind the first exist in
     the cache. num_cached_tokens: prompt tokens that the cache had when the request first computed something; None
-    before. misses: why it had no more, when it was first admitted. session: whose turn it is; None for none.
+    before. misses: why it had no more, when it was first admitted. session: whose turn it is; None for none. tenant:
+    whose it is, as a `Roster` numbers them, which its keys say.
     """
 
     request_id: int
@@ -111,6 +112,7 @@ class Request:
     num_tier_cached_tokens: int = 0
     misses: MissCauses | None = None
     session: str | None = None
+    tenant: int = 0
 
     @property
     def is_finished(self) -> bool:

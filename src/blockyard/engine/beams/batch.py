@@ -34,7 +34,7 @@ class BeamBatch:
         self._cache = cache
         self._runner = runner
         self._moves = moves
-        self._num_usable = limits.num_usable
+        self._num_usable = limits.num_usable()
         self._budget = max_num_batched_tokens
 
     def require_fits(self, name: str, search: BeamSearch) -> None:

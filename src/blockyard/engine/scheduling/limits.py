@@ -6,17 +6,21 @@ from bisect import bisect_right
 
 from ...config import CacheConfig
 from ...errors import InvalidArgument, NeverFits
+from ...tenants import Roster, tenant_groups
 from ...windows import num_peak_blocks
 
 
 class CacheLimits:
-    """Sizes of requests that can and that cannot ever be served."""
+    """It knows sizes of requests that can and that cannot ever be served. roster: the tenants who share the pool."""
 
     def __init__(self, config: CacheConfig, max_num_batched_tokens: int) -> None:
         self._config = config
         self._budget = max_num_batched_tokens
+        self.roster = Roster(tenant_groups(config.tenants))
 
-    def require_fits(self, name: str, num_prompt_tokens: int, max_tokens: int, num_seqs: int = 1) -> None:
+    def require_fits(
+        self, name: str, num_prompt_tokens: int, max_tokens: int, num_seqs: int = 1, tenant: int = 0
+    ) -> None:
         """Raise `NeverFits`, with the numbers, for a request that an empty cache could not carry to its end. O(groups).
 
         Raises `InvalidArgument` for more sequences than run at once.
@@ -29,11 +33,12 @@ class CacheLimits:
         if num_tokens > config.max_model_len:
             raise NeverFits(f"{asked}: {num_tokens} together; max_model_len is {config.max_model_len}")
         needed = self._num_needed(num_prompt_tokens, max_tokens, num_seqs)
-        if needed > self.num_usable:
+        if needed > self.num_usable(tenant):
+            whom = f"tenant {self.roster.names[tenant]!r}" if config.tenants else "one sequence"
             raise NeverFits(
-                f"{asked}: {needed} blocks of {_sizes(config)}{self._chunks()}; the cache can give one sequence "
-                f"{self.num_usable} (num_blocks is {config.num_blocks}, less the null block and a watermark of "
-                f"{config.watermark_blocks})"
+                f"{asked}: {needed} blocks of {_sizes(config)}{self._chunks()}; the cache can give {whom} "
+                f"{self.num_usable(tenant)} (num_blocks is {config.num_blocks}, less the null block and a watermark of "
+                f"{config.watermark_blocks}{', and the floors of others' if config.tenants else ''})"
             )
 
     def _chunks(self) -> str:
@@ -41,17 +46,22 @@ class CacheLimits:
         has_window = any(group.sliding_window for group in self._config.layer_groups)
         return f", computed token by token (max_num_batched_tokens is {self._budget})" if has_window else ""
 
-    def max_new_tokens(self, num_prompt_tokens: int, num_seqs: int = 1) -> int:
+    def max_new_tokens(self, num_prompt_tokens: int, num_seqs: int = 1, tenant: int = 0) -> int:
         """The largest max_tokens that `require_fits` lets pass; 0 for none. O(groups * log max_model_len)."""
         if num_seqs > self._config.max_num_seqs:
             return 0
         counts = range(1, self._config.max_model_len - num_prompt_tokens + 1)
-        return bisect_right(counts, self.num_usable, key=lambda new: self._num_needed(num_prompt_tokens, new, num_seqs))
+        most = self.num_usable(tenant)
+        return bisect_right(counts, most, key=lambda new: self._num_needed(num_prompt_tokens, new, num_seqs))
 
     @property
-    def num_usable(self) -> int:
-        """Blocks that admission gives out at most."""
-        return self._config.num_blocks - 1 - self._config.watermark_blocks
+    def max_model_len(self) -> int:
+        """Return the tokens of the longest sequence, of the tenant who may hold most. O(tenants)."""
+        return 1 + self.max_new_tokens(1, tenant=max(range(len(self.roster.names)), key=self.num_usable))
+
+    def num_usable(self, tenant: int = 0) -> int:
+        """Return the blocks that admission gives out at most, to a tenant where some share the pool. O(1)."""
+        return self.roster.most(tenant, self._config.num_blocks - 1, self._config.watermark_blocks)
 
     def num_blocks(self, num_tokens: int, chunk: int | None = None) -> int:
         """Blocks, of all layer groups, that one sequence holds at its fullest while it grows to `num_tokens`.
@@ -68,9 +78,9 @@ class CacheLimits:
     def _num_needed(self, num_prompt_tokens: int, max_tokens: int, num_seqs: int) -> int:
         # The last token's keys and values are never computed.
         num_computed = num_prompt_tokens + max_tokens - 1
-        return max(self.num_blocks(num_computed, 1), self._num_at_admission(num_prompt_tokens, num_seqs))
+        return max(self.num_blocks(num_computed, 1), self.num_at_admission(num_prompt_tokens, num_seqs))
 
-    def _num_at_admission(self, num_prompt_tokens: int, num_seqs: int) -> int:
+    def num_at_admission(self, num_prompt_tokens: int, num_seqs: int) -> int:
         """The prompt's blocks, and one for each further sequence's first write into a shared block."""
         copies = sum(num_prompt_tokens % group.block_size != 0 for group in self._config.layer_groups)
         return self.num_blocks(num_prompt_tokens, 1) + (num_seqs - 1) * copies

@@ -9,6 +9,7 @@ from ...errors import OutOfBlocks
 from ..moves import MoveQueue
 from ..options import Preemption
 from ..request import Branch
+from .turns import Turns
 
 if TYPE_CHECKING:
     from ...tiers import Offload
@@ -24,16 +25,36 @@ class Preemptor:
         self._way = way
         self._moves = moves
 
+    def choose_lender(self, running: list[Branch], needy: Branch, turns: Turns, needed: int) -> Branch | None:
+        """Return which branch of another tenant makes room for `needed` blocks of `needy`, or with 0 for its row; None
+        for none. O(blocks).
+
+        It is one of the tenant furthest above its share, as far as that is further above than `needy`'s own, and keeps
+        its floor without it.
+        """
+        tenant = needy.request.tenant
+        turns.read()
+        for lender in turns.lenders(tenant, needed, running):
+            branches = [branch for branch in running if branch.request.tenant == lender]
+            owned = self._cache.num_owned_blocks([branch.seq for branch in branches]).tolist()
+            lent = turns.lends(lender, tenant)
+            least = 1 if needed else 0
+            may = [branch for branch, own in zip(branches, owned, strict=True) if least <= own <= lent]
+            if may:
+                return self._cheapest(may)
+        return None
+
     def choose_victim(self, running: list[Branch], needy: Branch) -> Branch:
         """Which branch makes room for `needy`: one that goes after it, or itself where none does. O(blocks).
 
-        Never one that goes before: so the first is never preempted, ends, and another is first. Among
-        the others it is one of the least urgent, one whose end frees blocks (a fork may own none alone), one that
-        loses least: the fewest computed tokens for a block freed; the youngest of equals.
+        Never one that goes before, or of another tenant: so the first is never preempted, ends, and another is first.
         """
-        later = [branch for branch in running if branch.rank > needy.rank]
-        if not later:
-            return needy
+        later = [b for b in running if b.rank > needy.rank and b.request.tenant == needy.request.tenant]
+        return self._cheapest(later) if later else needy
+
+    def _cheapest(self, later: list[Branch]) -> Branch:
+        """Return one of the least urgent, one whose end frees blocks (a fork may own none alone), one that loses least:
+        the fewest computed tokens for a block freed; the youngest of equals."""
         owned = self._cache.num_owned_blocks([branch.seq for branch in later]).tolist()
         computed = [self._cache.num_computed_tokens(branch.seq) for branch in later]
         costs = [

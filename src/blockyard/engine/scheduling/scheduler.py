@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ...answers import Admission, SeqStatus
 from ...core.manager import KVCacheManager
 from ...core.plan import StepPlan
+from ...keys import plain_keys
 from ..moves import MoveQueue
 from ..options import Preemption
 from ..request import Branch, Request
@@ -20,6 +21,7 @@ from .limits import CacheLimits
 from .preemption import Preemptor
 from .prefixes import CpuHits, PrefixesInProgress
 from .step import ScheduledStep, StepRow
+from .turns import Line, Turns
 
 if TYPE_CHECKING:
     from ...tiers import Offload
@@ -46,10 +48,15 @@ class Scheduler:
     With tiers, a prompt whose blocks are on their way from one is passed by others until they are there, or would have
     been computed.
 
-    Nothing starves. `CacheLimits` refuses what would not fit an empty cache; none is admitted past the one that is
-    next, unless that one waits for a prefix that a running one computes or a tier brings; and none is preempted for one
-    that goes after it. A priority counts as `STEPS_PER_PRIORITY` steps of waiting for each level, so that a stream of
-    urgent requests holds a patient one up for so long and no longer. The order of two requests never changes.
+    Where tenants share the pool, that order is one tenant's: the next to start is of the tenant furthest below its
+    share (`turns`), and who makes room for another's is of the one furthest above, which keeps its floor. A tenant's
+    request within its floor starts at once: where all rows are taken, one of those who are above theirs gives its own.
+
+    Nothing starves, of one tenant. `CacheLimits` refuses what would not fit an empty cache; none is admitted past the
+    one that is next, unless that one waits for a prefix that a running one computes or a tier brings; and none is
+    preempted for one that goes after it. A priority counts as `STEPS_PER_PRIORITY` steps of waiting for each level, so
+    that a stream of urgent requests holds a patient one up for so long and no longer. The order of two requests never
+    changes.
     """
 
     def __init__(
@@ -67,6 +74,7 @@ class Scheduler:
         self._cache = cache
         self.max_num_batched_tokens = max_num_batched_tokens
         self._preemptor = Preemptor(cache, preemption, self.moves)
+        self._turns = Turns(cache, self.limits) if cache.config.tenants else None
         self._num_steps = 0
         self._deferred: set[int] = set()
         self._filling: Branch | None = None
@@ -80,13 +88,15 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. Raises `NeverFits` at once if it could never be carried to its end."""
         name, num_tokens = f"request {request.request_id}", len(request.prompt_token_ids)
-        self.limits.require_fits(name, num_tokens, request.sampling.max_tokens, request.sampling.n)
+        request.tenant = self.limits.roster.number_of(plain_keys(request.extra_keys))
+        self.limits.require_fits(name, num_tokens, request.sampling.max_tokens, request.sampling.n, request.tenant)
         request.due = self._num_steps + request.priority * STEPS_PER_PRIORITY
         self._queue(request.branches[0])
 
     def adopt(self, request: Request, seq: int) -> None:
         """Run a request whose prompt was computed elsewhere and whose first token is chosen; seq: its sequence."""
         request.due = self._num_steps + request.priority * STEPS_PER_PRIORITY
+        request.tenant = self.limits.roster.number_of(plain_keys(request.extra_keys))
         request.branches[0].seq = seq
         bisect.insort(self.running, request.branches[0], key=_rank)
 
@@ -144,8 +154,9 @@ class Scheduler:
         if self.offload is not None:
             self.offload.poll()
         self._reserve(step, only)
-        # Who was preempted a moment ago would come straight back and take the blocks that were made free.
-        if not step.preempted and self._admit(step.num_known, only):
+        # Who was preempted a moment ago would come straight back and take the blocks that were made free; others may
+        # start within a floor.
+        if (not step.preempted or self._turns is not None) and self._admit(step, only):
             self._reserve(step, only)
         self._count_cached(step)
         return step
@@ -200,7 +211,7 @@ class Scheduler:
             if needy and may_draft and any(row.draft for row in rows):
                 may_draft = False  # no sequence is preempted for a guess
             elif needy and not self._halve_chunk(rows, chunks):
-                self._preempt(step, min(needy, key=_rank))
+                self._make_room(step, rows, needy)
 
     def _halve_chunk(self, rows: list[StepRow], chunks: dict[Branch, int]) -> bool:
         """Give a sequence that runs alone and is short of blocks half of its chunk; says whether there was a half.
@@ -217,6 +228,7 @@ class Scheduler:
     ) -> list[StepRow]:
         """Tokens for each running sequence: decodes first, then prompts, each in order; then drafts.
 
+        Where tenants share the pool, prompts of who has least of its share go first.
         chunks: the most tokens that a branch gets, where that is less than the budget.
         """
         left = [
@@ -225,9 +237,17 @@ class Scheduler:
             for branch in self.running
             if branch not in stalled and _takes_part(branch, only)
         ]
-        # A prompt that has one token left behind its hit is no decode: it may wait for a neighbour's prefix, and must
-        # stand behind that neighbour to be served in the same step.
-        left.sort(key=lambda pair: pair[1] > 1 or pair[0].request.num_cached_tokens is None)
+        turns = self._turns
+        if turns is not None:
+            turns.read()
+
+        def order(pair: tuple[Branch, int]) -> tuple[bool | float, ...]:
+            # A prompt that has one token left behind its hit is no decode: it may wait for a neighbour's prefix, and
+            # must stand behind that neighbour to be served in the same step.
+            is_prompt = pair[1] > 1 or pair[0].request.num_cached_tokens is None
+            return (is_prompt, *(turns.excess(pair[0].request.tenant) if is_prompt and turns is not None else ()))
+
+        left.sort(key=order)
         counts, budget = [], self.max_num_batched_tokens
         for branch, num_left in left:
             counts.append(min(num_left, budget, chunks.get(branch, num_left)))
@@ -240,42 +260,98 @@ class Scheduler:
                 rows.append(StepRow(branch, count, draft, count == num_left))
         return rows
 
-    def _preempt(self, step: ScheduledStep, needy: Branch) -> None:
-        victim = self._preemptor.choose_victim(self.running, needy)
+    def _make_room(self, step: ScheduledStep, rows: list[StepRow], needy: list[Branch]) -> None:
+        """Preempt one for the first of those that got no blocks."""
+        turns = self._turns
+        if turns is None:
+            self._preempt(step, self._preemptor.choose_victim(self.running, min(needy, key=_rank)))
+            return
+        turns.read()
+        first = min(needy, key=lambda branch: (turns.excess(branch.request.tenant), branch.rank))
+        count = next(row.num_tokens for row in rows if row.branch is first)
+        lender = self._preemptor.choose_lender(self.running, first, turns, self._num_missing(first, count))
+        self._preempt(step, lender or self._preemptor.choose_victim(self.running, first))
+
+    def _num_missing(self, branch: Branch, count: int) -> int:
+        """Return the blocks that a running branch needs for its next `count` tokens, at least one. O(blocks)."""
+        end = self._cache.num_computed_tokens(branch.seq) + count
+        missing = [
+            -(-end // group.block_size) - len(self._cache.block_ids(branch.seq, number))
+            for number, group in enumerate(self._cache.config.layer_groups)
+        ]
+        return max(1, sum(max(number, 0) for number in missing))
+
+    def _preempt(self, step: ScheduledStep, victim: Branch) -> None:
         if len(self.running) > 1:
             self._preemptor.put_aside(victim)
         else:  # alone, and short all the same: only what lies in the CPU pool can be in its way
             self._preemptor.forget(victim)
             self.forget_swapped()
+        self._set_aside(step, victim)
+
+    def _set_aside(self, step: ScheduledStep, victim: Branch) -> None:
+        """Queue a branch again whose blocks were taken."""
         self.running.remove(victim)
         self._queue(victim)
         victim.request.num_preemptions += 1
         self.num_preemptions += 1
         step.preempted.append(victim)
 
-    def _admit(self, num_scheduled: int, only: Collection[int] | None) -> bool:
+    def _admit(self, step: ScheduledStep, only: Collection[int] | None) -> bool:
         """Start waiting branches, in order, while budget, rows and blocks allow; says whether any was started."""
         if not self.waiting:
             return False
-        budget, num_before = self.max_num_batched_tokens - num_scheduled, len(self.running)
+        budget, before = self.max_num_batched_tokens - step.num_known, (len(self.running), len(step.preempted))
         prefixes = PrefixesInProgress(self._cache, [branch for branch in self.running if _takes_part(branch, only)])
-        waiting = [branch for branch in self.waiting if _takes_part(branch, only)]
-        for place, branch in enumerate(waiting):
+        waiting = [b for b in self.waiting if _takes_part(b, only) and b not in step.preempted]
+        seen: set[Branch] = set()
+        if self._turns is not None:
+            self._turns.read()
+        line = Line(waiting, self._turns, only_floors=bool(step.preempted))
+        for branch in line:
+            seen.add(branch)
             if budget > 0 and prefixes.should_wait(branch):
                 self._deferred.add(branch.request.request_id)
                 continue
             if self._is_loading(branch, only is None):
                 continue
-            if budget <= 0 or not self._start(branch):
-                for other in waiting[place + 1 : _MOST_PREFETCHED]:
-                    self._is_loading(other, only is None)
-                break
+            is_sure = self._is_in_floor(branch)
+            if (budget <= 0 and not is_sure) or not (self._start(branch) or (is_sure and self._take_row(step, branch))):
+                line.refuse(branch)
+                continue
             self.waiting.remove(branch)
             bisect.insort(self.running, branch, key=_rank)
             self._fill(branch)
             prefixes.note(branch)
             budget -= len(branch.token_ids) - self._cache.num_computed_tokens(branch.seq)
-        return len(self.running) > num_before
+            if self._turns is not None:
+                self._turns.read()
+        for other in waiting[:_MOST_PREFETCHED] if len(seen) < len(waiting) else ():
+            if other not in seen:
+                self._is_loading(other, only is None)
+        return (len(self.running), len(step.preempted)) != before
+
+    def _is_in_floor(self, branch: Branch) -> bool:
+        """Return whether a waiting branch stays within its tenant's floor. O(tenants)."""
+        return self._turns is not None and self._turns.num_needed(branch) <= self._turns.lacks(branch.request.tenant)
+
+    def _take_row(self, step: ScheduledStep, branch: Branch) -> bool:
+        """Start a branch that stays within its tenant's floor where rows are short: those who are above theirs give
+        their own. Says whether it has started."""
+        num_seqs = 1 if branch.request.is_forked else branch.request.sampling.n
+        while self._num_rows_taken() + num_seqs > self._cache.config.max_num_seqs:
+            assert self._turns is not None
+            lender = self._preemptor.choose_lender(self.running, branch, self._turns, 0)
+            if lender is None:
+                return False
+            self._preemptor.forget(lender)  # swapped out it would keep its row
+            self._set_aside(step, lender)
+        return self._start(branch)
+
+    def _num_rows_taken(self) -> int:
+        """Return the rows of the cache in use, those that are kept for forks included. O(rows)."""
+        kept = sum(branch.request.sampling.n - 1 for branch in self.running if not branch.request.is_forked)
+        return self._cache.stats().num_running_seqs + kept
 
     def _is_loading(self, branch: Branch, may_load: bool) -> bool:
         """Says whether blocks of a waiting branch are on their way from a tier, which is asked for them.

@@ -7,7 +7,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ....errors import InvariantError
-from ....tenants import TenantGroup
+from ....tenants import Roster, TenantGroup
 from ...arrays import clear_i32, clear_i64, grown_i32, grown_i64, zeros_i32, zeros_i64
 from ..base import EvictionPolicy, Layer
 from ..parts.heap import BlockHeap
@@ -35,11 +35,8 @@ class TenantBook:
 
     def __init__(self, groups: Sequence[TenantGroup], num_blocks: int, max_num_seqs: int) -> None:
         members = [(member, number) for number, group in enumerate(groups) for member in group.members]
-        self.names = [member.name for member, _ in members]
-        #: The tenant of each key, as `plain_keys` has them: ("salt", value) or ("lora", name).
-        self.by_mark: dict[tuple[str, str], int] = {
-            mark: slot for slot, (member, _) in enumerate(members) for mark in member.marks
-        }
+        self.roster = Roster(groups)
+        self.names = self.roster.names
         self.num_tenants: i64 = len(members)
         self.num_groups: i64 = len(groups)
         self.group = _numbers([number for _, number in members])
@@ -51,8 +48,6 @@ class TenantBook:
         self.group_weight = _numbers([group.weight for group in groups])
         self.group_floor = _numbers([group.floor for group in groups])
         self.group_max = _numbers([_limit(group.max_held) for group in groups])
-        self.member_floors = _numbers([sum(member.min_blocks for member in group.members) for group in groups])
-        self.all_floors: i64 = sum(group.floor for group in groups)
         #: Blocks that each tenant, and each group, holds.
         self.held = zeros_i64(len(members))
         self.group_held = zeros_i64(len(groups))
@@ -60,7 +55,7 @@ class TenantBook:
         self.num_evicted = zeros_i64(len(members))
         #: What its members claim, by group, and what all groups claim.
         self.member_claims = _numbers([sum(member.min_blocks for member in group.members) for group in groups])
-        self.claims: i64 = self.all_floors
+        self.claims: i64 = sum(group.floor for group in groups)
         #: The tenant of each block and of each row of the sequences, and whether a block is held.
         self.of_block = zeros_i64(num_blocks)
         self.is_held = zeros_i32(num_blocks)
@@ -86,12 +81,7 @@ class TenantBook:
 
     def slot_of(self, keys: tuple[object, ...]) -> i64:
         """Return the number of the tenant that a prompt with these plain keys is of, 0 for "*". O(keys)."""
-        for key in keys:
-            if isinstance(key, tuple):
-                slot = self.by_mark.get((key[0], key[1]))
-                if slot is not None:
-                    return slot
-        return 0
+        return self.roster.number_of(keys)
 
     # What is held.
 
@@ -140,12 +130,7 @@ class TenantBook:
 
     def most(self, slot: i64, usable: i64, watermark: i64) -> i64:
         """Return how many blocks the tenant can ever hold in a pool of `usable` blocks."""
-        group = self.group[slot]
-        members = self.member_floors[group] - self.floor[slot]
-        most = usable - (self.all_floors - self.group_floor[group]) - members
-        own = self.group_floor[group] - members
-        most = max(most - watermark, min(own, most))
-        return min(most, self.max_held[slot], self.group_max[group] - members)
+        return self.roster.most(int(slot), int(usable), int(watermark))
 
     def limits(self, slot: i64, free: i64) -> str:
         """Say what keeps the tenant from taking more, for an error."""
