@@ -13,6 +13,7 @@ from typing import Any
 
 from ..config import COMMAND_OPTIONS
 from .options import add_cache_field, add_command
+from .tenants import add_tenant_options
 
 #: Options that are arguments of the engine, by the same name.
 ENGINE_OPTIONS = (
@@ -270,6 +271,7 @@ examples:
   blockyard serve --tensor-parallel 2                   the model's heads and features over two processes
   torchrun --nproc-per-node 2 -m blockyard serve        the same, with torchrun's processes
   blockyard serve --host 0.0.0.0 --api-key-env MY_KEY   for other machines, with a key
+  blockyard serve --tenant acme,min=50%,key-env=ACME    half of the pool is sure to whoever has that key
 
 paths: /v1/models  /v1/completions  /v1/chat/completions  /tokenize  /detokenize  /health  /ping  /version  /metrics
        /ui (a page that shows the blocks)
@@ -285,6 +287,7 @@ def add_serve_options(commands: Any) -> None:
     add_model_options(model)
     add_rank_options(model)
     add_cache_options(parser.add_argument_group("cache"), max_num_seqs=32)
+    add_tenant_options(parser.add_argument_group("tenants"))
     _add_serve_address(parser.add_argument_group("server"))
     _add_serve_events(parser.add_argument_group("KV events"))
     _add_serve_limits(parser.add_argument_group("limits"))

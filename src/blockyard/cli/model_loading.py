@@ -20,6 +20,7 @@ from ..engine.options import EngineOptions, require_model_path
 from ..errors import InvalidArgument, ModelError
 from ..sizing.shards import MAX_RANKS
 from .engine_options import ENGINE_OPTIONS
+from .tenants import tenants_asked
 from .tier import tier_use
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
     require_int("--speculate", options.speculate, 0, MAX_DRAFT)
     _asked_ranks(options)
     cache_options = {name: getattr(options, name) for name in COMMAND_OPTIONS}
+    cache_options["tenants"] = tenants_asked(getattr(options, "tenant", ()), getattr(options, "tenant_group", ()))
     arguments = {
         **{name: getattr(options, name) for name in ENGINE_OPTIONS},
         "enable_prefix_caching": not options.no_prefix_cache,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import socket
 import sys
 from contextlib import ExitStack, suppress
@@ -15,11 +14,12 @@ from ..arguments import require_int
 from ..errors import InvalidArgument
 from ..metrics.tenants import MAX_SHOWN
 from ..serving import ServerLimits
-from ..serving.http.access import is_loopback, read_key_file, require_hosts, require_key, require_origins
+from ..serving.http.access import KeyGuard, is_loopback, read_key_file, require_hosts, require_origins
 from ..serving.http.listening import open_sockets
 from ..serving.jobs.status_line import require_status_seconds
 from ..serving.otlp import otlp_tracer
 from .model_loading import engine_arguments, engine_of, follow_torchrun
+from .tenants import key_in, tenant_keys
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -31,7 +31,8 @@ def run_serve(options: argparse.Namespace) -> int:
     """Serve until a signal ends it. Prints the address when clients can connect."""
     _require_ports_apart([(options.host, options.port)], options.kv_events)
     arguments = engine_arguments(options)
-    api_key = api_key_of(options)
+    api_key, keys = api_key_of(options), tenant_keys(options.tenant)
+    has_key = KeyGuard(api_key, keys).has_key
     require_origins(options.cors_origin)
     require_hosts(options.allowed_host)
     require_status_seconds(options.status_seconds)
@@ -45,11 +46,11 @@ def run_serve(options: argparse.Namespace) -> int:
     with ExitStack() as held:
         sockets = [held.enter_context(each) for each in open_sockets(options.host, options.port)]
         _require_ports_apart([each.getsockname()[:2] for each in sockets], options.kv_events)
-        if api_key is None and not is_loopback(options.host):
+        if not has_key and not is_loopback(options.host):
             print(f"blockyard: {options.host} is open to other machines and there is no API key", file=sys.stderr)
-        if api_key is None and "*" in options.cors_origin:
+        if not has_key and "*" in options.cors_origin:
             print("blockyard: every web page may use the server and there is no API key", file=sys.stderr)
-        return _serve(options, arguments, limits, api_key, sockets, tracer)
+        return _serve(options, arguments, limits, api_key, keys, sockets, tracer)
 
 
 def _serve(
@@ -57,6 +58,7 @@ def _serve(
     arguments: dict[str, Any],
     limits: ServerLimits,
     api_key: str | None,
+    keys: dict[str, str],
     sockets: list[socket.socket],
     tracer: Tracer | None,
 ) -> int:
@@ -73,6 +75,7 @@ def _serve(
             host=options.host,
             port=options.port,
             api_key=api_key,
+            tenant_keys=keys,
             limits=limits,
             access_log=options.access_log,
             has_check=options.check_endpoint,
@@ -141,7 +144,4 @@ def api_key_of(options: argparse.Namespace) -> str | None:
         return read_key_file(options.api_key_file)
     if options.api_key_env is None:
         return None
-    key = os.environ.get(options.api_key_env)
-    if key is None:
-        raise InvalidArgument(f"--api-key-env is {options.api_key_env}; there is no such environment variable")
-    return require_key(f"the key in {options.api_key_env}", key)
+    return key_in("--api-key-env", options.api_key_env)

@@ -12,7 +12,7 @@ import hmac
 import ipaddress
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -148,6 +148,7 @@ def _is_origin(origin: object) -> bool:
 
 
 _MAX_KEY_BYTES = 4096
+_TENANT_HEADER = "x-tenant"
 
 
 def read_key_file(path: str | Path) -> str:
@@ -169,18 +170,57 @@ def require_key(name: str, key: str) -> str:
 
 
 class KeyGuard:
-    """Lets requests with the key pass. Only a digest of the key is kept, and it is written nowhere."""
+    """Lets requests with a key pass, and says whose they are. Only digests of keys are kept, and written nowhere.
 
-    def __init__(self, key: str | None) -> None:
+    key: the server's own, None for none. tenant_keys: of tenants, by name. Raises `InvalidArgument` for a key that two
+    have.
+    """
+
+    def __init__(self, key: str | None, tenant_keys: Mapping[str, str] | None = None) -> None:
         self._digest = None if key is None else _digest(require_key("the API key", key))
+        self._tenants: dict[bytes, str] = {}
+        for name, text in (tenant_keys or {}).items():
+            digest = _digest(require_key(f"the API key of {name!r}", text))
+            if digest == self._digest or self._tenants.setdefault(digest, name) != name:
+                other = "the server's own" if digest == self._digest else f"that of {self._tenants[digest]!r}"
+                raise InvalidArgument(f"the API key of tenant {name!r} is {other}; each must have one of its own")
+
+    @property
+    def has_key(self) -> bool:
+        """Say whether requests need a key."""
+        return self._digest is not None or bool(self._tenants)
 
     def __call__(self, request: Request) -> None:
-        """Raise `ApiError` (401) for a request without the key; nothing if the server has none."""
-        if self._digest is None:
-            return
-        kind, _, key = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not hmac.compare_digest(_digest(key.strip()), self._digest):
+        """Raise `ApiError` (401) for a request without a key, if there are any; note whose it is (`tenant_of`).
+
+        A tenant's key says it; with the server's own, or without any, the header X-Tenant does (403 where both do, and
+        differ).
+        """
+        named, digest = request.headers.get(_TENANT_HEADER), _bearer(request)
+        owner = self._tenants.get(digest)
+        if owner is None:
+            self.own(request)
+        elif named not in (None, owner):
+            message = f"the API key is of another tenant than {shown(named)}, which the header X-Tenant names"
+            raise ApiError(403, message, "permission_error", code="tenant_not_allowed")
+        request.state.tenant = owner or named
+
+    def own(self, request: Request) -> None:
+        """Raise `ApiError` (401) for a request without the server's own key: of what concerns all tenants."""
+        if self.has_key and not (self._digest and hmac.compare_digest(_bearer(request), self._digest)):
             raise ApiError(401, "the API key is missing or wrong", "authentication_error", code="invalid_api_key")
+
+
+def tenant_of(request: Request) -> str | None:
+    """Return the tenant whose request it is, which a `KeyGuard` has passed; None where nobody says."""
+    named: str | None = request.state.tenant
+    return named
+
+
+def _bearer(request: Request) -> bytes:
+    """Return the digest of the key that came with a request, b"" for none."""
+    kind, _, key = request.headers.get("authorization", "").partition(" ")
+    return _digest(key.strip()) if kind.lower() == "bearer" else b""
 
 
 def _digest(key: str) -> bytes:

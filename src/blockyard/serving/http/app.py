@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +119,7 @@ def create_app(
     tenant_metrics: int = 0,
     tracer: Tracer | None = None,
     ui: str = "off",
+    tenant_keys: Mapping[str, str] | None = None,
 ) -> FastAPI:
     """The application around an engine, which belongs to it from now on.
 
@@ -127,7 +128,7 @@ def create_app(
     between two lines of the log (INFO, `blockyard.serving.status`) that say how it goes; 0 for none.
     tenant_metrics: tenants that GET /metrics shows by name, at most 100; 0 for none. tracer: of OpenTelemetry,
     gets spans of every request; None for none. ui: what the page under /ui shows: "text" (prompts too), "map" (no
-    prompts), or "off" for no page.
+    prompts), or "off" for no page. tenant_keys: the API key of each tenant that has one, by its name.
 
     `app.state.engine_thread` is the thread; it runs from the application's start to its end (the lifespan of ASGI).
     Raises `InvalidArgument` for an engine without a tokenizer, for a name that no answer could carry, for what is no
@@ -143,7 +144,9 @@ def create_app(
     encoder = PromptEncoder(engine.tokenizer, model.vocab_size)
     planner = Planner(model, encoder, limits, capacity)
     service = Service(thread, planner, TokenTexts(engine.tokenizer), limits, model_name, int(time.time()))
-    guard, figures = KeyGuard(api_key), HttpFigures()
+    guard, figures = KeyGuard(api_key, tenant_keys), HttpFigures()
+    for name in tenant_keys or {}:
+        model.limits.roster.keys_of(name, ())
     page = MetricsPage(thread, engine, [figures])
     app = app_of(service, encoder, model.hash_block_size, guard, figures, page, cors_origins, ui != "off")
     app.state.engine_thread = thread

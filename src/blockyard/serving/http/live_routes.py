@@ -52,7 +52,7 @@ def add_live_page(
         texts,
         shows_text,
         "../v1/chat/completions",
-        lambda scope: guard(Request(scope)),
+        lambda scope: guard.own(Request(scope)),
         lambda: thread.refusal is not None,
     )
     if shows_text:

@@ -30,7 +30,7 @@ from ..openai.hints import Hint, RetainChat, RetainText, parse_hints, parse_reta
 from ..openai.protocol import ChatRequest, CompletionRequest
 from ..openai.responses import ChatForm, CompletionForm
 from ..openai.tokenizing import TokenizeFields, parse_detokenize, parse_tokenize, text_of, tokenize_answer
-from .access import KeyGuard
+from .access import KeyGuard, tenant_of
 from .run import Deadline
 from .service import Service, within
 
@@ -106,8 +106,8 @@ def operator_routes(service: Service, page: Page, has_ui: bool) -> APIRouter:
 
 
 def check_routes(thread: EngineThread, guard: KeyGuard) -> APIRouter:
-    """GET /check, behind the key."""
-    router = APIRouter(dependencies=[Depends(guard)])
+    """GET /check, behind the server's own key."""
+    router = APIRouter(dependencies=[Depends(guard.own)])
 
     @router.get("/check", response_model=None)
     async def check() -> Response:
@@ -195,6 +195,10 @@ def hint_routes(service: Service, asker: EngineAsker, figures: RequestFigures, g
         service.runner.require_place(0)
         deadline = Deadline(service.limits.request_seconds)
         said = await service.read(request, parse_hints)
+        said = [
+            hint.model_copy(update={"cache_salt": service.planner.salt_of(tenant_of(request), hint.cache_salt)})
+            for hint in said
+        ]
         outcomes = await within(deadline, request, asker.hint(said))
         for outcome in outcomes:
             figures.count_hint(outcome)
@@ -247,16 +251,17 @@ def retain_routes(service: Service, asker: EngineAsker, encoder: PromptEncoder, 
         deadline = Deadline(service.limits.request_seconds)
         wanted = await service.read(request, parse_retain)
         service.require_model(wanted.model)
-        return JSONResponse(await within(deadline, request, _retained(asker, encoder, wanted)))
+        salt = service.planner.salt_of(tenant_of(request), wanted.cache_salt)
+        return JSONResponse(await within(deadline, request, _retained(asker, encoder, wanted, salt)))
 
     return router
 
 
 async def _retained(
-    asker: EngineAsker, encoder: PromptEncoder, wanted: RetainText | RetainChat
+    asker: EngineAsker, encoder: PromptEncoder, wanted: RetainText | RetainChat, salt: str | None
 ) -> dict[str, int | str]:
     prompt = await encoder.encode(wanted.prompt_field, wanted.content, wanted.adds_special_tokens)
-    keys = () if wanted.cache_salt is None else (CacheSalt(wanted.cache_salt),)
+    keys = () if salt is None else (CacheSalt(salt),)
     kept, num_blocks = await asker.retain(Wish(prompt.token_ids, keys, wanted.priority, wanted.seconds))
     return {
         "object": "retention",

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -152,7 +152,8 @@ class ServerOptions:
     gets spans of every request; None for none.
     allowed_hosts: names under which requests may come, besides those of loopback and `host`; "*" for all. Without them
     it is all, but on loopback without a key none besides.
-    ui: what the page under /ui shows: "text", "map" (no prompts) or "off".
+    ui: what the page under /ui shows: "text", "map" (no prompts) or "off". tenant_keys: the API key of each tenant that
+    has one, by its name (docs/tenants.md); shown nowhere.
     """
 
     model_name: str
@@ -168,11 +169,17 @@ class ServerOptions:
     tenant_metrics: int = 0
     tracer: Tracer | None = None
     ui: str = "text"
+    tenant_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def has_key(self) -> bool:
+        """Say whether requests need a key."""
+        return self.api_key is not None or bool(self.tenant_keys)
 
 
 def guarded(app: ASGIApp, options: ServerOptions) -> ASGIApp:
     """Return the application with its log of requests, and closed to names of hosts that are not its own."""
-    hosts = known_hosts(options.host, options.allowed_hosts, options.api_key is not None)
+    hosts = known_hosts(options.host, options.allowed_hosts, options.has_key)
     return RequestLog(OneLength(KnownHosts(app, hosts)))
 
 
@@ -322,5 +329,6 @@ class Server(AppServer):
             options.tenant_metrics,
             options.tracer,
             options.ui,
+            options.tenant_keys,
         )
         super().__init__(app, options, on_listening)

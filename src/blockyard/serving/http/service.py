@@ -16,6 +16,7 @@ from ..jobs.planner import Planner
 from ..limits import ServerLimits
 from ..openai.protocol import GenerationFields, parse_request
 from ..openai.responses import Form, TokenTexts
+from .access import tenant_of
 from .body import read_body
 from .request_log import entry_of
 from .run import Deadline, Run, while_connected
@@ -43,7 +44,7 @@ class Service:
         wanted = await self.read(request, lambda body: parse_request(kind, body))
         self.require_model(wanted.model)
         shape = form(self.model_name, self.texts, wanted.num_logprobs is not None)
-        planned = self.planner.jobs(wanted, deadline.arrived_at, entry.request_id)
+        planned = self.planner.jobs(wanted, deadline.arrived_at, entry.request_id, tenant_of(request))
         jobs = await within(deadline, request, planned)
         if self.runner.tracer is not None:
             parent = self.runner.tracer.context_of(request.headers)

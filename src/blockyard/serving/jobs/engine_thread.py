@@ -25,6 +25,7 @@ from ...metrics import TenantTokens, tenant_of
 from ..errors import ApiError, as_api_error, failed, overloaded, unavailable
 from .engine_reading import EngineReading
 from .job import Event, Job
+from .places import Places
 from .request_figures import RequestFigures
 from .status_line import StatusLine
 from .tracing import RequestTracer
@@ -70,7 +71,7 @@ class EngineThread:
         self._jobs: dict[int, Job] = {}
         self._letters: list[tuple[Job, Event]] = []
         self._lock = threading.Lock()
-        self._num_places_taken = 0
+        self._places = Places(capacity, engine.limits.roster)
         self._refusal: str | None = None
         self._is_stopping = False
         self._last_word: ApiError | None = None
@@ -98,25 +99,25 @@ class EngineThread:
             return f"the engine has failed: {silence}"
         return self.refusal
 
-    def require_place(self, num_completions: int = 1) -> None:
+    def require_place(self, num_completions: int = 1, tenant: int = -1) -> None:
         """Raise `ApiError` (429, 503) if that many would not be taken now: asked before a body is read. O(1).
 
-        With 0 it asks whether the server serves at all.
+        With 0 it asks whether the server serves at all. tenant: who asks, by number; -1 where that is not known yet.
         """
         refusal = self.refusal
         if refusal is not None:
             self.request_figures.count_refusal("not_serving")
             raise unavailable(refusal, self._retry_after)
-        if self._num_places_taken + num_completions > self.capacity:
+        if (full := self._places.refusal(num_completions, tenant)) is not None:
             self.request_figures.count_refusal("queue_full")
-            raise overloaded("the server has as many requests as it can queue; try again later", self._retry_after)
+            raise overloaded(full, self._retry_after)
 
     def submit(self, jobs: list[Job]) -> None:
         """Take the jobs of one client, all or none. Raises `ApiError` (429, 503) if there is no place. O(jobs)."""
         num_completions = sum(job.num_completions for job in jobs)
         with self._lock:  # a thread that fails takes it too, so that no order is left behind without an answer
-            self.require_place(num_completions)
-            self._num_places_taken += num_completions
+            self.require_place(num_completions, jobs[0].tenant)
+            self._places.take(num_completions, jobs[0].tenant)
             for job in jobs:
                 self._orders.put(partial(self._admit, job))
 
@@ -147,7 +148,7 @@ class EngineThread:
     @property
     def is_busy(self) -> bool:
         """Whether a job waits or runs."""
-        return self._num_places_taken > 0
+        return self._places.num_taken > 0
 
     def read(self) -> Future[EngineReading]:
         """Read the engine between two steps; `reading` has it then too. O(num_blocks + requests)."""
@@ -320,7 +321,8 @@ class EngineThread:
         job = self._jobs[result.request_id]
         self.request_figures.count_end(job, result, now)
         if self.tenants is not None:
-            tenant = tenant_of(job.extra_keys)
+            names = self._engine.limits.roster.names
+            tenant = tenant_of(job.extra_keys) if len(names) == 1 else names[job.tenant]
             self.tenants.count(tenant, result.num_prompt_tokens, result.num_cached_tokens, result.misses)
         self._trace(job, result)
         if self.on_result is not None:
@@ -346,7 +348,7 @@ class EngineThread:
         if job.request_id is not None:
             self._jobs.pop(job.request_id, None)
         with self._lock:
-            self._num_places_taken -= job.num_completions
+            self._places.take(-job.num_completions, job.tenant)
 
     def _post_letters(self) -> None:
         """Carry a step's events over to the clients' loop, in one call."""

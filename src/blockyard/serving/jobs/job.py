@@ -39,12 +39,12 @@ class Mailbox:
 class Job:
     """Is one prompt on its way. Only who runs it writes the fields after `resumes`.
 
-    position: which prompt of the client's request. extra_keys: it shares blocks only under the same ones. name: of
-    that request, in the log. parent: the client's span. arrived_at: when the request did, in seconds of
-    `time.perf_counter`. session: whose turn it is, by the engine's name. given: the first tokens of its answer, chosen
-    elsewhere. resumes: whether it may go on elsewhere if its engine is lost. started_at: when the first step began that
-    computed something of it. first_token_at, last_token_at: when the first token of all came, and the last of each
-    completion.
+    position: which prompt of the client's request. extra_keys: it shares blocks only under the same ones. name: of that
+    request, in the log. parent: the client's span. arrived_at: when the request did, in seconds of `time.perf_counter`.
+    session: whose turn it is, by the engine's name. given: the first tokens of its answer, chosen elsewhere. resumes:
+    whether it may go on elsewhere if its engine is lost. tenant: whose it is, by number. started_at: when the first
+    step began that computed something of it. first_token_at, last_token_at: when the first token of all came, and the
+    last of each completion.
     """
 
     prompt: EncodedPrompt
@@ -59,6 +59,7 @@ class Job:
     session: str | None = None
     given: Sequence[int] = ()
     resumes: bool = True
+    tenant: int = 0
     started_at: float | None = None
     first_token_at: float | None = None
     last_token_at: dict[int, float] = field(default_factory=dict)

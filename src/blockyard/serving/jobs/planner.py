@@ -11,7 +11,8 @@ from typing import Any
 
 from ...engine import SamplingParams
 from ...errors import InvalidArgument
-from ...keys import CacheSalt
+from ...keys import CacheSalt, plain_keys
+from ...tenants import OTHERS
 from ..errors import ApiError, invalid, too_long
 from ..limits import ServerLimits
 from ..openai.protocol import ChatRequest, GenerationFields
@@ -51,35 +52,54 @@ class Planner:
         self._vocab_size = model.vocab_size
         self._max_num_seqs = model.max_num_seqs
         self._max_completions = min(limits.max_completions, capacity)
-        self._max_new_tokens = model.limits.max_new_tokens
+        self._model_limits, self._roster = model.limits, model.limits.roster
 
-    async def jobs(self, request: GenerationFields, arrived_at: float, name: str) -> list[Job]:
+    def salt_of(self, tenant: str | None, cache_salt: str | None) -> str | None:
+        """Return the salt of a tenant's request, in which a client's own stands behind the tenant's; None for none.
+
+        Who names none is everybody else: no `cache_salt` makes it another. Without tenants the salt is the client's.
+        Raises `ApiError` (400) for an unknown tenant.
+        """
+        if len(self._roster.names) == 1:
+            return cache_salt
+        try:
+            found = self._roster.keys_of(tenant or OTHERS, [] if cache_salt is None else [CacheSalt(cache_salt)])
+        except InvalidArgument as error:
+            raise invalid(f"the header X-Tenant is refused: {error}", code="unknown_tenant") from None
+        return next((key.value for key in found if isinstance(key, CacheSalt)), None)
+
+    async def jobs(
+        self, request: GenerationFields, arrived_at: float, name: str, tenant: str | None = None
+    ) -> list[Job]:
         """A job for each prompt. Raises `ApiError` (400), naming the field, for what is beyond a limit.
 
-        arrived_at: when the request did, in seconds of `time.perf_counter`. name: of the request, in the log.
+        arrived_at: when the request did, in seconds of `time.perf_counter`. name: of the request, in the log. tenant:
+        who sent it, by name.
         """
         field = "messages" if isinstance(request, ChatRequest) else "prompt"
         prompts = request.prompts()
         self._require_completions(request.n, len(prompts))
-        session = self._session(request, len(prompts))
+        salt = self.salt_of(tenant, request.cache_salt)
+        session = self._session(request, len(prompts), salt)
         mailbox, jobs = Mailbox(), []
-        keys = () if request.cache_salt is None else (CacheSalt(request.cache_salt),)
+        keys = () if salt is None else (CacheSalt(salt),)
+        owner = self._roster.number_of(plain_keys(keys))
         for position, prompt in enumerate(prompts):
             place = field if len(prompts) == 1 else f"{field}[{position}]"
             encoded = await self._encoder.encode(place, prompt)
-            num_tokens = self._num_new_tokens(request, len(encoded.token_ids), place)
+            num_tokens = self._num_new_tokens(request, len(encoded.token_ids), place, owner)
             sampling = self._sampling(request, num_tokens, position)
-            rest: dict[str, Any] = {"session": session, "resumes": request.resume}
+            rest: dict[str, Any] = {"session": session, "resumes": request.resume, "tenant": owner}
             jobs.append(Job(encoded, sampling, request.priority, position, mailbox, arrived_at, keys, name, **rest))
         return jobs
 
-    def _session(self, request: GenerationFields, num_prompts: int) -> str | None:
+    def _session(self, request: GenerationFields, num_prompts: int, salt: str | None) -> str | None:
         """The session's name in the engine. One state of it is the newest, so it goes with one prompt."""
         if request.session_id is None:
             return None
         if num_prompts > 1:
             raise invalid(f"'session_id' goes with one prompt; the request has {num_prompts}", "session_id")
-        return session_name(request.session_id, request.cache_salt)
+        return session_name(request.session_id, salt)
 
     def _require_completions(self, n: int, num_prompts: int) -> None:
         if n > self._max_num_seqs:
@@ -88,11 +108,11 @@ class Planner:
             asked = f"{num_prompts} prompts with 'n' of {n} are {n * num_prompts} completions"
             raise invalid(f"{asked}; a request may ask for {self._max_completions}", "n")
 
-    def _num_new_tokens(self, request: GenerationFields, num_prompt_tokens: int, field: str) -> int:
+    def _num_new_tokens(self, request: GenerationFields, num_prompt_tokens: int, field: str, tenant: int) -> int:
         """How many tokens each completion may have: what was asked for, or all there is room for."""
         if num_prompt_tokens >= self.max_model_len:
             raise too_long(f"'{field}' has {num_prompt_tokens} tokens; {self._context}, answer included", field)
-        room = self._max_new_tokens(num_prompt_tokens, request.n)
+        room = self._model_limits.max_new_tokens(num_prompt_tokens, request.n, tenant)
         allowed = room if self._limits.max_tokens is None else min(room, self._limits.max_tokens)
         wanted = request.token_limit
         if wanted is None:
@@ -102,12 +122,17 @@ class Planner:
             times = "" if request.n == 1 else f" for each of {request.n} completions"
             raise too_long(
                 f"'{field}' has {num_prompt_tokens} tokens{asked}; there is room for {room} new tokens{times} "
-                f"({self._context})",
+                f"({self._context}{self._share_of(tenant)})",
                 field if wanted < 1 else "max_tokens",
             )
         if wanted > allowed:
             raise invalid(f"'max_tokens' is {wanted}; this server allows {allowed}", "max_tokens")
         return wanted
+
+    def _share_of(self, tenant: int) -> str:
+        """Say what a tenant can hold, where some share the pool."""
+        names, most = self._roster.names, self._model_limits.num_usable(tenant)
+        return f"; tenant {names[tenant]!r} can hold {most} blocks" if len(names) > 1 else ""
 
     def _sampling(self, request: GenerationFields, num_tokens: int, position: int) -> SamplingParams:
         # Prompts of one request draw differently under one seed, as its completions do.

@@ -39,4 +39,4 @@ class ServedModel:
     @property
     def max_model_len(self) -> int:
         """Return the tokens of the longest sequence that is served: the model's limit, or what the pool can hold."""
-        return 1 + self.limits.max_new_tokens(1)
+        return self.limits.max_model_len
