@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from blockyard import BlockPool, CacheConfig, KVCacheManager
+from blockyard import BlockPool, CacheConfig, CacheSalt, KVCacheManager, LayerGroup
 from blockyard.live.cells import (
     MAX_SHARED_CELLS,
     MAX_SINGLE_CELLS,
@@ -17,8 +17,9 @@ from blockyard.live.cells import (
     pool_states,
 )
 from blockyard.live.desk import Surroundings
-from blockyard.live.frames import MAX_PATH, MAX_ROWS, Frame
+from blockyard.live.frames import MAX_PATH, MAX_ROWS, MAX_TENANTS, Frame
 from blockyard.live.snapshot import take_snapshot
+from blockyard.tenants import Tenant
 
 from ..support.live_caches import KINDS, at_work, live_cache, state_of
 from ..support.seeds import run_seed
@@ -124,3 +125,29 @@ def test_a_pool_alone_has_states_too() -> None:
     copy = take_snapshot(live_cache("plain"), Surroundings()).pool
     copied = type(copy)(pool.ref_counts().copy(), pool.states())
     assert [NAMES[state] for state in pool_states(copied)] == ["shared", "shared", "private", "free", "free"]
+
+
+@pytest.mark.parametrize("num_tenants", [3, 40])
+def test_tenants_are_those_who_have_most_and_the_rest_together(num_tenants: int) -> None:
+    tenants = tuple(Tenant(f"t{number}", min_blocks=number % 2) for number in range(num_tenants))
+    groups = (LayerGroup(4, token_bytes=8),)
+    cache = KVCacheManager(CacheConfig(1000, 4, groups=groups, retention_blocks=9, tenants=tenants))
+    assert take_snapshot(cache, Surroundings()).stats.block_bytes == 32
+    for number in range(num_tenants):
+        keys = (CacheSalt(f"t{number}"),)
+        seq = cache.allocate(list(range(4 * number + 1)), extra_keys=keys)
+        cache.commit([seq], cache.reserve([seq]).num_scheduled)
+        if number % 3 == 0:
+            cache.free([seq])
+    cache.retain(list(range(9)), 1, None, (CacheSalt("t2"),))
+    lines, uses = Frame.of(take_snapshot(cache, Surroundings()), 1).totals["tenants"], cache.stats().tenants
+    assert len(lines) == min(num_tenants + 1, MAX_TENANTS + 1)
+    told = ("num_held", "num_idle", "num_retained", "min_blocks", "share")
+    for place, name in enumerate(told):
+        assert sum(line[place + 1] for line in lines) == sum(getattr(use, name) for use in uses)
+    by_name = {use.name: tuple(getattr(use, name) for name in told) for use in uses}
+    named = lines if num_tenants < MAX_TENANTS else lines[:-1]
+    assert [by_name[line[0]] for line in named] == [line[1:] for line in named]
+    assert [line[1] + line[2] for line in named] == sorted((line[1] + line[2] for line in named), reverse=True)
+    assert num_tenants < MAX_TENANTS or lines[-1][0] == f"{num_tenants + 1 - MAX_TENANTS} others"
+    assert "tenants" not in Frame.of(take_snapshot(live_cache("plain"), Surroundings()), 1).totals

@@ -208,6 +208,10 @@ def test_tenants_have_figures_the_first_hundred_by_name() -> None:
     assert [held[f"blockyard:share_blocks_held tenant={name}"] for name in names] == [4, 3, 0, 3]
     assert found["blockyard:share_blocks tenant=t3"] == 1 + 1000 // 151
     assert found["blockyard:share_blocks_evicted_total tenant=t3"] == 0
+    assert [found[f"blockyard:share_blocks_{name} tenant=t3"] for name in ("floor", "retained", "idle")] == [1, 0, 0]
+    assert "blockyard:kv_block_bytes" not in found, "nobody said what a token takes"
+    known = KVCacheManager(replace(config, groups=(LayerGroup(4, token_bytes=10),)))
+    assert samples(CacheCollector(known))["blockyard:kv_block_bytes"] == 40
     assert not any("t120" in name for name in found), "of the others nothing is told"
     registry = CollectorRegistry()
     registry.register(CacheCollector(cache))

@@ -28,6 +28,7 @@ from blockyard.fleet.shared import SharedFleet
 from blockyard.metrics import alert_rules_path, dashboard_path
 from blockyard.serving.fleet.figures import FleetCollector, FleetFigures, FleetPage
 from blockyard.serving.http.listening import open_sockets
+from blockyard.tenants import Tenant
 from blockyard.tiers import FileTier
 
 from ..support.patience import PATIENCE_SECONDS, wait_until
@@ -60,7 +61,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     engine = tiny_engine(
         40,
         max_num_seqs=4,
-        cache_options={"track_misses": True, "residency_sample": 1, "retention_blocks": 4},
+        cache_options={
+            "track_misses": True,
+            "residency_sample": 1,
+            "retention_blocks": 4,
+            "tenants": (Tenant("acme"),),
+        },
         kv_events={"endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*"},
         speculation=PromptLookup(),
         num_cpu_blocks=60,

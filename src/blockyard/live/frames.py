@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ..answers import TenantUse
 from .cells import NAMES, Cells, States, block_states, cells_of, counts_of, pool_states
 from .snapshot import SequenceRow, Snapshot
 
@@ -20,6 +21,8 @@ from .snapshot import SequenceRow, Snapshot
 MAX_ROWS = 64
 #: Cells of a sequence's path.
 MAX_PATH = 512
+#: Tenants that are shown by name.
+MAX_TENANTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +170,25 @@ def totals_of(snapshot: Snapshot, states: States, cpu_states: States | None) -> 
     }
     if snapshot.misses is not None:
         told["causes"] = snapshot.misses.missed
+    if stats.tenants:
+        told["tenants"] = tenant_lines(stats.tenants)
     if around.tiers:
         told["tiers"] = around.tiers
     if cpu_states is not None:
         told["cpu"] = counts_of(cpu_states)[:4]
     return told
+
+
+def tenant_lines(uses: Sequence[TenantUse]) -> list[tuple[str, int, int, int, int, int]]:
+    """Return name, blocks held, idle, retained, floor, share of those who have most, the rest as one. O(n log n)."""
+    lines = [
+        (use.name, use.num_held, use.num_idle, use.num_retained, use.min_blocks, use.share)
+        for use in sorted(uses, key=lambda use: -use.num_held - use.num_idle)
+    ]
+    if rest := lines[MAX_TENANTS:]:
+        held, idle, retained, floor, share = (sum(column) for column in zip(*(line[1:] for line in rest), strict=True))
+        lines[MAX_TENANTS:] = [(f"{len(rest)} others", held, idle, retained, floor, share)]
+    return lines
 
 
 def event(name: str, content: object) -> bytes:

@@ -142,6 +142,11 @@ def _shares(read: Callable[[TenantUse], float]) -> Callable[[CacheReading], Valu
     return by_name
 
 
+def _block_bytes(seen: CacheReading) -> Values:
+    """Return them where they are known."""
+    return {"": seen.stats.block_bytes} if seen.stats is not None and seen.stats.block_bytes else None
+
+
 def _cpu_states(seen: CacheReading) -> Values:
     return None if seen.cpu_blocks is None else asdict(seen.cpu_blocks)
 
@@ -173,6 +178,14 @@ FAMILIES: tuple[Family, ...] = (
     Family("blockyard:share_blocks", "A tenant's share.", _shares(lambda use: use.share), "tenant"),
     Family("blockyard:share_blocks_held", "Blocks that a tenant holds.", _shares(lambda use: use.num_held), "tenant"),
     Family("blockyard:share_blocks_idle", "Its idle blocks.", _shares(lambda use: use.num_idle), "tenant"),
+    Family(
+        "blockyard:share_blocks_retained",
+        "Its blocks that a wish keeps.",
+        _shares(lambda use: use.num_retained),
+        "tenant",
+    ),
+    Family("blockyard:share_blocks_floor", "What it is sure of.", _shares(lambda use: use.min_blocks), "tenant"),
+    Family("blockyard:kv_block_bytes", "Bytes of a block.", _block_bytes),
     Family(
         "blockyard:share_blocks_evicted",
         "Cached blocks that a tenant lost.",

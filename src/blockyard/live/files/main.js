@@ -38,6 +38,7 @@ function show(frame, follows) {
   map.show(frame.map, frame.at, follows);
   at("cpu").hidden = !frame.cpu;
   if (frame.cpu) cpuMap.show(frame.cpu, frame.at, follows);
+  writeTenants(frame.totals);
   writeTiers(frame.totals.tiers || []);
   requests.show(frame);
   chart.show(frame);
@@ -52,6 +53,13 @@ function summary({ totals, step }) {
   const held = totals.private + totals.shared + totals.pending + totals.retiring + totals.loading;
   return `Step ${count(step)}: ${count(held)} blocks in use, ${count(totals.idle)} cached and idle, ${count(totals.free)} free; ` +
     `${count(totals.running)} requests run, ${count(totals.waiting)} wait; hit rate ${share(totals.hit, totals.prompt)} since the start.`;
+}
+
+// What each has, in bytes where a block's are known.
+function writeTenants({ tenants = [], bytes: each }) {
+  at("tenants").hidden = tenants.length === 0;
+  at("tenant-lines").replaceChildren(...tenants.map(([name, ...blocks]) => make("tr", "", "", make("td", "", onOneLine(name)),
+    ...blocks.map((number) => make("td", "", each ? bytes(number * each) : count(number))))));
 }
 
 function writeTiers(lines) {
