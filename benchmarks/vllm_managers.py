@@ -4,7 +4,7 @@ vLLM's own block manager, and ours on both levels, in turn: N requests with prom
 decode 64 tokens each, all in a step; two thirds of the prompts begin with the same 64 tokens. Microseconds a step,
 prompts included, the median of rounds that take turns: of the thread's own time, which other programs' turns do not
 count in. In brackets the share of vLLM's, by the medians and by the least. Then the same with a second group of layers
-that slide, as hybrid models have them, which level "tokens" does not serve.
+that slide, and with one that keeps states, which level "tokens" does not serve.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_manager import KVCacheManager as Stock
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
 from vllm.v1.request import Request, RequestStatus
 
 from blockyard.integrations.vllm import Options
@@ -31,18 +31,22 @@ NUM_BLOCKS = 20_000
 PROMPT, SHARED, DECODED, ROUNDS, WINDOW = 100, 64, 64, 5, 48
 
 
-def config(slides: bool) -> KVCacheConfig:
-    """One group of full attention, perhaps one with a window."""
+def config(second: str) -> KVCacheConfig:
+    """One group of full attention, perhaps one with a window or with states."""
     shape: dict[str, Any] = {"block_size": BLOCK_SIZE, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     groups = [KVCacheGroupSpec(["layer"], FullAttentionSpec(**shape))]
-    if slides:
+    if second == "states":
+        states = MambaSpec(BLOCK_SIZE, ((BLOCK_SIZE * 2,),), (torch.float32,), mamba_cache_mode="align")
+        groups.append(KVCacheGroupSpec(["layer with a state"], states))
+    if second == "a window":
         groups.append(KVCacheGroupSpec(["sliding layer"], SlidingWindowSpec(**shape, sliding_window=WINDOW)))
-    return KVCacheConfig(num_blocks=NUM_BLOCKS, kv_cache_tensors=[], kv_cache_groups=groups)
+    interval = 0 if second else None  # vLLM's default
+    return KVCacheConfig(NUM_BLOCKS, [], groups, prefix_cache_retention_interval=interval)
 
 
-def manager_of(level: str, slides: bool) -> Any:
+def manager_of(level: str, second: str) -> Any:
     """Fresh."""
-    given = {"kv_cache_config": config(slides), "max_model_len": 8192, "scheduler_block_size": BLOCK_SIZE}
+    given = {"kv_cache_config": config(second), "max_model_len": 8192, "scheduler_block_size": BLOCK_SIZE}
     given |= {"hash_block_size": BLOCK_SIZE, "enable_caching": True}
     return Stock(**given) if level == "stock" else make_manager(Options(level=level), **given)
 
@@ -89,10 +93,10 @@ def serve(manager: Any, requests: list[Request]) -> float:
     return spent + clock() - start
 
 
-def row(count: int, slides: bool) -> str:
+def row(count: int, second: str) -> str:
     """A line of the table."""
-    levels = ("stock", "names") if slides else LEVELS
-    managers = {level: manager_of(level, slides) for level in levels}
+    levels = ("stock", "names") if second else LEVELS
+    managers = {level: manager_of(level, second) for level in levels}
     times: dict[str, list[float]] = {level: [] for level in levels}
     for number in range(ROUNDS + 1):
         for level, manager in managers.items():
@@ -105,16 +109,16 @@ def row(count: int, slides: bool) -> str:
     for level in LEVELS[1:]:
         shares = [one[level] / one["stock"] for one in (medians, least) if level in one]
         cells.append(f"{medians[level]:.1f} ({shares[0]:.2f}; {shares[1]:.2f})" if shares else "")
-    return f"| {count}{', a window' if slides else ''} | {' | '.join(cells)} |"
+    return f"| {count}{f', {second}' if second else ''} | {' | '.join(cells)} |"
 
 
 def main() -> None:
     """Print a table."""
     init_none_hash(sha256)
     print("| requests | stock us/step | tokens | names |\n|---|---|---|---|")
-    for slides in (False, True):
+    for second in ("", "a window", "states"):
         for count in (64, 256, 1024):
-            print(row(count, slides), flush=True)
+            print(row(count, second), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import deque
 from collections.abc import Callable
@@ -15,12 +16,14 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as StockAsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from blockyard.integrations.vllm import AsyncScheduler, Scheduler
+
+from .worker import Worker
 
 #: A configuration without weights, which `model_configs.py` writes.
 MODEL = "Qwen/Qwen3-0.6B"
@@ -32,10 +35,19 @@ HASHER = get_request_block_hasher(BLOCK_SIZE, sha256)
 
 
 def config_of(num_blocks: int, **others: Any) -> tuple[VllmConfig, KVCacheConfig]:
-    """vLLM's configuration, and one group of full attention; with `window` a second one that slides."""
+    """vLLM's configuration, and one group of full attention; with `window` a second one that slides.
+
+    page: a group of states besides, cached as vLLM's "align" does; blocks of both have so many tokens. unit: tokens a
+    hash, as `--prefix-match-unit` has it.
+    """
     max_len, budget = others.get("max_model_len", 2048), others.get("max_num_batched_tokens", 2048)
     connector = others.get("connector")
-    cache = CacheConfig(block_size=BLOCK_SIZE, gpu_memory_utilization=0.9, enable_prefix_caching=True)
+    page = others.get("page", 0)
+    size = page or BLOCK_SIZE
+    is_cached = others.get("is_cached", True)
+    cache = CacheConfig(block_size=size, gpu_memory_utilization=0.9, enable_prefix_caching=is_cached)
+    cache.mamba_cache_mode = "align" if is_cached else "none"
+    cache.prefix_cache_retention_interval = others.get("retention", 0)
     cache.num_gpu_blocks = num_blocks
     vllm_config = VllmConfig(
         scheduler_config=SchedulerConfig(
@@ -56,21 +68,43 @@ def config_of(num_blocks: int, **others: Any) -> tuple[VllmConfig, KVCacheConfig
         kv_events_config=others.get("events"),
         additional_config={"blockyard": others["options"]} if others.get("options") else {},
     )
-    spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
     groups = [KVCacheGroupSpec(["layer"], spec)]
     if window := others.get("window"):
         sliding = SlidingWindowSpec(
             block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32, sliding_window=window
         )
         groups.append(KVCacheGroupSpec(["windowed layer"], sliding))
-    return vllm_config, KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+    if page:
+        states = MambaSpec(
+            block_size=page if is_cached else max_len,
+            shapes=((spec.page_size_bytes // 4,),),
+            dtypes=(torch.float32,),
+            mamba_cache_mode=cache.mamba_cache_mode,
+            num_speculative_blocks=others.get("drafted", 0),
+            num_prefill_checkpoint_blocks=others.get("inside", 0),
+        )
+        groups += [KVCacheGroupSpec(["layer with a state"], states), KVCacheGroupSpec(["another one"], states)]
+    interval = cache.prefix_cache_retention_interval if page else None
+    return vllm_config, KVCacheConfig(
+        num_blocks=num_blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=groups,
+        prefix_cache_retention_interval=interval,
+    )
 
 
 def request_of(
-    name: str, tokens: list[int], num_new: int, hasher: Callable[[Request], list[Any]] = HASHER, salt: str | None = None
+    name: str,
+    tokens: list[int],
+    num_new: int,
+    hasher: Callable[[Request], list[Any]] = HASHER,
+    salt: str | None = None,
+    told: list[int] | None = None,
 ) -> Request:
-    """A request that ends after `num_new` tokens."""
-    params = SamplingParams(max_tokens=num_new, ignore_eos=True, temperature=0)
+    """A request that ends after `num_new` tokens. told: where its application says that states are wanted."""
+    told_of = {"state_boundaries": told} if told else None
+    params = SamplingParams(max_tokens=num_new, ignore_eos=True, temperature=0, extra_args=told_of)
     params.update_from_generation_config({}, NO_TOKEN)
     return Request(name, tokens, params, None, block_hasher=hasher, cache_salt=salt)
 
@@ -86,6 +120,9 @@ class Engine:
     other_class: with the class that vLLM has for the other way, as one who passes the wrong flag.
     """
 
+    #: Whether blocks have contents, which are checked as they are read.
+    works = False
+
     def __init__(
         self, level: str, num_blocks: int, asynchronous: bool = False, other_class: bool = False, **others: Any
     ) -> None:
@@ -99,11 +136,13 @@ class Engine:
         self.scheduler: Any = classes[asynchronous != other_class](
             vllm_config=vllm_config,
             kv_cache_config=cache_config,
-            block_size=BLOCK_SIZE,
+            block_size=math.lcm(*(group.kv_cache_spec.block_size for group in cache_config.kv_cache_groups)),
+            hash_block_size=others.get("unit") if others.get("is_cached", True) else None,
             log_stats=True,
             structured_output_manager=StructuredOutputManager(vllm_config),
         )
         self.ahead = int(asynchronous)
+        self.worker = Worker(cache_config, token_of)
         self.pending: deque[tuple[Any, dict[str, int]]] = deque()
         self.tokens: dict[str, list[int]] = {}
         self.hits = self.queries = 0
@@ -130,6 +169,8 @@ class Engine:
     def schedule(self) -> dict[str, int]:
         """One step planned: tokens of each request."""
         output = self.scheduler.schedule()
+        if self.works:
+            self.worker.run(output, self.scheduler.requests)
         samples = {}
         for name in output.num_scheduled_tokens:
             request = self.scheduler.requests[name]

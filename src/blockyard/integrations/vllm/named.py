@@ -20,9 +20,12 @@ from vllm.v1.request import RequestStatus
 from .misses import StepMisses
 from .options import Options
 from .pool import BlockPool
+from .states import AttentionGroup, StateGroup, StatePlaces, keep_states
 
-#: Classes whose allocation is nothing but their base's: blocks for all tokens, full ones cached. No subclass of them.
-PLAIN_GROUPS = (groups.FullAttentionManager, groups.SlidingWindowManager, groups.ChunkedLocalAttentionManager)
+#: Classes of which it is known when a step takes no block and caches none. No subclass of them.
+ATTENTION_GROUPS = (groups.FullAttentionManager, AttentionGroup)
+STATE_GROUPS = (groups.MambaManager, StateGroup)
+PLAIN_GROUPS = (*ATTENTION_GROUPS, *STATE_GROUPS, groups.SlidingWindowManager, groups.ChunkedLocalAttentionManager)
 PLAIN_COORDINATORS = (
     coordinators.UnitaryKVCacheCoordinator,
     coordinators.HybridKVCacheCoordinator,
@@ -31,42 +34,78 @@ PLAIN_COORDINATORS = (
 _LEADING = threading.RLock()
 
 
-def _noting_misses(look_up: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a lookup of vLLM's; why it found no more is noted."""
+def _noting(look_up: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a lookup of vLLM's; why it found no more is noted, and where the request leaves states."""
 
     @wraps(look_up)
     def noting(manager: NamedManager, request: Any, *args: Any, **kwargs: Any) -> Any:
         found = look_up(manager, request, *args, **kwargs)
         if manager.misses is not None and manager.prefix_cache_lookup_enabled(request):
             manager.misses.ask(request, found[1])
+        if manager.places is not None:
+            blocks, hit, junction = found
+            manager.places.plan(request, hit, junction)
+            return blocks, hit, 0  # a junction is among the places, and vLLM needs no stop of its own
         return found
 
     return noting
 
 
 class NamedManager(StockManager):
-    """vLLM's own manager. `misses` says why prompts were not found, where it was asked for."""
+    """This is vLLM's own manager. `misses` says why prompts were not found, `places` where states are kept."""
 
-    def __init__(self, **given: Any) -> None:
+    places: StatePlaces | None = None
+
+    def __init__(self, state_places: tuple[str, ...] = (), **given: Any) -> None:
         super().__init__(**given)
+        if state_places:
+            self.places = keep_states(state_places, self.coordinator, given["kv_cache_config"].num_blocks)
         self.misses: StepMisses | None = getattr(self.block_pool, "misses", None)
         plain = self.coordinator.single_type_managers
         size = given["hash_block_size"]
-        # Where blocks and hashes differ in size, a step may cache a part of a block, or copy one.
-        is_plain = type(self.coordinator) in PLAIN_COORDINATORS and all(
-            type(group) in PLAIN_GROUPS and group.block_size == size for group in plain
+        states = tuple(group for group in plain if type(group) in STATE_GROUPS)
+        # Where blocks and hashes differ in size, a step of a prompt may cache a part of a block, or copy one.
+        self._is_finer = any(group.block_size != size for group in plain)
+        is_plain = (
+            type(self.coordinator) in PLAIN_COORDINATORS
+            and all(type(group) in PLAIN_GROUPS for group in plain)
+            and not any(group.num_speculative_blocks or group.has_prefill_checkpoint_blocks for group in states)
+            and (states or not self._is_finer)
+            and all(group.mamba_cache_mode == "align" for group in states)
         )
         self._plain: tuple[Any, ...] = plain if is_plain else ()
-        self._windows = tuple(group for group in self._plain if type(group) is not groups.FullAttentionManager)
+        self._states = states if is_plain else ()
+        self._windows = tuple(group for group in self._plain if type(group) not in ATTENTION_GROUPS)
 
-    get_computed_blocks = _noting_misses(StockManager.get_computed_blocks)
-    get_computed_blocks_for_connector = _noting_misses(StockManager.get_computed_blocks_for_connector)
+    get_computed_blocks = _noting(StockManager.get_computed_blocks)
+    get_computed_blocks_for_connector = _noting(StockManager.get_computed_blocks_for_connector)
 
     def record_prefix_cache_stats(self, request: Any, num_hits: int) -> None:
         """A request is admitted: what was noted counts."""
         super().record_prefix_cache_stats(request, num_hits)
         if self.misses is not None:
             self.misses.admit(request)
+        if self.places is not None:
+            self.places.remember(request)
+
+    def pop_blocks_for_free(self, request: Any) -> Any:
+        """A request ends or is preempted: its output is known from now on, too. Return vLLM's answer."""
+        if self.places is not None:
+            self.places.remember(request)
+        return super().pop_blocks_for_free(request)
+
+    def free(self, request: Any) -> None:
+        """A request is freed: its output is known from now on, too."""
+        if self.places is not None:
+            self.places.remember(request)
+        super().free(request)
+
+    def reset_prefix_cache(self) -> bool:
+        """Return vLLM's answer. Nothing is known any more where that is True."""
+        was_reset: bool = super().reset_prefix_cache()
+        if was_reset and self.places is not None:
+            self.places.known.clear()
+        return was_reset
 
     def allocate_slots(
         self,
@@ -116,7 +155,13 @@ class NamedManager(StockManager):
         end = after + num_lookahead_tokens
         if end > longest:
             end = longest
+        if self._is_finer and computed <= request.num_prompt_tokens:
+            return False
         is_cached = self.enable_caching and not delay_cache_blocks
+        for group in self._states:
+            # A block to copy, or the state of another request yet.
+            if name in group._partial_hit_reqs or name not in group._allocated_block_reqs:
+                return False
         for group in self._plain:
             size = group.block_size
             if end > len(group.req_to_blocks.get(name, ())) * size:
@@ -131,9 +176,10 @@ class NamedManager(StockManager):
 
 
 def named_manager(options: Options, **given: Any) -> Any:
-    """vLLM's own manager on our pool.
+    """Return vLLM's own manager on our pool.
 
-    Raises ValueError where hashes are not of whole blocks and causes of misses are asked for.
+    Raises ValueError where states cannot be kept at the places asked for, and where hashes are not of whole blocks and
+    causes of misses are asked for.
     """
     misses = None
     if options.miss_causes:
@@ -147,7 +193,7 @@ def named_manager(options: Options, **given: Any) -> Any:
     attributes = {"eviction_policy": options.eviction_policy, "misses": misses}
     made = type("BlockPool", (BlockPool,), attributes)
     with leading_here(coordinators, "BlockPool", made):
-        return NamedManager(**given)
+        return NamedManager(options.state_places, **given)
 
 
 @contextmanager

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ... import InvalidArgument
+from ... import CacheConfig, InvalidArgument
 from ...policies import POLICIES, make_policy
 from ..signatures import moved_methods
 
 LEVELS = ("auto", "tokens", "names")
 COUNTS = ("residency_sample", "retention_blocks", "miss_causes")
 ONLY_FOR_TOKENS = ("residency_sample", "retention_blocks", "events")
+PLACES = ("last", "junction", "ends", "pow2", "queue", "told")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Options:
     miss_causes: how many evicted hashes are remembered, to say why a prompt was not found; 0: nothing is said.
     events: the address where `blockyard.events` publishes what the pool holds, such as "tcp://127.0.0.1:5557"; "" for
         nowhere; "tokens" only.
+    state_places: of a hybrid model, at which boundaries of a prompt states are kept: names as in `CacheConfig`, and
+        "queue" and "told"; empty: where vLLM keeps them; "names" only.
     Raises ValueError that names the option, its value and what it may be.
     """
 
@@ -40,6 +43,7 @@ class Options:
     retention_blocks: int = 0
     miss_causes: int = 0
     events: str = ""
+    state_places: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -48,6 +52,12 @@ class Options:
                 raise ValueError(f"blockyard: {name} is {value!r}; it must be an integer from 0")
         if not isinstance(self.events, str) or (self.events and "://" not in self.events):
             raise ValueError(f"blockyard: events is {self.events!r}; it must be an address as tcp://127.0.0.1:5557 is")
+        places = self.state_places
+        if not isinstance(places, list | tuple) or not _are_places(places):
+            raise ValueError(
+                f"blockyard: state_places is {places!r}; it must be a list of names of {', '.join(PLACES)}, or every:N"
+            )
+        object.__setattr__(self, "state_places", tuple(places))
         if self.level not in LEVELS:
             raise ValueError(f"blockyard: level is {self.level!r}; it must be one of {', '.join(LEVELS)}")
         if not _is_policy(self.eviction_policy):
@@ -65,6 +75,14 @@ class Options:
 def _is_policy(name: object) -> bool:
     try:
         make_policy(name if isinstance(name, str) else None, 2)
+    except InvalidArgument:
+        return False
+    return True
+
+
+def _are_places(names: Any) -> bool:
+    try:
+        CacheConfig(2, state_places=tuple(name for name in names if name not in ("queue", "told")))
     except InvalidArgument:
         return False
     return True
@@ -88,10 +106,15 @@ VLLM_VERSIONS = ("0.32", "0.33")
 POOL = "vllm.v1.core.block_pool:BlockPool"
 MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
 BLOCKS = "vllm.v1.core.kv_cache_manager:KVCacheBlocks"
+SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 #: Of one kind of layers: level "names" says in advance when these would change nothing.
 GROUP = "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager"
 
 _COMMON = {
+    f"{SCHEDULER}._mamba_block_aligned_split": "self, request, num_new_tokens, num_new_local_computed_tokens=, "
+    "num_external_computed_tokens=",
+    f"{POOL}.cache_partial_block": "self, request, block, num_tokens, kv_cache_group_id, block_size, "
+    "replace_existing_hashes=",
     f"{POOL}.get_cached_block": "self, block_hash, kv_cache_group_ids",
     f"{POOL}.get_new_blocks": "self, num_blocks",
     f"{POOL}._notify_reuse": "self, blocks",

@@ -18,6 +18,7 @@ from ...events import KVEventPublisher, PublisherError
 from .manager import KVCacheManager, why_not
 from .named import leading_here, named_manager
 from .options import Options, options_of, require_known_vllm
+from .states import first_stop
 
 # A child of vLLM's logger, so that its handlers apply.
 logger = init_logger(f"vllm.{__name__}")
@@ -32,7 +33,11 @@ def make_manager(options: Options, has_connector: bool = False, **given: Any) ->
     reason = why_not(**given) or ("a KV connector may hold blocks by id" if has_connector else "")
     if options.level == "tokens" and reason:
         raise ValueError(f"blockyard: level 'tokens' does not serve this model: {reason}")
-    if options.level == "names" or reason:
+    if options.state_places and options.level == "tokens":
+        raise ValueError("blockyard: state_places is not there on level 'tokens', which serves full attention alone")
+    if options.state_places and has_connector:
+        raise ValueError("blockyard: state_places is not there with a KV connector (--kv-transfer-config)")
+    if options.level == "names" or reason or options.state_places:
         if options.only_for_tokens:
             name = options.only_for_tokens[0]
             instead = "; vLLM's --kv-events-config is" if name == "events" else ""
@@ -97,9 +102,25 @@ class OnBlockyard:
         has_connector = vllm_config.kv_transfer_config is not None
         with leading_here(stock, "KVCacheManager", partial(make_manager, options, has_connector)):
             super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
+        if options.state_places:
+            self.kv_cache_manager.places.queue = self.waiting  # type: ignore[attr-defined]
         if options.events:
             rank = vllm_config.parallel_config.data_parallel_index
             self.pool_events = PoolEvents(self.kv_cache_manager.pool, options.events, rank)
+
+    def _mamba_block_aligned_split(
+        self,
+        request: Any,
+        num_new_tokens: int,
+        num_new_local_computed_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+    ) -> int:
+        """Return how many tokens the next chunk of a hybrid model's prompt has: vLLM's number, or to the first stop."""
+        count: int = super()._mamba_block_aligned_split(  # type: ignore[misc]
+            request, num_new_tokens, num_new_local_computed_tokens, num_external_computed_tokens
+        )
+        start = request.num_computed_tokens + num_new_local_computed_tokens + num_external_computed_tokens
+        return first_stop(request, start, start + count) - start
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         """vLLM's; the step's events go out with it, as vLLM's own do."""

@@ -1,0 +1,141 @@
+"""Hybrid models: where vLLM's scheduler keeps states, stock and by our rules; every step reads what was written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from .connector import CONFIG
+from .engine import Engine, request_of
+from .states import LOADS, PLACES, hits_of
+from .test_programs import Program
+
+
+class WorkingEngine(Engine):
+    """Its blocks have contents."""
+
+    works = True
+
+
+#: Of request 1, 2, 3 and all later ones, by tokens a block and a hash.
+STOCK = {
+    (528, 528): ((0, 0, 1584), (0, 0, 1056)),
+    (528, 16): ((0, 0, 1584), (0, 0, 1056)),
+    (1056, 16): ((0, 0, 1056), (0, 0, 1056)),
+    (1568, 16): ((0, 1568, 1568), (0, 0, 0)),
+}
+OURS = {
+    (528, 528): ((0, 1584, 1584), (0, 528, 1056)),
+    (528, 16): ((0, 1024, 1600), (0, 1024, 1488)),
+    (1056, 16): ((0, 1024, 1600), (0, 1024, 1488)),
+    (1568, 16): ((0, 1568, 1600), (0, 1024, 1488)),
+}
+
+
+@pytest.mark.parametrize(("page", "unit"), STOCK)
+def test_prompts_that_begin_alike(page: int, unit: int) -> None:
+    """The case of vllm#45238: 64 requests, one after another."""
+    for load, stock, ours in zip(LOADS, STOCK[page, unit], OURS[page, unit], strict=True):
+        assert hits_of("stock", page, unit, load) == [*stock, *[stock[-1]] * 61]
+        assert hits_of("names", page, unit, load, state_places=PLACES) == [*ours, *[ours[-1]] * 61]
+
+
+@pytest.mark.parametrize("rule", ["told", "queue"])
+def test_the_second_request_hits_in_full(rule: str) -> None:
+    """Where the application says where the shared part ends, or the next request waits already."""
+    for load, whole in zip(LOADS, (1600, 1488), strict=True):
+        found = hits_of("names", 528, 16, load, state_places=[*PLACES, rule], told=rule == "told", waits=True)
+        assert found == [0, *[whole] * 63]
+
+
+def test_eight_in_flight() -> None:
+    """From the tenth request on in full; by vLLM's own junctions too, as far as its blocks allow."""
+    for load, whole, stock in zip(LOADS, (1600, 1488), (1584, 1056), strict=True):
+        found = hits_of("names", 528, 16, load, in_flight=8, waits=True, state_places=PLACES)
+        assert found[9:] == [whole] * 55
+        assert set(hits_of("stock", 528, 16, load, in_flight=8, waits=True)[9:]) == {stock}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "no layer of the model keeps a state"),
+        ({"page": 64, "is_cached": False}, "mamba_cache_mode is 'none', prefix caching is off"),
+        ({"page": 16, "window": 48}, "it has layers of SlidingWindowSpec besides"),
+        ({"page": 64, "connector": CONFIG}, "not there with a KV connector"),
+        ({"page": 64, "drafted": 1}, "tokens are drafted"),
+        ({"page": 64, "inside": 1}, "num_prefill_checkpoint_blocks of the MambaSpec is not 0"),
+        ({"level": "tokens"}, "state_places is not there on level 'tokens'"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(settings: dict[str, Any], says: str) -> None:
+    """Before the first request, by a sentence that names the setting."""
+    level = settings.pop("level", "names")
+    with pytest.raises(ValueError, match=says):
+        Engine(level, 100, **settings, options={"state_places": PLACES})
+
+
+@pytest.mark.parametrize("told", [5, "1600", [True], [-16], [1.5], list(range(1, 2000)), [[1600]]])
+def test_what_is_told_and_no_position_is_left_out(told: Any) -> None:
+    """A request cannot stop the engine."""
+    engine = WorkingEngine("names", 100, page=64, unit=16, options={"state_places": ["told"]})
+    for number in range(2):
+        engine.add(request_of(f"r{number}", list(range(200)), 4, told=told))
+        engine.drain()
+    assert engine.hits == 192
+    engine.require_empty()
+
+
+def test_nothing_is_known_after_a_reset() -> None:
+    """Nor is there a state."""
+    engine = WorkingEngine("names", 100, page=64, unit=16, options={"state_places": PLACES})
+    for number in range(2):
+        engine.add(request_of(f"r{number}", list(range(300)), 4))
+        engine.drain()
+        assert engine.hits == 0
+        assert engine.manager.places.known
+        engine.require_empty()
+        assert not engine.manager.places.known
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("num_blocks", [60, 600])
+@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize("seed", range(2))
+def test_programs_of_hybrid_models_are_vllms(seed: int, page: int, num_blocks: int, asynchronous: bool) -> None:
+    """Without places of ours: stock and level "names" in step, and what is read was written. Hashes of 16 tokens."""
+    settings = {"max_model_len": 512, "max_num_batched_tokens": 128, "page": page, "unit": 16}
+    engines = [WorkingEngine(level, num_blocks, asynchronous, **settings) for level in ("stock", "names")]
+    Program(seed, engines).run(250)
+    assert all(engine.worker.num_states_read > 0 for engine in engines)
+
+
+class Telling(Program):
+    """Some requests say where states are wanted."""
+
+    def add(self) -> None:
+        """One more request, which may tell."""
+        super().add()
+        told = [self.random.randrange(1, 300) for _ in range(self.random.randrange(3))]
+        for engine in self.engines:
+            request = engine.scheduler.requests[self.names[-1]]
+            request.sampling_params.extra_args = {"state_boundaries": told}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("retention", [0, None])
+@pytest.mark.parametrize("num_blocks", [70, 600])
+@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize("seed", range(3))
+def test_programs_with_our_places(
+    seed: int, page: int, num_blocks: int, retention: int | None, asynchronous: bool
+) -> None:
+    """Storms, aborts, resets: every step goes on from the state and the keys and values of its own tokens."""
+    settings: dict[str, Any] = {"max_model_len": 512, "max_num_batched_tokens": 128, "page": page, "unit": 16}
+    settings |= {"retention": retention, "options": {"state_places": [*PLACES, "every:48", "queue", "told"]}}
+    engine = WorkingEngine("names", num_blocks, asynchronous, **settings)
+    Telling(seed, [engine]).run(250)
+    assert engine.hits > 0
