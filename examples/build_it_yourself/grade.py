@@ -233,10 +233,19 @@ def grade(queue: Any, pool: Any) -> dict[str, str]:
     return found
 
 
+def missing(name: str) -> Callable[..., Any]:
+    """What stands for a class that the file does not have yet: a check that makes one fails, and says so."""
+
+    def make(*_: int) -> Any:
+        raise NameError(f"your file has no {name} yet")
+
+    return make
+
+
 def main(path: str) -> int:
     """Print a line for each check of the classes in a file."""
     names = runpy.run_path(path)
-    found = grade(names.get("FreeQueue"), names.get("BlockPool"))
+    found = grade(*(names.get(name, missing(name)) for name in ("FreeQueue", "BlockPool")))
     for check in CHECKS:
         wrong = found[check.__name__]
         print(f"{'FAILED' if wrong else 'passed'}  {check.__name__}")

@@ -117,6 +117,7 @@ def test_text_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         "  a length asked for             2,000           125       250.0        19",
         "  trace mean                     1,933           121       242.0        19",
         "  blocks                         2,376  of 16 tokens, 2.000 MiB on each GPU",
+        "  tokens                        38,000  128 KiB each on each GPU",  # 2,375 blocks; 32 layers * 2 * 8 * 128 * 2
         "  CPU blocks                     2,048",
         "  held by running requests         581  4 at work, and a fifth more to grow",  # 1.2 * 4 * 121 = 580.8
         "  left for cached prefixes       1,794",
@@ -202,7 +203,8 @@ def test_windows_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     lines = out.splitlines()
     assert status == 0
     assert "  a length asked for            32,000         2,009       753.4         8" in lines
-    assert "  tokens                       134,416  if every layer keeps all of them" in lines  # 16,802 * 8
+    # 16,802 * 8, and 24 layers * 2 * 8 * 64 * 2
+    assert "  tokens                       134,416  48 KiB each on each GPU if every layer keeps all of them" in lines
     assert any(
         line.startswith("  - The weights are gpt-oss-20b's as an engine holds them, in several") for line in lines
     )

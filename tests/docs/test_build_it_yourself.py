@@ -46,6 +46,8 @@ def test_an_empty_file_fails_every_check(tmp_path: Path, capsys: pytest.CaptureF
     printed = capsys.readouterr().out
     assert [line.split()[1] for line in printed.splitlines() if line.startswith("FAILED")] == checks
     assert printed.endswith(f"0 of {len(checks)} passed\n")
+    assert printed.count("NameError: your file has no FreeQueue yet") == 3
+    assert printed.count("NameError: your file has no BlockPool yet") == len(checks) - 3
 
 
 def test_the_solution_passes_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

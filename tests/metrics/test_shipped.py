@@ -168,6 +168,31 @@ def test_without_a_flag_only_rows_that_name_one_are_empty() -> None:
     assert in_flagged > 10, "a plain server lacks what the flags switch on"
 
 
+def documented() -> set[str]:
+    """Return the names in the docs' tables. In a row, `a:b_c` and `_d` stand for a:b_c, a:d and a:b_d."""
+    rows = [
+        re.findall(r"`([\w:]+)`", row.split(" | ")[0])
+        for page in ("metrics.md", "serving.md", "fleet.md")
+        for row in (ROOT / "docs" / page).read_text().splitlines()
+        if re.match(r"\| `(?:vllm|blockyard):", row)
+    ]
+    names: set[str] = set()
+    for first, *others in rows:
+        words = re.findall(r"[a-z]+[:_]?", first)
+        for at in range(len(words)):
+            begun = "".join(words[: at + 1])
+            names |= {begun.rstrip("_") + other for other in others}
+            names |= {begun.rstrip("_") + other + "".join(words[at + 2 :]) for other in others if other.endswith("_")}
+        names |= {first, *others}
+    return {name.removesuffix("_total") for name in names}
+
+
+def test_the_docs_say_what_each_figure_is(exported: set[str]) -> None:
+    shown = {re.sub(r"(_total)?(_bucket|_count|_sum)?$", "", name) for name in exported if NAME.match(name)}
+    assert len(shown) > 80
+    assert shown - documented() == set()
+
+
 def test_the_docs_say_which_alerts_there_are() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text()
     alerts = re.findall(r"- alert: (\w+)", ALERT_RULES.read_text())

@@ -230,7 +230,8 @@ def test_sigterm_lets_a_stream_end() -> None:
     assert rest[-1].choices[0].finish_reason == "stop"
     _, errors = started.process.communicate(timeout=PATIENCE_SECONDS)
     assert started.process.returncode == 0
-    what, memory, page, *stop = errors.splitlines()
+    loading, what, memory, page, *stop = errors.splitlines()
+    assert loading == "blockyard: loading the model"
     assert what.startswith(f"blockyard: {MODEL}, float32 on cpu, attention by sdpa; 100 blocks of 16 tokens")
     assert memory == "blockyard: memory of cpu, GiB: weights 0.50, keys and values 0.07"
     assert page == f"blockyard: watch its blocks at {started.address}/ui/"

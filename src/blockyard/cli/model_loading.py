@@ -130,13 +130,15 @@ def _say(message: Warning | str, *_: object, **__: object) -> None:
     print(f"blockyard: {message}", file=sys.stderr)
 
 
-def engine_of(options: argparse.Namespace, arguments: dict[str, Any]) -> tuple[Engine, str]:
+def engine_of(options: argparse.Namespace, arguments: dict[str, Any], says: bool = False) -> tuple[Engine, str]:
     """Returns the engine that the options ask for, and the model's name. Raises `ModelError` and `InvalidArgument`.
 
-    arguments: `engine_arguments` of the same options.
+    arguments: `engine_arguments` of the same options. says: a line for logs says that it loads; terminals show it.
     """
     if options.model:
         require_model_path(Path(options.model))
+    if says and not sys.stderr.isatty():
+        _say("loading the model")
     import torch
 
     path = _model_path(options)

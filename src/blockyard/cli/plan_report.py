@@ -122,7 +122,7 @@ def _cache(plan: CapacityPlan) -> list[str]:
     lines = [
         "Cache of one replica",
         _line("blocks", f"{plan.num_blocks:,}", f"of {plan.spec.block_size} tokens, {_mib(plan)} on each GPU"),
-        _line("tokens", f"{plan.num_tokens:,}", "if every layer keeps all of them" if _has_windows(plan) else ""),
+        _line("tokens", f"{plan.num_tokens:,}", _of_tokens(plan)),
         *_unfilled(plan),
     ]
     if plan.num_cpu_blocks:
@@ -201,6 +201,12 @@ def _gib(num_bytes: int) -> str:
 
 def _has_windows(plan: CapacityPlan) -> bool:
     return any(group.sliding_window for group in plan.spec.groups)
+
+
+def _of_tokens(plan: CapacityPlan) -> str:
+    """Says what a token takes, which is the --kv-bytes of other commands, and what the number of tokens supposes."""
+    supposed = " if every layer keeps all of them" if _has_windows(plan) else ""
+    return f"{plan.spec.bytes_per_token / 2**10:g} KiB each on each GPU{supposed}"
 
 
 def _mib(plan: CapacityPlan) -> str:

@@ -62,7 +62,7 @@ def _serve(
     sockets: list[socket.socket],
     tracer: Tracer | None,
 ) -> int:
-    engine, name = engine_of(options, arguments)
+    engine, name = engine_of(options, arguments, says=True)
     name = options.served_model_name or name
     print(f"blockyard: {name}, {_summary(engine)}\nblockyard: {engine.memory}", file=sys.stderr)
     events = engine.kv_events
