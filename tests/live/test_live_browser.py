@@ -17,9 +17,11 @@ pytest.importorskip("fastapi")
 pytest.importorskip("openai")
 
 from blockyard import KVCacheManager
+from blockyard.engine import SamplingParams
 from blockyard.live import feed as feeds
 from blockyard.live.desk import Surroundings
 from blockyard.live.snapshot import Snapshot, take_snapshot
+from blockyard.tenants import Tenant
 
 from ..support.browser import CHROMIUM, Browser, asking, browser
 from ..support.live_caches import state_of
@@ -370,3 +372,30 @@ def test_pictures_can_be_taken(tmp_path: Path) -> None:
         assert page.evaluate(paper) != light
         page.picture(tmp_path / "dark.png")
         assert (tmp_path / "dark.png").read_bytes().startswith(base64.b64decode("iVBORw0KGgo="))
+
+
+def test_tenants_stand_in_a_table_and_their_names_are_text(tmp_path: Path) -> None:
+    hostile = "<b onclick=alert(1)>\u202e" + "w" * 150
+    tenants = (Tenant("acme", min_blocks=30), Tenant(hostile, max_held=9))
+    engine = tiny_engine(num_blocks=100, cache_options={"tenants": tenants})
+    size = engine.cache.stats().block_bytes
+    assert size > 1024
+    engine.generate([list(range(70))], SamplingParams(max_tokens=1), tenant="acme")
+    uses = {use.name: use for use in engine.cache.stats().tenants}
+    with running_server(engine) as server, browser(tmp_path) as page:
+        open_page(page, server)
+        page.wait("document.querySelectorAll('#tenant-lines tr').length === 3")
+        cells = json.loads(
+            page.evaluate(
+                "JSON.stringify([...document.querySelectorAll('#tenant-lines tr')].map((row) => "
+                "[...row.cells].map((cell) => cell.textContent)))"
+            )
+        )
+        acme = [0, 4 * size, 0, 30 * size, uses["acme"].share * size]
+        told = json.loads(page.evaluate(f"import('./text.js').then((text) => JSON.stringify({acme}.map(text.bytes)))"))
+        assert cells[0] == ["acme", *told]
+        assert sorted(row[0] for row in cells[1:]) == sorted(("*", hostile.replace("\u202e", "⟨U+202E⟩")))
+        for width in (1280, 390):
+            page.resize(width, 800)
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        require_quiet(page, server)
