@@ -9,6 +9,7 @@ import pytest
 
 from blockyard import Admission, CacheConfig, InvalidArgument, KVCacheManager, LayerGroup, SequenceNotReady
 
+from ..support.snapshot import snapshot
 from ..support.state_loads import Request, pattern
 from ..support.state_memory import StateMemory, compute
 
@@ -319,6 +320,9 @@ def test_caches_that_cannot_be(fields: dict[str, Any], message: str) -> None:
         ({"boundaries": [5, 0]}, r"boundaries\[1\] is 0; it must be from 1"),
         ({"boundaries": [-3]}, r"boundaries\[0\] is -3"),
         ({"boundaries": np.ones(10**6, dtype=np.int64)}, "boundaries has 1000000 items; the limit is 4096"),
+        ({"boundaries": range(1, 10**6 + 1)}, "boundaries has 1000000 items; the limit is 4096"),
+        ({"boundaries": [1, 10**18]}, r"boundaries\[1\] is 1000000000000000000; it must be from 1 to the 40 tokens"),
+        ({"boundaries": [10**30]}, "boundaries"),
         ({"boundaries": ["a"]}, "boundaries"),
         ({"waiting": 5}, "waiting is 5; a list of prompts is needed"),
         ({"waiting": [[1]] * 65}, "waiting has 65 prompts; the limit is 64"),
@@ -327,9 +331,12 @@ def test_caches_that_cannot_be(fields: dict[str, Any], message: str) -> None:
 )
 def test_boundaries_that_cannot_be(fields: dict[str, Any], message: str) -> None:
     cache = hybrid()
-    with pytest.raises(InvalidArgument, match=message):
-        cache.allocate(list(range(40)), **fields)
-    assert (cache.num_seqs, cache.num_free_blocks) == (0, 3999)
+    cache.free(cache.allocate(list(range(40)), boundaries=[16, 32]))
+    before = snapshot(cache)
+    for call in (cache.allocate, cache.try_allocate):
+        with pytest.raises(InvalidArgument, match=message):
+            call(list(range(40)), **fields)
+        assert snapshot(cache) == before
     cache.check()
 
 

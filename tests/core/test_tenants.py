@@ -19,6 +19,7 @@ from blockyard import (
     CacheSalt,
     EvictionPolicy,
     InvalidArgument,
+    LayerGroup,
     LoRA,
     NeverFits,
     OutOfBlocks,
@@ -30,6 +31,7 @@ from blockyard.tenants import OTHERS, Tenant, TenantGroup
 
 from ..support.checked import Checked, prompt
 from ..support.seeds import draws, run_seed
+from ..support.snapshot import snapshot
 from ..world import NUM_CALLS, World
 
 #: Seeds of worlds in which all that must have happened does.
@@ -408,6 +410,32 @@ def test_the_limits_and_what_they_say() -> None:
     assert cache.can_allocate([1] * 60) is Admission.LATER, "13 of 14 free blocks are anybody's"
 
 
+@pytest.mark.parametrize("state_bytes", [0, 100])
+def test_limits_above_the_pool_limit_nothing_and_below_a_sequence_refuse_it(state_bytes: int) -> None:
+    states = (LayerGroup(4, kind="state", state_bytes=state_bytes),) if state_bytes else ()
+    huge, small = Tenant("huge", max_held=10**6, max_idle=10**6, max_retained=10**6), Tenant("small", max_held=1)
+    groups = (LayerGroup(4, token_bytes=8), *states)
+    settings: dict[str, Any] = {"max_model_len": 200, "groups": groups, "retention_blocks": 3, "cut_chunks": False}
+    checked = Checked(num_blocks=21, tenants=(huge, small), **settings)
+    cache, keys = checked.cache, (CacheSalt("small"),)
+    before = snapshot(cache)
+    assert cache.try_allocate([1] * 8, extra_keys=keys) is Admission.NEVER
+    for call in (
+        lambda: cache.allocate([1] * 8, extra_keys=keys),
+        lambda: cache.allocate_batch([[1] * 8], extra_keys=keys),
+    ):
+        with pytest.raises(NeverFits, match=r"token_ids needs 2 blocks; the share of tenant 'small' is at most 1$"):
+            call()
+    with pytest.raises(NeverFits, match="needs 21 blocks; the pool has 20"):
+        take(checked, "huge", 21)
+    assert snapshot(cache) == before
+    seq = prefilled(checked, "huge", prompt(1, 40))
+    with pytest.raises(OverBudget, match="3"):
+        cache.retain(prompt(1, 40), 1, None, (CacheSalt("huge"),))
+    cache.free(seq)
+    take(checked, "huge", 20)
+
+
 def test_a_million_names_are_one_tenant() -> None:
     cache = Checked(num_blocks=21, tenants=(Tenant("a", min_blocks=5), Tenant(OTHERS, max_held=0)))
     assert cache.can_allocate([1], (CacheSalt("a"),)) is Admission.OK
@@ -457,6 +485,11 @@ def test_a_pool_is_not_made_smaller_than_its_floors() -> None:
         (lambda: shares((Tenant("a"), Tenant("b", keys=(CacheSalt("a"),)))), "has a salt that is a key of 'a' and 'b'"),
         (lambda: shares((TenantGroup("*", (Tenant("b"),)),)), r"tenants has a group '\*'"),
         (lambda: shares((TenantGroup("g", (Tenant("*"),)),)), r"tenants has the name '\*' twice"),
+        (
+            lambda: shares((TenantGroup("g", (Tenant("a", 1, 9), Tenant("b")), 1, 15), Tenant("c", 1, 5))),
+            "tenants have floors .* of 20 blocks together; num_blocks is 20: 19",
+        ),
+        (lambda: shares((Tenant("a", 1, 10**18),)), "min_blocks of 'a' is 10{18}; it must be from 0 to"),
         (lambda: shares((Tenant("a", 1, 20),)), "tenants have floors .* of 20 blocks together; num_blocks is 20: 19"),
         (
             lambda: shares(tuple(Tenant(f"{n}") for n in range(10_000))),

@@ -141,6 +141,15 @@ def test_what_no_share_can_carry_is_refused_with_the_tenant(llama: Any) -> None:
     assert (engine.cache.stats(), engine.has_unfinished) == (before, False)
     with pytest.raises(InvalidArgument, match=r"tenants have floors .* of 10 blocks together; num_blocks is 9"):
         Engine(llama, num_blocks=9, block_size=4, max_num_seqs=8, cache_options={"tenants": tenants})
+    for made, message in ((7, "tenants is 7; it must be a tuple"), ((Tenant("a", 1, 99),), "99 blocks together")):
+        with pytest.raises(InvalidArgument, match=message):
+            Engine(llama, num_blocks=33, max_num_seqs=8, cache_options={"tenants": lambda _, made=made: made})
+    asked: list[int] = []
+    options = {"tenants": lambda usable: (Tenant("a", 1, asked.append(usable) or usable // 2),), "watermark": 0.1}
+    engine = Engine(llama, kv_cache_memory_bytes=2**20, block_size=4, max_num_seqs=8, cache_options=options)
+    config = engine.cache.config
+    assert asked == [config.num_blocks - 1 - config.watermark_blocks]
+    assert [use.min_blocks for use in engine.cache.stats().tenants] == [0, asked[0] // 2]
 
 
 class Flood:
