@@ -153,7 +153,7 @@ class Run:
         for _ in range(TURNS):
             await asyncio.sleep(THINK * draw.random())
             text += [draw.randrange(256) for _ in range(draw.randint(100, 200))]
-            text += await self.answer(text)
+            text += await self.answer(list(text))
 
     async def answer(self, prompt: list[int]) -> list[int]:
         """Ask once."""

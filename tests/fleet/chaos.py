@@ -161,16 +161,18 @@ class Judge:
         wholes = [tokens + self._tokens(stop) for stop in sampling.stop] if reason == FinishReason.STOP else [tokens]
         judged = [(distances(self._exact_model, wanted.prompt, whole, sampling, index), whole) for whole in wholes]
         far, whole = min(judged, key=lambda each: max(each[0], default=0.0))
+        own = distances(self._exact_model, wanted.prompt, expected, sampling, index)
         pairs = itertools.zip_longest(whole, expected)
-        place = next((number for number, (own, right) in enumerate(pairs) if own != right), len(whole))
+        place = next((number for number, (one, right) in enumerate(pairs) if one != right), len(whole))
         is_whole = reason == FinishReason.STOP or len(whole) == sampling.max_tokens
         is_first_stop = all(stop not in text for stop in sampling.stop)
+        largest = max(far + own, default=0.0)
         return {
             "kind": wanted.kind,
-            "is_tie": is_whole and is_first_stop and max(far, default=0.0) <= ROUNDING,
+            "is_tie": is_whole and is_first_stop and largest <= ROUNDING,
             "place": place,
-            "distance": far[place] if place < len(far) else None,
-            "largest": max(far, default=0.0),
+            "distance": max(far[place : place + 1] + own[place : place + 1], default=None),
+            "largest": largest,
             "completion": index,
             "streamed": wanted.is_streamed,
             "fields": wanted.fields,
