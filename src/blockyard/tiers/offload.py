@@ -217,7 +217,12 @@ class Offload:
         stop = num_computed // self._block_size
         prompt = self._prompts.get(key)
         # What was computed before the cache was reset may be of other weights.
-        if prompt is None or prompt.generation != self.cache.generation or self._is_cut(prompt, seq, token_ids, stop):
+        if prompt is None or prompt.generation != self.cache.generation:
+            return 0
+        computed = self.cache.num_computed_tokens(seq)
+        if stop > prompt.num_saved or computed < prompt.num_saved * self._block_size:
+            self._look_for_cut(prompt, computed // self._block_size, token_ids, stop)
+        if prompt.is_lost:
             return 0
         if self._states is not None:
             prompt.token_ids = token_ids
@@ -236,20 +241,18 @@ class Offload:
         }
         return self._store(seq, prompt.chain, sorted(set().union(*wanted.values())), wanted) if wanted else 0
 
-    def _is_cut(self, prompt: Prompt, seq: int, token_ids: Sequence[int], stop: int) -> bool:
-        """Look whether a sequence was cut and goes on differently: what is computed anew is offered anew.
+    def _look_for_cut(self, prompt: Prompt, computed: int, token_ids: Sequence[int], stop: int) -> None:
+        """If a sequence was cut and goes on differently, offer anew what is computed anew; behind spans it may be text.
 
-        Returns whether that cannot be told, behind a cut of a prompt with spans: it may be text or not.
+        computed: blocks that the step began with.
         """
-        first = min(prompt.num_saved, int(self.cache.num_computed_tokens(seq)) // self._block_size)
-        known = min(stop, len(prompt.chain.names))
-        if first == prompt.num_saved and (first >= known or prompt.chain.is_of(token_ids, first, known)):
-            return prompt.is_lost
-        prompt.num_saved = first
-        if not prompt.chain.is_of(token_ids, first, known):
+        first, known = min(prompt.num_saved, computed), min(stop, len(prompt.chain.names))
+        is_same = prompt.chain.is_of(token_ids, first, known) if first < known else True
+        if not is_same:
             prompt.chain.begin_anew()
-        prompt.is_lost = bool(spans_of(prompt.extra_keys))
-        return prompt.is_lost
+        if first < prompt.num_saved or not is_same:
+            prompt.is_lost = bool(spans_of(prompt.extra_keys))
+        prompt.num_saved = first
 
     def fork(self, parent: Hashable, keys: Iterable[Hashable]) -> None:
         """Further requests go on from one that runs, as `cache.fork` makes them. O(blocks) each."""
