@@ -110,6 +110,7 @@ interop-tiers: $(VENV)/built $(VENV)/tiers
 	$(BIN)/python -m tests.tiers.torture files --jobs 20000 --kills 300
 	$(BIN)/python -m tests.tiers.torture redis --jobs 10000 --kills 100
 	$(BIN)/python -m tests.tiers.torture bucket --jobs 1000
+	$(BIN)/python -m tests.tiers.torture peer --jobs 10000 --kills 100
 	if ldconfig -p | grep -q librdmacm; then $(BIN)/python -m tests.tiers.torture mooncake --jobs 3000 --kills 50; fi
 
 $(VENV)/tiers: $(VENV)/installed

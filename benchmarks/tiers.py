@@ -1,31 +1,34 @@
 """Tiers beside the bare calls that they are made of, in one run.
 
-    python -m benchmarks.tiers [files redis bucket mooncake index manager]
+    python -m benchmarks.tiers [files redis bucket mooncake peer index manager]
 
 Each row stores and loads objects of 1 MiB in jobs of eight, and does the same with the plain call in turns: pwritev and
 preadv of the same files, `set` and `get` of redis-py, `put` and `get` of obstore (against moto's server, so that row
 says what a tier adds, not what S3 gives), Mooncake's `put` and `get` over TCP. The best of the rounds counts, since
-other programs can only slow them down. ratio: the tier's speed over the plain call's, which has one thread; the tier
-has one, and its usual two. `index` makes a folder of a million small objects: seconds from opening it to the first hit
-of a load and to the whole index, and bytes of the process's memory an object. `manager` gives what the engine's thread
-pays a block of 16 tokens, in microseconds of its own CPU time, beside copying: a place that does nothing, 2,000 blocks.
+other programs can only slow them down. `peer` is a process that serves a folder; its plain call takes the same bytes
+from the memory of another process, by a plain socket. ratio: the tier's speed over the plain call's, which has one
+thread; the tier has one, and its usual two. `index` makes a folder of a million small objects: seconds from opening it
+to the first hit of a load and to the whole index, and bytes of the process's memory an object. `manager` gives what the
+engine's thread pays a block of 16 tokens, in microseconds of its own CPU time, beside copying: a place that does
+nothing, 2,000 blocks.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.tiers.servers import BUCKET, mooncake_server, redis_server, s3_server
+from tests.tiers.servers import BUCKET, mooncake_server, peer_place, redis_server, s3_server
 from tests.tiers.support import LAYOUT, name_of, tokens_of
 
 from blockyard import CacheConfig, KVCacheManager
-from blockyard.tiers import FileTier, Header, Job, Offload, WorkingTier, object_names
+from blockyard.tiers import FileTier, Header, Job, Offload, PeerTier, WorkingTier, object_names
 from blockyard.tiers.header import checksum_of
 from blockyard.tiers.index import ObjectIndex
 
@@ -171,6 +174,38 @@ def mooncake(folder: Path) -> None:
         compare("mooncake", both(lambda threads: MooncakeTier(server.url, num_threads=threads)), plain, 9)
 
 
+def peer(folder: Path) -> None:
+    """The plain call asks a process that has one object in its memory, and takes what it is sent."""
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        data = bytearray(OBJECT_BYTES)
+        while (kind := theirs.recv(1)) in (b"g", b"p"):
+            if kind == b"g":
+                theirs.sendall(data)
+            else:
+                theirs.recv_into(data, 0, socket.MSG_WAITALL)
+                theirs.sendall(b"k")
+        os._exit(0)
+    theirs.close()
+
+    def put(_: str, data: bytes) -> None:
+        ours.sendall(b"p")
+        ours.sendall(data)
+        ours.recv(1)
+
+    def get(_: str) -> None:
+        ours.sendall(b"g")
+        ours.recv_into(bytearray(OBJECT_BYTES), 0, socket.MSG_WAITALL)
+
+    with peer_place(folder / "1", "8GiB") as one, peer_place(folder / "2", "8GiB") as two:
+        tiers = both(lambda n: PeerTier((one, two)[n - 1].url, num_threads=n))
+        compare("peer", tiers, plain_client(put, get, lambda _: None), 9)
+    ours.close()
+    os.waitpid(child, 0)
+
+
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -297,7 +332,15 @@ def manager(folder: Path) -> None:
     print(f"manager µs a block: {told}")
 
 
-PARTS = {"files": files, "redis": redis, "bucket": bucket, "mooncake": mooncake, "index": index, "manager": manager}
+PARTS = {
+    "files": files,
+    "redis": redis,
+    "bucket": bucket,
+    "mooncake": mooncake,
+    "peer": peer,
+    "index": index,
+    "manager": manager,
+}
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 
 from blockyard import CacheSalt, InvalidArgument
 from blockyard.engine import Engine, GenerationResult, SamplingParams
-from blockyard.tiers import FileTier, TierUse
+from blockyard.tiers import FileTier, PeerTier, TierUse
 from blockyard.tiers.tier import BAD_OBJECT
 
 from ..support.exact_draws import same_answer
@@ -26,6 +26,7 @@ from ..support.patience import PATIENCE_SECONDS
 from ..support.seeds import run_seed
 from ..support.tiny_models import VOCAB_SIZE, tiny_model
 from ..tiers.offload_world import FaultyTier
+from ..tiers.servers import peer_place
 from .test_engine_world import random_options, random_request, tokens_of
 
 PROMPT = np.random.default_rng(7).integers(1, VOCAB_SIZE, 61).tolist()
@@ -66,6 +67,23 @@ def test_a_prompt_hits_in_the_next_engine(shape: str, tmp_path: Path) -> None:
     first, again = served(model, tmp_path), served(model, tmp_path)
     assert first.token_ids == again.token_ids == alone.token_ids
     assert (first.num_tier_cached_tokens, again.num_tier_cached_tokens, again.num_cached_tokens) == (0, 60, 60)
+
+
+def test_a_prompt_hits_in_an_engine_whose_tier_is_a_peer(tmp_path: Path) -> None:
+    model = tiny_model("llama-gqa")
+    first = served(model, tmp_path)
+    with peer_place(tmp_path) as place:
+        engine = Engine(model, num_blocks=60, block_size=4, tiers=[PeerTier(place.url)])
+        again = answer(engine)
+        assert (again.token_ids, again.num_tier_cached_tokens) == (first.token_ids, 60)
+        other = answer(engine, PROMPT[::-1])
+        place.kill()
+        engine.cache.reset_prefix_cache()
+        assert answer(engine).token_ids == first.token_ids
+        place.start()
+        engine.close()
+    back = served(model, tmp_path, PROMPT[::-1])
+    assert (back.token_ids, back.num_tier_cached_tokens) == (other.token_ids, 60)
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "falcon_h1", "lfm2"])

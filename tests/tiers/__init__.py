@@ -1,1 +1,1 @@
-"""Tests of objects in files, Redis, buckets and a Mooncake Store."""
+"""Tests of objects in files, Redis, buckets, a Mooncake Store and peers."""

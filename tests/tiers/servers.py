@@ -102,6 +102,24 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class PeerPlace(Server):
+    """A process that serves a folder to peers; the folder stays when it is killed."""
+
+    def __init__(self, folder: Path, budget: str) -> None:
+        self.folder, self.budget, self.address = folder, budget, f"127.0.0.1:{free_port()}"
+        self.url = f"peer:{self.address}"
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "blockyard", "tier", "serve", f"file:{self.folder},bytes={self.budget}"]
+        self.process = subprocess.Popen(
+            [*command, self.address], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
+        )
+        assert self.process.stdout is not None
+        with self.process.stdout as told:
+            assert b"is served" in told.readline()
+
+
 class MooncakeServer(Server):
     """A master of a Mooncake Store, and a process that lends it memory, without which nothing can be stored."""
 
@@ -146,6 +164,15 @@ class MooncakeServer(Server):
         for process in (self.process, *self.lenders):
             process.kill()
             process.wait(PATIENCE_SECONDS)
+
+
+@contextmanager
+def peer_place(folder: Path, budget: str = "2MB") -> Iterator[PeerPlace]:
+    server = PeerPlace(folder, budget)
+    try:
+        yield server
+    finally:
+        server.kill()
 
 
 @contextmanager

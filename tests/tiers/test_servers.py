@@ -1,4 +1,4 @@
-"""Redis, a bucket, a Mooncake Store as tiers: the same contract, and their own faults, on real servers on loopback."""
+"""Redis, a bucket, a Mooncake Store, a peer as tiers: one contract, their own faults, real servers on loopback."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ KINDS = [
     pytest.param("redis", marks=needs_redis),
     pytest.param("bucket", marks=needs_bucket),
     pytest.param("mooncake", marks=needs_mooncake),
+    "peer",
 ]
 
 
@@ -92,11 +93,13 @@ def test_bad_objects_are_misses_and_go(place: Place) -> None:
         (lambda data: data[:4] + bytes([data[4] ^ 1]) + data[5:], Cause.OTHER_VERSION),
     ):
         store(tier, [4])
-        tier.put(name_of(4), change(tier.get(name_of(4))))
+        with place.behind(tier) as behind:
+            behind.put(name_of(4), change(tier.get(name_of(4))))
         assert load(tier, [4]) == {4: cause}
         assert list(tier.names()) == []
     store(tier, [1, 2])
-    tier.put(name_of(1), tier.get(name_of(2)))
+    with place.behind(tier) as behind:
+        behind.put(name_of(1), tier.get(name_of(2)))
     assert load(tier, [1, 2]) == {1: Cause.FOREIGN}
     assert tier.close()
 

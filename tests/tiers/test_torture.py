@@ -28,6 +28,7 @@ mooncake = pytest.mark.skipif(bool(missing_for_mooncake()), reason=missing_for_m
         pytest.param("redis", 1500, marks=redis),
         pytest.param("bucket", 150, marks=bucket),
         pytest.param("mooncake", 300, marks=mooncake),
+        ("peer", 1500),
     ],
 )
 def test_random_jobs_on_damaged_places(tmp_path: Path, kind: str, num_jobs: int) -> None:
@@ -38,7 +39,7 @@ def test_random_jobs_on_damaged_places(tmp_path: Path, kind: str, num_jobs: int)
 
 @pytest.mark.parametrize(
     ("kind", "kills"),
-    [("files", 20), pytest.param("redis", 5, marks=redis), pytest.param("mooncake", 2, marks=mooncake)],
+    [("files", 20), pytest.param("redis", 5, marks=redis), pytest.param("mooncake", 2, marks=mooncake), ("peer", 5)],
 )
 def test_what_a_killed_process_leaves_is_whole(kind: str, kills: int) -> None:
     """In a process of its own: it forks, and must have no threads."""

@@ -4,12 +4,13 @@
     python -m tests.tiers.torture redis --jobs 20000 --kills 100
     python -m tests.tiers.torture bucket --jobs 2000
     python -m tests.tiers.torture mooncake --jobs 5000 --kills 200
+    python -m tests.tiers.torture peer --jobs 20000 --kills 200
 
 Jobs: two engines on one place store, load, look up and drop objects of two layouts, while objects lose bits, ends or
 all, change places and become others' (and redis-server, or Mooncake's master, loses its memory). Whatever a load calls
 done is compared with what was stored; buffers of any other are zeros. Kills: a process that stores and loads is killed
-with kill -9 at a random moment; then every object in the place is whole and right. Every other time redis-server or
-Mooncake's master is killed as well.
+with kill -9 at a random moment; then every object in the place is whole and right. Every other time redis-server,
+Mooncake's master or the peer is killed as well.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from blockyard.tiers import BadObject, Cause, FileTier, Job, PlaceError, WorkingTier
+from blockyard.tiers import BadObject, Cause, FileTier, Job, PeerTier, PlaceError, WorkingTier
 from blockyard.tiers.header import PAGE_BYTES, require_whole
 
 from ..support.seeds import run_seed
-from .servers import BUCKET, Server, mooncake_server, redis_server, s3_server
+from .servers import BUCKET, Server, mooncake_server, peer_place, redis_server, s3_server
 from .support import LAYOUT, OTHER_LAYOUT, load_job, name_of, payload_of, require_right, store_job
 
 NUMBERS = 64
@@ -56,9 +57,21 @@ class Place:
             from blockyard.tiers import MooncakeTier
 
             return MooncakeTier(self.where.url, admin_port=self.where.admin_port, **more)
+        if self.kind == "peer":
+            return PeerTier(self.where.url, **more)
         from blockyard.tiers import ObjectTier
 
         return ObjectTier(f"s3://{BUCKET}", config=self.where, **more)
+
+    @contextmanager
+    def behind(self, tier: WorkingTier) -> Iterator[WorkingTier]:
+        """What writes any bytes to the place: the tier, or the files behind a peer, which keeps whole objects alone."""
+        if self.kind != "peer":
+            yield tier
+            return
+        files = FileTier(self.where.folder, 2**60)
+        yield files
+        assert files.close(60)
 
     def harm(self, tier: WorkingTier, draw: random.Random) -> str:
         """Do one thing to the place that nobody should; what it was."""
@@ -102,6 +115,9 @@ def place_of(kind: str, folder: Path) -> Iterator[Place]:
     elif kind == "redis":
         with redis_server(folder) as server:
             yield Place(kind, server)
+    elif kind == "peer":
+        with peer_place(folder) as peer:
+            yield Place(kind, peer)
     elif kind == "mooncake":
         with mooncake_server() as store:
             yield Place(kind, store)
@@ -156,15 +172,16 @@ def run_jobs(place: Place, num_jobs: int, seed: int) -> Counter[str]:
     engines = [Engine(place.open()), Engine(place.open())]
     harm: Counter[str] = Counter()
     ended = 0
-    while ended < num_jobs:
-        engine = draw.choice(engines)
-        if len(engine.running) < 8:
-            engine.act(draw)
-        else:
-            time.sleep(0.0002)
-        if draw.random() < 0.1:
-            harm[place.harm(engines[0].tier, draw)] += 1
-        ended += engine.take()
+    with place.behind(engines[0].tier) as behind:
+        while ended < num_jobs:
+            engine = draw.choice(engines)
+            if len(engine.running) < 8:
+                engine.act(draw)
+            else:
+                time.sleep(0.0002)
+            if draw.random() < 0.1:
+                harm[place.harm(behind, draw)] += 1
+            ended += engine.take()
     for engine in engines:
         assert engine.tier.close(60)
         engine.take()
@@ -199,7 +216,7 @@ def run_kills(place: Place, num_kills: int, seed: int) -> Counter[str]:
     Whoever looks at the place is a process too: threads that a client leaves behind are in no child then.
     """
     draw, seen = random.Random(seed), Counter[str]()
-    shortest, longest = (0.2, 1.0) if place.kind == "mooncake" else (0.001, 0.03)
+    shortest, longest = {"mooncake": (0.2, 1.0), "peer": (0.02, 0.3)}.get(place.kind, (0.001, 0.03))
     for trial in range(num_kills):
         child = os.fork()
         if child == 0:
@@ -254,7 +271,7 @@ def live(place: Place, seed: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tests.tiers.torture")
-    parser.add_argument("place", choices=["files", "redis", "bucket", "mooncake"])
+    parser.add_argument("place", choices=["files", "redis", "bucket", "mooncake", "peer"])
     parser.add_argument("--jobs", type=int, default=3000)
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--seed", type=int, default=None)

@@ -123,10 +123,10 @@ def _add_tiers(group: Any) -> None:
         action="append",
         default=[],
         metavar="PLACE",
-        help="keep what is computed in file:FOLDER,bytes=50GiB, redis://..., unix://..., s3://..., gs://..., az://... "
-        "or mooncake://HOST:PORT,lent=4GiB, and load it from there, also after a restart; ,write=selective stores at "
-        "the second use, ,write=back what the pool evicts, ,write=never only reads; may be repeated, nearest first; "
-        "default: none",
+        help="keep what is computed in file:FOLDER,bytes=50GiB, redis://..., unix://..., s3://..., gs://..., az://..., "
+        "mooncake://HOST:PORT,lent=4GiB or peer:HOST:PORT, and load it from there, also after a restart; "
+        ",write=selective stores at the second use, ,write=back what the pool evicts, ,write=never only reads; may be "
+        "repeated, nearest first; default: none",
     )
     group.add_argument(
         "--tier-buffer",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +24,14 @@ Look into a tier: files, Redis, a bucket or a Mooncake Store that engines keep k
   stats     objects and bytes by layout
   drop      remove objects: by name, all of a layout, or all
   copy      every sound object to another place
+  serve     give the objects to other engines, as their --tier peer:HOST:PORT, until Ctrl-C
 """
 
 _EPILOG = """\
 examples:
   blockyard tier stats file:kv-objects
   blockyard tier verify redis://127.0.0.1:6379/0 --drop
+  blockyard tier serve file:/dev/shm/kv,bytes=20GiB 10.0.0.7:7600
   blockyard tier copy file:kv-objects s3://bucket/path,endpoint=http://127.0.0.1:9000
 """
 _NAME = re.compile(r"[0-9a-f]{32}")
@@ -44,13 +47,16 @@ def add_tier_options(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("action", choices=["list", "verify", "stats", "drop", "copy"])
+    parser.add_argument("action", choices=["list", "verify", "stats", "drop", "copy", "serve"])
     parser.add_argument(
         "place",
         metavar="PLACE",
-        help="file:FOLDER, redis://..., unix://..., s3://..., gs://..., az://..., mooncake://HOST:PORT,admin=9003",
+        help="file:FOLDER, redis://..., unix://..., s3://..., gs://..., az://..., mooncake://HOST:PORT,admin=9003, "
+        "peer:HOST:PORT",
     )
-    parser.add_argument("more", nargs="*", metavar="NAME|PLACE", help="drop: names; copy: the other place")
+    parser.add_argument(
+        "more", nargs="*", metavar="NAME|PLACE", help="drop: names; copy: the other place; serve: HOST:PORT"
+    )
     parser.add_argument("--layout", metavar="HEX", help="list, drop: only objects of this layout")
     parser.add_argument("--all", action="store_true", help="drop: all objects")
     parser.add_argument("--drop", action="store_true", help="verify: remove bad objects")
@@ -70,10 +76,10 @@ def tier_use(name: str, text: str) -> TierUse:
 
 
 @contextmanager
-def _opened(name: str, text: str) -> Iterator[WorkingTier]:
+def _opened(name: str, text: str, evicts: bool = False) -> Iterator[WorkingTier]:
     from ..tiers import open_tier
 
-    tier = open_tier(name, text, evicts=False)
+    tier = open_tier(name, text, evicts=evicts)
     try:
         yield tier
     finally:
@@ -85,6 +91,8 @@ def run_tier(options: argparse.Namespace) -> int:
     from ..tiers import PlaceError
 
     _require_arguments(options)
+    if options.action == "serve":
+        return _serve(options)
     _require_folder(options.place)
     try:
         with _opened("place", options.place) as tier:
@@ -106,7 +114,7 @@ def _require_folder(text: str) -> None:
 
 
 def _require_arguments(options: argparse.Namespace) -> None:
-    wanted = 1 if options.action == "copy" else 0
+    wanted = 1 if options.action in ("copy", "serve") else 0
     if options.action != "drop" and len(options.more) != wanted:
         raise InvalidArgument(f"{options.action} was given {len(options.more)} more words; it takes {wanted}")
     if options.action == "drop" and [bool(options.more), options.all, options.layout is not None].count(True) != 1:
@@ -200,6 +208,18 @@ def _copy(tier: WorkingTier, target: WorkingTier) -> int:
     bad = counts.total() - counts[""]
     print(f"{counts['']} objects copied, {bad} are bad and were not")
     return 1 if bad else 0
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from ..tiers import PeerServer
+
+    with _opened("place", options.place, evicts=True) as tier:
+        server = PeerServer(tier, options.more[0])
+        print(f"{tier.name} is served to --tier peer:{options.more[0]}", flush=True)
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
+        server.close()
+    return 0
 
 
 _ACTIONS = {"list": _list, "verify": _verify, "stats": _stats, "drop": _drop}

@@ -12,6 +12,7 @@ Read it in this order:
     redis     a Redis server
     buckets   an object store: S3, GCS, Azure
     mooncake  a Mooncake Store: memory that engines lend
+    peer      what another process serves, over the wire; peer_server serves
     offload   binds a manager and its KV storage to tiers: stores what is computed, loads what prompts begin with
     finding   which tiers have what of a prompt, and how much of it is loaded
     loads     what an offload knows of a request, and of what is loaded for it
@@ -36,6 +37,8 @@ from .door import Ended, TierDoor
 from .files import FileTier
 from .header import BadObject, Header, NameChain, layout_id, object_names
 from .offload import Offload
+from .peer import PeerTier
+from .peer_server import PeerServer
 from .places import open_tier
 from .snapshot import Snapshot
 from .tier import Cause, First, Job, Outcome, Prefix, Tier, TierStats
@@ -64,6 +67,8 @@ __all__ = [
     "Offload",
     "OffloadReading",
     "Outcome",
+    "PeerServer",
+    "PeerTier",
     "PlaceError",
     "Prefix",
     "RedisTier",

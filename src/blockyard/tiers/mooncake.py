@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arguments import require_int, shown
-from ..errors import InvalidArgument, MissingExtra
+from ..arguments import require_int
+from ..errors import MissingExtra
+from .addresses import LAST_PORT, host_and_port
 from .header import PAGE_BYTES, BadObject
 from .index import ObjectIndex
 from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
@@ -56,9 +57,9 @@ class MooncakeTier(WorkingTier):
     def __init__(
         self, url: str, lent_bytes: int = 0, admin_port: int = 9003, max_known: int = 2**20, **more: Any
     ) -> None:
-        self._host, self._port = _address_of(url)
+        self._host, self._port = host_and_port("url", url, "mooncake://")
         self._lent_bytes = require_int("lent_bytes", lent_bytes, 0, 2**50)
-        self._admin_port = require_int("admin_port", admin_port, 1, 2**16 - 1)
+        self._admin_port = require_int("admin_port", admin_port, 1, LAST_PORT)
         self._client: Any = None
         self._connecting = threading.Lock()
         super().__init__(f"mooncake://{self._host}:{self._port}", ObjectIndex(2**60, max_known), **more)
@@ -175,14 +176,6 @@ class MooncakeTier(WorkingTier):
         """Write a whole object, in the place of one that is there. Raises `PlaceError`."""
         array = np.frombuffer(data, np.uint8)
         _require_done(self._connected().upsert_from(_key(name), array.ctypes.data, len(array)))
-
-
-def _address_of(url: str) -> tuple[str, int]:
-    scheme, _, place = url.partition("://") if isinstance(url, str) else ("", "", "")
-    host, _, port = place.rpartition(":")
-    if scheme != "mooncake" or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise InvalidArgument(f"url is {shown(url)}; it must be mooncake://host:port, with a port of 1 to 65535")
-    return host, int(port)
 
 
 def _key(name: bytes) -> str:

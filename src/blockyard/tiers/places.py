@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..amounts import parse_memory
 from ..errors import InvalidArgument
 from .files import FileTier
+from .peer import PeerTier
 
 if TYPE_CHECKING:
     from .worker import WorkingTier
@@ -51,7 +52,9 @@ def open_tier(name: str, text: str, *, evicts: bool = True) -> WorkingTier:
         if not admin.isdecimal():
             raise InvalidArgument(f"{name} is {text!r}; admin is {admin!r}, it must be a port")
         return MooncakeTier(place, lent, int(admin))
-    schemes = "file:, redis://, unix://, s3://, gs://, az:// or mooncake://"
+    if scheme == "peer":
+        return PeerTier(place)
+    schemes = "file:, redis://, unix://, s3://, gs://, az://, mooncake:// or peer:"
     raise InvalidArgument(f"{name} is {text!r}; it must begin with {schemes}")
 
 

@@ -69,12 +69,12 @@ class SocketConnection:
         except OSError as error:
             raise ConnectionLost(str(error)) from error
 
-    def recv_bytes(self) -> bytearray:
-        """The next message, however late it begins. Raises `ConnectionLost`."""
+    def recv_bytes(self, most: int = MAX_BYTES) -> bytearray:
+        """The next message, however late it begins. Raises `ConnectionLost`, also for one of more than `most` bytes."""
         _refuse_cut(self._is_receive_cut, "received")
         (length,) = _LENGTH.unpack(self._receive(_LENGTH.size))
-        if length > MAX_BYTES:
-            raise ConnectionLost(f"a message of {length} bytes was announced; {MAX_BYTES} are read at most")
+        if length > most:
+            raise ConnectionLost(f"a message of {length} bytes was announced; {most} are read at most")
         message = self._receive(length)
         self._is_receive_cut = False
         return message
