@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from blockyard import CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LoRA, NeverFits
+from blockyard import CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LayerGroup, LoRA, NeverFits
 from blockyard.engine import Engine, SamplingParams
+from blockyard.engine.options import Preemption
 from blockyard.engine.request import Branch, make_request
 from blockyard.engine.scheduling.scheduler import Scheduler
 from blockyard.tenants import OTHERS, Roster, Tenant, TenantGroup, tenant_groups
@@ -214,4 +216,67 @@ def test_a_floor_holds_beside_a_flood_token_for_token(llama: Any, preemption: st
         num_preemptions += engine.num_preemptions
         engine.abort_all()
         engine.cache.check()
+    assert num_preemptions > 0
+
+
+def watch_lenders(scheduler: Scheduler, pair: TenantGroup) -> None:
+    """Whoever makes room for another tenant keeps its floor, and its group too, as the cache counts them."""
+    cache, choose = scheduler._cache, scheduler._preemptor.choose_lender
+
+    def watched(running: list[Branch], needy: Branch, *rest: Any) -> Branch | None:
+        lender = choose(running, needy, *rest)
+        if lender is not None:
+            uses = cache.stats().tenants
+            owned = int(cache.num_owned_blocks([lender.seq])[0])
+            lending, asking = uses[lender.request.tenant], uses[needy.request.tenant]
+            assert lending.num_held - owned >= lending.min_blocks
+            assert lending.name != asking.name
+            if lending.group == "pair" != asking.group:
+                assert sum(use.num_held for use in uses if use.group == "pair") - owned >= pair.floor
+        return lender
+
+    scheduler._preemptor.choose_lender = watched  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("kind", ["plain", "windows", "swap"])
+def test_all_end_whatever_the_shares_and_nobody_falls_below_a_floor_for_another(kind: str) -> None:
+    draw, num_preemptions = random.Random(f"{run_seed()} {kind}"), 0
+    for _ in range(draws(24, 8)):
+        floors = [draw.choice((0, draw.randint(1, 8))) for _ in range(4)]
+        most = [draw.choice((None, floor + draw.randint(8, 30))) for floor in floors]
+        a, b, c, others = (
+            Tenant(name, draw.choice((1, 3, 10_000)), floor, limit)
+            for name, floor, limit in zip(("a", "b", "c", OTHERS), floors, most, strict=True)
+        )
+        limit = draw.choice((None, sum(floors[:2]) + draw.randint(12, 30)))
+        pair = TenantGroup("pair", (a, b), draw.choice((1, 9)), draw.choice((0, sum(floors[:2]) + 2)), limit)
+        sizes: dict[str, Any] = {"block_size": 4, "max_num_seqs": draw.choice((3, 8)), "max_model_len": 90}
+        if kind == "windows":
+            sizes["groups"] = (LayerGroup(4), LayerGroup(4, sliding_window=draw.choice((3, 9))))
+        config = CacheConfig(
+            draw.randint(48, 70),
+            watermark=draw.choice((0.0, 0.1)),
+            num_cpu_blocks=30 if kind == "swap" else 0,
+            tenants=(pair, c, others),
+            **sizes,
+        )
+        cache = KVCacheManager(config)
+        way = Preemption.SWAP if kind == "swap" else Preemption.RECOMPUTE
+        scheduler = Scheduler(cache, draw.choice((8, 30)), way)
+        watch_lenders(scheduler, pair)
+        number = 0
+        for _ in range(2000):
+            while number < 40 and draw.random() < 0.5:
+                number += 1
+                with suppress(NeverFits):
+                    add(scheduler, number, draw.choice("abcd"), draw.randint(1, 60), draw.randint(1, 30))
+            if number == 40 and not scheduler.requests():
+                break
+            scheduled = scheduler.schedule()
+            num_preemptions += len(scheduled.preempted)
+            scheduler.moves.clear()
+            if scheduled.rows:
+                finish(scheduler, scheduled)
+            cache.check()
+        assert not scheduler.requests(), config.tenants
     assert num_preemptions > 0
