@@ -331,3 +331,31 @@ def test_folders_that_say_too_little(tmp_path: Path, capsys: pytest.CaptureFixtu
         status, out, err = run(capsys, *arguments)
         assert (status, out) == (2, "")
         assert message in err
+
+
+def test_tiers_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """How many GiB for which hit rate: five sizes by themselves, hits that grow with them, below the bound."""
+    asked = ("llama-3.1-8b", *ROUND_24, "--running", 32, "--trace", "chat:requests=80,seed=2", "--jobs", 1)
+    page = tmp_path / "plan.html"
+    found = as_json(capsys, *asked, "--tier", "auto,speed=50GB", "-o", page)["tiers"]
+    rates = [(row["num_pool_tokens"] + row["tiers"][0]["num_hit_tokens"]) / row["num_prompt_tokens"] for row in found]
+    assert len(found) >= 3
+    assert [row["tier_bytes"] for row in found] == sorted(row["tier_bytes"] for row in found)
+    assert rates[0] < rates[-1] <= found[-1]["optimum"]
+    assert "With tiers below the pool" in page.read_text()
+    status, out, _ = run(capsys, *asked, "--tier", "1GiB/2GiB,write=selective")
+    assert status == 0
+    assert out.index("GiB a day 1") < out.index("This assumes")
+
+
+def test_tiers_of_a_plan_need_a_trace_and_no_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = run(capsys, "llama-3.1-8b", "--tier", "auto")
+    assert (status, "--tier was given without --trace" in err) == (2, True)
+    status, _, err = run(
+        capsys, "qwen3-next-80b", "--gpus", 4, "--tensor-parallel", 4, "--trace", "small", "--tier", "1TiB"
+    )
+    assert (status, "keeps states" in err) == (2, True)
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n")
+    status, _, err = run(capsys, "llama-3.1-8b", "--trace", lengths, "--tier", "auto", "--quiet")
+    assert (status, "says nothing of contents" in err) == (2, True)

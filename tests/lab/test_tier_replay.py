@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from blockyard import CacheConfig, InvalidArgument, KVCacheManager
+from blockyard.lab.replay.expansion import Expansion
 from blockyard.lab.replay.tiers import TierModel, TierReplay
 from blockyard.lab.traces.opening import open_trace
 from blockyard.tiers import FileTier, Offload, TierUse
@@ -18,18 +20,22 @@ from ..support.seeds import draws, run_seed
 from ..tiers.offload_world import SmallBlocks
 
 SIZE, BLOCKS = 4, 40
+#: Of a real tier. On a busy machine a job may take long, which is no reason to ask for no more.
+MORE: dict[str, Any] = {"num_threads": 1, "slow_seconds": 60.0}
 
 
 class RealTiers:
     """A manager, folders, and requests one at a time, which wait until the tiers are quiet."""
 
-    def __init__(self, folder: Path, models: list[TierModel]) -> None:
+    def __init__(
+        self, folder: Path, models: list[TierModel], blocks: int = BLOCKS, size: int = SIZE, longest: int = 128
+    ) -> None:
         self.cache = KVCacheManager(
-            CacheConfig(BLOCKS, block_size=SIZE, max_num_seqs=1, max_model_len=128, hash_seed=0)
+            CacheConfig(blocks, block_size=size, max_num_seqs=1, max_model_len=longest, hash_seed=0)
         )
-        self.blocks = SmallBlocks(BLOCKS, SIZE, 1, 200)
+        self.blocks = SmallBlocks(blocks, size, 1, 2 * blocks)
         self.uses = [
-            TierUse(FileTier(folder / str(place), model.num_bytes, model.policy, num_threads=1), model.write)
+            TierUse(FileTier(folder / str(place), model.num_bytes, model.policy, **MORE), model.write)
             for place, model in enumerate(models)
         ]
         self.offload = Offload(self.cache, self.blocks, self.uses, {"weights": 0})
@@ -83,7 +89,7 @@ def test_each_request_hits_what_real_tiers_bring(tmp_path: Path, write: str) -> 
         ]
         real = RealTiers(tmp_path / f"{turn}", models)
         lab = TierReplay(
-            BLOCKS, models, bytes_per_token=size // SIZE, block_size=SIZE, max_model_len=128, buffer_blocks=200
+            BLOCKS, models, bytes_per_token=size // SIZE, block_size=SIZE, max_model_len=128, buffer_blocks=2 * BLOCKS
         )
         seen = np.zeros(3, np.int64)
         for number, prompt in enumerate(requests_of(draw, 120)):
@@ -95,6 +101,27 @@ def test_each_request_hits_what_real_tiers_bring(tmp_path: Path, write: str) -> 
             there, said = use.tier.stats(), tier.stats()
             assert (there.object_bytes, there.num_evicted) == (said.object_bytes, said.num_evicted)
         assert real.offload.close(10.0)
+
+
+@pytest.mark.parametrize("kind", ["chat", "agents"])
+def test_a_trace_that_was_held_out_hits_by_tier_as_predicted(tmp_path: Path, kind: str) -> None:
+    """Of a seed that nobody has seen: the share that the pool and each tier brings is the same to the token."""
+    trace = open_trace(f"{kind}:requests={draws(40, 15)},seed={run_seed() % 2**20}")
+    requests = list(trace)
+    blocks = 2 + max(request.num_prompt_tokens + request.num_output_tokens for request in requests) // 64
+    longest = (blocks - 1) * 64
+    size = SmallBlocks(2, 64, 1, 1).object_bytes
+    models = [TierModel(blocks * size), TierModel(4 * blocks * size, "selective", "s3fifo")]
+    real = RealTiers(tmp_path, models, blocks, 64, longest)
+    options = {"bytes_per_token": size // 64, "block_size": 64, "max_model_len": longest, "buffer_blocks": 2 * blocks}
+    predicted = TierReplay(blocks, models, **options).run(trace)
+    expansion = Expansion(trace)
+    seen = np.zeros(3, np.int64)
+    for request in requests:
+        seen += real.serve(expansion.prompt(request).tolist(), expansion.output(request).tolist())
+    assert seen.tolist() == [predicted.num_pool_tokens, *(tier.num_hit_tokens for tier in predicted.tiers)]
+    assert seen[1:].sum() > 0
+    assert real.offload.close(10.0)
 
 
 def test_time_and_wear_of_a_generated_trace() -> None:

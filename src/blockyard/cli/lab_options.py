@@ -188,16 +188,20 @@ def _add_replay_cache(group: Any) -> None:
     )
     add_cache_field(group, "num_cpu_blocks", " that keeps what the pool evicts, for later hits", default=0)
     add_cache_field(group, "watermark", default=0.0)
+    _add_tiers(group, "; needs --kv-bytes")
+    _add_kv_bytes(group)
+    group.add_argument("--no-causes", action="store_true", help="do not look for the causes of misses; a little faster")
+
+
+def _add_tiers(group: Any, note: str) -> None:
     group.add_argument(
         "--tier",
         action="append",
         default=[],
         metavar="SIZES",
         help="a tier below the pool, like 50GiB/200GiB,write=selective,policy=lru,speed=2GB,start=0.001; every size is "
-        "tried; may be given often, nearest first; needs --kv-bytes",
+        f"tried, auto is five that find shares of what the pool lacks; may be given often, nearest first{note}",
     )
-    _add_kv_bytes(group)
-    group.add_argument("--no-causes", action="store_true", help="do not look for the causes of misses; a little faster")
 
 
 def _add_kv_bytes(group: Any) -> None:
@@ -336,6 +340,7 @@ examples:
   blockyard plan llama-3.1-70b --gpus 8 --tensor-parallel 4          two replicas
   blockyard plan ./my-model --gpu-memory 24GiB --cache-dtype fp8     a folder with config.json and *.safetensors
   blockyard plan qwen3-8b --trace trace.jsonl --cpu-memory 64GiB     hit rates too
+  blockyard plan qwen3-8b --trace trace.jsonl --tier auto,speed=2GB  how many GiB of files for which hit rate
 """
 
 
@@ -355,6 +360,7 @@ def add_plan_options(commands: Any) -> None:
     _add_plan_model(parser.add_argument_group("model"))
     _add_plan_memory(parser.add_argument_group("memory"))
     _add_plan_work(parser.add_argument_group("work"))
+    add_running_options(parser)
     _add_files(parser, "FILE.html", "the plan as a page")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
 
@@ -440,6 +446,10 @@ def _add_plan_work(group: Any) -> None:
     )
     group.add_argument(
         "--policy", default="lru", metavar="NAME", help=f"which block is evicted: {POLICY_HELP}; default: lru"
+    )
+    _add_tiers(group, "; needs --trace")
+    group.add_argument(
+        "--seconds-per-prompt-token", type=float, default=5e-5, metavar="S", help="with --tier; default: 5e-05"
     )
 
 

@@ -6,8 +6,10 @@ import argparse
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..amounts import parse_memory
+from ..config import MAX_MODEL_LEN
 from ..errors import InvalidArgument, ModelError
 from ..lab import References, Trace, UnknownContents, read_references
 from ..lab.output_file import require_output
@@ -130,10 +132,26 @@ def run_plan(options: argparse.Namespace) -> int:
     trace = open_trace(options.trace, format=options.format, tokenizer=options.tokenizer) if options.trace else None
     plan = _plan(options, model, trace)
     name = "" if trace is None else trace.name
+    tiers = _tiers(options, plan, trace) if options.tier and plan.fits else []
     for path in options.output:
-        write_plan_page(plan, model.name, name, path)
-    print(as_json(plan, model.name, name) if options.json else as_text(plan, model.name, name))
+        write_plan_page(plan, model.name, name, path, tiers)
+    print((as_json if options.json else as_text)(plan, model.name, name, tiers))
     return 0 if plan.fits else 1
+
+
+def _tiers(options: argparse.Namespace, plan: CapacityPlan, trace: Trace | None) -> list[dict[str, Any]]:
+    """Runs the trace in one replica's expected pool, with every combination of tiers below it."""
+    from .tier_table import replay_tiers
+
+    if trace is None:
+        raise InvalidArgument("--tier was given without --trace, which says what would be hit")
+    if plan.spec.states:
+        raise InvalidArgument("--tier was given for a model that keeps states, whose tiers a plan does not count")
+    size = plan.spec.block_size
+    num_blocks = max(plan.num_blocks if plan.cache_budget is None else plan.cache_budget.num_blocks + 1, 2)
+    longest = min(survey(trace).longest_sequence, num_blocks * size, MAX_MODEL_LEN)
+    pool = {"num_blocks": num_blocks, "block_size": size, "policy": options.policy, "max_model_len": longest}
+    return replay_tiers(options, trace, [pool], plan.spec.bytes_per_token * plan.spec.tensor_parallel_size)
 
 
 def _check_ranks(options: argparse.Namespace) -> None:

@@ -20,15 +20,22 @@ _WIDTH = 100
 _LABEL = 26
 
 
-def as_text(plan: CapacityPlan, model: str, trace: str) -> str:
-    """Returns the plan in sections, the assumptions last."""
+def as_text(plan: CapacityPlan, model: str, trace: str, tiers: Sequence[dict[str, Any]] = ()) -> str:
+    """Returns the plan in sections, the assumptions last. tiers: rows of `replay_tiers`."""
     sections = [[_headline(plan, model)], _memory(plan)]
     sections += [_requests(plan), _cache(plan), _hits(plan, trace), _block_size(plan)] if plan.fits else [_misfit(plan)]
+    sections += [_tiers(tiers)] if tiers else []
     sections.append(_bullets("This assumes:", plan.assumptions))
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
-def as_json(plan: CapacityPlan, model: str, trace: str) -> str:
+def _tiers(tiers: Sequence[dict[str, Any]]) -> list[str]:
+    from .tier_table import tier_text
+
+    return [tier_text(list(tiers))]
+
+
+def as_json(plan: CapacityPlan, model: str, trace: str, tiers: Sequence[dict[str, Any]] = ()) -> str:
     """Returns one JSON object: memory in bytes, lengths in tokens, rates from 0 to 1; null for what is not known."""
     spec, gpu = plan.spec, plan.gpu
     content: dict[str, Any] = {
@@ -45,6 +52,7 @@ def as_json(plan: CapacityPlan, model: str, trace: str) -> str:
         "running": plan.running,
         "cache_budget": None if plan.cache_budget is None else dataclasses.asdict(plan.cache_budget),
         "hits": None if plan.hits is None else dataclasses.asdict(plan.hits),
+        "tiers": list(tiers),
         "block_size_advice": dataclasses.asdict(plan.block_size),
         "assumptions": list(plan.assumptions),
     }
@@ -217,7 +225,13 @@ def _mib(plan: CapacityPlan) -> str:
 _Bar = tuple[str, float, str, str]
 
 
-def write_plan_page(plan: CapacityPlan, model: str, trace: str, path: str | os.PathLike[str]) -> None:
+def write_plan_page(
+    plan: CapacityPlan,
+    model: str,
+    trace: str,
+    path: str | os.PathLike[str],
+    tiers: Sequence[dict[str, Any]] = (),
+) -> None:
     """Write a plan into an .html file, which loads nothing and has no script: bars, and below them the plan's text.
 
     model, trace: their names, "" for no trace. The file appears whole or not at all. Raises `InvalidArgument` for
@@ -229,7 +243,7 @@ def write_plan_page(plan: CapacityPlan, model: str, trace: str, path: str | os.P
         "title": f"Plan of {printable(model)} on {counted(plan.num_gpus, 'GPU')}",
         "subtitle": f"{counted(plan.num_replicas, 'replica')} of {counted(ranks, 'GPU')}; on each replica "
         f"{counted(plan.num_blocks, 'block')} of {counted(plan.spec.block_size, 'token')}",
-        "text": as_text(plan, printable(model), printable(trace)),
+        "text": as_text(plan, printable(model), printable(trace), tiers),
     }
     parts = {"memory": _stack(_memory_bars(plan)), "requests": _bars(_request_bars(plan)), "hits": _hits_section(plan)}
     write_whole(found, filled_page("plan", texts, parts, None).encode())

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import Any
 
+from ..amounts import parse_memory
 from ..arguments import require_int
 from ..config import MAX_MODEL_LEN
 from ..errors import InvalidArgument
@@ -118,7 +119,9 @@ def _tiers(options: argparse.Namespace, trace: Trace, cells: list[dict[str, Any]
         return []
     from .tier_table import replay_tiers
 
-    return replay_tiers(options, trace, cells)
+    if options.kv_bytes is None:
+        raise InvalidArgument("--tier was given without --kv-bytes, the bytes of a token's keys and values")
+    return replay_tiers(options, trace, cells, parse_memory("--kv-bytes", options.kv_bytes))
 
 
 def _require_output(options: argparse.Namespace) -> None:
@@ -213,7 +216,7 @@ def _print(
         if tiers:
             from .tier_table import tier_text
 
-            print(f"\nWith tiers below the pool: requests one after another\n\n{as_text(tier_text(tiers))}")
+            print(f"\n{tier_text(tiers)}")
         _say_overload(results)
         _say_refused(results)
 

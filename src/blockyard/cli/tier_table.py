@@ -1,4 +1,4 @@
-"""`blockyard replay --tier` says how many GiB of tiers give which hit rate, from a trace."""
+"""`blockyard replay --tier` and `plan --tier` say how many GiB of tiers give which hit rate, from a trace."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import dataclasses
 import itertools
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from ..amounts import parse_memory
 from ..errors import InvalidArgument
 from ..lab import References, Trace, UnknownContents, read_references
-from ..lab.curve import hit_curves
+from ..lab.curve import hit_curves, lru_hits
 from ..lab.policy_names import OPTIMUM
 from ..lab.printing import fine_percent
 from ..lab.replay.tiers import TierModel, TierReplay, TierReplayResult
@@ -20,13 +23,19 @@ from ..lab.sweep import run_all
 from ..progress import WorkBar
 from ..tiers.uses import require_write_policy
 from .lab_options import chosen_jobs
+from .tables import as_text
 
 _OPTION = re.compile(r",(\w+)=([^,]*)")
 _KNOWN = ("write", "policy", "speed", "start")
+#: In place of sizes: those in which these shares of the hits that the pool lacks are found.
+AUTO, SHARES = "auto", (0.25, 0.5, 0.75, 0.9, 1.0)
 
 
-def tier_models(text: str) -> list[TierModel]:
-    """Returns the tiers that one --tier names, one for each of its sizes. Raises `InvalidArgument`."""
+def tier_models(text: str, auto: Sequence[int] = ()) -> list[TierModel]:
+    """Returns the tiers that one --tier names, one for each of its sizes; auto: bytes that stand for "auto".
+
+    Raises `InvalidArgument`.
+    """
     sizes, options = _OPTION.sub("", text), dict(_OPTION.findall(text))
     unknown = next((name for name in options if name not in _KNOWN), None)
     if unknown is not None:
@@ -37,21 +46,38 @@ def tier_models(text: str) -> list[TierModel]:
     except ValueError:
         raise InvalidArgument(f"--tier's start is {options['start']!r}; it must be seconds") from None
     write = require_write_policy("--tier's write", options.get("write", "through"))
-    given = [parse_memory("--tier", size) for size in sizes.split("/")]
+    given = auto if sizes == AUTO else [parse_memory("--tier", size) for size in sizes.split("/")]
     return [TierModel(size, write, options.get("policy", "lru"), speed, start) for size in given]
 
 
-def replay_tiers(options: argparse.Namespace, trace: Trace, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def sizes_that_pay(references: References, num_tokens: int, bytes_per_token: int) -> list[int]:
+    """Returns the bytes in which a quarter, a half, three quarters, nine tenths and all of the hits that a pool of
+    `num_tokens` lacks are found, by one LRU that has all that the pool has too. O(references * log references)."""
+    hits = lru_hits(references)
+    least = int(hits[min(round(num_tokens / references.tokens_a_block * references.rate), len(hits) - 1)])
+    places = [int(np.searchsorted(hits, least + (int(hits[-1]) - least) * share)) for share in SHARES]
+    block = references.tokens_a_block * bytes_per_token / references.rate
+    return sorted({round(max(place, 1) * block) for place in places})
+
+
+def replay_tiers(
+    options: argparse.Namespace, trace: Trace, cells: list[dict[str, Any]], bytes_per_token: int
+) -> list[dict[str, Any]]:
     """Replay every pool with every combination of tiers; returns a plain row of figures for each.
 
     cells: num_blocks, block_size, policy, max_model_len of each pool. Raises `InvalidArgument`.
     """
-    if not options.tier:
-        return []
-    if options.kv_bytes is None:
-        raise InvalidArgument("--tier was given without --kv-bytes, the bytes of a token's keys and values")
-    bytes_per_token = parse_memory("--kv-bytes", options.kv_bytes)
-    stacks = list(itertools.product(*map(tier_models, options.tier)))
+    try:
+        references = read_references(trace, block_size=cells[0]["block_size"])
+    except UnknownContents:
+        references = None
+    auto: list[int] = []
+    if any(text.split(",")[0] == AUTO for text in options.tier):
+        if references is None:
+            raise InvalidArgument("--tier is auto, and the trace says nothing of contents; give sizes, like 50GiB/1TiB")
+        num_tokens = max(cell["num_blocks"] * cell["block_size"] for cell in cells)
+        auto = sizes_that_pay(references, num_tokens, bytes_per_token)
+    stacks = list(itertools.product(*(tier_models(text, auto) for text in options.tier)))
     runs = [
         (
             trace,
@@ -64,10 +90,6 @@ def replay_tiers(options: argparse.Namespace, trace: Trace, cells: list[dict[str
     jobs = chosen_jobs(options, len(runs))
     with WorkBar("tiers", len(runs), not options.quiet) as bar:
         found = run_all(_run, runs, jobs=jobs, backend=options.backend, on_done=bar.update)
-    try:
-        references = read_references(trace, block_size=options.block_size)
-    except UnknownContents:
-        references = None
     return [_figures(run[1], run[2], result, references) for run, result in zip(runs, found, strict=True)]
 
 
@@ -97,9 +119,10 @@ def _figures(
     }
 
 
-def tier_text(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Returns the rows for people; shares are of prompt tokens; the optimum's is a bound."""
-    return [_text(row) for row in rows]
+def tier_text(rows: list[dict[str, Any]]) -> str:
+    """Returns a table for people; shares are of prompt tokens; the optimum's is a bound."""
+    table = as_text([_text(row) for row in rows])
+    return f"With tiers below the pool: requests one after another\n\n{table}"
 
 
 def _text(row: dict[str, Any]) -> dict[str, str]:
