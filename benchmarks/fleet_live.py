@@ -24,6 +24,7 @@ from tests.support.fleets import tiny_folder
 from tests.support.tiny_models import NUM_TOKENS
 
 from blockyard.engine import GenerationResult, NewToken, SamplingParams
+from blockyard.fleet.costs import COSTS
 from blockyard.serving.fleet import cluster
 from blockyard.serving.fleet.asks import ReplicaAsk
 from blockyard.serving.fleet.replica import ReplicaPlan
@@ -202,6 +203,11 @@ def bound(ended: list[Asked]) -> int:
     return computed
 
 
+def cost_of(router: str) -> str:
+    """Which of our costs a router is; where another one chooses, it has no say."""
+    return router if router in COSTS else "robust"
+
+
 def router_options(router: str) -> dict[str, Any]:
     """What Ray Serve is told of a router."""
     from ray.serve.config import RequestRouterConfig
@@ -210,9 +216,8 @@ def router_options(router: str) -> dict[str, Any]:
         return {"request_router_config": RequestRouterConfig()}
     if router == "affinity":
         return {"request_router_config": RequestRouterConfig(request_router_class=AFFINITY)}
-    cost = "robust" if router == "Dynamo" else router
     config = RequestRouterConfig(
-        request_router_class="blockyard.fleet.ray_serve.ExactRouter", request_router_kwargs={"cost": cost}
+        request_router_class="blockyard.fleet.ray_serve.ExactRouter", request_router_kwargs={"cost": cost_of(router)}
     )
     return {"request_router_config": config}
 
@@ -229,13 +234,14 @@ async def play(handle: Any, router: str, shape: Shape, seed: int, num_replicas: 
     service = Dynamo(dynamo) if router == "Dynamo" and dynamo else None
     run = Run(
         handle.options(stream=True, method_name="generate"),
-        shared_fleet(str(handle.deployment_id)).first_token,
-        service,
+        shared_fleet(str(handle.deployment_id), cost_of(router)).first_token,
+        None,
         TextAsk if router == "affinity" else ReplicaAsk,
     )
     await run.answer([1] * 40)  # the handle's router is made at the first call
     if service is not None:
         await service.follow(handle, num_replicas)
+        run.dynamo = service
     await asyncio.sleep(2)  # all are believed
     run.ended.clear()
     chats: list[Awaitable[None]] = [run.chat(systems[which], 1000 * seed + chat) for chat, which in enumerate(picked)]
