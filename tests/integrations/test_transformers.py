@@ -17,6 +17,7 @@ from blockyard import BlockPool, InvalidArgument
 from blockyard.engine.model import load_model
 from blockyard.integrations.transformers import pooled_cache
 
+from ..support.hybrid_models import hybrid_model
 from ..support.tiny_models import WINDOWED, demo_model_or_skip, mixed_prompts, reference_tokens, tiny_model
 
 SHARED = mixed_prompts((40, 33, 40, 57, 17, 35, 41, 33), shared=32)
@@ -115,4 +116,16 @@ def test_models_with_windows_are_refused_by_name(shape: str) -> None:
     model = tiny_model(shape)
     with pooled_cache() as pools, pytest.raises(InvalidArgument, match=r"^the model has sliding_attention layers"):
         batch_tokens(model, SHARED[:2], 2)
+    assert pools == []
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("qwen3_next", "linear_attention"), ("lfm2", "conv"), ("falcon_h1", "hybrid")],
+)
+def test_models_with_states_are_refused_by_the_kind_of_their_layers(name: str, kind: str) -> None:
+    """transformers' own continuous batching has no cache for them either."""
+    says = rf"^the model has {kind} layers, .*blockyard.engine"
+    with pooled_cache() as pools, pytest.raises(InvalidArgument, match=says):
+        batch_tokens(hybrid_model(name), SHARED[:2], 2)
     assert pools == []

@@ -317,12 +317,24 @@ def _refuse_windows(**_: Any) -> None:
     )
 
 
+class _Allocators(dict[str, Any]):
+    """transformers asks this table which kinds of layers it can serve, and of another one says nothing but its name."""
+
+    def __contains__(self, kind: object) -> bool:
+        if not super().__contains__(kind):
+            raise InvalidArgument(
+                f"the model has {kind} layers, for which transformers' continuous batching has no cache; pooled_cache "
+                "serves models of which all layers attend to all tokens, blockyard.engine those with states too"
+            )
+        return True
+
+
 @contextmanager
 def pooled_cache(**pool_options: Any) -> Iterator[list[BlockPool]]:
     """Caches of continuous batching that are made meanwhile keep their blocks in a `BlockPool`; yields these pools.
 
     pool_options: of `BlockPool`: eviction_policy, retention_blocks, history_size and so on. A model with layers of
-    sliding windows raises `InvalidArgument` when its cache is made. Not for use by several threads at once.
+    sliding windows or states raises `InvalidArgument` when its cache is made. Not for use by several threads at once.
     A manager's thread (`init_continuous_batching`, `start`) makes its cache and its scheduler after `start` has
     returned: leave the context when it has given its first result. One that was left between the two fails all requests
     with `InvalidArgument`.
@@ -330,7 +342,11 @@ def pooled_cache(**pool_options: Any) -> Iterator[list[BlockPool]]:
     pools: list[BlockPool] = []
     allocator = type("PooledAllocator", (PooledAllocator,), {"pool_options": pool_options, "pools": pools})
     exchanged: list[tuple[Any, str, Any]] = [
-        (_cache, "ATTN_TYPE_TO_ALLOCATOR", {FULL_ATTENTION: allocator, SLIDING_ATTENTION: _refuse_windows}),
+        (
+            _cache,
+            "ATTN_TYPE_TO_ALLOCATOR",
+            _Allocators({FULL_ATTENTION: allocator, SLIDING_ATTENTION: _refuse_windows}),
+        ),
         (_cache, "CachePool", PooledSectors),
         (_offloading_manager, "CachePool", OffloadedSectors),
         (_continuous_api, "SCHEDULER_MAPPING", {"fifo": PooledFIFO, "prefill_first": PooledPrefillFirst}),
