@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -104,6 +104,25 @@ def test_a_peer_that_stops_or_lies_is_a_miss_with_a_bound(lie: str) -> None:
         assert tier.load(load_job(9, [4])) is Cause.CIRCUIT_OPEN
         assert tier.close()
         tier.check()
+
+
+def test_a_peer_that_sends_byte_by_byte_is_a_miss() -> None:
+    stop = threading.Event()
+
+    def drip(made: socket.socket, _: bytes) -> None:
+        made.sendall(framed(ANSWER) + framed(b"", 4096 + size_of(1)))
+        with suppress(OSError):  # whoever asked has left
+            while not stop.wait(0.05):
+                made.sendall(b"?")
+
+    def tell(made: socket.socket, request: bytes) -> None:
+        threading.Thread(target=drip, args=(made, request), daemon=True).start()
+
+    with liar(tell) as url:
+        tier = PeerTier(url, timeout=0.5)
+        assert load(tier, [1]) == {1: Cause.UNREACHABLE}
+        stop.set()
+        assert tier.close()
 
 
 @pytest.mark.parametrize(

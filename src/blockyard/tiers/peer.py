@@ -32,6 +32,8 @@ from .worker import PlaceError, Task, WorkingTier
 MOST_ASKED_BYTES = 2**20
 MOST_OBJECT_BYTES = PAGE_BYTES + MAX_OBJECT_BYTES
 _MOST_NAMES_BYTES = 2**30
+#: Bytes a second: a peer that sends more slowly for long is a miss.
+_LEAST_SPEED = 2**20
 #: Names in one message.
 _A_GO = 1000
 #: Connections of a process that forked this one: they are its own, and are not shut down here.
@@ -114,7 +116,7 @@ class PeerTier(WorkingTier):
     def _received(self, connection: SocketConnection, most: int) -> bytearray:
         if not connection.poll(self._timeout):
             raise PlaceError(Cause.UNREACHABLE, f"the peer was silent for {self._timeout:g} s")
-        return connection.recv_bytes(most)
+        return connection.recv_bytes(most, self._timeout + most / _LEAST_SPEED)
 
     def _got(self, name: bytes, most: int) -> Any:
         return self._ask("get", most, name=name.hex(), most=most)[1]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 import struct
 import threading
+import time
 from contextlib import suppress
 from typing import Protocol
 
@@ -69,13 +71,17 @@ class SocketConnection:
         except OSError as error:
             raise ConnectionLost(str(error)) from error
 
-    def recv_bytes(self, most: int = MAX_BYTES) -> bytearray:
-        """The next message, however late it begins. Raises `ConnectionLost`, also for one of more than `most` bytes."""
+    def recv_bytes(self, most: int = MAX_BYTES, seconds: float = math.inf) -> bytearray:
+        """The next message, however late it begins, unless `seconds` are given: then all of it comes within them.
+
+        Raises `ConnectionLost`, also for a message of more than `most` bytes.
+        """
+        end = time.monotonic() + seconds
         _refuse_cut(self._is_receive_cut, "received")
-        (length,) = _LENGTH.unpack(self._receive(_LENGTH.size))
+        (length,) = _LENGTH.unpack(self._receive(_LENGTH.size, end))
         if length > most:
             raise ConnectionLost(f"a message of {length} bytes was announced; {most} are read at most")
-        message = self._receive(length)
+        message = self._receive(length, end)
         self._is_receive_cut = False
         return message
 
@@ -101,13 +107,15 @@ class SocketConnection:
             return what == select.POLLIN
         return bool(waiting.poll(timeout * 1000))
 
-    def _receive(self, length: int) -> bytearray:
+    def _receive(self, length: int, end: float) -> bytearray:
         data, done = bytearray(min(length, _FIRST_BYTES)), 0
         while done < length:
             if done == len(data):
                 data += bytes(min(length - done, done))
             done += self._receive_into(memoryview(data)[done:])
             self._is_receive_cut = True  # until the whole message is here
+            if done < length and time.monotonic() > end:
+                raise ConnectionLost("a message came too slowly")
         return data
 
     def _receive_into(self, room: memoryview) -> int:
