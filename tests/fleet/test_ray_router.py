@@ -184,7 +184,7 @@ def test_a_choice_that_fails_leaves_it_to_ray(engines: list[Engine]) -> None:
 def test_two_routers_of_a_deployment_share_one_fleet(engines: list[Engine]) -> None:
     async def act(router: Any, replicas: list[Replica]) -> None:
         other = ExactRouter(DeploymentID(name="two", app_name="tests"), DeploymentHandleSource.REPLICA)
-        other.initialize_state()
+        other.initialize_state(silence=60.0)
         assert other._shared is router._shared
         prompts = [np.arange(9000 * number, 9000 * number + 300, dtype=np.int32) for number in range(1, 5)]
         other.update_replicas(replicas)

@@ -21,7 +21,7 @@ import numpy as np
 
 from blockyard.engine import Completion, FinishReason, GenerationResult, SamplingParams
 from blockyard.errors import InvalidArgument
-from blockyard.fleet.shared import SharedFleet
+from blockyard.fleet.shared import SharedFleet, shared_fleet
 from blockyard.fleet.token_load import TOKEN_LOAD, TokenLoad
 from blockyard.serving import ApiError
 from blockyard.serving.fleet.asks import ReplicaAsk
@@ -73,6 +73,23 @@ def test_a_replica_counts_the_tokens_of_its_requests_until_they_end() -> None:
         assert replica.thread.stop(PATIENCE_SECONDS)
 
     asyncio.run(play())
+
+
+def test_the_first_who_names_a_cost_decides_until_there_are_replicas() -> None:
+    name = "tests#named-later"
+    early = shared_fleet(name)
+    assert shared_fleet(name, "round-robin", 5.0) is early
+    early.sync({"a": None, "b": None})
+    assert {early.choose(f"r{number}", [1], ["a", "b"]).replica for number in range(2)} == {"a", "b"}
+    assert shared_fleet(name) is shared_fleet(name, "round-robin") is shared_fleet(name, silence=5.0) is early
+    for cost, silence in (("robust", None), (None, 3.0), ("no such", None), (None, 0.0)):
+        with pytest.raises(InvalidArgument):
+            shared_fleet(name, cost, silence)
+    assert early.fleet.router.replicas == ["a", "b"]
+    with pytest.raises(InvalidArgument, match="no such"):
+        shared_fleet("tests#never", "no such")
+    with pytest.raises(InvalidArgument, match="silence"):
+        shared_fleet("tests#never", silence=0.0)
 
 
 def state_of(fleet: SharedFleet, replica: str, hits: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ..errors import InvalidArgument
 from .costs import make_cost
 from .router import Choice
 from .state import Addresses, Fleet, ReplicaStatus
@@ -16,9 +17,25 @@ class SharedFleet:
 
     def __init__(self, cost: str, silence: float) -> None:
         self._lock = threading.Lock()
+        self._made_of = cost, silence
         self.fleet = Fleet(make_cost(cost), silence=silence)
         #: Replicas that compute prompts for the others.
         self.prefills: frozenset[str] = frozenset()
+
+    def become(self, cost: str | None, silence: float | None) -> None:
+        """Choose by another cost, or silence; None leaves it. Raises `InvalidArgument` once there are replicas."""
+        with self._lock:
+            old_cost, old_silence = self._made_of
+            wanted = old_cost if cost is None else cost, old_silence if silence is None else silence
+            if wanted == self._made_of:
+                return
+            if self.fleet.router.replicas:
+                raise InvalidArgument(
+                    f"cost and silence are {wanted}; those of this fleet's replicas are {self._made_of}"
+                )
+            made = Fleet(make_cost(wanted[0]), silence=wanted[1])
+            self.fleet.close()
+            self.fleet, self._made_of = made, wanted
 
     def sync(self, replicas: Mapping[str, Addresses], prefills: Iterable[str] = ()) -> None:
         """Make these all that are there; some compute prompts for the others."""
@@ -87,9 +104,14 @@ _FLEETS: dict[str, SharedFleet] = {}
 _MAKING = threading.Lock()
 
 
-def shared_fleet(name: str, cost: str = "robust", silence: float = 3.0) -> SharedFleet:
-    """Return this process's fleet of a name, which the first call makes, with its cost. Raises as `Fleet`."""
+def shared_fleet(name: str, cost: str | None = None, silence: float | None = None) -> SharedFleet:
+    """Return this process's fleet of a name, which the first call makes: by `robust` and 3 seconds where it says none.
+
+    Raises as `Fleet`, and `InvalidArgument` where a fleet that has replicas is asked for under another cost or silence.
+    """
     with _MAKING:
         if name not in _FLEETS:
-            _FLEETS[name] = SharedFleet(cost, silence)
+            made = "robust" if cost is None else cost, 3.0 if silence is None else silence
+            _FLEETS[name] = SharedFleet(*made)
+        _FLEETS[name].become(cost, silence)
         return _FLEETS[name]
