@@ -31,7 +31,7 @@ class RealTiers:
         self, folder: Path, models: list[TierModel], blocks: int = BLOCKS, size: int = SIZE, longest: int = 128
     ) -> None:
         self.cache = KVCacheManager(
-            CacheConfig(blocks, block_size=size, max_num_seqs=1, max_model_len=longest, hash_seed=0)
+            CacheConfig(blocks, block_size=size, max_num_seqs=1, max_model_len=longest, watermark=0.0, hash_seed=0)
         )
         self.blocks = SmallBlocks(blocks, size, 1, 2 * blocks)
         self.uses = [
@@ -39,6 +39,7 @@ class RealTiers:
             for place, model in enumerate(models)
         ]
         self.offload = Offload(self.cache, self.blocks, self.uses, {"weights": 0})
+        self.offload.note_computed(1, 60.0)  # no load of a busy machine is later than computing
 
     def quiet(self) -> bool:
         self.offload.poll()
