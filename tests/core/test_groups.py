@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from librt.vecs import vec
-from mypy_extensions import i32
+from mypy_extensions import i32, i64
 
 import blockyard
-from blockyard import Admission, CacheConfig, LayerGroup
+from blockyard import Admission, CacheConfig, InvariantError, LayerGroup
+from blockyard.core.index.prompt import make_prompt
 
 from ..support.checked import Checked, prompt
-from ..support.seeds import run_seed
+from ..support.seeds import draws, run_seed
 from ..world import World
 
 FULL = LayerGroup(4, name="full")
@@ -49,6 +52,88 @@ def test_the_window_leaves_null_blocks_behind_it_after_each_commit() -> None:
     assert rows[12] == [null, null, held, held]  # 13 computed: token 13 attends to 8
     for number, places in enumerate(rows, start=1):
         assert places.index(held) == max(number - 5, 0) // 4
+
+
+def test_check_sees_a_window_that_is_looked_at_too_late_and_a_wrong_last_block() -> None:
+    cache = grouped(FULL, LayerGroup(4, 6))
+    seq = cache.prefilled(prompt(1, 11))
+    store = cache.cache._parts.grouped
+    store._slides_at[0] = 14
+    with pytest.raises(InvariantError, match=r"^I2: row 0 slides in group 1 at 13 computed tokens; it is looked at"):
+        cache.cache.check()
+    store._slides_at[0] = 13
+    cache.cache.check()
+    store.groups[0].tail[0] += 1
+    with pytest.raises(InvariantError, match=rf"^I2: sequence {seq}, group 0 has block"):
+        cache.cache.check()
+
+
+LAYOUTS = ("up", "down", "runs", "shuffled")
+
+
+def laid_out(cache: Checked, layout: str, choose: random.Random) -> None:
+    """Let the free blocks come in this order."""
+    size = 3 if layout == "runs" else 1
+    pieces = [cache.pool.get_new_blocks(size) for _ in range(cache.pool.num_free_blocks // size)]
+    if layout in ("runs", "shuffled"):
+        choose.shuffle(pieces)
+    elif layout == "up":
+        pieces.reverse()
+    for lease in pieces:
+        cache.pool.free_blocks(lease)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("groups", [(FULL, LayerGroup(4, 6)), (FULL, LayerGroup(8, 20), LayerGroup(8))])
+def test_runs_of_blocks_are_found_as_each_of_them_is(layout: str, groups: tuple[LayerGroup, ...]) -> None:
+    """Neighbours are compared before anything is hashed. Equal prompts that are computed together leave duplicates, of
+    which the oldest is to be found; some lose their content, some are evicted."""
+    choose = random.Random(f"{run_seed()} {layout} {len(groups)}")
+    found = beside = 0
+    for _ in range(draws(45, 3)):
+        cache = Checked(90, groups=groups, max_num_seqs=6)
+        laid_out(cache, layout, choose)
+        trunks = [prompt(number, 40) for number in (1, 2)]
+        running: list[int] = []
+        for _ in range(25):
+            tokens = choose.choice(trunks)[: choose.randrange(1, 41)] + [choose.randrange(9)] * choose.randrange(8)
+            if choose.random() < 0.6 and cache.can_allocate(tokens) is Admission.OK:
+                running.append(cache.allocate(tokens))
+            elif running and choose.random() < 0.5:
+                for seq in running:
+                    cache.try_compute(seq)
+            elif running:
+                cache.free(running.pop(choose.randrange(len(running))))
+            counts = found_as_one_by_one(cache, choose.choice(trunks))
+            found, beside = found + counts[0], beside + counts[1]
+    assert found > 100
+    assert layout == "shuffled" or beside > found // 4
+
+
+def found_as_one_by_one(cache: Checked, tokens: list[int]) -> tuple[int, int]:
+    """Look a prompt up, and each of its blocks by itself; how many were found, and lay beside the one before."""
+    parts = cache.cache._parts
+    index = parts.token_blocks.index
+    made = make_prompt(tokens, (), 4)
+    token_blocks = index.find_prompt(made, made.num_tokens // 4)
+    found = beside = 0
+    for group in parts.grouped.groups:
+        span = int(group.span)
+        last = len(token_blocks) // span
+        contents = [int(index.content_of(token_blocks[place * span + span - 1])) for place in range(last)]
+        expected = [int(parts.grouped.pool.find_content(content, group.number)) for content in contents]
+        for stride in (1, -1):
+            order = list(range(last))[::stride]
+            gone = next((place for place in order if not expected[place]), last if stride == 1 else -1)
+            places = vec[i64]([0] * last)
+            start, end = (0, last) if stride == 1 else (last - 1, -1)
+            pool = parts.grouped.pool
+            assert pool.find_run(index, token_blocks, span, group.number, places, start, end, stride) == gone
+            reached = order[: order.index(gone)] if gone in order else order
+            assert [places[place] for place in reached] == [expected[place] for place in reached]
+            found += len(reached)
+            beside += sum(abs(expected[one] - expected[two]) == 1 for one, two in pairwise(reached))
+    return found, beside
 
 
 def test_a_window_of_one_holds_no_block_but_the_one_it_writes() -> None:

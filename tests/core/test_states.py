@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
 import pytest
 
-from blockyard import Admission, CacheConfig, InvalidArgument, KVCacheManager, LayerGroup, SequenceNotReady
+from blockyard import (
+    Admission,
+    CacheConfig,
+    InvalidArgument,
+    InvariantError,
+    KVCacheManager,
+    LayerGroup,
+    SequenceNotReady,
+)
+from blockyard.core.store.saves import Saves
 
+from ..support.seeds import draws, run_seed
 from ..support.snapshot import snapshot
 from ..support.state_loads import Request, pattern
 from ..support.state_memory import StateMemory, compute
@@ -437,3 +448,54 @@ def test_a_state_is_no_reason_to_refuse_a_batch_or_a_group() -> None:
         assert cache.can_allocate(prompt, num_seqs=num_seqs) is Admission.OK
         cache.free(cache.allocate(prompt, num_seqs=num_seqs))
     cache.check()
+
+
+# ---------------------------------------------------------------- the records of saves
+
+
+def test_records_of_saves_against_lists() -> None:
+    choose = random.Random(run_seed())
+    saves = Saves(3, 2)
+    lists: list[list[tuple[int, int]]] = [[], [], []]
+    apart: list[int] = []
+    for step in range(draws(6000, 600)):
+        row, action = choose.randrange(3), choose.random()
+        if action < 0.5:
+            number = int(saves.next_free())
+            saves.blocks[2 * number], saves.blocks[2 * number + 1] = step, step + 1
+            saves.add(row, step)
+            lists[row].append((number, step))
+        elif action < 0.9 and lists[row]:
+            place = choose.randrange(len(lists[row]))
+            number, _ = lists[row].pop(place)
+            saves.unlink(row, number, lists[row][place - 1][0] if place else 0)
+            apart.append(number)
+        elif apart:
+            saves.free(apart.pop())
+        saves.check(apart)
+        for other, expected in enumerate(lists):
+            assert saves.numbers_of(other) == [number for number, _ in expected]
+            assert [int(saves.boundary[number]) for number, _ in expected] == [at for _, at in expected]
+            assert all(saves.blocks_of(number) == [at, at + 1] for number, at in expected)
+    assert len(saves.boundary) > 64
+
+
+def test_check_sees_a_record_that_is_lost_and_one_too_many() -> None:
+    cache = hybrid(cut_chunks=False, state_places=("every:32", "ends"))
+    seq = cache.allocate(list(range(200)))
+    cache.reserve([seq])
+    cache.check()
+    saves = cache._parts.grouped.states.saves
+    assert saves.total == saves.num_of_row[0] == 6
+    saves.num_of_row[0] = 5
+    with pytest.raises(InvariantError, match=r"^states: row 0 lists 6 saves, the count is another$"):
+        cache.check()
+    saves.num_of_row[0] = 6
+    saves.total = 7
+    with pytest.raises(InvariantError, match=r"^states: 6 saves are listed, the count says 7$"):
+        cache.check()
+    saves.total = 6
+    saves.next_free()
+    saves._free = 0
+    with pytest.raises(InvariantError, match=r"^states: of 7 records of saves, "):
+        cache.check()

@@ -10,8 +10,9 @@ from mypy_extensions import i64
 
 from blockyard import InvalidArgument
 from blockyard.core.policies.states.book import StateBook
-from blockyard.core.policies.states.orders import make_order
+from blockyard.core.policies.states.orders import NUM_AGES, NUM_CLASSES, LearnedStates, make_order
 from blockyard.core.policies.states.places import Places
+from blockyard.core.policies.states.state import JUNCTION, OUTPUT_END, State
 from blockyard.lab.simulation.state_run import StateRun
 
 from ..support import seeds
@@ -219,3 +220,26 @@ def test_a_request_that_outlives_its_memory_keeps_nothing() -> None:
         book.visit(vec[i64](other), len(other), 128)
     assert book.keep(visit, BLOCK, 0) == 0
     book.check()
+
+
+def test_classes_that_nothing_was_seen_of_are_what_is_assumed_of_all() -> None:
+    """One of them is learned and copied; here each is held against the formula."""
+    order = LearnedStates(400)
+    states = [State(1, 1, 160, kind) for kind in (JUNCTION, OUTPUT_END)]
+    states[1].num_hits = 1
+    for now in range(1, 40):
+        for state in states:
+            order.note(state, now % 3 == 0, now)
+            state.since = now
+    order.learn(states, 40)
+    seen = {int(order._row(state)) for state in states}
+    rows = [row for row in range(0, int(NUM_CLASSES * NUM_AGES), int(NUM_AGES)) if row not in seen]
+    first = order._chance[rows[0]]
+    assert 0 < first < 1
+    for row in rows:
+        chances = [order._chance[row + age] for age in range(int(NUM_AGES))]
+        assert chances == pytest.approx([first * 0.9**age for age in range(int(NUM_AGES))])
+        assert [order._index[row + age] for age in range(int(NUM_AGES))] == [
+            order._index[rows[0] + age] for age in range(int(NUM_AGES))
+        ]
+    assert all(order._chance[row] != pytest.approx(first) for row in seen)

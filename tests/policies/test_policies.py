@@ -346,6 +346,26 @@ def test_ghosts_against_a_list(seed: int, capacity: int) -> None:
         assert len(ghosts) == len(listed)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_touched_ghost_is_the_latest_whatever_row_is_guessed(seed: int) -> None:
+    choose = random.Random(seed)
+    ghosts = Ghosts(1000)
+    order = list(range(100, 200))
+    for key in order:
+        ghosts.remember(key, 7 * key)
+    row = 0
+    for _ in range(500):
+        key = order.pop(choose.randrange(len(order)))
+        row = ghosts.touch(key, choose.choice([row, row - 1, row + 1, -5, 0, 10**6]))
+        assert ghosts._key[row] == key
+        order.append(key)
+        assert ghosts.oldest() == order[0]
+    assert [ghosts.number(key) for key in order] == [7 * key for key in order]
+    while order:
+        assert ghosts.oldest() == order[0]
+        ghosts.take(order.pop(0))
+
+
 @pytest.mark.parametrize("capacity", [63, 64, 1000])
 def test_ghosts_that_outgrow_their_first_rows(capacity: int) -> None:
     choose = random.Random(capacity)

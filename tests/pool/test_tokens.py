@@ -100,6 +100,26 @@ def test_different_blocks_have_different_words(tokens: list[int], other: list[in
         assert (packed(tokens, block_size)[:size] == packed(other, block_size)[:size]) == same
 
 
+@settings(max_examples=200, deadline=None)
+@given(tokens=TOKENS, block_size=st.integers(1, 9))
+def test_lists_and_arrays_have_the_same_words(tokens: list[int], block_size: int) -> None:
+    """Each form is packed by a loop of its own; a list with one of numpy's integers takes the slow one."""
+    forms: list[Any] = [np.array(tokens, np.int32), np.array(tokens, np.int64), tuple(tokens), [*tokens]]
+    forms[3][-1] = np.int64(tokens[-1])
+    assert [packed(form, block_size) for form in forms] == [packed(tokens, block_size)] * 4
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_a_token_below_0_is_seen_in_either_half(place: int) -> None:
+    tokens = [5, 6, 7, 8, 9]
+    tokens[place] = -3
+    for form in (tokens, np.array(tokens, np.int32), np.array(tokens)):
+        with pytest.raises(InvalidArgument, match=rf"^token_ids\[{place}\] is -3; a token is from 0"):
+            pack_tokens(form, 4)
+        made = pack_tokens(form, 4, with_placeholders=True)
+        assert made.placeholders == {place: -3}
+
+
 # ---------------------------------------------------------------- tokens stored one by one
 
 

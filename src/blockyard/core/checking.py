@@ -7,6 +7,7 @@ from ..ids import NO_CONTENT, NO_ROW
 from .pool.fence import Fence
 from .pool.lease import BlockLease
 from .pool.ledger import BlockLedger
+from .sequences.block_table import BlockTable
 from .sequences.open_steps import OpenSteps
 from .sequences.table import NO_TOKEN, SequenceTable
 from .store.content_ledger import ContentLedger
@@ -24,6 +25,8 @@ def check_sequences(pool: BlockLedger, leases: list[BlockLease], sequences: Sequ
     _check_rows(sequences, rows)
     for row in rows:
         _check_lengths(sequences, i64(row), pool.block_size)
+        if sequences.ready[i64(row)] > 0:
+            _check_ready(sequences, i64(row), pool.block_size)
         _check_published(pool, sequences, i64(row))
         _check_writer(pool, sequences, i64(row))
     _check_waiting(sequences, rows)
@@ -88,6 +91,22 @@ def _check_lengths(sequences: SequenceTable, row: i64, block_size: i64) -> None:
         _fail("I3", f"{name} has computed {sequences.num_computed[row]} of {sequences.num_tokens[row]} tokens")
     if sequences.num_computed[row] + _num_open(sequences, row) > room:
         _fail("I6", f"{name} has reserved {sequences.num_reserved[row]} tokens beyond its {room} slots")
+
+
+def _check_ready(sequences: SequenceTable, row: i64, block_size: i64) -> None:
+    """A row that takes no second look writes as far as its blocks reach, and its tail is the last of them."""
+    if sequences.ready[row] != sequences.num_blocks[row] * block_size:
+        _fail("I6", f"{sequences.name(row)} is ready up to {sequences.ready[row]} tokens, which is not where it ends")
+    _check_tail(sequences, sequences.name(row), row)
+
+
+def _check_tail(table: BlockTable, name: str, row: i64) -> None:
+    """Raise `InvariantError` unless the tail of a ready row is its last block, if that is not behind the window."""
+    place = table.num_blocks[row] - 1
+    if 0 <= place < table.num_null[row]:
+        return
+    if place < 0 or table.tail[row] != table.block_at(row, place) or table.tail_at[row] != place * table.block_size:
+        _fail("I2", f"{name} has block {table.tail[row]} for its last one, from token {table.tail_at[row]} on")
 
 
 def _num_open(sequences: SequenceTable, row: i64) -> i64:
@@ -172,9 +191,14 @@ def check_groups(store: GroupedStore, leases: list[BlockLease], cpu_leases: list
         for row in rows:
             _check_group_row(store, group, i64(row), held)
     for row in rows:
+        if store.sequences.ready[i64(row)] > 0 and store.sequences.is_swapped[i64(row)] == 0:
+            _check_tail(store.groups[0], f"{store.sequences.name(i64(row))}, group 0", i64(row))
+        store.check_slides(i64(row))
         for block in store.sequences.copy_from[row] + store.pending_blocks(i64(row)):
             held[block] += 1
     _check_holders(store.pool, leases, held, "I8")
+    if store.states is not None:
+        store.states.check()
     if store.cpu is not None:
         _check_cpu(store, store.cpu, cpu_leases, rows)
 

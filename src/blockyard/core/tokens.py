@@ -36,6 +36,9 @@ PLACEHOLDER: Final[i64] = -1
 FEW_TOKENS: Final = 256
 
 
+_NO_WORDS: Final = zeros_i64(0)
+
+
 class PackedTokens:
     """The tokens of one request, in blocks; the last block is padded with zeros.
 
@@ -60,7 +63,11 @@ def pack_tokens(token_ids: object, block_size: int, with_placeholders: bool = Fa
     Raises `InvalidArgument` for anything but a non-empty, one-dimensional run of integers from 0 to 2**31 - 1.
     """
     if isinstance(token_ids, (list, tuple)):
-        # A copy: a subclass of int may run code that changes the list.
+        if isinstance(token_ids, list):
+            words = _pack_plain(token_ids, block_size)
+            if len(words) > 0:
+                return PackedTokens(words, len(token_ids))
+        # A copy: an object that says that it is an integer may run code that changes the list.
         return _pack_list(list(token_ids), block_size, with_placeholders)
     array = integer_array("token_ids", token_ids)
     if len(array) == 0:
@@ -70,12 +77,34 @@ def pack_tokens(token_ids: object, block_size: int, with_placeholders: bool = Fa
     elif len(array) > FEW_TOKENS:
         return _pack_as_it_lies(array, block_size, with_placeholders)
     else:
-        tokens = widened(vec[i32](array))
+        given = vec[i32](array)
+        if block_size % 2 == 0:
+            words = _pack_few(given, block_size)
+            if len(words) > 0:
+                return PackedTokens(words, len(array))
+        tokens = widened(given)
     placeholders: dict[int, int] | None = None
     if not are_tokens(tokens):
         placeholders = _placeholders(array, with_placeholders)
         tokens = vec[i64](np.maximum(np.asarray(array, dtype=np.int64), int(PLACEHOLDER)))
     return PackedTokens(pack_items(tokens, block_size), len(array), placeholders)
+
+
+def _pack_few(tokens: vec[i32], block_size: i64) -> vec[i64]:
+    """Return the packed words of tokens in blocks of even size, two a step; none where one is below 0. O(tokens)."""
+    num_tokens = i64(len(tokens))
+    words = zeros_i64(int((num_tokens + block_size - 1) // block_size * (block_size >> 1)))
+    lowest: i64 = 0
+    for place in range(num_tokens >> 1):
+        low = i64(tokens[2 * place])
+        high = i64(tokens[2 * place + 1])
+        lowest |= low | high
+        words[place] = low + high * HIGH_HALF
+    if num_tokens & 1 == 1:
+        low = i64(tokens[num_tokens - 1])
+        lowest |= low
+        words[num_tokens >> 1] = low
+    return words if lowest >= 0 else _NO_WORDS
 
 
 def _placeholders(tokens: npt.NDArray[Any], with_placeholders: bool) -> dict[int, int]:
@@ -105,6 +134,33 @@ def _pack_list(token_ids: list[Any], block_size: int, with_placeholders: bool) -
             number = int(PLACEHOLDER)
         tokens[index] = number
     return PackedTokens(pack_items(tokens, block_size), num_tokens, placeholders)
+
+
+def _pack_plain(token_ids: list[Any], block_size: i64) -> vec[i64]:
+    """Return the packed words of a list of plain integers that are tokens, in one pass; none where it holds anything
+    else. No code of the caller's runs. O(tokens)."""
+    num_tokens = i64(len(token_ids))
+    words = zeros_i64(int((num_tokens + block_size - 1) // block_size * ((block_size + 1) >> 1)))
+    position: i64 = 0
+    offset: i64 = 0
+    for index in range(num_tokens):
+        item = token_ids[index]
+        if type(item) is not int:
+            return _NO_WORDS
+        number: int = item
+        if number < 0 or number > MAX_TOKEN:
+            return _NO_WORDS
+        token = i64(number)
+        if offset & 1 == 0:
+            words[position] = token
+        else:
+            words[position] += token * HIGH_HALF
+            position += 1
+        offset += 1
+        if offset == block_size:
+            position += offset & 1
+            offset = 0
+    return words
 
 
 def _integer(item: object, index: i64) -> int:

@@ -158,9 +158,9 @@ class PlanSender(_PlanEnd):
         size, moves = self._config.state_blocks, plan._transfers
         if not size:
             return []
-        lists = [[size], moves.state_copies, moves.state_clears, moves.state_loads]
-        lists += [[], []] if moves_only else [moves.state_saves, moves.state_refused]
-        return [np.array(each, np.int32) for each in lists]
+        told = [each.array() for each in (moves.state_copies, moves.state_clears, moves.state_loads)]
+        saves = [_NONE, _NONE] if moves_only else [moves.state_saves.array(), moves.state_refused.array()]
+        return [np.array([size], np.int32), *told, *saves]
 
     def _require_own(self, tables: list[Any]) -> None:
         pairs = [(int(table.block_size), int(table.width)) for table in tables]
@@ -259,9 +259,7 @@ class PlanReceiver(_PlanEnd):
         states = self._read_states(batch, *arrays[end:]) if self._config.state_blocks else None
         plan = self._copy.step_plan(batch, arrays[_STEP_ARRAYS - 1], changes, moves)
         if states is not None:
-            told = plan._transfers
-            told.state_blocks = self._config.state_blocks
-            told.state_copies, told.state_clears, told.state_loads, told.state_saves, told.state_refused = states
+            self._copy.tell_states(plan, self._config.state_blocks, states)
         return plan
 
     def _read_states(

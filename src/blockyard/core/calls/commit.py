@@ -35,7 +35,9 @@ class CommitCalls:
         sequences = parts.sequences
         #: num_computed as it will be, for the rows of the batch.
         self._reached = zeros_i64(int(sequences.max_num_seqs))
-        #: Positions in the batch of sequences that have filled a block; the blocks, and those before them.
+        #: Positions in the batch of sequences that need a second look before anything changes.
+        self._late = zeros_i64(int(sequences.max_num_seqs))
+        #: Positions of those that have filled a block; the blocks, and those before them.
         self._filled = zeros_i64(int(sequences.max_num_seqs))
         self._filled_blocks = zeros_i64(int(sequences.max_num_seqs))
         self._filled_parents = zeros_i64(int(sequences.max_num_seqs))
@@ -49,12 +51,12 @@ class CommitCalls:
             self._check_many(rows, counts, appended)
             self.sequences.version += 1
             self._append_many(rows, table.items, table.columns, appended)
+            self._advance(rows, counts, self._no_tokens(len(rows)))
         else:
             tokens = table.items if table.columns == 1 else self._no_tokens(len(rows))
             self._check(rows, counts, tokens)
             self.sequences.version += 1
-            self._append(rows, tokens)
-        self._advance(rows, counts)
+            self._advance(rows, counts, tokens)
         if self.in_flight is not None:
             self.in_flight.settle(rows, counts, step)
         self.store.settle(rows)
@@ -70,7 +72,8 @@ class CommitCalls:
         num_reserved = sequences.num_reserved
         ready = sequences.ready
         limit = self.max_model_len
-        num_alerts: i64 = 0
+        late = self._late
+        num_late: i64 = 0
         for index in range(i64(len(rows))):
             row = rows[index]
             count = counts[index]
@@ -87,19 +90,26 @@ class CommitCalls:
             if num_computed[row] + count > known or known > limit:
                 self._refuse_length(index, row, num_computed[row] + count, known)
             if known > ready[row]:
-                num_alerts += 1
-        if num_alerts > 0:
-            self._check_alerts(rows, counts, tokens)
+                late[num_late] = index
+                num_late += 1
+        if num_late > 0:
+            self._check_late(rows, counts, tokens, num_late)
 
-    def _check_alerts(self, rows: vec[i64], counts: vec[i64], tokens: vec[i64]) -> None:
-        """A second look where some sequence waits for others, or has no room, or a last block that others may hold."""
+    def _check_late(self, rows: vec[i64], counts: vec[i64], tokens: vec[i64], num_late: i64) -> None:
+        """Look again at those that wait for others, or have no room, or a last block that others may hold."""
         sequences = self.sequences
-        self._note_reached(rows, counts)
-        for index in range(i64(len(rows))):
-            if sequences.alert[rows[index]] != QUIET:
-                self._check_prefix(rows[index], counts[index], index)
+        late = self._late
+        for place in range(num_late):
+            if sequences.waits_on[rows[late[place]]] != NO_ROW:
+                self._note_reached(rows, counts)
+                break
+        for place in range(num_late):
+            index = late[place]
+            row = rows[index]
+            if sequences.alert[row] != QUIET:
+                self._check_prefix(row, counts[index], index)
             if tokens[index] != NO_TOKEN:
-                self._check_room(index, rows[index], 1)
+                self._check_room(index, row, 1)
 
     def _note_reached(self, rows: vec[i64], counts: vec[i64]) -> None:
         for index in range(i64(len(rows))):
@@ -193,36 +203,6 @@ class CommitCalls:
         block = self.sequences.block_at(row, position)
         return self.token_blocks.ref_cnt[block] == 1 and not self.index.is_cached(block)
 
-    def _append(self, rows: vec[i64], tokens: vec[i64]) -> None:
-        """Store a new token for each sequence that got one; one without a writable place waits in its row."""
-        sequences = self.sequences
-        num_tokens = sequences.num_tokens
-        num_blocks = sequences.num_blocks
-        ready = sequences.ready
-        blocks = sequences.blocks
-        width = sequences.width
-        words = self.index.rows.words
-        first_word = self.index.rows.first_word
-        num_words = self.index.rows.num_words
-        block_size = self.block_size
-        for index in range(i64(len(rows))):
-            token = tokens[index]
-            if token == NO_TOKEN:
-                continue
-            row = rows[index]
-            length = num_tokens[row]
-            offset = length - ready[row] + block_size
-            if offset < 0 or offset >= block_size:
-                self._append_one(row, token)
-                continue
-            num_tokens[row] = length + 1
-            block = i64(blocks[row * width + num_blocks[row] - 1])
-            position = first_word + block * num_words + (offset >> 1)
-            if offset & 1 == 0:
-                words[position] = token
-            else:
-                words[position] = (words[position] & LOW_HALF) + token * HIGH_HALF
-
     def _append_many(self, rows: vec[i64], tokens: vec[i64], columns: i64, appended: vec[i64]) -> None:
         for index in range(i64(len(rows))):
             for position in range(index * columns, index * columns + appended[index]):
@@ -240,21 +220,43 @@ class CommitCalls:
             sequences.pending_token[row] = token
             sequences.raise_alert(row)
 
-    def _advance(self, rows: vec[i64], counts: vec[i64]) -> None:
-        """Count tokens as computed, and share the blocks that this makes full."""
-        num_computed = self.sequences.num_computed
-        num_reserved = self.sequences.num_reserved
-        num_published = self.sequences.num_published
+    def _advance(self, rows: vec[i64], counts: vec[i64], tokens: vec[i64]) -> None:
+        """Store a new token for each sequence that got one, count tokens as computed, and share the blocks that this
+        makes full. One pass; a token without a writable place waits in its row."""
+        sequences = self.sequences
+        num_tokens = sequences.num_tokens
+        num_computed = sequences.num_computed
+        num_reserved = sequences.num_reserved
+        num_published = sequences.num_published
+        ready = sequences.ready
+        tail = sequences.tail
+        words = self.index.rows.words
+        first_word = self.index.rows.first_word
+        num_words = self.index.rows.num_words
         block_size = self.block_size
         filled = self._filled
         num_filled: i64 = 0
         for index in range(i64(len(rows))):
             row = rows[index]
+            token = tokens[index]
+            if token != NO_TOKEN:
+                length = num_tokens[row]
+                offset = length - ready[row] + block_size
+                if offset < 0 or offset >= block_size:
+                    self._append_one(row, token)
+                else:
+                    num_tokens[row] = length + 1
+                    position = first_word + tail[row] * num_words + (offset >> 1)
+                    if offset & 1 == 0:
+                        words[position] = token
+                    else:
+                        words[position] = (words[position] & LOW_HALF) + token * HIGH_HALF
             num_reserved[row] = 0
-            after = num_computed[row] + counts[index]
+            before = num_computed[row]
+            after = before + counts[index]
             num_computed[row] = after
             promised = num_published[row] * block_size
-            if after - counts[index] < promised or after >= promised + block_size:
+            if before < promised or after >= promised + block_size:
                 filled[num_filled] = index
                 num_filled += 1
         if num_filled > 0:
@@ -306,9 +308,7 @@ class CommitCalls:
             sequences.num_published[row] = published + 1
         self.index.insert_scattered(blocks, parents, num_filled)
         if not self.store.shares_at_once:
-            for position in range(num_filled):
-                row = rows[self._filled[position]]
-                self.store.publish(row, sequences.num_published[row] - 1, sequences.num_published[row])
+            self.store.publish_last(rows, self._filled, num_filled)
 
     def _publish(self, row: i64, first: i64, last: i64) -> None:
         """Blocks `first` to `last` of a row are full and computed now: what waits in the index becomes real."""

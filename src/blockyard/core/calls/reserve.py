@@ -141,8 +141,9 @@ class ReserveCalls:
         needed: i64 = 0
         #: Blocks that cache nothing and become free on the way, before any other is taken.
         freed: i64 = 0
-        for index in range(i64(len(rows))):
-            self._reached[rows[index]] = self.sequences.num_computed[rows[index]]
+        if self.store.shares_at_once:
+            for index in range(i64(len(rows))):
+                self._reached[rows[index]] = self.sequences.num_computed[rows[index]]
         for position in range(self._num_slow):
             index = self._slow[2 * position]
             row = rows[index]
@@ -205,9 +206,8 @@ class ReserveCalls:
         slots = self._slot_room
         ready = sequences.ready
         table = self.tables[0]
-        num_blocks = table.num_blocks
-        blocks = table.blocks
-        width = table.width
+        tail = table.tail
+        tail_at = table.tail_at
         block_size = table.block_size
         limit = self.max_model_len
         num_slow: i64 = 0
@@ -221,10 +221,11 @@ class ReserveCalls:
             starts[index] = start
             if count == 1 and start < ready[row] and total < len(slots):
                 # A decoded token goes to the last block: no division needed to find it.
-                logical = num_blocks[row] - 1
-                if start < logical * block_size:
-                    logical = start // block_size
-                slots[total] = (i64(blocks[row * width + logical]) - logical) * block_size + start
+                begin = tail_at[row]
+                if start >= begin:
+                    slots[total] = tail[row] * block_size + start - begin
+                else:
+                    slots[total] = table.slot_of(row, start)
             else:
                 slow[2 * num_slow] = index
                 slow[2 * num_slow + 1] = total
@@ -334,9 +335,9 @@ class ReserveCalls:
 
     def _copy_beginning(self, row: i64, position: i64) -> None:
         """The prompt's hit ended inside a block: its first tokens come from another block that begins alike."""
+        self._transfers.hold_sources(self.sequences.copy_from[row])
         for group, source in enumerate(self.sequences.copy_from[row]):
             self._transfers.copy(source, int(self.tables[group].block_at(row, position)), group)
-            self._transfers.held_sources.append(source)
         self.sequences.copy_from[row] = []
 
     def _store_pending(self, row: i64) -> None:

@@ -155,12 +155,12 @@ class StateMoves:
     @property
     def copies(self) -> npt.NDArray[np.int32]:
         """Return slots to copy, int32 (n, 2) as (from, to), of sequences that were forked."""
-        return np.array(self._transfers.state_copies, dtype=np.int32).reshape(-1, 2)
+        return self._transfers.state_copies.array().reshape(-1, 2)
 
     @property
     def clears(self) -> npt.NDArray[np.int32]:
         """Return the slots of sequences that begin with nothing, int32 (n,)."""
-        return np.array(self._transfers.state_clears, dtype=np.int32)
+        return self._transfers.state_clears.array()
 
     @property
     def loads(self) -> npt.NDArray[np.int32]:
@@ -193,13 +193,13 @@ class StateMoves:
 
         Such a state would be the first to go (`CacheConfig.state_order`): it is not worth writing.
         """
-        return np.array(self._transfers.state_refused, dtype=np.int32).reshape(-1, 2)
+        return self._transfers.state_refused.array().reshape(-1, 2)
 
     def _loads(self) -> npt.NDArray[np.int32]:
-        return np.array(self._transfers.state_loads, dtype=np.int32).reshape(-1, self._transfers.state_blocks + 1)
+        return self._transfers.state_loads.array().reshape(-1, self._transfers.state_blocks + 1)
 
     def _saves(self) -> npt.NDArray[np.int32]:
-        return np.array(self._transfers.state_saves, dtype=np.int32).reshape(-1, self._transfers.state_blocks + 2)
+        return self._transfers.state_saves.array().reshape(-1, self._transfers.state_blocks + 2)
 
 
 class StepPlan(SwapPlan):

@@ -121,6 +121,13 @@ class TableCopy:
             _change_rows(table, rows, vec[i64](changed), vec[i64](blocks))
         return StepPlan(self.tables, made, zeros_i64(0), _transfers(moves))
 
+    def tell_states(self, plan: StepPlan, state_blocks: int, lists: list[list[int]]) -> None:
+        """Let a plan say of states what another did: its copies, clears, loads, saves and refusals, each flat."""
+        told = plan._transfers
+        told.state_blocks = state_blocks
+        told.state_copies, told.state_clears, told.state_loads = [numbers_of(each) for each in lists[:3]]
+        told.state_saves, told.state_refused = [numbers_of(each) for each in lists[3:]]
+
 
 def _change_rows(table: BlockTable, rows: vec[i64], changed: vec[i64], blocks: vec[i64]) -> None:
     source: i64 = 0

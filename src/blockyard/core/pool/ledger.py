@@ -426,18 +426,27 @@ class BlockLedger:
         self._one[0] = i32(block)
         self.unshare(self._one, 0, 1)
 
-    def release(self, blocks: vec[i32], start: i64, count: i64, num_before: i64 = 0, num_cached: i64 = 0) -> None:
+    def release(
+        self,
+        blocks: vec[i32],
+        start: i64,
+        count: i64,
+        num_before: i64 = 0,
+        num_cached: i64 = 0,
+        is_flat: bool = False,
+    ) -> None:
         """Release `blocks[start:start + count]`, last first. O(count).
 
         num_before: how many blocks of their sequence stand right before them in `blocks`. num_cached: how many of the
         first of them are known to be cached, so that it is not looked up, which takes most of the time in large pools.
+        is_flat: whether a policy is told that each is at depth 0.
         """
         free = self.queue.num_free - self.num_retiring
         last = start + count
         known = start + num_cached if self.stack is None and self.num_retiring == 0 else start
         while last > known:
             first = max(known, last - RELEASED_TOGETHER)
-            self._release_run(blocks, start - num_before, first, last)
+            self._release_run(blocks, start - num_before, first, last, is_flat)
             last = first
         if known > start:
             self.queue.append_released(self.ref_cnt, blocks, start, known)
@@ -445,7 +454,7 @@ class BlockLedger:
         if self.observer is not None:
             self.observer.released(blocks, start, count)
 
-    def _release_run(self, blocks: vec[i32], start: i64, first: i64, last: i64) -> None:
+    def _release_run(self, blocks: vec[i32], start: i64, first: i64, last: i64, is_flat: bool) -> None:
         """Count down first, then link what became idle: short loops, whose memory accesses overlap. The sequence begins
         at `start`."""
         ref_cnt = self.ref_cnt
@@ -470,7 +479,7 @@ class BlockLedger:
                         # What caches nothing stands before no content: ids come with unnamed ones first.
                         if position > start and identity[2 * i64(blocks[position - 1])] != NO_CONTENT:
                             self.stack.follows(block, i64(blocks[position - 1]))
-                        self.stack.insert(block, self.index.chain_hash[block], position - start)
+                        self.stack.insert(block, self.index.chain_hash[block], 0 if is_flat else position - start)
             position -= 1
         self.queue.append_run(idle, num_idle)
 
@@ -528,6 +537,33 @@ class BlockLedger:
         """Take one block, which must be free, from the head of the queue."""
         self.acquire(self._one, 0, 1)
         return i64(self._one[0])
+
+    def share_hits(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Hold `blocks[start:start + count]`, which a prompt hit, once more; a policy is told block by block.
+
+        O(count).
+        """
+        if self.stack is None:
+            self.share(blocks, start, count)
+            return
+        for index in range(start, start + count):
+            self.note_hit(i64(blocks[index]))
+            self.share(blocks, index, 1)
+
+    def give_back_flat(self, row: i64, blocks: vec[i32], start: i64, count: i64, num_before: i64) -> None:
+        """`give_back` of blocks that a policy knows as each by itself: at depth 0. O(count)."""
+        stack = self.stack
+        if stack is None:
+            self.give_back(row, blocks, start, count, num_before)
+            return
+        if not stack.needs_paths and (self.fence is None or not self.fence.is_open(row)):
+            self.release(blocks, start, count, 0, 0, True)
+            return
+        position = start + count - 1
+        while position >= start:
+            before = i64(blocks[position - 1]) if position > start - num_before else NULL_BLOCK
+            self.give_back_one(row, i64(blocks[position]), before)
+            position -= 1
 
     def share_one(self, block: i64) -> None:
         """Hold one block once more."""

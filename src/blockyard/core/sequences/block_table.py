@@ -26,6 +26,9 @@ class BlockTable:
         #: Leading places of a row that hold the null block: they lie behind a sliding window.
         self.num_null = zeros_i64(max_num_seqs)
         self.num_rewrites = zeros_i64(max_num_seqs)
+        #: The last block of a row and its first token, as they were when the row was last said to be ready.
+        self.tail = zeros_i64(max_num_seqs)
+        self.tail_at = zeros_i64(max_num_seqs)
         self.version: i64 = 0
 
     def row_blocks(self, row: i64) -> vec[i32]:
@@ -36,6 +39,12 @@ class BlockTable:
     def block_at(self, row: i64, position: i64) -> i64:
         """The block id at a logical position of a row."""
         return i64(self.blocks[row * self.width + position])
+
+    def note_tail(self, row: i64) -> None:
+        """The row has a last block, which is written into next. O(1)."""
+        place = self.num_blocks[row] - 1
+        self.tail[row] = i64(self.blocks[row * self.width + place])
+        self.tail_at[row] = place * self.block_size
 
     def set_block(self, row: i64, position: i64, block: i64) -> None:
         """Write a block id at a logical position of a row."""

@@ -220,11 +220,14 @@ class Store:
 
     def finish(self, transfers: Transfers) -> None:
         """Complete a plan: release the blocks that it held until now."""
-        for block in transfers.held_sources:
-            self.kv_pool.release_one(block)
+        for place in range(transfers.held_sources.count):
+            self.kv_pool.release_one(i64(transfers.held_sources.items[place]))
 
     def publish(self, row: i64, first: i64, last: i64) -> None:
         """Token blocks `first` to `last` of the row are computed and indexed now."""
+
+    def publish_last(self, rows: vec[i64], places: vec[i64], count: i64) -> None:
+        """The same of the last published token block of the row at each of the first `count` places of a batch."""
 
     def settle(self, rows: vec[i64]) -> None:
         """A commit of these sequences is complete."""
@@ -343,3 +346,4 @@ class PlainStore(Store):
         sequences = self.sequences
         if sequences.num_waiters[row] == 0:
             sequences.ready[row] = sequences.num_blocks[row] * self.block_size
+            sequences.note_tail(row)

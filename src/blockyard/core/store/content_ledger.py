@@ -2,11 +2,13 @@
 
 from typing import Final
 
-from mypy_extensions import i64
+from librt.vecs import vec
+from mypy_extensions import i32, i64
 
 from ...config import MAX_GROUPS
 from ...ids import NO_CONTENT
 from ..arrays import zeros_i64
+from ..index.prefix_index import PrefixIndex
 from ..pool.observer import PoolObserver
 from ..pool.word_ledger import WordLedger
 from ..watch.misses import MissLog, stored_name
@@ -33,6 +35,65 @@ class ContentLedger(WordLedger):
         self._entry[0] = content
         self._entry[1] = group
         return self.entry_of(self._entry, 0)
+
+    def find_run(
+        self,
+        index: PrefixIndex,
+        token_blocks: vec[i32],
+        span: i64,
+        group: i64,
+        places: vec[i64],
+        place: i64,
+        end: i64,
+        stride: i64,
+    ) -> i64:
+        """Fill `places` from `place` on, up (stride 1) or down (-1), with the oldest block that holds each content of
+        `group`. Returns where one is missing; `end`, which is not looked at, where none is.
+
+        The content of place p is that of the last of the `span` token blocks that it spans. Behind a block that was
+        found its neighbour is compared first, up or down as the one before; hashed is what does not lie side by side.
+        O(places) expected.
+        """
+        contents = index.identity
+        identity = self.index.identity
+        next_equal = self.index.rings.next_equal
+        words = self.index.rows.words
+        first_word = self.index.rows.first_word
+        num_blocks = i64(len(next_equal))
+        block: i64 = 0
+        step = stride
+        while place != end:
+            content = contents[2 * i64(token_blocks[(place + 1) * span - 1])]
+            other = block + step
+            is_next = block != 0 and 0 < other < num_blocks and next_equal[other] == 0
+            if is_next and identity[2 * other] != NO_CONTENT:
+                at = first_word + other * ENTRY_WORDS
+                is_next = words[at] == content and words[at + 1] == group
+            else:
+                is_next = False
+            if not is_next:
+                other = self.find_content(content, group)
+                if other == 0:
+                    return place
+                step = -1 if other == block - 1 else (1 if other == block + 1 else stride)
+            block = other
+            places[place] = other
+            place += stride
+        return end
+
+    def cache_run(self, blocks: vec[i64], contents: vec[i64], count: i64, group: i64) -> None:
+        """Index the first `count` of `blocks`, which are held and not indexed, as holding these contents for `group`.
+
+        `contents` is written over. O(1) each expected, in passes whose iterations do not wait for one another.
+        """
+        words = self.index.rows.words
+        root = self._root
+        for place in range(count):
+            row = self.index.rows.start_of(blocks[place])
+            words[row] = contents[place]
+            words[row + 1] = group
+            contents[place] = -root
+        self.index.insert_scattered(blocks, contents, count)
 
     def cache_content(self, block: i64, content: i64, group: i64) -> None:
         """Index `block`, which is held and not indexed, as holding `content` for `group`. O(1) expected."""

@@ -5,10 +5,11 @@ from mypy_extensions import i32, i64
 
 from ...config import CacheConfig
 from ...ids import NO_CONTENT, NULL_BLOCK
-from ...windows import first_needed_block, num_least_blocks
+from ...windows import first_needed_block, num_computed_past, num_least_blocks
 from ..arrays import zeros_i32, zeros_i64
 from ..index.prefix_index import PrefixIndex
 from ..sequences.block_table import BlockTable
+from ..sequences.table import SequenceTable
 from .base import make_own, needs_copy
 from .content_ledger import ContentLedger
 from .transfers import Transfers
@@ -37,6 +38,10 @@ class GroupTable(BlockTable):
         #: Where a swapped-out sequence's blocks are; while it is not, the CPU blocks that its next step loads.
         self.cpu_blocks = zeros_i32(config.max_num_seqs * width if cpu is not None else 0)
         self.num_loads = zeros_i64(config.max_num_seqs)
+        #: Blocks that are to be cached next, and their contents: of one row, or one of each row.
+        self._new = zeros_i64(max(config.max_num_seqs, width))
+        self._contents = zeros_i64(max(config.max_num_seqs, width))
+        self._num_new: i64 = 0
 
     def first_needed(self, num_computed: i64) -> i64:
         """The first place that tokens from `num_computed` on attend to (`LayerGroup.first_needed_block`)."""
@@ -65,16 +70,24 @@ class GroupTable(BlockTable):
         last = limit // self.block_size
         if self.window > 0:
             return self._reach_window(index, token_blocks, places, last)
-        for place in range(last):
+        if self.cpu is None:
+            found = self.pool.find_run(index, token_blocks, self.span, self.number, places, 0, last, 1)
+            return found * self.block_size
+        place: i64 = 0
+        while place < last:
             places[place] = self._locate(index, token_blocks, place)
             if places[place] == NULL_BLOCK:
-                return place * self.block_size
-        return last * self.block_size
+                break
+            place += 1
+        return place * self.block_size
 
     def _reach_window(self, index: PrefixIndex, token_blocks: vec[i32], places: vec[i64], last: i64) -> i64:
         """`last` places, if those in the window before them are there; else up to the missing one."""
         place = last - 1
         first = self.first_needed(last * self.block_size)
+        if self.cpu is None and first < last:
+            found = self.pool.find_run(index, token_blocks, self.span, self.number, places, place, first - 1, -1)
+            return (found if found >= first else last) * self.block_size
         while place >= first:
             places[place] = self._locate(index, token_blocks, place)
             if places[place] == NULL_BLOCK:
@@ -114,15 +127,26 @@ class GroupTable(BlockTable):
         first = min(self.first_needed(hit), last)
         self.num_null[row] = first
         self.num_blocks[row] = last
+        if self.cpu is None:
+            self._hold_run(row, places, first, last)
+            return
         for place in range(first, last):
             if places[place] > 0:
                 self.pool.note_hit(places[place])
                 self.pool.share_one(places[place])
                 self.set_block(row, place, places[place])
-            elif self.cpu is not None:
+            else:
                 self.cpu.share_one(-places[place])
                 self._set_cpu_block(row, place, -places[place])
                 self.num_loads[row] += 1
+
+    def _hold_run(self, row: i64, places: vec[i64], first: i64, last: i64) -> None:
+        start = row * self.width
+        blocks = self.blocks
+        for place in range(first, last):
+            blocks[start + place] = i32(places[place])
+        self.num_rewrites[row] += 1
+        self.pool.share_hits(blocks, start + first, last - first)
 
     def unhold_hits(self, row: i64) -> None:
         """Undo the latest `hold_hits`, after which nothing was taken: the last block first."""
@@ -196,16 +220,46 @@ class GroupTable(BlockTable):
 
     def publish(self, row: i64, index: PrefixIndex, token_table: BlockTable, first: i64, last: i64) -> None:
         """Token blocks `first` to `last` of the row are computed and indexed: so are the blocks that they complete."""
+        self._num_new = 0
         for place in range(first // self.span, last // self.span):
-            block = self.block_at(row, place)
-            if block != NULL_BLOCK and not self.pool.is_cached(block):
-                self.publish_place(row, index, token_table, place, block)
+            self._note_new(row, place, index, token_table)
+        if self._num_new > 0:
+            self.pool.cache_run(self._new, self._contents, self._num_new, self.number)
+
+    def publish_last(
+        self, rows: vec[i64], places: vec[i64], count: i64, index: PrefixIndex, sequences: SequenceTable
+    ) -> None:
+        """The last published token block of each of the rows at these places of a batch is new: so may be the block
+        that it completes."""
+        self._num_new = 0
+        for number in range(count):
+            row = rows[places[number]]
+            published = sequences.num_published[row]
+            if published % self.span == 0:
+                self._note_new(row, published // self.span - 1, index, sequences)
+        if self._num_new > 0:
+            self.pool.cache_run(self._new, self._contents, self._num_new, self.number)
+
+    def _note_new(self, row: i64, place: i64, index: PrefixIndex, token_table: BlockTable) -> None:
+        """Note the block at a place, and what it holds, unless it is cached or its token block is not indexed."""
+        block = self.block_at(row, place)
+        if block == NULL_BLOCK or self.pool.is_cached(block):
+            return
+        content = index.content_of(token_table.block_at(row, (place + 1) * self.span - 1))
+        if content != NO_CONTENT:
+            self._new[self._num_new] = block
+            self._contents[self._num_new] = content
+            self._num_new += 1
 
     def publish_place(self, row: i64, index: PrefixIndex, token_table: BlockTable, place: i64, block: i64) -> None:
         """Cache `block` as the content of the last token block of `place`, if that is still indexed."""
         content = index.content_of(token_table.block_at(row, (place + 1) * self.span - 1))
         if content != NO_CONTENT:
             self.pool.cache_content(block, content, self.number)
+
+    def slides_at(self, row: i64) -> i64:
+        """Return the computed tokens at which the next block of a row falls behind the window. O(1)."""
+        return num_computed_past(self.num_null[row] + 1, self.window, self.block_size)
 
     def slide(self, row: i64, num_computed: i64) -> None:
         """Release the blocks behind the window, the oldest first; the null block takes their place.
@@ -248,6 +302,14 @@ class GroupTable(BlockTable):
         self.num_loads[row] = 0
 
     def _drop(self, row: i64, keep: i64) -> None:
+        if self.cpu is None:
+            first = max(keep, self.num_null[row])
+            if first < self.num_blocks[row]:
+                count = self.num_blocks[row] - first
+                self.pool.give_back_flat(row, self.blocks, row * self.width + first, count, first)
+            if keep < self.num_blocks[row]:
+                self.cut_row(row, keep)
+            return
         place = self.num_blocks[row] - 1
         while place >= keep:
             block = self.block_at(row, place)

@@ -12,7 +12,7 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...config import MAX_BLOCKS, CacheConfig
-from ...errors import SequenceNotReady
+from ...errors import InvariantError, SequenceNotReady
 from ...ids import NULL_BLOCK
 from ...windows import num_computed_past
 from ..arrays import view_i64, zeros_i64
@@ -25,7 +25,7 @@ from ..watch.misses import MissLog
 from .base import Store
 from .content_ledger import ContentLedger, CpuTier, StoredMisses
 from .group_table import GroupTable
-from .state_group import FIRST_PART, StateGroup
+from .state_group import FIRST_PART, NEVER, StateGroup
 from .transfers import Transfers
 
 
@@ -69,6 +69,8 @@ class GroupedStore(Store):
         self.config = config
         self.alignment = config.hit_alignment
         self.has_windows = max([group.window for group in self.groups]) > 0
+        #: By row, the computed tokens at which the next block falls behind a window, or fewer.
+        self._slides_at = zeros_i64(config.max_num_seqs)
         self.states: StateGroup | None = None
         if config.state_group is not None:
             self.states = StateGroup(config, self.pool, token_blocks, sequences)
@@ -167,6 +169,7 @@ class GroupedStore(Store):
 
     def hold_hits(self, row: i64, hit: Hit) -> None:
         """Hold them group after group."""
+        self._slides_at[row] = 0
         for number, group in enumerate(self.groups):
             group.hold_hits(row, hit.places[number], hit.num_usable * self.block_size)
         if self.pool.stack is not None:
@@ -221,6 +224,8 @@ class GroupedStore(Store):
 
     def require_swapped_in(self, rows: vec[i64], action: str) -> None:
         """By the rows' own mark."""
+        if self.cpu is None:
+            return
         for index in range(i64(len(rows))):
             if self.sequences.is_swapped[rows[index]] != 0:
                 raise SequenceNotReady(f"{action}: {self.sequences.name(rows[index])} is swapped out; swap it in first")
@@ -258,7 +263,6 @@ class GroupedStore(Store):
         """End it at the boundaries where states are kept."""
         if self.states is not None:
             self.states.cut(rows, first, counts)
-            self.states.look_again(rows, first, counts)
 
     def note_ready(self, row: i64) -> None:
         """Let the row write as far as its token blocks reach, where those of all groups do and nothing is to load."""
@@ -269,6 +273,8 @@ class GroupedStore(Store):
             if group.num_loads[row] > 0 or group.num_blocks[row] * group.block_size < ready:
                 return
         self.sequences.ready[row] = ready
+        self.sequences.note_tail(row)
+        self.groups[0].note_tail(row)
 
     def num_to_save(self, row: i64, start: i64, end: i64) -> i64:
         """Return those that states take."""
@@ -295,33 +301,51 @@ class GroupedStore(Store):
         if self.cpu is not None:
             for place in range(transfers.held.count):
                 self.cpu.release_one(i64(transfers.held.items[place]))
-        for block in transfers.held_sources:
-            self.pool.release_one(block)
+        for place in range(transfers.held_sources.count):
+            self.pool.release_one(i64(transfers.held_sources.items[place]))
 
     def publish(self, row: i64, first: i64, last: i64) -> None:
         """The blocks that these token blocks complete are cached as their content."""
         for group in self.groups:
             group.publish(row, self.token_blocks.index, self.sequences, first, last)
 
+    def publish_last(self, rows: vec[i64], places: vec[i64], count: i64) -> None:
+        """Group after group; where blocks that come are told of in their order, row after row."""
+        if self.pool.index.log is None or len(self.groups) == 1:
+            for group in self.groups:
+                group.publish_last(rows, places, count, self.token_blocks.index, self.sequences)
+            return
+        for number in range(count):
+            row = rows[places[number]]
+            self.publish(row, self.sequences.num_published[row] - 1, self.sequences.num_published[row])
+
     def slide(self, rows: vec[i64]) -> None:
-        """In the groups that have a window."""
+        """In the groups that have a window. O(batch), and what the rows take in which a block falls behind one."""
         if not self.has_windows:
             return
+        num_computed = self.sequences.num_computed
+        slides_at = self._slides_at
         for index in range(i64(len(rows))):
             row = rows[index]
-            for group in self.groups:
-                if group.window > 0:
-                    computed = self.sequences.num_computed[row]
-                    if self.states is not None:
-                        self.states.shelve(
-                            row, group, group.num_null[row], min(group.first_needed(computed), group.num_blocks[row])
-                        )
-                    group.slide(row, computed)
+            if num_computed[row] >= slides_at[row]:
+                self._slide_row(row, num_computed[row])
+
+    def _slide_row(self, row: i64, computed: i64) -> None:
+        following = NEVER
+        for group in self.groups:
+            if group.window > 0:
+                if self.states is not None:
+                    last = min(group.first_needed(computed), group.num_blocks[row])
+                    self.states.shelve(row, group, group.num_null[row], last)
+                group.slide(row, computed)
+                following = min(following, group.slides_at(row))
+        self._slides_at[row] = following
 
     # Forks, cuts, the end.
 
     def fork(self, row: i64, child: i64) -> None:
         """Fork group after group."""
+        self._slides_at[child] = 0
         for group in self.groups:
             group.fork(row, child, self.sequences.num_tokens[row])
         if self.states is not None:
@@ -372,6 +396,15 @@ class GroupedStore(Store):
         """Remember as many token blocks as there is room for."""
         if room is not None:
             self.token_blocks.resize(room.num_blocks, room)
+
+    def check_slides(self, row: i64) -> None:
+        """No block of a live row has fallen behind its window unnoticed. Raises `InvariantError`."""
+        for group in self.groups:
+            if group.window > 0 and self._slides_at[row] > group.slides_at(row):
+                raise InvariantError(
+                    f"I2: row {row} slides in group {group.number} at {group.slides_at(row)} computed tokens; it is "
+                    f"looked at again at {self._slides_at[row]}"
+                )
 
     def watch_misses(self, misses: MissLog) -> None:
         """What the pool evicts is missed too, though its token block stays."""

@@ -3,11 +3,11 @@
 from typing import Final
 
 from librt.vecs import vec
-from mypy_extensions import i32, i64
+from mypy_extensions import i64
 
 from ...config import MAX_GROUPS, CacheConfig
 from ...ids import NO_CONTENT, NULL_BLOCK
-from ..arrays import zeros_i32, zeros_i64
+from ..arrays import zeros_i64
 from ..index.hashing import root_hash
 from ..index.prefix_index import PrefixIndex
 from ..index.prompt import Hit, Prompt
@@ -21,7 +21,8 @@ from ..pool.ledger import BlockLedger
 from ..sequences.table import SequenceTable
 from .content_ledger import ContentLedger
 from .group_table import GroupTable
-from .transfers import Transfers
+from .saves import APART, DONE, NONE, OPEN, Saves
+from .transfers import Numbers, Transfers
 
 #: What a content pool calls the first block of a state; the parts of one state follow.
 FIRST_PART: Final[i64] = MAX_GROUPS
@@ -35,14 +36,6 @@ KIND_SPAN: Final[i64] = 16
 NO_VISIT: Final = Visit(zeros_i64(0), 0, 0)
 
 
-class Save:
-    """Blocks are held for a state that a plan says to save, and that is not known to be there."""
-
-    def __init__(self, boundary: i64, blocks: vec[i32]) -> None:
-        self.boundary = boundary
-        self.blocks = blocks
-
-
 class StateGroup:
     """Each running sequence has a working state in a slot, the number of its row, which it alone writes.
 
@@ -50,7 +43,7 @@ class StateGroup:
     its boundary. So what holds for a block holds for it. A state is complete while all of its parts are cached.
 
     A hit holds the blocks of its state in `SequenceTable.copy_from` until the first step loads them. A save holds its
-    blocks here from the plan to the commit that reaches its boundary; they are cached then, and let go.
+    blocks in `saves` from the plan to the commit that reaches its boundary; they are cached then, and let go.
     """
 
     def __init__(
@@ -77,6 +70,8 @@ class StateGroup:
         self.num_replaced: i64 = 0
         self.num_refused: i64 = 0
         rows = config.max_num_seqs
+        #: What the lists of rows begin and end with; never added to.
+        self._nothing: list[int] = []
         #: 1 once a plan has filled the slot of a row.
         self._is_begun = zeros_i64(rows)
         #: Behind this boundary a row is in its output.
@@ -84,30 +79,29 @@ class StateGroup:
         #: The next boundary of a row, as seen from a position.
         self._next = zeros_i64(rows)
         self._seen_from = zeros_i64(rows)
-        self._num_pending = zeros_i64(rows)
         #: Boundaries and kinds, ascending.
-        self._wanted: list[list[int]] = [[]] * rows
+        self._wanted: list[list[int]] = [self._nothing] * rows
         self._visits: list[Visit] = [NO_VISIT] * rows
         #: The states that the book has of a row.
-        self._kept: list[list[int]] = [[]] * rows
+        self._kept: list[list[int]] = [self._nothing] * rows
         #: Boundaries that the order refuses a state at, which no plan told yet.
-        self._refused: list[list[int]] = [[]] * rows
+        self._refused: list[list[int]] = [self._nothing] * rows
         self._num_refused = zeros_i64(rows)
         #: All boundaries and kinds that were refused, of an output the latest one.
-        self._unkept: list[list[int]] = [[]] * rows
-        self._pending: list[list[Save]] = [[]] * rows
-        #: The latest kept state of a row's output, which the next one takes the place of.
-        self._rolling: list[list[int]] = [[]] * rows
-        #: The contents whose states a row hit or kept: they were of use up to its end.
-        self._used: list[list[int]] = [[]] * rows
+        self._unkept: list[list[int]] = [self._nothing] * rows
+        #: What plans said to save, and is not known to be there.
+        self.saves = Saves(rows, self.num_parts)
+        #: The record of the latest kept state of a row's output, which the next one takes the place of; 0 for none.
+        self._rolling = zeros_i64(rows)
+        #: Without a shelf, the contents whose states a row hit or kept: they were of use up to its end.
+        self._used: list[list[int]] = [self._nothing] * rows
         #: When so many token blocks were taken, those that states need are to be moved in their queue.
         self._refresh_at: i64 = 0
         #: Slots to copy in the next plan, (from, to).
         self._copies: list[int] = []
         #: What the plan that is made now saves: (row, boundary); and the rows whose slots it fills first.
-        self._asked: list[int] = []
-        self._opening: list[int] = []
-        self._no_sources: list[int] = []
+        self._asked = Numbers()
+        self._opening = Numbers()
 
     # Hits.
 
@@ -145,7 +139,7 @@ class StateGroup:
             self.pool.note_hit(block)
             self.pool.share_one(block)
         self.sequences.copy_from[row] = hit.state
-        if hit.state:
+        if hit.state and self.shelf is None:
             content = self.token_blocks.index.content_of(i64(hit.blocks[hit.num_usable - 1]))
             self._used[row] = [int(content)]
 
@@ -191,19 +185,24 @@ class StateGroup:
         self._is_begun[row] = 0
         self._last[row] = last
         self._seen_from[row] = NEVER
-        self._wanted[row] = []
-        self._pending[row] = []
-        self._rolling[row] = []
-        self._kept[row] = []
-        self._refused[row] = []
+        self._wanted[row] = self._nothing
+        self._end_rolling(row)
+        self._kept[row] = self._nothing
+        self._refused[row] = self._nothing
         self._num_refused[row] = 0
-        self._unkept[row] = []
+        self._unkept[row] = self._nothing
         self._visits[row] = NO_VISIT
+
+    def _end_rolling(self, row: i64) -> None:
+        """Nothing is the latest state of a row's output any more."""
+        if self._rolling[row] != NONE:
+            self.saves.free(self._rolling[row])
+            self._rolling[row] = NONE
 
     def fork(self, row: i64, child: i64) -> None:
         """Let the next plan copy the slot of `row`, if there is anything in it."""
         self._open(child, self._last[row])
-        self._used[child] = []
+        self._used[child] = self._nothing
         self._wanted[child] = self._wanted[row]
         if self._visits[row] is not NO_VISIT:
             self._visits[child] = self._visits[row].copied()
@@ -244,9 +243,9 @@ class StateGroup:
             try:
                 self._touch(row)
             except MemoryError:  # these states go sooner
-                self._used[row] = self._no_sources
+                self._used[row] = self._nothing
         self._open(row, 0)
-        self._used[row] = []
+        self._used[row] = self._nothing
 
     def _touch(self, row: i64) -> None:
         """Let the states that a row used go in the queue with its keys and values: it used them up to its end."""
@@ -268,10 +267,7 @@ class StateGroup:
         if self.shelf is None or visit is NO_VISIT:
             return
         self._extend(row, visit)
-        for place in range(min(visit.num_nodes, self.sequences.num_blocks[row])):
-            node = self.book.node_at(visit, place)
-            if node != ROOT:
-                self.shelf.put_token(node, self.sequences.block_at(row, place))
+        self.shelf.put_tokens(visit, self.sequences.blocks, row * self.sequences.width, self.sequences.num_blocks[row])
         for table in tables:
             self.shelve(row, table, table.num_null[row], table.num_blocks[row])
         self._leave(row, visit)
@@ -295,23 +291,33 @@ class StateGroup:
         shelf = self.shelf
         if shelf is None or visit is NO_VISIT:
             return
-        for place in range(first, min(last, visit.num_nodes // table.span)):
-            block = table.block_at(row, place)
-            if block != NULL_BLOCK and self.pool.is_cached(block):
-                node = self.book.node_at(visit, (place + 1) * table.span - 1)
-                if node != ROOT and shelf.node_of[block] != node:
-                    shelf.put(block, node, table.number)
+        blocks = table.blocks
+        start = row * table.width
+        span = table.span
+        identity = self.pool.index.identity
+        node_of = shelf.node_of
+        nodes = visit.nodes
+        keys = visit.keys
+        tree_keys = self.book.tree.key
+        for place in range(first, min(last, visit.num_nodes // span)):
+            block = i64(blocks[start + place])
+            node = nodes[(place + 1) * span - 1]
+            is_new = block != NULL_BLOCK and node_of[block] != node and identity[2 * block] != NO_CONTENT
+            if is_new and tree_keys[node] == keys[(place + 1) * span - 1]:
+                shelf.put(block, node, table.number)
 
     def _leave(self, row: i64, visit: Visit) -> None:
         """The book has the last state of the output too; all that the row took or hit was of use up to now."""
         latest = self._rolling[row]
-        self._rolling[row] = []
-        if latest:
-            parts = self.parts_of(latest[0])
-            if parts == latest[2:] and self._is_latest(parts):
-                self._register(row, self.book.keep(visit, latest[1], OUTPUT_END), parts)
+        position: i64 = 0
+        if latest != NONE:
+            position = self.saves.boundary[latest]
+            parts = self.parts_of(self.saves.content[latest])
+            if parts == self.saves.blocks_of(latest) and self._is_latest(parts):
+                self._register(row, self.book.keep(visit, position, OUTPUT_END), parts)
             self._forget_latest(latest)
-        self._remember_unkept(row, visit, i64(latest[1]) if latest else 0)
+            self._end_rolling(row)
+        self._remember_unkept(row, visit, position)
         computed = self.sequences.num_computed[row]
         if self.places.takes_output_end and computed - computed % self.alignment == self._last[row]:
             self._note_short_output(row)
@@ -365,10 +371,11 @@ class StateGroup:
         shelf = self.shelf
         return shelf is not None and bool(parts) and shelf.part_of[i64(parts[0])] == LATEST
 
-    def _forget_latest(self, latest: list[int]) -> None:
+    def _forget_latest(self, latest: i64) -> None:
         """Let go of the latest state of an output, as far as it is there and the book does not keep it."""
-        for place in range(2, len(latest)):
-            block = i64(latest[place])
+        first = latest * self.num_parts
+        for place in range(first, first + self.num_parts):
+            block = i64(self.saves.blocks[place])
             if self.shelf is not None and self.shelf.part_of[block] == LATEST:
                 self.pool.uncache(block)
 
@@ -401,11 +408,12 @@ class StateGroup:
         if self._seen_from[row] <= start < self._next[row]:
             return self._next[row]
         found = NEVER
-        for wanted in self._wanted[row]:
-            boundary = i64(wanted) // KIND_SPAN
-            if boundary > start and self._takes(row, boundary, i64(wanted) % KIND_SPAN):
-                found = boundary
-                break
+        if start < self._last[row]:
+            for wanted in self._wanted[row]:
+                boundary = i64(wanted) // KIND_SPAN
+                if boundary > start and self._takes(row, boundary, i64(wanted) % KIND_SPAN):
+                    found = boundary
+                    break
         if self.places.takes_output_end and self.is_caching:
             position = max(start, self._last[row])
             position += self.alignment - position % self.alignment
@@ -438,31 +446,28 @@ class StateGroup:
         return False
 
     def cut(self, rows: vec[i64], first: vec[i64], counts: vec[i64]) -> None:
-        """End what each row is to compute, from `first` on, at its next boundary. O(batch)."""
-        self._asked = []
-        self._opening = []
-        if not self.cuts:
-            return
-        for place in range(i64(len(rows))):
-            row = rows[place]
-            # What is longer than a sequence may be is refused as it is.
-            if 1 < counts[place] <= self.max_model_len - first[row]:
-                counts[place] = min(counts[place], self.next_boundary(row, first[row]) - first[row])
-
-    def look_again(self, rows: vec[i64], first: vec[i64], counts: vec[i64]) -> None:
-        """Let rows take a second look that pass a boundary in this step, or have a save or a refusal left. O(batch)."""
+        """End what each row is to compute, from `first` on, at its next boundary, and let rows take a second look that
+        reach a boundary in this step, or have a save or a refusal left. O(batch), a compare for each other row."""
+        self._asked.clear()
+        self._opening.clear()
         ready = self.sequences.ready
         seen_from = self._seen_from
         following = self._next
-        num_pending = self._num_pending
+        num_saves = self.saves.num_of_row
         num_refused = self._num_refused
         for place in range(i64(len(rows))):
             row = rows[place]
             start = first[row]
             # Counts that are too large are refused as they are, whatever their sum.
-            is_quiet = seen_from[row] <= start and counts[place] < following[row] - start
-            if not is_quiet or num_pending[row] > 0 or num_refused[row] > 0:
-                ready[row] = 0
+            if seen_from[row] <= start and counts[place] < following[row] - start:
+                if num_saves[row] > 0 or num_refused[row] > 0:
+                    ready[row] = 0
+                continue
+            if self.cuts and 1 < counts[place] <= self.max_model_len - start:
+                counts[place] = min(counts[place], self.next_boundary(row, start) - start)
+                if counts[place] < following[row] - start and num_saves[row] == 0 and num_refused[row] == 0:
+                    continue
+            ready[row] = 0
 
     def is_begun(self, row: i64) -> bool:
         """Return whether a plan has filled the slot of a row."""
@@ -470,24 +475,25 @@ class StateGroup:
 
     def num_blocks_to_save(self, row: i64, start: i64, end: i64) -> i64:
         """Return the blocks that saving what these tokens pass takes."""
-        return self.num_parts * i64(len(self._boundaries(row, start, end)))
+        count: i64 = 0
+        boundary = self.next_boundary(row, start)
+        while boundary <= end:
+            count += 1
+            if self.cuts:
+                break
+            boundary = self.next_boundary(row, boundary)
+        return self.num_parts * count
 
     def num_to_drop(self, row: i64) -> i64:
         """Return the blocks of saves that `begin` lets go of: their step was not committed. O(saves)."""
-        if self._num_pending[row] == 0 or self.sequences.num_ahead[row] > 0:
+        if self.saves.num_of_row[row] == 0 or self.sequences.num_ahead[row] > 0:
             return 0
-        dropped = [save for save in self._pending[row] if save.boundary > self.sequences.num_computed[row]]
-        return self.num_parts * i64(len(dropped))
-
-    def _boundaries(self, row: i64, start: i64, end: i64) -> list[int]:
-        boundaries: list[int] = []
-        boundary = self.next_boundary(row, start)
-        if self.cuts:
-            return [int(boundary)] if boundary <= end else boundaries
-        while boundary <= end:
-            boundaries.append(int(boundary))
-            boundary = self.next_boundary(row, boundary)
-        return boundaries
+        dropped: i64 = 0
+        number = self.saves.first[row]
+        while number != NONE:
+            dropped += 1 if self.saves.boundary[number] > self.sequences.num_computed[row] else 0
+            number = self.saves.following[number]
+        return self.num_parts * dropped
 
     def begin(self, row: i64, start: i64, end: i64, transfers: Transfers) -> None:
         """Fill the slot of a row that has none yet, and note what its step saves."""
@@ -495,21 +501,25 @@ class StateGroup:
         if self._is_begun[row] == 0:
             source = self.sequences.copy_from[row]
             if source:
-                transfers.state_loads.append(int(row))
-                transfers.state_loads += source
+                transfers.load_state(row, source)
             else:
-                transfers.state_clears.append(int(row))
-            self._opening.append(int(row))
-        for boundary in self._boundaries(row, start, end):
-            self._asked += (int(row), boundary)
-        if self._refused[row]:
+                transfers.clear_state(row)
+            self._opening.add(row)
+        boundary = self.next_boundary(row, start)
+        while boundary <= end:
+            self._asked.add(row)
+            self._asked.add(boundary)
+            if self.cuts:
+                break
+            boundary = self.next_boundary(row, boundary)
+        if self._num_refused[row] > 0:
             self._tell_refused(row, end, transfers)
 
     def _tell_refused(self, row: i64, end: i64, transfers: Transfers) -> None:
         later: list[int] = []
         for boundary in self._refused[row]:
             if boundary <= end:
-                transfers.state_refused += (int(row), boundary)
+                transfers.refuse_state(row, boundary)
                 self.num_refused += 1
             else:
                 later.append(boundary)
@@ -520,33 +530,42 @@ class StateGroup:
         """Say what the plan copies, and what it saves as far as blocks are free: a save is no reason to refuse."""
         self.keep_tokens()
         transfers.state_blocks = int(self.num_parts)
-        transfers.state_copies += self._copies
-        self._copies = []
+        if self._copies:
+            transfers.copy_states(self._copies)
+            self._copies = []
+        if self._asked.count > 0:
+            self._save(transfers)
+        if self._opening.count > 0:
+            self._note_opened(transfers)
+
+    def _save(self, transfers: Transfers) -> None:
+        """Take blocks for what rows asked for, in order, until they run short."""
+        saves = self.saves
         asked = self._asked
-        self._asked = []
-        for place in range(0, len(asked), 2):
+        transfers.make_state_room(asked.count // 2 * (self.num_parts + 2))
+        for place in range(0, asked.count, 2):
             if not self._has_room():
                 break
-            row = i64(asked[place])
+            row = i64(asked.items[place])
             if self.pool.charge_row(row) < self.num_parts:
                 continue
-            blocks = zeros_i32(int(self.num_parts))
-            pending = [*self._pending[row], Save(i64(asked[place + 1]), blocks)]
-            self.pool.acquire(blocks, 0, self.num_parts)
-            self._pending[row] = pending
-            self._num_pending[row] += 1
+            first = saves.next_free() * self.num_parts
+            self.pool.acquire(saves.blocks, first, self.num_parts)
+            saves.add(row, i64(asked.items[place + 1]))
             self.num_saved += 1
-            transfers.state_saves += asked[place : place + 2]
-            transfers.state_saves += [int(block) for block in blocks]
-        self._note_opened(transfers)
+            transfers.save_state(row, i64(asked.items[place + 1]), saves.blocks, first, self.num_parts)
+        asked.clear()
 
     def _note_opened(self, transfers: Transfers) -> None:
         """The plan is made, and fills these slots; where it could not be made, the next one does."""
-        for row in self._opening:
-            transfers.held_sources += self.sequences.copy_from[row]
-        for row in self._opening:
-            self.sequences.copy_from[row] = self._no_sources  # no object is made: from here on nothing fails
-            self._is_begun[i64(row)] = 1
+        opening = self._opening
+        for place in range(opening.count):
+            transfers.hold_sources(self.sequences.copy_from[i64(opening.items[place])])
+        for place in range(opening.count):
+            row = i64(opening.items[place])
+            self.sequences.copy_from[row] = self._nothing  # no object is made: from here on nothing fails
+            self._is_begun[row] = 1
+        opening.clear()
 
     def _has_room(self) -> bool:
         """Return whether blocks for one more state can be taken; of a policy's only those that it has named."""
@@ -557,43 +576,59 @@ class StateGroup:
     # What was saved.
 
     def settle_all(self, rows: vec[i64]) -> None:
-        """Settle each of these rows. O(batch), and what their saves take."""
-        num_pending = self._num_pending
+        """Settle each of these rows. O(batch) where anything is saved, and what the saves take."""
+        if self.saves.total == 0:
+            return
+        num_saves = self.saves.num_of_row
         for place in range(i64(len(rows))):
-            if num_pending[rows[place]] > 0:
+            if num_saves[rows[place]] > 0:
                 self.settle(rows[place])
 
     def settle(self, row: i64) -> None:
         """Cache the saves whose boundaries are computed, and drop those that no open reservation reaches."""
-        if self._num_pending[row] == 0:
+        saves = self.saves
+        if saves.num_of_row[row] == 0:
             return
         computed = self.sequences.num_computed[row]
-        for save in self._pending[row]:
-            if save.boundary <= computed:
-                self._keep(row, save)
+        number = saves.first[row]
+        while number != NONE:
+            if saves.status[number] == OPEN and saves.boundary[number] <= computed:
+                self._keep(row, number)
+            number = saves.following[number]
         self._drop(row, computed + self.sequences.num_ahead[row])
 
-    def _keep(self, row: i64, save: Save) -> None:
+    def _keep(self, row: i64, number: i64) -> None:
         """Cache one state, unless there is one."""
-        place = save.boundary // self.block_size
+        saves = self.saves
+        boundary = saves.boundary[number]
+        place = boundary // self.block_size
         content = NO_CONTENT
         if place <= self.sequences.num_published[row]:
             content = self.token_blocks.index.content_of(self.sequences.block_at(row, place - 1))
-        if content == NO_CONTENT or self.parts_of(content):
-            self._let_go(row, save)
+        if content == NO_CONTENT or self._has_state(content):
+            self._let_go(row, number)
             return
+        first = number * self.num_parts
         for part in range(self.num_parts):
-            self.pool.cache_content(i64(save.blocks[part]), content, FIRST_PART + part)
+            self.pool.cache_content(i64(saves.blocks[first + part]), content, FIRST_PART + part)
         self.num_kept += 1
-        self._used[row] = [*self._used[row], int(content)]
-        parts = [int(block) for block in save.blocks]
-        if save.boundary > self._last[row]:
-            self._replace(row, content, save.boundary, parts)
+        saves.content[number] = content
+        if self.shelf is None:
+            self._used[row] = [*self._used[row], int(content)]
+        if boundary > self._last[row]:
+            self._replace(row, number)
         elif self.shelf is not None:
-            kind = self._kind_of(row, save.boundary)
+            kind = self._kind_of(row, boundary)
             self._extend(row, self._visits[row])
-            self._register(row, self.book.keep(self._visits[row], save.boundary, kind), parts)
-        self._let_go(row, save)
+            self._register(row, self.book.keep(self._visits[row], boundary, kind), saves.blocks_of(number))
+        self._let_go(row, number)
+
+    def _has_state(self, content: i64) -> bool:
+        """Return whether all parts of the state behind a content are cached. O(parts)."""
+        for part in range(self.num_parts):
+            if self.pool.find_content(content, FIRST_PART + part) == NULL_BLOCK:
+                return False
+        return True
 
     def _kind_of(self, row: i64, boundary: i64) -> i64:
         for wanted in self._wanted[row]:
@@ -601,37 +636,54 @@ class StateGroup:
                 return i64(wanted) % KIND_SPAN
         return JUNCTION
 
-    def _replace(self, row: i64, content: i64, boundary: i64, parts: list[int]) -> None:
+    def _replace(self, row: i64, number: i64) -> None:
         """Forget the state before in the output, unless others hit it: of an output the last one is kept."""
+        saves = self.saves
         old = self._rolling[row]
         is_replaced = False
-        for place in range(2, len(old)):
-            block = i64(old[place])
-            is_there = self.pool.is_cached(block) and self.pool.content_of(block) == old[0]
-            if is_there and (self.shelf is None or self.shelf.part_of[block] == LATEST):
-                self.pool.uncache(block)
-                is_replaced = True
+        if old != NONE:
+            first = old * self.num_parts
+            for place in range(first, first + self.num_parts):
+                block = i64(saves.blocks[place])
+                is_there = self.pool.is_cached(block) and self.pool.content_of(block) == saves.content[old]
+                if is_there and (self.shelf is None or self.shelf.part_of[block] == LATEST):
+                    self.pool.uncache(block)
+                    is_replaced = True
+            if saves.status[old] == APART:
+                self._end_rolling(row)
         self.num_replaced += 1 if is_replaced else 0
-        self._rolling[row] = [int(content), int(boundary), *parts]
+        self._rolling[row] = number
         if self.shelf is not None:
-            self.shelf.own(parts, LATEST)
+            self.shelf.own_run(saves.blocks, number * self.num_parts, self.num_parts, LATEST)
 
-    def _let_go(self, row: i64, save: Save) -> None:
-        save.boundary = 0
-        for block in save.blocks:
-            self.pool.give_back_one(row, i64(block), NULL_BLOCK)
+    def _let_go(self, row: i64, number: i64) -> None:
+        self.saves.status[number] = DONE
+        first = number * self.num_parts
+        for place in range(first, first + self.num_parts):
+            self.pool.give_back_one(row, i64(self.saves.blocks[place]), NULL_BLOCK)
 
     def _drop(self, row: i64, reach: i64) -> None:
         """Forget the saves that are done, and those behind `reach`."""
-        left: list[Save] = []
-        for save in self._pending[row]:
-            if save.boundary > reach:
-                self._let_go(row, save)
-            elif save.boundary > 0:
-                left.append(save)
-        self._pending[row] = left
-        self._num_pending[row] = len(left)
+        saves = self.saves
+        before = NONE
+        number = saves.first[row]
+        while number != NONE:
+            after = saves.following[number]
+            if saves.status[number] == OPEN and saves.boundary[number] > reach:
+                self._let_go(row, number)
+            if saves.status[number] == OPEN:
+                before = number
+            else:
+                saves.unlink(row, number, before)
+                if number != self._rolling[row]:
+                    saves.free(number)
+            number = after
 
     def pending_blocks(self, row: i64) -> list[int]:
         """Return the blocks that a row holds for saves. O(blocks)."""
-        return [int(block) for save in self._pending[row] for block in save.blocks]
+        return [block for number in self.saves.numbers_of(row) for block in self.saves.blocks_of(i64(number))]
+
+    def check(self) -> None:
+        """Each record of a save is where it belongs. O(records + rows). Raises `InvariantError`."""
+        rolling = [int(self._rolling[row]) for row in range(i64(len(self._rolling))) if self._rolling[row] != NONE]
+        self.saves.check(rolling)

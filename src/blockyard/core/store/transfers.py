@@ -4,6 +4,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ..arrays import grown_i32, view_i32, zeros_i32
@@ -39,6 +40,12 @@ class Numbers:
         self.add(target)
         self.add(group)
 
+    def add_all(self, numbers: list[int]) -> None:
+        """Add all of these, or none where there is no memory for them."""
+        self.make_room(len(numbers))
+        for number in numbers:
+            self.add(number)
+
     def clear(self) -> None:
         """Take all out; the room stays."""
         self.count = 0
@@ -51,9 +58,7 @@ class Numbers:
 def numbers_of(items: list[int]) -> Numbers:
     """Return these numbers, with room for no more."""
     numbers = Numbers()
-    numbers.make_room(len(items))
-    for item in items:
-        numbers.add(item)
+    numbers.add_all(items)
     return numbers
 
 
@@ -78,18 +83,18 @@ class Transfers:
         self.swap_ins = empty
         self.copies = empty
         #: Of a cache with states: slots to copy (from, to), to clear, to load (slot, then blocks), and to save (slot,
-        #: boundary, then blocks); each list of moves is flat.
-        self.state_copies: list[int] = []
-        self.state_clears: list[int] = []
-        self.state_loads: list[int] = []
-        self.state_saves: list[int] = []
+        #: boundary, then blocks).
+        self.state_copies = empty
+        self.state_clears = empty
+        self.state_loads = empty
+        self.state_saves = empty
         #: Where no state is kept, because it would go at once (slot, boundary).
-        self.state_refused: list[int] = []
+        self.state_refused = empty
         self.state_blocks = 0
         #: CPU blocks to release when the plan is complete: nothing of this plan may overwrite them.
         self.held = empty
         #: The same for blocks of the pool that are copied from.
-        self.held_sources: list[int] = []
+        self.held_sources = empty
 
     def make_room(self, num_outs: i64, num_ins: i64, num_held: i64) -> None:
         """Have room for so many more moves between the pools, and CPU blocks to hold. Raises MemoryError."""
@@ -119,6 +124,50 @@ class Transfers:
         """Block `source` of the pool is copied to block `target` of the pool."""
         self.copies = _own(self.copies)
         self.copies.add_move(source, target, group)
+
+    # States.
+
+    def hold_sources(self, blocks: list[int]) -> None:
+        """Release these blocks of the pool when this plan is complete, and not before."""
+        if blocks:
+            self.held_sources = _own(self.held_sources)
+            self.held_sources.add_all(blocks)
+
+    def copy_states(self, slots: list[int]) -> None:
+        """Slots are copied, (from, to) one after another."""
+        self.state_copies = _own(self.state_copies)
+        self.state_copies.add_all(slots)
+
+    def clear_state(self, slot: i64) -> None:
+        """A slot begins with nothing."""
+        self.state_clears = _own(self.state_clears)
+        self.state_clears.add(slot)
+
+    def load_state(self, slot: i64, blocks: list[int]) -> None:
+        """A slot gets the state that lies in these blocks."""
+        self.state_loads = _own(self.state_loads)
+        self.state_loads.make_room(1 + i64(len(blocks)))
+        self.state_loads.add(slot)
+        self.state_loads.add_all(blocks)
+
+    def make_state_room(self, count: i64) -> None:
+        """Have room for `count` numbers of saves. Raises MemoryError; nothing has changed then."""
+        self.state_saves = _own(self.state_saves)
+        self.state_saves.make_room(count)
+
+    def save_state(self, slot: i64, boundary: i64, blocks: vec[i32], first: i64, count: i64) -> None:
+        """The state of a slot after `boundary` tokens goes to `blocks[first:first + count]`; there is room for it."""
+        saves = self.state_saves
+        saves.add(slot)
+        saves.add(boundary)
+        for place in range(first, first + count):
+            saves.add(i64(blocks[place]))
+
+    def refuse_state(self, slot: i64, boundary: i64) -> None:
+        """The state of a slot after `boundary` tokens is not kept."""
+        self.state_refused = _own(self.state_refused)
+        self.state_refused.add(slot)
+        self.state_refused.add(boundary)
 
 
 def pairs(moves: Numbers) -> npt.NDArray[np.int32]:

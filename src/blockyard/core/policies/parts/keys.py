@@ -61,6 +61,13 @@ class Ghosts:
         if self.capacity > 0:
             self._put(key, number)
 
+    def touch(self, key: i64, guess: i64) -> i64:
+        """Note a key that is remembered as the latest; returns its row. guess: where it may be. O(1) expected."""
+        row = guess if 0 < guess <= self._num_made and self._key[guess] == key else self._find(key)
+        self._unlink(row)
+        self._link(row)
+        return row
+
     def holds(self, key: i64) -> bool:
         """Whether `key` is remembered."""
         return self._find(key) != 0

@@ -91,13 +91,7 @@ class StateBook:
         self.now += 1
         self._is_stale = True
         visit = Visit(keys, num_blocks, self.now)
-        num_known: i64 = 0
-        while num_known < num_blocks:
-            node = self.tree.find(keys[num_known])
-            if node < 0:
-                break
-            visit.nodes[num_known] = node
-            num_known += 1
+        num_known = self.tree.walk(keys, num_blocks, visit.nodes)
         visit.known = min(num_known * self.block_size, last)
         self._look_up(visit, visit.known // self.block_size, reached)
         self._remember(visit, num_known)
@@ -138,10 +132,7 @@ class StateBook:
         for place in range(num_known, visit.num_nodes):
             parent = self.tree.add(visit.keys[place], parent)
             visit.nodes[place] = parent
-        place = visit.num_nodes
-        while place > 0:
-            place -= 1
-            self.tree.touch(visit.nodes[place])
+        self.tree.touch(visit.nodes, visit.num_nodes)
         tries = i64(len(self.tree))
         while len(self.tree) > self.tree.num_remembered and tries > 0:
             tries -= 1

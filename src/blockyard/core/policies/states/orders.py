@@ -173,8 +173,24 @@ class LearnedStates(StateOrder):
         for number in range(NUM_CLASSES):
             all_seen += seen[number * NUM_AGES]
             all_hit += self._hit[number * NUM_AGES]
+        # Of classes that nothing was seen of, one is learned and the others are like it.
+        like: i64 = -1
         for number in range(NUM_CLASSES):
-            self._learn_class(number * NUM_AGES, seen, all_hit / all_seen)
+            row = number * NUM_AGES
+            if not self._was_seen(row, seen):
+                if like >= 0:
+                    for age in range(NUM_AGES):
+                        self._chance[row + age] = self._chance[like + age]
+                        self._index[row + age] = self._index[like + age]
+                    continue
+                like = row
+            self._learn_class(row, seen, all_hit / all_seen)
+
+    def _was_seen(self, row: i64, seen: vec[float]) -> bool:
+        for cell in range(row, row + NUM_AGES):
+            if seen[cell] != 0.0 or self._hit[cell] != 0.0:
+                return True
+        return False
 
     def _learn_class(self, row: i64, seen: vec[float], assumed: float) -> None:
         for cell in range(row, row + NUM_AGES):

@@ -2,11 +2,12 @@
 
 from typing import Final
 
-from mypy_extensions import i64
+from librt.vecs import vec
+from mypy_extensions import i32, i64
 
 from ....errors import InvariantError
 from ...arrays import clear_i64, grown_i64, zeros_i64
-from .book import Shelf, StateBook
+from .book import Shelf, StateBook, Visit
 from .state import State
 from .tree import ROOT
 
@@ -57,10 +58,17 @@ class StateShelf(Shelf):
             self._last = grown_i64(self._last, size)
             self._token = grown_i64(self._token, size)
 
-    def put_token(self, node: i64, token_block: i64) -> None:
-        """A token block holds the tokens of a node. O(1) amortised."""
-        self._make_room(node)
-        self._token[node] = token_block
+    def put_tokens(self, visit: Visit, blocks: vec[i32], first: i64, count: i64) -> None:
+        """The token blocks `blocks[first:first + count]` hold those of a request. O(blocks), and amortised O(nodes)."""
+        self._make_room(i64(len(self.book.tree.key)) - 1)
+        token = self._token
+        nodes = visit.nodes
+        keys = visit.keys
+        tree_keys = self.book.tree.key
+        for place in range(min(count, visit.num_nodes)):
+            node = nodes[place]
+            if tree_keys[node] == keys[place]:
+                token[node] = i64(blocks[first + place])
 
     def token_at(self, node: i64) -> i64:
         """Return the token block that was put there last; 0 for none."""
@@ -115,6 +123,11 @@ class StateShelf(Shelf):
         """These blocks are a state's; no state's with number 0."""
         for block in blocks:
             self.part_of[i64(block)] = number
+
+    def own_run(self, blocks: vec[i32], first: i64, count: i64, number: i64) -> None:
+        """The same for `blocks[first:first + count]`."""
+        for place in range(first, first + count):
+            self.part_of[i64(blocks[place])] = number
 
     def no_longer_needed(self, state: State) -> list[int]:
         """Return the blocks that only this state needed, which went: its parts, then the longest prefix first."""

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from librt.vecs import vec
 from mypy_extensions import i64
 
 from ....errors import InvariantError
@@ -74,9 +75,29 @@ class StateTree:
         self._mixed = grown_i64(self._mixed, size)
         self.state = grown_i64(self.state, size)
 
-    def touch(self, node: i64) -> None:
-        """Note that a request passed here."""
-        self._nodes.remember(self.key[node], node)
+    def walk(self, keys: vec[i64], count: i64, nodes: vec[i64]) -> i64:
+        """Fill `nodes` with those of the first keys of a request; returns how many are remembered. O(keys) expected.
+
+        Nodes that were made together have numbers in a row, so the next number is tried before the key is looked up.
+        """
+        node = ROOT
+        for place in range(count):
+            following = node + 1
+            if node == ROOT or following >= self._num_made or self.key[following] != keys[place]:
+                following = self._nodes.number(keys[place])
+                if following < 0:
+                    return place
+            node = following
+            nodes[place] = node
+        return count
+
+    def touch(self, nodes: vec[i64], count: i64) -> None:
+        """Note that a request passed these nodes; the last one first, so that it is forgotten first. O(nodes)."""
+        guess: i64 = 0
+        place = count
+        while place > 0:
+            place -= 1
+            guess = self._nodes.touch(self.key[nodes[place]], guess - 1)
 
     def forget_one(self) -> i64:
         """Forget the oldest node, if nothing needs it. Returns the state that is forgotten with it, or 0."""
