@@ -144,7 +144,8 @@ class GroupTable(BlockTable):
         start = row * self.width
         blocks = self.blocks
         for place in range(first, last):
-            blocks[start + place] = i32(places[place])
+            block = places[place]
+            blocks[start + place] = i32(block)
         self.num_rewrites[row] += 1
         self.pool.share_hits(blocks, start + first, last - first)
 
