@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import InvariantError
-from ..keys import ExtraKey
+from ..keys import ExtraKey, spans_of
 from .header import NameChain
 from .uses import TierUse
 
@@ -99,6 +99,19 @@ class Prompt:
         taken = [boundary for boundary in self.kept if boundary <= self.last]
         self.kept = [boundary for boundary in self.kept if boundary > self.last][-1:] + list(boundaries)
         return taken
+
+    def look_for_cut(self, computed: int, token_ids: Sequence[int], stop: int) -> None:
+        """Finds a cut behind which the sequence went on differently: what is computed anew is offered anew.
+
+        Behind spans other tokens may be text, so nothing more is offered. computed: blocks that the step began with.
+        """
+        first, known = min(self.num_saved, computed), min(stop, len(self.chain.names))
+        is_same = self.chain.is_of(token_ids, first, known) if first < known else True
+        if not is_same:
+            self.chain.begin_anew()
+        if first < self.num_saved or not is_same:
+            self.is_lost = bool(spans_of(self.extra_keys))
+        self.num_saved = first
 
 
 def check_loads(loads: Iterable[Load], prompts: Mapping[Hashable, Prompt]) -> None:

@@ -22,7 +22,7 @@ from ..answers import SeqStatus
 from ..core.manager import KVCacheManager
 from ..core.plan import StepPlan
 from ..errors import InvalidArgument, InvariantError
-from ..keys import ExtraKey, spans_of
+from ..keys import ExtraKey
 from .finding import Finder, Kept, Range
 from .header import NameChain, layout_id
 from .loads import Load, Measure, Piece, Prompt, check_loads
@@ -31,7 +31,7 @@ from .pool_names import require_offloadable
 from .snapshot import Contents, Snapshot
 from .states import keys_before, state_name
 from .tier import Job, Outcome, Tier
-from .uses import OffloadReading, TierReading, TierUse, remember
+from .uses import OffloadReading, TierReading, TierUse, remember, wanted_by
 from .write_back import Evicted, WriteBack
 
 #: Why prompt tokens that the pool did not have were computed and not loaded.
@@ -221,7 +221,7 @@ class Offload:
             return 0
         computed = self.cache.num_computed_tokens(seq)
         if stop > prompt.num_saved or computed < prompt.num_saved * self._block_size:
-            self._look_for_cut(prompt, computed // self._block_size, token_ids, stop)
+            prompt.look_for_cut(computed // self._block_size, token_ids, stop)
         if prompt.is_lost:
             return 0
         if self._states is not None:
@@ -230,29 +230,11 @@ class Offload:
         if prompt.num_saved >= stop:
             return 0
         prompt.chain.extend(token_ids, stop)
-        names = prompt.chain.names
         first, prompt.num_saved = prompt.num_saved, stop
         if self._write_back is not None:
             self._write_back.computed(self.cache.block_ids(seq)[first:stop])
-        wanted = {
-            use: chosen
-            for use in self.uses
-            if (chosen := {block for block in range(first, stop) if use.wants(names[block])})
-        }
+        wanted = wanted_by(self.uses, prompt.chain.names, first, stop)
         return self._store(seq, prompt.chain, sorted(set().union(*wanted.values())), wanted) if wanted else 0
-
-    def _look_for_cut(self, prompt: Prompt, computed: int, token_ids: Sequence[int], stop: int) -> None:
-        """If a sequence was cut and goes on differently, offer anew what is computed anew; behind spans it may be text.
-
-        computed: blocks that the step began with.
-        """
-        first, known = min(prompt.num_saved, computed), min(stop, len(prompt.chain.names))
-        is_same = prompt.chain.is_of(token_ids, first, known) if first < known else True
-        if not is_same:
-            prompt.chain.begin_anew()
-        if first < prompt.num_saved or not is_same:
-            prompt.is_lost = bool(spans_of(prompt.extra_keys))
-        prompt.num_saved = first
 
     def fork(self, parent: Hashable, keys: Iterable[Hashable]) -> None:
         """Further requests go on from one that runs, as `cache.fork` makes them. O(blocks) each."""
@@ -269,8 +251,7 @@ class Offload:
         prompt = self._prompts.pop(key, None)
         if prompt is not None and prompt.kept and prompt.generation == self.cache.generation:
             self._store_states(prompt, prompt.take_kept() + prompt.kept)
-        load = None if prompt is None else prompt.load
-        if load is not None:
+        if prompt is not None and (load := prompt.load) is not None:
             load.prompts.discard(key)
             if not load.prompts:
                 self._drop_load(load)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..arguments import require_str, require_unicode, shown
@@ -50,6 +50,12 @@ class TierUse:
             return True
         remember(self.seen, [name])
         return False
+
+
+def wanted_by(uses: Iterable[TierUse], names: Sequence[bytes], first: int, stop: int) -> dict[TierUse, set[int]]:
+    """Returns which of the blocks `first` to `stop` are stored in which tier, as they are computed or hit now."""
+    chosen = {use: {block for block in range(first, stop) if use.wants(names[block])} for use in uses}
+    return {use: blocks for use, blocks in chosen.items() if blocks}
 
 
 @dataclass(frozen=True, slots=True)
