@@ -261,7 +261,8 @@ class CacheConfig:
             raise InvalidArgument(f"groups is {self.groups!r}; it must be a tuple of LayerGroup")
         if len(self.groups) > MAX_GROUPS:
             raise InvalidArgument(f"groups has {len(self.groups)} items; the limit is {MAX_GROUPS}")
-        if any(group.is_state for group in self.groups) and all(group.is_state for group in self.groups):
+        # Lists here and below: a Ctrl-C that comes where a generator is closed is lost.
+        if self.groups and not [group for group in self.groups if not group.is_state]:
             raise InvalidArgument("groups has a state group alone; at least one attention group is needed beside it")
 
     def _check_groups(self) -> None:
@@ -276,7 +277,7 @@ class CacheConfig:
             raise InvalidArgument(
                 f"state_order is {shown(self.state_order)}; it must be one of {', '.join(STATE_ORDERS)}"
             )
-        if any(group.is_state for group in self.groups):
+        if self.state_group is not None:
             self._check_states()
 
     def _check_states(self) -> None:
@@ -295,7 +296,8 @@ class CacheConfig:
     @property
     def state_group(self) -> LayerGroup | None:
         """Return the first group of layers that keep a state; None without one."""
-        return next((group for group in self.groups if group.is_state), None)
+        states = [group for group in self.groups if group.is_state]
+        return states[0] if states else None
 
     @property
     def block_bytes(self) -> int:

@@ -19,6 +19,7 @@ from .twin import count_handles_from_the_start
 BLOCK_SIZE = 4
 NUM_BLOCKS = 24
 GROUPS = (LayerGroup(4), LayerGroup(4, 6))
+STATES = (LayerGroup(4, token_bytes=8), LayerGroup(4, kind="state", state_bytes=60))
 
 #: What each kind of manager has beside the plain settings.
 KINDS: dict[str, dict[str, Any]] = {
@@ -33,6 +34,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "keys": {},
     "observed": {"history_size": 6, "track_misses": True, "residency_sample": 1},
     "in flight": {"max_steps_in_flight": 4, "num_blocks": 30},
+    "states": {"groups": STATES, "num_blocks": 60, "cut_chunks": False, "track_misses": True},
+    "states and an own policy": {
+        "groups": STATES,
+        "num_blocks": 60,
+        "cut_chunks": False,
+        "eviction_policy": MRU,
+        "state_order": "blocks",
+    },
 }
 KEYS = (LoRA("adapter"), CacheSalt("tenant"), Span("image", 1, 3))
 

@@ -60,8 +60,8 @@ class ResizeCalls:
         parts = self.parts
         if parts.tenants is not None:
             parts.config.require_floors(size)
-        room = parts.kv_pool.make_room(size)
         token_blocks = parts.store.make_room(size)
+        room = parts.kv_pool.make_room(size)  # last: the policy's own room is in place then
         watermark = i64(int(parts.config.watermark * size))
         parts.kv_pool.act("resize")
         parts.sequences.version += 1

@@ -148,6 +148,7 @@ class StateGroup:
         for block in reversed(self.sequences.copy_from[row]):
             self.pool.unshare_one(block)
         self.sequences.copy_from[row] = []
+        self._used[row] = []
 
     # A sequence's life.
 
