@@ -86,6 +86,10 @@ def test_options() -> None:
     given = options.options_of({"blockyard": {"level": "names", "eviction_policy": "s3fifo"}})
     assert (given.level, given.eviction_policy, given.only_for_tokens) == ("names", "s3fifo", [])
     assert options.options_of({"blockyard": {"residency_sample": 4}}).only_for_tokens == ["residency_sample"]
+    places = options.options_of(
+        {"blockyard": {"state_places": ["junction", "every:512", "queue", "told"]}}
+    ).state_places
+    assert places == ("junction", "every:512", "queue", "told")
     for name in (*POLICIES, "guarded:density", "strict:auto"):
         assert options.options_of({"blockyard": {"eviction_policy": name}}).eviction_policy == name
 
@@ -100,6 +104,12 @@ def test_options() -> None:
         ({"blockyard": {"eviction_policy": "guarded:best"}}, r"eviction_policy is 'guarded:best'; it must be one of"),
         ({"blockyard": {"eviction_policy": ["lru"]}}, r"eviction_policy is \['lru'\]; it must be one of"),
         ({"blockyard": {"eviction_policy": None}}, r"eviction_policy is None; it must be one of"),
+        (
+            {"blockyard": {"state_places": ["best"]}},
+            r"state_places is \['best'\]; it must be a list of names of last, ",
+        ),
+        ({"blockyard": {"state_places": "junction"}}, r"state_places is 'junction'; it must be a list"),
+        ({"blockyard": {"state_places": [5, "every:0"]}}, r"state_places is \[5, 'every:0'\]; .*, told, or every:N"),
     ],
 )
 def test_unknown_options_are_refused(given: Any, says: str) -> None:
