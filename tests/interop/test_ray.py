@@ -238,6 +238,7 @@ def cluster() -> Iterator[dict[str, str]]:
         "RAY_ADDRESS": f"127.0.0.1:{PORT}",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }
@@ -279,7 +280,8 @@ def test_a_cluster_serves_the_file_of_the_docs(tmp_path: Path, command: str) -> 
             serve += ["--address", "http://127.0.0.1:28265"]
         with subprocess.Popen(serve, env=environment, stdout=subprocess.DEVNULL) as started:
             try:
-                wait_until(lambda: post(port, {**LONG, "max_tokens": 20}) is not None)
+                # Six processes, of which four load the engine's libraries.
+                wait_until(lambda: post(port, {**LONG, "max_tokens": 20}) is not None, 5 * PATIENCE_SECONDS)
                 first = post(port, {**LONG, "max_tokens": 20, "seed": 5})
                 second = post(port, {**LONG, "max_tokens": 20, "seed": 5})
                 assert first is not None

@@ -11,9 +11,9 @@ from collections.abc import Callable
 PATIENCE_SECONDS = 60
 
 
-def wait_until(is_so: Callable[[], object]) -> None:
+def wait_until(is_so: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
     """Wait for something that another thread or process does."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + seconds
     while not is_so():
-        assert time.monotonic() < deadline, f"nothing came of it in {PATIENCE_SECONDS} s"
+        assert time.monotonic() < deadline, f"nothing came of it in {seconds} s"
         time.sleep(0.005)
