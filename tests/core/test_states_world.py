@@ -25,6 +25,7 @@ class Reference:
         self.size = size
         self.states: set[tuple[object, State]] = set()
         self.rolling: dict[int, tuple[object, State]] = {}
+        self.shared: set[tuple[object, State]] = set()
 
     def hit(self, salt: object, tokens: list[int]) -> int:
         last = (len(tokens) - 1) // self.size * self.size
@@ -39,7 +40,9 @@ class Reference:
             return
         self.states.add(state)
         if is_output:
-            self.states.discard(self.rolling.get(seq, (None, ())))
+            before = self.rolling.get(seq, (None, ()))
+            if before not in self.shared:
+                self.states.discard(before)
             self.rolling[seq] = state
 
 
@@ -81,6 +84,8 @@ class World:
         hit = int(self.cache.num_computed_tokens(seq))
         if self.reference is not None:
             assert hit == self.reference.hit(salt, prompt)
+            if self.cache.config.state_order != "blocks":  # another sequence goes on from it: it is no longer one's own
+                self.reference.shared.add((salt, tuple(prompt[:hit])))
         self.num_hits += hit > 0
         self.tokens[seq] = prompt
         self.salts[seq] = salt
