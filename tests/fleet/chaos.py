@@ -37,6 +37,7 @@ from blockyard.engine import Engine, FinishReason, GenerationResult, SamplingPar
 
 from ..support.exact_draws import ROUNDING, distances, exact
 from ..support.fleets import MODEL, RunningFleet, running_fleet, tiny_folder
+from ..support.patience import PATIENCE_SECONDS
 from ..support.tiny_models import NUM_TOKENS, letter_tokenizer, tiny_model
 
 MAX_LEN = 2048
@@ -402,9 +403,19 @@ def main() -> int:
             asyncio.run(play(fleet, options, tally))
             state = fleet.get("/fleet")
             ours = [fleet.process, *fleet.process.children(recursive=True)]
-        left = [each for each in ours if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+        left = left_of(ours)
     report(tally, state, left)
     return 1 if tally.wrong or tally.failed or tally.bad_checks or left else 0
+
+
+def left_of(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that are there after a minute: where the command had to be killed, another process clears away."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    left = processes
+    while left and time.monotonic() < deadline:
+        time.sleep(0.1)
+        left = [each for each in left if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    return left
 
 
 def report(tally: Tally, state: dict[str, Any], left: list[psutil.Process]) -> None:
