@@ -23,7 +23,7 @@ class SharedFleet:
         self.prefills: frozenset[str] = frozenset()
 
     def become(self, cost: str | None, silence: float | None) -> None:
-        """Use another cost, or silence; None leaves it. Raises `InvalidArgument` once there are replicas."""
+        """Takes another cost, or silence; None leaves it. Raises `InvalidArgument` once there are replicas."""
         with self._lock:
             old_cost, old_silence = self._made_of
             wanted = old_cost if cost is None else cost, old_silence if silence is None else silence
