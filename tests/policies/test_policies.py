@@ -350,13 +350,21 @@ def test_ghosts_against_a_list(seed: int, capacity: int) -> None:
 def test_a_touched_ghost_is_the_latest_whatever_row_is_guessed(seed: int) -> None:
     choose = random.Random(seed)
     ghosts = Ghosts(1000)
-    order = list(range(100, 200))
+    order = list(range(100, 400))
+    rows: dict[int, int] = {}
     for key in order:
         ghosts.remember(key, 7 * key)
     row = 0
     for _ in range(500):
-        key = order.pop(choose.randrange(len(order)))
-        row = ghosts.touch(key, choose.choice([row, row - 1, row + 1, -5, 0, 10**6]))
+        if choose.random() < 0.3:  # one goes, then others; it comes back into another row, and its old one is free
+            gone = [order.pop(choose.randrange(len(order))) for _ in range(2)]
+            rows |= {key: ghosts.touch(key, 0) for key in gone}
+            for key in gone:
+                ghosts.take(key)
+            ghosts.remember(gone[0], 7 * gone[0])
+            order.append(gone[0])
+        key = order.pop(choose.choice([-1, choose.randrange(len(order))]))
+        row = ghosts.touch(key, choose.choice([row, row - 1, row + 1, rows.get(key, 1), -5, 0, 10**6]))
         assert ghosts._key[row] == key
         order.append(key)
         assert ghosts.oldest() == order[0]

@@ -149,7 +149,7 @@ def test_a_step_that_fails_only_together_goes_on_alone() -> None:
         thread, all_are_there = running.server.app.state.engine_thread, threading.Event()
         thread.ask(lambda _: all_are_there.wait(PATIENCE_SECONDS))
         streams = [pool.submit(stream_text, running, prompt, 12) for prompt in prompts]
-        wait_until(lambda: thread._num_places_taken == 3)
+        wait_until(lambda: thread._places.num_taken == 3)
         all_are_there.set()
         assert [stream.result(PATIENCE_SECONDS) for stream in streams] == wanted
         assert running.figures()["blockyard:failed_steps_total"] > 0

@@ -114,7 +114,7 @@ def test_the_command_ends_with_the_sentence(
     peers = ThreadPeers(2)
     engines: list[Engine] = []
 
-    def engine_of(*_: Any) -> tuple[Engine, str]:
+    def engine_of(*_: Any, **__: Any) -> tuple[Engine, str]:
         engines.append(tiny_engine(tensor_parallel=peers))
         return engines[0], "tiny"
 

@@ -22,6 +22,7 @@ SCRATCH = {
     # How far a search need not look again: where a call is undone it knows less than before, and never too much.
     "last_empty",
     "num_empty",
+    "_slides_at",
     "_ended_run",
     "_entry",
     "_target",
@@ -31,6 +32,7 @@ SCRATCH = {
     "_slot_room",
     "_num_slots",
     "_slow",
+    "_late",
     "_num_slow",
     "_served",
     "_starts",

@@ -8,6 +8,8 @@ from ...arrays import grown_i32, grown_i64, zeros_i32, zeros_i64
 
 #: Rows at first; there are twice as many whenever all are taken.
 FEWEST_ROWS: Final = 64
+#: The number of a row that is free.
+NOT_THERE: Final[i64] = -1
 #: Contents whose keys fall together share a row of this many entries.
 WAYS: Final[i64] = 4
 LOW_31: Final[i64] = 2**31 - 1
@@ -63,7 +65,9 @@ class Ghosts:
 
     def touch(self, key: i64, guess: i64) -> i64:
         """Note a key that is remembered as the latest; returns its row. guess: where it may be. O(1) expected."""
-        row = guess if 0 < guess <= self._num_made and self._key[guess] == key else self._find(key)
+        row = guess
+        if guess <= 0 or guess > self._num_made or self._key[guess] != key or self._number[guess] == NOT_THERE:
+            row = self._find(key)
         self._unlink(row)
         self._link(row)
         return row
@@ -77,8 +81,9 @@ class Ghosts:
         row = self._find(key)
         if row == 0:
             return -1
+        number = self._number[row]
         self._drop(row)
-        return self._number[row]
+        return number
 
     def oldest(self) -> i64:
         """Return the key that is forgotten next, of a memory that is not empty."""
@@ -168,6 +173,7 @@ class Ghosts:
                 other = i64(self._chain[other])
             self._chain[other] = self._chain[row]
         self._unlink(row)
+        self._number[row] = NOT_THERE  # the key stays: a guess must not take the row for that key's
         self._chain[row] = i32(self._free)
         self._free = row
         self._num_keys -= 1
