@@ -160,7 +160,7 @@ class TenantBook:
             self._num_asks += 1
 
     def begin(self, num_covered: i64) -> None:
-        """Victims are chosen now; the first `num_covered` blocks that were asked for need none."""
+        """Victims are chosen now; the first `num_covered` blocks that were asked for need none, but are taken too."""
         for index in range(self._num_chosen_slots):
             slot = self._chosen_slots[index]
             self._is_chosen_slot[slot] = 0
@@ -169,6 +169,7 @@ class TenantBook:
         while num_covered > 0 and self._first_ask < self._num_asks:
             part = min(num_covered, self._ask_count[self._first_ask])
             num_covered -= part
+            self._is_for(self._ask_slot[self._first_ask], part)
             self._use_ask(part)
 
     def _use_ask(self, count: i64) -> None:
@@ -192,13 +193,17 @@ class TenantBook:
         slot = self.requester()
         if slot < 0:
             return
+        self._is_for(slot, 1)
+        if self._num_asks >= 0:
+            self._use_ask(1)
+
+    def _is_for(self, slot: i64, count: i64) -> None:
+        """Count blocks that the tenant has not taken yet among what it holds."""
         if self._is_chosen_slot[slot] == 0:
             self._is_chosen_slot[slot] = 1
             self._chosen_slots[self._num_chosen_slots] = slot
             self._num_chosen_slots += 1
-        self._choose_for(slot, 1)
-        if self._num_asks >= 0:
-            self._use_ask(1)
+        self._choose_for(slot, count)
 
     def taken(self, slot: i64, count: i64) -> None:
         """The tenant has taken `count` blocks, of those that were chosen for it first."""
