@@ -77,7 +77,8 @@ def test_a_long_prompt_is_computed_there_and_answered_elsewhere(world: HandingWo
         first, second = world.link.chosen
         assert (first, world.figures.num_handed_over) == ("p", 1)
         assert second in ("a", "b")
-        assert end.num_tier_cached_tokens == len(PROMPT) // 16 * 16
+        # More where "p" has gone on for some tokens before it was told to end.
+        assert end.num_tier_cached_tokens >= len(PROMPT) // 16 * 16
         assert 1 <= len(world.link.asks[1].given) < KINDS[kind].max_tokens
     else:  # several completions and logprobs cannot go on elsewhere
         assert world.link.chosen in (["a"], ["b"])
