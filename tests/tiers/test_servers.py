@@ -134,6 +134,18 @@ def test_redis_that_evicts_is_a_miss(tmp_path: Path) -> None:
         assert tier.close()
 
 
+def require_misses_until_it_is_back(server: Any, tier: Any) -> None:
+    """While the server is gone loads are misses, soon without asking it; once it is back, without its objects, too."""
+    server.kill()
+    for identity in range(10, 13):
+        assert tier.load(load_job(identity, [1])) is None
+        assert wait_for(tier, identity).causes == {0: Cause.UNREACHABLE}
+    assert tier.load(load_job(20, [1])) is Cause.CIRCUIT_OPEN
+    server.start()
+    wait_until(lambda: tier.load(load_job(21, [1])) is None)
+    assert wait_for(tier, 21).causes == {0: Cause.GONE}
+
+
 @needs_redis
 def test_redis_killed_and_started_again(tmp_path: Path) -> None:
     from blockyard.tiers import RedisTier
@@ -141,14 +153,7 @@ def test_redis_killed_and_started_again(tmp_path: Path) -> None:
     with redis_server(tmp_path) as server:
         tier = RedisTier(server.url)
         store(tier, [1])
-        server.kill()
-        for identity in range(10, 13):
-            assert tier.load(load_job(identity, [1])) is None
-            assert wait_for(tier, identity).causes == {0: Cause.UNREACHABLE}
-        assert tier.load(load_job(20, [1])) is Cause.CIRCUIT_OPEN
-        server.start()
-        wait_until(lambda: tier.load(load_job(21, [1])) is None)
-        assert wait_for(tier, 21).causes == {0: Cause.GONE}
+        require_misses_until_it_is_back(server, tier)
         assert store(tier, [1]).is_done
         assert load(tier, [1]) == {}
         assert tier.close()
@@ -269,14 +274,7 @@ def test_a_mooncake_master_killed_and_started_again() -> None:
     with mooncake_server() as server:
         tier = MooncakeTier(server.url)
         assert store(tier, [1]).is_done
-        server.kill()
-        for identity in range(10, 13):
-            assert tier.load(load_job(identity, [1])) is None
-            assert wait_for(tier, identity).causes == {0: Cause.UNREACHABLE}
-        assert tier.load(load_job(20, [1])) is Cause.CIRCUIT_OPEN
-        server.start()
-        wait_until(lambda: tier.load(load_job(21, [1])) is None)
-        assert wait_for(tier, 21).causes == {0: Cause.GONE}
+        require_misses_until_it_is_back(server, tier)
         wait_until(lambda: tier.store(store_job(22, [1])) is None)
         assert wait_for(tier, 22).is_done
         assert load(tier, [1]) == {}
