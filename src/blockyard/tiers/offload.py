@@ -40,8 +40,6 @@ MISS_CAUSES = ("absent", "not_worth", "late", "failed", "no_buffers", "no_state"
 _SNAPSHOT_JOBS = 4
 #: Bytes of a job: several run side by side, and one that fails takes no more with it.
 _JOB_BYTES = 2**24
-#: Waiting prompts that are looked up ahead of their turn.
-MAX_PREFETCHED = 64
 
 
 #: An object in buffers: its name, the digest of its tokens, its bytes, and the rows that they are in.
