@@ -94,6 +94,56 @@ def test_replay_says_what_tiers_bring(capsys: pytest.CaptureFixture[str]) -> Non
     assert "--kv-bytes" in run(capsys, "replay", TRACE, "--tier", "1GiB")[2]
 
 
+def test_a_curve_with_tiers_has_the_points_of_replay(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """By the size of a tier, and by that of the pool: each point is a replay of its own."""
+    asked = ("--kv-bytes", "1KiB", "--jobs", "1")
+    for blocks, tiers, num_points in (
+        ("400", ("16MiB/64MiB/1GiB,speed=1GB", "2GiB,write=back"), 3),
+        ("", ("9MiB",), 4),
+    ):
+        words = [word for text in tiers for word in ("--tier", text)]
+        which = ("--blocks", blocks) if blocks else ("--sizes", "4")
+        picture = tmp_path / f"{num_points}.svg"
+        found = run_json(capsys, "curve", TRACE, *asked, *words, *which, "-o", str(picture))
+        rows, points = found["tiers"], found["sizes"]
+        assert len(rows) == len(points) == num_points
+        for row, point in zip(rows, points, strict=True):
+            alone = [
+                f"{size}B,{text.partition(',')[2]}".rstrip(",")
+                for size, text in zip(row["tier_bytes"], tiers, strict=True)
+            ]
+            words = [word for text in alone for word in ("--tier", text)]
+            assert run_json(capsys, "replay", TRACE, *asked, *words, "--blocks", str(row["num_blocks"]))["tiers"] == [
+                row
+            ]
+            tokens = row["num_prompt_tokens"]
+            assert point["pool"] == row["num_pool_tokens"] / tokens
+            assert [point[f"tier {at}"] for at in range(1, len(tiers) + 1)] == [
+                tier["num_hit_tokens"] / tokens for tier in row["tiers"]
+            ]
+            assert point["all"] <= point["optimum"] * 1.01
+            assert point["first token (s)"] == row["mean_seconds"]
+            assert point["GiB a day to tier 1"] == row["tiers"][0]["written_bytes_a_day"] / 2**30
+        assert [point["tokens"] for point in points] == [
+            row["tier_bytes"][0] // 1024 if blocks else 16 * row["num_blocks"] for row in rows
+        ]
+        for part in ("Token hit rate by tier", "first token (s)", 'id="beside"'):
+            assert part in picture.read_text()
+
+
+def test_curves_with_tiers_refuse_what_they_do_not_count(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (("--tier", "1GiB"), "--kv-bytes"),
+        (("--tier", "1GiB/2GiB", "--kv-bytes", "1KiB"), "one of them is the axis"),
+        (("--tier", "1KiB", "--kv-bytes", "1KiB"), "1024 bytes hold no block of 16 tokens"),
+        (("--tier", "1GiB", "--kv-bytes", "1KiB", "--policies", "lru,arc"), "--policies is 'lru,arc'"),
+        (("--tier", "1GiB", "--kv-bytes", "1KiB", "--beside", TRACE), "--beside was given with --tier"),
+        (("--tier", "1GiB", "--kv-bytes", "1KiB", "--state-tokens", "9"), "with states"),
+    ):
+        status, _, err = run(capsys, "curve", TRACE, *words)
+        assert (status, said in err) == (2, True), err
+
+
 def test_replay_says_what_never_fits(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "replay", "--blocks", "30")
     assert status == 0

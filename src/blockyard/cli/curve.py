@@ -48,6 +48,8 @@ def run_curve(options: argparse.Namespace) -> int:
         refuse_beside_states(options, "policies", "hints", "max_references")
     policies = parse_policies(options.policies, "--policies") if options.policies else _default_policies(options)
     hints = _chosen_hints(options)
+    if options.tier:
+        return _run_tiers(options)
     traces = [open_chosen_trace(options, name) for name in [options.trace, *options.beside]]
     references = [_read(options, trace) for trace in traces]
     for trace in traces:
@@ -64,6 +66,27 @@ def run_curve(options: argparse.Namespace) -> int:
     for path in options.output:
         _WRITERS[Path(path).suffix](curves, path, bytes_per_block=bytes_per_block, model=options.model or "")
     _print(options, traces, curves, bytes_per_block)
+    return 0
+
+
+def _run_tiers(options: argparse.Namespace) -> int:
+    """Replay the trace with tiers at every size, print the table and write the files."""
+    from .tier_curve import refuse_beside_tiers, tier_curves
+    from .tier_table import tier_text
+
+    refuse_beside_tiers(options)
+    bytes_per_token = _bytes_per_token(options)[0]
+    trace = open_chosen_trace(options)
+    curves, rows = tier_curves(options, trace, bytes_per_token)
+    bytes_per_block = bytes_per_token * curves.tokens_a_block
+    for path in options.output:
+        _WRITERS[Path(path).suffix](curves, path, bytes_per_block=bytes_per_block, model=options.model or "")
+    if options.json:
+        print(as_json({**_as_dict(curves, bytes_per_block), "skips": skips_as_dict(trace), "tiers": rows}))
+    elif options.csv:
+        print(as_csv(_rows(curves, bytes_per_block)))
+    else:
+        print(f"{_headline(curves)}\n\n{tier_text(rows)}\n\n{_conclusion(curves, bytes_per_block)}")
     return 0
 
 
@@ -213,6 +236,7 @@ def _rows(curves: HitCurves, bytes_per_block: int) -> list[dict[str, Any]]:
             row["GiB"] = size * bytes_per_block / _GIB
         row |= {policy: float(rates[place]) for policy, rates in curves.hit_rates.items()}
         row |= {f"{policy} error": float(errors[place]) for policy, errors in curves.error.items()}
+        row |= {name: float(values[place]) for name, values in curves.beside.items()}
         rows.append(row)
     return rows
 

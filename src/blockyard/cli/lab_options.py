@@ -204,6 +204,12 @@ def _add_tiers(group: Any, note: str) -> None:
     )
 
 
+def _add_seconds_per_prompt_token(group: Any) -> None:
+    group.add_argument(
+        "--seconds-per-prompt-token", type=float, default=5e-5, metavar="S", help="with --tier; default: 5e-05"
+    )
+
+
 def _add_kv_bytes(group: Any) -> None:
     group.add_argument("--kv-bytes", metavar="SIZE", help="keys and values of a token in all layers, like 128KiB")
 
@@ -246,6 +252,7 @@ examples:
   blockyard curve mon.jsonl --beside tue.jsonl --policies lru,optimum -o days.html   two traces in one picture
   blockyard curve trace.jsonl --model qwen3-next-80b --state-rules lru:last,index:junction+ends+pow2
   blockyard curve trace.jsonl --policies lru,mine.py:Mine,optimum --blocks 1k,3k,10k,30k
+  blockyard curve trace.jsonl --kv-bytes 128KiB --blocks 10k --tier auto,speed=2GB -o tiers.svg   by tier
   blockyard curve trace.jsonl --policies lru,density,optimum --hints over,wait --hint-coverage 0.5 --hint-error 1.0
 """
 
@@ -312,8 +319,8 @@ def _add_curve_cache(group: Any) -> None:
         "--sizes",
         type=int,
         metavar="N",
-        help="how many capacities, from a thousandth of the working set to all of it; default: 40. With states from a "
-        "hundredth; default: 8",
+        help="how many capacities, from a thousandth of the working set to all of it; default: 40. With states or "
+        "tiers from a hundredth; default: 8",
     )
     add_cache_field(group, "block_size", ", of a trace of tokens", default=16)
     group.add_argument(
@@ -323,7 +330,9 @@ def _add_curve_cache(group: Any) -> None:
         "--model", metavar="MODEL", help="a config.json, its folder, or a known name: sizes in GiB of its cache too"
     )
     group.add_argument("--dtype", metavar="NAME", help="of the model's cache; default: its own")
+    _add_tiers(group, "; --blocks or one of them has several sizes, the axis, and auto is --sizes of them")
     _add_kv_bytes(group)
+    _add_seconds_per_prompt_token(group)
 
 
 _PLAN_DESCRIPTION = """\
@@ -448,9 +457,7 @@ def _add_plan_work(group: Any) -> None:
         "--policy", default="lru", metavar="NAME", help=f"which block is evicted: {POLICY_HELP}; default: lru"
     )
     _add_tiers(group, "; needs --trace")
-    group.add_argument(
-        "--seconds-per-prompt-token", type=float, default=5e-5, metavar="S", help="with --tier; default: 5e-05"
-    )
+    _add_seconds_per_prompt_token(group)
 
 
 _FLEET_DESCRIPTION = """\

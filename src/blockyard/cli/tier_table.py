@@ -1,4 +1,4 @@
-"""`blockyard replay --tier` and `plan --tier` say how many GiB of tiers give which hit rate, from a trace."""
+"""`blockyard replay`, `curve` and `plan` with `--tier` say how many GiB of tiers give which hit rate, from a trace."""
 
 from __future__ import annotations
 
@@ -50,12 +50,14 @@ def tier_models(text: str, auto: Sequence[int] = ()) -> list[TierModel]:
     return [TierModel(size, write, options.get("policy", "lru"), speed, start) for size in given]
 
 
-def sizes_that_pay(references: References, num_tokens: int, bytes_per_token: int) -> list[int]:
-    """Returns the bytes in which a quarter, a half, three quarters, nine tenths and all of the hits that a pool of
-    `num_tokens` lacks are found, by one LRU that has all that the pool has too. O(references * log references)."""
+def sizes_that_pay(
+    references: References, num_tokens: int, bytes_per_token: int, shares: Sequence[float] = SHARES
+) -> list[int]:
+    """Returns the bytes in which these shares of the hits that a pool of `num_tokens` lacks are found, by one LRU that
+    has all that the pool has too. O(references * log references)."""
     hits = lru_hits(references)
     least = int(hits[min(round(num_tokens / references.tokens_a_block * references.rate), len(hits) - 1)])
-    places = [int(np.searchsorted(hits, least + (int(hits[-1]) - least) * share)) for share in SHARES]
+    places = [int(np.searchsorted(hits, least + (int(hits[-1]) - least) * share)) for share in shares]
     block = references.tokens_a_block * bytes_per_token / references.rate
     return sorted({round(max(place, 1) * block) for place in places})
 
@@ -77,15 +79,25 @@ def replay_tiers(
             raise InvalidArgument("--tier is auto, and the trace says nothing of contents; give sizes, like 50GiB/1TiB")
         num_tokens = max(cell["num_blocks"] * cell["block_size"] for cell in cells)
         auto = sizes_that_pay(references, num_tokens, bytes_per_token)
-    stacks = list(itertools.product(*(tier_models(text, auto) for text in options.tier)))
+    stacks = itertools.product(*(tier_models(text, auto) for text in options.tier))
+    return run_stacks(options, trace, list(itertools.product(cells, stacks)), bytes_per_token, references)
+
+
+def run_stacks(
+    options: argparse.Namespace,
+    trace: Trace,
+    pairs: Sequence[tuple[dict[str, Any], tuple[TierModel, ...]]],
+    bytes_per_token: int,
+    references: References | None,
+) -> list[dict[str, Any]]:
+    """Replay each of these pools with the tiers below it; returns as `replay_tiers`."""
     runs = [
         (
             trace,
             stack,
             {**cell, "bytes_per_token": bytes_per_token, "seconds_per_token": options.seconds_per_prompt_token},
         )
-        for cell in cells
-        for stack in stacks
+        for cell, stack in pairs
     ]
     jobs = chosen_jobs(options, len(runs))
     with WorkBar("tiers", len(runs), not options.quiet) as bar:

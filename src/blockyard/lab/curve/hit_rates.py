@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,8 @@ class HitCurves:
     was used. num_hits: policy to (S,) exact counts, of the sample if sampled. knee: of LRU's curve at every capacity,
     not only at `sizes`, whichever policies were asked for. parts: of curves of several traces put together, the curves
     of each; else empty. letter: of such a part. hints: what was said where rows have hints, in words. states: of a
-    hybrid model ("states of 400 tokens"), whose rates and counts are of tokens (`state_curves`).
+    hybrid model ("states of 400 tokens"), whose rates and counts are of tokens (`state_curves`). tiers: what lies below
+    the pool, in words; then rates are of tokens too, a line for each place. beside: other figures, (S,) by their names.
     """
 
     trace: str
@@ -76,6 +77,8 @@ class HitCurves:
     letter: str = ""
     hints: str = ""
     states: str = ""
+    tiers: str = ""
+    beside: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
 def hit_curves(

@@ -95,7 +95,9 @@ def _policies_of(curves: HitCurves) -> list[dict[str, Any]]:
 def _table_head(curves: HitCurves, bytes_per_block: int, model: str) -> str:
     gib = [f"GiB of {printable(model)}" if model else "GiB"] if bytes_per_block else []
     names = [f"{printable(policy)} (%)" for policy in curves.hit_rates]
-    return "".join(f'<th scope="col">{html.escape(name)}</th>' for name in ["blocks", "tokens", *gib, *names])
+    return "".join(
+        f'<th scope="col">{html.escape(name)}</th>' for name in ["blocks", "tokens", *gib, *names, *curves.beside]
+    )
 
 
 def _table_rows(curves: HitCurves, bytes_per_block: int) -> str:
@@ -108,5 +110,6 @@ def _table_row(curves: HitCurves, number: int, bytes_per_block: int) -> str:
     if bytes_per_block:
         cells.append(f"{size * capacity_factor(curves, bytes_per_block):,.6g}")
     cells += [f"{100 * float(rates[number]):.3f}" for rates in curves.hit_rates.values()]
+    cells += [f"{float(values[number]):,.6g}" for values in curves.beside.values()]
     row = "".join(f"<td>{cell}</td>" for cell in cells)
     return f'<tr><th scope="row">{size:,}</th>{row}</tr>'

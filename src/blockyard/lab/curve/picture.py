@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import matplotlib.style
@@ -65,13 +66,21 @@ def _draw_infinite(sheet: Sheet, curves: HitCurves) -> Any:
 ROOM, HEIGHT = 1.95, 1.3
 
 
-def draw_differences(sheet: Sheet) -> None:
-    """Add the axes, where LRU and another policy that can be run are there. O(points)."""
-    differences = above_lru(sheet.curves)
-    if not differences or len(sheet.curves.sizes) < 2:
+def draw_below(sheet: Sheet) -> None:
+    """Draws axes of points above LRU, where it and another policy that can be run are there, or of the first of what
+    the curves have beside their rates. O(points)."""
+    differences, beside = above_lru(sheet.curves), sheet.curves.beside
+    if not (differences or beside) or len(sheet.curves.sizes) < 2:
         return
     axes = sheet.add_below(ROOM, HEIGHT)
-    _draw_frame(sheet, axes)
+    if beside:
+        name, values = next(iter(beside.items()))
+        _draw_frame(sheet, axes, name, lambda value: f"{value:.6g}")
+        axes.plot(sheet.curves.sizes, values, color=INK, linewidth=1.6, marker="o", markersize=3.5, gid="beside")
+        axes.set_ylim(bottom=0)
+        return
+    _draw_frame(sheet, axes, "points above lru", points)
+    axes.axhline(0, color=sheet.style_of("lru")[0], linewidth=1.8, zorder=2)
     marker = "o" if len(sheet.curves.sizes) <= FEW_SIZES else ""
     for policy, points_above in differences.items():
         color, dashes = sheet.style_of(policy)
@@ -79,7 +88,7 @@ def draw_differences(sheet: Sheet) -> None:
         line.set(linestyle=(0, dashes) if dashes else "-", gid=f"above-{list(sheet.curves.hit_rates).index(policy)}")
 
 
-def _draw_frame(sheet: Sheet, axes: Any) -> None:
+def _draw_frame(sheet: Sheet, axes: Any, title: str, shown: Callable[[float], str]) -> None:
     axes.set_xscale("log")
     axes.set_xlim(*sheet.axes.get_xlim())
     axes.margins(y=0.12)
@@ -87,16 +96,15 @@ def _draw_frame(sheet: Sheet, axes: Any) -> None:
     axes.xaxis.set_major_formatter(sheet.axes.xaxis.get_major_formatter())
     axes.xaxis.minorticks_off()
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: points(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value)))
     axes.tick_params(axis="y", colors=QUIET, labelsize=9, length=0)
     axes.tick_params(axis="x", colors=QUIET, labelsize=9, length=3)
     axes.grid(True, axis="y", color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.axhline(0, color=sheet.style_of("lru")[0], linewidth=1.8, zorder=2)
     for side in ("left", "right", "top"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(QUIET)
-    axes.set_title("points above lru", loc="left", fontsize=9, color=INK, pad=5)
+    axes.set_title(title, loc="left", fontsize=9, color=INK, pad=5)
 
 
 #: Ids in an SVG are hashes with a salt that is random unless given. Text stays text there, to be searched and read
@@ -120,7 +128,7 @@ def figure_of(curves: HitCurves, bytes_per_block: int, model: str, *, keep_all_l
     sheet = Sheet(curves, keep_all_letters=keep_all_letters)
     draw_frame(sheet, bytes_per_block, model)
     words = draw_lines(sheet)
-    draw_differences(sheet)
+    draw_below(sheet)
     label_lines(sheet)
     for part in parts_of(curves):
         words += mark_knee(sheet, part, words)

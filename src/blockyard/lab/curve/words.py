@@ -21,6 +21,7 @@ GIB = 2**30
 def title_of(curves: HitCurves) -> str:
     """What is shown, and of which trace."""
     what = f"Token hit rate with {curves.states}," if curves.states else "Block hit rate"
+    what = "Token hit rate by tier" if curves.tiers else what
     if curves.parts:
         return f"{what} of {len(curves.parts)} traces"
     return f"{what} of {printable(curves.trace) or 'a trace'}"
@@ -74,12 +75,13 @@ def gap_of(curves: HitCurves) -> str:
     best = best_rates(curves)
     if best is None or OPTIMUM not in curves.hit_rates:
         return ""
+    best_is = "the sum of all places" if curves.tiers else "the best policy"
     gaps = np.maximum(curves.hit_rates[OPTIMUM] - best, 0)
     widest = int(np.argmax(gaps))
     if gaps[widest] < 0.0005:
-        return "The best policy reaches the optimum, an upper bound for all, at every capacity here."
+        return f"{best_is[0].upper()}{best_is[1:]} reaches the optimum, an upper bound for all, at every capacity here."
     where = f"at most {100 * gaps[widest]:.1f} points, at {counted(int(curves.sizes[widest]), 'block')}"
-    return f"Shaded: from the best policy here up to the optimum, an upper bound for all; {where}."
+    return f"Shaded: from {best_is} here up to the optimum, an upper bound for all; {where}."
 
 
 def foot_of(curves: HitCurves) -> str:
@@ -87,6 +89,8 @@ def foot_of(curves: HitCurves) -> str:
     said = "One request after another, in the order of the trace."
     if curves.sample_rate < 1:
         said += f" Sampled: 1 block in {1 / curves.sample_rate:,.0f}."
+    if curves.tiers:
+        said += f" {curves.tiers}."
     if curves.hints:
         said += f" Hints: {curves.hints}."
     if curves.error:
