@@ -119,7 +119,7 @@ class CacheConfig:
         that decides about states too, block by block.
     cut_chunks: whether `reserve` ends a sequence's tokens at the first boundary at which a state is kept, so that the
         step's last state is saved; False where kernels give states inside a chunk.
-    tenants: who share the pool (docs/tenants.md): `Tenant` and `TenantGroup`; empty for nobody in particular. Their
+    tenants: who share the pool (docs/tenants.md): `Tenant` and `TenantGroup`; empty where the pool is not shared. Their
         floors together fit the pool, its null block and the watermark aside.
     max_steps_in_flight: most steps that are reserved and not ended (`end_step`), 1 to 64. With 2 or more a sequence may
         be reserved for again before its last step is committed, and blocks wait for the steps that may use them.
@@ -226,7 +226,7 @@ class CacheConfig:
         object.__setattr__(self, "num_blocks", self.blocks_in(num_bytes))
 
     def blocks_in(self, num_bytes: object, name: str = "num_bytes") -> int:
-        """Return how many blocks of the pool so many bytes are, at most 2**27; what is left is less than a block.
+        """Return how many blocks of the pool `num_bytes` are, at most 2**27; what is left is less than a block.
 
         name: of the bytes, for errors. Raises `InvalidArgument` where groups do not say how many bytes a token takes,
         and for bytes too few for the null block and the shortest sequence: a block in each group, or a state.
@@ -247,7 +247,7 @@ class CacheConfig:
         return number
 
     def require_floors(self, num_blocks: int) -> None:
-        """Raise `InvalidArgument` unless the floors of all tenants fit a pool of so many blocks. O(tenants)."""
+        """Raise `InvalidArgument` unless the floors of all tenants fit `num_blocks` blocks. O(tenants)."""
         floors = sum(group.floor for group in tenant_groups(self.tenants))
         usable = num_blocks - 1 - int(self.watermark * num_blocks)
         if floors > usable:

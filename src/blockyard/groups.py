@@ -32,7 +32,7 @@ class LayerGroup:
         must divide block_size, so that every block begins on rank 0.
     kind: "attention" for keys and values a token, "state" for layers that keep one state a sequence (docs/states.md).
     state_bytes: of a state group, bytes of a state in all its layers, 1 to 2**50. token_bytes: bytes of keys and values
-        of a token in all layers of the group (with shards, on the rank that keeps it), 0 if nobody asks; wanted beside
+        of a token in all layers of the group (with shards, on the rank that keeps it), 0 if not needed; wanted beside
         a state group, and of a cache whose size is given in bytes.
 
     Raises `InvalidArgument` for a value outside its limits.

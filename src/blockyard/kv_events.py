@@ -14,8 +14,8 @@ class BlockChanges:
 
     ids: int64 (n,), the id of a holding that came, or minus that of one that went; never used twice. contents, groups:
     int64 (m,), of those that came: the content id of the last token block that it holds, and its layer group. Behind
-    the last layer group with keys and values stand states: so many such holdings of one content as
-    `CacheConfig.state_blocks` says are the state behind it, and fewer are nothing.
+    the last layer group with keys and values stand states: `CacheConfig.state_blocks` such
+    holdings of one content are the state behind it, and fewer are nothing.
     """
 
     ids: npt.NDArray[np.int64]

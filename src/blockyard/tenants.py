@@ -17,7 +17,7 @@ MAX_WEIGHT = 10_000
 MAX_SHARE = 2**27
 #: The name of all who have none: prompts whose extra keys are no tenant's, and leases without a prompt.
 OTHERS = "*"
-#: Stands in a salt between a tenant's own and that of its client, who so shares blocks with nobody else.
+#: Stands in a salt between a tenant's own and that of its client, who so shares blocks with no other tenant.
 SEPARATOR = "\x1f"
 
 
@@ -33,13 +33,13 @@ def _require_share(name: str, weight: object, min_blocks: object, max_held: obje
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """It is whoever sends certain extra keys, with a share of the pool, in blocks.
+    """Requests with certain extra keys are one tenant's, who has a share of the pool, in blocks.
 
     name: for errors and figures, 1 to 200 characters; "*" is everybody who is no other tenant.
     weight: what is lent is divided in proportion to it, 1 to 10,000.
-    min_blocks: the floor: so many blocks can always be held, and stay cached, whatever the others do.
+    min_blocks: the floor: these blocks can always be held, and stay cached, whatever the others do.
     max_held: most blocks that its sequences and leases hold at a time; None for no limit.
-    max_idle: idle blocks beyond so many go before everybody else's; None for no limit.
+    max_idle: idle blocks beyond this number go before all others'; None for no limit.
     max_retained: most blocks that `retain` keeps for it; None for no limit of its own.
     keys: the extra keys that are the tenant's, `CacheSalt` or `LoRA` (of whatever path); () stands for
         `CacheSalt(name)`. Of a prompt with a salt and an adapter the salt decides, if it is a tenant's.

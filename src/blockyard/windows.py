@@ -1,4 +1,4 @@
-"""The formulas of sliding windows, compiled: whoever counts the blocks that a window reaches counts with these."""
+"""The formulas of sliding windows, compiled: all that counts the blocks a window reaches counts with these."""
 
 from mypy_extensions import i64
 

@@ -271,7 +271,7 @@ examples:
   blockyard serve --tensor-parallel 2                   the model's heads and features over two processes
   torchrun --nproc-per-node 2 -m blockyard serve        the same, with torchrun's processes
   blockyard serve --host 0.0.0.0 --api-key-env MY_KEY   for other machines, with a key
-  blockyard serve --tenant acme,min=50%,key-env=ACME    half of the pool is sure to whoever has that key
+  blockyard serve --tenant acme,min=50%,key-env=ACME    half of the pool is sure to requests with that key
 
 paths: /v1/models  /v1/completions  /v1/chat/completions  /tokenize  /detokenize  /health  /ping  /version  /metrics
        /ui (a page that shows the blocks)

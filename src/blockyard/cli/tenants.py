@@ -104,7 +104,7 @@ def _read(option: str, text: str, known: Sequence[str]) -> tuple[str, dict[str, 
 def _made(
     tenants: list[tuple[str, dict[str, str]]], groups: list[tuple[str, dict[str, str]]], num_usable: int | None
 ) -> tuple[Tenant | TenantGroup, ...]:
-    """Return tenants in a pool that gives out so many blocks; of an unknown one (None) percent are as good as any."""
+    """Return tenants in a pool of `num_usable` blocks; of an unknown pool (None) percent are as good as any."""
     members: dict[str, list[Tenant]] = {name: [] for name, _ in groups}
     made: list[Tenant | TenantGroup] = []
     for name, given in tenants:

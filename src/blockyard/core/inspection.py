@@ -110,7 +110,7 @@ class Inspection:
         )
 
     def num_held_by_tenant(self) -> npt.NDArray[np.int64]:
-        """Copy what each tenant holds; empty where nobody shares the pool."""
+        """Copy what each tenant holds; empty where the pool is not shared."""
         book = self.parts.tenants
         return view_i64(zeros_i64(0) if book is None else book.held).copy()
 

@@ -270,7 +270,7 @@ class KVCacheManager:
     def state_blocks(self, token_ids: object, extra_keys: object = ()) -> npt.NDArray[np.int32]:
         """Return the blocks of the state that is kept behind all of these tokens, int32 (n,), or (0,). O(tokens).
 
-        In the order of its bytes, as plans have them. It is nobody's: copy it before the next call. Raises
+        In the order of its bytes, as plans have them. No sequence holds it: copy it before the next call. Raises
         `InvalidArgument`, also without a state group.
         """
         self._gate.enter("state_blocks")

@@ -120,7 +120,7 @@ class EngineOptions:
         """Raise `InvalidArgument` for what cannot be done with the states of a model that keeps some."""
         if shape.states is not None and self.speculation is not None:
             raise InvalidArgument(
-                "speculation is given for a model whose layers keep a state, which cannot be set back to the drafts "
+                "speculation is given for a model whose layers keep a state, which cannot be cut to the drafts "
                 "that the model confirms; leave it out"
             )
 

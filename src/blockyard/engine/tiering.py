@@ -42,7 +42,7 @@ def fingerprint_of(model: Any) -> dict[str, str]:
 
 
 def require_one_rank(**ranks: object) -> None:
-    """Raise `InvalidArgument` where ranks are asked for beside tiers: nobody carries out loads on the others yet."""
+    """Raise `InvalidArgument` where ranks are asked for beside tiers: loads are not carried out on the others yet."""
     for name, asked in ranks.items():
         number = getattr(asked, "size", asked)
         if number != 1:

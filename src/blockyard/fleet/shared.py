@@ -64,7 +64,7 @@ class SharedFleet:
             self.fleet.moved(request, replica)
 
     def first_token(self, request: str) -> None:
-        """Take note that a request's prompt is computed: the ingress says so, nobody else knows."""
+        """Take note that a request's prompt is computed: only the ingress knows, and says so."""
         with self._lock:
             self.fleet.first_token(request)
 

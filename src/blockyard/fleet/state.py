@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 LINK_TOKENS = 128
 MAX_TOKENS = 2**31 - 1
 #: Seconds: what was read less than the first ago is read again by no choice. Where a look at many replicas takes long,
-#: that is so many times as long, the last number at most: reading then takes a fifth of the time.
+#: that is `TIMES` times as long, `MOST_FRESH` at most: reading then takes a fifth of the time.
 FRESH, TIMES, MOST_FRESH = 0.005, 4, 0.05
 
 

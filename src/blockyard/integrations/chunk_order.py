@@ -82,7 +82,7 @@ class ChunkOrder:
         #: The fewest tokens between two chunks of a request; 0 until one has shown it.
         self._chunk_tokens = 0
         #: What 0.32 stores: it does not say for which request.
-        self._nobody = Use(self, self._generation, 0)
+        self._no_use = Use(self, self._generation, 0)
 
     # What vLLM asks and tells.
 
@@ -99,7 +99,7 @@ class ChunkOrder:
         self._chunks[key] = chunk
         self._key_of[chunk.chunk_id + 1] = key
         if req_context is None:
-            self._join(key, self._nobody, 0)
+            self._join(key, self._no_use, 0)
         else:
             self._join(key, self._use(req_context), req_context.get_offload_key_position(key) or 0)
         if chunk.ref_cnt == 0:
@@ -139,7 +139,7 @@ class ChunkOrder:
         use = self._use(req_context)
         self._order(use, [key for group in key_groups for key in group], req_context)
         for key in use.chain:
-            if key in self._chunks and self._use_of.get(key, self._nobody) is self._nobody:
+            if key in self._chunks and self._use_of.get(key, self._no_use) is self._no_use:
                 self._access(key, use, req_context, is_hit=key in reused_keys)
         use.has_finished = True
         self._let_go(use)

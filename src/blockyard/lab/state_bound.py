@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .references import UnknownContents, blocks_of
 from .trace import Trace
 
-#: Prices are moved so often at most, and steps become shorter after so many moves that brought nothing.
+#: How often prices are moved at most, and after how many moves that brought nothing the steps become shorter.
 MOVES, PATIENCE = 1500, 20
 Prices = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ from ..core.manager import KVCacheManager
 from ..errors import NeverFits, OutOfBlocks
 from ..groups import LayerGroup
 
-#: Tokens are below it: a key is cut in parts of so many bits.
+#: Tokens are below it: a key is cut into parts of this many bits.
 TOKEN_BITS = 31
 
 

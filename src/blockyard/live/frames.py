@@ -83,7 +83,7 @@ _GAP = 6
 @dataclass(frozen=True, slots=True)
 class Frame:
     """A snapshot as the page shows it. number: counts the frames of a feed from 1. at: seconds of the server's clock.
-    is_after_gap: nobody watched since the frame before, so nothing is known of the time between them.
+    is_after_gap: no page was open since the frame before, so nothing is known of the time between them.
 
     states: of each block from block 1, for details. num_rows: sequences, listed or not.
     """

@@ -114,7 +114,7 @@ class TierDoor:
         self.tier.remove(ours)
 
     def turn(self) -> None:
-        """Leave all that is stored to others: from now on names are of a layout that nobody else has."""
+        """Leave all that is stored to others: from now on names are of a layout that no other engine has."""
         self.layout = layout_id(before=self.layout.hex(), turn=uuid4().hex)
 
     def close(self) -> None:

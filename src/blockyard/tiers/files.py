@@ -4,7 +4,7 @@
     <folder>/new/<random>                                                 what is being written
 
 A file is written under `new` and renamed, so it is whole or absent; a crash of the machine may still tear it, and the
-checksum finds that. Whoever writes holds an flock on the file under `new`, which the kernel takes from the dead: what
+checksum finds that. A writer holds an flock on the file under `new`, which the kernel takes from the dead: what
 has no lock there was left by a process that was killed, and is removed. There is no other lock, and no index on disk:
 names, sizes and times of last use are the folder's own, and are read at the start, in the background. Until then, and
 for what other engines store, the folder is asked about the names that are wanted.

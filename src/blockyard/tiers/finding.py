@@ -109,7 +109,7 @@ class Finder:
         return chosen
 
     def seconds_to_compute(self, num_blocks: int) -> float | None:
-        """Returns what computing so many blocks takes, in steps of the most tokens; None if it is not known yet."""
+        """Returns the seconds that computing `num_blocks` takes, in steps of the most tokens; None if not known yet."""
         rounds, rest = divmod(num_blocks * self.block_size, self._step_tokens)
         whole, part = self.computing.seconds(self._step_tokens, 0.0), self.computing.seconds(rest, 0.0)
         return None if whole is None or part is None else rounds * whole + (part if rest else 0.0)

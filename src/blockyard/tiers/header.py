@@ -3,7 +3,7 @@
 An object is a page of 4,096 bytes and its payload. The page is a message of `blockyard.wire` (mark, version, digest,
 fields) and zeros; the payload begins aligned. The fields: the object's name, the digest of its tokens, its layout's id,
 the payload's length and its checksum (XXH3, 128 bits). The digest covers the fields, the checksum the payload, so every
-bit of an object is covered but for the page's zeros, which must be zeros. There is no key: whoever may write to the
+bit of an object is covered but for the page's zeros, which must be zeros. There is no key: what may write to the
 place can write any object.
 
 Needs xxhash: `pip install 'blockyard[tiers]'`.

@@ -79,7 +79,7 @@ class ObjectIndex:
             self._names = np.concatenate([self._names, np.zeros(more, self._names.dtype)])
 
     def evict(self, num_bytes: int) -> list[bytes]:
-        """Make room for so many bytes within the budget; returns the names of the objects that go. O(objects)."""
+        """Make room for `num_bytes` within the budget; returns the names of the objects that go. O(objects)."""
         gone = []
         while len(self) and (self.num_bytes + num_bytes > self.max_bytes or len(self) > self.max_objects):
             (row,) = self._pool.new_ids(1)

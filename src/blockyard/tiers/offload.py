@@ -287,7 +287,7 @@ class Offload:
         """Load the contents of a snapshot into the pool, as much as is free, before requests come; returns the tokens.
 
         The order of eviction comes back too. What the tiers do not have any more is left out, and so is what is not
-        loaded after so many seconds. Raises `InvalidArgument`, with the reason, for a file of another model, layout or
+        loaded after `seconds`. Raises `InvalidArgument`, with the reason, for a file of another model, layout or
         version, or none; nothing was loaded then.
         """
         contents = Contents.of(path, self._layout_now(), self._block_size)
@@ -299,7 +299,7 @@ class Offload:
                 pass
         self.missed, hits = counted
         for use, num_tokens in zip(self.uses, hits, strict=True):
-            use.num_hit_tokens = num_tokens  # what nobody asked for is no hit
+            use.num_hit_tokens = num_tokens  # what was not asked for is no hit
         return (self.cache.num_cached_blocks - before) * self._block_size
 
     def is_storing(self, token_ids: Sequence[int], extra_keys: tuple[ExtraKey, ...] = ()) -> bool:
@@ -652,7 +652,7 @@ class Offload:
     # Stores.
 
     def _store_states(self, prompt: Prompt, boundaries: Iterable[int]) -> None:
-        """Store the states behind so many tokens of a prompt that tiers want, where they are kept."""
+        """Store the states at these boundaries of a prompt that tiers want, where they are kept."""
         states, chain = self._states, prompt.chain
         for boundary in boundaries:
             at, keys = boundary // self._block_size - 1, keys_before(prompt.extra_keys, boundary)

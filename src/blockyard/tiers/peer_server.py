@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 class PeerServer:
     """Serves a tier's place to peers, each connection in a thread of its own, until it is closed.
 
-    tier: a tier that nobody else uses, with the budget for all that is kept; other tiers, of engines on this machine,
+    tier: a tier of the server's own, with the budget for all that is kept; other tiers, of engines on this machine,
     may be over the same place, such as a folder in memory. address: host:port to listen on. limit: seconds that a peer
     may be silent in the middle of a message, or take nothing. max_peers: connections at once; more are closed.
     Raises `InvalidArgument`, and `OSError` for an address that cannot be had.

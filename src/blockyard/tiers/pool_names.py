@@ -10,7 +10,7 @@ from ..errors import InvalidArgument
 from .header import digest_of, name_after, root_of
 from .tier import NAME_BYTES
 
-#: Roots that are looked at, the latest used ones: so many first, and at most.
+#: Roots that are looked at, the latest used ones: how many first, and at most.
 _FIRST_ROOTS, _MOST_ROOTS = 64, 2**16
 
 

@@ -140,7 +140,7 @@ class Snapshot:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, self.path)
-        except Exception as error:  # whatever it is, nobody may think that there is a file
+        except Exception as error:  # whatever it is, no caller may think that there is a file
             self.error = f"{self.path} cannot be written: {getattr(error, 'strerror', None) or reason(error)}"
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
@@ -189,7 +189,7 @@ class Contents:
         return made
 
     def prompts(self, most_blocks: int, most_tokens: int) -> Iterator[tuple[list[int], tuple[ExtraKey, ...]]]:
-        """Goes over the prompts that fit into so many blocks and are the last to be evicted, those last. O(tokens)."""
+        """Goes over the prompts that fit into `most_blocks` and are the last to be evicted, those last. O(tokens)."""
         ends = np.setdiff1d(np.arange(len(self.before)), self.before)
         for end in reversed(self._chosen(ends, most_blocks, most_tokens // self.tokens.shape[1])):
             path, place = [], end

@@ -53,7 +53,7 @@ class Cause(Enum):
     CLOSED = "closed"
 
 
-#: An object with one of these causes is useless to all, so whoever finds it drops it.
+#: An object with one of these causes is useless to all, so the reader that finds it drops it.
 BAD_OBJECT = frozenset({Cause.DAMAGED, Cause.TRUNCATED, Cause.FOREIGN, Cause.OTHER_VERSION})
 #: These say that the place is ill, and count towards an open circuit.
 ILL_PLACE = frozenset({Cause.FULL, Cause.DENIED, Cause.UNREACHABLE})
@@ -97,7 +97,7 @@ class Outcome:
     """An outcome says what came of a job: it is done where no object has a cause, and otherwise nothing of it counts.
 
     id: the job's. causes: of each object that failed, by its position. num_bytes: of all objects. seconds: in the tier,
-    waiting included. After a load that failed all buffers are zeros, so that nobody's bytes are taken for another's;
+    waiting included. After a load that failed all buffers are zeros, so that no bytes are taken for another object's;
     where it was not begun (CLOSED, CIRCUIT_OPEN) they were not touched.
     """
 

@@ -453,7 +453,7 @@ class WorkingTier:
         except PlaceError as error:
             is_ill = True
             _log.warning("tier %s: %s", self.name, error)
-        except Exception:  # whoever asked would wait for an answer for ever
+        except Exception:  # the caller would wait for an answer forever
             is_ill = True
             _log.exception("tier %s: a question about %d objects", self.name, len(names))
         with self._changed:

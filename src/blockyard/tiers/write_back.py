@@ -20,7 +20,7 @@ class WriteBack:
 
     A block is known from the step that computed it until the pool says that it lost its content (`pool.on_evict`, at
     the end of the call that took it): then its bytes are still there. What is named is what the index says then, so a
-    block that was given away unseen is nobody's.
+    block that was given away unseen belongs to none.
 
     on_evicted: takes what goes. Raises `InvalidArgument` for a cache with layer groups or a CPU pool, and where
     `pool.on_evict` is taken.

@@ -39,7 +39,7 @@ class SocketConnection:
     """`Connection` over a stream socket. `send_bytes` may be called by several threads, `recv_bytes` by one.
 
     limit: seconds that the other side may take nothing of a message that is sent, or send nothing of one that has
-    begun. Between messages it may be silent for ever. Where a message was cut short, by this limit, an error or Ctrl-C,
+    begun. Between messages it may be silent forever. Where a message was cut short, by this limit, an error or Ctrl-C,
     no other one is sent or received: what comes next would be taken for its rest.
     """
 

@@ -6,7 +6,7 @@
 
 All integers are little-endian. The digest is the BLAKE2b of everything else in the message, and nothing else is read
 before it was found right. It finds damage: a flipped bit, a cut, two messages mixed up. It has no key, so it does not
-find a forgery: whoever can write to the connection can write any message. Number and digest before are 0 in a message
+find a forgery: what can write to the connection can write any message. Number and digest before are 0 in a message
 that stands alone (`Chain`).
 """
 

@@ -42,7 +42,7 @@ class AdmissionControl:
         return hit
 
     def slot_of(self, prompt: Prompt) -> i64:
-        """Return the number of a prompt's tenant, 0 where nobody shares the pool."""
+        """Return the number of a prompt's tenant, 0 where the pool is not shared."""
         return 0 if self.tenants is None else self.tenants.slot_of(prompt.keys)
 
     def look_up_all(self, prompts: list[Prompt], num_seqs: i64 = 1) -> list[Hit]:
@@ -52,10 +52,13 @@ class AdmissionControl:
         """
         hits = [self.look_up(prompt) for prompt in prompts]
         if self.store.has_states and i64(len(prompts)) * num_seqs > 1:
+            num_missing = self._num_missing(prompts, hits, num_seqs)
             place = i64(len(prompts))
-            while place > 0 and self._num_missing(prompts, hits, num_seqs) > 0:
+            while place > 0 and num_missing > 0:
                 place -= 1
+                needed = self._num_needed(prompts[place], hits[place], place > 0)
                 self._give_up_state(prompts[place], hits[place])
+                num_missing -= needed - self._num_needed(prompts[place], hits[place], place > 0)
         return hits
 
     def look_up_again(self, prompt: Prompt, first: Hit) -> Hit:

@@ -70,7 +70,7 @@ def _check_block(index: PrefixIndex, oldest: i64, standing_before: i64) -> None:
         if index.content_of(block) != content or index.parent_of(block) != parent:
             raise InvariantError(f"I5: block {block} is a duplicate of block {oldest} with another identity")
         if standing_before == 0 and index.rings.follows(block):
-            # The content before it is gone: nobody finds it.
+            # The content before it is gone: it cannot be found.
             continue
         found = index.find(index.rows.words, row, index.chain_hash[block], parent)
         if found + index.equal_follower(index.rows.words, row, standing_before) != oldest:

@@ -51,7 +51,7 @@ class PrefixIndex:
 
     state      next_equal   led to by
     listed     0 or a link  its slot: the hash of all tokens up to it
-    following  FOLLOWS      the block that stands for the content before it, a neighbour; by nobody once that is gone
+    following  FOLLOWS      the block that stands for the content before it, a neighbour; by none once that is gone
     duplicate  a link       the listed block that stands for its content
 
     A block follows where the content before it was new when it was published: no equal block could exist. It is listed
@@ -702,7 +702,7 @@ class PrefixIndex:
     def remove(self, block: i64) -> None:
         """Take an indexed block out: its oldest duplicate takes its place, if it has one. O(1) expected.
 
-        A block that follows has no slot. Where it is the last of its content, what follows it is found by nobody any
+        A block that follows has no slot. Where it is the last of its content, what follows it cannot be found any
         more, and needs none either; where another takes its place, what follows it gets a slot.
         """
         heir: i64 = 0

@@ -38,7 +38,7 @@ class Charges(PoolObserver):
         self.book.num_evicted[self.book.of_block[block]] += 1
 
     def released(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Take those off that nobody holds any more."""
+        """Take those off that are not held any more."""
         book = self.book
         for position in range(start, start + count):
             block = i64(blocks[position])

@@ -259,7 +259,7 @@ class BlockLedger:
                 self.evict(block)
 
     def evict(self, block: i64) -> None:
-        """A cached block that nobody holds loses its content: the block is taken for another, or leaves the pool."""
+        """A cached block that is not held loses its content: the block is taken for another, or leaves the pool."""
         if self.observer is not None:
             self.observer.evicting(block)
         if self.stack is not None:
@@ -660,7 +660,7 @@ class BlockLedger:
         if self.observer is not None:
             try:
                 self.observer.acting(f"{call} {holder}" if holder else call)
-            except MemoryError:  # nobody is named
+            except MemoryError:  # no holder is named
                 self.observer.acting("")
 
     def watch(self, member: PoolObserver) -> None:

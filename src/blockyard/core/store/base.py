@@ -29,7 +29,7 @@ def needs_copy(ledger: BlockLedger, table: BlockTable, row: i64, place: i64, num
 
 
 def make_own(ledger: BlockLedger, table: BlockTable, row: i64, place: i64, num_published: i64) -> i64:
-    """Let nobody else read what the row writes into the block at a place. Returns the block that it was, 0 if it stays.
+    """Let no other row read what this row writes into the block at a place. Returns the block it was, 0 if it stays.
 
     A block that others hold is replaced by a new one; one that is cached, of a row that was cut, leaves the index.
     """

@@ -57,9 +57,13 @@ class GroupTable(BlockTable):
 
     # Hits. `token_blocks` are those that the prompt begins with; what is found for them is noted in `places`.
 
+    def _content(self, index: PrefixIndex, token_blocks: vec[i32], first: i64, place: i64) -> i64:
+        """Return what belongs at `place`: the content of its last token block. first: where token blocks begin."""
+        return index.content_of(i64(token_blocks[first + (place + 1) * self.span - 1]))
+
     def _locate(self, index: PrefixIndex, token_blocks: vec[i32], place: i64) -> i64:
-        """A block that holds what belongs at `place`, minus a CPU block, or 0."""
-        content = index.content_of(i64(token_blocks[(place + 1) * self.span - 1]))
+        """Find a block that holds what belongs at `place`; returns it, minus a CPU block, or 0."""
+        content = self._content(index, token_blocks, 0, place)
         block = self.pool.find_content(content, self.number)
         if block == NULL_BLOCK and self.cpu is not None:
             block = -self.cpu.find_content(content, self.number)
@@ -246,7 +250,7 @@ class GroupTable(BlockTable):
         block = self.block_at(row, place)
         if block == NULL_BLOCK or self.pool.is_cached(block):
             return
-        content = index.content_of(token_table.block_at(row, (place + 1) * self.span - 1))
+        content = self._content(index, token_table.blocks, row * token_table.width, place)
         if content != NO_CONTENT:
             self._new[self._num_new] = block
             self._contents[self._num_new] = content
@@ -254,7 +258,7 @@ class GroupTable(BlockTable):
 
     def publish_place(self, row: i64, index: PrefixIndex, token_table: BlockTable, place: i64, block: i64) -> None:
         """Cache `block` as the content of the last token block of `place`, if that is still indexed."""
-        content = index.content_of(token_table.block_at(row, (place + 1) * self.span - 1))
+        content = self._content(index, token_table.blocks, row * token_table.width, place)
         if content != NO_CONTENT:
             self.pool.cache_content(block, content, self.number)
 

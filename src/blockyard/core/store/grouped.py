@@ -126,7 +126,7 @@ class GroupedStore(Store):
     def num_needed_behind_others(self, hit: Hit, num_tokens: i64) -> i64:
         """Where others may evict a part of the hit, the rest of it is of no use, though others hold it."""
         if hit.state:
-            # With all of its state, whoever lets go of it before.
+            # With all of its state, even if all others let go of it before.
             return max(self.num_least(num_tokens), self.num_needed(hit, num_tokens)) + i64(len(hit.state))
         for number, group in enumerate(self.groups):
             if group.num_idle(hit.places[number], hit.num_usable * self.block_size) > 0:

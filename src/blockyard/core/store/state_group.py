@@ -28,7 +28,7 @@ from .transfers import Numbers, Transfers
 FIRST_PART: Final[i64] = MAX_GROUPS
 #: Behind every boundary.
 NEVER: Final[i64] = 1099511627776
-#: Hashes of prompts are remembered for so many pools of tokens.
+#: For how many pools of tokens hashes of prompts are remembered.
 REMEMBERED_POOLS: Final = 4
 #: A boundary and why it is wanted, in one number: the kind stands below.
 KIND_SPAN: Final[i64] = 16
@@ -95,7 +95,7 @@ class StateGroup:
         self._rolling = zeros_i64(rows)
         #: Without a shelf, the contents whose states a row hit or kept: they were of use up to its end.
         self._used: list[list[int]] = [self._nothing] * rows
-        #: When so many token blocks were taken, those that states need are to be moved in their queue.
+        #: After how many token blocks taken those that states need are to be moved in their queue.
         self._refresh_at: i64 = 0
         #: Slots to copy in the next plan, (from, to).
         self._copies: list[int] = []

@@ -97,7 +97,7 @@ class Transfers:
         self.held_sources = empty
 
     def make_room(self, num_outs: i64, num_ins: i64, num_held: i64) -> None:
-        """Have room for so many more moves between the pools, and CPU blocks to hold. Raises MemoryError."""
+        """Have room for more moves between the pools, and for CPU blocks to hold. Raises MemoryError."""
         self.swap_outs = _own(self.swap_outs)
         self.swap_ins = _own(self.swap_ins)
         self.held = _own(self.held)

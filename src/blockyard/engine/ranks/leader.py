@@ -32,7 +32,7 @@ from .watch import PeerWatch
 class Ranks:
     """The ranks of an engine, from rank 0's side. They exist when it does, and have ended after `close`.
 
-    peers: the others; None for an engine that is alone: then nobody is told, and nobody can be lost. interleave: 0
+    peers: the others; None for an engine that is alone: then no rank is told, and none can be lost. interleave: 0
     where ranks share heads and features; else they share tokens, as many neighbouring ones at a time.
 
     Once all are ready (`lead`) it carries out steps together with them: the interface of `ModelRunner`.

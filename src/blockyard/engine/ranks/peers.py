@@ -320,7 +320,7 @@ def _greeted(server: socket.socket, token: bytes, size: int) -> list[Peer]:
 
 @dataclass
 class _Greeting:
-    """Somebody connected, and has still to say the secret and a rank."""
+    """A connection was made that has still to send the secret and a rank."""
 
     connection: socket.socket
     deadline: float
@@ -338,7 +338,7 @@ def _greetings(waiting: selectors.BaseSelector) -> list[_Greeting]:
 
 
 def _admit(server: socket.socket, waiting: selectors.BaseSelector) -> None:
-    """Let somebody in; where strangers take all places, the one that has waited longest goes."""
+    """Accept a connection; where strangers take all places, the one that has waited longest is closed."""
     try:
         connection, _ = server.accept()
     except OSError:  # it has gone already

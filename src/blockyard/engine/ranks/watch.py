@@ -207,7 +207,7 @@ class PeerWatch:
 
 
 def _say(peer: Peer, message: bytes) -> None:
-    """Send a short message, unless a rank has ended or takes none: a stopped one holds nobody up."""
+    """Send a short message, unless a rank has ended or takes none: a stopped one does not hold up the others."""
     with suppress(ConnectionLost):
         if peer.connection.takes():
             peer.connection.send_bytes(message)

@@ -91,7 +91,7 @@ class Line:
 
     Without `turns` it is their order, to the first refused. With them the next is the first of the tenant with the
     least excess. Who is refused ends his tenant's turn. Others whose requests may be in his way pass him only within
-    their floor, of which he could have had nothing. only_floors: whether nobody else starts at all.
+    their floor, of which he could have had nothing. only_floors: whether no other request starts at all.
     """
 
     def __init__(self, waiting: list[Branch], turns: Turns | None, only_floors: bool = False) -> None:

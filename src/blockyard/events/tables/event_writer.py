@@ -127,7 +127,7 @@ class NumberWriter:
 
 
 def _head(count: int) -> bytes:
-    """How a list of so many items begins."""
+    """Return how a list of `count` items begins."""
     if count <= LAST_FIXARRAY:
         return bytes((FIXARRAY + count,))
     return ARRAY_16 + count.to_bytes(2, "big") if count < SPAN_16 else ARRAY_32 + count.to_bytes(4, "big")
@@ -135,7 +135,7 @@ def _head(count: int) -> bytes:
 
 #: Blocks of one event; a longer chain becomes several events.
 MOST_BLOCKS_AN_EVENT: Final[i64] = 512
-#: Chains are written together as soon as they have as many blocks as an event may have, or are so many.
+#: Chains are written together as soon as they have as many blocks as an event may have, or are `MOST_CHAINS`.
 MOST_CHAINS: Final = 64
 
 

@@ -21,7 +21,7 @@ from ...policies import Places
 # A child of vLLM's logger, so that its handlers apply.
 logger = init_logger(f"vllm.{__name__}")
 
-#: Hashes are remembered of so many times the tokens of the pool, as in a cache of ours, and never more than this.
+#: Hashes are remembered of `BUDGETS` times the pool's tokens, as in a cache of ours, and of `MOST_HASHES` at most.
 BUDGETS, MOST_HASHES = 4, 2**19
 #: Requests that wait are compared with, and positions that one request may tell.
 MOST_QUEUED, MOST_TOLD = 16, 64
@@ -32,7 +32,7 @@ class StatePlaces:
     """This says where each request leaves states.
 
     names: rules of `Places`, "queue" and "told". unit: tokens between the boundaries at which a state can stand.
-    num_hashes: so many hashes of prompts are remembered, each of hash_size tokens, to know where a prompt leaves what
+    num_hashes: how many hashes of prompts are remembered, each of hash_size tokens, to know where a prompt leaves what
     was seen before.
     """
 
@@ -48,7 +48,7 @@ class StatePlaces:
         self.queue: Iterable[Any] = ()
 
     def plan(self, request: Any, hit: int, known: int) -> None:
-        """Note where a request that hits so many tokens leaves states. O(hashes).
+        """Note where a request that hits `hit` tokens leaves states. O(hashes).
 
         known: tokens that attention alone would hit.
         """

@@ -27,7 +27,7 @@ def endless_pool(load: Load) -> int:
 
 
 def _missing(job: Job, num_hit: int, block_size: int) -> int:
-    """Return the prompt tokens to compute after a hit of so many blocks: the last one always is."""
+    """Return the prompt tokens to compute after a hit of `num_hit` blocks: the last token always is."""
     return job.num_prompt - min(num_hit * block_size, job.num_prompt - 1)
 
 

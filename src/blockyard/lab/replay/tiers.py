@@ -138,7 +138,7 @@ class _NoBytes:
         return {"lab": True}
 
     def buffer(self, row: int) -> memoryview:  # noqa: ARG002
-        """Returns a byte, which nobody reads."""
+        """Returns a byte that is not read."""
         return memoryview(self._byte)
 
     def read(self, block_ids: npt.NDArray[np.int32], rows: Sequence[int]) -> None:

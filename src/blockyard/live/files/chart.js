@@ -46,7 +46,7 @@ export class Chart {
     this.draw();
   }
 
-  // How much a count has grown, in the spans in which somebody watched.
+  // How much a count has grown, in the spans in which a page was open.
   grown(count) {
     return this.spans.reduce((sum, span) => sum + count(span[span.length - 1].totals) - count(span[0].totals), 0);
   }

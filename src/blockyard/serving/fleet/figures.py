@@ -66,7 +66,7 @@ class FleetFigures:
         self.num_lost[replica] += 1
 
     def resumed(self, num_tokens: int) -> None:
-        """Count one that goes on elsewhere, behind so many tokens. O(1)."""
+        """Count one that goes on elsewhere, behind `num_tokens` tokens. O(1)."""
         self.num_resumed += 1
         self.num_tokens_resumed += num_tokens
 

@@ -1,6 +1,6 @@
 """Finds the processes of a fleet and ends them: all that its command has started, also where that was killed.
 
-Ray starts some ten processes, and kill -9 of who started them leaves two of those for ever (2.60). So the command has a
+Ray starts some ten processes, and kill -9 of who started them leaves two of those forever (2.60). So the command has a
 process that waits for its end, whatever that is: this file as a program, which imports nothing else of the package. A
 process is of a fleet that has the fleet's mark in its environment, or a file of the fleet's folder open. Needs Linux.
 """

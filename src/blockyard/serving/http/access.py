@@ -212,7 +212,7 @@ class KeyGuard:
 
 
 def tenant_of(request: Request) -> str | None:
-    """Return the tenant whose request it is, which a `KeyGuard` has passed; None where nobody says."""
+    """Return the tenant whose request it is, which a `KeyGuard` has passed; None where nothing says it."""
     named: str | None = request.state.tenant
     return named
 

@@ -26,7 +26,7 @@ class Places:
         ]
 
     def refusal(self, num_completions: int, tenant: int) -> str | None:
-        """Say why a tenant cannot have so many places now; None if it can, or is -1 and some tenant may. O(tenants)."""
+        """Say why a tenant cannot have these places now; None if it can, or is -1 and some tenant may. O(tenants)."""
         if self.num_taken + num_completions > self.capacity:
             return "the server has as many requests as it can queue; try again later"
         if tenant < 0 or len(self._names) == 1:

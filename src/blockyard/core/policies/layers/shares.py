@@ -63,7 +63,7 @@ class TenantBook:
         #: Who takes the blocks that are taken now.
         self.acting: i64 = 0
         #: Tenants and how many blocks each takes next, for victims that are chosen before; those at `_first_ask` to
-        #: `_num_asks` are still to be chosen for. -1 asks: for whoever takes blocks now.
+        #: `_num_asks` are still to be chosen for. -1 asks: for the tenant that takes blocks now.
         self._ask_slot = zeros_i64(2 * max_num_seqs)
         self._ask_count = zeros_i64(2 * max_num_seqs)
         self._first_ask: i64 = 0
@@ -178,7 +178,7 @@ class TenantBook:
             self._first_ask += 1
 
     def requester(self) -> i64:
-        """Return who the next victim is for, -1 for nobody any more."""
+        """Return the tenant that the next victim is for, -1 for none any more."""
         if self._num_asks < 0:
             return self.acting
         return self._ask_slot[self._first_ask] if self._first_ask < self._num_asks else -1
@@ -265,8 +265,8 @@ class Shares(Layer):
 
     A tenant's *excess* is what it holds and what of its blocks lies idle, less its floor, divided by its weight; a
     group's likewise. The group with the greatest excess gives, and in it the member with the greatest, as long as both
-    are above 0. Else nobody is above a floor but the one for whom room is made, and a block of its own goes: no tenant
-    loses a block within its floor to another.
+    are above 0. Else no tenant is above its floor but the one for whom room is made, and a block of its own goes: no
+    tenant loses a block within its floor to another.
 
     The policy knows no tenants. What it names of others lies in a list of its tenant until that one gives, in the order
     in which it was named, or until it is hit; so each idle block is named once, which makes it O(1) amortised on top
@@ -348,7 +348,7 @@ class Shares(Layer):
     # Who gives.
 
     def has_more(self) -> bool:
-        """Return whether a block may be taken for whoever asks: no other's floor is broken for it."""
+        """Return whether a block may be taken for the tenant that asks: no other's floor is broken for it."""
         self._rank()
         while self.book.requester() >= 0:
             if self._chosen_tenant() >= 0:

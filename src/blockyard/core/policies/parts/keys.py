@@ -8,7 +8,7 @@ from ...arrays import grown_i32, grown_i64, zeros_i32, zeros_i64
 
 #: Rows at first; there are twice as many whenever all are taken.
 FEWEST_ROWS: Final = 64
-#: The number of a row that is free.
+#: The number of a row that is free, and of a key that is not remembered.
 NOT_THERE: Final[i64] = -1
 #: Contents whose keys fall together share a row of this many entries.
 WAYS: Final[i64] = 4
@@ -77,10 +77,10 @@ class Ghosts:
         return self._find(key) != 0
 
     def take(self, key: i64) -> i64:
-        """The number of a key, which is forgotten now; -1 if it was not remembered."""
+        """Forget a key, and return its number; `NOT_THERE` if it was not remembered."""
         row = self._find(key)
         if row == 0:
-            return -1
+            return NOT_THERE
         number = self._number[row]
         self._drop(row)
         return number
@@ -90,9 +90,9 @@ class Ghosts:
         return self._key[i64(self._after[0])]
 
     def number(self, key: i64) -> i64:
-        """The number of a key; -1 if it is not remembered."""
+        """Return the number of a key; `NOT_THERE` if it is not remembered."""
         row = self._find(key)
-        return self._number[row] if row != 0 else -1
+        return self._number[row] if row != 0 else NOT_THERE
 
     def clear(self) -> None:
         """Forget all."""
