@@ -11,8 +11,7 @@ import pytest
 from blockyard.errors import InvalidArgument
 from blockyard.fleet import Candidates, make_cost
 from blockyard.fleet.costs import COSTS
-from blockyard.fleet.costs.preble import Preble
-from blockyard.fleet.costs.ray_affinity import RayAffinity
+from blockyard.fleet.costs.by_trees import Preble, RayAffinity
 
 from ..support.seeds import draws, run_seed
 from .asks import LINK, ask, candidates, choose, router

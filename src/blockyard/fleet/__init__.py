@@ -3,7 +3,7 @@
 Read it in this order:
 
     asking       what a cost is asked: a request, and the candidates as arrays
-    costs        ways to choose, a file each; `robust` is ours
+    costs        ways to choose; `robust` is ours
     book         load in tokens, by request and replica; speeds
     prefixes     beginnings of prompts, and who was sent them
     router       a choice, booked; knows no sockets

@@ -1,4 +1,4 @@
-"""Costs by name, each as its owner defines it, a file each.
+"""Costs by name, each as its owner defines it.
 
 Read `robust` first: it is ours, and the default. `asking.Cost` says what a new one has to have.
 """
@@ -9,17 +9,10 @@ from collections.abc import Callable
 
 from ...errors import InvalidArgument
 from ..asking import Cost
-from .aibrix import AIBrix
-from .dynamo import Dynamo, LMetric
-from .llmd import LlmD
-from .power_of_two import PowerOfTwo
-from .preble import Preble
-from .production_stack import ProductionStack
-from .ray_affinity import RayAffinity
+from .blind import PowerOfTwo, RoundRobin, SessionHash
+from .by_hits import Dynamo, LlmD, LMetric, ProductionStack
+from .by_trees import AIBrix, Preble, RayAffinity, SGLang
 from .robust import Robust
-from .round_robin import RoundRobin
-from .session_hash import SessionHash
-from .sglang import SGLang
 
 COSTS: dict[str, Callable[..., Cost]] = {
     "robust": Robust,
