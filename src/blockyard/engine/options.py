@@ -38,7 +38,7 @@ class Preemption(StrEnum):
 
     @classmethod
     def parse(cls, value: object, num_cpu_blocks: int) -> Preemption:
-        """The way called `value`. Raises `InvalidArgument` for others, and for SWAP without a CPU pool."""
+        """Return the way called `value`. Raises `InvalidArgument` for others, and for SWAP without a CPU pool."""
         name = require_str("preemption", str(value) if isinstance(value, Preemption) else value)
         if name not in [way.value for way in cls]:
             raise InvalidArgument(f"preemption is {name!r}; it must be 'recompute' or 'swap'")
@@ -107,7 +107,7 @@ class EngineOptions:
         Preemption.parse(self.preemption, self.num_cpu_blocks or self.swap_space_bytes)
 
     def config(self, shape: KVShape, spec: KVCacheSpec) -> CacheConfig:
-        """The cache's, as far as it is known before its size is."""
+        """Return the cache's, as far as it is known before its size is."""
         num_cpu_blocks = swap_blocks(self.swap_space_bytes, self.num_cpu_blocks, spec)
         fields = {"max_model_len": shape.max_model_len, **self._cache_fields(num_cpu_blocks)}
         config = shape.cache_config(spec, self.num_blocks, **fields)
@@ -125,7 +125,7 @@ class EngineOptions:
             )
 
     def _cache_fields(self, num_cpu_blocks: int) -> dict[str, Any]:
-        """The fields of the config that no model has a say in."""
+        """Return the fields of the config that no model has a say in."""
         return {
             "max_num_seqs": self.max_num_seqs,
             "num_cpu_blocks": num_cpu_blocks,
@@ -151,7 +151,7 @@ def require_step_budget(max_num_batched_tokens: object, max_num_seqs: int) -> No
 
 
 def checked_options(cache_options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The options as a dict. Raises `InvalidArgument` for what is none of `CACHE_OPTIONS`."""
+    """Return the options as a dict. Raises `InvalidArgument` for what is none of `CACHE_OPTIONS`."""
     if cache_options is None:
         return {}
     if not isinstance(cache_options, Mapping):

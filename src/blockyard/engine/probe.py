@@ -119,7 +119,7 @@ def learn_shape(borrowed: BorrowedModel, max_model_len: int | None = None) -> KV
 
 
 def _small_copy(model_class: Any, config: Any) -> tuple[BorrowedModel, KVShape] | None:
-    """A small copy and its shape; None where the class cannot be made small."""
+    """Return a small copy and its shape; None where the class cannot be made small."""
     try:
         copy = BorrowedModel(small_model(model_class, small_config(config)))
         return copy, learn_shape(copy, SMALL_LENGTH)

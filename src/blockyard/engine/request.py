@@ -41,7 +41,7 @@ class Branch:
 
     @property
     def num_generated(self) -> int:
-        """Tokens chosen so far."""
+        """Count the tokens chosen so far."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
 
     def draft(self) -> list[int]:
@@ -69,7 +69,7 @@ class Branch:
         return NewToken(request_id, self.index, choice.token_id, piece, choice.logprob, self.finish_reason)
 
     def mark(self) -> BranchMark:
-        """What it has now, for `reset`. O(1)."""
+        """Return what it has now, for `reset`. O(1)."""
         return len(self.token_ids), len(self.logprobs or ()), self.finish_reason, self.text.mark()
 
     def reset(self, mark: BranchMark) -> None:
@@ -81,7 +81,7 @@ class Branch:
         self.text.reset(text)
 
     def completion(self) -> Completion:
-        """What came of it; ABORT if it is not finished."""
+        """Return what came of it; ABORT if it is not finished."""
         new = self.token_ids[len(self.request.prompt_token_ids) :]
         return Completion(self.index, self.text.text, new, self.finish_reason or FinishReason.ABORT, self.logprobs)
 
@@ -116,11 +116,11 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all completions have ended."""
+        """Return whether all completions have ended."""
         return all(branch.finish_reason is not None for branch in self.branches)
 
     def result(self) -> GenerationResult:
-        """What came of it so far."""
+        """Return what came of it so far."""
         return GenerationResult(
             request_id=self.request_id,
             completions=[branch.completion() for branch in self.branches],
@@ -145,7 +145,7 @@ def make_request(
     tokenizer: Any = None,
     make_drafter: Callable[[], Drafter | None] | None = None,
 ) -> Request:
-    """A request with its branches. make_drafter: called for each branch; None for no speculation."""
+    """Return a request with its branches. make_drafter: called for each branch; None for no speculation."""
     request = Request(request_id, prompt_token_ids, sampling, stop_token_ids, priority, extra_keys, session=session)
     for index in range(sampling.n):
         drafter = None if make_drafter is None else make_drafter()

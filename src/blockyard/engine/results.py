@@ -84,17 +84,17 @@ class GenerationResult:
 
     @property
     def text(self) -> str:
-        """The first completion's text."""
+        """Return the first completion's text."""
         return self.completions[0].text
 
     @property
     def token_ids(self) -> list[int]:
-        """The first completion's tokens."""
+        """Return the first completion's tokens."""
         return self.completions[0].token_ids
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why the first completion ended."""
+        """Return why the first completion ended."""
         return self.completions[0].finish_reason
 
 

@@ -61,7 +61,7 @@ class ForwardBatch:
 
 
 def _last_places(shape: StepShape, counts: IntArray) -> IntArray:
-    """The places of the last `counts` tokens of each sequence among all of the step."""
+    """Return the places of the last `counts` tokens of each sequence among all of the step."""
     first = shape.starts + shape.num_scheduled - np.cumsum(counts)
     places: IntArray = np.arange(counts.sum()) + np.repeat(first, counts)
     return places
@@ -72,7 +72,7 @@ class StepRunner(Protocol):
 
     @property
     def attention_backend(self) -> str:
-        """The name of the backend that was chosen."""
+        """Return the name of the backend that was chosen."""
 
     def run(self, batch: ForwardBatch, moves: MoveQueue) -> torch.Tensor:
         """Move blocks, then compute the batch; returns logits (kept, vocabulary), in the order of its rows."""
@@ -102,7 +102,7 @@ class ModelRunner:
 
     @property
     def attention_backend(self) -> str:
-        """The name of the backend that was chosen."""
+        """Return the name of the backend that was chosen."""
         return self._backend.name
 
     def run(self, batch: ForwardBatch, moves: MoveQueue) -> torch.Tensor:

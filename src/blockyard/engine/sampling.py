@@ -86,7 +86,7 @@ class SamplingParams:
 
     @property
     def adjusts_logits(self) -> bool:
-        """Whether a token is chosen from other logits than the model's, whatever `min_tokens` says."""
+        """Return whether a token is chosen from other logits than the model's, whatever `min_tokens` says."""
         penalties = self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
         return penalties or bool(self.logit_bias)
 

@@ -48,7 +48,7 @@ class KVShape:
 
     @property
     def kv_heads(self) -> range:
-        """The KV heads that are kept here."""
+        """Return the KV heads that are kept here."""
         return range(self.num_kv_heads) if self.shard is None else self.shard.kv_heads(self.num_kv_heads)
 
     @property
@@ -57,7 +57,7 @@ class KVShape:
         return 0 if self.index is None else self.index.size
 
     def spec(self, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
-        """Bytes and layer groups of a cache for it (`blockyard.sizing`)."""
+        """Return bytes and layer groups of a cache for it (`blockyard.sizing`)."""
         is_latent = LATENT in self.extras
         sizes = (self.head_size + self.value_size, 0) if is_latent else (self.head_size, self.value_size)
         layers = tuple(

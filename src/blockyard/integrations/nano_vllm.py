@@ -30,7 +30,7 @@ class Sequence(Protocol):
     num_scheduled_tokens: int
 
     def __len__(self) -> int:
-        """Tokens."""
+        """Count the tokens."""
 
     @property
     def num_blocks(self) -> int:

@@ -68,7 +68,7 @@ class HintOracle:
         return f"{words}; {100 * self.wrong:g} % wrong" if self.wrong else words
 
     def say(self, references: References) -> SaidHints:
-        """The hints of a trace that was read `with_sessions`. O(requests).
+        """Return the hints of a trace that was read `with_sessions`. O(requests).
 
         Raises `InvalidArgument` for one that was read without.
         """
@@ -97,7 +97,7 @@ class HintOracle:
 
 
 def parse_kinds(text: str) -> tuple[str, ...]:
-    """The kinds in a list like "over,wait", in order, each once. Raises `InvalidArgument` for any other word."""
+    """Return the kinds in a list like "over,wait", in order, each once. Raises `InvalidArgument` for any other word."""
     kinds = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     _require_kinds(kinds, text)
     return kinds

@@ -29,7 +29,7 @@ SCHEDULE = "best found"
 
 
 def parse_policies(text: str, argument: str = "policies") -> list[str]:
-    """The names in a list like "lru,arc,mine.py:Mine", in order, each once.
+    """Return the names in a list like "lru,arc,mine.py:Mine", in order, each once.
 
     A class in a file is found by its path and made from the number of blocks, as `CacheConfig(eviction_policy=...)`.
     Raises `InvalidArgument` for an unknown one; argument: what the error calls the list.
@@ -42,7 +42,7 @@ def parse_policies(text: str, argument: str = "policies") -> list[str]:
 
 
 def policy_of(name: PolicyName, argument: str = "policies") -> object:
-    """What `CacheConfig(eviction_policy=...)` takes for this name. argument: what errors call it."""
+    """Return what `CacheConfig(eviction_policy=...)` takes for this name. argument: what errors call it."""
     if not isinstance(name, str):
         if not callable(name):
             raise InvalidArgument(f"{argument} has {name!r}; it must be a name, or make an EvictionPolicy")
@@ -69,12 +69,12 @@ def _inside(name: str, whole: str, argument: str) -> object:
 
 
 def label_of(name: PolicyName) -> str:
-    """What a policy is called in results."""
+    """Return what a policy is called in results."""
     return name if isinstance(name, str) else str(getattr(name, "__name__", repr(name)))
 
 
 def place_of(error: BaseException) -> str:
-    """Where in a policy's own file an error arose: " (mine.py:17)", or "" where no such line is known."""
+    """Return where in a policy's own file an error arose: " (mine.py:17)", or "" where no such line is known."""
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
     return f" ({Path(lines[-1].filename).name}:{lines[-1].lineno})" if lines else ""
 
@@ -85,7 +85,7 @@ def _is_ours(file: str) -> bool:
 
 
 def policy_for(name: PolicyName, num_blocks: int) -> EvictionPolicy:
-    """A policy over ids 1 to num_blocks - 1. Raises `InvalidArgument` and `PolicyError` as `make_policy`."""
+    """Return a policy over ids 1 to num_blocks - 1. Raises `InvalidArgument` and `PolicyError` as `make_policy`."""
     return make_policy(policy_of(name), num_blocks)
 
 
@@ -111,7 +111,7 @@ def _member_of(path: Path, member: str, argument: str) -> object:
 
 
 def _loaded(path: Path, argument: str) -> ModuleType:
-    """The file as a module, which dataclasses and others look for in sys.modules while it is being made."""
+    """Return the file as a module, which dataclasses and others look for in sys.modules while it is being made."""
     spec = importlib.util.spec_from_file_location(f"_blockyard_policy_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise InvalidArgument(f"{argument} names {path}; it must be a Python file")
@@ -135,7 +135,7 @@ _MOST_DIGITS = 40
 
 
 def parse_sizes(text: str, working_set: int) -> list[int]:
-    """Blocks of each pool in a list like "1000,10k,1.5M,25%", ascending, without repetitions.
+    """Return blocks of each pool in a list like "1000,10k,1.5M,25%", ascending, without repetitions.
 
     working_set: what a percentage is of; a share of less than a block is one block. Raises `InvalidArgument` for
     anything else, naming it.
@@ -162,6 +162,6 @@ def _parse_size(text: str, working_set: int) -> int:
 
 
 def spread_sizes(count: int, largest: int, smallest: int = 1) -> list[int]:
-    """At most `count` sizes from `smallest` to `largest`, each about as many times the one before. Ascending."""
+    """Return at most `count` sizes from `smallest` to `largest`, each about as many times the one before. Ascending."""
     require_int("count", count, 2, MAX_SIZES)
     return sorted({round(size) for size in np.geomspace(smallest, max(largest, smallest), count)})

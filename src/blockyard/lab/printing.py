@@ -14,7 +14,7 @@ def shortened(text: str, limit: int) -> str:
 
 
 def cut_off(text: str, limit: int) -> str:
-    """The beginning of `text`. At most `limit` characters."""
+    """Return the beginning of `text`. At most `limit` characters."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
@@ -24,7 +24,7 @@ def sentence(text: str) -> str:
 
 
 def percent(rate: float) -> str:
-    """A share as "35.0 %"."""
+    """Return a share as "35.0 %"."""
     return f"{100 * rate:.1f} %"
 
 
@@ -34,7 +34,7 @@ def counted(number: int, word: str) -> str:
 
 
 def compact(number: float) -> str:
-    """A number at an axis: 0.01, 200, 50k, 1M, 2G."""
+    """Return a number at an axis: 0.01, 200, 50k, 1M, 2G."""
     for unit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= unit * 0.9999:
             return f"{number / unit:,.12g}{letter}"
@@ -42,7 +42,7 @@ def compact(number: float) -> str:
 
 
 def points(difference: float) -> str:
-    """A difference of percentages at an axis: +2.5, 0, -1 with a minus sign."""
+    """Return a difference of percentages at an axis: +2.5, 0, -1 with a minus sign."""
     return f"{difference:+.4g}".replace("-", "\N{MINUS SIGN}") if abs(difference) > 1e-9 else "0"
 
 

@@ -44,7 +44,7 @@ class SessionTeller:
         self._by_end: dict[int, int] = {}
 
     def number(self, name: str, block_ids: NDArray[np.int64], num_full_blocks: int) -> int:
-        """The session of the next request: from 0, in the order in which they began.
+        """Return the session of the next request: from 0, in the order in which they began.
 
         name: as the trace has it, "" for none. block_ids: (n,) of its prompt. num_full_blocks: how many of these are
         full.
@@ -109,7 +109,7 @@ class References:
 
     @property
     def num_requests(self) -> int:
-        """Requests of the whole trace."""
+        """Count the requests of the whole trace."""
         return self.survey.num_requests
 
     @property
@@ -119,7 +119,7 @@ class References:
 
     @property
     def rate(self) -> float:
-        """The share of contents that is in the sample."""
+        """Return the share of contents that is in the sample."""
         return 0.5**self.halvings
 
     @property
@@ -129,11 +129,11 @@ class References:
 
     @property
     def longest_sampled(self) -> int:
-        """The most sampled blocks of one request."""
+        """Return the most sampled blocks of one request."""
         return int(np.diff(self.starts).max(initial=0))
 
     def select(self, group: int) -> References:
-        """One of the four samples, a quarter of this one, without sessions."""
+        """Return one of the four samples, a quarter of this one, without sessions."""
         kept = self.group[self.ids] == group
         lengths = np.diff(_starts_of(kept, self.starts))
         starts = _starts_from(lengths[lengths > 0])
@@ -234,7 +234,7 @@ class _Sample:
             self._append(*self._filtered(ids, _starts_from(lengths)), turns)
 
     def finish(self, survey: TraceSurvey, tokens_a_block: int) -> References:
-        """The references kept, with contents numbered from 0. Raises `TraceError` where none is left."""
+        """Return the references kept, with contents numbered from 0. Raises `TraceError` where none is left."""
         ids = np.concatenate(self.ids) if self.ids else np.empty(0, np.int64)
         if len(ids) == 0:
             raise TraceError(f"none of {self.num_references} blocks is in a sample of one in {2**self.halvings}")
@@ -293,7 +293,7 @@ def _named_blocks(trace: Trace, request: TraceRequest, block_size: int) -> NDArr
 
 
 def blocks_of(request: TraceRequest, block_size: int) -> NDArray[np.int64] | None:
-    """The ids of a prompt's blocks; made from its tokens, `block_size` to a block, where the trace has those.
+    """Return the ids of a prompt's blocks; made from its tokens, `block_size` to a block, where the trace has those.
 
     None where it has neither.
     """
@@ -317,7 +317,7 @@ def name_blocks(token_ids: NDArray[np.int32], block_size: int) -> NDArray[np.int
 
 
 def _mixed(ids: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """A well-mixed 64-bit hash of each id (the finalizer of SplitMix64: Steele, Lea and Flood, OOPSLA 2014)."""
+    """Return a well-mixed 64-bit hash of each id (the finalizer of SplitMix64: Steele, Lea and Flood, OOPSLA 2014)."""
     mixed = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -325,10 +325,10 @@ def _mixed(ids: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 def _starts_of(kept: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each request starts once only the kept references are left."""
+    """Return where each request starts once only the kept references are left."""
     return _starts_from(kept)[starts]
 
 
 def _starts_from(lengths: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Where each of the runs of these lengths starts, and where the last ends."""
+    """Return where each of the runs of these lengths starts, and where the last ends."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

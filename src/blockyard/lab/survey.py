@@ -31,16 +31,16 @@ class TraceSurvey:
 
     @property
     def mean_sequence(self) -> float:
-        """Tokens of a sequence, on average."""
+        """Return tokens of a sequence, on average."""
         return (self.num_prompt_tokens + self.num_generated_tokens) / self.num_requests
 
     @property
     def mean_output(self) -> float:
-        """Tokens generated for a request, on average."""
+        """Return tokens generated for a request, on average."""
         return self.num_generated_tokens / self.num_requests
 
     def mean_running(self, seconds_per_token: float) -> float | None:
-        """Requests at work at once, on average, where each token of an output takes `seconds_per_token`.
+        """Return requests at work at once, on average, where each token of an output takes `seconds_per_token`.
 
         Arrivals a second times seconds a request (Little, Operations Research 9, 1961). None where all arrive at once.
         """
@@ -84,7 +84,7 @@ class Surveyor:
         self._has_contents = self._has_contents and (request.hash_ids is not None or request.token_ids is not None)
 
     def result(self) -> TraceSurvey:
-        """The totals. O(lengths). Raises `TraceError` if there was no request."""
+        """Return the totals. O(lengths). Raises `TraceError` if there was no request."""
         if not self._lengths:
             raise TraceError(f"{self._name} has no requests")
         return TraceSurvey(

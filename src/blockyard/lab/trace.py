@@ -43,7 +43,7 @@ class Skips:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Return all of them."""
         return sum(count for count, _ in self.causes.values())
 
 

@@ -20,7 +20,7 @@ States = NDArray[np.uint8]
 
 
 def block_states(snapshot: Snapshot) -> States:
-    """The state of each block of the pool, uint8, in order of ids from block 1. O(num_blocks).
+    """Return the state of each block of the pool, uint8, in order of ids from block 1. O(num_blocks).
 
     See `BlockState`. LOADING: held, and filled from the CPU pool in this step.
     """
@@ -32,14 +32,14 @@ def block_states(snapshot: Snapshot) -> States:
 
 
 def pool_states(pool: PoolCopy) -> States:
-    """The same of a pool that nothing is loaded into; a block that only a step in flight keeps is private."""
+    """Return the same of a pool that nothing is loaded into; a block that only a step in flight keeps is private."""
     states = pool.states[1:].copy()
     states[states == BlockState.FENCED] = BlockState.PRIVATE
     return states
 
 
 def counts_of(states: States) -> list[int]:
-    """How many blocks are in each state, in the order of `NAMES`. O(num_blocks)."""
+    """Return how many blocks are in each state, in the order of `NAMES`. O(num_blocks)."""
     counts: list[int] = np.bincount(states, minlength=len(NAMES)).tolist()
     return counts
 
@@ -81,7 +81,7 @@ class Cells:
 
 
 def cells_of(states: States, ref_counts: NDArray[np.int32]) -> Cells:
-    """The cells of a pool. ref_counts: without that of the null block. O(num_blocks)."""
+    """Return the cells of a pool. ref_counts: without that of the null block. O(num_blocks)."""
     num_blocks = _end(states)
     states, counts = states[:num_blocks], ref_counts[:num_blocks]
     scale = 1 if num_blocks <= MAX_SINGLE_CELLS else -(-num_blocks // MAX_SHARED_CELLS)
@@ -90,7 +90,7 @@ def cells_of(states: States, ref_counts: NDArray[np.int32]) -> Cells:
 
 
 def _end(states: States) -> int:
-    """The number of blocks up to the last that is there."""
+    """Return the number of blocks up to the last that is there."""
     if len(states) and states[-1] != BlockState.GONE:
         return len(states)
     there = np.flatnonzero(states != BlockState.GONE)

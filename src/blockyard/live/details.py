@@ -35,7 +35,7 @@ class SeenBlock:
 
 
 def see_config(cache: KVCacheManager, around: Surroundings) -> dict[str, Any]:  # noqa: ARG001
-    """What does not change, in the cache's thread. O(groups)."""
+    """Return what does not change, in the cache's thread. O(groups)."""
     config = cache.config
     return {
         "block_size": cache.block_size,
@@ -55,7 +55,7 @@ def see_block(block_id: int, cache: KVCacheManager, around: Surroundings) -> See
 
 
 async def block_answer(seen: SeenBlock, texts: Texts | None, shows_text: bool) -> dict[str, Any]:
-    """A block for the page. texts: None where there is no tokenizer. shows_text: whether prompts may be seen."""
+    """Return a block for the page. texts: None where there is no tokenizer. shows_text: whether prompts may be seen."""
     block = seen.block
     answer: dict[str, Any] = {
         "id": block.block_id,

@@ -52,7 +52,7 @@ class RowView:
         }
 
     def since(self, before: RowView | None) -> dict[str, Any] | None:
-        """What a reader that knows `before` has to be told; None for nothing. O(path)."""
+        """Return what a reader that knows `before` has to be told; None for nothing. O(path)."""
         if before == self:
             return None
         if before is None or self.path[: len(before.path)] != before.path or before.name != self.name:
@@ -64,7 +64,7 @@ class RowView:
 
 
 def row_views(snapshot: Snapshot, scale: int) -> dict[int, RowView]:
-    """The first `MAX_ROWS` sequences by handle. scale: blocks a cell. O(their blocks)."""
+    """Return the first `MAX_ROWS` sequences by handle. scale: blocks a cell. O(their blocks)."""
     return {row.handle: _view(row, snapshot, scale) for row in snapshot.rows[:MAX_ROWS]}
 
 
@@ -115,13 +115,13 @@ class Frame:
         return cls(number, snapshot.taken_at, step, states, cells, cpu_cells, rows, num_rows, totals, is_after_gap)
 
     def is_like(self, other: Frame | None) -> bool:
-        """Whether a reader of the other sees nothing new in it. O(cells + rows)."""
+        """Return whether a reader of the other sees nothing new in it. O(cells + rows)."""
         if other is None or (self.cells, self.cpu_cells) != (other.cells, other.cpu_cells):
             return False
         return (self.rows, self.totals, self.step) == (other.rows, other.totals, other.step)
 
     def whole(self) -> bytes:
-        """The event for a reader that has nothing. O(cells + paths)."""
+        """Return the event for a reader that has nothing. O(cells + paths)."""
         told = self._head() | {
             "map": _map(self.cells),
             "cpu": None if self.cpu_cells is None else _map(self.cpu_cells),
@@ -130,7 +130,7 @@ class Frame:
         return event("frame", told)
 
     def since(self, before: Frame) -> bytes:
-        """The event for a reader that has `before`; whole where the map's size has changed. O(cells + paths)."""
+        """Return the event for a reader that has `before`; whole where the map's size has changed. O(cells + paths)."""
         if not (_is_comparable(self.cells, before.cells) and _is_comparable(self.cpu_cells, before.cpu_cells)):
             return self.whole()
         told = self._head() | {
@@ -146,7 +146,7 @@ class Frame:
         return {"n": self.number, **self.point(), "num_rows": self.num_rows}
 
     def point(self) -> dict[str, Any]:
-        """What a chart keeps of it."""
+        """Return what a chart keeps of it."""
         return {"at": round(self.at, 3), "step": self.step, "totals": self.totals, "gap": self.is_after_gap}
 
 
@@ -192,7 +192,7 @@ def tenant_lines(uses: Sequence[TenantUse]) -> list[tuple[str, int, int, int, in
 
 
 def event(name: str, content: object) -> bytes:
-    """One server-sent event. ASCII, so that no line break of a text can end it."""
+    """Return one server-sent event. ASCII, so that no line break of a text can end it."""
     return f"event: {name}\ndata: {json.dumps(content, separators=(',', ':'))}\n\n".encode("ascii")
 
 

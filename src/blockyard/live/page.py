@@ -177,7 +177,7 @@ class LivePage:
         return answer | {"hits": await self._hits(seen) if self._shows_text else None}
 
     async def _hits(self, seen: SeenBlock) -> dict[str, Any] | None:
-        """Which of the latest prompts hit a block; None where its tokens do not say what it holds."""
+        """Return which of the latest prompts hit a block; None where its tokens do not say what it holds."""
         if not (seen.is_plain and seen.block.is_cached):
             return None
         prompts, tokens = self.prompts.latest(), seen.block.token_ids

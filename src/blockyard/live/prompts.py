@@ -47,7 +47,7 @@ class PromptLog:
             self.num_noted += 1
 
     def latest(self) -> list[AskedPrompt]:
-        """A copy of what is remembered, the oldest first. O(256)."""
+        """Return a copy of what is remembered, the oldest first. O(256)."""
         with self._lock:
             return list(self._prompts)
 
@@ -93,7 +93,7 @@ def see_hits(
     cache: KVCacheManager,
     around: object,  # noqa: ARG001
 ) -> list[Beginning]:
-    """Those of the beginnings that this block caches now, one at most. Only in the cache's thread. O(tokens)."""
+    """Return those of the beginnings that this block caches now, one at most. Only in the cache's thread. O(tokens)."""
     return [
         each
         for each in beginnings

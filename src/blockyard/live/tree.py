@@ -43,16 +43,16 @@ class Forest:
     is_marked: NDArray[np.bool_]
 
     def children(self, branch: int) -> Ints:
-        """The branches right behind one, or behind none (-1). O(branches)."""
+        """Return the branches right behind one, or behind none (-1). O(branches)."""
         return np.flatnonzero(self.parent == branch)
 
     def members(self, branch: int) -> Ints:
-        """The places of a branch's contents, in order. O(contents)."""
+        """Return the places of a branch's contents, in order. O(contents)."""
         return np.flatnonzero(self.branch == branch)
 
 
 def forest_of(pairs: Ints, keys: Mapping[int, tuple[object, ...]]) -> Forest:
-    """The forest of what blocks cache. O(n log n) for n blocks, in numpy.
+    """Return the forest of what blocks cache. O(n log n) for n blocks, in numpy.
 
     pairs: int64 (blocks, 2), what each block caches, 0 for nothing, and what is before that. keys: of roots, by id; one
     that stands in the middle of a prompt has (what is before it, ...). A content whose parent has gone begins anew.
@@ -76,7 +76,7 @@ def forest_of(pairs: Ints, keys: Mapping[int, tuple[object, ...]]) -> Forest:
 
 
 def _past_roots(before: Ints, inner: Mapping[int, int]) -> Ints:
-    """The same, with what stands before a root in the middle of a prompt in its place."""
+    """Return the same, with what stands before a root in the middle of a prompt in its place."""
     if not inner:
         return before
     seen, inverse = np.unique(before, return_inverse=True)
@@ -87,7 +87,7 @@ def _past_roots(before: Ints, inner: Mapping[int, int]) -> Ints:
 
 
 def _places(contents: Ints, names: Ints) -> Ints:
-    """Where names stand among sorted contents, -1 for those that do not."""
+    """Return where names stand among sorted contents, -1 for those that do not."""
     if len(contents) == 0:
         return np.zeros(0, np.int64)
     places = np.minimum(np.searchsorted(contents, names), len(contents) - 1)
@@ -95,7 +95,7 @@ def _places(contents: Ints, names: Ints) -> Ints:
 
 
 def _last_of(above: Ints) -> Ints:
-    """The end of each one's way up. O(n log longest way), by steps that double."""
+    """Return the end of each one's way up. O(n log longest way), by steps that double."""
     ends = np.where(above < 0, np.arange(len(above)), above)
     while True:
         further = ends[ends]
@@ -119,7 +119,7 @@ def _sums(above: Ints, size: Ints) -> tuple[Ints, Ints]:
 
 
 def heaviest(forest: Forest, most: int) -> list[int]:
-    """The branches with most behind them, each after the one before it, at most `most`. O(branches * most)."""
+    """Return the branches with most behind them, each after the one before it, at most `most`. O(branches * most)."""
     found: list[int] = []
     waiting: list[tuple[int, int]] = []
     _offer(waiting, forest, NONE, most)
@@ -191,12 +191,12 @@ class Tree:
     num_rest_branches: int
 
     def branches(self) -> list[TreeBranch]:
-        """All that are shown, each before those below it."""
+        """Return all that are shown, each before those below it."""
         return branches_of(self.top)
 
 
 def branches_of(tree: Iterable[TreeBranch]) -> list[TreeBranch]:
-    """All branches, each before those below it."""
+    """Return all branches, each before those below it."""
     found: list[TreeBranch] = []
     for branch in tree:
         found += [branch, *branches_of(branch.below)]
@@ -207,13 +207,13 @@ def branches_of(tree: Iterable[TreeBranch]) -> list[TreeBranch]:
 
 
 def see_identities(first: int, cache: KVCacheManager, around: Surroundings) -> tuple[NDArray[np.int64], int]:  # noqa: ARG001
-    """What `SLICE_BLOCKS` blocks from one on cache, and the number of blocks. A memory copy."""
+    """Return what `SLICE_BLOCKS` blocks from one on cache, and the number of blocks. A memory copy."""
     contents = cache.contents
     return contents.identities(first, first + SLICE_BLOCKS), contents.num_blocks
 
 
 def see_keys(cache: KVCacheManager, around: Surroundings) -> dict[int, Keys]:  # noqa: ARG001
-    """The keys of the roots that were used last."""
+    """Return the keys of the roots that were used last."""
     return cache.contents.keys(MAX_ROOTS)
 
 
@@ -223,7 +223,7 @@ def see_tokens(
     cache: KVCacheManager,
     around: Surroundings,  # noqa: ARG001
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """The tokens of blocks, and which of them still cache these contents. O(tokens)."""
+    """Return the tokens of blocks, and which of them still cache these contents. O(tokens)."""
     ids = blocks.astype(np.int32)
     there = ids < cache.contents.num_blocks
     ids = np.where(there, ids, 0).astype(np.int32)
@@ -231,7 +231,7 @@ def see_tokens(
 
 
 def see_branch(branch: TreeBranch, cache: KVCacheManager, around: Surroundings) -> list[int]:  # noqa: ARG001
-    """The blocks that still cache a branch, in order, as far as blocks are known by their tokens. O(blocks)."""
+    """Return the blocks that still cache a branch, in order, as far as blocks are known by their tokens. O(blocks)."""
     if cache.config.is_mapped:
         return []
     blocks, contents = branch.blocks[:MAX_LIT], branch.contents[:MAX_LIT]
@@ -245,7 +245,7 @@ def see_branch(branch: TreeBranch, cache: KVCacheManager, around: Surroundings) 
 
 
 def cached_tree(pairs: NDArray[np.int64], keys: Mapping[int, Keys]) -> Tree:
-    """The heaviest branches of what blocks cache. pairs, keys: as for `forest_of`."""
+    """Return the heaviest branches of what blocks cache. pairs, keys: as for `forest_of`."""
     forest = forest_of(pairs, keys)
     shown = heaviest(forest, MAX_BRANCHES)
     tenants = _tenants([int(forest.root[branch]) for branch in shown], keys)
@@ -267,7 +267,7 @@ def _weight(branch: TreeBranch) -> int:
 
 
 def _tenants(roots: list[int], keys: Mapping[int, Keys]) -> dict[int, int]:
-    """A number for each root: 0 for that without keys, the others in the order of their weight."""
+    """Return a number for each root: 0 for that without keys, the others in the order of their weight."""
     others = [root for root in dict.fromkeys(roots) if keys.get(root) != ()]
     return dict.fromkeys(roots, 0) | {root: number for number, root in enumerate(others, 1)}
 
@@ -344,7 +344,7 @@ def _common_blocks(branch: TreeBranch, text: NDArray[np.int32], size: int) -> in
 
 
 def told(tree: Tree, labels: list[str], num_prompts: int) -> dict[str, Any]:
-    """The tree for the page. labels: of its branches, in their order."""
+    """Return the tree for the page. labels: of its branches, in their order."""
     branches = [_told(number, branch, labels[number]) for number, branch in enumerate(tree.branches())]
     rest = {"cached": tree.num_cached, "rest": tree.num_rest, "rest_branches": tree.num_rest_branches}
     return {"branches": branches, "num_prompts": num_prompts, **rest}

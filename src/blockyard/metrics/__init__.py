@@ -48,10 +48,10 @@ _DATA = Path(__file__).parent / "data"
 
 
 def dashboard_path() -> Path:
-    """Where the Grafana dashboard is, to import: of the cache, and of the requests of a server. O(1)."""
+    """Return where the Grafana dashboard is, to import: of the cache, and of the requests of a server. O(1)."""
     return _DATA / "dashboard.json"
 
 
 def alert_rules_path() -> Path:
-    """Where the alert rules are, for `rule_files` in the config of Prometheus. O(1)."""
+    """Return where the alert rules are, for `rule_files` in the config of Prometheus. O(1)."""
     return _DATA / "alerts.yml"

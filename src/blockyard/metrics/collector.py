@@ -74,21 +74,21 @@ class CacheCollector(Collector):
             )
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics, those of one cache from one moment. What a cache does not know is left out."""
+        """Return all metrics, those of one cache from one moment. What a cache does not know is left out."""
         readings = [(self._labels(engine), read()) for engine, read in self._sources.items()]
         made = [family.metric(readings) for family in FAMILIES]
         made += [durations.metric(readings) for durations in RESIDENCY]
         return [metric for metric in [*made, self._config_info(readings)] if metric.samples]
 
     def describe(self) -> Iterable[Metric]:
-        """What a registry compares with the names that it has already."""
+        """Return what a registry compares with the names that it has already."""
         return self.collect()
 
     def _labels(self, engine: str) -> Labels:
         return (("engine", engine), ("model_name", self._model_name))
 
     def _config_info(self, readings: list[tuple[Labels, CacheReading]]) -> Metric:
-        """The config as labels, with the names of vLLM's, and the value 1."""
+        """Return the config as labels, with the names of vLLM's, and the value 1."""
         rows = [{**dict(labels), **config_labels(reading), **self._info} for labels, reading in readings]
         names = list(dict.fromkeys(name for row in rows for name in row))
         metric = GaugeMetricFamily("vllm:cache_config_info", "The cache's config.", labels=names)
@@ -98,7 +98,7 @@ class CacheCollector(Collector):
 
 
 def config_labels(reading: CacheReading) -> dict[str, str]:
-    """What dashboards show of a config; the number of blocks is the one it was made with. O(1)."""
+    """Return what dashboards show of a config; the number of blocks is the one it was made with. O(1)."""
     config, pool = reading.config, reading.pool
     if config is None:
         return {
@@ -157,7 +157,7 @@ class KVEventCollector(Collector):
         }
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics, from one moment."""
+        """Return all metrics, from one moment."""
         seen = self._read()
         names, values = list(self._labels), list(self._labels.values())
         made: list[Metric] = []

@@ -36,7 +36,7 @@ class Family:
     is_counter: bool = False
 
     def metric(self, readings: list[tuple[Labels, CacheReading]]) -> Metric:
-        """The family with the samples of all caches. O(samples)."""
+        """Return the family with the samples of all caches. O(samples)."""
         kind = CounterMetricFamily if self.is_counter else GaugeMetricFamily
         metric = kind(self.name, self.text, labels=label_names(readings, self.label))
         for labels, reading in readings:
@@ -54,7 +54,7 @@ class Durations:
     part: Callable[[Residency], Histogram]
 
     def metric(self, readings: list[tuple[Labels, CacheReading]]) -> Metric:
-        """The histogram of all caches that follow their blocks. O(buckets)."""
+        """Return the histogram of all caches that follow their blocks. O(buckets)."""
         metric = HistogramMetricFamily(self.name, self.text, labels=label_names(readings))
         for labels, reading in readings:
             if reading.residency is not None:
@@ -66,7 +66,7 @@ class Durations:
 
 
 def label_names(readings: list[tuple[Labels, CacheReading]], own: str = "") -> list[str]:
-    """The names of the labels of a family: those of the caches, and its own."""
+    """Return the names of the labels of a family: those of the caches, and its own."""
     return [*(name for name, _ in (readings[0][0] if readings else ())), *([own] if own else [])]
 
 

@@ -24,7 +24,7 @@ Tokens = tuple[int, int]
 
 
 def tenant_of(extra_keys: Iterable[ExtraKey]) -> str:
-    """A name for those who share blocks: of the adapter and the salt; "none" without them. O(keys).
+    """Return a name for those who share blocks: of the adapter and the salt; "none" without them. O(keys).
 
     A salt is a secret, so its name is a BLAKE2b digest of it, of 6 bytes. A reader who has the salt, or
     guesses it, can tell which it is.

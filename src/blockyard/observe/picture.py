@@ -13,7 +13,7 @@ from ..errors import InvalidArgument
 
 
 def pool_of(cache: KVCacheManager | LeasePool) -> LeasePool:
-    """The pool of a manager, or the one that was given. Raises `InvalidArgument` for anything else."""
+    """Return the pool of a manager, or the one that was given. Raises `InvalidArgument` for anything else."""
     if not isinstance(cache, (KVCacheManager, LeasePool)):
         raise InvalidArgument(f"cache is {shown(cache)}; it must be a KVCacheManager or a pool")
     return cache if isinstance(cache, LeasePool) else cache.pool
@@ -65,7 +65,7 @@ class PoolSnapshot:
 
     @property
     def num_held(self) -> int:
-        """Blocks in use."""
+        """Count the blocks in use."""
         return sum(self.states.count(state) for state in _HELD)
 
 
@@ -104,7 +104,7 @@ def draw_pool(pool: KVCacheManager | LeasePool | PoolSnapshot, width: int = 64) 
 
 
 def _states(pool: LeasePool) -> str:
-    """A character for each block from block 1; for one that a pool which shrank has given up, a blank."""
+    """Return a character for each block from block 1; for one that a pool which shrank has given up, a blank."""
     return "".join([_CHARACTERS[BlockState(state)] for state in pool.states()[1:].tolist()]).rstrip(GONE)
 
 
@@ -124,7 +124,7 @@ def _tokens_held(cache: KVCacheManager, group: int) -> GroupTokens:
 
 
 def _draw(states: str, width: int, most_holders: int) -> list[str]:
-    """The picture of one pool and its legend."""
+    """Return the picture of one pool and its legend."""
     scale = max(1, -(-len(states) // (width * _MAX_LINES)))
     cells = "".join(_most_common(states[start : start + scale]) for start in range(0, len(states), scale))
     lines = [cells[start : start + width] for start in range(0, len(cells), width)]

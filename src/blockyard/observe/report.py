@@ -77,7 +77,7 @@ def describe_leaks(cache: KVCacheManager | LeasePool, limit: int = 20) -> str:
 
 
 def describe_blocks(cache: KVCacheManager | LeasePool, block_ids: Iterable[int] | None = None) -> str:
-    """A line for each block: its state, the tokens it holds as far as they are known, and its holders.
+    """Return a line for each block: its state, the tokens it holds as far as they are known, and its holders.
 
     block_ids: which ones; None for all that are in use or cached. O(blocks named * held blocks).
 
@@ -151,6 +151,6 @@ def _holding_line(holding: Holding) -> str:
 
 
 def _ids(blocks: Sequence[int]) -> str:
-    """The first ids, and how many there are where not all are named."""
+    """Return the first ids, and how many there are where not all are named."""
     named = ", ".join(str(block) for block in blocks[:_MAX_IDS])
     return named if len(blocks) <= _MAX_IDS else f"{named}, ... ({len(blocks):,} in all)"

@@ -61,7 +61,7 @@ class CacheGroup:
     # Admission.
 
     def costs(self, token_ids: object, extra_keys: object = ()) -> list[float]:
-        """What a prompt would cost on each rank, in blocks. O(tokens * ranks). Changes nothing."""
+        """Return what a prompt would cost on each rank, in blocks. O(tokens * ranks). Changes nothing."""
         return [self._cost(cache, token_ids, extra_keys) for cache in self.caches]
 
     def _cost(self, cache: KVCacheManager, token_ids: object, extra_keys: object) -> float:
@@ -118,7 +118,7 @@ class CacheGroup:
         return answer
 
     def _by_cost(self, token_ids: object, extra_keys: object) -> list[int]:
-        """The ranks, the cheapest first."""
+        """Return the ranks, the cheapest first."""
         count, caches = len(self.caches), self.caches
         costs = self.costs(_sized(token_ids), extra_keys)
         in_turn = [(self._next_rank + number) % count for number in range(count)]
@@ -127,7 +127,7 @@ class CacheGroup:
     # Sequences.
 
     def rank_of(self, seq: int) -> int:
-        """The rank of a running sequence; handles are never equal on two. O(ranks). Raises `UnknownSequence`."""
+        """Return the rank of a running sequence; handles are never equal on two. O(ranks). Raises `UnknownSequence`."""
         for rank, cache in enumerate(self.caches):
             try:
                 cache.num_tokens(require_int("seq", seq, 0, 2**63 - 1))
@@ -154,12 +154,12 @@ class CacheGroup:
 
     @property
     def num_free_blocks(self) -> int:
-        """Free blocks of all caches."""
+        """Return free blocks of all caches."""
         return sum(cache.num_free_blocks for cache in self.caches)
 
     @property
     def num_used_blocks(self) -> int:
-        """Blocks held in all caches."""
+        """Count the blocks held in all caches."""
         return sum(cache.num_used_blocks for cache in self.caches)
 
     @property
@@ -168,7 +168,7 @@ class CacheGroup:
         return sum(cache.num_seqs for cache in self.caches)
 
     def stats(self) -> CacheStats:
-        """The counters of all caches, added up; `peak_used_blocks` is the sum of peaks, each at its own time.
+        """Return the counters of all caches, added up; `peak_used_blocks` is the sum of peaks, each at its own time.
 
         Tenants of one name are added up too, floors and limits included; a weight stays what the first cache has.
         """

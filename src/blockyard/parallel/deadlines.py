@@ -48,7 +48,7 @@ class Deadlines:
         self._ends.pop(key, None)
 
     def keys(self) -> set[int]:
-        """All that live."""
+        """Return all that live."""
         return set(self._ends)
 
 

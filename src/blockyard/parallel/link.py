@@ -98,7 +98,7 @@ class _Link:
             raise HandoffError(f"the other side has gone: {type(error).__name__}") from error
 
     def _receive(self, timeout: float) -> Message | None:
-        """The next message, if one comes in time. One that was damaged breaks the link."""
+        """Return the next message, if one comes in time. One that was damaged breaks the link."""
         try:
             if self.has_ended or not self._connection.poll(timeout):
                 return None
@@ -114,7 +114,7 @@ class _Link:
         return None
 
     def _wait_for(self, *kinds: str) -> Message:
-        """The next message of these kinds, within the timeout; others are kept for later, a bounded number."""
+        """Return the next message of these kinds, within the timeout; others are kept for later, a bounded number."""
         deadline = time.monotonic() + self._timeout
         while len(self._arrived) < MOST_ARRIVED:
             message = self._receive(max(0.0, deadline - time.monotonic()))
@@ -245,7 +245,7 @@ class ReceiverLink(_Link):
         receiver.connect(self.peer)
 
     def offers(self, timeout: float = 0.0) -> list[Offer]:
-        """The offers that have come since the last call. timeout: seconds to wait for the first.
+        """Return the offers that have come since the last call. timeout: seconds to wait for the first.
 
         Raises `HandoffError` if the sender has gone: its transfers are aborted then; `InvalidArgument` for a message
         that is no offer, and the next call returns the others.

@@ -107,17 +107,17 @@ class MultiBlockPool:
 
     @property
     def num_usable_blocks(self) -> int:
-        """All blocks of all pools but their null blocks."""
+        """Return all blocks of all pools but their null blocks."""
         return sum(pool.num_usable_blocks for pool in self.pools)
 
     @property
     def num_free_blocks(self) -> int:
-        """Free blocks of all pools."""
+        """Return free blocks of all pools."""
         return sum(pool.num_free_blocks for pool in self.pools)
 
     @property
     def num_used_blocks(self) -> int:
-        """Blocks held in all pools, by whomever."""
+        """Count the blocks held in all pools, by whomever."""
         return sum(pool.num_used_blocks for pool in self.pools)
 
     @property
@@ -126,7 +126,7 @@ class MultiBlockPool:
         return self.num_used_blocks / self.num_usable_blocks
 
     def leases(self) -> list[MultiLease]:
-        """The leases not freed yet, oldest first: the leak report."""
+        """Return the leases not freed yet, oldest first: the leak report."""
         return list(self._live.values())
 
     # Leases.

@@ -47,7 +47,7 @@ class NixlMemory(OneSided):
         self._peer: tuple[str, MemoryShape, int, str] | None = None
 
     def describe(self) -> bytes:
-        """The shape of this memory and the agent's metadata, for the receiver's `connect`."""
+        """Return the shape of this memory and the agent's metadata, for the receiver's `connect`."""
         metadata = base64.b64encode(self._agent.get_agent_metadata()).decode()
         return self._shape.to_bytes(f"{self._memory} {self._device} {metadata}")
 

@@ -26,12 +26,12 @@ class OfferId(NamedTuple):
     number: int
 
     def to_bytes(self, kind: str) -> bytes:
-        """A message about this offer and nothing else: `kind` says what."""
+        """Return a message about this offer and nothing else: `kind` says what."""
         return wire.pack(kind, {"id": list(self)})
 
     @classmethod
     def from_bytes(cls, kind: str, message: object) -> OfferId:
-        """The offer that such a message is about. Raises `InvalidArgument`, `PeerMismatch`."""
+        """Return the offer that such a message is about. Raises `InvalidArgument`, `PeerMismatch`."""
         return id_from(wire.read(kind, message).fields)
 
 
@@ -69,13 +69,13 @@ class Offer:
         require_spans_within(spans_of(self.extra_keys), count)
 
     def to_bytes(self) -> bytes:
-        """The message. O(tokens)."""
+        """Return the message. O(tokens)."""
         fields = {"id": list(self.id), "computed": self.num_computed, "keys": keys_to_wire(self.extra_keys)}
         return wire.pack("offer", fields, [self.token_ids, *self.tables])
 
     @classmethod
     def from_bytes(cls, message: object) -> Offer:
-        """The offer of a message. O(tokens). Raises `InvalidArgument`, or `PeerMismatch` for another version."""
+        """Return the offer of a message. O(tokens). Raises `InvalidArgument`, or `PeerMismatch` for another version."""
         offer = wire.read("offer", message)
         fields, arrays = offer.fields, offer.arrays
         if len(arrays) < 2:
@@ -86,7 +86,7 @@ class Offer:
 
 
 def id_from(fields: dict[str, Any]) -> OfferId:
-    """The id in a message's fields. Raises `InvalidArgument`."""
+    """Return the id in a message's fields. Raises `InvalidArgument`."""
     value = fields.get("id")
     if not isinstance(value, (list, tuple)) or len(value) != 3 or type(value[0]) is not str:
         raise InvalidArgument(f"the id of an offer is {shown(value)}; (sender, incarnation, number) is needed")
@@ -111,7 +111,7 @@ _KINDS: dict[str, tuple[Any, int]] = {"salt": (CacheSalt, 1), "lora": (LoRA, 2),
 
 
 def keys_from_wire(wire: object) -> tuple[ExtraKey, ...]:
-    """The extra keys that `keys_to_wire` wrote. Raises `InvalidArgument`."""
+    """Return the extra keys that `keys_to_wire` wrote. Raises `InvalidArgument`."""
     if not isinstance(wire, list):
         raise InvalidArgument(f"extra_keys is {shown(wire)}; a list is needed")
     keys = []

@@ -55,11 +55,11 @@ class MemoryShape:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block in one place."""
+        """Count the bytes of a block in one place."""
         return self.block_size * self.num_kv_heads * (self.key_bytes + self.value_bytes)
 
     def places(self, count: int) -> npt.NDArray[np.int64]:
-        """The address of each of the first `count` places."""
+        """Return the address of each of the first `count` places."""
         addresses: npt.NDArray[np.int64] = self.base + np.arange(count) * (self.num_blocks * self.block_bytes)
         return addresses
 
@@ -93,12 +93,12 @@ class MemoryShape:
         return parts
 
     def to_bytes(self, access: str = "") -> bytes:
-        """The message. access: what else the transport needs to reach this memory."""
+        """Return the message. access: what else the transport needs to reach this memory."""
         return pack("memory", {"shape": asdict(self), "access": access})
 
     @classmethod
     def from_bytes(cls, message: object) -> tuple[MemoryShape, str]:
-        """The shape of a message, and the access. Raises `InvalidArgument`."""
+        """Return the shape of a message, and the access. Raises `InvalidArgument`."""
         fields = read("memory", message).fields
         try:
             return cls(**fields["shape"]), str(fields["access"])
@@ -109,7 +109,7 @@ class MemoryShape:
 def byte_runs(
     plan: TransferPlan, source: MemoryShape, target: MemoryShape, num_layers: list[int]
 ) -> npt.NDArray[np.int64]:
-    """What a plan moves between memories of one kind: (n, 3), address at the source, at the target, bytes.
+    """Return what a plan moves between memories of one kind: (n, 3), address at the source, at the target, bytes.
 
     num_layers: of each layer group. The block size, layout and heads are those of both sides. O(runs * layers).
     Raises `InvalidArgument` for memories of two kinds, and for a slot or place that one of the sides does not have.
@@ -156,7 +156,7 @@ class OneSided(ABC):
 
     @abstractmethod
     def describe(self) -> bytes:
-        """The sender's side: what the receiver needs to read its memory, made by `MemoryShape.to_bytes`."""
+        """Return the sender's side: what the receiver needs to read its memory, made by `MemoryShape.to_bytes`."""
 
     @abstractmethod
     def connect(self, message: object) -> None:

@@ -52,7 +52,7 @@ class HeadShards:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of this side."""
+        """Count the ranks of this side."""
         return len(self.ranges)
 
 
@@ -115,7 +115,7 @@ def _checked_ranges(ranges: object, num_kv_heads: int) -> tuple[tuple[int, int],
 
 
 def _first_missing(ranges: tuple[tuple[int, int], ...], num_kv_heads: int) -> int | None:
-    """The first head that no range covers."""
+    """Return the first head that no range covers."""
     covered = 0
     for first, count in sorted(ranges):
         if first > covered:
@@ -187,7 +187,7 @@ class PeerInfo:
 
     @classmethod
     def of(cls, config: CacheConfig, name: str, incarnation: int, **fields: Any) -> PeerInfo:
-        """A side with the layer groups of a cache's config. fields: the others of this class."""
+        """Return a side with the layer groups of a cache's config. fields: the others of this class."""
         return cls(name, incarnation, config.layer_groups, **fields)
 
     @property
@@ -196,14 +196,14 @@ class PeerInfo:
         return self.shards.num_kv_heads
 
     def to_bytes(self) -> bytes:
-        """The message."""
+        """Return the message."""
         groups = [list(group) for group in _told(self.groups)]
         fields = {name: getattr(self, name) for name in ("name", "incarnation", "layout", "layer_groups", *_EQUAL)}
         return wire.pack("peer", {**fields, "groups": groups, "heads": self.num_kv_heads, "shards": self.shards.ranges})
 
     @classmethod
     def from_bytes(cls, message: object) -> PeerInfo:
-        """The side that a message tells of. Raises `PeerMismatch` for another version, `InvalidArgument`."""
+        """Return the side that a message tells of. Raises `PeerMismatch` for another version, `InvalidArgument`."""
         fields = wire.read("peer", message).fields
         try:
             return cls(

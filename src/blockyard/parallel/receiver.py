@@ -246,7 +246,7 @@ class HandoffReceiver:
         return len(self._live)
 
     def transfers(self) -> list[Transfer]:
-        """The transfers that go on, oldest first."""
+        """Return the transfers that go on, oldest first."""
         return list(self._live.values())
 
     def close(self) -> None:

@@ -42,11 +42,11 @@ class TokenRuns:
         return int(self.lengths.sum())
 
     def from_tokens(self) -> IntArray:
-        """The sender's slot of every token, int64 (num_tokens,)."""
+        """Return the sender's slot of every token, int64 (num_tokens,)."""
         return _spread(self.from_slots, self.lengths)
 
     def to_tokens(self) -> IntArray:
-        """The receiver's slot of every token, int64 (num_tokens,)."""
+        """Return the receiver's slot of every token, int64 (num_tokens,)."""
         return _spread(self.to_slots, self.lengths)
 
 
@@ -63,7 +63,7 @@ class TransferPlan:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to move, of the group that moves most."""
+        """Count the tokens to move, of the group that moves most."""
         return max((runs.num_tokens for runs in self.groups), default=0)
 
     @property
@@ -149,7 +149,7 @@ class Lane:
 
 
 def sending_lanes(offer: Offer, start: int, own: PeerInfo, theirs: PeerInfo, rank: int = 0) -> list[Lane]:
-    """What `rank` of the sender sends, in order. start: the first token that the receiver asks for. O(tokens).
+    """Return what `rank` of the sender sends, in order. start: the first token that the receiver asks for. O(tokens).
 
     Raises `HandoffError` where a block that is needed is gone.
     """

@@ -93,7 +93,7 @@ class HandoffSender:
             raise SequenceNotReady("offer: the sequence is swapped out; swap it in first")
 
     def _hold(self, seq: int, extra_keys: object) -> Offer:
-        """An offer of the last number that holds a sequence; the caller undoes what an error leaves of it."""
+        """Return an offer of the last number that holds a sequence; the caller undoes what an error leaves of it."""
         offer = self._describe(seq, extra_keys)
         number = offer.id.number
         self._held[number] = _Held(seq, self.cache.generation, offer)
@@ -114,14 +114,14 @@ class HandoffSender:
         return Offer(number, tokens, computed, self._tables(seq, computed), extra_keys)  # type: ignore[arg-type]
 
     def _tables(self, seq: int, num_computed: int) -> tuple[npt.NDArray[np.int32], ...]:
-        """The blocks of `num_computed` tokens, of each layer group."""
+        """Return the blocks of `num_computed` tokens, of each layer group."""
         return tuple(
             self.cache.block_ids(seq, number)[: -(-num_computed // group.block_size)]
             for number, group in enumerate(self.peer.groups)
         )
 
     def require_held(self, offer_id: OfferId, now: float) -> Offer:
-        """The offer, if its blocks have been held since it was made and still are. O(1).
+        """Return the offer, if its blocks have been held since it was made and still are. O(1).
 
         Ask before bytes are sent, or after they were read. Raises `StaleOffer` for an offer that was released or has
         expired, is of an earlier start, or of weights that `reset_prefix_cache` has dropped since; `InvalidArgument`
@@ -191,7 +191,7 @@ class HandoffSender:
         return len(self._held)
 
     def offers(self) -> list[Offer]:
-        """The offers that live, oldest first."""
+        """Return the offers that live, oldest first."""
         return [held.offer for held in self._held.values()]
 
     def close(self) -> None:

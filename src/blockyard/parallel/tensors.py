@@ -30,7 +30,7 @@ class Piece(Protocol):
         """Elements of the message."""
 
     def view(self) -> torch.Tensor | None:
-        """The memory itself, flat, where it lies in a row; None where it must be collected."""
+        """Return the memory itself, flat, where it lies in a row; None where it must be collected."""
 
     def read(self, out: torch.Tensor) -> None:
         """Collect it in `out`, flat."""
@@ -128,7 +128,7 @@ class _BlockPiece:
         return len(self._layers) * self._count * self._width
 
     def view(self) -> torch.Tensor | None:
-        """The cache's own memory, where the blocks of one layer lie in a row; else None."""
+        """Return the cache's own memory, where the blocks of one layer lie in a row; else None."""
         if len(self._layers) > 1 or not self._is_run:
             return None
         return self._layers[0][self._first : self._first + self._count].flatten()
@@ -144,7 +144,7 @@ class _BlockPiece:
             layer.index_copy_(0, self._ids, part)
 
     def _cut(self, message: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Each layer's blocks and their part of the message."""
+        """Yield each layer's blocks and their part of the message."""
         for layer, part in zip(self._layers, message.view(len(self._layers), self._count, self._width), strict=True):
             yield _as_words(layer), _as_words(part)
 

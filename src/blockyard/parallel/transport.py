@@ -168,7 +168,7 @@ class _Buffers:
         self._made: deque[torch.Tensor] = deque()
 
     def next(self, piece: Piece) -> torch.Tensor:
-        """A buffer for this piece, one that no message under way uses."""
+        """Return a buffer for this piece, one that no message under way uses."""
         buffer = self._made.popleft() if len(self._made) > _DEPTH else None
         if buffer is None or len(buffer) < piece.num_elements:
             buffer = torch.empty(piece.num_elements, dtype=self._data.dtype, device=self._data.device)

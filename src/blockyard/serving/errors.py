@@ -40,11 +40,11 @@ class ApiError(BlockyardError):
         return ApiError, (self.status, self.message), self.__dict__
 
     def body(self) -> dict[str, Any]:
-        """The JSON object that the client gets."""
+        """Return the JSON object that the client gets."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """The headers that go with it."""
+        """Return the headers that go with it."""
         headers = {}
         if self.retry_after is not None:
             headers["Retry-After"] = str(self.retry_after)
@@ -86,7 +86,7 @@ def failed() -> ApiError:
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """The form of an error of the engine in which a client may see it."""
+    """Return the form of an error of the engine in which a client may see it."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, NeverFits):

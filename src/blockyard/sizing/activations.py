@@ -42,7 +42,7 @@ class StepMemory:
 
     @property
     def total_bytes(self) -> int:
-        """The most at once: the model runs, then its logits are sampled."""
+        """Return the most at once: the model runs, then its logits are sampled."""
         return max(self.forward_bytes, self.sampling_bytes) + self.workspace_bytes + self.context_bytes
 
 
@@ -54,7 +54,7 @@ def step_memory(
     tensor_parallel_size: int = 1,
     sampler: str = "fused",
 ) -> StepMemory:
-    """What a step of `max_num_batched_tokens` tokens takes that samples for `max_num_seqs` sequences.
+    """Return what a step of `max_num_batched_tokens` tokens takes that samples for `max_num_seqs` sequences.
 
     max_num_seqs: 0 for an engine whose profile samples for none. tensor_parallel_size: ranks that share the MLP; logits
     are gathered whole on each. sampler: "fused" (vLLM 0.17 and later) or "sorting" (before it).

@@ -55,7 +55,7 @@ def advise_block_size(mean_sequence_tokens: float) -> BlockSizeAdvice:
 
 
 def advise_cache_budget(total_blocks: int, concurrent_requests: int, blocks_per_request: int) -> CacheBudgetAdvice:
-    """Blocks for cached prefixes: total_blocks - 1.2 * concurrent_requests * blocks_per_request, never negative.
+    """Return blocks for cached prefixes: total_blocks - 1.2 * concurrent_requests * blocks_per_request, never negative.
 
     total_blocks: blocks of the pool. concurrent_requests: that run at once. blocks_per_request: that each holds, at the
     mean. O(1). Raises `InvalidArgument` for a value outside its limits.

@@ -31,7 +31,7 @@ class ConfigFields:
         self._sources: tuple[object, ...] = (inner,)
 
     def get(self, *names: str) -> object:
-        """The first of the fields that is present, or None."""
+        """Return the first of the fields that is present, or None."""
         return next((value for name in names if (value := self._one(name)) is not None), None)
 
     def outer(self, *names: str) -> object:
@@ -42,7 +42,7 @@ class ConfigFields:
         return next((value for name in names if (value := _field(self._outer, name)) is not None), None)
 
     def of_layer(self, index: int) -> ConfigFields:
-        """The fields of one layer: those that `per_layer_config` gives it, before those of the model.
+        """Return the fields of one layer: those that `per_layer_config` gives it, before those of the model.
 
         It maps the numbers of layers to fields, or is a sequence with a config for each layer.
         """
@@ -54,7 +54,7 @@ class ConfigFields:
         return layer
 
     def count(self, *names: str, low: int = 1, default: int | None = None, high: int = MAX_FIELD) -> int:
-        """The first of the fields that is present, an integer from `low` to `high`; `default` if none is.
+        """Return the first of the fields that is present, an integer from `low` to `high`; `default` if none is.
 
         Raises `InvalidArgument` naming the field when it is out of range, or absent and without a default.
         """
@@ -71,14 +71,14 @@ class ConfigFields:
         return default
 
     def flag(self, name: str) -> bool:
-        """Whether the field is present and true. Raises `InvalidArgument` if it is neither true nor false."""
+        """Return whether the field is present and true. Raises `InvalidArgument` if it is neither true nor false."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
             raise InvalidArgument(f"{name} is {shown(value)}; it must be true or false")
         return value is True
 
     def items(self, name: str) -> list[object] | None:
-        """The field as a list, None if it is absent. Raises `InvalidArgument` if it is anything else."""
+        """Return the field as a list, None if it is absent. Raises `InvalidArgument` if it is anything else."""
         value = self.get(name)
         if value is None:
             return None
@@ -88,7 +88,7 @@ class ConfigFields:
 
     @property
     def model_type(self) -> str:
-        """The name of the architecture, or an empty string."""
+        """Return the name of the architecture, or an empty string."""
         value = self.get("model_type")
         return value if isinstance(value, str) else ""
 
@@ -127,7 +127,7 @@ def _loaded(config: object) -> object:
 
 
 def _read(path: Path) -> object:
-    """The object in a config.json, or in the one of a model's folder."""
+    """Return the object in a config.json, or in the one of a model's folder."""
     file = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

@@ -42,7 +42,7 @@ _ALL_SLIDE = {"mistral", "mixtral", "phi3", "phi4_multimodal", "phimoe", "starco
 
 
 def layer_kinds(fields: ConfigFields, num_layers: int) -> list[str]:
-    """The kind of each layer, `num_layers` of them.
+    """Return the kind of each layer, `num_layers` of them.
 
     A list of types counts first, then a rule. A config with a sliding window and neither is refused unless its model
     is known to slide in every layer, because guessing would promise memory that is not there. O(layers).
@@ -56,7 +56,7 @@ def layer_kinds(fields: ConfigFields, num_layers: int) -> list[str]:
 
 
 def num_listed_layers(fields: ConfigFields) -> int | None:
-    """Layers of the first list of layer types that there is; None without one."""
+    """Return layers of the first list of layer types that there is; None without one."""
     lists = (_types(fields, name) for name in _TYPE_FIELDS)
     return next((len(types) for types in lists if types is not None), None)
 
@@ -136,7 +136,7 @@ def _window_kinds(fields: ConfigFields, num_layers: int) -> list[str]:
 
 
 def _pattern(fields: ConfigFields) -> int | str:
-    """Every how many layers one is full, a string of L (local) and G (global), or 0 if nothing says it."""
+    """Return every how many layers one is full, a string of L (local) and G (global), or 0 if nothing says it."""
     names = ("sliding_window_pattern", "_sliding_window_pattern")
     value = fields.get(*names)
     if isinstance(value, str):
@@ -158,7 +158,7 @@ def convolution_state(fields: ConfigFields, index: int) -> StateLayer:
 
 
 def recurrent_state(fields: ConfigFields, index: int) -> StateLayer:
-    """The state of a linear-attention or Mamba layer, recognised by the fields that give its sizes.
+    """Return the state of a linear-attention or Mamba layer, recognised by the fields that give its sizes.
 
     Gated DeltaNet (arXiv 2412.06464; Qwen3-Next), Mamba-2 (arXiv 2405.21060; Bamba, Granite 4, Nemotron-H, Falcon-H1),
     Mamba (arXiv 2312.00752; Jamba). Raises `InvalidArgument` for any other: its bytes cannot be known. O(1).
@@ -260,7 +260,7 @@ _OMITTED: dict[str, dict[str, int]] = {
 
 
 def read_layers(fields: ConfigFields) -> tuple[tuple[AttentionLayer, ...], tuple[StateLayer, ...]]:
-    """The layers that keep keys and values, and those that keep a state. O(layers).
+    """Return the layers that keep keys and values, and those that keep a state. O(layers).
 
     Raises `InvalidArgument` naming the field that is missing, out of range, or not understood.
     """

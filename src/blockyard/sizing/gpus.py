@@ -42,7 +42,7 @@ _BY_NAME = {gpu.name: gpu for gpu in _GPUS}
 
 
 def known_gpu(name: str) -> Gpu:
-    """The GPU of this name, upper and lower case, spaces and hyphens alike. O(1).
+    """Return the GPU of this name, upper and lower case, spaces and hyphens alike. O(1).
 
     Raises `InvalidArgument` for any other name, with all known ones; those that look like it stand first.
     """
@@ -56,5 +56,5 @@ def known_gpu(name: str) -> Gpu:
 
 
 def gpu_names() -> list[str]:
-    """The names that `known_gpu` knows, sorted."""
+    """Return the names that `known_gpu` knows, sorted."""
     return sorted(_BY_NAME)

@@ -40,7 +40,7 @@ class KnownModel:
 
 
 def known_model(name: str) -> KnownModel:
-    """The model of this name, upper and lower case alike; its config is a copy. O(1).
+    """Return the model of this name, upper and lower case alike; its config is a copy. O(1).
 
     Raises `InvalidArgument` for any other name, with those that look like it.
     """
@@ -51,12 +51,12 @@ def known_model(name: str) -> KnownModel:
 
 
 def model_names() -> list[str]:
-    """The names that `known_model` knows, sorted."""
+    """Return the names that `known_model` knows, sorted."""
     return sorted(_BY_NAME)
 
 
 def model_config(model: str | PathLike[str]) -> object:
-    """What `KVCacheSpec.from_config` takes for a folder, a config.json, or the name of a known model.
+    """Return what `KVCacheSpec.from_config` takes for a folder, a config.json, or the name of a known model.
 
     Raises `InvalidArgument` if it is none of them.
     """

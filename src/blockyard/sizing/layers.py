@@ -40,7 +40,7 @@ def dtype_name(name: str, value: object) -> str:
 
 
 def dtype_bytes(name: str, value: object) -> int:
-    """Bytes of one element of the type called `value`; raises as `dtype_name`."""
+    """Count the bytes of one element of the type called `value`; raises as `dtype_name`."""
     return DTYPE_BYTES[dtype_name(name, value)]
 
 
@@ -167,7 +167,7 @@ def require_layers(layers: object, states: object) -> None:
 
 
 def count_kinds(layers: Iterable[AttentionLayer | StateLayer]) -> dict[str, int]:
-    """How many layers there are of each kind, in the order in which the kinds first occur. O(layers)."""
+    """Return how many layers there are of each kind, in the order in which the kinds first occur. O(layers)."""
     counts: dict[str, int] = {}
     for layer in layers:
         counts[layer.kind] = counts.get(layer.kind, 0) + 1

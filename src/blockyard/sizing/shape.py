@@ -47,7 +47,7 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: object, *, dtype: object = None) -> ModelShape:
-        """The widths of a Hugging Face config, as `KVCacheSpec.from_config` takes it.
+        """Return the widths of a Hugging Face config, as `KVCacheSpec.from_config` takes it.
 
         dtype: of the activations; the config's own if None, bfloat16 if it names none.
         O(1). Raises `InvalidArgument` naming the field that is missing or out of range.
@@ -70,7 +70,7 @@ class ModelShape:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an element of an activation."""
+        """Count the bytes of an element of an activation."""
         return dtype_bytes("dtype", self.dtype)
 
 

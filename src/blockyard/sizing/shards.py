@@ -26,20 +26,20 @@ class Shard:
         require_int("rank", self.rank, 0, self.size - 1)
 
     def part(self, number: int) -> range:
-        """Its own of `number` things: neighbours, of which no rank has more than one more than another. O(1)."""
+        """Return its own of `number` things: neighbours, of which no rank has more than one more than another. O(1)."""
         share, more = divmod(number, self.size)
         start = self.rank * share + min(self.rank, more)
         return range(start, start + share + (self.rank < more))
 
     def kv_heads(self, num_kv_heads: int) -> range:
-        """The KV heads that it keeps: a part of them, or one that other ranks keep too. O(1)."""
+        """Return the KV heads that it keeps: a part of them, or one that other ranks keep too. O(1)."""
         if num_kv_heads >= self.size:
             return self.part(num_kv_heads)
         head = self._replicated(num_kv_heads)
         return range(head, head + 1)
 
     def query_heads(self, num_heads: int, num_kv_heads: int) -> range:
-        """The query heads that it computes, those of its KV heads: each is on one rank. O(1).
+        """Return the query heads that it computes, those of its KV heads: each is on one rank. O(1).
 
         Raises `InvalidArgument` where a rank would have none, or num_kv_heads does not divide num_heads.
         """

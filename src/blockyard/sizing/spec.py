@@ -48,7 +48,7 @@ class Pages:
     bytes_per_block: int
 
     def over(self, shards: int, interleave: int) -> Pages:
-        """The same pages, each of them one rank's part of a block of `shards` times as many tokens."""
+        """Return the same pages, each of them one rank's part of a block of `shards` times as many tokens."""
         if shards == 1:
             return self
         groups = [
@@ -170,7 +170,7 @@ class KVCacheSpec:
         state_dtype: object = None,
         layers_per_group: int = 0,
     ) -> KVCacheSpec:
-        """The spec of a Hugging Face model.
+        """Return the spec of a Hugging Face model.
 
         config: a dict, an object with attributes (transformers' configs, nested ones too), or a path to a config.json
             or to the folder that holds it.
@@ -222,28 +222,28 @@ class KVCacheSpec:
         return cls(layers=layers, block_size=block_size, dtype=dtype_name("dtype", dtype))
 
     def without_windows(self) -> KVCacheSpec:
-        """The same layers, all keeping every token in one group: an engine that knows no layer groups."""
+        """Return the same layers, all keeping every token in one group: an engine that knows no layer groups."""
         layers = tuple(dataclasses.replace(layer, sliding_window=0) for layer in self.layers)
         return dataclasses.replace(self, layers=layers)
 
     @property
     def num_layers_by_kind(self) -> dict[str, int]:
-        """How many layers there are of each kind: `full`, `sliding`, `latent`, and kinds of state."""
+        """Return how many layers there are of each kind: `full`, `sliding`, `latent`, and kinds of state."""
         return count_kinds((*self.layers, *self.states))
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:
-        """The layer groups, full attention first: what the allocator counts with."""
+        """Return the layer groups, full attention first: what the allocator counts with."""
         return tuple(page.group for page in self.pages.groups)
 
     @property
     def page_groups(self) -> tuple[PageGroup, ...]:
-        """The groups with the indices of their layers and the bytes of a block that these use."""
+        """Return the groups with the indices of their layers and the bytes of a block that these use."""
         return self.pages.groups
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block of the pool, the same in every group, padding included."""
+        """Count the bytes of one block of the pool, the same in every group, padding included."""
         return self.pages.bytes_per_block
 
     @property
@@ -272,7 +272,7 @@ class KVCacheSpec:
         return sum(group.num_blocks(num_tokens, computed) for group in self.groups)
 
     def peak_sequence_blocks(self, num_tokens: int, tokens_per_step: int = 1) -> int:
-        """The most blocks, over all groups, that a sequence can hold while it grows to `num_tokens`.
+        """Return the most blocks, over all groups, that a sequence can hold while it grows to `num_tokens`.
 
         tokens_per_step: the most tokens computed in one step; a chunk of a prompt keeps its window and itself. Each
         group is counted at its own fullest moment, so the sum is never too small. O(groups).
@@ -285,7 +285,7 @@ class KVCacheSpec:
         )
 
     def sequence_bytes(self, num_tokens: int, num_computed: int | None = None) -> int:
-        """Bytes of a sequence: the blocks of `sequence_blocks` and its state. O(groups)."""
+        """Count the bytes of a sequence: the blocks of `sequence_blocks` and its state. O(groups)."""
         blocks = self.sequence_blocks(num_tokens, num_computed)
         return blocks * self.bytes_per_block + self.state_bytes_per_sequence
 

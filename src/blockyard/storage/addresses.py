@@ -83,7 +83,7 @@ class TableAddresses:
 
     @property
     def width_tokens(self) -> int:
-        """Tokens of the longest row, rounded up to whole blocks."""
+        """Count the tokens of the longest row, rounded up to whole blocks."""
         return self.width_blocks * self.block_size
 
 
@@ -101,7 +101,7 @@ def _without_unused_blocks(tables: IntArray, lengths: IntArray, block_size: int)
 
 
 def _stale_positions(lengths: IntArray, width_tokens: int, block_size: int) -> IntArray:
-    """Positions (row * width + token) between each sequence's end and the end of its last block."""
+    """Return positions (row * width + token) between each sequence's end and the end of its last block."""
     offsets = np.arange(block_size)
     used = (lengths - 1) % block_size + 1
     last_block = np.arange(len(lengths)) * width_tokens + lengths - used

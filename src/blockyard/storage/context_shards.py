@@ -31,7 +31,7 @@ class ContextShard:
         require_int("interleave", self.interleave, 1, MAX_GROUP_BLOCK_SIZE)
 
     def is_own(self, slots: IntArray) -> NDArray[np.bool_]:
-        """Which tokens are kept here, by their positions or the manager's slots: both say the same. O(slots)."""
+        """Return which tokens are kept here, by their positions or the manager's slots: both say the same. O(slots)."""
         own: NDArray[np.bool_] = slots // self.interleave % self.size == self.rank
         return own
 
@@ -45,13 +45,13 @@ class ContextShard:
         return local
 
     def num_local(self, num_tokens: IntArray) -> IntArray:
-        """How many of the first num_tokens tokens of each sequence are kept here. O(sequences)."""
+        """Return how many of the first num_tokens tokens of each sequence are kept here. O(sequences)."""
         rounds, rest = np.divmod(num_tokens, self.size * self.interleave)
         local: IntArray = rounds * self.interleave + np.clip(rest - self.rank * self.interleave, 0, self.interleave)
         return local
 
     def positions(self, num_local: int) -> IntArray:
-        """Where in their sequence the first num_local tokens that are kept here stand. O(num_local)."""
+        """Return where in their sequence the first num_local tokens that are kept here stand. O(num_local)."""
         places = np.arange(num_local)
         rounds, rest = np.divmod(places, self.interleave)
         found: IntArray = (rounds * self.size + self.rank) * self.interleave + rest

@@ -106,17 +106,17 @@ class KVCache:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token's keys and values over all layers."""
+        """Count the bytes of one token's keys and values over all layers."""
         return self.spec.bytes_per_token
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block over all layers of a group."""
+        """Count the bytes of one block over all layers of a group."""
         return self.spec.bytes_per_block // self.num_layers * self.places.num_places
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the whole cache."""
+        """Count the bytes of the whole cache."""
         return self.bytes_per_block * self.num_blocks
 
     def combined(self, layer: int) -> torch.Tensor:
@@ -150,7 +150,7 @@ class KVCache:
 
     @property
     def _is_even(self) -> bool:
-        """Whether values have the size of keys, and nothing lies beside them."""
+        """Return whether values have the size of keys, and nothing lies beside them."""
         return self.value_size == self.head_size and self.index_size == 0
 
     @property
@@ -260,7 +260,7 @@ class KVCache:
         return blocks.flatten(1, 2)
 
     def new_buffer(self, num_tokens: int) -> torch.Tensor:
-        """A buffer into which `gather` can read up to `num_tokens` tokens, padding included."""
+        """Return a buffer into which `gather` can read up to `num_tokens` tokens, padding included."""
         num_blocks = -(-require_int("num_tokens", num_tokens, 1, 2**40) // self.block_size)
         return torch.empty((2 * num_blocks, self._half_elements), dtype=self.dtype, device=self.device)
 

@@ -61,11 +61,11 @@ class LayerPlaces:
         self._place = {layer: place for group in groups for place, layer in enumerate(group)}
 
     def place(self, layer: int) -> int:
-        """Where in a block a layer keeps its keys and values."""
+        """Return where in a block a layer keeps its keys and values."""
         return self._place[self._known(layer)]
 
     def group(self, layer: int) -> int:
-        """The number of a layer's group: its plan is `plan.groups[number]`."""
+        """Return the number of a layer's group: its plan is `plan.groups[number]`."""
         return self._group[self._known(layer)]
 
     def _known(self, layer: int) -> int:

@@ -25,10 +25,10 @@ class Connection(Protocol):
         """Send one message. Raises `OSError` when the other side has gone."""
 
     def recv_bytes(self) -> bytes:
-        """The next message. Raises `EOFError` or `OSError` when the other side has gone."""
+        """Return the next message. Raises `EOFError` or `OSError` when the other side has gone."""
 
     def poll(self, timeout: float = 0.0, /) -> bool:
-        """Whether a message comes within `timeout` seconds; True also when the other side has gone."""
+        """Return whether a message comes within `timeout` seconds; True also when the other side has gone."""
 
 
 class ConnectionLost(OSError):
@@ -86,11 +86,11 @@ class SocketConnection:
         return message
 
     def poll(self, timeout: float = 0.0, /) -> bool:
-        """Whether a message begins within `timeout` seconds; True also when the other side has ended."""
+        """Return whether a message begins within `timeout` seconds; True also when the other side has ended."""
         return self._is_ready(select.POLLIN, timeout)
 
     def takes(self) -> bool:
-        """Whether the other side has room for a short message now."""
+        """Return whether the other side has room for a short message now."""
         return self._is_ready(select.POLLOUT, 0.0)
 
     def close(self) -> None:

@@ -71,7 +71,7 @@ class Message:
 
     @property
     def arrays(self) -> list[npt.NDArray[np.int32]]:
-        """The arrays, as views of the bytes. O(number of arrays)."""
+        """Return the arrays, as views of the bytes. O(number of arrays)."""
         return split(self.items, self.sizes)
 
     def require(self, kind: str) -> Message:
@@ -88,7 +88,7 @@ def pack(
     number: int = 0,
     before: bytes = NO_DIGEST,
 ) -> bytes:
-    """The bytes of a message. fields: what JSON can say. arrays: integers (n,) of 32 bits each. O(bytes)."""
+    """Return the bytes of a message. fields: what JSON can say. arrays: integers (n,) of 32 bits each. O(bytes)."""
     header = json.dumps({**(fields or {}), "kind": kind}).encode()
     header += b" " * (-(_HEAD.size + len(header) + _ITEM_BYTES * len(arrays)) % _ALIGNED)
     sizes = np.array([len(array) for array in arrays], "<u4").tobytes()
@@ -116,7 +116,7 @@ def _bytes_of(data: object) -> memoryview:
 
 
 def _head_of(view: memoryview) -> tuple[Any, ...]:
-    """What stands in the head, once the digest was found right."""
+    """Return what stands in the head, once the digest was found right."""
     if len(view) < _HEAD.size:
         raise InvalidArgument(f"message has {len(view)} bytes; at least {_HEAD.size} are needed")
     head = _HEAD.unpack(view[: _HEAD.size])

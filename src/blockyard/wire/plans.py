@@ -333,7 +333,7 @@ class PlanReceiver(_PlanEnd):
     def _read_batch(
         self, rows: IntArray, starts: IntArray, scheduled: IntArray, unserved: IntArray, ids: IntArray
     ) -> list[IntArray]:
-        """Rows, starts, scheduled tokens and statuses, of which each is within its limits."""
+        """Return rows, starts, scheduled tokens and statuses, of which each is within its limits."""
         if not len(rows) == len(starts) == len(scheduled) or len(unserved) % 2:
             raise InvalidArgument(
                 f"message has {len(rows)} rows, {len(starts)} starts and {len(scheduled)} counts; one each is needed"
@@ -418,7 +418,7 @@ def _shape(max_num_seqs: int, tables: list[tuple[int, int]]) -> npt.NDArray[np.i
 
 
 def _exceeds(items: IntArray, limit: int) -> bool:
-    """Whether an item is below 0 or above a limit."""
+    """Return whether an item is below 0 or above a limit."""
     return len(items) > 0 and int(np.maximum.reduce(items.view(np.uint64))) > limit
 
 

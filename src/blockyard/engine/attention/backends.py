@@ -18,7 +18,7 @@ BACKENDS: tuple[type[AttentionBackend], ...] = (FlashAttention3, FlashInfer, Fla
 def select_backend(
     name: str, kv_cache: KVCache, max_model_len: int, extras: frozenset[str] = frozenset()
 ) -> AttentionBackend:
-    """The backend called `name`, or for "auto" the first that can serve these tensors; the last always can.
+    """Return the backend called `name`, or for "auto" the first that can serve these tensors; the last always can.
 
     extras: what the model's attention asks for beside scaled dot products (`softmax.Extras.names`).
     Raises `InvalidArgument` for an unknown name, or with the reason why that backend cannot serve them.

@@ -67,7 +67,7 @@ class Gatherer(Protocol):
     """What hands every rank the tensors of all."""
 
     def all_gather(self, tensor: torch.Tensor, counts: list[int]) -> torch.Tensor:
-        """The ranks' tensors behind each other along the last dimension, of which rank i has counts[i]."""
+        """Return the ranks' tensors behind each other along the last dimension, of which rank i has counts[i]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class ContextRank:
 
     @property
     def size(self) -> int:
-        """Ranks in all."""
+        """Count the ranks in all."""
         return self.shard.size
 
     @property
@@ -100,7 +100,7 @@ class ContextBackend:
 
     @classmethod
     def refusal(cls, kv_cache: KVCache) -> str | None:  # noqa: ARG003  # written out in torch, it runs everywhere
-        """Why it cannot serve these tensors: it always can."""
+        """Return why it cannot serve these tensors: it always can."""
         return None
 
     def begin(self, shape: StepShape) -> ContextStep:
@@ -138,7 +138,7 @@ class ContextStep:
         return self._merged(part).to(query.dtype)
 
     def _merged(self, part: torch.Tensor) -> torch.Tensor:
-        """All ranks' parts, (T, heads, size + 1) each with the sum behind the output, as one output."""
+        """Return all ranks' parts, (T, heads, size + 1) each with the sum behind the output, as one output."""
         num_ranks, width = self._context.size, part.shape[2]
         parts = self._context.group.all_gather(part, [width] * num_ranks).unflatten(2, (num_ranks, width))
         parts = parts.movedim(2, 0)
@@ -204,7 +204,7 @@ class _Rows:
 
 
 def _hidden(keys: IntArray, own: IntArray, window: int) -> Any:
-    """Which keys, by their positions, tokens at positions `own` (B, T) must not see: bool (B, T, keys)."""
+    """Return which keys, by their positions, tokens at positions `own` (B, T) must not see: bool (B, T, keys)."""
     hidden = keys > own[..., None]
     if window:
         hidden |= keys <= own[..., None] - window

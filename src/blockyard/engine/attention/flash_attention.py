@@ -29,7 +29,7 @@ class FlashBackend(PagedBackend):
         """Call the kernel: query (T, heads, head_size) to the same shape."""
 
     def group(self, number: int, shape: StepShape, rows: GroupRows) -> FlashRows:  # noqa: ARG002  # all alike
-        """A step in a layer group."""
+        """Return a step in a layer group."""
         return FlashRows(self, shape, rows)
 
 
@@ -172,7 +172,7 @@ class TorchVarlen(FlashBackend):
 
 
 def _reads_block_tables() -> bool:
-    """Whether torch's varlen_attn takes block tables: the first versions of torch that had it did not."""
+    """Return whether torch's varlen_attn takes block tables: the first versions of torch that had it did not."""
     varlen = importlib.import_module(TorchVarlen.module)
     return "block_table" in inspect.signature(varlen.varlen_attn).parameters
 

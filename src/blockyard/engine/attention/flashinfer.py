@@ -45,7 +45,7 @@ class FlashInfer(PagedBackend):
         return None
 
     def group(self, number: int, shape: StepShape, rows: GroupRows) -> FlashInferRows:
-        """A step in layer group `number`."""
+        """Return a step in layer group `number`."""
         return FlashInferRows(self.kv_cache, self._wrappers[number], shape, rows)
 
 

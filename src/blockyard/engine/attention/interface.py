@@ -60,7 +60,7 @@ class AttentionBackend(Protocol):
 
     @classmethod
     def refusal(cls, kv_cache: KVCache) -> str | None:
-        """Why it cannot serve these tensors on this machine, as "it needs ..."; None if it can."""
+        """Return why it cannot serve these tensors on this machine, as "it needs ..."; None if it can."""
 
     def begin(self, shape: StepShape) -> Attend:
         """Prepare a step: everything that its layers share."""

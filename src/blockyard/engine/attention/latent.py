@@ -20,7 +20,7 @@ LATENT = "latent"
 
 
 def latent_layers(model: Any) -> list[Any]:
-    """The attention modules of a model whose keys and values can stay compressed."""
+    """Return the attention modules of a model whose keys and values can stay compressed."""
     return [module for module in model.modules() if hasattr(module, "expand_kv") and _is_plain(module)]
 
 
@@ -37,7 +37,7 @@ def expand(layers: Sequence[Any]) -> None:
 
 
 def is_compressed(module: Any) -> bool:
-    """Whether a module was told to `compress`."""
+    """Return whether a module was told to `compress`."""
     return getattr(module, "expand_kv", None) is _compressed
 
 
@@ -66,6 +66,6 @@ def _compressed(kv_nope: torch.Tensor, k_rot: torch.Tensor) -> tuple[torch.Tenso
 
 
 def _is_plain(module: Any) -> bool:
-    """Whether the expansion is a matrix that can be read: not quantized, and without an adapter or a bias."""
+    """Return whether the expansion is a matrix that can be read: not quantized, and without an adapter or a bias."""
     expansion: Any = getattr(module, "kv_b_proj", None)
     return type(expansion) is torch.nn.Linear and expansion.bias is None

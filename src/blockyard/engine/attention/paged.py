@@ -46,7 +46,7 @@ class PagedBackend(ABC):
 
     @classmethod
     def refusal(cls, kv_cache: KVCache) -> str | None:
-        """Why it cannot serve these tensors on this machine; None if it can."""
+        """Return why it cannot serve these tensors on this machine; None if it can."""
         if kv_cache.device.type != "cuda":
             return f"it needs tensors on CUDA; these are on {kv_cache.device}"
         if kv_cache.dtype not in (torch.float16, torch.bfloat16):
@@ -62,7 +62,7 @@ class PagedBackend(ABC):
     @classmethod
     @abstractmethod
     def unsuited(cls, kv_cache: KVCache, major: int, minor: int) -> str | None:
-        """What else the kernel cannot do, as `refusal`. major, minor: the GPU's compute capability."""
+        """Return what else the kernel cannot do, as `refusal`. major, minor: the GPU's compute capability."""
 
     @classmethod
     def _broken(cls) -> str | None:
@@ -75,7 +75,7 @@ class PagedBackend(ABC):
 
     @abstractmethod
     def group(self, number: int, shape: StepShape, rows: GroupRows) -> PagedGroup:
-        """A step in layer group `number`."""
+        """Return a step in layer group `number`."""
 
     def begin(self, shape: StepShape) -> PagedStep:
         """Prepare a step."""
@@ -106,11 +106,11 @@ class PagedStep:
 
 
 def starts_and_end(counts: IntArray) -> IntArray:
-    """Where each of some neighbours begins, and where the last ends: (n + 1,) for counts (n,)."""
+    """Return where each of some neighbours begins, and where the last ends: (n + 1,) for counts (n,)."""
     bounds: IntArray = np.concatenate([[0], np.cumsum(counts)])
     return bounds
 
 
 def int32_tensor(values: NDArray[Any], device: torch.device | str) -> torch.Tensor:
-    """The numbers as kernels take them: int32, contiguous, on the device."""
+    """Return the numbers as kernels take them: int32, contiguous, on the device."""
     return torch.from_numpy(np.ascontiguousarray(values, np.int32)).to(device)

@@ -39,7 +39,7 @@ class SdpaBackend:
 
     @classmethod
     def refusal(cls, kv_cache: KVCache) -> str | None:  # noqa: ARG003  # others look at its device and what is installed
-        """Why it cannot serve these tensors: it always can."""
+        """Return why it cannot serve these tensors: it always can."""
         return None
 
     def begin(self, shape: StepShape) -> SdpaStep:
@@ -189,6 +189,6 @@ class _Chunk:
 
 
 def _additive(hidden: NDArray[np.bool_], kv_cache: KVCache) -> torch.Tensor:
-    """What to add to logits, the shape of `hidden`: minus infinity where it is true."""
+    """Return what to add to logits, the shape of `hidden`: minus infinity where it is true."""
     mask = torch.zeros(hidden.shape, dtype=kv_cache.dtype)
     return mask.masked_fill_(torch.from_numpy(hidden), float("-inf")).to(kv_cache.device)

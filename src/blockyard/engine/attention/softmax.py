@@ -35,13 +35,13 @@ class Extras:
 
     @property
     def names(self) -> frozenset[str]:
-        """Those that are asked for, as transformers calls them."""
+        """Return those that are asked for, as transformers calls them."""
         asked = {"softcap": self.softcap is not None, "s_aux": self.sinks is not None, LATENT: self.is_latent}
         asked[INDICES] = self.indices is not None
         return frozenset(name for name, is_asked in asked.items() if is_asked)
 
     def attended(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What queries attend to: of latent vectors and rotated keys, both as keys, and the former as values."""
+        """Return what queries attend to: of latent vectors and rotated keys, both as keys, and the former as values."""
         return (torch.cat((key, value), dim=-1), key) if self.is_latent else (key, value)
 
     def selected(self, mask: torch.Tensor | None, places: Any, num_keys: int) -> torch.Tensor | None:

@@ -64,12 +64,12 @@ class Hypotheses:
         del self.ended[self.options.num_beams :]
 
     def score(self, total: float, num_tokens: int) -> float:
-        """What hypotheses are compared by."""
+        """Return what hypotheses are compared by."""
         return total / float(num_tokens**self.options.length_penalty)
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing more is taken in."""
+        """Return whether nothing more is taken in."""
         return not self.is_open or (self.options.early_stopping is True and self._is_full)
 
     def note_best_running(self, total: float, num_tokens: int) -> None:
@@ -112,7 +112,7 @@ class BeamSearch:
         self._eos_token_ids = eos_token_ids
 
     def token_ids(self) -> list[list[int]]:
-        """All known tokens of each beam, in the order of `seqs`."""
+        """Return all known tokens of each beam, in the order of `seqs`."""
         return [self.prompt + beam.token_ids for beam in self._beams]
 
     def advance(self, logprobs: torch.Tensor, cache: KVCacheManager) -> bool:
@@ -135,14 +135,14 @@ class BeamSearch:
         return True
 
     def completions(self, tokenizer: Any) -> list[Completion]:
-        """The hypotheses, best first."""
+        """Return the hypotheses, best first."""
         return [
             Completion(index, _text(tokens, tokenizer), tokens, reason, None, score)
             for index, (score, tokens, reason) in enumerate(self._hypotheses.ended)
         ]
 
     def _continue(self, logprobs: torch.Tensor) -> list[Candidate]:
-        """The best continuations, best first: enough that `num_beams` go on even if all others end."""
+        """Return the best continuations, best first: enough that `num_beams` go on even if all others end."""
         totals = logprobs + torch.tensor([[beam.total] for beam in self._beams], device=logprobs.device)
         count = min(max(2, 1 + len(self._eos_token_ids)) * self.options.num_beams, totals.numel())
         best = totals.flatten().topk(count)

@@ -83,7 +83,7 @@ def _seen(function: Callable[..., Any], at: torch.Tensor) -> torch.Tensor:
 
 
 def _positions(window: int, max_model_len: int) -> list[int]:
-    """Where a mask is evaluated: around every power of two, and a window before each of them."""
+    """Return where a mask is evaluated: around every power of two, and a window before each of them."""
     near = [2**power + offset for power in range(21) for offset in (-1, 0, 1)]
     near += [max_model_len - 1, *(at - window + offset for at in near for offset in (0, 1))]
     return sorted({at for at in near if 0 <= at < max_model_len})
@@ -119,7 +119,7 @@ def keeps_index(config: Any) -> bool:
 
 
 def own_windows(config: Any) -> dict[int, int]:
-    """The last tokens that transformers' own cache keeps for each layer that it has, 0 for all. O(layers).
+    """Return the last tokens that transformers' own cache keeps for each layer that it has, 0 for all. O(layers).
 
     Of a model with states, for each layer that has attention, numbered from 0.
     """

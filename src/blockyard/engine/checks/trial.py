@@ -93,7 +93,7 @@ def sharpen(model: Any, seed: int = 0) -> None:
 
 
 def _shrunk(fields: dict[str, Any]) -> dict[str, Any]:
-    """Each of the fields, of nested configs too, cut down to what a small copy has."""
+    """Return each of the fields, of nested configs too, cut down to what a small copy has."""
     num_layers = next((fields[name] for name in _NUM_LAYERS if isinstance(fields.get(name), int)), 0)
     kept = _kept_layers(fields, num_layers)
     heads = _heads(fields)
@@ -135,7 +135,7 @@ def _shrunk_entries(name: str, entries: dict[str, Any], kept: int) -> dict[str, 
 
 
 def _kept_layers(fields: dict[str, Any], num_layers: int) -> int:
-    """The fewest first layers that have one of every kind, at least two."""
+    """Return the fewest first layers that have one of every kind, at least two."""
     rows = [value for value in fields.values() if isinstance(value, (list, tuple)) and len(value) == num_layers]
     kinds = [str(kind) for kind in zip(*rows, strict=True)]
     needed = max((kinds.index(kind) + 1 for kind in set(kinds)), default=2)
@@ -170,7 +170,7 @@ _MAX_STATE_ERROR = 0.05
 
 
 def can_afford(borrowed: BorrowedModel, length: int) -> bool:
-    """Whether a trial on prompts of `length` tokens takes seconds at most."""
+    """Return whether a trial on prompts of `length` tokens takes seconds at most."""
     num_parameters: int = borrowed.model.num_parameters()
     num_tokens = 6 * length  # three prompts, by the model and by the engine
     return borrowed.device.type != "cpu" or num_parameters * num_tokens <= _AFFORDABLE
@@ -207,12 +207,12 @@ _CUTS = ("of a prompt in chunks", "of a prompt behind a prefix hit", "of a promp
 
 
 def run_steps(borrowed: BorrowedModel, shape: KVShape, length: int) -> torch.Tensor:
-    """The engine's side of it: logits (prompts, tokens, vocabulary)."""
+    """Return the engine's side of it: logits (prompts, tokens, vocabulary)."""
     return _Steps(borrowed, shape, _prompts(length, shape.vocab_size)).logits()
 
 
 def own_logits(borrowed: BorrowedModel, shape: KVShape, prompts: torch.Tensor) -> torch.Tensor:
-    """The model's own logits, (prompts, tokens, vocabulary): its own attention, whole prompts, no cache.
+    """Return the model's own logits, (prompts, tokens, vocabulary): its own attention, whole prompts, no cache.
 
     Where its attention asks for extras, it is the eager one: transformers' others silently leave some of them out.
     """
@@ -254,7 +254,7 @@ def _shared_tokens(length: int) -> int:
 
 
 def _errors(own: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """How much the logits behind each token differ, in parts of their spread: (prompts, tokens)."""
+    """Return how much the logits behind each token differ, in parts of their spread: (prompts, tokens)."""
     own, other = own.float(), other.float()
     spread = own.std(dim=-1).mean().clamp_min(1e-30)
     return (own - other).square().mean(dim=-1).sqrt() / spread

@@ -98,7 +98,7 @@ class StepSampler:
         self._likeliest: list[int] = logits.argmax(dim=-1).tolist()
 
     def choose(self, row: int, asked: Asked, token_ids: list[int]) -> Choice:
-        """The token that follows `token_ids` (prompt and answer), whose logits are in `row`. O(vocabulary).
+        """Return the token that follows `token_ids` (prompt and answer), whose logits are in `row`. O(vocabulary).
 
         A drawn row is worked on by itself, so what else is in the batch cannot reach it.
         """

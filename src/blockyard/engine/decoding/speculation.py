@@ -44,7 +44,7 @@ class Drafter:
         self._num_indexed = 0
 
     def propose(self, token_ids: list[int], limit: int) -> list[int]:
-        """At most `limit` tokens that may follow `token_ids`, which only ever grows from call to call."""
+        """Return at most `limit` tokens that may follow `token_ids`, which only ever grows from call to call."""
         self._index(token_ids)
         longest = min(self._config.max_ngram, len(token_ids) - 1)
         for length in range(longest, 0, -1):

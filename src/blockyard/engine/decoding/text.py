@@ -48,13 +48,13 @@ class IncrementalDetokenizer:
         return piece
 
     def finish(self) -> str:
-        """The rest, as it stands."""
+        """Return the rest, as it stands."""
         piece = self._decode(self._start, len(self._token_ids))[self._num_given :]
         self._num_given += len(piece)
         return piece
 
     def mark(self) -> tuple[int, ...]:
-        """Where it is now, for `reset`."""
+        """Return where it is now, for `reset`."""
         return len(self._token_ids), self._start, self._settled, self._num_given
 
     def reset(self, mark: tuple[int, ...]) -> None:
@@ -98,12 +98,12 @@ class StopStrings:
         return text[:keep]
 
     def finish(self) -> str:
-        """What was held back: no more is to come."""
+        """Return what was held back: no more is to come."""
         held, self._held = self._held, ""
         return held
 
     def mark(self) -> tuple[str, bool]:
-        """Where it is now, for `reset`."""
+        """Return where it is now, for `reset`."""
         return self._held, self.is_found
 
     def reset(self, mark: tuple[str, bool]) -> None:
@@ -111,7 +111,7 @@ class StopStrings:
         self._held, self.is_found = mark
 
     def _num_possible(self, text: str) -> int:
-        """How many characters at the end of `text` might be the beginning of a stop string."""
+        """Return how many characters at the end of `text` might be the beginning of a stop string."""
         longest = min(max(len(stop) for stop in self._stops) - 1, len(text))
         for length in range(longest, 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stops):
@@ -129,12 +129,12 @@ class GeneratedText:
 
     @property
     def text(self) -> str:
-        """All pieces so far."""
+        """Return all pieces so far."""
         return "".join(self._pieces)
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string came."""
+        """Return whether a stop string came."""
         return self._stops.is_found
 
     def push(self, token_id: int, may_stop: bool = True) -> str:
@@ -153,7 +153,7 @@ class GeneratedText:
         return self._note(found + self._stops.finish())
 
     def mark(self) -> TextMark:
-        """Where it is now, for `reset`. O(1)."""
+        """Return where it is now, for `reset`. O(1)."""
         return len(self._pieces), self._stops.mark(), self._detokenizer.mark() if self._detokenizer else ()
 
     def reset(self, mark: TextMark) -> None:

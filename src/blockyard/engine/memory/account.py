@@ -44,7 +44,7 @@ class EngineMemory:
 
     @property
     def left_bytes(self) -> int | None:
-        """What nothing takes; None where it is not known."""
+        """Return what nothing takes; None where it is not known."""
         if self.total_bytes is None:
             return None
         taken = self.weights_bytes + self.kv_bytes + self.state_bytes
@@ -52,7 +52,7 @@ class EngineMemory:
         return self.total_bytes - taken
 
     def __str__(self) -> str:
-        """One line, in GiB."""
+        """Return one line, in GiB."""
         parts = [
             ("weights", self.weights_bytes),
             ("largest step", self.step_bytes),
@@ -67,7 +67,7 @@ class EngineMemory:
 
 
 def weights_bytes(model: Any) -> int:
-    """Bytes of a model's parameters and buffers, each storage once. O(tensors)."""
+    """Count the bytes of a model's parameters and buffers, each storage once. O(tensors)."""
     storages = (tensor.untyped_storage() for tensor in chain(model.parameters(), model.buffers()))
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
@@ -104,7 +104,7 @@ def warn_of_short_pool(config: CacheConfig) -> None:
 
 
 def swap_blocks(swap_space_bytes: object, num_cpu_blocks: int, spec: KVCacheSpec) -> int:
-    """Blocks of the CPU pool: as many as were asked for, or as fit the swap space; 0 for none.
+    """Count the blocks of the CPU pool: as many as were asked for, or as fit the swap space; 0 for none.
 
     Raises `InvalidArgument` if both are given, or the space is smaller than two blocks.
     """

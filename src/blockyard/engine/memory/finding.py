@@ -38,7 +38,7 @@ Meter = Callable[[Callable[[], object]], DeviceUse]
 
 
 def meter_of(device: torch.device) -> Meter | None:
-    """The meter of a device; None for one that has none, such as a CPU, whose memory others share."""
+    """Return the meter of a device; None for one that has none, such as a CPU, whose memory others share."""
     return CudaMeter(device) if device.type == "cuda" else None
 
 
@@ -103,11 +103,11 @@ class MemoryFinder:
     gpu_memory_utilization: float
 
     def given(self) -> EngineMemory:
-        """The sum for the blocks that the config has."""
+        """Return the sum for the blocks that the config has."""
         return self._with_blocks(self.config.num_blocks)
 
     def find(self, meter: Meter | None, sizes: StepSizes) -> tuple[CacheConfig, EngineMemory]:
-        """The config with as many blocks as fit, and the sum that they come from.
+        """Return the config with as many blocks as fit, and the sum that they come from.
 
         meter: of the device; None for a CPU, where no step is run. Raises `InvalidArgument` if the step, or two blocks
         beside it, do not fit.
@@ -137,7 +137,7 @@ class MemoryFinder:
         return self.config.max_num_seqs * self.config.state_blocks * self.spec.bytes_per_block
 
     def _run(self, meter: Meter, sizes: StepSizes) -> tuple[DeviceUse, int]:
-        """What the largest step took, and how much of it was the cache that it ran over."""
+        """Return what the largest step took, and how much of it was the cache that it ran over."""
         trials: list[int] = []
 
         def work() -> None:

@@ -77,7 +77,7 @@ def run_largest_step(
 
 
 def largest_step(groups: Sequence[LayerGroup], sizes: StepSizes) -> ForwardBatch:
-    """As many tokens, sequences and logits as a step may have, each sequence as long as one may be.
+    """Return as many tokens, sequences and logits as a step may have, each sequence as long as one may be.
 
     The first sequence has a chunk at its end, which the others leave room for: one token is the least.
     """

@@ -64,7 +64,7 @@ class Inbox:
         threading.Thread(target=self._read, name="blockyard-rank-0", daemon=True).start()
 
     def expect(self, *kinds: str) -> Message:
-        """The next message, of these kinds. Raises `SystemExit` where rank 0 ends, `RankError` for another."""
+        """Return the next message, of these kinds. Raises `SystemExit` where rank 0 ends, `RankError` for another."""
         message = self._messages.get()
         if isinstance(message, RankError):
             raise message
@@ -172,7 +172,7 @@ class Follower:
 
 
 def read_plan(receiver: PlanReceiver, message: Message) -> SwapPlan:
-    """The plan of a message. Raises `RankError` unless it follows those before, and is one of this cache."""
+    """Return the plan of a message. Raises `RankError` unless it follows those before, and is one of this cache."""
     try:
         return receiver.from_bytes(message)
     except DivergedRank as error:

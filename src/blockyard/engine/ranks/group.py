@@ -20,10 +20,10 @@ class RankGroup(Protocol):
     """What layers need of the other ranks. Every rank makes the same calls in the same order."""
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum of the ranks' tensors of one shape, on every rank; the argument may be overwritten."""
+        """Return the sum of the ranks' tensors of one shape, on every rank; the argument may be overwritten."""
 
     def all_gather(self, tensor: torch.Tensor, counts: list[int]) -> torch.Tensor:
-        """The ranks' tensors behind each other along the last dimension, of which rank i has counts[i]."""
+        """Return the ranks' tensors behind each other along the last dimension, of which rank i has counts[i]."""
 
 
 class CollectiveError(RankError):
@@ -60,7 +60,7 @@ class ProcessGroup:
         return torch.cat([part[..., :count] for part, count in zip(parts, counts, strict=True)], dim=-1)
 
     def least(self, number: int) -> int:
-        """The smallest of the ranks' numbers."""
+        """Return the smallest of the ranks' numbers."""
         own = torch.tensor([number], dtype=torch.int64, device=self._device)
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MIN

@@ -37,7 +37,7 @@ _SAMPLED = 64
 
 
 def identity_of(borrowed: BorrowedModel, shape: KVShape, block_size: int) -> dict[str, Any]:
-    """What a rank has before it joins, in plain values. O(parameters' number), some elements of each."""
+    """Return what a rank has before it joins, in plain values. O(parameters' number), some elements of each."""
     config = json.loads(borrowed.model.config.to_json_string(use_diff=False))
     return {
         "blockyard": __version__,
@@ -69,7 +69,7 @@ def require_same(rank: int, other: dict[str, Any], own: dict[str, Any]) -> None:
 
 
 def agreed_bytes(identity: dict[str, Any]) -> bytes:
-    """What steps' digests begin with."""
+    """Return what steps' digests begin with."""
     return json.dumps(identity, sort_keys=True).encode()
 
 
@@ -116,7 +116,7 @@ def join(
 
 
 def _split(borrowed: BorrowedModel, shape: KVShape, shard: Shard, group: RankGroup) -> tuple[BorrowedModel, KVShape]:
-    """A rank's heads and features."""
+    """Return a rank's heads and features."""
     split = ModelShard(borrowed.model, Heads.of(borrowed.model, shape.num_kv_heads), shard, group)
     own = BorrowedModel(split.model)
     own_shape = replace(shape, shard=shard if split.has_own_heads else None)
@@ -131,7 +131,7 @@ def _split(borrowed: BorrowedModel, shape: KVShape, shard: Shard, group: RankGro
 
 
 def is_affordable(borrowed: BorrowedModel) -> bool:
-    """Whether the whole model can be compared with, in seconds."""
+    """Return whether the whole model can be compared with, in seconds."""
     return can_afford(borrowed, OWN_LENGTH)
 
 

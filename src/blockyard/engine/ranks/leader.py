@@ -51,7 +51,7 @@ class Ranks:
 
     @property
     def lost(self) -> str | None:
-        """Why ranks are lost; None while they are there."""
+        """Return why ranks are lost; None while they are there."""
         return self._watch.lost
 
     def require_servable(self, shape: KVShape) -> None:
@@ -93,7 +93,7 @@ class Ranks:
         self._watch.send_all(pack("settings", asdict(settings)))
 
     def agree(self, config: CacheConfig, memory: EngineMemory, spec: KVCacheSpec) -> tuple[CacheConfig, EngineMemory]:
-        """The config and the sum with as many blocks as fit on every rank."""
+        """Return the config and the sum with as many blocks as fit on every rank."""
         if self._peers is None:
             return config, memory
         try:
@@ -122,7 +122,7 @@ class Ranks:
         self._watch.tell(call)
 
     def silence(self) -> str | None:
-        """Why no step can be made now, asked of every rank; None while all answer."""
+        """Return why no step can be made now, asked of every rank; None while all answer."""
         return self._watch.silence()
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class Ranks:
 
     @property
     def attention_backend(self) -> str:
-        """The name of the backend that was chosen."""
+        """Return the name of the backend that was chosen."""
         return self._runner.attention_backend
 
     def run(self, batch: ForwardBatch, moves: MoveQueue) -> torch.Tensor:
@@ -181,7 +181,7 @@ def ranks_of(
     block_size: int,
     max_model_len: int | None,
 ) -> Ranks:
-    """The ranks that an engine is told to have, numbers or `Peers`, started."""
+    """Return the ranks that an engine is told to have, numbers or `Peers`, started."""
     tensor, context = (_peers(*asked) for asked in _named(tensor_parallel, context_parallel))
     if tensor.size > 1 and context.size > 1:
         raise InvalidArgument(

@@ -71,7 +71,7 @@ class Peer:
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Return what errors call it."""
         return f"rank {self.rank}" if self.process is None else f"rank {self.rank} (process {self.process.pid})"
 
     def how_it_ended(self) -> str:
@@ -108,10 +108,10 @@ class Peers(Protocol):
     is_local: bool
 
     def connect(self, model: Any, block_size: int, max_model_len: int | None) -> list[Peer]:
-        """The other ranks, in order, told which model it is about if they need to be. Raises `RankError`."""
+        """Return the other ranks, in order, told which model it is about if they need to be. Raises `RankError`."""
 
     def store(self) -> Any:
-        """A store of torch.distributed that all ranks reach."""
+        """Return a store of torch.distributed that all ranks reach."""
 
     def clean_up(self) -> None:
         """Remove what was only needed to begin. A second call does nothing."""
@@ -167,7 +167,7 @@ class StartedPeers:
         return str(Path(self._folder.name) / "store")
 
     def store(self) -> Any:
-        """A file that the ranks find each other by."""
+        """Return a file that the ranks find each other by."""
         return dist.FileStore(self._store_path, self.size)
 
     def clean_up(self) -> None:
@@ -235,12 +235,12 @@ class TorchrunRank:
 
     @property
     def is_local(self) -> bool:
-        """Whether all ranks run on this machine."""
+        """Return whether all ranks run on this machine."""
         return self.local_size == self.shard.size
 
     @property
     def host(self) -> str:
-        """Where rank 0 is reached."""
+        """Return where rank 0 is reached."""
         return "127.0.0.1" if self.is_local else self.address
 
     def store(self) -> Any:
@@ -252,7 +252,7 @@ class TorchrunRank:
         return dist.PrefixStore(f"blockyard/{self.attempt}", store)
 
     def connect(self) -> tuple[SocketConnection, Any]:
-        """A connection to rank 0, of this rank, which is another; and torchrun's store. Raises `RankError`."""
+        """Return a connection to rank 0, of this rank, which is another; and torchrun's store. Raises `RankError`."""
         store = self.store()
         port, token = store.get(_ADDRESS_KEY).decode().split()
         try:

@@ -71,7 +71,7 @@ class ModelShard:
         return summed(whole, own, self._group, style == ROWS_OF_WHOLE)
 
     def _own(self, name: str, whole: torch.nn.Linear, style: str) -> range:
-        """Which features this rank has of the split side: whole heads in attention, single ones elsewhere."""
+        """Return which features this rank has of the split side: whole heads in attention, single ones elsewhere."""
         number = whole.out_features if style in (COLUMNS, COLUMNS_GATHERED) else whole.in_features
         if style in (COLUMNS_GATHERED, ROWS_OF_WHOLE) or not is_of_attention(name):
             return self._shard.part(number)
@@ -121,7 +121,7 @@ def _features(name: str, number: int, heads: range, num_heads: int) -> range:
 
 
 def _with_same_weights(model: Any) -> Any:
-    """A copy of the modules over the same parameters and buffers."""
+    """Return a copy of the modules over the same parameters and buffers."""
     shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
     return copy.deepcopy(model, shared)
 
@@ -141,17 +141,17 @@ def planned_modules(model: Any) -> Iterator[tuple[str, Any, str]]:
 
 
 def is_of_attention(name: str) -> bool:
-    """Whether a module of this name is a part of attention, where heads are split and not single features."""
+    """Return whether a module of this name is a part of attention, where heads are split and not single features."""
     return any("attn" in part or "attention" in part for part in name.split("."))
 
 
 def is_of_kv(name: str) -> bool:
-    """Whether a part of attention computes keys or values."""
+    """Return whether a part of attention computes keys or values."""
     return name.rpartition(".")[2] in ("k_proj", "v_proj", "key_proj", "value_proj")
 
 
 def split_outputs(whole: torch.nn.Linear, own: range) -> torch.nn.Linear:
-    """A layer that computes some of the outputs of `whole`; its weights are a copy of theirs."""
+    """Return a layer that computes some of the outputs of `whole`; its weights are a copy of theirs."""
     bias = None if whole.bias is None else whole.bias[own.start : own.stop]
     return _filled(torch.nn.Linear, whole.weight[own.start : own.stop], bias)
 
@@ -164,7 +164,7 @@ class GatheredLinear(torch.nn.Linear):  # type: ignore[misc]  # torch's modules 
     counts: list[int]
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
-        """All outputs, on every rank."""
+        """Return all outputs, on every rank."""
         return self.group.all_gather(super().forward(given), self.counts)
 
 
@@ -178,14 +178,14 @@ class SummedLinear(torch.nn.Linear):  # type: ignore[misc]
     whole_bias: torch.Tensor | None
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
-        """All outputs, on every rank."""
+        """Return all outputs, on every rank."""
         own = given if self.taken is None else given[..., self.taken.start : self.taken.stop]
         total = self.group.all_reduce(super().forward(own))
         return total if self.whole_bias is None else total + self.whole_bias
 
 
 def gathered(whole: torch.nn.Linear, own: range, counts: list[int], group: RankGroup) -> GatheredLinear:
-    """A `GatheredLinear` in place of `whole`. own: outputs of this rank; counts: how many each has."""
+    """Return a `GatheredLinear` in place of `whole`. own: outputs of this rank; counts: how many each has."""
     bias = None if whole.bias is None else whole.bias[own.start : own.stop]
     made: GatheredLinear = _filled(GatheredLinear, whole.weight[own.start : own.stop], bias)
     made.group, made.counts = group, counts

@@ -85,7 +85,7 @@ class PeerWatch:
                 raise self.blame(error) from error
 
     def blame(self, error: BaseException) -> RankError:
-        """The error to raise where a rank seems to be gone: with the cause, for which it waits a moment."""
+        """Return the error to raise where a rank seems to be gone: with the cause, for which it waits a moment."""
         silent = self._silent_ranks()
         with self._condition:
             self._condition.wait_for(lambda: self.lost is not None, 0 if silent else _BLAME_SECONDS)
@@ -214,7 +214,7 @@ def _say(peer: Peer, message: bytes) -> None:
 
 
 def _silence(peers: list[Peer]) -> str:
-    """A sentence about ranks that do not answer, empty for none."""
+    """Return a sentence about ranks that do not answer, empty for none."""
     names = " and ".join(peer.name for peer in peers)
     does, is_ = ("does", "it is") if len(peers) == 1 else ("do", "they are")
     return f"{names} {does} not answer any more: {is_} stopped, or cut off" if peers else ""

@@ -47,7 +47,7 @@ class CacheLimits:
         return f", computed token by token (max_num_batched_tokens is {self._budget})" if has_window else ""
 
     def max_new_tokens(self, num_prompt_tokens: int, num_seqs: int = 1, tenant: int = 0) -> int:
-        """The largest max_tokens that `require_fits` lets pass; 0 for none. O(groups * log max_model_len)."""
+        """Return the largest max_tokens that `require_fits` lets pass; 0 for none. O(groups * log max_model_len)."""
         if num_seqs > self._config.max_num_seqs:
             return 0
         counts = range(1, self._config.max_model_len - num_prompt_tokens + 1)
@@ -64,7 +64,7 @@ class CacheLimits:
         return self.roster.most(tenant, self._config.num_blocks - 1, self._config.watermark_blocks)
 
     def num_blocks(self, num_tokens: int, chunk: int | None = None) -> int:
-        """Blocks, of all layer groups, that one sequence holds at its fullest while it grows to `num_tokens`.
+        """Count the blocks, of all layer groups, that one sequence holds at its fullest while it grows to `num_tokens`.
 
         chunk: tokens computed in one step; as many as a step may have if None. A scheduler that halves the chunks of a
         sequence that runs alone needs only those of 1.

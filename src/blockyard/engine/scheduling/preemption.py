@@ -45,7 +45,7 @@ class Preemptor:
         return None
 
     def choose_victim(self, running: list[Branch], needy: Branch) -> Branch:
-        """Which branch makes room for `needy`: one that goes after it, or itself where none does. O(blocks).
+        """Return which branch makes room for `needy`: one that goes after it, or itself where none does. O(blocks).
 
         Never one that goes before, or of another tenant: so the first is never preempted, ends, and another is first.
         """

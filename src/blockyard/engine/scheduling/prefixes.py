@@ -37,7 +37,7 @@ class PrefixesInProgress:
                 self._prompts.append((branch, num_computed))
 
     def should_wait(self, branch: Branch) -> bool:
-        """Whether a whole block that a waiting branch could hit is still to be computed by a running one.
+        """Return whether a whole block that a waiting branch could hit is still to be computed by a running one.
 
         O(prompts in progress), and O(tokens) for those that begin alike.
         """

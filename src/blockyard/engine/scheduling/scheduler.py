@@ -105,7 +105,7 @@ class Scheduler:
         return {branch.request.request_id: branch.request for branch in self._all()}
 
     def running_ids(self) -> set[int]:
-        """The requests of which something runs."""
+        """Return the requests of which something runs."""
         return {branch.request.request_id for branch in self.running}
 
     def deferred_ids(self) -> set[int]:
@@ -226,7 +226,7 @@ class Scheduler:
     def _divide_budget(
         self, stalled: set[Branch], only: Collection[int] | None, may_draft: bool, chunks: dict[Branch, int]
     ) -> list[StepRow]:
-        """Tokens for each running sequence: decodes first, then prompts, each in order; then drafts.
+        """Return tokens for each running sequence: decodes first, then prompts, each in order; then drafts.
 
         Where tenants share the pool, prompts of who has least of its share go first.
         chunks: the most tokens that a branch gets, where that is less than the budget.
@@ -400,7 +400,7 @@ class Scheduler:
         return True
 
     def _try_allocate(self, branch: Branch) -> int | Admission:
-        """The branch's sequence, looked up and admitted in one call, or why it is not admitted."""
+        """Return the branch's sequence, looked up and admitted in one call, or why it is not admitted."""
         num_seqs = 1 if branch.request.is_forked else branch.request.sampling.n
         resumed = branch.request.num_cached_tokens is not None
         request = branch.request

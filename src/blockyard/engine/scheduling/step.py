@@ -27,7 +27,7 @@ class StepRow:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to compute."""
+        """Count the tokens to compute."""
         return self.count + len(self.draft)
 
     def cut(self, num_scheduled: int) -> StepRow:
@@ -67,10 +67,10 @@ class ScheduledStep:
 
     @property
     def num_known(self) -> int:
-        """Tokens of the step that are not guessed."""
+        """Count the tokens of the step that are not guessed."""
         return sum(row.count for row in self.rows)
 
     @property
     def num_drafted(self) -> int:
-        """Tokens of the step that are guessed."""
+        """Count the tokens of the step that are guessed."""
         return sum(len(row.draft) for row in self.rows)

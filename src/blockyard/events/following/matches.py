@@ -38,7 +38,7 @@ class Matches(Mapping[str, Match]):
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """Names in the order of the arrays. O(workers)."""
+        """Return names in the order of the arrays. O(workers)."""
         return tuple(self._rows)
 
     @property
@@ -48,7 +48,7 @@ class Matches(Mapping[str, Match]):
 
     @property
     def num_gpu_tokens(self) -> NDArray[np.int64]:
-        """Those on its GPU. O(1)."""
+        """Return those on its GPU. O(1)."""
         return self._lengths.table()[:, 1]
 
     def __getitem__(self, worker: str) -> Match:

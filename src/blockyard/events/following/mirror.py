@@ -161,7 +161,7 @@ class Mirror:
         return 0 if state is None else state.order.replay_from
 
     def trust(self, worker: str) -> Trust:
-        """Whether what is known of a worker is all that its messages said."""
+        """Return whether what is known of a worker is all that its messages said."""
         state = self._known(worker)
         return Trust.UNTRUSTED if state is None else state.order.trust
 
@@ -202,7 +202,7 @@ class Mirror:
                 self._trusts = None
 
     def _known(self, name: str) -> _Worker | None:
-        """A worker of which something was heard."""
+        """Return a worker of which something was heard."""
         return self._workers.get(require_str("worker", name))
 
     def _worker(self, name: str) -> _Worker:
@@ -386,7 +386,7 @@ class Mirror:
         return sum(int(trie.holdings.num_holdings) for trie in self._tries.values())
 
     def num_bytes(self) -> int:
-        """Bytes of the tries' arrays. O(block sizes)."""
+        """Count the bytes of the tries' arrays. O(block sizes)."""
         return sum(trie.num_bytes() for trie in self._tries.values())
 
 
@@ -409,7 +409,7 @@ def _medium(name: str | None) -> int:
 
 
 def _keys_of(event: BlockStored, num_blocks: int) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
-    """The keys of a request and those of each block, as the trie compares them."""
+    """Return the keys of a request and those of each block, as the trie compares them."""
     request: tuple[Any, ...]
     given, plain = keys_in("keys", event.keys), keys_in("extra_keys", event.extra_keys)
     if given is not None:
@@ -434,7 +434,7 @@ def _keys_of(event: BlockStored, num_blocks: int) -> tuple[tuple[Any, ...], list
 
 
 def _adapter_of(event: BlockStored) -> str | None:
-    """The name of a LoRA adapter, or the number of one from a sender that knows no names."""
+    """Return the name of a LoRA adapter, or the number of one from a sender that knows no names."""
     if event.lora_name is None and event.lora_id is not None:
         return str(event.lora_id)
     return event.lora_name

@@ -99,7 +99,7 @@ class MessageOrder:
 
     @property
     def replay_from(self) -> int | None:
-        """The first number that is missing, 0 for all; None while nothing is."""
+        """Return the first number that is missing, 0 for all; None while nothing is."""
         if self.trust is Trust.LIVE:
             return None
         return 0 if self.trust is Trust.UNTRUSTED or self._is_in_snapshot else self.last + 1
@@ -133,7 +133,7 @@ class MessageOrder:
         return None
 
     def _is_another(self, message: Message) -> bool:
-        """Whether its number was another message's, or is too old to say."""
+        """Return whether its number was another message's, or is too old to say."""
         return message.number <= self.last and self._seen.get(message.number) != message.checksum
 
     def replayed(self, message: Message) -> Message | None:

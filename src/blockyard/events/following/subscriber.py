@@ -250,7 +250,7 @@ def _require_seconds(timeout: object) -> None:
 
 
 def _arrived(socket: Any) -> Iterator[list[bytes]]:
-    """The messages that are there, at most those of a turn."""
+    """Yield the messages that are there, at most those of a turn."""
     for _ in range(MESSAGES_A_TURN):
         try:
             yield socket.recv_multipart(zmq.DONTWAIT)

@@ -69,7 +69,7 @@ class ReplayBuffer:
         self._num_lives += 1
 
     def replay(self, start: int, snapshot: Callable[[], Payload], empty: bytes) -> Iterator[tuple[int, Payload]]:
-        """The numbered messages that bring a consumer up to date that has seen all before `start`.
+        """Yield the numbered messages that bring a consumer up to date that has seen all before `start`.
 
         It may be read slowly, while messages are added. It ends early where one that it comes to is gone by then,
         or numbers have begun anew.
@@ -126,7 +126,7 @@ class Feed:
         return self.number(events) if events else None
 
     def take_in(self, changes: KVCacheEvents) -> list[Event]:
-        """What a cache told, as events, in turns. O(changes)."""
+        """Return what a cache told, as events, in turns. O(changes)."""
         self.turns.begin()
         return self._table.apply(without_placeholders(changes), self.turns.rest)
 
@@ -141,11 +141,11 @@ class Feed:
         return self.number([])
 
     def replay(self, start: int) -> Iterator[Numbered]:
-        """What a consumer needs that has seen all before `start`."""
+        """Return what a consumer needs that has seen all before `start`."""
         return self._buffer.replay(start, self._snapshot, self._encoded([]))
 
     def _snapshot(self) -> Payload:
-        """All that is held, in one message, made in turns: an engine's thread may wait for the interpreter."""
+        """Return all that is held, in one message, made in turns: an engine's thread may wait for the interpreter."""
         self.turns.begin()
         payload = self._in_turns(self._table.snapshot(), self._table.num_snapshot_bytes())
         self.num_snapshots += 1
@@ -153,7 +153,7 @@ class Feed:
         return payload
 
     def _in_turns(self, parts: Iterable[list[Event]], num_bytes: int) -> Payload:
-        """A message of `num_bytes` bytes, or somewhat more."""
+        """Return a message of `num_bytes` bytes, or somewhat more."""
         message = LongBatch(self._batch([]), num_bytes, self.turns)
         for events in parts:
             for event in events:
@@ -263,7 +263,7 @@ class LongBatch:
         self._num_events += 1
 
     def finish(self) -> memoryview:
-        """The payload. Its memory goes with the last view of it."""
+        """Return the payload. Its memory goes with the last view of it."""
         self._room[self._head + 1 : self._head + 5] = self._num_events.to_bytes(4, "big")
         self._append(self._tail)
         return self._room[: self._size].toreadonly()

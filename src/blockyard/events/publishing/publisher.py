@@ -322,7 +322,7 @@ def require_bindable(endpoint: str, replay_endpoint: str | None = None) -> None:
 
 
 def _bound_sockets(context: Any, endpoint: str, replay_endpoint: str | None) -> tuple[Any, Any]:
-    """The PUB and the ROUTER socket; where one cannot be bound, neither is, and the context has ended."""
+    """Return the PUB and the ROUTER socket; where one cannot be bound, neither is, and the context has ended."""
     sockets: list[Any] = []
     try:
         sockets.append(bound(context, zmq.XPUB, "endpoint", endpoint, LAST_MESSAGES_MS, _PUB_OPTIONS))
@@ -360,7 +360,7 @@ def _table_of(cache: KVCacheManager | BlockPool) -> ContentTable:
 
 
 def _next_port(endpoint: str) -> str:
-    """The port behind a TCP endpoint's, or another name for a path."""
+    """Return the port behind a TCP endpoint's, or another name for a path."""
     base, colon, port = endpoint.rpartition(":")
     if endpoint.startswith("tcp://") and port.isdigit():
         return f"{base}{colon}{int(port) + 1}"

@@ -73,11 +73,11 @@ class LongMessage:
 
     @property
     def is_gone(self) -> bool:
-        """Whether all of it was sent, or its connection has ended."""
+        """Return whether all of it was sent, or its connection has ended."""
         return bool(self._tracker.done)
 
     def is_stuck(self, haste: Haste) -> bool:
-        """Whether its consumer has read too little in the seconds of `haste` since this was first asked. O(1).
+        """Return whether its consumer has read too little in the seconds of `haste` since this was first asked. O(1).
 
         Where it cannot be seen how much is read: whether it is still on its way after `PATIENCE` seconds.
         """
@@ -125,7 +125,7 @@ class Replays:
 
     @property
     def are_waiting(self) -> bool:
-        """Whether some consumer has not got all that it asked for."""
+        """Return whether some consumer has not got all that it asked for."""
         return bool(self._running)
 
     @property
@@ -164,7 +164,7 @@ class Replays:
         yield b"", END_SEQUENCE, b""
 
     def _send_some(self, identity: bytes) -> bool:
-        """Whether the consumer took anything, or is done with."""
+        """Return whether the consumer took anything, or is done with."""
         if identity in self._unbegun and not self._may_begin(identity):
             return self._wait_for(identity, False)
         self._unbegun.discard(identity)

@@ -110,7 +110,7 @@ class StepMisses:
     def causes(
         self, block_hashes: Sequence[bytes], num_tokens: int, num_hits: int, is_other: bool = False
     ) -> dict[str, int]:
-        """Tokens of a prompt by cause. is_other: what was never seen may have been cached under other keys."""
+        """Return tokens of a prompt by cause. is_other: what was never seen may have been cached under other keys."""
         size = self.tokens_of_hash
         found = dict.fromkeys(CAUSES, 0) | {"hit": num_hits}
         # The last token is computed in any case, so a block that ends with it cannot be hit.

@@ -133,7 +133,7 @@ class FreeQueue:
         return [self._pool.block(block_id) for block_id in self._pool.pool.free_block_ids().tolist()]
 
     def iter_blocks_after(self, block: Any) -> Iterator[Any]:
-        """The free blocks behind one of them; all of them for None."""
+        """Yield the free blocks behind one of them; all of them for None."""
         block_id = self._pool.free_block_after(0 if block is None else block.block_id)
         while block_id:
             yield self._pool.block(block_id)

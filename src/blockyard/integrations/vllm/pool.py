@@ -92,7 +92,7 @@ class BlockPool(EnginePool, stock.BlockPool):
         return int(self.pool.find_one(key[:-GROUP_BYTES], group_of(key)))
 
     def cached_keys(self) -> Iterator[tuple[Any, int]]:
-        """Each hash of each block. O(blocks)."""
+        """Yield each hash of each block. O(blocks)."""
         for block_id in range(1, self.num_gpu_blocks):
             for name, group in self.pool.names_of(block_id):
                 yield name + group.to_bytes(GROUP_BYTES, "big"), block_id

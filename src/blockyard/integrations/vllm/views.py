@@ -27,7 +27,7 @@ class BlockIds(KVCacheBlocks):
 
     @property
     def blocks(self) -> tuple[Sequence[Any], ...]:  # type: ignore[override]
-        """One group of blocks."""
+        """Return one group of blocks."""
         return ([Block(self._pool, block_id) for block_id in self.ids],) if self.ids else ((),)
 
     def get_block_ids(self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None) -> Any:

@@ -31,7 +31,7 @@ class Knee:
 
 
 def find_knee(sizes: NDArray[np.float64], hit_rates: NDArray[np.float64], working_set: float, infinite: float) -> int:
-    """The index of the point farthest above the line from no cache at all to a cache of everything.
+    """Return the index of the point farthest above the line from no cache at all to a cache of everything.
 
     sizes, hit_rates: (S,), S at least 1. working_set: blocks of everything; infinite: the hit rate with them, the end
     of the line. Both axes are scaled to 0 to 1, sizes not
@@ -145,7 +145,7 @@ def hit_curves(
 
 
 def count_hits(references: References, policy: PolicyName, capacity: int, said: SaidHints | None = None) -> int:
-    """Block references that hit in `capacity` blocks. O(references * cost of the policy).
+    """Return block references that hit in `capacity` blocks. O(references * cost of the policy).
 
     said: hints that the policy is told, if not None. Raises `PolicyError` where a policy raises or names what is not
     cached.
@@ -209,7 +209,7 @@ def _within_bound(
 
 
 def _sampling_errors(references: References, capacities: Sequence[int]) -> dict[str, NDArray[np.float64]]:
-    """The standard error of LRU's sampled curve, from how four quarters of the sample differ."""
+    """Return the standard error of LRU's sampled curve, from how four quarters of the sample differ."""
     quarters = []
     for group in range(4):
         part = references.select(group)

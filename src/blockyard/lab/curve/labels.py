@@ -17,7 +17,7 @@ from .words import knee_is_drawn, knee_of, parts_of
 
 
 def spread_labels(wanted: Sequence[float], spacing: float, low: float, high: float) -> list[float] | None:
-    """Places at least `spacing` apart within low to high, in the order of `wanted`, near to what was wanted.
+    """Return places at least `spacing` apart within low to high, in the order of `wanted`, near to what was wanted.
 
     wanted: ascending. None where they cannot all stand there. Labels that would touch become a group around the mean
     of what they wanted, as pooled adjacent violators of isotonic regression. O(labels).
@@ -59,7 +59,7 @@ def label_lines(sheet: Sheet) -> None:
 
 
 def _from_below(sheet: Sheet) -> list[str]:
-    """The policies as their lines end. Lines that meet there have the order that they had on the way."""
+    """Return the policies as their lines end. Lines that meet there have the order that they had on the way."""
     rates = sheet.curves.hit_rates
     return sorted(rates, key=lambda policy: (round(float(rates[policy][-1]), 3), float(np.mean(rates[policy]))))
 

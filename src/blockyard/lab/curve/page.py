@@ -42,7 +42,7 @@ def write_page(curves: HitCurves, path: str | os.PathLike[str], *, bytes_per_blo
 
 
 def page_of(curves: HitCurves, bytes_per_block: int, model: str) -> str:
-    """The page as text."""
+    """Return the page as text."""
     said = {
         "title": title_of(curves),
         "subtitle": subtitle_of(curves),
@@ -56,7 +56,7 @@ def page_of(curves: HitCurves, bytes_per_block: int, model: str) -> str:
 
 
 def _data_of(curves: HitCurves, bytes_per_block: int, model: str) -> dict[str, Any]:
-    """All numbers of the curves, and the words that stand in the picture. Rates are shares, 0 to 1."""
+    """Return all numbers of the curves, and the words that stand in the picture. Rates are shares, 0 to 1."""
     return {
         "trace": printable(curves.trace),
         "tokens_a_block": curves.tokens_a_block,

@@ -124,7 +124,7 @@ def drawn(curves: HitCurves, kind: str, bytes_per_block: int, model: str) -> byt
 
 
 def figure_of(curves: HitCurves, bytes_per_block: int, model: str, *, keep_all_letters: bool) -> Any:
-    """The figure itself, from the outside in: each part takes its place in what those before it have left."""
+    """Return the figure itself, from the outside in: each part takes its place in what those before it have left."""
     sheet = Sheet(curves, keep_all_letters=keep_all_letters)
     draw_frame(sheet, bytes_per_block, model)
     words = draw_lines(sheet)

@@ -73,25 +73,25 @@ class Sheet:
         return self.lowest
 
     def style_of(self, policy: str) -> tuple[str, tuple[float, ...]]:
-        """The colour and the dashes of a policy's line."""
+        """Return the colour and the dashes of a policy's line."""
         style = self.styles[policy]
         if style < 0:
             return INK, OPTIMUM_DASHES[(-1 - style) % len(OPTIMUM_DASHES)]
         return COLORS[style % len(COLORS)], DASHES[style // len(COLORS) % len(DASHES)]
 
     def extent(self, artist: Any) -> Any:
-        """The box of something drawn, in pixels."""
+        """Return the box of something drawn, in pixels."""
         return artist.get_window_extent(self.renderer)
 
     def end_of_line(self, policy: str) -> tuple[float, float]:
-        """Where a policy's line ends, in shares of the figure."""
+        """Return where a policy's line ends, in shares of the figure."""
         rate = 100 * float(self.curves.hit_rates[policy][-1])
         pixels = self.axes.transData.transform((float(self.curves.sizes[-1]), rate))
         x, y = self.figure.transFigure.inverted().transform(pixels)
         return float(x), float(y)
 
     def highest_percent(self) -> float:
-        """Where the hit rates' axis ends: a little above everything on it."""
+        """Return where the hit rates' axis ends: a little above everything on it."""
         curves = self.curves
         rates = [float(np.max(rates)) for rates in curves.hit_rates.values()]
         highest = 100 * max(curves.infinite, *rates)
@@ -99,13 +99,13 @@ class Sheet:
 
 
 def families() -> list[str]:
-    """The installed ones of the fonts that this project asks for, best first."""
+    """Return the installed ones of the fonts that this project asks for, best first."""
     installed = {font.name for font in font_manager.fontManager.ttflist}
     return [name for name in _FAMILIES if name in installed]
 
 
 def _letters() -> set[int]:
-    """Every letter that some of these fonts has."""
+    """Return every letter that some of these fonts has."""
     paths = {font_manager.findfont(name) for name in families()}
     return {letter for path in paths for letter in FT2Font(path).get_charmap()}
 

@@ -19,12 +19,12 @@ LETTERS = "ABCD"
 
 
 def label_in(curves: HitCurves, policy: str) -> str:
-    """What a policy's line is called: "lru", or "lru B" for that of the second of several traces."""
+    """Return what a policy's line is called: "lru", or "lru B" for that of the second of several traces."""
     return f"{policy} {curves.letter}" if curves.letter else policy
 
 
 def put_together(several: Sequence[HitCurves]) -> HitCurves:
-    """Every line of every trace, as curves that can be drawn and written as a page.
+    """Return every line of every trace, as curves that can be drawn and written as a page.
 
     several: at the same sizes, of blocks of as many tokens; each becomes a part with a letter, A, B and so on. The
     result has the sums of the traces, the lines by `label_in`, and the first trace's knee. One is returned as it is.

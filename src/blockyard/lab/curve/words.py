@@ -19,7 +19,7 @@ GIB = 2**30
 
 
 def title_of(curves: HitCurves) -> str:
-    """What is shown, and of which trace."""
+    """Return what is shown, and of which trace."""
     what = f"Token hit rate with {curves.states}," if curves.states else "Block hit rate"
     what = "Token hit rate by tier" if curves.tiers else what
     if curves.parts:
@@ -28,7 +28,7 @@ def title_of(curves: HitCurves) -> str:
 
 
 def subtitle_of(curves: HitCurves) -> str:
-    """How much there is in the trace, or in each."""
+    """Return how much there is in the trace, or in each."""
     if curves.parts:
         return "; ".join(
             f"{part.letter}: {cut_off(printable(part.trace), 32)}, {counted(part.num_requests, 'request')}, "
@@ -43,35 +43,35 @@ def subtitle_of(curves: HitCurves) -> str:
 
 
 def parts_of(curves: HitCurves) -> tuple[HitCurves, ...]:
-    """The curves of each trace."""
+    """Return the curves of each trace."""
     return curves.parts or (curves,)
 
 
 def knee_of(curves: HitCurves) -> str:
-    """Where more blocks stop paying: "knee of lru: 38,667 blocks, 35.0 %"."""
+    """Return where more blocks stop paying: "knee of lru: 38,667 blocks, 35.0 %"."""
     knee = curves.knee
     return f"knee of {label_in(curves, knee.policy)}: {counted(knee.blocks, 'block')}, {percent(knee.hit_rate)}"
 
 
 def knee_is_drawn(curves: HitCurves) -> bool:
-    """Whether the knee's policy is drawn, and the knee is between the capacities at both ends."""
+    """Return whether the knee's policy is drawn, and the knee is between the capacities at both ends."""
     is_between = int(curves.sizes[0]) <= curves.knee.blocks <= int(curves.sizes[-1])
     return curves.knee.policy in curves.hit_rates and is_between
 
 
 def unmarked_knee_of(curves: HitCurves) -> str:
-    """The knees that are not drawn, in sentences."""
+    """Return the knees that are not drawn, in sentences."""
     hidden = [part for part in parts_of(curves) if not knee_is_drawn(part)]
     return " ".join(sentence(knee_of(part)) for part in hidden)
 
 
 def infinite_of(curves: HitCurves) -> str:
-    """What a cache without a limit would hit."""
+    """Return what a cache without a limit would hit."""
     return f"{label_in(curves, 'infinite cache')}: {percent(curves.infinite)}"
 
 
 def gap_of(curves: HitCurves) -> str:
-    """What the shaded area means; "" where there is none."""
+    """Return what the shaded area means; "" where there is none."""
     best = best_rates(curves)
     if best is None or OPTIMUM not in curves.hit_rates:
         return ""
@@ -114,14 +114,14 @@ def above_lru(curves: HitCurves) -> dict[str, NDArray[np.float64]]:
 
 
 def capacity_axis(bytes_per_block: int, model: str) -> str:
-    """What stands at the second axis of capacities."""
+    """Return what stands at the second axis of capacities."""
     if not bytes_per_block:
         return "capacity (tokens)"
     return f"capacity (GiB of {shortened(printable(model), 48)})" if model else "capacity (GiB)"
 
 
 def capacity_factor(curves: HitCurves, bytes_per_block: int) -> float:
-    """How much of the second axis one block is: GiB, or tokens where no model is named."""
+    """Return how much of the second axis one block is: GiB, or tokens where no model is named."""
     return bytes_per_block / GIB if bytes_per_block else float(max(curves.tokens_a_block, 1))
 
 
@@ -154,7 +154,7 @@ class Claim:
 
 
 def claims_of(curves: HitCurves) -> dict[str, Claim]:
-    """A claim for each policy besides LRU and the optimum; none where LRU was not run. O(policies * sizes)."""
+    """Return a claim for each policy besides LRU and the optimum; none where LRU was not run. O(policies * sizes)."""
     gap = np.zeros(len(curves.sizes))
     if OPTIMUM in curves.hit_rates and "lru" in curves.hit_rates:
         gap = 100 * (curves.hit_rates[OPTIMUM] - curves.hit_rates["lru"])

@@ -33,7 +33,7 @@ class Situation:
 
     @property
     def num_states(self) -> int:
-        """Sequences whose states are set aside."""
+        """Count the sequences whose states are set aside."""
         return (self.max_num_seqs or 0) if self.spec.state_bytes_per_sequence else 0
 
 

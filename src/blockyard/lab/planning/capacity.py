@@ -189,7 +189,7 @@ class _Budgets:
         return advise_cache_budget(max(self.num_blocks - 1, 0) + more_blocks, self.running, self.blocks_each)
 
     def hits(self, references: References | None, policy: str, cpu_blocks: int) -> HitForecast | None:
-        """What the trace hits in what is left; None without its contents."""
+        """Return what the trace hits in what is left; None without its contents."""
         if references is None:
             return None
         more = self.gpu.num_blocks(self.spec, self.states, GIB) - self.num_blocks
@@ -216,7 +216,7 @@ def _budgets(given: Situation, num_blocks: int) -> _Budgets | None:
 
 
 def _num_states(spec: KVCacheSpec, limit: int | None) -> int:
-    """Sequences whose states are set aside."""
+    """Count the sequences whose states are set aside."""
     return (limit or 0) if spec.state_bytes_per_sequence else 0
 
 

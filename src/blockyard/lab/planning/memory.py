@@ -69,14 +69,14 @@ class Activations:
         return found
 
     def bytes_on(self, ranks: int) -> int:
-        """Bytes on each of the GPUs that share the model."""
+        """Count the bytes on each of the GPUs that share the model."""
         memory = self._memory(ranks)
         if memory is not None:
             return memory.total_bytes
         return int((DEFAULT_ACTIVATION_GIB if self.given_gib is None else self.given_gib) * GIB)
 
     def sentence(self, ranks: int) -> str:
-        """Where the number comes from."""
+        """Return where the number comes from."""
         memory, gib = self._memory(ranks), self.bytes_on(ranks) / GIB
         if memory is None or self.step is None:
             source = "as given" if self.given_gib is not None else "a guess, since the model's widths are not known"
@@ -120,12 +120,12 @@ class GpuBudget:
 
     @property
     def usable_bytes(self) -> int:
-        """The share of the total that may be used."""
+        """Return the share of the total that may be used."""
         return int(self.total_bytes * self.utilization)
 
     @property
     def cache_bytes(self) -> int:
-        """What is left for blocks; negative by what is missing."""
+        """Return what is left for blocks; negative by what is missing."""
         return self.usable_bytes - self.weight_bytes - self.activation_bytes - self.state_bytes
 
     def num_blocks(self, spec: KVCacheSpec, max_num_seqs: int, extra_bytes: int = 0) -> int:
@@ -154,7 +154,7 @@ class GpuAssumptions:
             raise InvalidArgument(f"gpu_memory_utilization is {share}; it must be above 0 and at most 1")
 
     def budget(self, spec: KVCacheSpec, max_num_seqs: int) -> GpuBudget:
-        """The bytes of one of the ranks of `spec`, which share the weights equally. O(layers)."""
+        """Return the bytes of one of the ranks of `spec`, which share the weights equally. O(layers)."""
         return GpuBudget(
             total_bytes=int(self.gpu_memory_gib * GIB),
             utilization=self.utilization,
@@ -179,7 +179,7 @@ class GpuAssumptions:
 
 
 def cached_tokens(spec: KVCacheSpec, num_blocks: int) -> int:
-    """Tokens whose keys and values, of every layer, that many blocks can keep. O(groups).
+    """Count the tokens whose keys and values, of every layer, that many blocks can keep. O(groups).
 
     Windows are not used: each token takes its share of a block in every group, so the answer is never too large.
     """

@@ -28,7 +28,7 @@ class Expansion:
         self._num_requests = 0
 
     def prompt(self, request: TraceRequest) -> NDArray[np.int32]:
-        """The prompt's tokens, (num_prompt_tokens,) int32. Call once a request."""
+        """Return the prompt's tokens, (num_prompt_tokens,) int32. Call once a request."""
         self._num_requests += 1
         if request.token_ids is not None:
             return request.token_ids
@@ -37,7 +37,7 @@ class Expansion:
         return self._named(request.hash_ids)[: request.num_prompt_tokens]
 
     def output(self, request: TraceRequest) -> NDArray[np.int32]:
-        """The tokens generated after the latest prompt, (max(num_output_tokens, 1),) int32."""
+        """Return the tokens generated after the latest prompt, (max(num_output_tokens, 1),) int32."""
         number = self._num_requests % FIRST_OUTPUT_TOKEN
         return np.full(max(request.num_output_tokens, 1), FIRST_OUTPUT_TOKEN + number, np.int32)
 

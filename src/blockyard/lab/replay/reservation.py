@@ -66,7 +66,7 @@ def compare_reservations(
 
 
 def next_power_of_two(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The least powers of two that are not below `lengths`, each from 1 to 2**52. O(lengths)."""
+    """Return the least powers of two that are not below `lengths`, each from 1 to 2**52. O(lengths)."""
     fraction, exponent = np.frexp(lengths.astype(np.float64))
     shifts: NDArray[np.int64] = exponent.astype(np.int64) - (fraction == 0.5)
     return np.array(1, np.int64) << shifts
@@ -106,7 +106,7 @@ class _FullQueue:
         )
 
     def _served(self, trace: Trace) -> Iterator[_Lengths]:
-        """The requests that this memory can hold, and what each leaves unused at its end."""
+        """Yield the requests that this memory can hold, and what each leaves unused at its end."""
         for request in trace:
             total = request.num_prompt_tokens + max(request.num_output_tokens, 1)
             slots = self._held_by(total, total)

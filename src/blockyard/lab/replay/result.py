@@ -61,7 +61,7 @@ class Causes:
         return reachable, hittable
 
     def totals(self, num_hit: int, num_prompt_tokens: int) -> MissedTokens:
-        """All prompts, of which `num_hit` tokens hit."""
+        """Return all prompts, of which `num_hit` tokens hit."""
         hittable = self._num_hittable
         if self._seen.halvings:
             hittable = round(self._num_reachable * int(self._seen.num_seen) / max(int(self._seen.num_references), 1))
@@ -75,7 +75,7 @@ class Causes:
 
 
 def _whole(num_tokens: int, block_size: int) -> int:
-    """The tokens of whole blocks."""
+    """Return the tokens of whole blocks."""
     return num_tokens // block_size * block_size
 
 
@@ -154,7 +154,7 @@ class ReplayResult:
 
     @property
     def blocks_per_second(self) -> float:
-        """Blocks handled in a second of the replay."""
+        """Return blocks handled in a second of the replay."""
         return self.num_blocks_handled / self.seconds if self.seconds else 0.0
 
 
@@ -206,7 +206,7 @@ class Tally:
         simulated: SimulatedTime | None,
         timeline: Timeline | None,
     ) -> ReplayResult:
-        """All of it, with the manager's own counters."""
+        """Return all of it, with the manager's own counters."""
         stats = cache.stats()
         return ReplayResult(
             policy=policy,

@@ -61,7 +61,7 @@ class ReplayOptions:
         policy_of(self.policy)
 
     def make_cache(self) -> KVCacheManager:
-        """The manager that the requests go through."""
+        """Return the manager that the requests go through."""
         return KVCacheManager(
             CacheConfig(
                 num_blocks=self.num_blocks,

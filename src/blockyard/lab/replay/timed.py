@@ -61,7 +61,7 @@ class ServiceModel:
     def step_seconds(
         self, num_prompt_tokens: int, num_decodes: int, num_context_tokens: int, num_moved_blocks: int = 0
     ) -> float:
-        """Seconds of one step."""
+        """Return seconds of one step."""
         return (
             self.seconds_per_step
             + self.seconds_per_prompt_token * num_prompt_tokens
@@ -87,7 +87,7 @@ class _Job:
     admitted: bool = False
 
     def tokens(self) -> NDArray[np.int32]:
-        """All known tokens: the prompt, and what was chosen before a preemption."""
+        """Return all known tokens: the prompt, and what was chosen before a preemption."""
         return np.concatenate([self.prompt, np.full(self.num_chosen, self.output_token, np.int32)])
 
 
@@ -154,7 +154,7 @@ class TimedRun:
         )
 
     def _jobs(self, on_request: Callable[[int], None] | None) -> Iterator[_Job]:
-        """The requests that can run at all, as they arrive."""
+        """Yield the requests that can run at all, as they arrive."""
         expansion = Expansion(self._trace)
         for number, request in enumerate(self._trace, 1):
             problem = never_fits(self._cache, request)
@@ -204,7 +204,7 @@ class TimedRun:
             self._recorder.note(name, time, amount)
 
     def _next_waiting(self) -> _Job | None:
-        """The first in the queue, or None where none waits now."""
+        """Return the first in the queue, or None where none waits now."""
         if not self._waiting and self._following is not None and self._following.arrival <= self._now:
             self._waiting.append(self._following)
             self._following = next(self._arriving, None)

@@ -56,7 +56,7 @@ class TimelineRecorder:
         self._last[place] = num_blocks
 
     def result(self) -> Timeline:
-        """All notes."""
+        """Return all notes."""
         end = self._end + 1
         counts = {name: sums[:end].copy() for name, sums in self._sums.items()}
         begun = counts["started"] + counts["resumed"]

@@ -33,7 +33,7 @@ class Bailian:
     hash_block_size = BLOCK_SIZE
 
     def parser(self) -> BailianParser:
-        """A parser that knows no chats yet."""
+        """Return a parser that knows no chats yet."""
         return BailianParser()
 
 
@@ -97,7 +97,7 @@ class Mooncake:
         return self
 
     def row(self, line: Line) -> TraceLine:
-        """The request on a line. Raises `LineProblem`."""
+        """Return the request on a line. Raises `LineProblem`."""
         found = json_object(line)
         timestamp = fields.timestamp("timestamp", fields.required(found, "timestamp"))
         prompt = fields.prompt_length("input_length", fields.required(found, "input_length"))

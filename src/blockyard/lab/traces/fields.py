@@ -16,7 +16,7 @@ Ids = TypeVar("Ids", NDArray[np.int64], NDArray[np.int32])
 
 
 def required(fields: Fields, name: str) -> Any:
-    """The value of a field that must be there."""
+    """Return the value of a field that must be there."""
     try:
         return fields[name]
     except KeyError:
@@ -26,7 +26,7 @@ def required(fields: Fields, name: str) -> Any:
 
 
 def integer(name: str, value: object, low: int, high: int) -> int:
-    """An integer within limits. A bool, a float and a text of digits are none."""
+    """Return an integer within limits. A bool, a float and a text of digits are none."""
     if type(value) is not int:
         raise LineProblem(f"{name} not an integer", f"{name} is {shown(value)}; it must be an integer")
     if not low <= value <= high:
@@ -35,17 +35,17 @@ def integer(name: str, value: object, low: int, high: int) -> int:
 
 
 def prompt_length(name: str, value: object) -> int:
-    """Tokens of a prompt: at least 1."""
+    """Return the tokens of a prompt: at least 1."""
     return integer(name, value, 1, MAX_PROMPT_TOKENS)
 
 
 def output_length(name: str, value: object) -> int:
-    """Tokens of an output, 0 for a request that failed or of which nothing is known."""
+    """Return the tokens of an output, 0 for a request that failed or of which nothing is known."""
     return integer(name, value, 0, MAX_OUTPUT_TOKENS)
 
 
 def timestamp(name: str, value: object) -> float:
-    """A finite number, in the format's unit."""
+    """Return a finite number, in the format's unit."""
     if type(value) not in (int, float):
         raise LineProblem(f"{name} not a number", f"{name} is {shown(value)}; it must be a number")
     if not abs(value) <= MAX_TIMESTAMP:  # type: ignore[arg-type]  # NaN compares false, so it is refused too
@@ -66,7 +66,7 @@ def _integers(name: str, value: object, high: int) -> list[int]:
 
 
 def hash_ids(value: object, num_prompt_tokens: int, block_size: int) -> NDArray[np.int64]:
-    """One id for each block that the prompt begins: ceil(num_prompt_tokens / block_size)."""
+    """Return one id for each block that the prompt begins: ceil(num_prompt_tokens / block_size)."""
     ids = _integers("hash_ids", value, MAX_HASH_ID)
     expected = -(-num_prompt_tokens // block_size)
     if len(ids) != expected:
@@ -78,7 +78,7 @@ def hash_ids(value: object, num_prompt_tokens: int, block_size: int) -> NDArray[
 
 
 def different(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The ids, if none stands twice: an id names a block under its prefix, which no prompt can hold twice."""
+    """Return the ids, if none stands twice: an id names a block under its prefix, which no prompt can hold twice."""
     if len(set(ids.tolist())) != len(ids):
         values, counts = np.unique(ids, return_counts=True)
         twice = int(values[np.argmax(counts > 1)])
@@ -87,21 +87,21 @@ def different(ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def token_ids(name: str, value: object) -> NDArray[np.int32]:
-    """The prompt itself, (n,) int32 with 1 <= n <= `MAX_PROMPT_TOKENS`."""
+    """Return the prompt itself, (n,) int32 with 1 <= n <= `MAX_PROMPT_TOKENS`."""
     ids = _integers(name, value, MAX_TOKEN_ID)
     prompt_length(f"the length of {name}", len(ids))
     return read_only(np.array(ids, dtype=np.int32))
 
 
 def session(name: str, value: object) -> str:
-    """A conversation's name: a text or an integer."""
+    """Return a conversation's name: a text or an integer."""
     if isinstance(value, bool) or not isinstance(value, (str, int)) or len(str(value)) > 200:
         raise LineProblem(f"{name} not a name", f"{name} is {shown(value)}; it must be an integer or a short text")
     return str(value)
 
 
 def digits(name: str, text: str) -> int:
-    """The integer that a cell of CSV spells. Only digits and a sign: int() would also take 1_000."""
+    """Return the integer that a cell of CSV spells. Only digits and a sign: int() would also take 1_000."""
     if len(text) > 20 or not (text.isascii() and text.lstrip("+-").isdigit()):
         raise LineProblem(f"{name} not an integer", f"{name} is {shown(text)}; it must be an integer")
     try:
@@ -111,7 +111,7 @@ def digits(name: str, text: str) -> int:
 
 
 def decimal(name: str, text: str) -> float:
-    """The finite number that a cell of CSV spells."""
+    """Return the finite number that a cell of CSV spells."""
     try:
         value = math.nan if "_" in text else float(text)
     except ValueError:
@@ -122,6 +122,6 @@ def decimal(name: str, text: str) -> float:
 
 
 def read_only(array: Ids) -> Ids:
-    """The array, read-only from now on."""
+    """Return the array, read-only from now on."""
     array.flags.writeable = False
     return array

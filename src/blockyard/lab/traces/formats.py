@@ -51,7 +51,7 @@ class TokenIds:
         return self
 
     def row(self, line: Line) -> TraceLine:
-        """The request on a line. Raises `LineProblem`."""
+        """Return the request on a line. Raises `LineProblem`."""
         found = json_object(line)
         tokens = fields.token_ids("token_ids", fields.required(found, "token_ids"))
         if "input_length" in found:
@@ -77,7 +77,7 @@ class Text:
         return self
 
     def row(self, line: Line) -> TraceLine:
-        """The request on a line. Raises `LineProblem`."""
+        """Return the request on a line. Raises `LineProblem`."""
         found = json_object(line)
         name = next((name for name in TEXT_FIELDS if name in found), TEXT_FIELDS[0])
         text = fields.required(found, name)
@@ -138,7 +138,7 @@ class _Csv:
         return self
 
     def row(self, line: Line) -> TraceLine | None:
-        """The request on a line, None on the header. Raises `LineProblem`."""
+        """Return the request on a line, None on the header. Raises `LineProblem`."""
         cells = csv_row(line)
         if cells == self._header:
             return None
@@ -199,7 +199,7 @@ _CSV: dict[str, type[Azure] | type[BurstGPT]] = {"azure": Azure, "burstgpt": Bur
 
 
 def find_format(path: Path, wanted: str, tokenizer: str | None) -> Format:
-    """The format of a file; `wanted` is one of `FORMATS` or "auto".
+    """Return the format of a file; `wanted` is one of `FORMATS` or "auto".
 
     Looks at no more than `DETECTION_LINES` lines, so that one damaged first line does not make a trace unreadable.
     Raises `TraceError` if there is no line at all, or none that fits.
@@ -220,7 +220,7 @@ def find_format(path: Path, wanted: str, tokenizer: str | None) -> Format:
 
 
 def _format_of(line: Line, wanted: str, tokenizer: str | None) -> Format:
-    """The format, if this line is of it. Raises `LineProblem`."""
+    """Return the format, if this line is of it. Raises `LineProblem`."""
     looks_like_json = isinstance(line, bytes) and line.startswith((b"{", b"["))
     if wanted in _CSV or (wanted == "auto" and not looks_like_json):
         return _csv_format(line, wanted)

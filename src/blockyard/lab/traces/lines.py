@@ -46,7 +46,7 @@ class LineProblem(Exception):
 
 
 def shown(value: object) -> str:
-    """The value as an error shows it: at most a few dozen characters, however large it is."""
+    """Return the value as an error shows it: at most a few dozen characters, however large it is."""
     return _REPR.repr(value)
 
 
@@ -62,7 +62,7 @@ class CutShort(Exception):
 
 
 def pieces(path: Path) -> Iterator[bytes]:
-    """The unpacked bytes of a regular file in pieces of bounded size.
+    """Yield the unpacked bytes of a regular file in pieces of bounded size.
 
     Raises `TraceError` if the file is none, cannot be read or is damaged, `CutShort` if its end is missing, and
     `MissingExtra` for zstd without the package zstandard.
@@ -138,7 +138,7 @@ def _zstd_pieces(file: IO[bytes], path: Path) -> Iterator[bytes]:
 
 
 def zstandard_package() -> Any:
-    """The package zstandard. Raises `MissingExtra` if it is not installed."""
+    """Return the package zstandard. Raises `MissingExtra` if it is not installed."""
     try:
         import zstandard
     except ImportError as error:
@@ -157,7 +157,7 @@ Line = bytes | TooLong
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, Line]]:
-    """The lines that are not blank, from number 1, without their ends (LF or CRLF) and without a BOM.
+    """Yield the lines that are not blank, from number 1, without their ends (LF or CRLF) and without a BOM.
 
     O(longest line) memory, at most `MAX_LINE_BYTES` and a piece. Raises as `pieces` does; what stands before the
     place where a file is cut short and is no whole line is not given.
@@ -193,7 +193,7 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[Line]:
 
 
 def text_of(line: Line) -> str:
-    """The line as text. Raises `LineProblem` if it is too long or not UTF-8."""
+    """Return the line as text. Raises `LineProblem` if it is too long or not UTF-8."""
     if isinstance(line, TooLong):
         raise LineProblem("line too long", f"the line has more than {MAX_LINE_BYTES} bytes")
     try:
@@ -203,7 +203,7 @@ def text_of(line: Line) -> str:
 
 
 def json_object(line: Line) -> dict[str, Any]:
-    """The JSON object on a line. NaN, Infinity and a key that stands twice are refused, as JSON itself says.
+    """Return the JSON object on a line. NaN, Infinity and a key that stands twice are refused, as JSON itself says.
 
     Raises `LineProblem`.
     """
@@ -231,7 +231,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def csv_row(line: Line) -> list[str]:
-    """The cells of a line of CSV, without the blanks around them. Raises `LineProblem`."""
+    """Return the cells of a line of CSV, without the blanks around them. Raises `LineProblem`."""
     text = text_of(line)
     try:
         return [cell.strip() for cell in next(csv.reader([text], strict=True), [])]

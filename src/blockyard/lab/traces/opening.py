@@ -29,7 +29,7 @@ def open_trace(
     tokenizer: str | None = None,
     max_requests: int | None = None,
 ) -> Trace:
-    """The trace that `source` names. It is read anew, from the beginning, each time it is walked.
+    """Return the trace that `source` names. It is read anew, from the beginning, each time it is walked.
 
     source: a file; "default" or "small" for the trace that comes with the package; or a generator with its options,
     as in "chat:requests=1000,seed=3,turns=8". A file of such a name is reached as "./chat". Files may be plain, gzip
@@ -65,7 +65,7 @@ def _reads_as_made(source: str) -> bool:
 
 
 def make_trace(kind: str, *, requests: int, seed: int, **options: Any) -> Trace:
-    """The trace that a generator makes: one of `GENERATORS`, whose classes say what options they have.
+    """Return the trace that a generator makes: one of `GENERATORS`, whose classes say what options they have.
 
     Raises `InvalidArgument` for a kind or an option that does not exist, and for a value outside its limits.
     """

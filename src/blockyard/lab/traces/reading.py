@@ -30,7 +30,7 @@ class Parser(Protocol):
     """From a line to a row, during one walk: it may remember what earlier lines said."""
 
     def row(self, line: Line) -> TraceLine | None:
-        """The row, or None for a line that holds no request by the format's own rules (a header).
+        """Return the row, or None for a line that holds no request by the format's own rules (a header).
 
         Raises `LineProblem`.
         """
@@ -45,7 +45,7 @@ class Format(Protocol):
     hash_block_size: int
 
     def parser(self) -> Parser:
-        """A fresh parser, for one walk."""
+        """Return a fresh parser, for one walk."""
         ...
 
 

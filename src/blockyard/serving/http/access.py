@@ -51,7 +51,7 @@ def _is_of_loopback(address: str) -> bool:
 
 
 def require_hosts(hosts: Sequence[str]) -> list[str]:
-    """Names or addresses without a port, as they stand in the header Host; or "*", for all.
+    """Return names or addresses without a port, as they stand in the header Host; or "*", for all.
 
     Raises `InvalidArgument`, naming the one at fault.
     """
@@ -152,7 +152,7 @@ _TENANT_HEADER = "x-tenant"
 
 
 def read_key_file(path: str | Path) -> str:
-    """The key in a file, without the white space around it. Raises `InvalidArgument` if there is none."""
+    """Return the key in a file, without the white space around it. Raises `InvalidArgument` if there is none."""
     try:
         with open(path, "rb") as file:
             content = file.read(_MAX_KEY_BYTES + 1)
@@ -162,7 +162,7 @@ def read_key_file(path: str | Path) -> str:
 
 
 def require_key(name: str, key: str) -> str:
-    """A key that can be sent in a header. Raises `InvalidArgument`, which does not show it."""
+    """Return a key that can be sent in a header. Raises `InvalidArgument`, which does not show it."""
     stripped = key.strip()
     if not stripped or len(stripped) > _MAX_KEY_BYTES or not (stripped.isascii() and stripped.isprintable()):
         raise InvalidArgument(f"{name} must be 1 to {_MAX_KEY_BYTES} printable ASCII characters")

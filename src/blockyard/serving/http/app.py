@@ -69,7 +69,7 @@ class HttpFigures(Collector):
         self._seconds[handler] = self._seconds.get(handler, 0.0) + seconds
 
     def collect(self) -> Iterable[Metric]:
-        """A counter and a sum. O(routes)."""
+        """Return a counter and a sum. O(routes)."""
         requests = CounterMetricFamily("http_requests", "Answers.", labels=["handler", "method", "status"])
         seconds = SummaryMetricFamily("http_request_duration_seconds", "Until the last byte.", labels=["handler"])
         numbers: Counter[str] = Counter()
@@ -121,7 +121,7 @@ def create_app(
     ui: str = "off",
     tenant_keys: Mapping[str, str] | None = None,
 ) -> FastAPI:
-    """The application around an engine, which belongs to it from now on.
+    """Return the application around an engine, which belongs to it from now on.
 
     model_name: what clients call the model. api_key: what they must send as bearer token; none if None. has_check:
     whether GET /check is there. cors_origins: of web pages that may use it from a browser. status_seconds: of work

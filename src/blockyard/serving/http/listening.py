@@ -33,7 +33,7 @@ def open_sockets(host: str, port: int) -> list[socket.socket]:
 
 
 def cannot_listen(host: str, port: int, error: Exception) -> InvalidArgument:
-    """The sentence for an address that cannot be had."""
+    """Return the sentence for an address that cannot be had."""
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return InvalidArgument(f"host is {host!r} and port is {port}; no server can listen there: {why}")
 

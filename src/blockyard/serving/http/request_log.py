@@ -136,7 +136,7 @@ class LogEntry:
 
 
 def entry_of(scope: Scope) -> LogEntry:
-    """The entry of a request; where nothing keeps a log, one that nothing reads. O(1)."""
+    """Return the entry of a request; where nothing keeps a log, one that nothing reads. O(1)."""
     entry = scope.get("state", {}).get(_ENTRY)
     return entry if isinstance(entry, LogEntry) else LogEntry(scope)
 

@@ -186,7 +186,7 @@ def retain(wish: Wish, engine: Engine) -> tuple[int, int]:
 
 
 def hint_routes(service: Service, asker: EngineAsker, figures: RequestFigures, guard: KeyGuard) -> APIRouter:
-    """The path, behind the key."""
+    """Return the path, behind the key."""
     router = APIRouter(prefix="/v1", dependencies=[Depends(guard)])
 
     @router.post("/hints", response_model=None)
@@ -316,7 +316,7 @@ class TokenizerPaths:
 
 
 def tokenizer_routes(service: Service, encoder: PromptEncoder, block_size: int, guard: KeyGuard) -> APIRouter:
-    """Both paths, behind the key."""
+    """Return both paths, behind the key."""
     router = APIRouter(dependencies=[Depends(guard)])
     paths = TokenizerPaths(service, encoder, block_size)
     router.add_api_route("/tokenize", paths.tokenize, methods=["POST"], response_model=None)

@@ -65,7 +65,7 @@ class Run:
         self._runner.cancel(self.jobs)
 
     async def events(self) -> AsyncIterator[list[tuple[int, NewToken | GenerationResult]]]:
-        """What happens, as lists of (position of the prompt, event), until every job has its result.
+        """Yield what happens, as lists of (position of the prompt, event), until every job has its result.
 
         Raises `ApiError` for the first job that ends with one, and 504 when the time is over.
         """
@@ -82,7 +82,7 @@ class Run:
             yield happened
 
     async def results(self) -> list[GenerationResult]:
-        """The result of each job. Raises as `events` does."""
+        """Return the result of each job. Raises as `events` does."""
         async for _ in self.events():
             pass
         return [self.finished[position] for position in range(len(self.jobs))]

@@ -214,7 +214,7 @@ class AppServer(uvicorn.Server):
 
     @property
     def address(self) -> str:
-        """Where clients connect, once it listens."""
+        """Return where clients connect, once it listens."""
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

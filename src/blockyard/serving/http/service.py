@@ -60,7 +60,7 @@ class Service:
             entry.note_results(run.finished.values())
 
     async def read(self, request: Request, parse: Callable[[bytes], WantedT]) -> WantedT:
-        """The body, as `parse` understands it. Raises `ApiError`."""
+        """Return the body, as `parse` understands it. Raises `ApiError`."""
         body = await read_body(request, self.limits)
         return await asyncio.to_thread(parse, body)  # a large one takes long; others go on
 
@@ -73,7 +73,7 @@ class Service:
             raise ApiError(404, message, code="model_not_found", param="model")
 
     def model(self) -> dict[str, Any]:
-        """The model as /v1/models shows it."""
+        """Return the model as /v1/models shows it."""
         return {
             "id": self.model_name,
             "object": "model",
@@ -84,6 +84,6 @@ class Service:
 
 
 async def within(deadline: Deadline, request: Request, work: Coroutine[Any, Any, WorkT]) -> WorkT:
-    """The result of `work`; raises `ApiError` (504) at the deadline, and `ClientGone` when the client leaves."""
+    """Return the result of `work`; raises `ApiError` (504) at the deadline, and `ClientGone` when the client leaves."""
     async with deadline.hold():
         return await while_connected(work, request.receive)

@@ -28,7 +28,7 @@ class Pieces:
         self._num_characters: dict[int, int] = {}
 
     def of(self, position: int, token: NewToken) -> list[Choice]:
-        """The choices of a token of the prompt at `position`; none if its text is held back. O(its text)."""
+        """Return the choices of a token of the prompt at `position`; none if its text is held back. O(its text)."""
         index = position * self._num_completions + token.index
         choices = self._opening(index)
         if token.text or token.logprob is not None:

@@ -76,7 +76,7 @@ class EngineCollector(Collector):
         self._labels = labels
 
     def collect(self) -> Iterable[Metric]:
-        """All gauges and counters, of one moment. O(1)."""
+        """Yield all gauges and counters, of one moment. O(1)."""
         seen, names, texts = self._read(), list(self._labels), list(self._labels.values())
         for name, (text, value) in GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=names)
@@ -93,7 +93,7 @@ class EngineCollector(Collector):
         yield self._awake()
 
     def _awake(self) -> Metric:
-        """What vLLM's boards ask for; an engine here never sleeps."""
+        """Return what vLLM's boards ask for; an engine here never sleeps."""
         states = GaugeMetricFamily(SLEEP_STATE, "Whether the engine is awake.", labels=[*self._labels, "sleep_state"])
         for state in ("awake", "weights_offloaded", "discard_all"):
             states.add_metric([*self._labels.values(), state], state == "awake")

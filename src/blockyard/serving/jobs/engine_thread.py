@@ -88,7 +88,7 @@ class EngineThread:
 
     @property
     def refusal(self) -> str | None:
-        """Why no job is taken at all; None while the thread serves."""
+        """Return why no job is taken at all; None while the thread serves."""
         if self._refusal is None and not self._thread.is_alive():
             return "the engine does not run"
         return self._refusal
@@ -147,7 +147,7 @@ class EngineThread:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a job waits or runs."""
+        """Return whether a job waits or runs."""
         return self._places.num_taken > 0
 
     def read(self) -> Future[EngineReading]:
@@ -155,7 +155,7 @@ class EngineThread:
         return self.ask(self._read)
 
     def job_names(self) -> dict[int, tuple[str, int]]:
-        """Name and completions of each job that waits or runs, by request id; only in the thread. O(jobs)."""
+        """Return name and completions of each job that waits or runs, by request id; only in the thread. O(jobs)."""
         return {request_id: (job.name, job.num_completions) for request_id, job in self._jobs.items()}
 
     def refuse(self, why: str) -> None:
@@ -380,7 +380,7 @@ class StepOutcome:
 
     @property
     def is_of_use(self) -> bool:
-        """Whether the request is aborted, or further than before."""
+        """Return whether the request is aborted, or further than before."""
         return self.error is not None or any(report.num_tokens for report in self.reports)
 
 

@@ -59,7 +59,7 @@ class MetricsPage:
             self._registry.register(other)
 
     async def text(self) -> bytes:
-        """The page as it is now, or after a second with the engine as it was.
+        """Return the page as it is now, or after a second with the engine as it was.
 
         Scrapes at one time share a page, and while requests run also those within `SHARE_SECONDS`.
         """

@@ -22,7 +22,7 @@ from .served_model import ServedModel
 
 
 def session_name(session_id: str, cache_salt: str | None) -> str:
-    """A name of 64 characters, of the id together with the salt that the session's requests have. O(characters).
+    """Return a name of 64 characters, of the id together with the salt that the session's requests have. O(characters).
 
     A BLAKE2b digest keyed by a digest of the salt: without the salt no name can be found under it, and neither id
     nor salt can be read from the name, which reports and pictures of the cache may show.
@@ -71,7 +71,7 @@ class Planner:
     async def jobs(
         self, request: GenerationFields, arrived_at: float, name: str, tenant: str | None = None
     ) -> list[Job]:
-        """A job for each prompt. Raises `ApiError` (400), naming the field, for what is beyond a limit.
+        """Return a job for each prompt. Raises `ApiError` (400), naming the field, for what is beyond a limit.
 
         arrived_at: when the request did, in seconds of `time.perf_counter`. name: of the request, in the log. tenant:
         who sent it, by name.
@@ -94,7 +94,7 @@ class Planner:
         return jobs
 
     def _session(self, request: GenerationFields, num_prompts: int, salt: str | None) -> str | None:
-        """The session's name in the engine. One state of it is the newest, so it goes with one prompt."""
+        """Return the session's name in the engine. One state of it is the newest, so it goes with one prompt."""
         if request.session_id is None:
             return None
         if num_prompts > 1:
@@ -109,7 +109,7 @@ class Planner:
             raise invalid(f"{asked}; a request may ask for {self._max_completions}", "n")
 
     def _num_new_tokens(self, request: GenerationFields, num_prompt_tokens: int, field: str, tenant: int) -> int:
-        """How many tokens each completion may have: what was asked for, or all there is room for."""
+        """Return how many tokens each completion may have: what was asked for, or all there is room for."""
         if num_prompt_tokens >= self.max_model_len:
             raise too_long(f"'{field}' has {num_prompt_tokens} tokens; {self._context}, answer included", field)
         room = self._model_limits.max_new_tokens(num_prompt_tokens, request.n, tenant)

@@ -39,7 +39,7 @@ class PromptEncoder:
         self._numbers = count()
 
     async def encode(self, name: str, prompt: Any, add_special_tokens: bool = True) -> EncodedPrompt:
-        """The token ids of text, of messages (through the model's chat template) or of token ids.
+        """Return the token ids of text, of messages (through the model's chat template) or of token ids.
 
         name: the field of the request. add_special_tokens: those that the tokenizer puts around a text. Raises
         `ApiError` (400) for a prompt that has no tokens or cannot be read.

@@ -83,7 +83,7 @@ class RequestFigures(Collector):
         self._preempted = size("vllm:request_num_preemptions", "How often it was preempted.", _PREEMPTIONS)
 
     def collect(self) -> Iterable[Metric]:
-        """All of them, without the times at which the counters were made."""
+        """Yield all of them, without the times at which the counters were made."""
         for made in self._made:
             for family in made.collect():
                 family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]

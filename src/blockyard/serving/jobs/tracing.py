@@ -78,7 +78,7 @@ class RequestTracer:
         return found
 
     def _of_cache(self, result: GenerationResult) -> dict[str, Any]:
-        """Blocks hit and missed, where the hits lay, and, with `track_misses`, why the others were missed."""
+        """Return blocks hit and missed, where the hits lay, and, with `track_misses`, why the others were missed."""
         hit = -(-result.num_cached_tokens // self._block_size)
         full = result.num_prompt_tokens // self._block_size
         found: dict[str, Any] = {
@@ -104,14 +104,14 @@ def phases(job: Job, now: float) -> list[tuple[str, float, float]]:
 
 
 def tier_of(result: GenerationResult) -> str:
-    """Where the cached tokens of a prompt lay: "gpu", "cpu", "gpu+cpu" or "none"."""
+    """Return where the cached tokens of a prompt lay: "gpu", "cpu", "gpu+cpu" or "none"."""
     cpu = min(result.num_cpu_cached_tokens, result.num_cached_tokens)
     tiers = ["gpu"] * (result.num_cached_tokens > cpu) + ["cpu"] * (cpu > 0)
     return "+".join(tiers) or "none"
 
 
 def missed_tokens(misses: MissCauses) -> dict[str, int]:
-    """Tokens by cause; the tail counts only where nothing else was missed."""
+    """Return tokens by cause; the tail counts only where nothing else was missed."""
     numbers = {cause: misses.missed[cause] for cause in _CAUSES}
     if any(number for cause, number in numbers.items() if cause != "tail"):
         del numbers["tail"]

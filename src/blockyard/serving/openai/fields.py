@@ -31,7 +31,7 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown(cls, fields: Any) -> Any:
-        """One error for the first of them: pydantic would make one for each, and a body has room for 90,000."""
+        """Return one error for the first of them: pydantic would make one for each, and a body has room for 90,000."""
         if not isinstance(fields, dict):
             return fields
         asked = cls._asked_for(fields)
@@ -43,7 +43,7 @@ class Fields(BaseModel):
 
     @classmethod
     def _asked_for(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields without those that say nothing."""
+        """Return the fields without those that say nothing."""
         return fields
 
 
@@ -57,7 +57,7 @@ RequestT = TypeVar("RequestT", bound=RequestFields)
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """The JSON object that a body is. Raises `ApiError` (400) for any other body."""
+    """Return the JSON object that a body is. Raises `ApiError` (400) for any other body."""
     try:
         fields = pydantic_core.from_json(body, allow_inf_nan=False, cache_strings=False)
     except ValueError as error:
@@ -68,7 +68,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def parse_fields(kind: type[RequestT], fields: dict[str, Any]) -> RequestT:
-    """The request that an object is. Raises `ApiError` (400), naming the field, for what is not understood."""
+    """Return the request that an object is. Raises `ApiError` (400), naming the field, for what is not understood."""
     try:
         return kind.model_validate(asked_for(fields, kind.refused))
     except ValidationError as error:
@@ -125,7 +125,7 @@ def _name(path: list[int | str]) -> str:
 
 
 def _words(found: ErrorDetails, errors: list[ErrorDetails]) -> str:
-    """What it must be: all that a union takes in this place, or the limit."""
+    """Return what it must be: all that a union takes in this place, or the limit."""
     if found["type"] not in _KINDS:
         words = found["msg"].replace("Input should", "it must").replace(" after validation", "")
         return words[0].lower() + words[1:]

@@ -32,7 +32,7 @@ class Hint(Fields):
         return {name: value for name, value in fields.items() if value is not None}
 
     def answer(self, outcome: str) -> dict[str, Any]:
-        """What came of it, as the client reads it."""
+        """Return what came of it, as the client reads it."""
         return {"session_id": self.session_id, "action": self.action, "outcome": outcome}
 
 

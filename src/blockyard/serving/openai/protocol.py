@@ -52,7 +52,7 @@ class Message(Fields):
         return {name: value for name, value in fields.items() if value is not None and (name, value) not in _EMPTY}
 
     def as_template_input(self) -> dict[str, str]:
-        """The message as chat templates read it; "developer" is OpenAI's newer word for "system"."""
+        """Return the message as chat templates read it; "developer" is OpenAI's newer word for "system"."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
@@ -123,17 +123,17 @@ class GenerationFields(RequestFields):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with what was used."""
+        """Return whether a stream ends with what was used."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def wants_continuous_usage(self) -> bool:
-        """Whether every piece of that stream says what was used so far."""
+        """Return whether every piece of that stream says what was used so far."""
         return self.stream_options is not None and self.wants_usage and self.stream_options.continuous_usage_stats
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """The strings that end a completion."""
+        """Return the strings that end a completion."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
@@ -147,7 +147,7 @@ class GenerationFields(RequestFields):
         raise NotImplementedError
 
     def prompts(self) -> list[Any]:
-        """The prompts, each as the engine takes them: text, token ids or messages."""
+        """Return the prompts, each as the engine takes them: text, token ids or messages."""
         raise NotImplementedError
 
 
@@ -180,11 +180,11 @@ class CompletionRequest(GenerationFields):
 
     @property
     def token_limit(self) -> int | None:
-        """Tokens of an answer at most; None for as many as the context has room for."""
+        """Return tokens of an answer at most; None for as many as the context has room for."""
         return self.max_tokens
 
     def prompts(self) -> list[Any]:
-        """Each prompt: a text, or token ids."""
+        """Return each prompt: a text, or token ids."""
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(self.prompt)
@@ -211,7 +211,7 @@ class ChatRequest(GenerationFields):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def prompts(self) -> list[Any]:
-        """The one prompt: messages for the chat template."""
+        """Return the one prompt: messages for the chat template."""
         return [[message.as_template_input() for message in self.messages]]
 
 

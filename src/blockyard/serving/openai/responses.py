@@ -24,7 +24,7 @@ class TokenTexts:
         self._texts: dict[int, str] = {}
 
     def text(self, token_id: int) -> str:
-        """The token as text; a part of a character shows as U+FFFD. O(1)."""
+        """Return the token as text; a part of a character shows as U+FFFD. O(1)."""
         text = self._texts.get(token_id)
         if text is None:
             text = self._texts[token_id] = self._tokenizer.decode([token_id], skip_special_tokens=False)
@@ -48,7 +48,7 @@ class TokenTexts:
         }
 
     def _by_text(self, one: TokenLogprob) -> dict[str, float]:
-        """The likeliest tokens and, whether it is one of them or not, the chosen one: up to `logprobs` + 1."""
+        """Return the likeliest tokens and, whether it is one of them or not, the chosen one: up to `logprobs` + 1."""
         by_text: dict[str, float] = {}
         for token_id, logprob in one.top:
             by_text.setdefault(self.text(token_id), logprob)  # of tokens that look alike, the likeliest
@@ -70,7 +70,7 @@ Choice = dict[str, Any]
 
 
 def usage(results: Sequence[GenerationResult]) -> dict[str, Any]:
-    """What the prompts and completions of a request come to, and how much of the prompts the cache had."""
+    """Return what the prompts and completions of a request come to, and how much of the prompts the cache had."""
     num_prompt = sum(result.num_prompt_tokens for result in results)
     num_new = sum(len(completion.token_ids) for result in results for completion in result.completions)
     cached = {"cached_tokens": sum(result.num_cached_tokens for result in results)}
@@ -99,7 +99,7 @@ class Form(ABC):
         }
 
     def response(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        """The whole answer: the completions of the first prompt, then those of the next. O(its size)."""
+        """Return the whole answer: the completions of the first prompt, then those of the next. O(its size)."""
         choices = [
             self._choice(number, completion)
             for number, completion in enumerate(each for result in results for each in result.completions)
@@ -107,24 +107,24 @@ class Form(ABC):
         return {**self._head, "object": self.whole, "choices": choices, "usage": usage(results)}
 
     def chunk(self, choice: Choice) -> dict[str, Any]:
-        """A piece of a stream."""
+        """Return a piece of a stream."""
         return {**self._head, "object": self.piece, "choices": [choice]}
 
     def usage_chunk(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        """The last piece, for a client that asked for it."""
+        """Return the last piece, for a client that asked for it."""
         return {**self._head, "object": self.piece, "choices": [], "usage": usage(results)}
 
     def opening(self, index: int) -> Choice | None:  # noqa: ARG002
-        """What is sent before a completion's first text; None for nothing."""
+        """Return what is sent before a completion's first text; None for nothing."""
         return None
 
     @abstractmethod
     def text_choice(self, index: int, text: str, logprob: TokenLogprob | None, offset: int) -> Choice:
-        """A piece of text. offset: characters of the completion before it."""
+        """Return a piece of text. offset: characters of the completion before it."""
 
     @abstractmethod
     def end_choice(self, index: int, finish_reason: str) -> Choice:
-        """The end of a completion."""
+        """Return the end of a completion."""
 
     @abstractmethod
     def _choice(self, index: int, completion: Completion) -> Choice: ...
@@ -138,11 +138,11 @@ class CompletionForm(Form):
     prefix = "cmpl"
 
     def text_choice(self, index: int, text: str, logprob: TokenLogprob | None, offset: int) -> Choice:
-        """A piece of text, with the offset of its token."""
+        """Return a piece of text, with the offset of its token."""
         return self._make(index, text, [logprob] if logprob else [], offset, None)
 
     def end_choice(self, index: int, finish_reason: str) -> Choice:
-        """The end of a completion: no text, and the reason."""
+        """Return the end of a completion: no text, and the reason."""
         return self._make(index, "", [], 0, finish_reason)
 
     def _choice(self, index: int, completion: Completion) -> Choice:
@@ -161,15 +161,15 @@ class ChatForm(Form):
     prefix = "chatcmpl"
 
     def opening(self, index: int) -> Choice:
-        """The role, which a chat sends before any text."""
+        """Return the role, which a chat sends before any text."""
         return self._delta(index, {"role": "assistant", "content": ""}, [], None)
 
     def text_choice(self, index: int, text: str, logprob: TokenLogprob | None, offset: int) -> Choice:  # noqa: ARG002
-        """A piece of text as a delta."""
+        """Return a piece of text as a delta."""
         return self._delta(index, {"content": text}, [logprob] if logprob else [], None)
 
     def end_choice(self, index: int, finish_reason: str) -> Choice:
-        """The end of an answer: an empty delta, and the reason."""
+        """Return the end of an answer: an empty delta, and the reason."""
         return self._delta(index, {}, [], finish_reason)
 
     def _choice(self, index: int, completion: Completion) -> Choice:

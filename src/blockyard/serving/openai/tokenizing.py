@@ -20,12 +20,12 @@ class PromptFields(RequestFields):
 
     @property
     def prompt_field(self) -> str:
-        """The name of the field that has the prompt."""
+        """Return the name of the field that has the prompt."""
         raise NotImplementedError
 
     @property
     def content(self) -> Any:
-        """The prompt, as the engine takes it."""
+        """Return the prompt, as the engine takes it."""
         raise NotImplementedError
 
     @property
@@ -50,7 +50,7 @@ class TextFields(PromptFields):
 
     @property
     def content(self) -> str:
-        """The text."""
+        """Return the text."""
         return self.prompt
 
     @property
@@ -72,7 +72,7 @@ class ChatFields(PromptFields):
 
     @property
     def content(self) -> list[dict[str, str]]:
-        """The messages, for the chat template."""
+        """Return the messages, for the chat template."""
         return [message.as_template_input() for message in self.messages]
 
 
@@ -138,7 +138,7 @@ def tokenize_answer(
 
 
 def text_of(tokenizer: Any, token_ids: list[int]) -> str:
-    """The tokens as text, special ones too; a character that is cut shows as U+FFFD. O(tokens)."""
+    """Return the tokens as text, special ones too; a character that is cut shows as U+FFFD. O(tokens)."""
     text: str = tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return text
 

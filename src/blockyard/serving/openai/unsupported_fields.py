@@ -110,7 +110,7 @@ _REASONS = {
 
 
 def asked_for(fields: Mapping[str, Any], refused: Mapping[str, tuple[Any, ...]] = REFUSED) -> dict[str, Any]:
-    """The fields that matter: without nulls, harmless ones and ones that ask for nothing.
+    """Return the fields that matter: without nulls, harmless ones and ones that ask for nothing.
 
     Raises `ApiError` (400), naming the field, for one that is not supported. O(fields).
     """

@@ -107,7 +107,7 @@ class SharedTexts:
         self._starts: list[int] = [0, *ends.tolist()]
 
     def ids(self, text: int) -> NDArray[np.int64]:
-        """The ids of the blocks that the text fills, in order."""
+        """Return the ids of the blocks that the text fills, in order."""
         return np.arange(self._starts[text], self._starts[text + 1])
 
 

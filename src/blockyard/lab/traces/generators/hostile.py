@@ -30,7 +30,7 @@ class Documents(Generator):
     spread: float = option(0.5, 0.0, 5.0)
 
     def endless(self) -> Iterator[TraceRequest]:
-        """The requests, without end. Memory: 16 bytes a document that can still be asked for."""
+        """Yield the requests, without end. Memory: 16 bytes a document that can still be asked for."""
         lengths_of, when, inputs, draws = streams(self.seed, 4)
         tokens = lengths(lengths_of, self.document_tokens, self.spread, self.max_prompt_tokens)
         outputs = lengths(inputs, self.output_tokens, self.spread, self.max_prompt_tokens)
@@ -49,7 +49,7 @@ class Documents(Generator):
             yield TraceRequest(arrival, num_tokens, next(outputs), ids)
 
     def documents(self, draws: np.random.Generator) -> Iterator[tuple[int, bool]]:
-        """The number of the document of each request, and whether it is the last request for it."""
+        """Return the number of the document of each request, and whether it is the last request for it."""
         raise NotImplementedError
 
 
@@ -66,7 +66,7 @@ class Trap(Documents):
     window: int = option(12, 1, 10**5)
 
     def documents(self, draws: np.random.Generator) -> Iterator[tuple[int, bool]]:
-        """The collection in order; then `window` open documents, of which a random one is asked for."""
+        """Yield the collection in order; then `window` open documents, of which a random one is asked for."""
         for number in range(self.scans):
             yield number % self.collection, number >= self.scans - self.collection
         fresh = count(self.collection)
@@ -122,7 +122,7 @@ class Turns(Generator):
         ]
 
     def endless(self) -> Iterator[TraceRequest]:
-        """The requests, without end. Memory: that of the parts."""
+        """Yield the requests, without end. Memory: that of the parts."""
         (when,) = streams(self.seed, 1)
         walks = [part.endless() for part in self._parts()]
         for place, (arrival, _) in enumerate(arrivals(when, self.rate, self.on_seconds, self.off_seconds)):

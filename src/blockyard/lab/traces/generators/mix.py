@@ -53,13 +53,13 @@ class Mix(Generator):
         )
 
     def endless(self) -> Iterator[TraceRequest]:
-        """The requests, without end, by arrival. Memory: that of the parts."""
+        """Return the requests, without end, by arrival. Memory: that of the parts."""
         walks = [_apart(number, part) for number, part in enumerate(self._parts())]
         return heapq.merge(*walks, key=lambda request: request.arrival)
 
 
 def _apart(number: int, part: Generator) -> Iterator[TraceRequest]:
-    """The part's requests, with ids that no other part has."""
+    """Yield the part's requests, with ids that no other part has."""
     above = number << ID_BITS
     for request in part.endless():
         if request.hash_ids is not None:

@@ -19,7 +19,7 @@ LONGEST_PROMPT = 2**22
 
 
 def option(default: float, low: float, high: float) -> Any:
-    """A field with limits. An integer default wants integers."""
+    """Return a field with limits. An integer default wants integers."""
     return field(default=default, metadata={"low": low, "high": high})
 
 
@@ -61,12 +61,12 @@ class Generator:
         return islice(self.endless(), self.requests)
 
     def endless(self) -> Iterator[TraceRequest]:
-        """The requests, without end."""
+        """Return the requests, without end."""
         raise NotImplementedError
 
 
 def require_in(name: str, value: object, low: float, high: float) -> float:
-    """A finite number within limits."""
+    """Return a finite number within limits."""
     number = require_number(name, value)
     if not low <= number <= high:
         raise InvalidArgument(f"{name} is {number}; it must be from {low} to {high}")

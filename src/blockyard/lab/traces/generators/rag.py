@@ -59,7 +59,7 @@ class Rag(Generator):
         return self.max_prompt_tokens // self.hash_block_size + 1
 
     def endless(self) -> Iterator[TraceRequest]:
-        """The requests, without end. Memory: 8 bytes a document."""
+        """Yield the requests, without end. Memory: 8 bytes a document."""
         texts, when, which, inputs, outputs = streams(self.seed, 5)
         longest = self.max_prompt_tokens
         tokens = lognormal(texts, self.document_tokens, self.spread, longest, self.documents).tolist()
@@ -77,7 +77,7 @@ class Rag(Generator):
             yield TraceRequest(arrival, num_tokens, next(answers), read_only(np.concatenate(parts)))
 
     def _shared(self, found: list[int], tokens: list[int]) -> tuple[list[NDArray[np.int64]], int, int]:
-        """Ids of what stands before the question, in parts; its tokens, and its full blocks.
+        """Return ids of what stands before the question, in parts; its tokens, and its full blocks.
 
         Documents that would leave no token to the question are left out.
         """

@@ -27,7 +27,7 @@ class Scan(Generator):
     spread: float = option(0.5, 0.0, 5.0)
 
     def endless(self) -> Iterator[TraceRequest]:
-        """The requests, without end. Memory: 16 bytes a document."""
+        """Yield the requests, without end. Memory: 16 bytes a document."""
         lengths_of, when, inputs, outputs = streams(self.seed, 4)
         longest, block_size = self.max_prompt_tokens, self.hash_block_size
         texts = SharedTexts(

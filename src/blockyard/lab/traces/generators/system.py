@@ -28,7 +28,7 @@ class System(Generator):
     spread: float = option(0.8, 0.0, 5.0)
 
     def endless(self) -> Iterator[TraceRequest]:
-        """The requests, without end. Memory: 16 bytes a system prompt."""
+        """Return the requests, without end. Memory: 16 bytes a system prompt."""
         when, rest = self._streams()
         popular = zipf(rest.pop(), self.system_prompts, self.zipf)
         times = arrivals(when, self.rate, self.on_seconds, self.off_seconds)
@@ -39,7 +39,7 @@ class System(Generator):
         return when, rest
 
     def questions(self, asked: Iterator[tuple[float, int]], rest: list[np.random.Generator]) -> Iterator[TraceRequest]:
-        """A request for each (arrival, system prompt)."""
+        """Yield a request for each (arrival, system prompt)."""
         longest, block_size = self.max_prompt_tokens, self.hash_block_size
         texts = SharedTexts(
             rest[0], self.system_prompts, self.system_tokens, self.spread, max(longest // 2, 1), block_size
@@ -66,7 +66,7 @@ class Bursts(System):
     focus: float = option(0.7, 0.0, 1.0)
 
     def endless(self) -> Iterator[TraceRequest]:
-        """The requests, without end. Memory: 16 bytes a system prompt."""
+        """Return the requests, without end. Memory: 16 bytes a system prompt."""
         when, rest = self._streams()
         popular = rest.pop()
         choices = uniforms(popular.spawn(1)[0])

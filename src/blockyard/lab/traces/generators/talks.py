@@ -116,7 +116,7 @@ class Chat(Generator):
     spread: float = option(0.8, 0.0, 5.0)
 
     def endless(self) -> Iterator[TraceRequest]:
-        """The requests, without end. Memory: the live conversations' last prompts."""
+        """Return the requests, without end. Memory: the live conversations' last prompts."""
         texts, when, who, which, turns, inputs, outputs = streams(self.seed, 7)
         longest, block_size = self.max_prompt_tokens, self.hash_block_size
         # Half of the longest prompt is left to what is not shared.
@@ -156,7 +156,7 @@ class Agents(Generator):
     retry: float = option(0.05, 0.0, 1.0)
 
     def endless(self) -> Iterator[TraceRequest]:
-        """The requests, without end. Memory: the last prompts of the agents at work."""
+        """Return the requests, without end. Memory: the last prompts of the agents at work."""
         texts, when, who, which, turns, inputs, outputs, again = streams(self.seed, 8)
         longest, block_size = self.max_prompt_tokens, self.hash_block_size
         shared = SharedTexts(texts, self.kinds, self.instruction_tokens, self.spread, max(longest // 2, 1), block_size)
