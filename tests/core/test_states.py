@@ -215,6 +215,82 @@ def test_forks_copy_the_slot_once() -> None:
     cache.check()
 
 
+def running(cache: KVCacheManager, memory: StateMemory, prompts: list[list[int]]) -> dict[int, list[int]]:
+    """Sequences of these prompts, all computed and one token sampled, by handle."""
+    known = {}
+    for prompt in prompts:
+        seq = cache.allocate(prompt)
+        compute(cache, memory, seq, prompt, [])
+        cache.append([seq], [7])
+        known[seq] = [*prompt, 7]
+    return known
+
+
+def step_all(cache: KVCacheManager, memory: StateMemory, known: dict[int, list[int]]) -> list[list[int]]:
+    """One decode step of all; each goes on from a state of its own. Returns the copies of slots."""
+    plan = cache.reserve(list(known), 1)
+    memory.prepare(plan)
+    memory.run(plan, list(known), known)
+    cache.commit(list(known), 1, 7)
+    for tokens in known.values():
+        tokens.append(7)
+    cache.check()
+    copies: list[list[int]] = plan.states.copies.tolist()
+    return copies
+
+
+def test_a_slot_is_copied_before_a_fork_of_another_is_copied_over_it() -> None:
+    cache = hybrid(max_num_seqs=4)
+    memory = StateMemory(cache)
+    known = running(cache, memory, [[1] * 20, [2] * 20])
+    first, second = known
+    (child,) = cache.fork(first)
+    cache.free(first)
+    (over,) = cache.fork(second)
+    (grandchild,) = cache.fork(child)
+    known = {child: known[first], grandchild: [*known[first]], second: known[second], over: [*known[second]]}
+    assert step_all(cache, memory, known) == [[0, 2], [1, 0], [2, 3]]
+
+
+def test_slots_that_change_places_are_copied_by_way_of_a_free_one() -> None:
+    cache = hybrid(max_num_seqs=3)
+    memory = StateMemory(cache)
+    known = running(cache, memory, [[1] * 20, [2] * 20])
+    first, second = known
+    (aside,) = cache.fork(first)
+    cache.free(first)
+    (there,) = cache.fork(second)
+    cache.free(second)
+    (back,) = cache.fork(aside)
+    cache.free(aside)
+    assert step_all(cache, memory, {there: known[second], back: known[first]}) == [[0, 2], [1, 0], [2, 1]]
+
+
+def test_forks_and_frees_between_two_steps_leave_to_each_its_own_state() -> None:
+    choose = random.Random(run_seed())
+    num_circles = 0
+    for _ in range(draws(900, 30)):
+        limit = choose.randint(2, 6)
+        cache = hybrid(max_num_seqs=limit, state_places=())
+        memory = StateMemory(cache)
+        known = running(cache, memory, [[number] * 5 for number in range(choose.randint(1, limit))])
+        for _ in range(4):
+            for _ in range(choose.randint(1, 20)):
+                seq = choose.choice(list(known))
+                if len(known) == limit or (len(known) > 1 and choose.random() < 0.4):
+                    cache.free(seq)
+                    del known[seq]
+                else:
+                    (child,) = cache.fork(seq)
+                    known[child] = [*known[seq]]
+            copies = step_all(cache, memory, known)
+            targets = [target for _, target in copies]
+            # A circle goes by way of a slot that is written again, or that nobody runs in.
+            num_circles += len(targets) > len(set(targets) & {seq % 2**20 for seq in known})
+            assert len(copies) <= limit + limit // 2
+    assert num_circles > 0
+
+
 def test_a_state_cannot_be_cut() -> None:
     cache = hybrid()
     memory = StateMemory(cache)

@@ -22,6 +22,7 @@ from ..sequences.table import SequenceTable
 from .content_ledger import ContentLedger
 from .group_table import GroupTable
 from .saves import APART, DONE, NONE, OPEN, Saves
+from .slot_copies import SlotCopies
 from .transfers import Numbers, Transfers
 
 #: What a content pool calls the first block of a state; the parts of one state follow.
@@ -97,8 +98,7 @@ class StateGroup:
         self._used: list[list[int]] = [self._nothing] * rows
         #: After how many token blocks taken those that states need are to be moved in their queue.
         self._refresh_at: i64 = 0
-        #: Slots to copy in the next plan, (from, to).
-        self._copies: list[int] = []
+        self._copies = SlotCopies(rows)
         #: What the plan that is made now saves: (row, boundary); and the rows whose slots it fills first.
         self._asked = Numbers()
         self._opening = Numbers()
@@ -209,7 +209,7 @@ class StateGroup:
             self._visits[child] = self._visits[row].copied()
         self._is_begun[child] = self._is_begun[row]
         if self._is_begun[row] != 0:
-            self._copies += (int(self._source(row)), int(child))
+            self._copies.add(row, child)
 
     def skip(self, row: i64, num_tokens: i64) -> None:
         """Want no state of a row before `num_tokens` tokens, and one there, if one can stand there. O(wanted)."""
@@ -220,13 +220,6 @@ class StateGroup:
         self._wanted[row] = wanted
         self._seen_from[row] = NEVER
 
-    def _source(self, row: i64) -> i64:
-        """Return the slot that has the state of `row` now."""
-        for place in range(0, len(self._copies), 2):
-            if self._copies[place + 1] == row:
-                return self._copies[place]
-        return row
-
     def shortest_cut(self, row: i64) -> i64:
         """Return the fewest computed tokens that a cut may leave: a state cannot be cut."""
         return self.sequences.num_computed[row] if self._is_begun[row] != 0 else i64(0)
@@ -234,12 +227,7 @@ class StateGroup:
     def close(self, row: i64) -> None:
         """Let go of what a row was still to save."""
         self._drop(row, -1)
-        copies = self._copies
-        if copies:
-            self._copies = []
-            for place in range(0, len(copies), 2):
-                if copies[place + 1] != row:
-                    self._copies += copies[place : place + 2]
+        self._copies.drop(row)
         if self.shelf is None:
             try:
                 self._touch(row)
@@ -531,13 +519,14 @@ class StateGroup:
         """Say what the plan copies, and what it saves as far as blocks are free: a save is no reason to refuse."""
         self.keep_tokens()
         transfers.state_blocks = int(self.num_parts)
-        if self._copies:
-            transfers.copy_states(self._copies)
-            self._copies = []
+        if self._copies.count > 0:
+            transfers.copy_states(self._copies.in_order(self._is_begun))
         if self._asked.count > 0:
             self._save(transfers)
         if self._opening.count > 0:
             self._note_opened(transfers)
+        if self._copies.count > 0:
+            self._copies.clear()
 
     def _save(self, transfers: Transfers) -> None:
         """Take blocks for what rows asked for, in order, until they run short."""
