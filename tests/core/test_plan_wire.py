@@ -345,7 +345,7 @@ def test_a_rank_that_is_interrupted_knows_what_it_has_read() -> None:
         rank = PlanReceiver(chain.cache.cache.config)
         for message in messages[:2]:
             rank.from_bytes(message)
-        if not Interrupter("blockyard/wire/chain", line).run(lambda rank=rank: rank.from_bytes(messages[2])):
+        if not Interrupter("blockyard/wire/message", line).run(lambda rank=rank: rank.from_bytes(messages[2])):
             break
         outcomes.add(rank.num_steps)
         if rank.num_steps == 2:
@@ -363,7 +363,7 @@ def test_a_sender_that_is_interrupted_goes_on_as_if_the_call_had_not_been() -> N
         chain.step([seq], [3])
         chain.cache.commit([seq], [3])
         plan = chain.cache.reserve([seq])
-        if not Interrupter("blockyard/wire/chain", line).run(
+        if not Interrupter("blockyard/wire/message", line).run(
             lambda chain=chain, plan=plan: chain.sender.to_bytes(plan)
         ):
             break

@@ -96,7 +96,7 @@ def test_random_traffic_gets_the_right_tokens_and_leaves_nothing(shape: str, rou
             engine.abort_request(dropped)
             expected[places[dropped]] = []
         if rng.random() < 0.02:
-            engine.set_back()
+            engine.preempt_all()
         some = rng.choice(waiting, 2) if waiting and rng.random() < 0.1 else None
         for result in engine.step(only=None if some is None else some.tolist()).finished:
             results[places[result.request_id]] = tokens_of(result)

@@ -78,7 +78,7 @@ def test_the_more_urgent_goes_first_then_who_came_first() -> None:
     assert [late.index(branch) + 1 for branch in order] == [3, 5, 1, 4, 2]
 
 
-def test_only_those_who_go_later_are_set_back_and_they_return_to_their_place() -> None:
+def test_only_those_who_go_later_are_preempted_and_they_return_to_their_place() -> None:
     scheduler = make(budget=32, num_blocks=7)  # 6 blocks of 4 tokens
     patient = add(scheduler, 1, length=8, max_tokens=8, priority=3)
     finish(scheduler, scheduler.schedule())

@@ -20,11 +20,10 @@ from blockyard.engine.model import quiet_transformers
 from blockyard.sizing import KVCacheSpec
 from blockyard.storage import KVCache
 
+from ..support.small_answers import GREEDY, NUM_TOKENS, answer, few_prompts, require_preempted_alike
 from ..support.thread_ranks import ThreadPeers
 from ..support.tiny_models import mixed_prompts, reference_tokens, tokens_of
 
-NUM_TOKENS = 10
-GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
 #: Less than any prompt here has.
 TOPK = 11
 SIZES = {
@@ -83,19 +82,6 @@ def engine_of(model: Any, **options: Any) -> Engine:
     return engine
 
 
-def few_prompts() -> list[list[int]]:
-    """The second and the third begin as the first does."""
-    first, other = mixed_prompts((75, 40))
-    return [first, first[:41] + other[:20], first[:62] + other[:3], other]
-
-
-def answer(engine: Engine, prompts: list[list[int]], sampling: SamplingParams = GREEDY) -> list[list[int]]:
-    tokens = tokens_of(engine.generate(prompts, sampling))
-    engine.cache.check()
-    assert engine.cache.num_used_blocks == 0
-    return tokens
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_an_index_decides_what_is_computed(name: str) -> None:
     """With the same weights and all tokens selected the answers differ: else the other tests would show nothing."""
@@ -119,12 +105,8 @@ def test_tokens_are_those_of_generate_in_chunks_of_any_size_and_behind_hits(mode
 
 @pytest.mark.parametrize("way", ["recompute", "swap"])
 def test_preempted_sequences_get_the_same_tokens(model: Any, way: str) -> None:
-    prompts = mixed_prompts((30, 33, 26, 29))
-    sampling = SamplingParams(max_tokens=20, ignore_eos=True)
     options = {"num_cpu_blocks": 60} if way == "swap" else {}
-    engine = engine_of(model, num_blocks=38, preemption=way, **options)
-    assert answer(engine, prompts, sampling) == reference_tokens(model, prompts, 20)
-    assert engine.num_preemptions > 0
+    require_preempted_alike(model, engine_of(model, num_blocks=38, preemption=way, **options))
 
 
 def test_forks_beams_and_drafts(model: Any) -> None:

@@ -107,7 +107,7 @@ def test_resumed_requests_find_their_own_blocks(llama: Any) -> None:
     engine.add_request(prompt, SamplingParams(max_tokens=12))
     for _ in range(6):
         engine.step()
-    engine.set_back()  # 28 tokens are known, 27 computed, 24 of them in full blocks
+    engine.preempt_all()  # 28 tokens are known, 27 computed, 24 of them in full blocks
     tokens = [token.token_id for _ in range(6) for token in engine.step().new_tokens]
     stats = engine.cache.stats()
     assert (stats.num_resumed_tokens, stats.num_resumed_hit_tokens) == (28, 24)
@@ -353,7 +353,7 @@ def test_a_step_of_some_leaves_the_others_alone(llama: Any) -> None:
     assert (engine.last_step_ids, report.num_tokens, engine.num_waiting) == ((second,), 12, 2)
     report = engine.step()
     assert {token.request_id for token in report.new_tokens} == {first, second, third}
-    engine.set_back()
+    engine.preempt_all()
     assert (engine.num_running, engine.num_waiting, engine.num_preemptions) == (0, 3, 0)
     assert engine.cache.num_used_blocks == 0
     assert engine.step(only=[]).num_tokens == 0

@@ -168,7 +168,7 @@ def test_when_the_owner_of_a_shared_prefix_goes_another_one_computes_it() -> Non
     assert not scheduler.requests()
 
 
-def test_the_youngest_is_set_back_and_comes_back_first() -> None:
+def test_the_youngest_is_preempted_and_comes_back_first() -> None:
     scheduler = make(budget=32, num_blocks=7)  # 6 blocks of 4 tokens
     requests = [add(scheduler, number, prompt_of(100 * number, 8)) for number in (1, 2, 3)]
     late = add(scheduler, 4, prompt_of(400, 2))

@@ -20,13 +20,12 @@ from blockyard.engine.states import learning
 from blockyard.storage import StateSlots
 
 from ..support.hybrid_models import HYBRIDS, hybrid_model, poisoned
+from ..support.small_answers import GREEDY, NUM_TOKENS, answer, few_prompts, require_preempted_alike
 from ..support.thread_ranks import ThreadPeers
 from ..support.tiny_models import mixed_prompts, reference_tokens, tokens_of
 
-NUM_TOKENS = 10
 #: The names under which the models differ most: a delta rule, Mamba-2 beside attention in each layer, a shared block.
 FEW = ("qwen3_next", "falcon_h1", "zamba2")
-GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
 @pytest.fixture(autouse=True)
@@ -38,19 +37,6 @@ def quiet() -> Any:
 def engine_of(model: Any, **options: Any) -> Engine:
     given = {"num_blocks": 800, "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 24, **options}
     return poisoned(Engine(model, **given))
-
-
-def few_prompts() -> list[list[int]]:
-    """Longer than every number in the configs; the second and the third begin as the first does."""
-    first, other = mixed_prompts((75, 40))
-    return [first, first[:41] + other[:20], first[:62] + other[:3], other]
-
-
-def answer(engine: Engine, prompts: list[list[int]], sampling: SamplingParams = GREEDY) -> list[list[int]]:
-    tokens = tokens_of(engine.generate(prompts, sampling))
-    engine.cache.check()
-    assert engine.cache.num_used_blocks == 0
-    return tokens
 
 
 # ---------------------------------------------------------------- every architecture
@@ -92,12 +78,8 @@ def test_hits_at_every_kind_of_boundary(name: str) -> None:
 @pytest.mark.parametrize("name", FEW)
 def test_preempted_sequences_get_the_same_tokens(name: str, way: str) -> None:
     model = hybrid_model(name)
-    prompts = mixed_prompts((30, 33, 26, 29))
-    sampling = SamplingParams(max_tokens=20, ignore_eos=True)
     options = {"num_cpu_blocks": 60} if way == "swap" else {}
-    engine = engine_of(model, num_blocks=38, preemption=way, **options)
-    assert answer(engine, prompts, sampling) == reference_tokens(model, prompts, 20)
-    assert engine.num_preemptions > 0
+    require_preempted_alike(model, engine_of(model, num_blocks=38, preemption=way, **options))
 
 
 @pytest.mark.parametrize("name", FEW)

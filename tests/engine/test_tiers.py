@@ -298,7 +298,7 @@ def run_life(
             ended[dropped] = None
             engine.abort_request(dropped)
         if rng.random() < 0.02:
-            engine.set_back()
+            engine.preempt_all()
         for tier in tiers:
             tier.work()
             if rng.random() < 0.01:

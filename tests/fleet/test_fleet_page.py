@@ -22,8 +22,7 @@ from blockyard.engine import Completion, FinishReason, GenerationResult
 from blockyard.fleet.shared import SharedFleet
 from blockyard.live.page import fleet_page
 from blockyard.serving.fleet.app import fleet_routes
-from blockyard.serving.fleet.figures import FleetFigures
-from blockyard.serving.fleet.views import fleet_state
+from blockyard.serving.fleet.figures import FleetFigures, fleet_state
 from blockyard.serving.http.access import KeyGuard
 from blockyard.serving.http.app import add_error_forms
 from blockyard.serving.http.listening import open_sockets

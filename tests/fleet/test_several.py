@@ -24,12 +24,11 @@ from blockyard.errors import InvalidArgument
 from blockyard.fleet.shared import SharedFleet, shared_fleet
 from blockyard.fleet.token_load import TOKEN_LOAD, TokenLoad
 from blockyard.serving import ApiError
+from blockyard.serving.fleet.app import AllEngines
 from blockyard.serving.fleet.asks import ReplicaAsk
 from blockyard.serving.fleet.dispatcher import TraceHeaders
-from blockyard.serving.fleet.figures import FleetFigures
+from blockyard.serving.fleet.figures import FleetFigures, fleet_state, one_state
 from blockyard.serving.fleet.replica import Replica
-from blockyard.serving.fleet.views import fleet_state, one_state
-from blockyard.serving.fleet.wishes import AllEngines
 from blockyard.serving.http.routes import Wish
 from blockyard.serving.jobs.planner import session_name
 from blockyard.serving.openai.hints import parse_hints

@@ -376,9 +376,9 @@ class Engine:
         """Drop every request."""
         self._scheduler.abort_all()
 
-    def set_back(self) -> None:
+    def preempt_all(self) -> None:
         """Free the blocks of all that runs and queue it again with its tokens; it will find much of it cached."""
-        self._scheduler.set_back()
+        self._scheduler.preempt_all()
 
     @property
     def attention_backend(self) -> str:
@@ -434,8 +434,8 @@ class Engine:
         """Run one step: schedule, compute, choose tokens, and end what is finished.
 
         only: ids of the requests that take part; the others sit still. If it raises, every request is dropped and its
-        blocks are freed; with keep_on_error they are queued again instead (`set_back`), with the tokens that they had
-        before the step. Either way nothing that was not computed can be hit.
+        blocks are freed; with keep_on_error they are queued again instead (`preempt_all`), with the tokens that they
+        had before the step. Either way nothing that was not computed can be hit.
         """
         self._ranks.require_all()
         try:
@@ -533,7 +533,7 @@ class Engine:
             self._scheduler.forget_swapped()
             self.cache.reset_prefix_cache()
         if keep:
-            self._scheduler.set_back()
+            self._scheduler.preempt_all()
         else:
             self._scheduler.abort_all()
 

@@ -28,8 +28,7 @@ from ..core.face import refuse_copy, refuse_pickle
 from ..core.plan import StepPlan, SwapPlan, TableCopy, TableReader
 from ..core.tokens import MAX_TOKEN
 from ..errors import ConcurrentCall, InvalidArgument
-from .chain import Chain
-from .message import Message, split
+from .message import Chain, Message, split
 
 IntArray = npt.NDArray[np.int64]
 _NONE: npt.NDArray[np.int32] = np.empty(0, np.int32)

@@ -17,7 +17,7 @@ import torch
 
 from ...storage import KVCache, TableAddresses
 from ...storage.context_shards import ContextShard, IntArray
-from .interface import GroupRows, StepShape
+from .interface import GroupRows, StepShape, hidden_keys
 from .latent import LATENT
 from .softmax import Extras
 
@@ -177,7 +177,7 @@ class _Rows:
             self._tables = kv_cache.tables(rows.block_tables[batch], np.maximum(lengths, 1))
             width = self._tables.width_tokens
         own = shape.num_computed[batch][:, None] + np.arange(num_new)
-        hidden = _hidden(shard.positions(width), own, rows.sliding_window)
+        hidden = hidden_keys(shard.positions(width), own, rows.sliding_window)
         self._hidden = torch.from_numpy(hidden).to(kv_cache.device)
 
     def attend(
@@ -201,11 +201,3 @@ class _Rows:
         cache = self._kv_cache
         empty = cache.data.new_empty((self._num_seqs, 0, cache.num_kv_heads, cache.head_size))
         return empty, empty.new_empty((*empty.shape[:3], cache.value_size))
-
-
-def _hidden(keys: IntArray, own: IntArray, window: int) -> Any:
-    """Return which keys, by their positions, tokens at positions `own` (B, T) must not see: bool (B, T, keys)."""
-    hidden = keys > own[..., None]
-    if window:
-        hidden |= keys <= own[..., None] - window
-    return hidden

@@ -144,8 +144,13 @@ class Reach:
 
     def hidden(self, positions: IntArray, num_keys: int) -> NDArray[np.bool_]:
         """Say which of `num_keys` keys the tokens at `positions` (any shape, counted like the keys) must not see."""
-        keys, own = np.arange(num_keys), positions[..., None]
-        hidden: NDArray[np.bool_] = keys > own
-        if self.window:
-            hidden |= keys <= own - self.window
-        return hidden
+        return hidden_keys(np.arange(num_keys), positions, self.window)
+
+
+def hidden_keys(keys: IntArray, positions: IntArray, window: int) -> NDArray[np.bool_]:
+    """Say which keys, by their positions (K,), tokens at `positions` (...) must not see: (..., K); window: 0: all."""
+    own = positions[..., None]
+    hidden: NDArray[np.bool_] = keys > own
+    if window:
+        hidden |= keys <= own - window
+    return hidden

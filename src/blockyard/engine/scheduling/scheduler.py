@@ -128,7 +128,7 @@ class Scheduler:
             self._preemptor.forget(branch)
             (self.running if branch in self.running else self.waiting).remove(branch)
 
-    def set_back(self) -> None:
+    def preempt_all(self) -> None:
         """Free the blocks of all that runs and queue it again, with its tokens. It does not count as preemption."""
         for branch in list(self.running):
             self._preemptor.forget(branch)

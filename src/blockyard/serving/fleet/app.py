@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,25 +15,26 @@ from fastapi import APIRouter, Depends
 from numpy.typing import NDArray
 from starlette.responses import JSONResponse, Response
 
+from ...answers import HintOutcome
 from ...arguments import require_unicode
 from ...fleet.shared import shared_fleet
 from ...live.page import fleet_page
+from ..errors import ApiError, unavailable
 from ..http.access import KeyGuard
 from ..http.app import HttpFigures, app_of
 from ..http.live_routes import lead_to_page
-from ..http.routes import hint_routes, retain_routes
+from ..http.routes import Wish, hint_routes, retain, retain_routes, tell
 from ..http.server import ServerOptions
 from ..http.service import Service
 from ..jobs.planner import Planner
 from ..jobs.prompts import PromptEncoder
 from ..jobs.request_figures import RequestFigures
 from ..jobs.served_model import ServedModel
+from ..openai.hints import Hint
 from ..openai.responses import TokenTexts
 from .asks import ReplicaAsk
 from .dispatcher import Dispatcher, Endurance
-from .figures import FleetCollector, FleetFigures, FleetPage
-from .views import fleet_state, one_state
-from .wishes import AllEngines
+from .figures import FleetCollector, FleetFigures, FleetPage, fleet_state, one_state
 
 #: Seconds that a look at all replicas may take, and prompts that are compared.
 _LOOK_SECONDS, _MAX_PROMPTS = 20.0, 64
@@ -40,6 +42,10 @@ _LOOK_SECONDS, _MAX_PROMPTS = 20.0, 64
 
 #: Asks for a look ("state" or "comparison") at each ingress; returns what they say, this one first.
 AskAll = Callable[[str], Awaitable[list[dict[str, Any]]]]
+#: The first of these that an engine says is what came of a hint.
+_BEST = [each.value for each in (HintOutcome.ACCEPTED, HintOutcome.CLIPPED, HintOutcome.REFUSED, HintOutcome.UNKNOWN)]
+#: Has each engine do something between two steps; returns what they say, errors for clients included.
+AskEngines = Callable[[Callable[[Any], Any]], Awaitable[list[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,3 +190,28 @@ def check_routes(ask_all: AskAll, guard: KeyGuard) -> APIRouter:
         return JSONResponse(answer, 500)
 
     return router
+
+
+class AllEngines:
+    """Asks the engines of a fleet (an `EngineAsker`), each of which has sessions and prompts of its own."""
+
+    def __init__(self, ask: AskEngines) -> None:
+        self._ask = ask
+
+    async def hint(self, said: list[Hint]) -> list[str]:
+        """Give the hints to all: a session may have been on several. Of what came of each, return the best."""
+        told = _counts(await self._ask(partial(tell, said)))
+        return [min(outcomes, key=_BEST.index) for outcomes in zip(*told, strict=True)]
+
+    async def retain(self, wish: Wish) -> tuple[int, int]:
+        """Have each retain what it has of the prompt; return the numbers of the one that retains most."""
+        counts: list[tuple[int, int]] = _counts(await self._ask(partial(retain, wish)))
+        return max(counts, key=lambda count: count[::-1])
+
+
+def _counts(told: list[Any]) -> list[Any]:
+    """Return answers without errors. Raises `ApiError`, the first one, where there is no other answer."""
+    answers = [each for each in told if not isinstance(each, ApiError)]
+    if not answers:
+        raise told[0] if told else unavailable("no replica is ready", 1)
+    return answers

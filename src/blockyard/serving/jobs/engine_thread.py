@@ -390,9 +390,9 @@ def try_alone(engine: Engine) -> Iterator[StepOutcome]:
     The step must have been made with `keep_on_error`. O(requests) steps, and more where a prompt is computed in chunks.
     """
     for request_id in engine.last_step_ids:
-        engine.set_back()  # every trial begins with an empty pool, so that it fits for certain
+        engine.preempt_all()  # every trial begins with an empty pool, so that it fits for certain
         yield _try(engine, request_id)
-    engine.set_back()
+    engine.preempt_all()
 
 
 def _try(engine: Engine, request_id: int) -> StepOutcome:
