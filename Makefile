@@ -5,6 +5,7 @@
 # make interop-sglang   (SGLang's own cache beside ours; SGLANG=checkout: its unit tests on Blockyard)
 # make docs   (the site, in build/site/html; a warning or a dead link fails)
 # make interop-tiers   (tiers on Debian's redis-server, moto's S3 server, Mooncake's master; without them, skipped)
+# make interop-lmcache   (tiers behind LMCache's door, on a CPU: 200 MB)
 # make interop-ray   (a fleet on Ray: 300 MB; its replicas killed and stopped for ten minutes, CHAOS_ARGS="--minutes 60")
 # make wheels   (what a package index takes, in dist/)
 PYTHON ?= python3.11
@@ -19,7 +20,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint bench docs peers engines wheels interop interop-vllm interop-sglang interop-tiers interop-ray stress clean missing-extension
+.PHONY: demo test lint bench docs peers engines wheels interop interop-vllm interop-sglang interop-tiers interop-lmcache interop-ray stress clean missing-extension
 missing-extension:
 
 demo: $(VENV)/built
@@ -117,6 +118,17 @@ $(VENV)/tiers: $(VENV)/installed
 	command -v redis-server || echo "redis-server is missing (Debian: apt-get install redis-server); its tests are skipped"
 	ldconfig -p | grep -q librdmacm || echo "Mooncake's tests are skipped (Debian: apt-get install libibverbs1 librdmacm1 libnuma1)"
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt "redis>=5" "obstore>=0.6" "moto[server]>=5" mooncake-transfer-engine-non-cuda==0.3.13.post1
+	touch $@
+
+# LMCache's own storage manager on our tiers.
+interop-lmcache: $(VENV)/built .venv-lmcache/installed
+	PYTHONPATH=src .venv-lmcache/bin/python -m pytest -p no:cacheprovider tests/interop/test_lmcache.py $(PYTEST_ARGS)
+
+# Beside the environment that has torch and the tests: the wheel without CUDA's, and what it imports.
+.venv-lmcache/installed: $(VENV)/installed tests/interop/requirements-lmcache.txt
+	$(PYTHON) -m venv $(@D)
+	echo $(abspath $(wildcard $(VENV)/lib/python3.*/site-packages)) > $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/engine.pth
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-deps -r tests/interop/requirements-lmcache.txt
 	touch $@
 
 # A fleet on Ray: the command, its ends, and minutes of killed and stopped replicas.

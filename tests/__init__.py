@@ -28,8 +28,8 @@
                tier in the place of vLLM's, for our policies in it
     interop    other systems' own programs beside ours (`make interop`): Dynamo's indexer; vLLM's own tests on Blockyard
                (`make interop-vllm`), and our policies in its CPU tier; SGLang's radix cache beside ours
-               (`make interop-sglang`); a fleet on Ray (`make interop-ray`); tiers on real servers stand in tiers
-               (`make interop-tiers`)
+               (`make interop-sglang`), LMCache (`make interop-lmcache`); a fleet on Ray (`make interop-ray`); tiers on
+               real servers stand in tiers (`make interop-tiers`)
     support    what several of them share: the reference model, random programs, tiny models, servers
 
 A package, so that programs run from the repository's root: `python -m tests.stress` (a million random operations),

@@ -16,6 +16,7 @@ MISSING = {
     "vllm_tier": ("vllm", "needs vLLM 0.32 or 0.33", "pip install 'vllm>=0.32,<0.34'"),
     "sglang": ("sglang", "needs SGLang 0.5.23", "pip install sglang==0.5.23"),
     "sglang_storage": ("sglang", "needs SGLang 0.5.23", "pip install sglang==0.5.23"),
+    "lmcache_l2": ("lmcache", "needs LMCache 0.5.6", "pip install lmcache==0.5.6"),
     "mini_sglang": ("torch", "needs torch", "pip install torch"),
     "transformers": ("transformers", "needs torch and transformers 5.19", "pip install 'blockyard[engine]'"),
 }

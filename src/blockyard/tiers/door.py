@@ -51,7 +51,7 @@ class TierDoor:
 
     def __init__(self, place: str, **layout: Any) -> None:
         self.layout = layout_id(**layout)
-        self.tier = open_tier("place", place)
+        self.tier = open_tier("place", place, max_waiting_bytes=2**50)  # the engine's own memory, which is the bound
         self._lock = threading.Lock()
         self._last = 0
         self._running: dict[int, tuple[_Batch, list[int]]] = {}

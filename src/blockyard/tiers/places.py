@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..amounts import parse_memory
 from ..errors import InvalidArgument
@@ -18,11 +18,11 @@ _OPTION = re.compile(r",(\w+)=([^,]*)")
 _OPTIONS = {"file": {"bytes", "policy"}, "s3": {"endpoint", "region"}, "mooncake": {"lent", "admin"}}
 
 
-def open_tier(name: str, text: str, *, evicts: bool = True) -> WorkingTier:
+def open_tier(name: str, text: str, *, evicts: bool = True, **more: Any) -> WorkingTier:
     """Open the tier that a text names: an address, and options after commas, as file:/var/kv,bytes=50GiB.
 
     name: the option, for the error. evicts: False for a tool, which keeps no budget and lends nothing: to look
-    removes nothing.
+    removes nothing. more: see `WorkingTier`.
     Raises `InvalidArgument` for another text, `MissingExtra` for an absent client.
     """
     place, options = address_of(text), dict(_OPTION.findall(text))
@@ -35,15 +35,15 @@ def open_tier(name: str, text: str, *, evicts: bool = True) -> WorkingTier:
         if not folder:
             raise InvalidArgument(f"{name} is {text!r}; a folder must follow file:")
         budget = parse_memory(f"{name}'s bytes", options["bytes"]) if "bytes" in options else 2**60
-        return FileTier(folder, budget if evicts else 2**60, options.get("policy", "lru"))
+        return FileTier(folder, budget if evicts else 2**60, options.get("policy", "lru"), **more)
     if scheme in ("redis", "rediss", "unix"):
         from .redis import RedisTier
 
-        return RedisTier(place)
+        return RedisTier(place, **more)
     if scheme in ("s3", "gs", "az"):
         from .buckets import ObjectTier
 
-        return ObjectTier(place, config=options)
+        return ObjectTier(place, config=options, **more)
     if scheme == "mooncake":
         from .mooncake import MooncakeTier
 
@@ -51,9 +51,9 @@ def open_tier(name: str, text: str, *, evicts: bool = True) -> WorkingTier:
         admin = options.get("admin", "9003")
         if not admin.isdecimal():
             raise InvalidArgument(f"{name} is {text!r}; admin is {admin!r}, it must be a port")
-        return MooncakeTier(place, lent, int(admin))
+        return MooncakeTier(place, lent, int(admin), **more)
     if scheme == "peer":
-        return PeerTier(place)
+        return PeerTier(place, **more)
     schemes = "file:, redis://, unix://, s3://, gs://, az://, mooncake:// or peer:"
     raise InvalidArgument(f"{name} is {text!r}; it must begin with {schemes}")
 
