@@ -106,7 +106,8 @@ def test_a_publisher_that_fails_does_not_end_the_engine(
         engine.add(request_of(f"r{number}", list(range(40)), 2))
         engine.drain()
     assert engine.hits == 64
-    assert caplog.text.count("published no more") == 1
+    said = {id(record) for record in caplog.records if "published no more" in record.getMessage()}
+    assert len(said) == 1  # a record can be caught twice: by the handlers of two loggers
     engine.scheduler.shutdown()
     engine.require_empty()
 
