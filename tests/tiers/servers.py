@@ -151,6 +151,7 @@ class MooncakeServer(Server):
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             assert time.monotonic() < deadline, "Mooncake's master does not know who lends"
+            assert all(each.poll() is None for each in self.lenders), "who lends to Mooncake has ended"
             try:
                 url = f"http://127.0.0.1:{self.admin_port}/get_all_segments"
                 with urllib.request.urlopen(url, timeout=10) as answer:

@@ -50,6 +50,15 @@ def load_job(identity: int, numbers: list[int], layout: bytes = LAYOUT) -> Job:
     return Job(identity, layout, names, tokens, buffers)
 
 
+class Clock:
+    """Seconds that pass when a test says so: what a circuit goes by."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def bytes_in(buffer: Any) -> bytes:
     return b"".join(buffer) if isinstance(buffer, list) else bytes(buffer)
 

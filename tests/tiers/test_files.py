@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from ..support.places import ROOT, child_environment
 from .support import (
     LAYOUT,
     OTHER_LAYOUT,
+    Clock,
     known,
     load,
     load_job,
@@ -329,18 +329,17 @@ class Stuck(FileTier):
 
 
 def test_a_full_queue_refuses_and_a_place_that_hangs_opens_the_circuit(tmp_path: Path) -> None:
-    tier = Stuck(tmp_path, max_jobs=4, num_threads=1, slow_seconds=0.05)
+    clock = Clock()
+    tier = Stuck(tmp_path, max_jobs=4, num_threads=1, slow_seconds=0.05, clock=clock)
     store(tier, [1])
     jobs = [load_job(identity, [1]) for identity in range(10, 20)]
     answers = [tier.load(job) for job in jobs[:5]]
     assert answers == [None] * 4 + [Cause.QUEUE_FULL]
-    ended: list[int] = []
-    deadline = time.monotonic() + 60
-    while len(ended) < 3 and time.monotonic() < deadline:
-        outcomes = tier.finished()
-        assert all(set(each.causes.values()) == {Cause.CIRCUIT_OPEN} for each in outcomes)
-        ended += [each.id for each in outcomes]
-    assert ended == [11, 12, 13]
+    wait_until(lambda: tier._running)
+    clock.now += 1
+    outcomes = tier.finished()
+    assert all(set(each.causes.values()) == {Cause.CIRCUIT_OPEN} for each in outcomes)
+    assert [each.id for each in outcomes] == [11, 12, 13]
     assert tier.stats().is_load_open
     assert tier.load(jobs[5]) is Cause.CIRCUIT_OPEN
     assert not tier.close(0.01)
@@ -350,7 +349,8 @@ def test_a_full_queue_refuses_and_a_place_that_hangs_opens_the_circuit(tmp_path:
 
 
 def test_the_circuit_closes_by_itself(tmp_path: Path) -> None:
-    tier = FileTier(tmp_path, 2**30)
+    clock = Clock()
+    tier = FileTier(tmp_path, 2**30, clock=clock)
     (tmp_path / "new").rmdir()
     (tmp_path / "new").write_bytes(b"")
     for identity in range(3):
@@ -359,7 +359,8 @@ def test_the_circuit_closes_by_itself(tmp_path: Path) -> None:
     assert tier.store(store_job(7, [7])) is Cause.CIRCUIT_OPEN
     assert tier.load(load_job(8, [1])) is None
     (tmp_path / "new").unlink()
-    wait_until(lambda: tier.store(store_job(9, [9])) is None)
+    clock.now += 1
+    assert tier.store(store_job(9, [9])) is None
     assert wait_for(tier, 9).is_done
     assert not tier.stats().is_store_open
     assert tier.close()

@@ -92,7 +92,7 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_a_peer_that_stops_or_lies_is_a_miss_with_a_bound(lie: str) -> None:
     with liar(lambda made, _: made.sendall(LIES[lie])) as url:
-        tier = PeerTier(url, timeout=0.2)
+        tier = PeerTier(url, timeout=0.2, clock=lambda: 0.0)  # the circuit stays open, however busy the machine is
         for identity in range(3):
             job = load_job(identity, [4])
             begun = time.monotonic()
@@ -130,20 +130,31 @@ def test_a_peer_that_sends_byte_by_byte_is_a_miss() -> None:
     [(b"", Cause.TRUNCATED), (bytes(5000), Cause.DAMAGED), (bytes(4096 + size_of(4)), Cause.DAMAGED)],
 )
 def test_what_a_peer_sends_is_verified(data: bytes, cause: Cause) -> None:
-    with liar(lambda made, _: made.sendall(framed(ANSWER) + framed(data))) as url:
-        tier = PeerTier(url, timeout=0.2)
+    def tell(made: socket.socket, _: bytes) -> None:
+        made.sendall(framed(ANSWER) + framed(data))
+        made.shutdown(socket.SHUT_WR)  # it says no more, also not whether it has removed what was bad
+
+    with liar(tell) as url:
+        tier = PeerTier(url, timeout=PATIENCE_SECONDS)
         assert load(tier, [4]) == {4: cause}
         assert tier.close()
 
 
 def test_a_peer_that_was_stopped_is_a_miss_and_comes_back(tmp_path: Path) -> None:
+    def brings_both() -> bool:
+        job = load_job(2, [1, 2])
+        return tier.load(job) is None and wait_for(tier, 2).is_done
+
     with peer_place(tmp_path) as server:
-        tier = PeerTier(server.url, timeout=0.2)
-        wait_until(lambda: store(tier, [1, 2]).is_done)
+        patient, tier = PeerTier(server.url, timeout=PATIENCE_SECONDS), PeerTier(server.url, timeout=0.2)
+        assert store(patient, [1, 2]).is_done
+        wait_until(brings_both)
         server.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, server.process.pid, os.WSTOPPED)  # until then it may answer
         assert set(load(tier, [1, 2]).values()) == {Cause.UNREACHABLE}
         server.process.send_signal(signal.SIGCONT)
-        wait_until(lambda: load(tier, [1, 2]) == {})
+        wait_until(brings_both)
+        assert patient.close()
         assert tier.close()
 
 

@@ -25,7 +25,7 @@ from .servers import (
     redis_server,
     s3_server,
 )
-from .support import LAYOUT, first_known, known, load, load_job, name_of, size_of, store, store_job, wait_for
+from .support import LAYOUT, Clock, first_known, known, load, load_job, name_of, size_of, store, store_job, wait_for
 from .torture import Place, place_of
 
 needs_redis = pytest.mark.skipif(bool(missing_for_redis()), reason=missing_for_redis())
@@ -134,26 +134,32 @@ def test_redis_that_evicts_is_a_miss(tmp_path: Path) -> None:
         assert tier.close()
 
 
-def require_misses_until_it_is_back(server: Any, tier: Any) -> None:
+def require_misses_until_it_is_back(server: Any, tier: Any, clock: Clock) -> None:
     """While the server is gone loads are misses, soon without asking it; once it is back, without its objects, too."""
+
+    def is_back() -> bool:
+        clock.now += 100
+        assert tier.load(load_job(21, [1])) is None
+        return wait_for(tier, 21).causes == {0: Cause.GONE}
+
     server.kill()
     for identity in range(10, 13):
         assert tier.load(load_job(identity, [1])) is None
         assert wait_for(tier, identity).causes == {0: Cause.UNREACHABLE}
     assert tier.load(load_job(20, [1])) is Cause.CIRCUIT_OPEN
     server.start()
-    wait_until(lambda: tier.load(load_job(21, [1])) is None)
-    assert wait_for(tier, 21).causes == {0: Cause.GONE}
+    wait_until(is_back)
 
 
 @needs_redis
 def test_redis_killed_and_started_again(tmp_path: Path) -> None:
     from blockyard.tiers import RedisTier
 
+    clock = Clock()
     with redis_server(tmp_path) as server:
-        tier = RedisTier(server.url)
+        tier = RedisTier(server.url, clock=clock)
         store(tier, [1])
-        require_misses_until_it_is_back(server, tier)
+        require_misses_until_it_is_back(server, tier, clock)
         assert store(tier, [1]).is_done
         assert load(tier, [1]) == {}
         assert tier.close()
@@ -271,10 +277,11 @@ def test_a_bucket_without_rights() -> None:
 def test_a_mooncake_master_killed_and_started_again() -> None:
     from blockyard.tiers import MooncakeTier
 
+    clock = Clock()
     with mooncake_server() as server:
-        tier = MooncakeTier(server.url)
+        tier = MooncakeTier(server.url, clock=clock)
         assert store(tier, [1]).is_done
-        require_misses_until_it_is_back(server, tier)
+        require_misses_until_it_is_back(server, tier, clock)
         wait_until(lambda: tier.store(store_job(22, [1])) is None)
         assert wait_for(tier, 22).is_done
         assert load(tier, [1]) == {}
