@@ -119,7 +119,7 @@ def other_threads(vocabulary: int) -> None:
 
 
 def filled(num_blocks: int, seed: int) -> tuple[KVCacheManager, np.random.Generator]:
-    """A cache whose pool is full of contents that nobody holds; what it told has not been taken."""
+    """A cache whose pool is full of contents that are not held; what it told has not been taken."""
     cache = make_cache(num_blocks, True)
     draw = np.random.default_rng(seed)
     for _ in range(num_blocks // A_STEP):

@@ -2,7 +2,7 @@
 
 Blocks of a prompt are taken together and freed tail first, so in a pool that serves they mostly are neighbours by id.
 Least of several rounds, nanoseconds a block; in brackets the same loops in C (`benchmarks/limit`). "attacked" is what
-somebody could send to whom it pays that guesses fail: beside each block lies one of the same parent that differs in its
+an attacker could send to make guesses fail: beside each block lies one of the same parent that differs in its
 last token alone.
 """
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.tier_steps [--steps 400] [--tokens 1024] [--every 8]
 
-The demo model decodes four sequences; every so many steps a request with a known prompt comes and asks for one token.
+The demo model decodes four sequences; every few steps a request with a known prompt comes and asks for one token.
 off: no tiers, and a pool that holds all prompts. on: a folder has them and the pool does not, so that each is loaded,
 and what is decoded is stored. Steps alternate between both engines, so that both meet the same moments of the machine;
 ratios are on over off. A step in which a prompt comes in is a step like all others; those until each prompt came once

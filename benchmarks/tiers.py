@@ -267,7 +267,7 @@ class Nowhere(WorkingTier):
 
 
 class NoBlocks:
-    """Blocks that nobody copies."""
+    """Blocks that are not copied."""
 
     object_bytes, num_rows = OBJECT_BYTES // 4, 8192
     bytes = memoryview(bytearray(OBJECT_BYTES // 4))

@@ -59,7 +59,7 @@ def live(requests: list[Request], num_blocks: int) -> Life:
 
 
 def part_of(trace: str, num_requests: int | None) -> list[Request]:
-    """The requests of `TRACE` or `TRACE@NUMBERofPARTS`, at most so many."""
+    """The requests of `TRACE` or `TRACE@NUMBERofPARTS`, at most that many."""
     part = re.fullmatch(r"(.+)@(\d+)of(\d+)", trace)
     if part is None:
         return read_trace(trace)[:num_requests]

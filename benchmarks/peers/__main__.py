@@ -80,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default="", help="the interpreter that has vLLM and xxhash")
     parser.add_argument("--sglang-python", default="", help="the interpreter that has SGLang")
-    parser.add_argument("--turns", type=int, default=2, help="the least of so many runs of each counts (default: 2)")
+    parser.add_argument("--turns", type=int, default=2, help="the least of this many runs of each counts (default: 2)")
     parser.add_argument("--write", action="store_true", help="put the figures into docs/peers.md too")
     add_trace_option(parser)
     args = parser.parse_args()

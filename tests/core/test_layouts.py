@@ -19,7 +19,7 @@ from blockyard import (
     StaleBlocks,
 )
 from blockyard.core.index.checking import check_index
-from blockyard.core.index.rings import FOLLOWS
+from blockyard.core.index.rows import FOLLOWS
 
 from ..support.hash_chains import Block, Chains, random_block, random_blocks, twin_of
 from ..support.seeds import draws, run_seed

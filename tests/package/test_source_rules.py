@@ -112,7 +112,7 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
     "events/tables/content_table.py": {"row": TABLE_ROW},
     "events/tables/place_rows.py": dict.fromkeys(["content", "row", "self._free"], TABLE_ROW)
     | {"place": "twice a layer group plus a medium"},
-    "core/index/rings.py": dict.fromkeys(["block", "newest", "oldest", "before", "after"], BLOCK_ID),
+    "core/index/rows.py": dict.fromkeys(["block", "newest", "oldest", "before", "after"], BLOCK_ID),
     "core/index/prefix_index.py": {
         "block": BLOCK_ID,
         "slot & ID_MASK": "27 bits",

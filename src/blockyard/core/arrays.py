@@ -22,14 +22,14 @@ _FEW_ZEROS_I32: Final = vec[i32]([i32(0)] * FEW_ITEMS)
 
 
 def zeros_i64(length: int) -> vec[i64]:
-    """A vec of `length` zeros. The buffer of a numpy array is copied, which is 20 times faster than a list."""
+    """Return a vec of `length` zeros. The buffer of a numpy array is copied, which is 20 times faster than a list."""
     if length <= FEW_ITEMS:
         return _FEW_ZEROS_I64[:length]
     return vec[i64](np.zeros(_source_items(length), dtype=np.int64)[:length])
 
 
 def zeros_i32(length: int) -> vec[i32]:
-    """A vec of `length` zeros."""
+    """Return a vec of `length` zeros."""
     if length <= FEW_ITEMS:
         return _FEW_ZEROS_I32[:length]
     return vec[i32](np.zeros(2 * _source_items(length), dtype=np.int32)[:length])
@@ -40,7 +40,7 @@ def _source_items(length: int) -> int:
 
 
 def filled_i64(value: i64, length: i64) -> vec[i64]:
-    """A vec of `length` times `value`."""
+    """Return a vec of `length` times `value`."""
     items = zeros_i64(int(length))
     if value != 0:
         for index in range(length):
@@ -49,7 +49,7 @@ def filled_i64(value: i64, length: i64) -> vec[i64]:
 
 
 def zeros_float(length: int) -> vec[float]:
-    """A vec of `length` zeros."""
+    """Return a vec of `length` zeros."""
     return vec[float](np.zeros(length))
 
 
@@ -62,12 +62,12 @@ def grown_float(items: vec[float], length: int) -> vec[float]:
 
 
 def view_i64(items: vec[i64]) -> npt.NDArray[np.int64]:
-    """A read-only numpy view, int64 (len,), without a copy. It shows later changes."""
+    """Return a read-only numpy view, int64 (len,), without a copy. It shows later changes."""
     return np.frombuffer(memoryview(items), dtype=np.int64)
 
 
 def view_i32(items: vec[i32]) -> npt.NDArray[np.int32]:
-    """A read-only numpy view, int32 (len,), without a copy. It shows later changes."""
+    """Return a read-only numpy view, int32 (len,), without a copy. It shows later changes."""
     return np.frombuffer(memoryview(items), dtype=np.int32)
 
 
@@ -100,7 +100,7 @@ def clear_i32(items: vec[i32]) -> None:
 
 
 def power_of_two(least: int) -> int:
-    """The smallest power of two that is not below `least`."""
+    """Return the smallest power of two that is not below `least`."""
     size = 1
     while size < least:
         size *= 2
@@ -108,7 +108,7 @@ def power_of_two(least: int) -> int:
 
 
 def words_to_cache_line(items: vec[i64]) -> int:
-    """How many leading words to skip so that the next one starts a cache line.
+    """Return how many leading words to skip so that the next one starts a cache line.
 
     A vec's items begin 40 bytes into a line. Rows of 64 bytes that start there would each straddle two lines,
     and a lookup in a large pool would wait for both.

@@ -110,7 +110,7 @@ def _check_tail(table: BlockTable, name: str, row: i64) -> None:
 
 
 def _num_open(sequences: SequenceTable, row: i64) -> i64:
-    """Tokens of all open reservations."""
+    """Count the tokens of all open reservations."""
     return max(sequences.num_reserved[row], sequences.num_ahead[row])
 
 
@@ -132,7 +132,7 @@ def _check_published(pool: BlockLedger, sequences: SequenceTable, row: i64) -> N
 
 
 def _joined(sequences: SequenceTable, row: i64) -> bool:
-    """Whether some of the row's blocks may belong to another owner."""
+    """Return whether some of the row's blocks may belong to another owner."""
     return sequences.waits_on[row] != NO_ROW
 
 

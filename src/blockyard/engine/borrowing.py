@@ -127,7 +127,7 @@ class BorrowedModel:
         attend: Attend,
         states: StateStep | None = None,
     ) -> torch.Tensor:
-        """Logits (len(kept), vocabulary) behind the tokens at `kept`, for tokens and positions of shape (1, T).
+        """Return logits (len(kept), vocabulary) behind the tokens at `kept`, for tokens and positions of shape (1, T).
 
         states: those of the step, of a model that keeps some.
         """

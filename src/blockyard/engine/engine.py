@@ -260,7 +260,7 @@ class Engine:
         return self._search_beams({f"prompt {number}": prompt for number, prompt in enumerate(prompts)}, options)
 
     def _search_beams(self, prompts: dict[str, Prompt], options: BeamOptions) -> list[list[Completion]]:
-        """Search with nothing else in the batch."""
+        """Search the beams of all prompts, with nothing else in the batch."""
         self._require_idle("beam_search")
         options.check(self.cache.config)
         scheduler = self._scheduler
@@ -402,7 +402,7 @@ class Engine:
 
     @property
     def num_deferred(self) -> int:
-        """Those of the waiting requests that waited, at the last step, for another to compute their beginning."""
+        """Count the waiting requests that waited, at the last step, for another to compute their beginning."""
         return len(self._scheduler.deferred_ids())
 
     @property

@@ -166,7 +166,7 @@ def checked_options(cache_options: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def require_model_path(path: Path) -> Path:
-    """`path` if it is a .gguf file or a folder with a config. Raises `ModelError`."""
+    """Return `path` if it is a .gguf file or a folder with a config. Raises `ModelError`."""
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ModelError(f"there is no file {path}")

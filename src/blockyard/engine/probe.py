@@ -82,7 +82,7 @@ def _text(config: Any) -> str:
 
 
 def learn_shape(borrowed: BorrowedModel, max_model_len: int | None = None) -> KVShape:
-    """As `probe_model`, from the config and a few tokens alone."""
+    """Does as `probe_model`, from the config and a few tokens alone."""
     model = borrowed.model
     config = model.config.get_text_config(decoder=True)
     limit = _max_model_len(config, max_model_len)

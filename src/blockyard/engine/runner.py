@@ -115,7 +115,7 @@ class ModelRunner:
         moves.carry_out(self._kv_cache, self.slots)
 
     def compute(self, batch: ForwardBatch) -> torch.Tensor:
-        """As `run`, where no blocks are to be moved."""
+        """Does as `run`, where no blocks are to be moved."""
         attend = self._backend.begin(batch.shape)
         states = self._begin_states(batch)
         with self._borrowed:

@@ -112,7 +112,7 @@ class ChunkOrder:
         self._drop(key)
 
     def touch(self, keys: Iterable[bytes], req_context: Any) -> None:
-        """One more use of these, from head to tail, by a request that does not hold them."""
+        """Note one more use of these, from head to tail, by a request that does not hold them."""
         idle = [key for key in dict.fromkeys(keys) if key in self._idle]
         for key in idle:
             self._hit(key)
@@ -230,7 +230,7 @@ class ChunkOrder:
             self._join(key, use, req_context.get_offload_key_position(key) or 0)
 
     def _hit(self, key: bytes) -> None:
-        """One hit more; what was idle is with the policy no longer."""
+        """Count one hit more; what was idle is with the policy no longer."""
         self.policy.hit(self._block(key), _number(key))
         if key in self._idle:
             self._take(key)
@@ -291,7 +291,7 @@ class ChunkOrder:
         self._insert([key for key in use.chain if key in keys], use.parents)
 
     def _insert(self, keys: list[bytes], parents: Mapping[bytes, bytes] = _NONE) -> None:
-        """Idle from now on, the last one first."""
+        """Make them idle, the last one first."""
         for key in reversed(keys):
             parent = parents.get(key)
             if parent is not None and parent in self._chunks:

@@ -70,7 +70,7 @@ class CacheManager:
         self.device = page_table.device
 
     def match_req(self, req: Any) -> MatchResult:
-        """The cached pages that a pending request begins with, all but its last token considered. Nothing is held.
+        """Find the cached pages that a pending request begins with, all but its last token considered. Nothing is held.
 
         Raises `InvalidArgument` for one without tokens.
         """
@@ -151,7 +151,7 @@ class CacheManager:
 
     @contextmanager
     def lazy_free_region(self) -> Iterator[None]:
-        """Nothing to be put off: to free a page is cheap."""
+        """Nothing is put off: to free a page is cheap."""
         yield
 
 

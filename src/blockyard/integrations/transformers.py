@@ -51,14 +51,14 @@ class PooledSectors(CachePool):  # type: ignore[misc]  # untyped
         self.free_sectors: list[int] = []
 
     def set_blocks_per_sector(self, index: int, blocks_per_sector: int) -> None:
-        """Kept to number blocks as transformers does."""
+        """Is kept to number blocks as transformers does."""
         self.blocks_per_sector[index] = blocks_per_sector
 
     def try_to_free_sectors(self) -> None:
-        """Nothing: there is no other allocator to take them."""
+        """Free nothing: there is no other allocator to take them."""
 
     def free_blocks(self, index: int, block_ids: list[int]) -> None:
-        """Nothing: blocks are freed with their leases."""
+        """Free nothing: blocks are freed with their leases."""
 
     def count_free_blocks(self, index: int) -> int:  # transformers calls it so
         """Blocks that a request can be given: empty ones, and cached ones that are not held."""
@@ -73,7 +73,7 @@ class OffloadedSectors(CachePool):  # type: ignore[misc]  # untyped
     """
 
     def try_to_free_sectors(self) -> None:
-        """Nothing."""
+        """Free nothing: there is none."""
 
 
 class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # untyped
@@ -223,7 +223,7 @@ class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # unt
             self.block_table[request_id] += self._numbered(self.blocks.extend(lease, num_blocks))
 
     def _numbered(self, block_ids: np.ndarray) -> list[int]:
-        """As transformers numbers them."""
+        """Number them as transformers does."""
         return [block + self._moved_by for block in block_ids.tolist()]
 
 

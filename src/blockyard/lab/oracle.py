@@ -120,7 +120,7 @@ def _times(arrivals: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _next_turns(sessions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each request the next one of its session, or -1. O(requests * log requests)."""
+    """Find for each request the next one of its session, or -1. O(requests * log requests)."""
     order = np.argsort(sessions, kind="stable")
     following = np.full(len(sessions), -1, np.int64)
     same = sessions[order[:-1]] == sessions[order[1:]]

@@ -19,7 +19,7 @@ def cut_off(text: str, limit: int) -> str:
 
 
 def sentence(text: str) -> str:
-    """`text` with a capital and a full stop."""
+    """Return `text` with a capital and a full stop."""
     return text[0].upper() + text[1:] + "."
 
 

@@ -114,7 +114,7 @@ class References:
 
     @property
     def num_contents(self) -> int:
-        """Contents in the sample."""
+        """Count the contents in the sample."""
         return len(self.group)
 
     @property
@@ -272,7 +272,7 @@ def _chunks(trace: Trace) -> Iterator[list[TraceRequest]]:
 def _turns(
     teller: SessionTeller | None, chunk: list[TraceRequest], prompts: list[NDArray[np.int64]], tokens_a_block: int
 ) -> NDArray[np.int64]:
-    """Session and arrival of each request, (n, 2); (n, 0) without a teller."""
+    """Return session and arrival of each request, (n, 2); (n, 0) without a teller."""
     if teller is None:
         return np.empty((len(chunk), 0), np.int64)
     turns = np.empty((len(chunk), 2), np.int64)
@@ -303,7 +303,7 @@ def blocks_of(request: TraceRequest, block_size: int) -> NDArray[np.int64] | Non
 
 
 def name_blocks(token_ids: NDArray[np.int32], block_size: int) -> NDArray[np.int64]:
-    """60-bit names of a prompt's blocks, the last partly filled one too, each with its prefix. O(tokens).
+    """Make 60-bit names of a prompt's blocks, the last partly filled one too, each with its prefix. O(tokens).
 
     A chained BLAKE2b: two different prefixes share a name with probability 2**-60.
     """

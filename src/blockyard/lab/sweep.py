@@ -28,7 +28,7 @@ def run_all(
     backend: str = "processes",
     on_done: Callable[[int], None] | None = None,
 ) -> list[Result]:
-    """`function(*cell)` of every cell, in the order of the cells.
+    """Return `function(*cell)` of every cell, in the order of the cells.
 
     jobs: processes at once; with 1 everything runs in this one, without joblib. Large arrays in a cell are shared
     between processes through the file system. backend: "processes", or the cluster that joblib is to use: "ray" starts

@@ -90,11 +90,11 @@ class PageFeed:
 
     @property
     def ref_counts(self) -> NDArray[np.int32]:
-        """Of the latest frame, without the null block."""
+        """Return those of the latest frame, without the null block."""
         return np.empty(0, np.int32) if self._snapshot is None else self._snapshot.pool.ref_counts[1:]
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events for one reader, until the source has ended; at least one each `BEAT_SECONDS`."""
+        """Yield server-sent events for one reader, until the source has ended; at least one each `BEAT_SECONDS`."""
         self._begin()
         known: Frame | None = None
         tree = b""

@@ -39,7 +39,7 @@ class RowView:
     path: tuple[int, ...]
 
     def whole(self) -> dict[str, Any]:
-        """As the wire has it where the reader knows nothing of it."""
+        """Return it as the wire has it where the reader knows nothing of it."""
         return {
             "id": self.handle,
             "holder": self.holder,

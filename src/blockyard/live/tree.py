@@ -105,7 +105,7 @@ def _last_of(above: Ints) -> Ints:
 
 
 def _sums(above: Ints, size: Ints) -> tuple[Ints, Ints]:
-    """For each node of a forest the sizes of it and all below, and those of all above it. O(n log depth).
+    """Sum for each node of a forest the sizes of it and all below, and those of all above it. O(n log depth).
 
     After k steps the sums reach 2**k levels.
     """
@@ -337,7 +337,7 @@ def _count(branches: list[TreeBranch], text: NDArray[np.int32], num_hit: int, si
 
 
 def _common_blocks(branch: TreeBranch, text: NDArray[np.int32], size: int) -> int:
-    """Leading blocks that a prompt and a branch have in common, of those that are known of both."""
+    """Count the leading blocks that a prompt and a branch have in common, of those that are known of both."""
     num_tokens = min(len(branch.prefix), len(text)) // size * size
     differs = np.flatnonzero(branch.prefix[:num_tokens] != text[:num_tokens])
     return int(differs[0] if len(differs) else num_tokens) // size

@@ -75,7 +75,7 @@ def _of_pool(name: str, text: str, read: Callable[[PoolCounts], float], is_count
 
 
 def _of_stats(name: str, text: str, read: Callable[[CacheStats], float], is_counter: bool = False) -> Family:
-    """Of a cache with sequences; a bare pool has no such numbers."""
+    """Read it of a cache with sequences; a bare pool has no such numbers."""
     return Family(name, text, lambda seen: None if seen.stats is None else {"": read(seen.stats)}, "", is_counter)
 
 
@@ -84,7 +84,7 @@ def _causes(seen: CacheReading) -> Values:
 
 
 def _sources(seen: CacheReading) -> Values:
-    """vLLM's words; nothing comes from another machine here."""
+    """Count in vLLM's words; nothing comes from another machine here."""
     if seen.stats is None:
         return None
     hit = seen.stats.num_hit_tokens
@@ -104,7 +104,7 @@ def _preemptions(seen: CacheReading) -> Values:
 
 
 def _retained(seen: CacheReading) -> Values:
-    """Where there is a budget of them."""
+    """Read them where there is a budget of them."""
     if seen.stats is None or seen.config is None or not seen.config.retention_blocks:
         return None
     return {"": seen.stats.num_retained_blocks}

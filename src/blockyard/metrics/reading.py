@@ -124,7 +124,7 @@ class CacheReading:
 
     @property
     def hit_tokens(self) -> tuple[int, int] | None:
-        """Hit tokens that lay in the pool, and in the CPU pool; None where nothing tells them apart."""
+        """Count the hit tokens that lay in the pool, and in the CPU pool; None where nothing tells them apart."""
         if self.stats is None or self.num_cpu_hit_tokens is None:
             return None
         from_cpu = min(self.num_cpu_hit_tokens, self.stats.num_hit_tokens)

@@ -69,7 +69,7 @@ class TenantTokens(Collector):
         self._candidates: dict[str, Tokens] = {}
 
     def count(self, tenant: str, num_prompt_tokens: int, num_hit_tokens: int, misses: MissCauses | None = None) -> None:
-        """A prompt of a tenant. misses: why it had no more, where that is known (`miss_causes`).
+        """Count a prompt of a tenant. misses: why it had no more, where that is known (`miss_causes`).
 
         O(1) for one that is shown, O(most) for others.
         """
@@ -97,7 +97,7 @@ class TenantTokens(Collector):
         return {tenant: dict(causes) for tenant, causes in dict(self._missed).items()}
 
     def collect(self) -> Iterable[Metric]:
-        """Two counters, and a third one by cause where causes were told."""
+        """Yield two counters, and a third one by cause where causes were told."""
         names = [*self._labels, "tenant"]
         asked = CounterMetricFamily("blockyard:tenant_prompt_tokens", "Prompt tokens by tenant.", labels=names)
         found = CounterMetricFamily("blockyard:tenant_hit_tokens", "Those that the cache had.", labels=names)

@@ -46,7 +46,7 @@ class GroupTokens:
 
     @property
     def num_empty_slots(self) -> int:
-        """Slots of these blocks that no known token fills (internal fragmentation)."""
+        """Count the slots of these blocks that no known token fills (internal fragmentation)."""
         return self.num_blocks * self.block_size - self.num_tokens
 
 

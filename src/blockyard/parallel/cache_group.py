@@ -164,7 +164,7 @@ class CacheGroup:
 
     @property
     def num_seqs(self) -> int:
-        """Running sequences of all caches."""
+        """Count the running sequences of all caches."""
         return sum(cache.num_seqs for cache in self.caches)
 
     def stats(self) -> CacheStats:
@@ -181,7 +181,7 @@ class CacheGroup:
         return CacheStats(**sums, tenants=tuple(tenants.values()))
 
     def leak_report(self) -> list[tuple[int, Holding]]:
-        """Who holds which blocks on which rank now. O(held blocks)."""
+        """Say who holds which blocks on which rank now. O(held blocks)."""
         return [(rank, holding) for rank, cache in enumerate(self.caches) for holding in cache.leak_report()]
 
     def reset_prefix_cache(self) -> None:
@@ -229,7 +229,7 @@ def _added(use: TenantUse, more: TenantUse) -> TenantUse:
 
 
 def _sized(token_ids: object) -> object:
-    """`token_ids`, which must say how many they are: they are read once for each rank."""
+    """Return `token_ids`, which must say how many they are: they are read once for each rank."""
     try:
         len(token_ids)  # type: ignore[arg-type]
     except Exception:

@@ -295,7 +295,7 @@ class ReceiverLink(_Link):
         self._receive_data(transfer, self._transport)
 
     def _hear(self, offer_id: OfferId, good: str) -> None:
-        """The sender's answer about an offer, which is `good` or stale."""
+        """Read the sender's answer about an offer, which is `good` or stale."""
         answer = self._wait_for(good, "stale")
         if id_from(answer.fields) != offer_id:
             raise HandoffError(f"offer {offer_id.number} was asked for; the sender answers for another one")

@@ -34,7 +34,7 @@ class MultiLease:
 
     @property
     def block_ids(self) -> npt.NDArray[np.int32]:
-        """Device and block id of each of the request's blocks, in order, int32 (n, 2), a copy. O(n)."""
+        """Return device and block id of each of the request's blocks, in order, int32 (n, 2), a copy. O(n)."""
         rows = [np.empty((0, 2), np.int32)]
         for device, part in self._parts:
             ids = part.block_ids
@@ -122,7 +122,7 @@ class MultiBlockPool:
 
     @property
     def usage(self) -> float:
-        """Share of the usable blocks in use, 0 to 1."""
+        """Return the share of the usable blocks in use, 0 to 1."""
         return self.num_used_blocks / self.num_usable_blocks
 
     def leases(self) -> list[MultiLease]:

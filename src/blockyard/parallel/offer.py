@@ -95,7 +95,7 @@ def id_from(fields: dict[str, Any]) -> OfferId:
 
 
 def keys_to_wire(keys: tuple[ExtraKey, ...]) -> list[list[Any]]:
-    """Extra keys as lists."""
+    """Write extra keys as lists."""
     wire: list[list[Any]] = []
     for key in keys:
         if isinstance(key, CacheSalt):

@@ -40,7 +40,7 @@ class MemoryShape:
 
     @classmethod
     def of(cls, cache: KVCache) -> MemoryShape:
-        """Of a rank's tensors. key_bytes, value_bytes: of one head of one token."""
+        """Take those of a rank's tensors. key_bytes, value_bytes: of one head of one token."""
         size = cache.data.element_size()
         return cls(
             cache.data.data_ptr(),
@@ -81,7 +81,7 @@ class MemoryShape:
         return found
 
     def _parts_of_block(self, first: int, count: int) -> list[tuple[int, int]]:
-        """Keys and values of some tokens of one block: one part each, or one for each head."""
+        """Yield keys and values of some tokens of one block: one part each, or one for each head."""
         size, heads = self.block_size, self.num_kv_heads
         values = size * heads * self.key_bytes
         parts = []
@@ -160,7 +160,7 @@ class OneSided(ABC):
 
     @abstractmethod
     def connect(self, message: object) -> None:
-        """The receiver's side: take what `describe` of the sender said."""
+        """Take, at the receiver's side, what `describe` of the sender said."""
 
     @abstractmethod
     def read(self, plan: TransferPlan) -> None:

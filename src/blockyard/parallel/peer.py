@@ -192,7 +192,7 @@ class PeerInfo:
 
     @property
     def num_kv_heads(self) -> int:
-        """Key-value heads of the whole model."""
+        """Count the key-value heads of the whole model."""
         return self.shards.num_kv_heads
 
     def to_bytes(self) -> bytes:

@@ -147,7 +147,7 @@ class HandoffReceiver:
         return peer
 
     def _begin(self, offer: Offer, peer: PeerInfo, seq: int) -> Transfer | None:
-        """Slots for what is to be fetched; None if they cannot be had now."""
+        """Take slots for what is to be fetched; None if they cannot be had now."""
         start = int(self.cache.num_computed_tokens(seq))
         # With nothing to fetch, a token is reserved all the same: it tells whether the beginning is there or in work.
         step = self.cache.reserve([seq], [max(offer.num_computed - start, 1)])

@@ -100,7 +100,7 @@ def token_runs(
 
 
 def _boundaries(start: int, stop: int, *sizes: int) -> IntArray:
-    """`start`, and every position behind it at which a block of either side begins."""
+    """Return `start`, and every position behind it at which a block of either side begins."""
     if start == stop:
         return np.empty(0, np.int64)
     inner = [np.arange((start // size + 1) * size, stop, size, dtype=np.int64) for size in sizes]

@@ -27,7 +27,7 @@ class Piece(Protocol):
 
     @property
     def num_elements(self) -> int:
-        """Elements of the message."""
+        """Count the elements of the message."""
 
     def view(self) -> torch.Tensor | None:
         """Return the memory itself, flat, where it lies in a row; None where it must be collected."""
@@ -101,7 +101,7 @@ class KVPort:
             yield _BlockPiece(cache, [cache.places.place(layer) for layer in each], some)
 
     def _cut(self, layers: list[int], items: IntArray, width: int) -> Iterator[tuple[IntArray, list[int]]]:
-        """Items and layers of each piece: a part of a large layer, or several small layers."""
+        """Yield items and layers of each piece: a part of a large layer, or several small layers."""
         item_bytes = width * self.kv_cache.data.element_size()
         most = max(self._piece_bytes // item_bytes, 1)
         for start in range(0, len(items), most):
@@ -124,7 +124,7 @@ class _BlockPiece:
 
     @property
     def num_elements(self) -> int:
-        """Elements of the message. O(1)."""
+        """Count the elements of the message. O(1)."""
         return len(self._layers) * self._count * self._width
 
     def view(self) -> torch.Tensor | None:
@@ -171,11 +171,11 @@ class _TokenPiece:
 
     @property
     def num_elements(self) -> int:
-        """Elements of the message. O(layers)."""
+        """Count the elements of the message. O(layers)."""
         return sum(self._count * part.shape[2] * part.shape[3] for part in self._parts)
 
     def view(self) -> torch.Tensor | None:
-        """None: single tokens do not lie in a row."""
+        """Return None: single tokens do not lie in a row."""
         return None
 
     def read(self, out: torch.Tensor) -> None:

@@ -56,32 +56,32 @@ class ApiError(BlockyardError):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """400: the client can fix it."""
+    """Return a 400: the client can fix it."""
     return ApiError(400, message, param=param, code=code)
 
 
 def too_long(message: str, param: str) -> ApiError:
-    """400, under the code that OpenAI's clients know for a prompt beyond the context."""
+    """Return a 400, under the code that OpenAI's clients know for a prompt beyond the context."""
     return invalid(message, param, "context_length_exceeded")
 
 
 def overloaded(message: str, retry_after: int) -> ApiError:
-    """429: the queue is full."""
+    """Return a 429: the queue is full."""
     return ApiError(429, message, "rate_limit_error", code="rate_limit_exceeded", retry_after=retry_after)
 
 
 def unavailable(message: str, retry_after: int) -> ApiError:
-    """503: the server is going down, or its engine is."""
+    """Return a 503: the server is going down, or its engine is."""
     return ApiError(503, message, "server_error", code="unavailable", retry_after=retry_after)
 
 
 def timed_out(message: str, status: int = 504) -> ApiError:
-    """504: an answer that took longer than the limit; 408 for a client that did."""
+    """Return a 504: an answer that took longer than the limit; 408 for a client that did."""
     return ApiError(status, message, "timeout_error", code="timeout", close=status == 408)
 
 
 def failed() -> ApiError:
-    """500: the engine's fault. What went wrong is the operator's to read, not the client's."""
+    """Return a 500: the engine's fault. What went wrong is the operator's to read, not the client's."""
     return ApiError(500, SERVER_FAILED, "server_error", code="internal_error")
 
 

@@ -35,7 +35,7 @@ class ConfigFields:
         return next((value for name in names if (value := self._one(name)) is not None), None)
 
     def outer(self, *names: str) -> object:
-        """As `get`, and if it finds nothing, the field of the config around the text config."""
+        """Does as `get`, and if it finds nothing, the field of the config around the text config."""
         value = self.get(*names)
         if value is not None:
             return value

@@ -147,7 +147,7 @@ def _pattern(fields: ConfigFields) -> int | str:
 
 
 def _every(interval: int, last: str, others: str, num_layers: int) -> list[str]:
-    """`last` in every `interval`-th layer, `others` before it."""
+    """Put `last` in every `interval`-th layer, `others` before it."""
     return [others if (index + 1) % interval else last for index in range(num_layers)]
 
 
@@ -334,7 +334,7 @@ def _window(fields: ConfigFields, kind: str) -> int:
 
 
 def _num_kv_heads(fields: ConfigFields, kind: str) -> int:
-    """KV heads; as many as query heads when the config does not say."""
+    """Count the KV heads; as many as query heads when the config does not say."""
     num_heads = fields.count(*_NUM_HEADS, default=_omitted(fields, "num_attention_heads"))
     if kind == FULL and fields.flag("attention_k_eq_v") and fields.get("num_global_key_value_heads") is not None:
         return fields.count("num_global_key_value_heads")

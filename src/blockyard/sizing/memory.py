@@ -56,7 +56,7 @@ class MemoryProfile:
         require_int("peak_bytes", self.peak_bytes, 0, MAX_BYTES)
 
     def num_gpu_blocks(self, spec: KVCacheSpec, gpu_memory_utilization: float = 0.9, *, max_num_seqs: int = 0) -> int:
-        """As the function of this name, for this profile."""
+        """Does as the function of this name, for this profile."""
         return num_gpu_blocks(
             self.total_bytes, self.peak_bytes, gpu_memory_utilization, spec=spec, max_num_seqs=max_num_seqs
         )
@@ -76,7 +76,7 @@ def profile(measure: Callable[[], tuple[int, int]]) -> MemoryProfile:
 
 
 def require_utilization(value: object) -> float:
-    """`value` if it is a share of a device's memory, above 0 and at most 1."""
+    """Return `value` if it is a share of a device's memory, above 0 and at most 1."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
         raise InvalidArgument(f"gpu_memory_utilization is {value!r}; it must be a number above 0 and at most 1")
     return value

@@ -65,7 +65,7 @@ class Shard:
 
 
 def require_shard(shard: object) -> Shard:
-    """`shard` if it is a `Shard`."""
+    """Return `shard` if it is a `Shard`."""
     if not isinstance(shard, Shard):
         raise InvalidArgument(f"shard is {shown(shard)}; it must be a Shard(rank, size)")
     return shard

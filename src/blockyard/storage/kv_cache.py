@@ -120,7 +120,7 @@ class KVCache:
         return self.bytes_per_block * self.num_blocks
 
     def combined(self, layer: int) -> torch.Tensor:
-        """Keys and values of a layer, (num_blocks, 2, *block_shape), contiguous: FlashInfer's form. No copy.
+        """Return keys and values of a layer, (num_blocks, 2, *block_shape), contiguous: FlashInfer's form. No copy.
 
         Raises `InvalidArgument` if values do not have the size of keys, or index keys lie beside them.
         """
@@ -132,13 +132,13 @@ class KVCache:
         return self.data[self.places.place(layer)]
 
     def key_cache(self, layer: int) -> torch.Tensor:
-        """Keys of a layer, (num_blocks, *block_shape): a view without a copy, each block contiguous."""
+        """Return the keys of a layer, (num_blocks, *block_shape): a view without a copy, each block contiguous."""
         if self._is_even:
             return self.data[self.places.place(layer), :, 0]
         return self._part(layer, slice(None, self._key_elements), self.head_size)
 
     def value_cache(self, layer: int) -> torch.Tensor:
-        """Values of a layer, (num_blocks, *block_shape): a view without a copy, each block contiguous."""
+        """Return the values of a layer, (num_blocks, *block_shape): a view without a copy, each block contiguous."""
         if self._is_even:
             return self.data[self.places.place(layer), :, 1]
         return self._part(layer, slice(self._key_elements, self._key_elements + self._value_elements), self.value_size)
@@ -155,7 +155,7 @@ class KVCache:
 
     @property
     def _key_elements(self) -> int:
-        """Elements of a block's keys in a layer."""
+        """Count the elements of a block's keys in a layer."""
         return self.block_size * self.num_kv_heads * self.head_size
 
     @property
@@ -253,7 +253,7 @@ class KVCache:
         return found[0], found[1]
 
     def _tokens(self, blocks: torch.Tensor, size: int) -> torch.Tensor:
-        """Gathered blocks of rows, (rows, blocks, elements), as (rows, tokens, num_kv_heads, size)."""
+        """Return gathered blocks of rows, (rows, blocks, elements), as (rows, tokens, num_kv_heads, size)."""
         blocks = blocks.unflatten(2, self.layout.block_shape(self.block_size, self.num_kv_heads, size))
         if self.layout is KVLayout.HND:
             blocks = blocks.transpose(2, 3).contiguous()

@@ -33,7 +33,7 @@ class KVLayout(StrEnum):
             raise InvalidArgument(f"layout is {value!r}; it must be 'NHD' or 'HND'") from error
 
     def block_shape(self, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, int, int]:
-        """Shape of one block of keys in this layout."""
+        """Return the shape of one block of keys in this layout."""
         if self is KVLayout.NHD:
             return (block_size, num_kv_heads, head_size)
         return (num_kv_heads, block_size, head_size)

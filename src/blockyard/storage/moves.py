@@ -21,11 +21,11 @@ class BlockMoves(Protocol):
 
     @property
     def swap_outs(self) -> object:
-        """(block, CPU block)."""
+        """Return pairs (block, CPU block)."""
 
     @property
     def swap_ins(self) -> object:
-        """(CPU block, block)."""
+        """Return pairs (CPU block, block)."""
 
 
 @dataclass(frozen=True, slots=True)

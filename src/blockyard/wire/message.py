@@ -75,7 +75,7 @@ class Message:
         return split(self.items, self.sizes)
 
     def require(self, kind: str) -> Message:
-        """This message, of this kind. Raises `InvalidArgument` for another one."""
+        """Return this message, of this kind. Raises `InvalidArgument` for another one."""
         if self.kind != kind:
             raise InvalidArgument(f"message is a {self.kind!r}; it must be a {kind!r}")
         return self
@@ -135,7 +135,7 @@ def _head_of(view: memoryview) -> tuple[Any, ...]:
 
 
 def split(items: npt.NDArray[_Integer], sizes: list[int]) -> list[npt.NDArray[_Integer]]:
-    """Arrays of these sizes, one after another in `items`."""
+    """Return arrays of these sizes, one after another in `items`."""
     arrays, first = [], 0
     for size in sizes:
         arrays.append(items[first : first + size])

@@ -35,7 +35,7 @@ class EvictCalls:
         return self.order.num_retained_of(self._cached_blocks(prompt))
 
     def _cached_blocks(self, prompt: Prompt) -> list[int]:
-        """The blocks of the pool that hold the longest cached beginning of a prompt, all layer groups'."""
+        """Return the blocks of the pool that hold the longest cached beginning of a prompt, all layer groups'."""
         found = self.token_blocks.index.find_prompt(prompt, prompt.num_tokens // i64(self.token_blocks.block_size))
         blocks: list[int] = []
         for position in range(i64(len(found))):

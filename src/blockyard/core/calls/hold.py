@@ -51,7 +51,7 @@ class HoldCalls:
             )
 
     def _taken(self, hit: Hit) -> vec[i32]:
-        """The blocks of the pool that it takes; those of the CPU pool are told below 0."""
+        """Return the blocks of the pool that it takes; those of the CPU pool are told below 0."""
         taken = [block for block in self.store.taken_by(hit) if block > 0]
         blocks = zeros_i32(len(taken))
         for position in range(i64(len(taken))):

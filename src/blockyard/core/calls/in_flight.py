@@ -146,7 +146,7 @@ class InFlight:
 
 
 def in_flight_of(parts: Parts) -> InFlight | None:
-    """Where several steps may be in flight, what numbers them."""
+    """Return where several steps may be in flight, what numbers them."""
     fence = parts.kv_pool.fence
     open_steps = parts.sequences.open_steps
     return None if fence is None or open_steps is None else InFlight(parts, fence, open_steps)

@@ -7,9 +7,8 @@ from ...errors import InvalidArgument
 from ...ids import NO_ROW
 from ..arrays import zeros_i64
 from ..parts import Parts
-from ..plan.batch import NO_BLOCKS, SCHEDULED, WAITS_FOR_PREFIX, Batch
+from ..plan.batch import NO_BLOCKS, SCHEDULED, WAITS_FOR_PREFIX, Batch, KnownTokens
 from ..plan.plans import StepPlan
-from ..plan.step_tokens import KnownTokens
 from ..policies.layers.shares import TenantBook
 from ..sequences.table import NO_TOKEN, QUIET
 from ..store.transfers import Transfers
@@ -82,7 +81,7 @@ class ReserveCalls:
         return plan
 
     def _all_known(self, rows: vec[i64]) -> vec[i64]:
-        """All tokens of each sequence that are known, not computed and not in a step in flight."""
+        """Return all tokens of each sequence that are known, not computed and not in a step in flight."""
         sequences = self.sequences
         counts = rows[:]
         for index in range(i64(len(rows))):

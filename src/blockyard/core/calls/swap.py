@@ -151,7 +151,7 @@ class SwapCalls:
             group.cut_row(row, keep)
 
     def _send(self, group: GroupTable, block: i64, transfers: Transfers, targets: "Targets", move: i64) -> i64:
-        """The CPU block that `block` goes to, or is found in."""
+        """Return the CPU block that `block` goes to, or is found in."""
         target = targets.target[move]
         if target == NULL_BLOCK:
             target = self._new_on_cpu(block)

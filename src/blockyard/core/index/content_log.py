@@ -7,7 +7,7 @@ from mypy_extensions import i32, i64
 
 from ...ids import NULL_BLOCK
 from ..arrays import clear_i32, grown_i32, zeros_i32, zeros_i64
-from .rings import Rings
+from .rows import Rings
 
 #: Of four entries a block at least half are void when the log is full, so that closing the gaps costs O(1) an entry.
 ENTRIES_A_BLOCK: Final = 4
@@ -91,7 +91,7 @@ class ContentLog:
         self.num_entries = kept
 
     def read(self) -> vec[i64]:
-        """The entries, a copy without gaps; the log stays as it is until `set_read`. O(entries)."""
+        """Return the entries, a copy without gaps; the log stays as it is until `set_read`. O(entries)."""
         kept: i64 = 0
         for place in range(self.num_entries):
             if self.entries[place] != 0:

@@ -23,7 +23,7 @@ class CachedContents:
 
     @property
     def num_blocks(self) -> int:
-        """Ids of blocks, the null block's included. O(1)."""
+        """Count the ids of blocks, the null block's included. O(1)."""
         return len(self._index.chain_hash)
 
     def identities(self, first: int, last: int) -> npt.NDArray[np.int64]:
@@ -31,14 +31,14 @@ class CachedContents:
         return view_i64(self._index.identity).reshape(-1, 2)[first:last].copy()
 
     def keys(self, most: int) -> dict[int, tuple[object, ...]]:
-        """The extra keys of roots by id, of at most `most`, the latest used ones. O(most).
+        """Return the extra keys of roots by id, of at most `most`, the latest used ones. O(most).
 
         Those of a request, or (the content or root before it, what stands in the block besides text).
         """
         return self._index.roots.latest(most)
 
     def tokens(self, blocks: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """The tokens of blocks, int32 (n, block size), a copy; of one that caches nothing, any. O(tokens)."""
+        """Return the tokens of blocks, int32 (n, block size), a copy; of one that caches nothing, any. O(tokens)."""
         size = self._block_size
         if len(blocks) == 0:
             return np.empty((0, size), dtype=np.int32)
@@ -58,6 +58,6 @@ class CachedContents:
         return [block for block in index.rings.members(i64(found[wanted - 1])) if index.owner[i64(block)] == 0]
 
     def still(self, blocks: npt.NDArray[np.int32], contents: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which blocks cache these contents now, bool (n,). O(n)."""
+        """Return which blocks cache these contents now, bool (n,). O(n)."""
         same: npt.NDArray[np.bool_] = view_i64(self._index.identity)[2 * blocks] == contents
         return same

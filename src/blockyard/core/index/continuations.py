@@ -58,7 +58,7 @@ class Continuations:
         self._first.clear()
 
     def grown(self, num_blocks: int) -> "Continuations":
-        """The same with room for blocks up to `num_blocks - 1`; this one is to be used no more."""
+        """Return the same with room for blocks up to `num_blocks - 1`; this one is to be used no more."""
         larger = Continuations(0)
         larger._first = self._first
         larger._after = grown_i32(self._after, num_blocks)
@@ -66,7 +66,7 @@ class Continuations:
         return larger
 
     def candidates(self, parent: i64, word: i64) -> list[int]:
-        """At most 32 blocks that may continue `parent` with this first token, latest first."""
+        """Return at most 32 blocks that may continue `parent` with this first token, latest first."""
         blocks: list[int] = []
         block = i64(self._first.get(self._key(parent, word), 0))
         while block != NULL_BLOCK and len(blocks) < MOST_COMPARED:
@@ -76,7 +76,7 @@ class Continuations:
 
 
 def common_tokens(words: vec[i64], position: i64, other: vec[i64], other_position: i64, limit: i64) -> i64:
-    """How many of the first `limit` tokens of two packed rows are equal. O(limit)."""
+    """Return how many of the first `limit` tokens of two packed rows are equal. O(limit)."""
     equal: i64 = 0
     while equal < limit:
         difference = words[position + (equal >> 1)] ^ other[other_position + (equal >> 1)]

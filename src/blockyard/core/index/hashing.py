@@ -37,7 +37,7 @@ def hash_keys(seed: int, num_words: int) -> vec[i64]:
 
 
 def root_hash(identity: i64) -> i64:
-    """Where the chain of a root starts, so that roots spread over the table."""
+    """Return where the chain of a root starts, so that roots spread over the table."""
     return fold(identity * 40503 & HASH_MASK)
 
 
@@ -67,7 +67,7 @@ def hash_rows(words: vec[i64], start: i64, keys: vec[i64], chain: i64, out: vec[
 def _hash_rows_of_16(
     words: vec[i64], start: i64, keys: vec[i64], chain: i64, out: vec[i64], first: i64, last: i64
 ) -> i64:
-    """The same for blocks of 16 tokens, the most common ones, written out: a third faster."""
+    """Return the same for blocks of 16 tokens, the most common ones, written out: a third faster."""
     a0, a1, a2, a3, a4, a5, a6, a7 = keys[0], keys[2], keys[4], keys[6], keys[8], keys[10], keys[12], keys[14]
     b0, b1, b2, b3, b4, b5, b6, b7 = keys[1], keys[3], keys[5], keys[7], keys[9], keys[11], keys[13], keys[15]
     at = start + first * WORDS_OF_16_TOKENS

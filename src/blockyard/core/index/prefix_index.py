@@ -17,10 +17,9 @@ from .content_log import ContentLog
 from .continuations import Continuations
 from .hashing import WORDS_OF_16_TOKENS, hash_keys, hash_rows, root_hash
 from .prompt import Prompt
-from .rings import FOLLOWS, Rings
 from .room import ID_BITS, ID_MASK, ID_SPAN, TAG_BITS, IndexRoom, bits_for
 from .roots import Roots
-from .rows import TokenRows
+from .rows import FOLLOWS, Rings, TokenRows
 
 #: Blocks looked up together: long enough for memory loads to overlap, short enough to stay in the first cache.
 TILE_BLOCKS: Final[i64] = 64

@@ -97,5 +97,5 @@ def moved_up(links: vec[i32], first: i64, step: i64) -> None:
 
 
 def bits_for(min_slots: int) -> int:
-    """The bits of the least power of two that is at least `min_slots`."""
+    """Return the bits of the least power of two that is at least `min_slots`."""
     return max(1, (min_slots - 1).bit_length())

@@ -22,7 +22,7 @@ class Roots:
         self.latest_content: i64 = NO_CONTENT
 
     def find(self, keys: object) -> i64:
-        """The root of these keys, or 0. A question: it changes nothing."""
+        """Return the root of these keys, or 0. A question: it changes nothing."""
         return self._contents.get(keys, NO_CONTENT)
 
     def touch(self, keys: object) -> i64:
@@ -34,7 +34,7 @@ class Roots:
         return found
 
     def remember(self, keys: object, content: i64) -> i64:
-        """A new root, the latest one. Returns the one that is forgotten for it, or 0."""
+        """Make a new root, the latest one. Returns the one that is forgotten for it, or 0."""
         self._contents[keys] = content
         self.latest_content = content
         if len(self._contents) <= self.limit:
@@ -43,11 +43,11 @@ class Roots:
         return forgotten
 
     def keys_by_root(self) -> dict[int, tuple[object, ...]]:
-        """The extra keys of each root. O(roots)."""
+        """Return the extra keys of each root. O(roots)."""
         return self.latest(len(self._contents))
 
     def latest(self, most: int) -> dict[int, tuple[object, ...]]:
-        """The extra keys of at most `most` roots, the latest used ones. O(most)."""
+        """Return the extra keys of at most `most` roots, the latest used ones. O(most)."""
         found: dict[int, tuple[object, ...]] = {}
         for keys, content in reversed(self._contents.items()):
             if len(found) >= most:
@@ -56,7 +56,7 @@ class Roots:
         return found
 
     def holds(self, content: i64) -> bool:
-        """Whether some keys still have this root. O(roots)."""
+        """Return whether some keys still have this root. O(roots)."""
         return content in self._contents.values()
 
     def clear(self) -> None:

@@ -12,8 +12,7 @@ from ..arrays import view_i64, zeros_i64
 from ..gate import Gate
 from ..sequences.block_table import BlockTable
 from .caller_arrays import Column, writable_array
-from .seen_rows import SeenRows
-from .tables import rows_of_table, widest_row
+from .tables import SeenRows, rows_of_table, widest_row
 
 #: Up to this many entries, or a share of the array, are written one by one; for more, all rows are copied.
 FEW_ENTRIES: Final[i64] = 4096

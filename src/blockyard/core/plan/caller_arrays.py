@@ -13,7 +13,7 @@ from ..arrays import view_i64, zeros_i64
 
 
 def writable_array(name: str, value: object, num_dimensions: int) -> npt.NDArray[Any]:
-    """The memory of `value` as a numpy array, never a copy of it.
+    """Return the memory of `value` as a numpy array, never a copy of it.
 
     Raises `InvalidArgument` unless it is one of int32 or int64, contiguous, writable and of as many dimensions.
     """
@@ -47,7 +47,7 @@ def _shared_array(name: str, value: object) -> npt.NDArray[Any]:
 
 
 def _of_tensor(name: str, tensor: Any) -> npt.NDArray[Any]:
-    """What a tensor's `numpy()` gives, if it is the tensor's own memory."""
+    """Return what a tensor's `numpy()` gives, if it is the tensor's own memory."""
     array = tensor.numpy()
     if not isinstance(array, np.ndarray):
         raise InvalidArgument(f"{name} has a numpy() that gives {shown(array)}; an array is needed")
@@ -76,7 +76,7 @@ class Column:
             raise InvalidArgument(f"{self.name} has room for {self.length}; {what} needs {needed}")
 
     def room(self, length: i64) -> vec[i64]:
-        """A place for at least `length` items."""
+        """Return a place for at least `length` items."""
         if length > len(self._items):
             self._items = zeros_i64(int(max(length, 2 * i64(len(self._items)))))
             self._view = view_i64(self._items)

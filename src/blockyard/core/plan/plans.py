@@ -46,7 +46,7 @@ class SwapPlan:
 
     @property
     def swap_out_groups(self) -> npt.NDArray[np.int32]:
-        """The layer group of each swap_out, int32 (n,)."""
+        """Return the layer group of each swap_out, int32 (n,)."""
         return moves.groups(self._transfers.swap_outs)
 
     @property
@@ -56,7 +56,7 @@ class SwapPlan:
 
     @property
     def swap_in_groups(self) -> npt.NDArray[np.int32]:
-        """The layer group of each swap_in, int32 (n,)."""
+        """Return the layer group of each swap_in, int32 (n,)."""
         return moves.groups(self._transfers.swap_ins)
 
 
@@ -87,7 +87,7 @@ class GroupPlan:
 
     @property
     def slot_mapping(self) -> npt.NDArray[np.int64]:
-        """Where each new token's keys and values go: block_id * block_size + offset, int64 (T,)."""
+        """Return where each new token's keys and values go: block_id * block_size + offset, int64 (T,)."""
         batch = self._batch
         batch.require_fresh()
         slots = zeros_i64(int(view_i64(batch.scheduled).sum()))
@@ -98,7 +98,7 @@ class GroupPlan:
 
     @property
     def block_tables(self) -> npt.NDArray[np.int32]:
-        """The block ids of each sequence, int32 (B, most blocks of one), padded with the null block 0: a copy.
+        """Return the block ids of each sequence, int32 (B, most blocks of one), padded with the null block 0: a copy.
 
         O(B * most blocks of one). `fill` writes what has changed since the last step instead.
         """
@@ -115,12 +115,12 @@ class GroupPlan:
 
     @property
     def indptr(self) -> npt.NDArray[np.int32]:
-        """Where each sequence's blocks begin in `indices`, int32 (B + 1,) (FlashInfer)."""
+        """Return where each sequence's blocks begin in `indices`, int32 (B + 1,) (FlashInfer)."""
         return offsets(self._num_pages())
 
     @property
     def indices(self) -> npt.NDArray[np.int32]:
-        """The block ids that hold `seq_lens` tokens of each sequence, one after another, int32 (FlashInfer)."""
+        """Return the block ids that hold `seq_lens` tokens of each sequence, one after another, int32 (FlashInfer)."""
         tables = self.block_tables
         used = np.arange(tables.shape[1]) < self._num_pages()[:, None]
         indices: npt.NDArray[np.int32] = tables[used]
@@ -128,7 +128,7 @@ class GroupPlan:
 
     @property
     def last_page_len(self) -> npt.NDArray[np.int32]:
-        """Tokens in the last block of each sequence, 1 to block_size, int32 (B,); 0 for none (FlashInfer)."""
+        """Return tokens in the last block of each sequence, 1 to block_size, int32 (B,); 0 for none (FlashInfer)."""
         lengths = self._batch.seq_lens().astype(np.int64)
         before_last: npt.NDArray[np.int64] = np.maximum(self._num_pages() - 1, 0) * self.block_size
         return (lengths - before_last).astype(np.int32)
@@ -239,7 +239,7 @@ class StepPlan(SwapPlan):
         return StateMoves(self._transfers)
 
     def _made_slots(self) -> vec[i64]:
-        """The first group's slots, or none where they are made when asked for."""
+        """Return the first group's slots, or none where they are made when asked for."""
         return self._slots if i64(len(self._slots)) == self._num_slots else self._slots[: self._num_slots]
 
     def _first(self) -> GroupPlan:
@@ -247,7 +247,7 @@ class StepPlan(SwapPlan):
 
     @property
     def step(self) -> int:
-        """The number of the step, for `commit` and `end_step`: 1, 2, ... in the order of the plans.
+        """Return the number of the step, for `commit` and `end_step`: 1, 2, ... in the order of the plans.
 
         0 where only one step may be in flight (`CacheConfig.max_steps_in_flight`), and in a plan read from bytes.
         """
@@ -255,23 +255,23 @@ class StepPlan(SwapPlan):
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
-        """Each sequence's row in `KVCacheManager.block_table`, int64 (B,)."""
+        """Return each sequence's row in `KVCacheManager.block_table`, int64 (B,)."""
         return view_i64(self._batch.rows)
 
     @property
     def status(self) -> npt.NDArray[np.uint8]:
-        """What became of each sequence, uint8 (B,): values of `SeqStatus`."""
+        """Return what became of each sequence, uint8 (B,): values of `SeqStatus`."""
         return view_i64(self._batch.statuses).astype(np.uint8)
 
     @property
     def fits(self) -> npt.NDArray[np.bool_]:
-        """Which sequences have their slots, bool (B,)."""
+        """Return which sequences have their slots, bool (B,)."""
         fits: npt.NDArray[np.bool_] = view_i64(self._batch.statuses) == SCHEDULED
         return fits
 
     @property
     def all_fit(self) -> bool:
-        """Whether every sequence has its slots."""
+        """Return whether every sequence has its slots."""
         return bool(self.fits.all())
 
     @property
@@ -281,7 +281,7 @@ class StepPlan(SwapPlan):
 
     @property
     def num_computed(self) -> npt.NDArray[np.int32]:
-        """Tokens of each sequence whose keys and values are there before the step, int32 (B,).
+        """Return tokens of each sequence whose keys and values are there before the step, int32 (B,).
 
         Those of its steps that are in flight count.
         """
@@ -289,17 +289,17 @@ class StepPlan(SwapPlan):
 
     @property
     def seq_lens(self) -> npt.NDArray[np.int32]:
-        """Tokens of each sequence after the step, int32 (B,)."""
+        """Return tokens of each sequence after the step, int32 (B,)."""
         return self._batch.seq_lens()
 
     @property
     def query_start_loc(self) -> npt.NDArray[np.int32]:
-        """Where each sequence's new tokens begin among all T, int32 (B + 1,)."""
+        """Return where each sequence's new tokens begin among all T, int32 (B + 1,)."""
         return offsets(view_i64(self._batch.scheduled))
 
     @property
     def slot_mapping(self) -> npt.NDArray[np.int64]:
-        """Where each new token's keys and values go: block_id * block_size + offset, int64 (T,)."""
+        """Return where each new token's keys and values go: block_id * block_size + offset, int64 (T,)."""
         self._batch.require_fresh()
         if self._num_slots == 0:
             return self._first().slot_mapping
@@ -312,7 +312,7 @@ class StepPlan(SwapPlan):
 
     @property
     def input_ids(self) -> npt.NDArray[np.int32]:
-        """The tokens of the step in the order of `slot_mapping`, int32 (T,), a copy. O(T).
+        """Return the tokens of the step in the order of `slot_mapping`, int32 (T,), a copy. O(T).
 
         -1 stands for a token that the cache does not know: a draft of a speculation, or one that is still being sampled
         (`reserve` may go past the known tokens). Who knows it writes it there before the model reads it.
@@ -321,7 +321,7 @@ class StepPlan(SwapPlan):
 
     @property
     def positions(self) -> npt.NDArray[np.int64]:
-        """The place of each of these tokens in its sequence, int64 (T,), as PyTorch's models take it. O(T)."""
+        """Return the place of each of these tokens in its sequence, int64 (T,), as PyTorch's models take it. O(T)."""
         return view_i64(self._batch.positions())
 
     def fill(self, buffers: object, pad_to: object = None, pad_tokens_to: object = None) -> None:
@@ -343,25 +343,25 @@ class StepPlan(SwapPlan):
 
     @property
     def copy_groups(self) -> npt.NDArray[np.int32]:
-        """The layer group of each copy, int32 (n,): its layers' blocks are to be copied, no others' need be."""
+        """Return the layer group of each copy, int32 (n,): its layers' blocks are to be copied, no others' need be."""
         return moves.groups(self._transfers.copies)
 
     @property
     def block_tables(self) -> npt.NDArray[np.int32]:
-        """The block ids of each sequence, int32 (B, most blocks of one); see `GroupPlan.block_tables`."""
+        """Return the block ids of each sequence, int32 (B, most blocks of one); see `GroupPlan.block_tables`."""
         return self._first().block_tables
 
     @property
     def indptr(self) -> npt.NDArray[np.int32]:
-        """Where each sequence's blocks begin in `indices`, int32 (B + 1,) (FlashInfer)."""
+        """Return where each sequence's blocks begin in `indices`, int32 (B + 1,) (FlashInfer)."""
         return self._first().indptr
 
     @property
     def indices(self) -> npt.NDArray[np.int32]:
-        """The block ids that hold `seq_lens` tokens of each sequence, one after another, int32 (FlashInfer)."""
+        """Return the block ids that hold `seq_lens` tokens of each sequence, one after another, int32 (FlashInfer)."""
         return self._first().indices
 
     @property
     def last_page_len(self) -> npt.NDArray[np.int32]:
-        """Tokens in the last block of each sequence, 1 to block_size, int32 (B,); 0 for none (FlashInfer)."""
+        """Return tokens in the last block of each sequence, 1 to block_size, int32 (B,); 0 for none (FlashInfer)."""
         return self._first().last_page_len

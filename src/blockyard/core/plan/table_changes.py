@@ -15,10 +15,9 @@ from ...config import CacheConfig
 from ..arrays import grown_i64, view_i64, zeros_i64
 from ..sequences.block_table import BlockTable
 from ..store.transfers import Transfers, numbers_of
-from .batch import Batch
+from .batch import Batch, GivenTokens
 from .plans import StepPlan, SwapPlan
-from .seen_rows import SeenRows
-from .step_tokens import GivenTokens
+from .tables import SeenRows
 
 #: Numbers of a changed row.
 CHANGE: Final[i64] = 4
@@ -90,15 +89,15 @@ class TableCopy:
         ]
 
     def num_blocks(self, group: int) -> npt.NDArray[np.int64]:
-        """How many blocks each row of a layer group has, read-only, live."""
+        """Return how many blocks each row of a layer group has, read-only, live."""
         return view_i64(self.tables[group].num_blocks)
 
     def num_null(self, group: int) -> npt.NDArray[np.int64]:
-        """How many null blocks each row of a layer group begins with, read-only, live."""
+        """Return how many null blocks each row of a layer group begins with, read-only, live."""
         return view_i64(self.tables[group].num_null)
 
     def swap_plan(self, moves: list[list[int]]) -> SwapPlan:
-        """A plan of swaps. moves: swap_outs, swap_ins and copies, each (from, to, group) one after another."""
+        """Return a plan of swaps. moves: swap_outs, swap_ins and copies, each (from, to, group) one after another."""
         return SwapPlan(self.tables, _transfers(moves))
 
     def step_plan(

@@ -1,16 +1,17 @@
-"""Block tables as arrays."""
+"""Block tables as arrays, and what a reader has seen of their rows, so that looking again costs what is new."""
 
 import numpy as np
 import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ..arrays import view_i32, view_i64
+from ...ids import NO_ROW
+from ..arrays import filled_i64, view_i32, view_i64, zeros_i64
 from ..sequences.block_table import BlockTable
 
 
 def whole_table(table: BlockTable) -> npt.NDArray[np.int32]:
-    """All rows, int32 (max_num_seqs, width), read-only, live."""
+    """Return all rows, int32 (max_num_seqs, width), read-only, live."""
     return view_i32(table.blocks).reshape(int(table.max_num_seqs), int(table.width))
 
 
@@ -24,7 +25,7 @@ def rows_of_table(table: BlockTable, rows: vec[i64], width: i64) -> npt.NDArray[
 
 
 def widest_row(table: BlockTable, rows: vec[i64]) -> i64:
-    """The most blocks that one of these rows has."""
+    """Return the most blocks that one of these rows has."""
     num_blocks = table.num_blocks
     widest: i64 = 0
     for row in rows:
@@ -33,7 +34,7 @@ def widest_row(table: BlockTable, rows: vec[i64]) -> i64:
 
 
 def _first_of_adjacent(rows: vec[i64]) -> i64:
-    """The first row when all are adjacent and ascending, else -1."""
+    """Return the first row when all are adjacent and ascending, else -1."""
     if len(rows) == 0:
         return -1
     first = rows[0]
@@ -44,7 +45,51 @@ def _first_of_adjacent(rows: vec[i64]) -> i64:
 
 
 def offsets(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Where each of `counts` items begins, int32 (n + 1,)."""
+    """Return where each of `counts` items begins, int32 (n + 1,)."""
     starts = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
     return starts
+
+
+class SeenRows:
+    """At each of `num_places` places: which row was seen there, and how far.
+
+    The row is new to a place that has seen another one, or this one before it was rewritten; else new are its blocks
+    from `num_blocks` on, and the places that are null now, from `num_null` on.
+    """
+
+    def __init__(self, num_places: i64, width: i64) -> None:
+        self.num_places = num_places
+        self.width = width
+        self.rows = filled_i64(NO_ROW, num_places)
+        #: Places that do not hold the null block as far as is known, at first all.
+        self.num_blocks = filled_i64(width, num_places)
+        self.num_null = zeros_i64(int(num_places))
+        self.num_rewrites = zeros_i64(int(num_places))
+
+    def forget(self) -> None:
+        """Know nothing of any place."""
+        for place in range(self.num_places):
+            self.rows[place] = NO_ROW
+            self.num_blocks[place] = self.width
+
+    def is_new(self, place: i64, table: BlockTable, row: i64) -> bool:
+        """Return whether all of a row is new to a place."""
+        return (
+            self.rows[place] != row
+            or self.num_rewrites[place] != table.num_rewrites[row]
+            or self.num_blocks[place] > table.num_blocks[row]
+            or self.num_null[place] > table.num_null[row]
+        )
+
+    def note(self, place: i64, table: BlockTable, row: i64) -> None:
+        """All of a row was seen at a place."""
+        self.rows[place] = row
+        self.num_blocks[place] = table.num_blocks[row]
+        self.num_null[place] = table.num_null[row]
+        self.num_rewrites[place] = table.num_rewrites[row]
+
+    def note_none(self, place: i64) -> None:
+        """Nothing but null blocks is at a place."""
+        self.rows[place] = NO_ROW
+        self.num_blocks[place] = 0

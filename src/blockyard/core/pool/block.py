@@ -47,17 +47,17 @@ class KVCacheBlock:
 
     @property
     def is_null(self) -> bool:
-        """Whether this is the placeholder that is never allocated, cached or freed."""
+        """Return whether this is the placeholder that is never allocated, cached or freed."""
         return self.block_id == 0
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing holds the block, so that the next allocations may take it."""
+        """Return whether nothing holds the block, so that the next allocations may take it."""
         return self.ref_cnt == 0 and not self.is_null
 
     @property
     def is_cached(self) -> bool:
-        """Whether a prompt can hit the block."""
+        """Return whether a prompt can hit the block."""
         return self.block_hash is not None
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -78,7 +78,7 @@ _BY_HELD_AND_CACHED: Final = np.array(
 
 
 def block_states(ledger: BlockLedger) -> npt.NDArray[np.uint8]:
-    """The `BlockState` of every id, uint8 (capacity,). O(capacity)."""
+    """Return the `BlockState` of every id, uint8 (capacity,). O(capacity)."""
     counts = view_i32(ledger.ref_cnt)
     held = counts > 0
     cached = view_i64(ledger.index.identity)[: 2 * len(counts) : 2] != 0

@@ -34,7 +34,7 @@ class FreeKVCacheBlockQueue:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks in the queue. O(1)."""
+        """Count the blocks in the queue. O(1)."""
         return int(self._queue.num_free)
 
     def popleft(self) -> int:
@@ -95,7 +95,7 @@ class FreeKVCacheBlockQueue:
             self._taken[blocks[index]] = 0
 
     def get_all_free_blocks(self) -> list[int]:
-        """All free blocks, in the order in which they are taken. O(free)."""
+        """Return all free blocks, in the order in which they are taken. O(free)."""
         return self._queue.block_ids()
 
     def _block(self, block_id: object) -> i64:

@@ -18,7 +18,7 @@ def require_ids(blocks: vec[i64], num_blocks: int) -> None:
 
 
 def require_free(ledger: BlockLedger, blocks: vec[i64], may_evict: bool) -> vec[i32]:
-    """The ids as a lease has them. O(blocks).
+    """Return the ids as a lease has them. O(blocks).
 
     Raises `InvalidArgument` for one that is held or stands there twice, and unless it may be evicted for a cached one.
     """

@@ -129,7 +129,7 @@ class EvictionOrder:
 
     @property
     def stack(self) -> EvictionStack | None:
-        """What chooses now; None for the order of the queue. Never None where sessions are known."""
+        """Return what chooses now; None for the order of the queue. Never None where sessions are known."""
         return self.ledger.stack
 
     @property
@@ -203,10 +203,10 @@ def wished_policy(policy: object, ledger: BlockLedger) -> EvictionPolicy | None:
 
 
 def wished_priority(priority: object) -> int:
-    """The priority that `retain` was given."""
+    """Return the priority that `retain` was given."""
     return require_int("priority", priority, 0, MAX_PRIORITY)
 
 
 def wished_end(expires_at: object) -> float | None:
-    """The time that `retain` was given."""
+    """Return the time that `retain` was given."""
     return None if expires_at is None else require_number("expires_at", expires_at)

@@ -41,7 +41,7 @@ class Fence:
         return self.num_begun - self.num_ended
 
     def is_open(self, row: i64) -> bool:
-        """Whether a step of this row is in flight."""
+        """Return whether a step of this row is in flight."""
         return self.last_step[row] > self.num_ended
 
     def hold(self, block: i64, step: i64, before: i64) -> bool:
@@ -91,7 +91,7 @@ class Fence:
         return taken
 
     def block_ids(self) -> list[int]:
-        """The blocks that wait, by step and then as they were released. O(blocks)."""
+        """Return the blocks that wait, by step and then as they were released. O(blocks)."""
         blocks: list[int] = []
         for step in range(self.num_ended + 1, self.num_begun + 1):
             block = self._first[step & self._mask]

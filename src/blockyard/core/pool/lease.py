@@ -62,7 +62,7 @@ class BlockLease:
 
     @property
     def serial(self) -> int:
-        """Its number, used once in its pool."""
+        """Return its number, used once in its pool."""
         return self._serial
 
     @property
@@ -91,7 +91,7 @@ class BlockLease:
         return int(self._count)
 
     def __getitem__(self, index: object) -> int:
-        """The id at a position; take slices of `block_ids`."""
+        """Return the id at a position; take slices of `block_ids`."""
         count = int(self._count)
         try:
             position = index_of(index)  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ class BlockLease:
         return iter([int(block) for block in self._blocks[: self._count]])
 
     def held_ids(self) -> list[int]:
-        """The ids without the places that were released. O(blocks)."""
+        """Return the ids without the places that were released. O(blocks)."""
         return [block for block in self if block != NULL_BLOCK]
 
     def __repr__(self) -> str:
@@ -164,7 +164,7 @@ def require_countable(ledger: BlockLedger, blocks: vec[i32], first: i64, last: i
 
 
 def held_blocks(lease: BlockLease, first: i64, last: i64) -> vec[i32]:
-    """The blocks at `first` to `last` that are still held, in order, a copy. O(last - first)."""
+    """Return the blocks at `first` to `last` that are still held, in order, a copy. O(last - first)."""
     blocks = lease._blocks[first:last]
     if lease._num_null == 0:
         return blocks
@@ -188,7 +188,7 @@ class LeaseBook(Deferred):
         self._waiting: list[BlockLease] = []
 
     def make(self, blocks: vec[i32], holder: str) -> BlockLease:
-        """A lease on `blocks`, live from now on: its maker takes the blocks next, which cannot fail."""
+        """Return a lease on `blocks`, live from now on: its maker takes the blocks next, which cannot fail."""
         lease = BlockLease(self._last_serial + 1, holder, blocks, self.live)
         lease._losses = self.ledger.num_losses
         self.live[self._last_serial + 1] = lease
@@ -201,7 +201,7 @@ class LeaseBook(Deferred):
         self._last_serial -= 1
 
     def hold(self, blocks: vec[i32], holder: str, interruption: Interruption) -> BlockLease:
-        """A lease on cached blocks, which their policy takes for a hit. O(blocks).
+        """Return a lease on cached blocks, which their policy takes for a hit. O(blocks).
 
         Raises `InvalidArgument`. A policy that is interrupted when it is told leaves all as it was.
         """
@@ -236,11 +236,11 @@ class LeaseBook(Deferred):
         raise ForeignBlock(f"lease {lease._called()} was handed out by another pool")
 
     def leases(self) -> list[BlockLease]:
-        """All that are live, oldest first."""
+        """Return all that are live, oldest first."""
         return list(self.live.values())
 
     def describe(self, number: int) -> KVCacheBlock:
-        """One block as people see it, with the leases that hold it. O(leases)."""
+        """Return one block as people see it, with the leases that hold it. O(leases)."""
         ledger = self.ledger
         block = i64(number)
         cached = ledger.index.is_cached(block)
@@ -411,7 +411,7 @@ def give_back(ledger: BlockLedger, lease: BlockLease, first: i64, last: i64) -> 
 
 
 def adopt(book: LeaseBook, blocks: vec[i32], holder: str) -> BlockLease:
-    """A lease on these blocks, which must be free. O(blocks)."""
+    """Return a lease on these blocks, which must be free. O(blocks)."""
     lease = book.make(blocks, holder)
     book.ledger.take(blocks)
     return lease

@@ -49,7 +49,7 @@ def _word(name: bytes, at: i64) -> i64:
 
 
 def listed(names: object) -> list[object]:
-    """The names of a run, read once. Raises `InvalidArgument` for what is no run of names."""
+    """Return the names of a run, read once. Raises `InvalidArgument` for what is no run of names."""
     if isinstance(names, (bytes, bytearray, memoryview, str)):
         raise InvalidArgument(f"names is {shown(names)}; it must be a list of bytes")
     try:
@@ -60,7 +60,7 @@ def listed(names: object) -> list[object]:
 
 
 def pack_names(given: list[object], group: i64) -> vec[i64]:
-    """A run of names, five words each. O(names). Raises `InvalidArgument`, which says at which position."""
+    """Return a run of names, five words each. O(names). Raises `InvalidArgument`, which says at which position."""
     words = zeros_i64(len(given) * int(NAME_WORDS))
     for place in range(i64(len(given))):
         name = given[place]
@@ -77,14 +77,14 @@ def _refused(what: str, name: object) -> InvalidArgument:
 
 
 def unpack_name(words: vec[i64], place: i64) -> tuple[bytes, int]:
-    """The name and the group in the five words from `place` on."""
+    """Return the name and the group in the five words from `place` on."""
     last = words[place + BYTE_WORDS]
     padded = _FOUR_WORDS.pack(int(words[place]), int(words[place + 1]), int(words[place + 2]), int(words[place + 3]))
     return padded[: int(last % GROUP_STEP)], int(last // GROUP_STEP)
 
 
 def group_numbers(groups: object) -> list[int]:
-    """Those of a list, at least one. Raises `InvalidArgument`, which says at which position."""
+    """Return those of a list, at least one. Raises `InvalidArgument`, which says at which position."""
     if not isinstance(groups, (list, tuple)) or len(groups) == 0:
         raise InvalidArgument("groups must be a list of group numbers, at least one")
     return [read_int(f"groups[{place}]", groups[place], 0, MAX_GROUP) for place in range(len(groups))]
@@ -122,7 +122,7 @@ class NameLog:
         self._count += 1
 
     def take(self) -> list[NameEvent]:
-        """The events, oldest first; the log is empty then. O(events)."""
+        """Return the events, oldest first; the log is empty then. O(events)."""
         events = [self._event((self._first + i64(place)) % self._limit * ROW_WORDS) for place in range(self._count)]
         self._count = 0
         return events

@@ -32,7 +32,7 @@ class WordLedger(BlockLedger):
         self._root: i64 = self.index.root(())
 
     def entry_of(self, words: vec[i64], place: i64) -> i64:
-        """The oldest entry with the words from `place` on, or 0. O(1) expected."""
+        """Return the oldest entry with the words from `place` on, or 0. O(1) expected."""
         return self.index.find(words, place, self.index.hash_words_at(words, place, self._root), self._root)
 
     def index_entry(self, entry: i64, words: vec[i64], place: i64) -> None:
@@ -80,13 +80,13 @@ class NamedLedger(WordLedger):
 
     @property
     def num_cached_blocks(self) -> int:
-        """Blocks with a name, held or not. O(1)."""
+        """Count the blocks with a name, held or not. O(1)."""
         return int(self.index.num_indexed - self.num_more)
 
     # Looking up.
 
     def find(self, words: vec[i64], place: i64) -> i64:
-        """The block that has had this name the longest, or 0. O(1) expected."""
+        """Return the block that has had this name the longest, or 0. O(1) expected."""
         return self.block_of(self.entry_of(words, place))
 
     def find_all(self, words: vec[i64]) -> vec[i32]:
@@ -123,7 +123,7 @@ class NamedLedger(WordLedger):
         return entry if entry < count else i64(self.owner_of[entry - count])
 
     def has(self, block: i64, words: vec[i64], place: i64) -> bool:
-        """Whether the block has this very name. O(names of the block)."""
+        """Return whether the block has this very name. O(names of the block)."""
         entry = block if self.index.is_cached(block) else 0
         while entry != 0:
             if self.index.rows.equal(words, place, entry):
@@ -132,7 +132,7 @@ class NamedLedger(WordLedger):
         return False
 
     def names_of(self, block: i64) -> list[tuple[bytes, int]]:
-        """The names of a block with their groups, in the order in which it got them."""
+        """Return the names of a block with their groups, in the order in which it got them."""
         found: list[tuple[bytes, int]] = []
         entry = block if self.index.is_cached(block) else 0
         while entry != 0:
@@ -242,7 +242,7 @@ class NamedLedger(WordLedger):
         return i64(len(names)) // NAME_WORDS
 
     def names_as_words(self, block: i64) -> vec[i64]:
-        """The names of a cached block, five words each."""
+        """Return the names of a cached block, five words each."""
         count: i64 = 1
         entry = i64(self.next_entry[block])
         while entry != 0:

@@ -53,7 +53,7 @@ class LeasePool:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the pool, the null block included."""
+        """Count the blocks of the pool, the null block included."""
         return self._ledger.num_blocks
 
     @property
@@ -63,17 +63,17 @@ class LeasePool:
 
     @property
     def enable_prefix_caching(self) -> bool:
-        """Whether full blocks are indexed and hit."""
+        """Return whether full blocks are indexed and hit."""
         return self._ledger.enable_prefix_caching
 
     @property
     def num_usable_blocks(self) -> int:
-        """All blocks but the null block; while a pool shrinks, those that are still to go included."""
+        """Count all blocks but the null block; while a pool shrinks, those that are still to go included."""
         return self._ledger.num_usable_blocks
 
     @property
     def num_free_blocks(self) -> int:
-        """Free blocks, cached ones included. O(1)."""
+        """Count the free blocks, cached ones included. O(1)."""
         return self._ledger.num_free_blocks
 
     @property
@@ -83,17 +83,17 @@ class LeasePool:
 
     @property
     def num_cached_blocks(self) -> int:
-        """Blocks in the index, held or not. O(1)."""
+        """Count the blocks in the index, held or not. O(1)."""
         return self._ledger.num_cached_blocks
 
     @property
     def num_retiring_blocks(self) -> int:
-        """Blocks still held that a shrunken pool will not give out again. O(1)."""
+        """Count the blocks still held that a shrunken pool will not give out again. O(1)."""
         return int(self._ledger.num_retiring)
 
     @property
     def num_evicted_blocks(self) -> int:
-        """Cached blocks that an allocation took, or a shrinking pool gave up, so far. O(1)."""
+        """Count cached blocks that an allocation took, or a shrinking pool gave up, so far. O(1)."""
         return int(self._ledger.num_evicted_blocks)
 
     @property
@@ -113,7 +113,7 @@ class LeasePool:
 
     @property
     def version(self) -> int:
-        """A number that grows whenever what prompts can find changes, for copies of it elsewhere. O(1)."""
+        """Return a number that grows whenever what prompts can find changes, for copies of it elsewhere. O(1)."""
         return int(self._ledger.index.version)
 
     @property
@@ -122,23 +122,23 @@ class LeasePool:
         return self._ledger.usage
 
     def ref_counts(self) -> npt.NDArray[np.int32]:
-        """How often each block is held, int32 (num_blocks,), read-only, live until the pool grows.
+        """Return how often each block is held, int32 (num_blocks,), read-only, live until the pool grows.
 
         Longer than num_blocks after the pool has shrunk: blocks may still be held there.
         """
         return view_i32(self._ledger.ref_cnt)
 
     def cached_mask(self) -> npt.NDArray[np.bool_]:
-        """Which blocks are in the index, bool, as long as `ref_counts`, a copy."""
+        """Return which blocks are in the index, bool, as long as `ref_counts`, a copy."""
         cached: npt.NDArray[np.bool_] = view_i64(self._ledger.index.identity)[: 2 * len(self._ledger.ref_cnt) : 2] != 0
         return cached
 
     def states(self) -> npt.NDArray[np.uint8]:
-        """The `BlockState` of each block, uint8, as long as `ref_counts`, a copy. O(num_blocks)."""
+        """Return the `BlockState` of each block, uint8, as long as `ref_counts`, a copy. O(num_blocks)."""
         return block_states(self._ledger)
 
     def free_block_ids(self) -> npt.NDArray[np.int32]:
-        """The free blocks in the order in which they will be allocated, int32 (num_free_blocks,), a copy."""
+        """Return the free blocks in the order in which they will be allocated, int32 (num_free_blocks,), a copy."""
         self._gate.enter("free_block_ids")
         try:
             return np.array(self._ledger.queue.block_ids(), dtype=np.int32)
@@ -153,7 +153,7 @@ class LeasePool:
         return int(self._ledger.queue.next_free[self._free_or_null(block_id)])
 
     def free_block_before(self, block_id: object = 0) -> int:
-        """The free block that is allocated before `block_id`; before 0 the last one. 0: none. O(1)."""
+        """Return the free block that is allocated before `block_id`; before 0 the last one. 0: none. O(1)."""
         return int(self._ledger.queue.prev_free[self._free_or_null(block_id)])
 
     def _free_or_null(self, block_id: object) -> i64:
@@ -163,11 +163,11 @@ class LeasePool:
         return block
 
     def leases(self) -> list[BlockLease]:
-        """The leases not freed yet, oldest first: the leak report of a pool that is used alone."""
+        """Return the leases not freed yet, oldest first: the leak report of a pool that is used alone."""
         return list(self._book.live.values())
 
     def block(self, block_id: object) -> KVCacheBlock:
-        """One block as people see it. O(leases)."""
+        """Return one block as people see it. O(leases)."""
         number = read_int("block_id", block_id, 0, int(self._ledger.capacity) - 1)
         self._gate.enter("block")
         try:
@@ -344,7 +344,7 @@ class LeasePool:
     # What happened, and checks.
 
     def history(self) -> list[AllocationEvent]:
-        """The latest `history_size` events, oldest first. O(history_size). Empty when it is off."""
+        """Return the latest `history_size` events, oldest first. O(history_size). Empty when it is off."""
         self._gate.enter("history")
         try:
             return [] if self._history is None else self._history.events()
@@ -387,7 +387,7 @@ class LeasePool:
             self._gate.leave()
 
     def _other_holds(self) -> list[int] | None:
-        """How often each block is held besides by leases; None where the pool does not know."""
+        """Return how often each block is held besides by leases; None where the pool does not know."""
         return None
 
     def __repr__(self) -> str:

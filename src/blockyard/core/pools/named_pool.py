@@ -77,7 +77,7 @@ class NamedPool(StandalonePool):
 
     @property
     def num_names(self) -> int:
-        """Names of all blocks; a name that several blocks have counts for each. O(1)."""
+        """Count the names of all blocks; a name that several blocks have counts for each. O(1)."""
         return int(self._ledger.index.num_indexed)
 
     def loose_counts(self) -> npt.NDArray[np.int32]:
@@ -88,7 +88,7 @@ class NamedPool(StandalonePool):
     # Finding. Nothing is held, and neither the order of eviction nor a policy hears of it.
 
     def find_one(self, name: object, group: object = 0) -> int:
-        """The block that has had this name the longest, or 0. O(1) expected."""
+        """Return the block that has had this name the longest, or 0. O(1) expected."""
         self._gate.enter("find_one")
         try:
             pack_name(self._name, 0, name, read_int("group", group, 0, MAX_GROUP))
@@ -124,7 +124,7 @@ class NamedPool(StandalonePool):
         return np.array(view_i32(blocks))
 
     def names_of(self, block_id: object) -> list[tuple[bytes, int]]:
-        """The names of one block with their groups, in the order in which it got them; often none."""
+        """Return the names of one block with their groups, in the order in which it got them; often none."""
         self._gate.enter("names_of")
         try:
             return self._named.names_of(read_int("block_id", block_id, 0, int(self._ledger.capacity) - 1))
@@ -341,7 +341,7 @@ class NamedPool(StandalonePool):
     # Events, and the size.
 
     def take_events(self) -> list[NameEvent]:
-        """What happened since the last call, oldest first, at most `max_events`. O(events)."""
+        """Return what happened since the last call, oldest first, at most `max_events`. O(events)."""
         self._gate.enter("take_events")
         try:
             return [] if self._named.log is None else self._named.log.take()
@@ -435,7 +435,7 @@ class NamedPool(StandalonePool):
 
 
 def _leading(blocks: vec[i32]) -> i64:
-    """How many blocks stand before the first 0."""
+    """Return how many blocks stand before the first 0."""
     for position in range(i64(len(blocks))):
         if blocks[position] == 0:
             return position

@@ -31,7 +31,7 @@ class StandalonePool(LeasePool):
             ledger.watch(self._residency)
 
     def residency(self) -> Residency:
-        """How long sampled blocks live, lie idle and wait for reuse, in the units of `advance_time`. O(1).
+        """Return how long sampled blocks live, lie idle and wait for reuse, in the units of `advance_time`. O(1).
 
         Raises `InvalidArgument` without a `residency_sample`.
         """

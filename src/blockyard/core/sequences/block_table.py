@@ -32,12 +32,12 @@ class BlockTable:
         self.version: i64 = 0
 
     def row_blocks(self, row: i64) -> vec[i32]:
-        """The block ids of a row, in order, a copy."""
+        """Return the block ids of a row, in order, a copy."""
         first = row * self.width
         return self.blocks[first : first + self.num_blocks[row]]
 
     def block_at(self, row: i64, position: i64) -> i64:
-        """The block id at a logical position of a row."""
+        """Return the block id at a logical position of a row."""
         return i64(self.blocks[row * self.width + position])
 
     def note_tail(self, row: i64) -> None:
@@ -98,7 +98,7 @@ class BlockTable:
         return filled
 
     def slot_of(self, row: i64, position: i64) -> i64:
-        """The slot of one token. A decoded one lies in the last block, which is found without a division."""
+        """Return the slot of one token. A decoded one lies in the last block, which is found without a division."""
         logical = self.num_blocks[row] - 1
         if position < logical * self.block_size:
             logical = position // self.block_size

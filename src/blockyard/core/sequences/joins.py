@@ -58,7 +58,7 @@ class Joins:
         hit.num_usable = last
 
     def _count_same(self, hit: Hit, row: i64, first: i64, last: i64) -> i64:
-        """The first position from `first` to `last` where the lookup found another block than `row` holds."""
+        """Return the first position from `first` to `last` where the lookup found another block than `row` holds."""
         for position in range(first, last):
             if self.sequences.block_at(row, position) != i64(hit.blocks[position]):
                 return position

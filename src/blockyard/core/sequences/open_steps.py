@@ -39,19 +39,19 @@ class OpenSteps:
         self._num_of_step[step & self._mask] += 1
 
     def step_at(self, row: i64, number: i64) -> i64:
-        """The step of a row's reservation, 0 being the oldest."""
+        """Return the step of a row's reservation, 0 being the oldest."""
         return self._steps[self._place(row, number)]
 
     def count_at(self, row: i64, number: i64) -> i64:
-        """The tokens of a row's reservation."""
+        """Return the tokens of a row's reservation."""
         return self._counts[self._place(row, number)]
 
     def oldest_count(self, row: i64) -> i64:
-        """The tokens of the oldest reservation, 0 for none."""
+        """Return the tokens of the oldest reservation, 0 for none."""
         return self.count_at(row, 0) if self.num_open[row] > 0 else i64(0)
 
     def has(self, row: i64, step: i64) -> bool:
-        """Whether a row has a reservation of `step`. O(max_steps)."""
+        """Return whether a row has a reservation of `step`. O(max_steps)."""
         for number in range(self.num_open[row]):
             if self.step_at(row, number) == step:
                 return True

@@ -26,7 +26,7 @@ class Shares:
         self.last: i64 = 0
 
     def draw(self) -> i64:
-        """A share that no manager has."""
+        """Return a share that no manager has."""
         self.last += 1
         return self.last
 
@@ -44,7 +44,7 @@ class Serials:
         self._end: i64 = 0
 
     def draw(self) -> i64:
-        """The next serial. O(1)."""
+        """Return the next serial. O(1)."""
         if self._last + 1 >= self._end:
             self._draw_share()
         self._last += 1
@@ -62,11 +62,11 @@ class Serials:
         self._end = share * SHARE_SPAN + SHARE_SPAN
 
     def has_given(self, serial: i64) -> bool:
-        """Whether this manager drew `serial`."""
+        """Return whether this manager drew `serial`."""
         return int(serial >> SHARE_BITS) in self._shares and serial <= self._last
 
     def was_drawn_from(self, serial: i64) -> bool:
-        """Whether some manager of this process has the share that `serial` is of."""
+        """Return whether some manager of this process has the share that `serial` is of."""
         return SHARE_SPAN <= serial < (_SHARES.last + 1) * SHARE_SPAN
 
 
@@ -229,7 +229,7 @@ class SequenceTable(BlockTable):
             self.num_ahead[row] = 0
 
     def num_open_rows(self) -> i64:
-        """Free rows that are not set aside for the forks of a sequence group."""
+        """Count the free rows that are not set aside for the forks of a sequence group."""
         return self.num_free_rows - self.num_set_aside
 
     def raise_alert(self, row: i64) -> None:
@@ -256,18 +256,18 @@ class SequenceTable(BlockTable):
         return self.live_row(read_handle(handle))
 
     def live_row(self, handle: i64) -> i64:
-        """The row of a handle that is read already. Raises `UnknownSequence`."""
+        """Return the row of a handle that is read already. Raises `UnknownSequence`."""
         row = handle & ROW_MASK
         if handle <= 0 or row >= self.max_num_seqs or self.handle[row] != handle:
             self._refuse(handle)
         return row
 
     def is_live(self, handle: i64) -> bool:
-        """Whether a handle that was live once still is."""
+        """Return whether a handle that was live once still is."""
         return self.handle[handle & ROW_MASK] == handle
 
     def rows_of(self, given: vec[i64]) -> vec[i64]:
-        """The rows of live handles, all different. Nothing may run foreign code between this and their use."""
+        """Return the rows of live handles, all different. Nothing may run foreign code between this and their use."""
         if not self._is_latest(given):
             self._batch_epoch = -1
             self._batch_rows = self._translate(given)
@@ -304,7 +304,7 @@ class SequenceTable(BlockTable):
         return rows
 
     def in_batch(self, row: i64) -> bool:
-        """Whether `row` was among the latest `rows_of`."""
+        """Return whether `row` was among the latest `rows_of`."""
         return self._mark[row] == self._last_mark
 
     def _refuse(self, handle: i64) -> None:
@@ -332,11 +332,11 @@ class SequenceTable(BlockTable):
         return self.max_num_seqs - self.num_free_rows
 
     def live_rows(self) -> list[int]:
-        """The rows in use, ascending. O(max_num_seqs)."""
+        """Return the rows in use, ascending. O(max_num_seqs)."""
         return [row for row in range(int(self.max_num_seqs)) if self.handle[i64(row)] != 0]
 
     def is_waiting(self, row: i64) -> bool:
-        """Whether blocks this sequence hit are still to be computed by another."""
+        """Return whether blocks this sequence hit are still to be computed by another."""
         owner = self.waits_on[row]
         return owner != NO_ROW and self.num_computed[owner] < self.waits_for[row]
 
@@ -354,7 +354,7 @@ def read_handle(handle: object) -> i64:
 
 
 def read_handles(handles: object) -> vec[i64]:
-    """The same for one handle or many: integers (B,)."""
+    """Return the same for one handle or many: integers (B,)."""
     if type(handles) is not ARRAY:
         if isinstance(handles, bool):
             _refuse_bool(handles)
@@ -364,7 +364,7 @@ def read_handles(handles: object) -> vec[i64]:
 
 
 def is_batch(seqs: object) -> bool:
-    """Whether a caller gives handles in a list, an array or the like, and not one handle."""
+    """Return whether a caller gives handles in a list, an array or the like, and not one handle."""
     if isinstance(seqs, (list, tuple)):
         return True
     if isinstance(seqs, (int, np.integer, str, bytes)):

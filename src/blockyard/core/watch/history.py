@@ -20,7 +20,7 @@ class Entry:
         self.num_free = num_free
 
     def event(self) -> AllocationEvent:
-        """The event as people see it."""
+        """Return the event as people see it."""
         blocks = [int(block) for block in self.blocks]
         return AllocationEvent(self.number, self.time, self.action, self.actor, blocks, self.num_free)
 
@@ -81,5 +81,5 @@ class AllocationHistory(PoolObserver):
             self._entries[(self.num_events - self._num_lost) % self.size] = entry
 
     def events(self) -> list[AllocationEvent]:
-        """What is remembered, oldest first. O(size)."""
+        """Return what is remembered, oldest first. O(size)."""
         return [entry.event() for entry in sorted(self._entries, key=lambda entry: entry.number)]

@@ -63,7 +63,7 @@ class MissLog(PoolObserver):
         self._content[slot] = content
 
     def _slot(self, name: i64) -> i64:
-        """Where an eviction is remembered; -1 for none."""
+        """Return where an eviction is remembered; -1 for none."""
         first = (name >> 7) & self._mask
         for slot in range(first, first + WAYS):
             if self._hash[slot] == name and self._when[slot] > 0:
@@ -71,7 +71,7 @@ class MissLog(PoolObserver):
         return -1
 
     def _oldest(self, name: i64) -> i64:
-        """The slot that a new eviction of this name takes: an empty one, or the oldest of its set."""
+        """Return the slot that a new eviction of this name takes: an empty one, or the oldest of its set."""
         first = (name >> 7) & self._mask
         oldest = first
         for slot in range(first + 1, first + WAYS):
@@ -87,7 +87,7 @@ class MissLog(PoolObserver):
     def explain(
         self, prompt: Prompt, hittable: i64, blocks: vec[i32], hit: i64, root: i64, resumed: bool, served: i64
     ) -> list[int]:
-        """Tokens by cause, in the order of `MissCauses.FIELDS`, of a prompt whose first `hit` tokens were taken.
+        """Return tokens by cause, in the order of `MissCauses.FIELDS`, of a prompt whose first `hit` tokens were taken.
 
         hittable: leading blocks that could hit. blocks: those that the index knows; what of them was not taken is
         evicted from the pool below them, but for the first `served`, which lack nothing but a state.
@@ -169,7 +169,7 @@ class MissLog(PoolObserver):
 
 
 def stored_name(content: i64) -> i64:
-    """What a content is remembered by when a block that held it goes and its token block stays."""
+    """Return what a content is remembered by when a block that held it goes and its token block stays."""
     return root_hash(content)
 
 

@@ -32,7 +32,7 @@ class Durations:
         self.total += duration
 
     def histogram(self) -> Histogram:
-        """What was counted, as people see it."""
+        """Return what was counted, as people see it."""
         bounds = [FIRST_BOUND * 2.0**bucket for bucket in range(NUM_BUCKETS - 1)]
         return Histogram(tuple(bounds), tuple(int(count) for count in self.counts), self.total)
 
@@ -110,5 +110,5 @@ class ResidencySampler(PoolObserver):
             self.idle.add(self.clock.now - self._used[place])
 
     def residency(self) -> Residency:
-        """The three histograms."""
+        """Return the three histograms."""
         return Residency(int(self.sample), self.lifetime.histogram(), self.idle.histogram(), self.reuse_gap.histogram())

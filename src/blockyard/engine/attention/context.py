@@ -50,7 +50,7 @@ def partial_attention(
 
 
 def merge(outputs: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
-    """Parts' outputs (parts, ..., size) and their sums (parts, ...) to the output over all keys, (..., size).
+    """Merge parts' outputs (parts, ..., size) and their sums (parts, ...) to the output over all keys, (..., size).
 
     At least one part must have keys for each token.
     """
@@ -84,7 +84,7 @@ class ContextRank:
 
     @property
     def interleave(self) -> int:
-        """Neighbouring tokens that stay together."""
+        """Return how many neighbouring tokens stay together."""
         return self.shard.interleave
 
 
@@ -125,7 +125,7 @@ class ContextStep:
         scaling: float | None,
         others: dict[str, Any],
     ) -> torch.Tensor:
-        """As `Attend` says. O(tokens kept here) for decodes, times the new tokens for chunks."""
+        """Does as `Attend` says. O(tokens kept here) for decodes, times the new tokens for chunks."""
         group = self._groups[self._kv_cache.places.group(layer)]
         self._kv_cache.write(layer, key[group.own], value[group.own], group.slots)
         extras = Extras.of(others)

@@ -58,7 +58,7 @@ class FlashRows:
         self.window = (reach.window - 1, 0) if reach.window else (-1, -1)
 
     def attend(self, layer: int, query: torch.Tensor, scaling: float | None) -> torch.Tensor:
-        """As `PagedGroup`."""
+        """See `PagedGroup`."""
         return self._backend.call(layer, query, self, scaling)
 
 
@@ -77,7 +77,7 @@ class FlashAttention3(FlashBackend):
         return _unsuited_heads(kv_cache)
 
     def call(self, layer: int, query: torch.Tensor, rows: FlashRows, scaling: float | None) -> torch.Tensor:
-        """As `FlashBackend`."""
+        """See `FlashBackend`."""
         output: torch.Tensor = self.kernel.flash_attn_with_kvcache(
             query,
             self.kv_cache.key_cache(layer),
@@ -110,7 +110,7 @@ class FlashAttention2(FlashBackend):
         return _unsuited_heads(kv_cache)
 
     def call(self, layer: int, query: torch.Tensor, rows: FlashRows, scaling: float | None) -> torch.Tensor:
-        """As `FlashBackend`."""
+        """See `FlashBackend`."""
         output: torch.Tensor = self.kernel.flash_attn_varlen_func(
             query,
             self.kv_cache.key_cache(layer),
@@ -152,7 +152,7 @@ class TorchVarlen(FlashBackend):
         return _unsuited_heads(kv_cache, _MAX_HEAD_SIZE_4 if active == "FA4" else _MAX_HEAD_SIZE)
 
     def call(self, layer: int, query: torch.Tensor, rows: FlashRows, scaling: float | None) -> torch.Tensor:
-        """As `FlashBackend`. Here a window (-1, 0) says causal."""
+        """See `FlashBackend`. Here a window (-1, 0) says causal."""
         key_cache = self.kv_cache.key_cache(layer)
         output: torch.Tensor = self.kernel.varlen_attn(
             query,

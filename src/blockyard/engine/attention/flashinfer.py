@@ -72,7 +72,7 @@ class FlashInferRows:
         self.last_page_len = int32_tensor((reach.lengths - 1) % kv_cache.block_size + 1, "cpu")
 
     def attend(self, layer: int, query: torch.Tensor, scaling: float | None) -> torch.Tensor:
-        """As `PagedGroup`."""
+        """See `PagedGroup`."""
         needs = (query.shape[1], scaling)
         if self._planned_for != needs:
             self._plan(*needs)

@@ -134,7 +134,7 @@ class Reach:
         self.lengths: IntArray = shape.seq_lens - self.firsts
 
     def tables(self, rows: IntArray) -> NDArray[np.int32]:
-        """Block tables of `rows`, each from its first read block on; what stands behind a row's blocks says nothing."""
+        """Return block tables of `rows`, each from its first read block on; behind a row's blocks stands anything."""
         if not self.window:
             return self._tables[rows]
         width = self._tables.shape[1]

@@ -25,7 +25,7 @@ class PagedGroup(Protocol):
     slots: SlotAddresses
 
     def attend(self, layer: int, query: torch.Tensor, scaling: float | None) -> torch.Tensor:
-        """Attention of a layer whose keys and values are written: query (T, heads, head_size) to the same shape."""
+        """Attend in a layer whose keys and values are written: query (T, heads, head_size) to the same shape."""
 
 
 class PagedBackend(ABC):
@@ -99,7 +99,7 @@ class PagedStep:
         scaling: float | None,
         others: dict[str, Any],  # noqa: ARG002  # `extras` says that it serves no model for which these matter
     ) -> torch.Tensor:
-        """As `Attend` says. O(new tokens * tokens read), a sequence each."""
+        """Does as `Attend` says. O(new tokens * tokens read), a sequence each."""
         group = self._groups[self._kv_cache.places.group(layer)]
         self._kv_cache.write(layer, key, value, group.slots)
         return group.attend(layer, query.transpose(0, 1).contiguous(), scaling)

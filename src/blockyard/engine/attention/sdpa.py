@@ -78,7 +78,7 @@ class SdpaStep:
         scaling: float | None,
         others: dict[str, Any],
     ) -> torch.Tensor:
-        """As `Attend` says. O(tokens read) for decodes, times the new tokens for chunks."""
+        """Does as `Attend` says. O(tokens read) for decodes, times the new tokens for chunks."""
         group = self._groups[self._kv_cache.places.group(layer)]
         # All tokens are written before any are read: a sequence may join a prefix computed in this very step.
         self._kv_cache.write(layer, key, value, group.slots)

@@ -30,7 +30,7 @@ class Extras:
 
     @classmethod
     def of(cls, others: dict[str, Any]) -> Extras:
-        """From the arguments that transformers hands to attention."""
+        """Take the arguments that transformers hands to attention."""
         return cls(others.get("softcap"), others.get("s_aux"), bool(others.get(LATENT)), others.get(INDICES))
 
     @property

@@ -36,7 +36,7 @@ _FUNCTION = "blockyard_mask_function"
 
 
 def _described(mask_function: Callable[..., Any], **_: Any) -> torch.Tensor:
-    """In place of a mask: a tensor of its rank that carries the function."""
+    """Return a tensor in a mask's place, of its rank, that carries the function."""
     mask = torch.ones((1, 1, 1, 1), dtype=torch.bool)
     setattr(mask, _FUNCTION, mask_function)
     return mask

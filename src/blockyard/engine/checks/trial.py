@@ -146,7 +146,7 @@ def _kept_layers(fields: dict[str, Any], num_layers: int) -> int:
 
 
 def _heads(fields: dict[str, Any]) -> int:
-    """Heads of keys and values: one, all or half of four, as the model has one, all or some."""
+    """Return the heads of keys and values: one, all or half of four, as the model has one, all or some."""
     num_heads = next((fields[name] for name in _NUM_HEADS if isinstance(fields.get(name), int)), 0)
     own = next((fields[name] for name in _NUM_KV_HEADS if isinstance(fields.get(name), int)), num_heads)
     return 1 if own == 1 else min(num_heads, 4) if own == num_heads else 2
@@ -240,7 +240,7 @@ def _own_errors(borrowed: BorrowedModel, prompts: torch.Tensor) -> torch.Tensor:
 
 
 def _prompts(length: int, vocab_size: int) -> torch.Tensor:
-    """Three random prompts, (3, length); the first two share their first half, in whole blocks."""
+    """Return three random prompts, (3, length); the first two share their first half, in whole blocks."""
     rng = np.random.default_rng(length)
     prompts = rng.integers(0, vocab_size, (3, length))
     shared = _shared_tokens(length)

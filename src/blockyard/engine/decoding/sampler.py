@@ -29,7 +29,7 @@ def adjusted(
 
 
 def penalized(logits: torch.Tensor, penalty: float, token_ids: list[int]) -> torch.Tensor:
-    """Logits (vocabulary,) with those of `token_ids` made less likely, each once. O(vocabulary + tokens)."""
+    """Return logits (vocabulary,) with those of `token_ids` made less likely, each once. O(vocabulary + tokens)."""
     if penalty == 1:
         return logits
     seen = torch.tensor(sorted(set(token_ids)), device=logits.device)
@@ -178,6 +178,6 @@ def _keep_top_p(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 def uniform(seed: int, index: int, position: int) -> float:
-    """A number in [0, 1) of this seed, completion and position: counter-based (Philox; Salmon et al., SC 2011)."""
+    """Draw a number in [0, 1) of this seed, completion and position: counter-based (Philox; Salmon et al., SC 2011)."""
     key = np.array([seed, index], np.uint64)
     return float(np.random.Generator(np.random.Philox(key=key, counter=position)).random())

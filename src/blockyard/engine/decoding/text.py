@@ -145,7 +145,7 @@ class GeneratedText:
         return self._note(self._stops.push(piece) if may_stop else piece)
 
     def finish(self, may_stop: bool = True) -> str:
-        """No more tokens: returns what was held back, up to a stop string if it has one."""
+        """No more tokens come: returns what was held back, up to a stop string if it has one."""
         if self._detokenizer is None or self.is_stopped:
             return ""
         piece = self._detokenizer.finish()

@@ -35,12 +35,12 @@ class StepSizes:
 
     @classmethod
     def of(cls, config: CacheConfig, max_num_batched_tokens: int, speculation: PromptLookup | None) -> StepSizes:
-        """Of an engine with this cache."""
+        """Take the sizes of an engine with this cache."""
         logits = 1 if speculation is None else 1 + speculation.num_tokens
         return cls(max_num_batched_tokens, config.max_num_seqs, config.max_model_len, logits)
 
     def __str__(self) -> str:
-        """In words."""
+        """Say it in words."""
         return (
             f"{self.max_num_batched_tokens} tokens (max_num_batched_tokens) of {self.max_num_seqs} sequences "
             f"(max_num_seqs) that reach {self.max_model_len} (max_model_len)"
@@ -92,7 +92,7 @@ def largest_step(groups: Sequence[LayerGroup], sizes: StepSizes) -> ForwardBatch
 
 
 def _counts(sizes: StepSizes) -> IntArray:
-    """New tokens of each sequence."""
+    """Return the new tokens of each sequence."""
     counts = np.ones(sizes.max_num_seqs, np.int64)
     left = sizes.max_num_batched_tokens - sizes.max_num_seqs
     for place in range(len(counts)):

@@ -46,13 +46,13 @@ class ProcessGroup:
             raise CollectiveError(f"could not meet the other ranks: {reason(error)}") from error
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """As `RankGroup` says. Raises `CollectiveError` where a rank has ended."""
+        """Does as `RankGroup` says. Raises `CollectiveError` where a rank has ended."""
         whole = tensor.contiguous()
         self._run(lambda: self._group.allreduce([whole]))
         return whole
 
     def all_gather(self, tensor: torch.Tensor, counts: list[int]) -> torch.Tensor:
-        """As `RankGroup` says. Raises `CollectiveError` where a rank has ended."""
+        """Does as `RankGroup` says. Raises `CollectiveError` where a rank has ended."""
         widest = max(counts)
         own = torch.nn.functional.pad(tensor, (0, widest - tensor.shape[-1])).contiguous()
         parts = [torch.empty_like(own) for _ in counts]

@@ -96,7 +96,7 @@ def require_shareable(borrowed: BorrowedModel, shape: KVShape, shard: Shard, int
 def join(
     borrowed: BorrowedModel, shape: KVShape, shard: Shard, interleave: int, group: RankGroup, is_tried: bool
 ) -> tuple[BorrowedModel, KVShape]:
-    """This rank's share of a model, and its shape. All ranks call it at the same time.
+    """Return this rank's share of a model, and its shape. All ranks call it at the same time.
 
     interleave: 0 where ranks share heads and features; else they share tokens, as many neighbouring ones at a time, and
     each has the whole model. is_tried: whether the logits of the ranks' steps are compared with the whole model's, on
@@ -158,7 +158,7 @@ class CacheSettings:
         utilization: float,
         attention_backend: str,
     ) -> CacheSettings:
-        """Of rank 0's own. block_size: of a rank's tensors. is_sized: whether its number of blocks is final."""
+        """Take those of rank 0. block_size: of a rank's tensors. is_sized: whether its number of blocks is final."""
         return cls(
             block_size,
             config.num_blocks if is_sized else None,

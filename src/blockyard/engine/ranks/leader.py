@@ -65,7 +65,7 @@ class Ranks:
             )
 
     def join(self, borrowed: BorrowedModel, shape: KVShape, block_size: int) -> tuple[BorrowedModel, KVShape]:
-        """This rank's share of a model, tried together with the others.
+        """Return this rank's share of a model, tried together with the others.
 
         Raises `RankError` where ranks disagree or one is lost, and what `joining.join` raises.
         """
@@ -139,7 +139,7 @@ class Ranks:
         return self._runner.attention_backend
 
     def run(self, batch: ForwardBatch, moves: MoveQueue) -> torch.Tensor:
-        """As `ModelRunner`. Raises `RankError` where a rank is lost.
+        """Does as `ModelRunner`. Raises `RankError` where a rank is lost.
 
         A step that breaks off here ends the others too, since they are in the middle of it.
         """
@@ -153,7 +153,7 @@ class Ranks:
             raise
 
     def carry_out(self, moves: MoveQueue) -> None:
-        """As `ModelRunner`, on every rank that is left."""
+        """Does as `ModelRunner`, on every rank that is left."""
         if moves.plans and self.lost is None:
             self._send(moves, None)
         self._runner.carry_out(moves)

@@ -221,7 +221,7 @@ class TorchrunRank:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> TorchrunRank | None:
-        """As the variables that torchrun sets say; None where they are not there, or there is one rank."""
+        """Read the variables that torchrun sets; None where they are not there, or there is one rank."""
         if "TORCHELASTIC_RUN_ID" not in environment:
             return None
         size = int(environment["WORLD_SIZE"])
@@ -244,7 +244,7 @@ class TorchrunRank:
         return "127.0.0.1" if self.is_local else self.address
 
     def store(self) -> Any:
-        """torchrun's store. Raises `RankError` if it cannot be reached."""
+        """Return torchrun's store. Raises `RankError` if it cannot be reached."""
         try:
             store, _, _ = next(dist.rendezvous("env://"))
         except (RuntimeError, ValueError) as error:
@@ -285,7 +285,7 @@ class TorchrunPeers:
             return _greeted(server, token, self.size)
 
     def store(self) -> Any:
-        """torchrun's own."""
+        """Return torchrun's own."""
         return self._store
 
     def clean_up(self) -> None:

@@ -38,7 +38,7 @@ class Heads:
 
     @classmethod
     def of(cls, model: Any, num_kv_heads: int) -> Heads:
-        """Of a model that was seen to keep num_kv_heads heads of keys."""
+        """Take it of a model that was seen to keep num_kv_heads heads of keys."""
         config = model.config.get_text_config(decoder=True)
         return cls(int(config.num_attention_heads), num_kv_heads)
 
@@ -127,7 +127,7 @@ def _with_same_weights(model: Any) -> Any:
 
 
 def planned_modules(model: Any) -> Iterator[tuple[str, Any, str]]:
-    """Name, module and style of each module that is split: names begin at the model's base. O(modules).
+    """Yield name, module and style of each module that is split: names begin at the model's base. O(modules).
 
     Raises `ModelError` if the config has no plan.
     """

@@ -64,7 +64,7 @@ class CpuHits:
         self._cache = cache
 
     def note(self, plan: StepPlan, branches: Iterable[Branch]) -> None:
-        """What a plan loads for branches. O(1) for one that loads nothing, else O(blocks of new branches).
+        """Note what a plan loads for branches. O(1) for one that loads nothing, else O(blocks of new branches).
 
         With several layer groups a token counts once: by the group that loads most.
         """

@@ -136,7 +136,7 @@ class Scheduler:
         self.running.clear()
 
     def forget_swapped(self) -> None:
-        """What waits in the CPU pool is to be computed again."""
+        """Have all that waits in the CPU pool computed again."""
         for branch in self.waiting:
             self._preemptor.forget(branch)
 
@@ -464,7 +464,7 @@ def _saved_states(plan: StepPlan | None) -> dict[int, list[int]]:
 
 
 def _padded(new_tokens: list[list[int]]) -> NDArray[np.int64]:
-    """Lists of tokens as `commit` takes them, (B, longest), -1 for none."""
+    """Return lists of tokens as `commit` takes them, (B, longest), -1 for none."""
     width = max(1, max(len(new) for new in new_tokens))
     table = np.full((len(new_tokens), width), -1, np.int64)
     for row, new in zip(table, new_tokens, strict=True):

@@ -43,7 +43,7 @@ class Matches(Mapping[str, Match]):
 
     @property
     def num_tokens(self) -> NDArray[np.int64]:
-        """Leading tokens that each worker has anywhere. O(1)."""
+        """Return the leading tokens that each worker has anywhere. O(1)."""
         return self._lengths.table()[:, 0]
 
     @property

@@ -117,7 +117,7 @@ class Mirror:
     # Messages.
 
     def live(self, worker: str, sequence: int, payload: Payload) -> None:
-        """A message of a worker's PUB socket. O(blocks). One that cannot be read makes the worker untrusted."""
+        """Read a message of a worker's PUB socket. O(blocks). One that cannot be read makes the worker untrusted."""
         message = self._read(worker, sequence, payload, is_live=True)
         if message is not None:
             with self._noticed(worker):
@@ -126,7 +126,7 @@ class Mirror:
                     self._apply(worker, following)
 
     def replayed(self, worker: str, sequence: int, payload: Payload) -> None:
-        """A message of a worker's replay socket."""
+        """Read a message of a worker's replay socket."""
         message = self._read(worker, sequence, payload, is_live=False)
         if message is not None:
             with self._noticed(worker):
@@ -215,7 +215,7 @@ class Mirror:
         return found
 
     def _forget_layout(self) -> None:
-        """Workers or their groups change."""
+        """Forget how workers and their groups lie: they change."""
         self._layout = self._trusts = None
 
     # Events.
@@ -310,7 +310,7 @@ class Mirror:
     # What is asked.
 
     def match(self, token_ids: Any, extra_keys: Any = ()) -> Matches:
-        """For each worker that has any, the leading tokens of a prompt that it has. O(blocks found + workers).
+        """Return for each worker that has any the leading tokens of a prompt that it has. O(blocks found + workers).
 
         With layer groups: as many tokens as all of them have, and of a sliding window its last tokens, which takes
         O(blocks of the window) for each worker that has one, at most O(blocks found) for each of its groups.
@@ -391,7 +391,7 @@ class Mirror:
 
 
 def _name(given: int | bytes) -> int:
-    """64 bits of a block's name; of bytes the last eight, as vLLM cuts them."""
+    """Return 64 bits of a block's name; of bytes the last eight, as vLLM cuts them."""
     number = int.from_bytes(given[-8:], "big") if isinstance(given, bytes) else given
     return (number + 2**63) % 2**64 - 2**63
 

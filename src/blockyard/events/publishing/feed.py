@@ -131,7 +131,7 @@ class Feed:
         return self._table.apply(without_placeholders(changes), self.turns.rest)
 
     def take_in_if_whole(self, changes: KVCacheEvents) -> None:
-        """The same without a message; nothing where the table is broken, and this does not begin it anew."""
+        """Do the same without a message; nothing where the table is broken, and this does not begin it anew."""
         if self._table.is_whole or changes.cleared:
             self._table.apply(without_placeholders(changes))
 
@@ -292,7 +292,7 @@ class LongBatch:
 
 
 def _mapped(num_bytes: int) -> mmap.mmap:
-    """Zeros, in whole pages, huge ones where the system has them: those take a sixth of the time."""
+    """Map zeros, in whole pages, huge ones where the system has them: those take a sixth of the time."""
     memory = mmap.mmap(-1, -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a system without them

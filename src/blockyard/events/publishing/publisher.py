@@ -221,7 +221,7 @@ class KVEventPublisher:
                 self._wake = self._woken = -1
 
     def _take_in_rest(self) -> None:
-        """What a thread that broke has left: the next publisher tells of it."""
+        """Keep what a thread that broke has left: the next publisher tells of it."""
         if self._in_hand is not None:
             self._waiting.appendleft(self._in_hand)
             self._in_hand = None

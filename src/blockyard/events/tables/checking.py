@@ -28,7 +28,7 @@ def check_contents(table: ContentTable) -> None:
 
 
 def _request_of(table: ContentTable, row: int) -> int:
-    """The row of the root that a row hangs on, over contents that are all there; 0 for none."""
+    """Return the row of the root that a row hangs on, over contents that are all there; 0 for none."""
     rows = table.rows
     while rows.kind[row] != GONE:
         if rows.parent[row] == 0:

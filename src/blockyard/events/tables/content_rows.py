@@ -48,14 +48,14 @@ class IdPages:
         self._last_page: i64 = 0
 
     def _page_of(self, number: i64) -> i64:
-        """The page of a number, 0 for none."""
+        """Return the page of a number, 0 for none."""
         if number != self._last_number:
             self._last_page = self._pages.node_of(PAGES, number)
             self._last_number = number
         return self._last_page
 
     def find(self, name: i64) -> i64:
-        """The row of an id, 0 for none. O(1) expected."""
+        """Return the row of an id, 0 for none. O(1) expected."""
         page = self._page_of(name >> PAGE_BITS)
         if page == 0:
             return 0  # `0 if ... else ...` would make a Python object
@@ -100,7 +100,7 @@ class IdPages:
             self._last_number = NO_PAGE
 
     def num_bytes(self) -> int:
-        """Bytes of all arrays."""
+        """Count the bytes of all arrays."""
         return 4 * (len(self._rows) + len(self._used)) + self._pages.num_bytes()
 
 
@@ -274,7 +274,7 @@ class ContentRows:
             own[at + place] = words[start + place]
 
     def num_bytes(self) -> int:
-        """Bytes of all arrays."""
+        """Count the bytes of all arrays."""
         own_names = 8 if self._is_named_apart else 0
         return (ROW_BYTES + own_names + 8 * int(self.num_words)) * int(self.capacity) + self._by_id.num_bytes()
 

@@ -74,7 +74,7 @@ class WordList:
         self.count = self.bits = 0
 
     def view(self) -> npt.NDArray[np.int64]:
-        """The words, until some are added. O(1)."""
+        """Return the words, until some are added. O(1)."""
         return view_i64(self._items)[: int(self.count)]
 
 
@@ -121,7 +121,7 @@ class NumberWriter:
         self._rows.write(numbers)
 
     def part(self, first: int, last: int) -> bytes:
-        """The list of the numbers from `first` up to `last`. O(bytes)."""
+        """Return the list of the numbers from `first` up to `last`. O(bytes)."""
         size = self._rows.size
         return _head(last - first) + self._rows.bytes[first * size : last * size]
 

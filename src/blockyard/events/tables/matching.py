@@ -16,7 +16,7 @@ class Lengths:
         self.items = zeros_i64(2 * num_rows)
 
     def of(self, row: int) -> tuple[int, int]:
-        """The numbers of a row. O(1)."""
+        """Return the numbers of a row. O(1)."""
         return int(self.items[2 * row]), int(self.items[2 * row + 1])
 
     def raise_to(self, row: i64, num_tokens: i64, num_gpu_tokens: i64) -> None:
@@ -26,7 +26,7 @@ class Lengths:
             items[at], items[at + 1] = num_tokens, num_gpu_tokens
 
     def table(self) -> npt.NDArray[np.int64]:
-        """All of them, int64 (rows, 2), a read-only view. O(1)."""
+        """Return all of them, int64 (rows, 2), a read-only view. O(1)."""
         return view_i64(self.items).reshape(-1, 2)
 
 
@@ -66,7 +66,7 @@ class ComparedPrompt:
         return packed
 
     def words(self) -> vec[i64]:
-        """The packed words of all blocks. O(n) once. Raises `InvalidArgument` for a number that is no token."""
+        """Return the packed words of all blocks. O(n) once. Raises `InvalidArgument` for a number that is no token."""
         packed = self._packed
         if packed is None:
             packed = self._pack(np.frombuffer(self.memory, dtype=np.int32))

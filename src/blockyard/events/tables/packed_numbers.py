@@ -41,7 +41,7 @@ _FORMS: Final = {
 
 
 def num_items(packed: bytes) -> int:
-    """How many items a msgpack array has. Raises `InvalidArgument` for anything else. O(1)."""
+    """Return how many items a msgpack array has. Raises `InvalidArgument` for anything else. O(1)."""
     tag = packed[0] if packed else 0
     if tag & 0xF0 == FIXARRAY:
         return tag & 15
@@ -142,7 +142,7 @@ def _byte(words: vec[i64], at: i64) -> i64:
 
 
 def _integer(words: vec[i64], at: i64) -> i64:
-    """The integer that begins at a place; those from 2**63 on as the negative ones of the same bits."""
+    """Return the integer that begins at a place; those from 2**63 on as the negative ones of the same bits."""
     tag = _byte(words, at)
     if tag <= LAST_FIXINT:
         return tag
@@ -160,7 +160,7 @@ def _integer(words: vec[i64], at: i64) -> i64:
 
 
 def _size(tag: i64) -> i64:
-    """Bytes of the integer that begins with this one."""
+    """Count the bytes of the integer that begins with this one."""
     if tag <= LAST_FIXINT or tag >= FIRST_NEGATIVE_FIXINT:
         return 1
     return 1 + _power_of_two(tag - UINT_8 if tag <= UINT_64 else tag - INT_8)

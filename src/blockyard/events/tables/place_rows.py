@@ -43,7 +43,7 @@ class PlaceRows:
         return int(self._holdings.num_holdings)
 
     def row_of(self, pool: i64, holding: i64) -> i64:
-        """Where a holding is, 0 for one that is not known."""
+        """Return where a holding is, 0 for one that is not known."""
         return self._holdings.node_of(pool, holding)
 
     def num_needed(self, row: i64) -> i64:
@@ -60,7 +60,7 @@ class PlaceRows:
         return row if row != 0 and self.is_held(row) else i64(0)
 
     def find(self, content: i64, place: i64) -> i64:
-        """The row of a content in a place, 0 if no block holds it there. O(places of it)."""
+        """Return the row of a content in a place, 0 if no block holds it there. O(places of it)."""
         row = i64(self._contents.first_place[content])
         while row != 0 and self.place[row] != place:
             row = i64(self.next_one[row])

@@ -154,7 +154,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
         return self._slots(node.block_ids)
 
     def dfs_weight_order(self, node_handles: Sequence[Node]) -> list[int]:
-        """Depth first, the subtree of most requests first."""
+        """Return them depth first, the subtree of most requests first."""
         return weight_order([node.block_ids for node in node_handles])
 
     def _find(self, key: Any) -> Node:
@@ -299,7 +299,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
         return self._slots(np.nonzero(self.pool.cached_mask())[0])
 
     def pretty_print(self) -> None:
-        """One line: how many tokens are cached, and how many of them locked."""
+        """Print one line: how many tokens are cached, and how many of them locked."""
         print(f"blockyard: {self.total_size()} tokens cached, {self.protected_size()} locked")
 
     def sanity_check(self) -> None:

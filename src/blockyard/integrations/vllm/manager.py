@@ -112,7 +112,7 @@ class KVCacheManager(stock.KVCacheManager):
         self.coordinator: Any = self._coordinator(spec, scheduler_block_size)
 
     def _coordinator(self, spec: Any, scheduler_block_size: int) -> Any:
-        """As much of vLLM's coordinator as its scheduler and engine read."""
+        """Return as much of vLLM's coordinator as its scheduler and engine read."""
         single = SimpleNamespace(
             block_size=self.block_size,
             kv_cache_spec=spec,
@@ -178,7 +178,7 @@ class KVCacheManager(stock.KVCacheManager):
         return BlockIds(self.block_pool, blocks.ids[:count], found)
 
     def create_kv_cache_blocks(self, blocks: Any) -> Any:
-        """vLLM's result object over these blocks."""
+        """Make vLLM's result object over these blocks."""
         return self._as_blocks([block.block_id for block in blocks[0]])
 
     def _as_blocks(self, ids: list[int]) -> BlockIds:

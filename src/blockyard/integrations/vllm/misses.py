@@ -71,18 +71,18 @@ class StepMisses:
             del self.gone[next(iter(self.gone))]
 
     def were_reset(self) -> None:
-        """All went at once."""
+        """Note that all went at once."""
         for block_hash in self.cached:
             self._remember(block_hash, "reset")
         self.cached.clear()
 
     def ask(self, request: Any, num_hits: int) -> None:
-        """What a lookup means, to be counted if the request is admitted now. O(blocks that were not hit)."""
+        """Note what a lookup means, to be counted if the request is admitted now. O(blocks that were not hit)."""
         is_other = num_hits == 0 and self._has_other_keys(request)
         self._asked = request.request_id, self.causes(request.block_hashes, request.num_tokens, num_hits, is_other)
 
     def admit(self, request: Any) -> None:
-        """The request that was asked for last is admitted."""
+        """Count the request that was asked for last: it is admitted."""
         request_id, causes = self._asked
         if request_id == request.request_id and request.num_preemptions == 0:
             for cause, tokens in causes.items():

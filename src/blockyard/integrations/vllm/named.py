@@ -122,7 +122,7 @@ class NamedManager(StockManager):
         has_scheduled_reqs: bool = True,
         skip_zeroing_group_ids: tuple[int, ...] = (),
     ) -> Any:
-        """vLLM's answer. Where a running request has room in its last blocks, it is found in O(groups)."""
+        """Return vLLM's answer. Where a running request has room in its last blocks, it is found in O(groups)."""
         if (
             self._plain
             and num_new_tokens

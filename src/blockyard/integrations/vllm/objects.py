@@ -129,7 +129,7 @@ class FreeQueue:
         return self._pool.block(found) if found else end
 
     def get_all_free_blocks(self) -> list[Any]:
-        """In the order in which they will be allocated."""
+        """Return them in the order in which they will be allocated."""
         return [self._pool.block(block_id) for block_id in self._pool.pool.free_block_ids().tolist()]
 
     def iter_blocks_after(self, block: Any) -> Iterator[Any]:

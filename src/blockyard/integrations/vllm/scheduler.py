@@ -123,21 +123,21 @@ class OnBlockyard:
         return first_stop(request, start, start + count) - start
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's; the step's events go out with it, as vLLM's own do."""
+        """Does as vLLM's; the step's events go out with it, as vLLM's own do."""
         outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
         if self.pool_events is not None:
             self.pool_events.publish()
         return outputs
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """vLLM's; no step need follow for it to be told."""
+        """Does as vLLM's; no step need follow for it to be told."""
         was_reset: bool = super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
         if self.pool_events is not None:
             self.pool_events.publish()
         return was_reset
 
     def shutdown(self) -> None:
-        """vLLM's; the last events are sent."""
+        """Does as vLLM's; the last events are sent."""
         super().shutdown()  # type: ignore[misc]
         if self.pool_events is not None:
             self.pool_events.publish()

@@ -88,7 +88,7 @@ class TokenPool(EnginePool):
         return [Block(self, block_id) for block_id in range(self.num_gpu_blocks)]
 
     def find(self, key: Any) -> int:
-        """From the notes of what is cached. O(cached blocks)."""
+        """Find it by the notes of what is cached. O(cached blocks)."""
         return next((block_id for block_id, name in self.names.items() if name[0] == key), 0)
 
     def cached_keys(self) -> Iterator[tuple[Any, int]]:
@@ -96,12 +96,12 @@ class TokenPool(EnginePool):
         return ((name[0], block_id) for block_id, name in self.names.items())
 
     def get_cached_block(self, block_hash: Any, kv_cache_group_ids: list[int]) -> list[Block] | None:
-        """By vLLM's hash. O(cached blocks)."""
+        """Find it by vLLM's hash. O(cached blocks)."""
         found = self.find(make_block_hash_with_group_id(block_hash, 0))
         return [Block(self, found)] if found else None
 
     def touch(self, blocks: Sequence[Any]) -> None:
-        """Not on this level: connectors that pin blocks by id need level "names"."""
+        """Raise, on this level: connectors that pin blocks by id need level "names"."""
         raise NotImplementedError("blockyard: blocks are not held by id on level 'tokens'; set level to 'names'")
 
     # Leases.
@@ -197,7 +197,7 @@ class TokenPool(EnginePool):
             self.kv_event_queue.append(BlockRemoved(block_hashes=removed, medium=MEDIUM_GPU, group_idx=0))
 
     def tell_stored(self, request: Any, first: int, full: int) -> None:
-        """The event of a request's blocks from the `first` on."""
+        """Tell the event of a request's blocks from the `first` on."""
         size = self.hash_block_size
         extra, index = [], 0
         for position in range(first, full):

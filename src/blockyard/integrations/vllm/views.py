@@ -68,7 +68,7 @@ class TablesView(Mapping[str, Any]):
         return [self._pool.block(block_id) for block_id in self._leases.get(request_id, ())]
 
     def get(self, request_id: str, default: Any = None) -> Any:
-        """As of a dict."""
+        """Does as a dict."""
         return self[request_id] if request_id in self._leases else default
 
     def __contains__(self, request_id: object) -> bool:

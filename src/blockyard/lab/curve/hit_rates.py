@@ -177,14 +177,14 @@ def _run_of(policy: EvictionPolicy, references: References, capacity: int, said:
 
 
 def lru_hits(references: References) -> NDArray[np.int64]:
-    """Hits of LRU at every capacity from 0 to num_contents, in one pass. O(references * log references)."""
+    """Count the hits of LRU at every capacity from 0 to num_contents, in one pass. O(references * log references)."""
     stack = LRUStack(len(references.ids), references.num_contents)
     stack.run(np.ascontiguousarray(references.ids), np.ascontiguousarray(references.starts))
     return np.cumsum(np.array(stack.num_hits_at))
 
 
 def _knee_of_lru(references: References, stack: NDArray[np.int64], infinite: float) -> Knee:
-    """Of the whole curve, which one pass has counted: the same whatever sizes are asked for. O(contents)."""
+    """Find it on the whole curve, which one pass has counted: the same whatever sizes are asked for. O(contents)."""
     sizes = np.arange(1, len(stack)) / references.rate
     rates = _within_bound(references, sizes, stack[1:])
     place = find_knee(sizes, rates, references.working_set, infinite)

@@ -74,7 +74,7 @@ def _name(policy: str) -> str:
 
 
 def _make_room(sheet: Sheet, pixels: float) -> None:
-    """Beside the axes, for labels so wide."""
+    """Make room beside the axes, for labels of this width."""
     left, bottom, _, height = sheet.axes.get_position().bounds
     taken = pixels / (WIDTH * DPI) + LEAD + PIECE + SPACE + 0.012
     sheet.axes.set_position((left, bottom, 1 - left - taken, height))
@@ -83,7 +83,7 @@ def _make_room(sheet: Sheet, pixels: float) -> None:
 
 
 def _lead(sheet: Sheet, policy: str, place: float, text: Any) -> None:
-    """A thin line from the end of the policy's own to a piece of it before its name."""
+    """Draw a thin line from the end of the policy's own to a piece of it before its name."""
     color, dashes = sheet.style_of(policy)
     x, y = sheet.end_of_line(policy)
     start = sheet.axes.get_position().x1 + LEAD
@@ -134,7 +134,7 @@ def mark_knee(sheet: Sheet, curves: HitCurves, other_texts: list[Any]) -> list[A
 
 
 def _places(sheet: Sheet, point: tuple[float, float]) -> list[_Place]:
-    """Beside the line from the knee down to the axis, nearest to the knee first; then above the knee."""
+    """List places beside the line from the knee down to the axis, nearest to the knee first; then above the knee."""
     below = sheet.axes.transData.transform(point)[1] - sheet.extent(sheet.axes).y0
     drops = [-float(drop) for drop in range(10, int(below * 72 / DPI) - 8, 8)]
     heights = [(drop, "top") for drop in drops] + [(10.0, "bottom"), (24.0, "bottom"), (42.0, "bottom")]
@@ -148,7 +148,7 @@ def _move(sentence: Any, place: _Place) -> None:
 
 
 def _cost(sheet: Sheet, sentence: Any, place: _Place, traced: NDArray[np.float64], other_texts: list[Any]) -> int:
-    """How bad it is there: outside of the axes, on the other text, on lines."""
+    """Say how bad it is there: outside of the axes, on the other text, on lines."""
     _move(sentence, place)
     box, frame = sheet.extent(sentence).padded(3), sheet.extent(sheet.axes)
     outside = bool(box.x0 < frame.x0 or box.x1 > frame.x1 or box.y0 < frame.y0 or box.y1 > frame.y1)

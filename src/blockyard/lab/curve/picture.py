@@ -113,7 +113,7 @@ SETTINGS = {"svg.hashsalt": "blockyard", "svg.fonttype": "none", "path.simplify"
 
 
 def drawn(curves: HitCurves, kind: str, bytes_per_block: int, model: str) -> bytes:
-    """The bytes of a "png" or "svg" file. A user's own settings of matplotlib change nothing. O(policies * sizes)."""
+    """Return a "png" or "svg" file. A user's own settings of matplotlib change nothing. O(policies * sizes)."""
     with warnings.catch_warnings(), matplotlib.style.context(["default", {**SETTINGS, "font.family": families()}]):
         warnings.filterwarnings("ignore", "Glyph .* missing")  # an SVG is shown with the fonts of who looks at it
         figure = figure_of(curves, bytes_per_block, model, keep_all_letters=kind == "svg")

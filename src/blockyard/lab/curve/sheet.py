@@ -41,7 +41,7 @@ class Sheet:
         self._letters = None if keep_all_letters else _letters()
 
     def shown(self, text: str) -> str:
-        """`text` without the letters that would be drawn as empty boxes."""
+        """Return `text` without the letters that would be drawn as empty boxes."""
         if self._letters is None:
             return text
         return "".join(letter if letter == "\n" or ord(letter) in self._letters else "?" for letter in text)
@@ -115,7 +115,7 @@ TITLE_CHARACTERS, FOOT_CHARACTERS = 70, 138
 
 
 def draw_frame(sheet: Sheet, bytes_per_block: int, model: str) -> None:
-    """Both axes of capacities, that of hit rates, and the words above and below. O(1)."""
+    """Draw both axes of capacities, that of hit rates, and the words above and below. O(1)."""
     _draw_hit_rate_axis(sheet)
     _draw_capacity_axes(sheet, capacity_factor(sheet.curves, bytes_per_block))
     _write_words(sheet, capacity_axis(bytes_per_block, model))

@@ -85,7 +85,7 @@ def gap_of(curves: HitCurves) -> str:
 
 
 def foot_of(curves: HitCurves) -> str:
-    """How the numbers came about."""
+    """Say how the numbers came about."""
     said = "One request after another, in the order of the trace."
     if curves.sample_rate < 1:
         said += f" Sampled: 1 block in {1 / curves.sample_rate:,.0f}."

@@ -65,7 +65,7 @@ def _data_of(result: ReplayResult, times: SimulatedTime, timeline: Timeline) -> 
 
 
 def _summary(result: ReplayResult, times: SimulatedTime) -> str:
-    """In a few sentences."""
+    """Say it in a few sentences."""
     moved = result.num_saved_blocks + result.num_fetched_blocks
     between = f" {counted(moved, 'block')} moved between the pool and the CPU pool." if moved else ""
     median, _, slowest = times.first_token

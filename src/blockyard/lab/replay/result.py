@@ -149,7 +149,7 @@ class ReplayResult:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the prompt tokens that hit, 0 to 1."""
+        """Return the share of the prompt tokens that hit, 0 to 1."""
         return self.num_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
     @property

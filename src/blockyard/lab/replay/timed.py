@@ -186,7 +186,7 @@ class TimedRun:
         self._tally.peak_running = max(self._tally.peak_running, len(self._running))
 
     def _find_causes(self, job: _Job, num_hit_before: int) -> None:
-        """Of a prompt that is served for the first time: what hit of it, and why the rest did not."""
+        """Count, of a prompt that is served for the first time, what hit of it, and why the rest did not."""
         reachable, hittable = (0, 0) if self._causes is None else self._causes.add(job.request)
         if self._recorder is None:
             return
@@ -235,7 +235,7 @@ class TimedRun:
             self._recorder.hold(self._now, self._cache.num_used_blocks)
 
     def _reserve(self) -> _Batch:
-        """Slots for as many running requests as fit, preempting the youngest where blocks are short."""
+        """Reserve slots for as many running requests as fit, preempting the youngest where blocks are short."""
         stalled: set[int] = set()
         num_moved = 0
         while True:
@@ -257,7 +257,7 @@ class TimedRun:
                 self._preempt()
 
     def _divide_budget(self, stalled: set[int]) -> _Batch:
-        """Decodes first, a token each, then prompts in order of arrival."""
+        """Take decodes first, a token each, then prompts in order of arrival."""
         batch, budget = _Batch(), self._service.max_num_batched_tokens
         for wants_decoding in (True, False):
             for job in self._running:

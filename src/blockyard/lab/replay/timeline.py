@@ -46,7 +46,7 @@ class TimelineRecorder:
         self._end = 0
 
     def note(self, name: str, time: float, amount: int = 1) -> None:
-        """`amount` of it at `time`, in seconds; times need not be in order."""
+        """Add `amount` of it at `time`, in seconds; times need not be in order."""
         self._sums[name][self._place(time)] += amount
 
     def hold(self, time: float, num_blocks: int) -> None:
@@ -65,7 +65,7 @@ class TimelineRecorder:
         return Timeline(self._span, self._held()[:end], running, waiting, counts)
 
     def _held(self) -> NDArray[np.int64]:
-        """Where no step ended in a span, what was held before it is held still."""
+        """Fill spans in which no step ended: what was held before is held still."""
         known = np.where(self._last >= 0, np.arange(MAX_SPANS), 0)
         before = np.maximum(self._last[np.maximum.accumulate(known)], 0)
         return np.where(self._most >= 0, self._most, before)

@@ -58,7 +58,7 @@ class LRUStack:
         self._add(self._now, 1)
 
     def _sum(self, time: i64) -> i64:
-        """How many contents were touched last at `time` or before."""
+        """Return how many contents were touched last at `time` or before."""
         total: i64 = 0
         while time > 0:
             total += self._sums[time]

@@ -63,7 +63,7 @@ class BailianParser:
 
 
 def under_prefixes(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """New ids of 60 bits, equal where the ids are equal from the start up to there.
+    """Make ids of 60 bits, equal where the ids are equal from the start up to there.
 
     A running sum of each id mixed with its place, mixed again: O(n), no memory between calls. Two of n different
     prefixes get the same id with a chance of about n**2 / 2**61: one in 20,000 for ten million blocks.
@@ -73,7 +73,7 @@ def under_prefixes(ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), a bijection; products wrap."""
+    """Mix as the finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), a bijection, does; products wrap."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

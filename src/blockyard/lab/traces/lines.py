@@ -174,7 +174,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, Line]]:
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[Line]:
-    """Lines out of pieces that end anywhere. The last need not have an end."""
+    """Yield lines out of pieces that end anywhere. The last need not have an end."""
     parts: list[bytes] = []
     size = 0
     for chunk in chunks:

@@ -66,7 +66,7 @@ def _opened(path: Path, suffix: str) -> Iterator[IO[bytes]]:
 
 
 def _zstd() -> Any:
-    """With a checksum, so that damage is seen when the file is read."""
+    """Compress with a checksum, so that damage is seen when the file is read."""
     return zstandard_package().ZstdCompressor(level=10, write_checksum=True)
 
 

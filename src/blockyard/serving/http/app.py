@@ -64,7 +64,7 @@ class HttpFigures(Collector):
         self._seconds: dict[str, float] = {}
 
     def count(self, handler: str, method: str, status: int, seconds: float) -> None:
-        """An answer. O(1)."""
+        """Count an answer. O(1)."""
         self._requests[handler, method if method in _METHODS else _OTHER, f"{status // 100}xx"] += 1
         self._seconds[handler] = self._seconds.get(handler, 0.0) + seconds
 

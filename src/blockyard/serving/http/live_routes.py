@@ -93,7 +93,7 @@ class EngineSource:
         return Surroundings(*counts, names, engine.loading_blocks, _tier_lines(engine))
 
     def _names(self) -> dict[str, str]:
-        """By holders, as the engine's scheduler writes them. O(completions)."""
+        """Return names by holders, as the engine's scheduler writes them. O(completions)."""
         names = {}
         for request_id, (name, num_completions) in self._thread.job_names().items():
             names[f"request {request_id}"] = name
@@ -103,7 +103,7 @@ class EngineSource:
 
 
 def note_prompts(thread: EngineThread, prompts: PromptLog) -> None:
-    """From now on, note the prompt of each job that comes to its end, with the name its client gave it."""
+    """Note the prompt of each job that comes to its end from now on, with the name its client gave it."""
 
     def note(job: Job, result: GenerationResult) -> None:
         prompts.note(job.prompt.token_ids, result.num_cached_tokens, job.extra_keys, job.name)

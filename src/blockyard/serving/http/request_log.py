@@ -93,11 +93,11 @@ class LogEntry:
         self._results: list[GenerationResult] = []
 
     def note_results(self, results: Iterable[GenerationResult]) -> None:
-        """What came of its prompts, those that ran to their end."""
+        """Note what came of its prompts, those that ran to their end."""
         self._results = list(results)
 
     def note_late_error(self, status: int) -> None:
-        """An error that came when the answer had begun, so that its own status is not the answer's."""
+        """Note an error that came when the answer had begun, so that its own status is not the answer's."""
         self._late_status = status
 
     @property
@@ -106,7 +106,7 @@ class LogEntry:
         return bool({500, 504} & {self._status, self._late_status})
 
     def around(self, send: Send) -> Send:
-        """`send`, with the id in the headers."""
+        """Wrap `send`, with the id in the headers."""
 
         async def send_noted(message: Message) -> None:
             if message["type"] == "http.response.start":

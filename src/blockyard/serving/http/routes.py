@@ -56,12 +56,12 @@ def openai_routes(service: Service, guard: KeyGuard) -> APIRouter:
 
     @router.post("/completions", response_model=None)
     async def completions(request: Request) -> Response:
-        """POST /v1/completions."""
+        """Answer POST /v1/completions."""
         return await service.answer(request, CompletionRequest, CompletionForm)
 
     @router.post("/chat/completions", response_model=None)
     async def chat_completions(request: Request) -> Response:
-        """POST /v1/chat/completions."""
+        """Answer POST /v1/chat/completions."""
         return await service.answer(request, ChatRequest, ChatForm)
 
     return router
@@ -191,7 +191,7 @@ def hint_routes(service: Service, asker: EngineAsker, figures: RequestFigures, g
 
     @router.post("/hints", response_model=None)
     async def hints(request: Request) -> Response:
-        """POST /v1/hints: what came of each hint, in order."""
+        """Answer POST /v1/hints: what came of each hint, in order."""
         service.runner.require_place(0)
         deadline = Deadline(service.limits.request_seconds)
         said = await service.read(request, parse_hints)
@@ -280,14 +280,14 @@ class TokenizerPaths:
         self._block_size = block_size
 
     async def tokenize(self, request: Request) -> Response:
-        """Text or messages to tokens. Raises `ApiError`."""
+        """Turn a text or messages into tokens. Raises `ApiError`."""
         deadline = self._begin()
         wanted = await self._service.read(request, parse_tokenize)
         self._service.require_model(wanted.model)
         return Response(await within(deadline, request, self._encoded(wanted)), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
-        """Tokens to text. Raises `ApiError`."""
+        """Turn tokens into a text. Raises `ApiError`."""
         deadline = self._begin()
         wanted = await self._service.read(request, parse_detokenize)
         self._service.require_model(wanted.model)

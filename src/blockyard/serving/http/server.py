@@ -287,7 +287,7 @@ class AppServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but a signal that has ended the server in order does not kill the process afterwards."""
+        """Does as uvicorn's, but a signal that has ended the server in order does not kill the process afterwards."""
         with super().capture_signals(), self._capture_hangup():
             try:
                 yield

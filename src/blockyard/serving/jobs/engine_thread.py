@@ -281,7 +281,7 @@ class EngineThread:
             self._engine.pause_for_tiers(report)
 
     def _note_started(self, began: float) -> None:
-        """The requests of the step that has just been made wait no longer."""
+        """Note that the requests of the latest step wait no longer."""
         for request_id in self._engine.last_step_ids:
             job = self._jobs.get(request_id)
             if job is not None and job.started_at is None:

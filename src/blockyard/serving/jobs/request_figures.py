@@ -90,12 +90,12 @@ class RequestFigures(Collector):
                 yield family
 
     def count_step(self, num_tokens: int) -> None:
-        """A step that computed `num_tokens` tokens. O(1)."""
+        """Count a step that computed `num_tokens` tokens. O(1)."""
         if num_tokens:
             self._step_tokens.observe(num_tokens)
 
     def count_tokens(self, job: Job, index: int, number: int, now: float) -> None:
-        """What a step gave completion `index` of a job: `number` tokens. O(number).
+        """Count what a step gave completion `index` of a job: `number` tokens. O(number).
 
         Tokens that come together share the time since the one before, so the intervals of a completion are one fewer
         than its tokens and add up to the time from its first to its last.
@@ -111,7 +111,7 @@ class RequestFigures(Collector):
         job.last_token_at[index] = now
 
     def count_end(self, job: Job, result: GenerationResult, now: float) -> None:
-        """A job that came to its end. O(completions)."""
+        """Count a job that came to its end. O(completions)."""
         self._prompt_tokens.inc(result.num_prompt_tokens)
         self._cached_tokens.inc(result.num_cached_tokens)
         self._prompt.observe(result.num_prompt_tokens)
@@ -126,16 +126,16 @@ class RequestFigures(Collector):
         self._count_times(job, result, now)
 
     def count_failure(self) -> None:
-        """A request that ended with an error behind the queue. O(1)."""
+        """Count a request that ended with an error behind the queue. O(1)."""
         self.failed.inc()
         self._ended.labels(*self._labels.values(), _ERROR).inc()
 
     def count_refusal(self, reason: str) -> None:
-        """A request that was not taken, and why: one of `REFUSALS`. O(1)."""
+        """Count a request that was not taken, and why: one of `REFUSALS`. O(1)."""
         self._refused.labels(*self._labels.values(), reason).inc()
 
     def count_hint(self, outcome: str) -> None:
-        """A hint about a session, which the cache accepted, clipped, refused or did not know. O(1)."""
+        """Count a hint about a session, which the cache accepted, clipped, refused or did not know. O(1)."""
         self._hints.labels(*self._labels.values(), outcome).inc()
 
     def _count_times(self, job: Job, result: GenerationResult, now: float) -> None:

@@ -17,7 +17,7 @@ _log = logging.getLogger("blockyard.serving.status")
 
 
 def require_status_seconds(seconds: object) -> float:
-    """`seconds` if it is a number of at least 0. Raises `InvalidArgument`."""
+    """Return `seconds` if it is a number of at least 0. Raises `InvalidArgument`."""
     number = require_number("status_seconds", seconds)
     if number < 0:
         raise InvalidArgument(f"status_seconds is {number:g}; it must be 0, for no line, or more")
@@ -40,7 +40,7 @@ class StatusLine:
         self._began += seconds
 
     def note(self, report: StepReport, now: float) -> None:
-        """A step ended. O(1), and O(running sequences) where a line is due."""
+        """Note that a step ended. O(1), and O(running sequences) where a line is due."""
         self._num_new += len(report.new_tokens)
         self._num_computed += report.num_tokens
         if self._seconds and now - self._began >= self._seconds:

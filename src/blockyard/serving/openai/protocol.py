@@ -143,7 +143,7 @@ class GenerationFields(RequestFields):
 
     @property
     def token_limit(self) -> int | None:
-        """New tokens of a completion at most; None if the client does not say."""
+        """Return the most new tokens of a completion; None if the client does not say."""
         raise NotImplementedError
 
     def prompts(self) -> list[Any]:
@@ -175,7 +175,7 @@ class CompletionRequest(GenerationFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Alternatives asked for with each token; None for no log probabilities."""
+        """Count the alternatives asked for with each token; None for no log probabilities."""
         return self.logprobs
 
     @property
@@ -202,7 +202,7 @@ class ChatRequest(GenerationFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Alternatives asked for with each token; None for no log probabilities."""
+        """Count the alternatives asked for with each token; None for no log probabilities."""
         return self.top_logprobs if self.logprobs else None
 
     @property

@@ -55,7 +55,7 @@ class TextFields(PromptFields):
 
     @property
     def adds_special_tokens(self) -> bool:
-        """As the client asks."""
+        """Does as the client asks."""
         return self.add_special_tokens
 
 

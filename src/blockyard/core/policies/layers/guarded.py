@@ -156,7 +156,7 @@ class Guarded(Layer):
             self._place = self._chosen
 
     def evict(self) -> i64:
-        """The policy's choice, or what stands below it; without credit, the oldest orphan."""
+        """Return the policy's choice, or what stands below it; without credit, the oldest orphan."""
         self.require_told()
         self._has_asked = True
         self._is_undoing = False
@@ -187,7 +187,7 @@ class Guarded(Layer):
         return self._tell(self._tree.leaf_below(self._place))
 
     def _orphan(self) -> i64:
-        """The oldest orphan, or an orphan below it.
+        """Return the oldest orphan, or an orphan below it.
 
         One above what the shadow has is an equal block of a content that the shadow has too. It goes if the pool keeps
         that content in the shadow's block; else the next orphan goes.
@@ -304,14 +304,14 @@ class DeviationBudget:
         self._ended += count
 
     def allows(self, num_exposed: i64) -> bool:
-        """Whether one more content may be exposed besides `num_exposed`."""
+        """Return whether one more content may be exposed besides `num_exposed`."""
         needed = (num_exposed + 1) * HIT
         if self.credit < needed and self.credit * WHOLE < self.share() * needed:
             return False
         return self.strict or self.credit + self._num_references * RISK >= needed
 
     def share(self) -> i64:
-        """How much of a hit an exposed content is taken for, in 1,024ths."""
+        """Return how much of a hit an exposed content is taken for, in 1,024ths."""
         if self.strict:
             return WHOLE
         prior = max(self.num_blocks >> PRIOR_SHIFT, LEAST_PRIOR)

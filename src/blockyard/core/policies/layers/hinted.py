@@ -131,7 +131,7 @@ class Hinted(Layer):
             self._chosen = block
 
     def _returns_later(self) -> bool:
-        """Whether the session that comes back last does so later than the policy's choice may be wanted.
+        """Return whether the session that comes back last does so later than the policy's choice may be wanted.
 
         Least recently used takes what was used long ago as wanted in as long a time; so it is taken here. Where no time
         has passed, the choice goes.
@@ -147,7 +147,7 @@ class Hinted(Layer):
         return block
 
     def _first_of(self, slot: i64) -> i64:
-        """What goes first of a session: what it holds no more, then its last block."""
+        """Return what goes first of a session: what it holds no more, then its last block."""
         old = self._lists.head(2 * slot + 1)
         return old if old >= 0 and self.sessions.state[slot] == OVER else self._lists.head(2 * slot)
 
@@ -178,7 +178,7 @@ class Hinted(Layer):
         return 2 * slot + (0 if self.sessions.is_latest(self.sessions.owner(block)) else 1)
 
     def _slot_of(self, block: i64) -> i64:
-        """The slot in whose lists a block is; -1 for none."""
+        """Return the slot in whose lists a block is; -1 for none."""
         return self._lists.list_of(block) >> 1
 
     def _link(self, block: i64) -> None:

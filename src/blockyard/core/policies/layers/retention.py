@@ -67,7 +67,7 @@ class Retention(Layer):
         self._is_inner = zeros_i64(num_blocks)
 
     def is_retained(self, block: int) -> bool:
-        """Whether the block has a priority above 0."""
+        """Return whether the block has a priority above 0."""
         return self._priority[i64(block)] > 0
 
     def set_priority(self, block: int, priority: int, expires_at: float | None) -> None:
@@ -133,7 +133,7 @@ class Retention(Layer):
         super().advance(now)
 
     def passes(self, block: i64) -> bool:
-        """Whether the policy knows the block as idle."""
+        """Return whether the policy knows the block as idle."""
         return self._is_inner[block] != 0
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:

@@ -95,7 +95,7 @@ class Sessions:
         return True
 
     def open(self) -> i64:
-        """A slot for a new session; there must be a free one."""
+        """Return a slot for a new session; there must be a free one."""
         self._num_free -= 1
         slot = self._free[self._num_free]
         self._heard.append(0, slot)
@@ -112,11 +112,11 @@ class Sessions:
         self._num_free += 1
 
     def oldest(self) -> i64:
-        """The session that was heard of longest ago; there must be one."""
+        """Return the session that was heard of longest ago; there must be one."""
         return self._heard.head(0)
 
     def begin(self, slot: i64) -> i64:
-        """The tag of a new sequence of a session: what it holds from now on."""
+        """Return the tag of a new sequence of a session: what it holds from now on."""
         self._num_drawn += 1
         tag = self._num_drawn * SLOT_SPAN + slot
         if self._first[slot] == 0:
@@ -125,14 +125,14 @@ class Sessions:
         return tag
 
     def slot_of(self, tag: i64) -> i64:
-        """The slot of the session that a tag belongs to; -1 if there is none, or it was forgotten."""
+        """Return the slot of the session that a tag belongs to; -1 if there is none, or it was forgotten."""
         if tag <= 0:
             return -1
         slot = tag & SLOT_MASK
         return slot if self._first[slot] != 0 and tag >= self._first[slot] else -1
 
     def is_latest(self, tag: i64) -> bool:
-        """Whether a tag is that of its session's newest sequence."""
+        """Return whether a tag is that of its session's newest sequence."""
         return tag > 0 and self._latest[tag & SLOT_MASK] == tag
 
     # What is said.
@@ -152,7 +152,7 @@ class Sessions:
         self._heard.append(0, slot)
 
     def overdue(self) -> i64:
-        """A session that should have come back before now; -1 for none."""
+        """Return a session that should have come back before now; -1 for none."""
         if self._due.num_items > 0 and self._due.lowest() < order_of(self.now):
             return self._due.first()
         return -1
@@ -160,7 +160,7 @@ class Sessions:
     # Blocks.
 
     def owner(self, block: i64) -> i64:
-        """The tag of the sequence that used `block` last, if its session alone has used it; else 0 or -1."""
+        """Return the tag of the sequence that used `block` last, if its session alone has used it; else 0 or -1."""
         return self._owner[block]
 
     def mark(self, block: i64, tag: i64) -> None:
@@ -194,7 +194,7 @@ class Sessions:
             self._owner = grown_i64(self._owner, num_blocks)
 
     def room_for(self, num_blocks: int) -> vec[i64]:
-        """The array of owners for ids up to num_blocks - 1, for `move_into`."""
+        """Return the array of owners for ids up to num_blocks - 1, for `move_into`."""
         return grown_i64(self._owner, num_blocks)
 
     def move_into(self, owner: vec[i64]) -> None:

@@ -36,17 +36,17 @@ SHADOW: Final[i64] = FIRST
 
 
 def row_of(block: i64) -> i64:
-    """Where the row of a block begins."""
+    """Return where the row of a block begins."""
     return FIRST + BLOCK_WORDS * block
 
 
 def block_of(row: i64) -> i64:
-    """The block whose row begins there."""
+    """Return the block whose row begins there."""
     return (row - FIRST) >> 3
 
 
 def first_ghost(num_blocks: i64) -> i64:
-    """Where the row of ghost 0 begins, behind those of all blocks."""
+    """Return where the row of ghost 0 begins, behind those of all blocks."""
     return FIRST + BLOCK_WORDS * num_blocks
 
 
@@ -89,15 +89,15 @@ class ShadowLRU:
         self.length = 0
 
     def is_idle(self, block: i64) -> bool:
-        """Whether `block`, any integer, is a block that is idle."""
+        """Return whether `block`, any integer, is a block that is idle."""
         return 0 < block < self.num_blocks and self.rows[row_of(block) + NEXT] != 0
 
     def is_orphan(self, block: i64) -> bool:
-        """Whether the pool has this block, idle, and the shadow has not."""
+        """Return whether the pool has this block, idle, and the shadow has not."""
         return self.rows[row_of(block) + HIGH] < 0
 
     def key(self, block: i64) -> i64:
-        """The key with which `block` became idle last."""
+        """Return the key with which `block` became idle last."""
         return self._key(row_of(block))
 
     def _key(self, row: i64) -> i64:
@@ -140,7 +140,7 @@ class ShadowLRU:
         self.num_exposed += 1
 
     def ask(self, key: i64) -> bool:
-        """Whether a content is exposed, and now no more: it is asked for. O(1) expected."""
+        """Return whether a content is exposed, and now no more: it is asked for. O(1) expected."""
         ghost = self._find(key)
         if ghost == 0:
             return False
@@ -148,7 +148,7 @@ class ShadowLRU:
         return True
 
     def is_exposed(self, key: i64) -> bool:
-        """Whether the shadow has a content that the pool has evicted from the shadow's block. O(1) expected."""
+        """Return whether the shadow has a content that the pool has evicted from the shadow's block. O(1) expected."""
         return self._find(key) != 0
 
     def _find(self, key: i64) -> i64:
@@ -184,11 +184,11 @@ class ShadowLRU:
         self.num_orphans += 1
 
     def oldest_orphan(self) -> i64:
-        """The orphan that the shadow dropped first; there must be one."""
+        """Return the orphan that the shadow dropped first; there must be one."""
         return block_of(i64(self.rows[self._orphans + NEXT]))
 
     def next_orphan(self, block: i64) -> i64:
-        """The orphan that the shadow dropped next after this one; 0 after the last."""
+        """Return the orphan that the shadow dropped next after this one; 0 after the last."""
         row = i64(self.rows[row_of(block) + NEXT])
         return block_of(row) if row != self._orphans else 0
 
@@ -287,7 +287,7 @@ class ShadowLRU:
         self.num_exposed += 1
 
     def _entries(self, end: i64) -> list[int]:
-        """The rows in a list, first to last."""
+        """Return the rows in a list, first to last."""
         found: list[int] = []
         row = i64(self.rows[end + NEXT])
         while row != end and len(found) < 2 * self.num_blocks:
@@ -296,7 +296,7 @@ class ShadowLRU:
         return found
 
     def idle_blocks(self) -> set[int]:
-        """All idle blocks. O(num_blocks)."""
+        """Return all idle blocks. O(num_blocks)."""
         return {block for block in range(1, int(self.num_blocks)) if self.rows[row_of(i64(block)) + NEXT] != 0}
 
     def check(self) -> None:
@@ -332,7 +332,7 @@ class ShadowLRU:
 
 
 def _num_buckets(num_blocks: int) -> int:
-    """A power of two, between half and all of the blocks."""
+    """Return a power of two, between half and all of the blocks."""
     num_buckets = 1
     while 2 * num_buckets <= num_blocks:
         num_buckets *= 2

@@ -28,7 +28,7 @@ class SampledCache:
         self._free = list(range(2 * capacity, 0, -1))
 
     def request(self, keys: list[int]) -> int:
-        """A request for `keys`, first to last; how many of them it hits before the first that is missing."""
+        """Return a request for `keys`, first to last; how many of them it hits before the first that is missing."""
         keys = keys[: self.capacity]
         hits = 0
         is_leading = True
@@ -86,7 +86,7 @@ class BorrowedDensity(EvictionPolicy):
         self._lists.remove(block)
 
     def evict(self) -> i64:
-        """The head of the first list in the order of worth that is not empty."""
+        """Return the head of the first list in the order of worth that is not empty."""
         self._grow_older()
         if self._num_sorts != self.real.num_sorts:
             self._num_sorts = self.real.num_sorts
@@ -167,7 +167,7 @@ class Auto(EvictionPolicy):
 
     @property
     def leader(self) -> str:
-        """The name of the policy that chooses now."""
+        """Return the name of the policy that chooses now."""
         return ("density", "lfu", "arc")[self._leader]
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:
@@ -223,7 +223,7 @@ class Auto(EvictionPolicy):
             member.remove(block)
 
     def evict(self) -> i64:
-        """The choice of the member that leads."""
+        """Return the choice of the member that leads."""
         self._settle()
         block = self._members[self._leader].evict()
         for number in range(len(self._members)):

@@ -131,7 +131,7 @@ class Density(EvictionPolicy):
             self._settle()
 
     def evict(self) -> i64:
-        """The head of the first list in the order of worth that is not empty."""
+        """Return the head of the first list in the order of worth that is not empty."""
         self._settle()
         while self._lists.length[self._order[self._first_rank]] == 0:
             self._first_rank += 1
@@ -157,7 +157,7 @@ class Density(EvictionPolicy):
             self._grow_older()
 
     def _first_known(self, length: i64) -> tuple[i64, i64]:
-        """How many blocks at the chain's end are new, and the state of the one before them, or -1."""
+        """Return how many blocks at the chain's end are new, and the state of the one before them, or -1."""
         block = self._lists.head(ARRIVING)
         for added in range(length):
             if self._state[block] >= 0:
@@ -219,7 +219,7 @@ class Density(EvictionPolicy):
             self._rates.entered(class_of(state) * NUM_AGES)
 
     def _age_of_entry(self, number: i64) -> i64:
-        """The age up to which the entry was counted."""
+        """Return the age up to which the entry was counted."""
         age: i64 = 0
         while age < NUM_AGES - 1 and self._next_entry[age + 1] > number:
             age += 1
@@ -285,19 +285,19 @@ class Density(EvictionPolicy):
         self._settle()
 
     def state_of(self, block: i64) -> i64:
-        """What is known of the content of an idle block whose chain is complete (`content_class`)."""
+        """Return what is known of the content of an idle block whose chain is complete (`content_class`)."""
         return self._state[block]
 
     def rank_of(self, cell: i64) -> i64:
-        """The place of a list in the order of worth."""
+        """Return the place of a list in the order of worth."""
         return self._rank[cell]
 
     def cell_of(self, rank: i64) -> i64:
-        """The list in this place."""
+        """Return the list in this place."""
         return self._order[rank]
 
     def age_begins(self, age: i64) -> i64:
-        """The age in blocks at which a bucket begins."""
+        """Return the age in blocks at which a bucket begins."""
         return self._rates.begins[age]
 
     def clear(self) -> None:

@@ -29,32 +29,32 @@ def pack(time: i64, kind: i64, turn: i64, is_end: bool, shared: i64) -> i64:
 
 
 def time_of(state: i64) -> i64:
-    """When the content was last let go, in blocks let go before it."""
+    """Return when the content was last let go, in blocks let go before it."""
     return state >> 16
 
 
 def class_of(state: i64) -> i64:
-    """One of `NUM_CLASSES`."""
+    """Return one of `NUM_CLASSES`."""
     return (state >> 11) & 31
 
 
 def turn_of(state: i64) -> i64:
-    """How often its chain had been continued, at most 3."""
+    """Return how often its chain had been continued, at most 3."""
     return (state >> 9) & 3
 
 
 def is_end_of(state: i64) -> bool:
-    """Whether it was one of the last two of its chain."""
+    """Return whether it was one of the last two of its chain."""
     return (state & 256) != 0
 
 
 def shared_of(state: i64) -> i64:
-    """How many requests used it and went another way below it, at most 255."""
+    """Return how many requests used it and went another way below it, at most 255."""
     return state & 255
 
 
 def chain_class(turn: i64, added: i64) -> i64:
-    """The class of a chain that was continued `turn` times and added this many blocks last."""
+    """Return the class of a chain that was continued `turn` times and added this many blocks last."""
     if turn > 0:
         return CONTINUED + 2 * (turn - 1) + (1 if added > 4 else 0)
     if added <= 1:
@@ -65,7 +65,7 @@ def chain_class(turn: i64, added: i64) -> i64:
 
 
 def shared_class(shared: i64) -> i64:
-    """The class of a content that `shared` requests, at least 1, have in common."""
+    """Return the class of a content that `shared` requests, at least 1, have in common."""
     kind = SHARED
     while shared > 1:
         shared >>= 1
@@ -126,7 +126,7 @@ class ReturnRates:
             self._returned[cell] -= self._returned[cell] >> 8
 
     def worths(self) -> vec[i64]:
-        """What a block of each cell is worth, in steps of about 40 %, or 20 %. O(NUM_CLASSES * NUM_AGES**2).
+        """Return what a block of each cell is worth, in steps of about 40 %, or 20 %. O(NUM_CLASSES * NUM_AGES**2).
 
         It is the best ratio of hits to block time that one can get by keeping the block up to some age and no longer,
         which is Gittins' index. A child is never worth more than its parents in the same chain.
@@ -150,7 +150,7 @@ class ReturnRates:
             self._class_worths(kind * NUM_AGES, assumed)
 
     def _group_chance(self, first: i64, end: i64, age: i64, younger: i64) -> i64:
-        """The chance that a content of the group comes back at this age. It begins as that of the age before."""
+        """Return the chance that a content of the group comes back at this age. It begins as that of the age before."""
         entered: i64 = 0
         returned: i64 = 0
         for kind in range(first, end):

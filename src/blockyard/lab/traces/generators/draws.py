@@ -19,7 +19,7 @@ BATCH = 1024
 
 
 def streams(seed: int, count: int) -> list[np.random.Generator]:
-    """Independent generators from one seed."""
+    """Make independent generators from one seed."""
     return [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(count)]
 
 
@@ -31,25 +31,25 @@ def lognormal(rng: np.random.Generator, median: float, spread: float, high: int,
 
 
 def lengths(rng: np.random.Generator, median: float, spread: float, high: int) -> Iterator[int]:
-    """Lengths without end, as `lognormal` draws them."""
+    """Yield lengths without end, as `lognormal` draws them."""
     while True:
         yield from lognormal(rng, median, spread, high, BATCH).tolist()
 
 
 def uniforms(rng: np.random.Generator) -> Iterator[float]:
-    """Numbers from 0 to below 1 without end."""
+    """Yield numbers from 0 to below 1 without end."""
     while True:
         yield from rng.random(BATCH).tolist()
 
 
 def numbers_below(rng: np.random.Generator, count: int) -> Iterator[int]:
-    """Integers from 0 to below count, each as likely, without end."""
+    """Yield integers from 0 to below count, each as likely, without end."""
     while True:
         yield from rng.integers(0, count, BATCH).tolist()
 
 
 def zipf(rng: np.random.Generator, count: int, exponent: float) -> Iterator[int]:
-    """Integers from 0 to below count without end; number k is drawn in proportion to 1 / (k + 1)**exponent."""
+    """Yield integers from 0 to below count without end; number k is drawn in proportion to 1 / (k + 1)**exponent."""
     weights = np.cumsum(1.0 / np.arange(1, count + 1) ** exponent)
     while True:
         found = np.searchsorted(weights, rng.random(BATCH) * weights[-1], side="right")
