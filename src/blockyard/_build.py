@@ -1,4 +1,4 @@
-"""Which build runs: compiled or interpreted, and whether the extension still matches its source."""
+"""Says which build runs: compiled or interpreted, and whether the extension still matches its source."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class StaleBuildWarning(UserWarning):
 
 
 def compiled() -> bool:
-    """Whether the core runs as compiled code."""
+    """Return whether the core runs as compiled code."""
     return not str(getattr(ids, "__file__", "")).endswith(".py")
 
 
 def build_name() -> str:
-    """Which build runs, for people."""
+    """Return which build runs, for people."""
     return "compiled by mypyc" if compiled() else "interpreted (slow: for debugging and coverage)"
 
 
 def warn_if_stale() -> None:
-    """In a source checkout, warn when the sources have changed since the extension was built.
+    """Warn in a source checkout where the sources have changed since the extension was built.
 
     An installed wheel holds sources and extension of one build, so nothing is read there. Everywhere warn of a build
     that was copied by half: without a module's own file Python takes the source, and the rest of it is of no use.

@@ -19,7 +19,7 @@ MYPY_OPTIONS = ("--follow-imports=silent",)
 
 
 def compiled_sources(package: Path) -> list[Path]:
-    """Every source file that goes through mypyc, sorted; `__init__.py` files stay interpreted."""
+    """Return every source file that goes through mypyc, sorted; `__init__.py` files stay interpreted."""
     rooms = [path for room in COMPILED_ROOMS for path in (package / room).rglob("*.py") if path.name != "__init__.py"]
     return sorted([package / name for name in COMPILED_GROUND] + rooms)
 

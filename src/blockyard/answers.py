@@ -1,4 +1,4 @@
-"""What the manager answers with: admission, the fate of a reservation, and its counters."""
+"""The manager answers with these: admission, the fate of a reservation, and its counters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 
 class Admission(Enum):
-    """Whether a prompt can be allocated (vLLM's AllocStatus). True in an `if` for OK alone.
+    """It says whether a prompt can be allocated (vLLM's AllocStatus). True in an `if` for OK alone.
 
     OK: now. LATER: once running sequences have freed blocks or a row. NEVER: not when all of them have ended, because
     it is longer than max_model_len or takes more than the pool less its watermark and the blocks that leases hold.
@@ -22,12 +22,12 @@ class Admission(Enum):
     NEVER = "never"
 
     def __bool__(self) -> bool:
-        """True for OK alone, so that `if cache.can_allocate(prompt):` asks what it says."""
+        """Is True for OK alone, so that `if cache.can_allocate(prompt):` asks what it says."""
         return self is Admission.OK
 
 
 class SeqStatus(IntEnum):
-    """What became of one sequence's reservation.
+    """It says what became of one sequence's reservation.
 
     SCHEDULED: it has its slots. NO_BLOCKS: not enough free blocks; nothing changed for it: preempt a sequence, or try
     again later. WAITS_FOR_PREFIX: blocks that it hit are still being computed by another sequence without slots in this
@@ -44,7 +44,7 @@ class SeqStatus(IntEnum):
 
 
 class BlockState(IntEnum):
-    """What a block is, as `pool.states()` says of each id. README's "A block's life" draws how one becomes another."""
+    """It is what `pool.states()` says of each id. README's "A block's life" draws how one becomes another."""
 
     #: Held by none, and nothing can hit it.
     FREE = 0
@@ -145,7 +145,7 @@ class CacheStats:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the prompt tokens taken from the cache, 0 to 1."""
+        """Return the share of the prompt tokens taken from the cache, 0 to 1."""
         return self.num_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
 
@@ -167,7 +167,7 @@ class RetentionEnds:
 
 
 class HintOutcome(Enum):
-    """What became of a hint. True in an `if` for ACCEPTED and CLIPPED.
+    """It says what became of a hint. True in an `if` for ACCEPTED and CLIPPED.
 
     ACCEPTED: it holds until the session goes on, or another hint. CLIPPED: it holds, but the time was beyond
     `hint_horizon`, and is that now. REFUSED: nothing has changed: the policy takes no hints, the cache knows no
@@ -190,7 +190,7 @@ class HintOutcome(Enum):
 
 
 class Resize(Enum):
-    """What became of a change of the pool's size. True in an `if` for APPLIED alone.
+    """It says what became of a change of the pool's size. True in an `if` for APPLIED alone.
 
     APPLIED: done. DEFERRED: some blocks beyond the new end are still held; each goes when it is freed.
     """
@@ -201,13 +201,13 @@ class Resize(Enum):
     DEFERRED = "deferred"
 
     def __bool__(self) -> bool:
-        """True for APPLIED alone."""
+        """Is True for APPLIED alone."""
         return self is Resize.APPLIED
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationEvent:
-    """One thing that happened to blocks of a pool.
+    """It is one thing that happened to blocks of a pool.
 
     number: counts the events from 0. time: as last told to `advance_time`. action: "take", "share", "release" or
     "evict", or "retention evicted" and the like where a wish ended (`RetentionEnds`). actor: the call and the holder it
@@ -232,7 +232,7 @@ class Histogram:
 
     @property
     def num_samples(self) -> int:
-        """How many durations were counted."""
+        """Return how many durations were counted."""
         return sum(self.counts)
 
     @property
@@ -243,7 +243,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """How long blocks stay, from every `sample`-th block id, in the units of `advance_time`.
+    """It says how long blocks stay, from every `sample`-th block id, in the units of `advance_time`.
 
     lifetime: from being taken to being evicted. idle_before_evict: from the last use to it. reuse_gap: between uses.
     """
@@ -256,7 +256,7 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class MissCauses:
-    """The tokens of a prompt, or of all prompts, by what became of them.
+    """They are the tokens of a prompt, or of all prompts, by what became of them.
 
     num_hit: taken from the cache. num_tail: behind the last block that can hit, the last token included: a prompt
     shorter than a block is all tail. num_never_seen: in blocks that were never cached under these keys, or so long ago
@@ -291,14 +291,14 @@ class MissCauses:
 
     @property
     def missed(self) -> dict[str, int]:
-        """The tokens that were not hit, by the name of the cause: "tail", "never_seen", "evicted", ..."""
+        """Return the tokens that were not hit, by the name of the cause: "tail", "never_seen", "evicted", ..."""
         names = [name for name in self.FIELDS[1:] if name.startswith("num_")]
         return {name.removeprefix("num_"): getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one holder has not freed: a line of the leak report.
+    """It says what one holder has not freed: a line of the leak report.
 
     kind: "sequence", "swapped sequence", "lease" or "steps in flight", for blocks that wait for `end_step`. handle: the
     sequence's handle, the lease's serial, or the oldest step in flight.
@@ -316,7 +316,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class NameEvent:
-    """One thing that happened to a name in a `NamedPool`.
+    """It is one thing that happened to a name in a `NamedPool`.
 
     kind: "stored" (block `block_id` has it now), "removed" (it has it no longer), or "cleared": all names are gone;
         name is b"", group and block_id are 0 then.

@@ -1,4 +1,4 @@
-"""Checks of single arguments: each error names the argument, its value and the limit.
+"""Single arguments are checked here: each error names the argument, its value and the limit.
 
 Public methods of compiled classes declare such arguments as `object` and check them here, because a declared type would
 raise a bare TypeError in the compiled build and let anything pass in the interpreted one.

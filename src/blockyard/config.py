@@ -1,4 +1,4 @@
-"""The sizes and switches of a cache, checked once, when they are written down."""
+"""The sizes and switches of a cache are checked once, when they are written down."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ POLICY_HELP = f"{', '.join(POLICY_NAMES)}; guarded: or strict: before a name put
 
 
 def _share(name: str, value: object) -> float:
-    """A number from 0 to below 1, as a plain float."""
+    """Return a number from 0 to below 1, as a plain float."""
     if not isinstance(value, bool) and isinstance(value, numbers.Real):
         try:
             share = float(value)
@@ -49,7 +49,7 @@ def _share(name: str, value: object) -> float:
 
 
 def _is_policy_name(name: str) -> bool:
-    """Whether it is a policy's, or a guard around one: "guarded:density"."""
+    """Return whether it is a policy's, or a guard around one: "guarded:density"."""
     guard, colon, inner = name.partition(":")
     return name in POLICY_NAMES or (bool(colon) and guard in GUARD_NAMES and inner in POLICY_NAMES)
 
@@ -73,7 +73,7 @@ def require_places(name: str, places: object) -> None:
 
 
 def _about(line: str, low: int = 0, high: int = 0, *, engine: bool = False, command: bool = False) -> dict[str, object]:
-    """What else is known of a field: `line` is what commands print of it, `low` and `high` limit an integer.
+    """Return what else is known of a field: `line` is what commands print of it, `low` and `high` limit an integer.
 
     engine: whether callers of an engine may set it, in `cache_options`; all others follow from the engine's arguments.
     command: whether `blockyard generate` and `blockyard serve` have an option for it, too.
@@ -354,7 +354,7 @@ class CacheConfig:
         return bisect_right(range(1, self.max_model_len + 1), usable, key=self._num_least_blocks)
 
     def _num_least_blocks(self, num_tokens: int) -> int:
-        """Blocks of all groups without which a sequence of `num_tokens` tokens cannot run, even alone."""
+        """Count the blocks of all groups without which a sequence of `num_tokens` tokens cannot run, even alone."""
         groups = self.layer_groups
         return sum(num_least_blocks(num_tokens, group.sliding_window, group.block_size) for group in groups)
 

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 
 class BlockyardError(Exception):
-    """The root of the tree."""
+    """All errors of the package are below this one."""
 
 
 class CapacityError(BlockyardError):
@@ -44,7 +44,7 @@ class CapacityError(BlockyardError):
 
 
 class OutOfBlocks(CapacityError):
-    """Not enough free blocks now; `num_needed` and `num_free` say by how much."""
+    """There are not enough free blocks now; `num_needed` and `num_free` say by how much."""
 
     def __init__(self, message: str, num_needed: int = 0, num_free: int = 0) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class OutOfBlocks(CapacityError):
 
 
 class OutOfRows(CapacityError):
-    """As many sequences run as the block table has rows (`max_num_seqs`)."""
+    """No row is free: as many sequences run as the block table has rows (`max_num_seqs`)."""
 
 
 class OverBudget(CapacityError):
@@ -69,7 +69,7 @@ class NotEnoughMemory(CapacityError, MemoryError):
 
 
 def not_enough_memory(text: str, cause: Exception) -> NotEnoughMemory:
-    """The error for a lack of memory, with its cause: compiled code cannot say `raise ... from`."""
+    """Return the error for a lack of memory, with its cause: compiled code cannot say `raise ... from`."""
     error = NotEnoughMemory(text)
     error.__cause__ = cause
     return error
@@ -96,7 +96,7 @@ class SequenceNotReady(LogicError):
 
 
 class StepsInFlight(LogicError):
-    """As many steps are in flight as `max_steps_in_flight` allows: one must end before the next is reserved."""
+    """There are as many steps in flight as `max_steps_in_flight` allows: one must end before the next is reserved."""
 
 
 class StalePlan(LogicError):
@@ -148,11 +148,11 @@ class MissingExtra(BlockyardError, ImportError):
 
 
 class ModelError(BlockyardError):
-    """A model that cannot be loaded or served, or whose step broke; the message says which."""
+    """The model cannot be loaded or served, or its step broke; the message says which."""
 
 
 class TraceError(BlockyardError):
-    """A trace that cannot be read, or asks what cannot be done; the message names the line."""
+    """The trace cannot be read, or asks what cannot be done; the message names the line."""
 
 
 class RankError(BlockyardError):

@@ -87,7 +87,7 @@ class LayerGroup:
         return self.block_size // self.shards * self.token_bytes
 
     def first_needed_block(self, num_computed: int) -> int:
-        """The first block that tokens from `num_computed` on attend to; those before may be freed. O(1)."""
+        """Return the first block that tokens from `num_computed` on attend to; those before may be freed. O(1)."""
         return first_needed_block(num_computed, self.sliding_window, self.block_size)
 
     def num_blocks(self, num_tokens: int, num_computed: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""The seed of an index's hash function, drawn where the caller gives none."""
+"""The seed of an index's hash function is drawn where the caller gives none."""
 
 from __future__ import annotations
 

@@ -12,14 +12,14 @@ from .keys import ExtraKey
 
 
 class Tensor(Protocol):
-    """A torch tensor, or what is like one."""
+    """It is a torch tensor, or like one."""
 
     def data_ptr(self) -> int:
-        """Where its items are."""
+        """Return where its items are."""
         raise NotImplementedError
 
     def tolist(self) -> Any:
-        """Its items as Python numbers."""
+        """Return its items as Python numbers."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Extra keys: what besides its tokens decides the keys and values of a block.
+"""Extra keys are what decides the keys and values of a block besides its tokens.
 
 Each has a type of its own, so a LoRA adapter named like another tenant's salt is still another key. `LoRA` and
 `CacheSalt` hold for a whole request; a `Span` holds for the blocks that it overlaps, so the text before an image is
@@ -40,7 +40,7 @@ class LoRA:
 
 @dataclass(frozen=True, slots=True)
 class CacheSalt:
-    """A secret of a tenant: only requests with the same salt share blocks."""
+    """It is a secret of a tenant: only requests with the same salt share blocks."""
 
     value: str
 
@@ -50,7 +50,7 @@ class CacheSalt:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What stands at token positions `start` to `start + length` of a prompt in place of text: an image, a sound.
+    """It stands at token positions `start` to `start + length` of a prompt in place of text: an image, a sound.
 
     All images of a size have the same placeholder tokens, so a hit compares the content as well.
 
@@ -77,7 +77,7 @@ class Span:
 
     @property
     def end(self) -> int:
-        """The position behind its last token."""
+        """Return the position behind its last token."""
         return self.start + self.length
 
 
@@ -97,7 +97,7 @@ def _require_text(name: str, value: object) -> None:
 
 
 def canonical_keys(extra_keys: object) -> tuple[ExtraKey, ...]:
-    """The keys in one order, whatever order they came in: salt, adapter, spans from the first to the last.
+    """Return the keys in one order, whatever order they came in: salt, adapter, spans from the first to the last.
 
     O(k log k) for k keys. Raises `InvalidArgument` for what is no extra key, for two adapters or two salts, for the
     same span twice, and for more than 65,536 spans.
@@ -131,7 +131,7 @@ def _require_single(keys: tuple[ExtraKey, ...]) -> None:
 
 
 def request_keys(keys: tuple[ExtraKey, ...]) -> tuple[LoRA | CacheSalt, ...]:
-    """Of canonical keys, those that hold for the whole prompt. O(k)."""
+    """Return, of canonical keys, those that hold for the whole prompt. O(k)."""
     return tuple(key for key in keys if not isinstance(key, Span))
 
 
@@ -144,12 +144,12 @@ def plain_keys(keys: tuple[ExtraKey, ...]) -> tuple[tuple[str, ...], ...]:
 
 
 def spans_of(keys: tuple[ExtraKey, ...]) -> tuple[Span, ...]:
-    """Of canonical keys, those that stand at token positions, in order of their start. O(k)."""
+    """Return, of canonical keys, those that stand at token positions, in order of their start. O(k)."""
     return tuple(key for key in keys if isinstance(key, Span))
 
 
 def block_spans(spans: tuple[Span, ...], block_index: int, block_size: int) -> tuple[BlockSpan, ...]:
-    """The spans that reach into one block, as it sees them; () for a block of text. O(spans).
+    """Return the spans that reach into one block, as it sees them; () for a block of text. O(spans).
 
     spans: in canonical order. block_index: the block's number in the prompt, from 0. Two blocks of the same tokens
     hold the same keys and values only if these tuples, and those of all blocks before them, are equal.
@@ -200,7 +200,7 @@ def cut_spans(spans: dict[int, tuple[Any, ...]], num_tokens: int, block_size: in
 
 
 def is_under_spans(spans: Iterable[Span], positions: Iterable[int]) -> list[bool]:
-    """Whether a span stands at each of these ascending positions. O(positions + spans log spans)."""
+    """Return whether a span stands at each of these ascending positions. O(positions + spans log spans)."""
     ends: list[bool] = []
     left = sorted(spans, key=lambda span: span.start, reverse=True)
     reach = 0

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class BlockChanges:
-    """Blocks of a pool below token blocks (layer groups, a CPU pool) that came and went, in order.
+    """These blocks of a pool below token blocks (layer groups, a CPU pool) came and went, in order.
 
     ids: int64 (n,), the id of a holding that came, or minus that of one that went; never used twice. contents, groups:
     int64 (m,), of those that came: the content id of the last token block that it holds, and its layer group. Behind
@@ -49,7 +49,7 @@ class KVCacheEvents:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing happened."""
+        """Return whether nothing happened."""
         changed = len(self.contents) + sum(len(pool.ids) for pool in self.pools)
         return not (self.cleared or self.new_roots or self.lost_roots or changed)
 

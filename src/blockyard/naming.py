@@ -51,7 +51,7 @@ def block_names(
     first_block: object = 0,
     root_text: object = ROOT_TEXT,
 ) -> list[bytes]:
-    """The names of the full blocks of `token_ids`, in order; a partial last block has none. O(tokens).
+    """Return the names of the full blocks of `token_ids`, in order; a partial last block has none. O(tokens).
 
     token_ids: integers (n,), as a list, an array or anything with a buffer; may be shorter than a block.
     block_size: tokens a block, 1 to 4096. extra_keys: those of the whole request, see `blockyard.keys`.
@@ -87,7 +87,7 @@ def block_names(
 
 
 def root_name(algorithm: object = "sha256_cbor", root_text: object = ROOT_TEXT) -> bytes:
-    """What stands before a prompt's first block: the digest of a text. O(1).
+    """Return what stands before a prompt's first block: the digest of a text. O(1).
 
     Raises `InvalidArgument` or `MissingExtra`, as `block_names` does.
     """
@@ -134,7 +134,7 @@ def _parent_name(parent: object, algorithm: object, root_text: object) -> bytes:
 
 
 def _first_block(first_block: object, parent: object, keys: tuple[ExtraKey, ...]) -> int:
-    """Where these blocks stand in the prompt, as far as it must be known."""
+    """Return where these blocks stand in the prompt, as far as it must be known."""
     first = require_int("first_block", first_block, 0, MAX_POSITION)
     if parent is None and first > 0:
         raise InvalidArgument(f"first_block is {first}; without a parent it must be 0")
@@ -146,7 +146,7 @@ def _first_block(first_block: object, parent: object, keys: tuple[ExtraKey, ...]
 
 
 def _wire_keys(keys: tuple[ExtraKey, ...], spans: tuple[BlockSpan, ...], is_first: bool) -> list[Any] | None:
-    """The extra keys of one block as they are encoded, None for none."""
+    """Return the extra keys of one block as they are encoded, None for none."""
     wire: list[Any] = [("lora", key.name, key.path) for key in keys if isinstance(key, LoRA)]
     wire += [("mm", content, start) for _, content, start, _ in spans]
     if is_first:

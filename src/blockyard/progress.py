@@ -1,4 +1,4 @@
-"""A bar for long work, on stderr, where a person can see it."""
+"""Long work draws a bar on stderr, where that is a terminal."""
 
 from __future__ import annotations
 
