@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from blockyard import CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LoRA, Span
+from blockyard import CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LayerGroup, LoRA, Span
 from blockyard.parallel import HeadShards, Offer, OfferId, PeerInfo, PeerMismatch
 from blockyard.steps import DivergedRank, PlanReceiver, PlanSender
 
 from .support.seeds import run_seed
 
 CONFIG = CacheConfig(num_blocks=40, block_size=4, max_num_seqs=8, max_model_len=64)
+HYBRID = CacheConfig(40, groups=(LayerGroup(4, token_bytes=64), LayerGroup(4, kind="state", state_bytes=512)))
 REFUSED = (InvalidArgument, PeerMismatch, DivergedRank)
 
 
@@ -33,16 +34,19 @@ def offers(draw: random.Random) -> bytes:
     tokens = np.array(draw.choices(range(1000), k=count), np.int32)
     table = np.array(draw.sample(range(1, 40), -(-count // 4)), np.int32)
     keys = draw.choice([(), (CacheSalt("tenant"),), (LoRA("a", "path"), Span("image", 0, min(3, count), "image"))])
-    return Offer(
-        OfferId("prefill", 1, draw.randrange(1, 99)), tokens, count - draw.randrange(2), (table,), keys
-    ).to_bytes()
+    offer_id, computed = OfferId("prefill", 1, draw.randrange(1, 99)), count - draw.randrange(2)
+    return Offer(offer_id, tokens, computed, (table,), keys, draw.randrange(computed)).to_bytes()
 
 
 def handshakes(draw: random.Random) -> bytes:
     """What a side says of itself."""
     shards = HeadShards.even(4, draw.choice((1, 2, 4)))
     model = {"dtype": "float32", "num_layers": 2, "head_size": 64, "shards": shards}
-    return PeerInfo.of(CONFIG, f"prefill-{draw.randrange(9)}", draw.randrange(99), **model).to_bytes()
+    has_states = shards.num_ranks == 1
+    if has_states:
+        model["state_tensors"] = ("float32 [8, 16]",)
+    config = HYBRID if has_states else CONFIG
+    return PeerInfo.of(config, f"prefill-{draw.randrange(9)}", draw.randrange(99), **model).to_bytes()
 
 
 def releases(draw: random.Random) -> bytes:

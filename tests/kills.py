@@ -3,7 +3,8 @@
     python -m tests.kills --kills 50 --seed 7
 
 Each trial starts a sender and a receiver, joined by a pipe and by gloo. They hand prompts over as fast as they can, and
-check every key and value that arrives. One is killed; the other ends with one error, every invariant and no block held.
+check every key and value that arrives, in half of the trials every state too. One is killed; the other ends with one
+error, every invariant and no block held.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from blockyard import CacheConfig, KVCacheManager
+from blockyard import CacheConfig, KVCacheManager, LayerGroup, StepPlan
 from blockyard.parallel import HandoffError, HandoffReceiver, HandoffSender, HeadShards, PeerInfo, Transfer
 from blockyard.parallel.link import ReceiverLink, SenderLink
 from blockyard.parallel.tensors import KVPort
 from blockyard.parallel.transport import DistributedTransport
-from blockyard.storage import KVCache
+from blockyard.storage import KVCache, StateSlots, StateTensor
+from blockyard.storage.states import state_bytes
 
 from .handoff import names_of
 from .support.seeds import run_seed
@@ -38,17 +40,25 @@ LEASE = 60.0
 #: Seconds that a side may be silent: nobody is, but a busy machine may not let it speak for a while.
 SILENCE = 30.0
 NUM_LAYERS, NUM_HEADS, HEAD_SIZE, NUM_BLOCKS = 3, 2, 64, 400
+#: A state takes two blocks of 16 tokens, and of smaller ones more.
+STATE_TENSORS = (StateTensor((90, 200), torch.float32), StateTensor((400,), torch.int64))
 
 
 class Side:
     """A process of its own: a cache, its tensors, and the prompts that both sides draw from."""
 
-    def __init__(self, name: str, block_size: int, seed: int) -> None:
+    def __init__(self, name: str, block_size: int, seed: int, has_states: bool) -> None:
         self.random = random.Random(seed)
-        config = CacheConfig(num_blocks=NUM_BLOCKS, block_size=block_size, max_num_seqs=16, max_model_len=1024)
-        self.cache = KVCacheManager(config)
         self.tensors = KVCache(NUM_BLOCKS, block_size, NUM_LAYERS, NUM_HEADS, HEAD_SIZE)
+        groups = [LayerGroup(block_size, token_bytes=self.tensors.bytes_per_block // block_size)]
+        if has_states:
+            groups.append(LayerGroup(block_size, kind="state", state_bytes=state_bytes(STATE_TENSORS)))
+        config = CacheConfig(num_blocks=NUM_BLOCKS, groups=tuple(groups), max_num_seqs=16, max_model_len=1024)
+        self.cache = KVCacheManager(config)
+        self.states = StateSlots(16, STATE_TENSORS, self.tensors) if has_states else None
         shape: dict[str, Any] = {"dtype": "float32", "num_layers": NUM_LAYERS, "head_size": HEAD_SIZE}
+        if self.states is not None:
+            shape["state_tensors"] = self.states.describe()
         self.peer = PeerInfo.of(config, name, 1, shards=HeadShards.even(NUM_HEADS), **shape)
         self.seqs: list[int] = []
 
@@ -61,6 +71,35 @@ class Side:
         names = torch.from_numpy((names_of(self.cache.token_ids(seq), 0, 1) % 2**16).astype(np.float32))
         place = torch.arange(NUM_HEADS * HEAD_SIZE).view(NUM_HEADS, HEAD_SIZE) + 1000 * layer
         return names[:, None, None] + place
+
+    def port(self) -> KVPort:
+        return KVPort(self.tensors, 2**14, self.states)
+
+    def move(self, plan: StepPlan) -> None:
+        """What comes before a step."""
+        if self.states is not None:
+            self.states.move(plan.states)
+
+    def compute(self, seq: int, count: int) -> None:
+        """The steps of a prompt of `count` tokens: keys, values and states."""
+        while (start := self.cache.num_computed_tokens(seq)) < count:
+            plan = self.cache.reserve([seq])
+            self.move(plan)
+            stop = start + int(plan.num_scheduled[0])
+            slots = self.slots(seq, stop)[start:]
+            for layer in range(NUM_LAYERS):
+                keys = self.values(seq, layer)[start:stop]
+                self.tensors.write(layer, keys, 2 * keys, slots)
+            if self.states is not None:
+                self.states.state(int(plan.rows[0])).copy_(self.state(self.cache.token_ids(seq), stop))
+                self.states.save(plan.states.saves, plan.states.save_blocks)
+            self.cache.commit([seq], stop - start)
+
+    def state(self, tokens: np.ndarray, count: int) -> torch.Tensor:
+        """The bytes of the state behind the first `count` of some tokens."""
+        assert self.states is not None
+        name = int(names_of(tokens[:count], 0, 1)[-1] % 2**16)
+        return torch.arange(self.states.num_bytes, dtype=torch.int64).mul_(name).remainder_(251).to(torch.uint8)
 
     def drop_some(self) -> None:
         while len(self.seqs) > self.random.randrange(12):
@@ -81,9 +120,7 @@ def join(rank: int, rendezvous: str) -> DistributedTransport:
 
 def send(side: Side, rendezvous: str, connection: Connection, told: Connection) -> None:
     sender = HandoffSender(side.cache, side.peer, LEASE)
-    link = SenderLink(
-        sender, KVPort(side.tensors, 2**14), join(0, rendezvous), connection, [1], checked=True, timeout=SILENCE
-    )
+    link = SenderLink(sender, side.port(), join(0, rendezvous), connection, [1], checked=True, timeout=SILENCE)
     told.send("ready")
     stems = [side.random.choices(range(64), k=side.random.randrange(100, 600)) for _ in range(5)]
     while True:
@@ -92,13 +129,7 @@ def send(side: Side, rendezvous: str, connection: Connection, told: Connection) 
         tokens = [*stem[: side.random.randrange(1, len(stem))], *side.random.choices(range(64), k=20)]
         seq = side.cache.try_allocate(tokens)
         if isinstance(seq, int):
-            start = side.cache.num_computed_tokens(seq)
-            side.cache.reserve([seq])
-            slots = side.slots(seq, len(tokens))[start:]
-            for layer in range(NUM_LAYERS):
-                keys = side.values(seq, layer)[start:]
-                side.tensors.write(layer, keys, 2 * keys, slots)
-            side.cache.commit([seq], len(tokens) - start)
+            side.compute(seq, len(tokens))
             side.seqs.append(seq)
             if sender.num_offers < 4 and side.cache.num_seqs < 16:
                 link.offer(sender.offer(seq, time.monotonic()))
@@ -107,10 +138,8 @@ def send(side: Side, rendezvous: str, connection: Connection, told: Connection) 
 
 
 def receive(side: Side, rendezvous: str, connection: Connection, told: Connection) -> None:
-    receiver = HandoffReceiver(side.cache, side.peer, LEASE)
-    link = ReceiverLink(
-        receiver, KVPort(side.tensors, 2**14), join(1, rendezvous), connection, [0], checked=True, timeout=SILENCE
-    )
+    receiver = HandoffReceiver(side.cache, side.peer, LEASE, side.move)
+    link = ReceiverLink(receiver, side.port(), join(1, rendezvous), connection, [0], checked=True, timeout=SILENCE)
     told.send("ready")
     while True:
         for offer in link.offers(0.05):
@@ -127,13 +156,19 @@ def receive(side: Side, rendezvous: str, connection: Connection, told: Connectio
 
 
 def require_right(side: Side, seq: int) -> None:
-    """Every key and value, those of a hit too."""
+    """Every key and value, those of a hit too, the state, and those that are kept of its tokens."""
     size = side.cache.block_size
     slots = side.slots(seq, side.cache.num_computed_tokens(seq))
     for layer in range(NUM_LAYERS):
         keys = side.values(seq, layer)
         assert torch.equal(side.tensors.key_cache(layer)[slots // size, slots % size], keys)
         assert torch.equal(side.tensors.value_cache(layer)[slots // size, slots % size], 2 * keys)
+    if side.states is not None:
+        tokens, count = side.cache.token_ids(seq), int(side.cache.num_computed_tokens(seq))
+        assert torch.equal(side.states.state(side.cache.state_slot(seq)), side.state(tokens, count))
+        for end in range(size, count + 1, size):
+            blocks = side.cache.state_blocks(tokens[:end])
+            assert not len(blocks) or torch.equal(side.states.kept(blocks), side.state(tokens, end))
 
 
 def child(run: Any, side: Side, rendezvous: str, ends: list[Connection], own: int, told: Connection) -> None:
@@ -159,7 +194,8 @@ def trial(seed: int) -> Counter[str]:
     draw = random.Random(seed)
     context = multiprocessing.get_context("fork")
     ends = list(context.Pipe())
-    sides = [Side("sender", draw.choice([4, 8, 16]), seed), Side("receiver", draw.choice([4, 8, 16]), seed + 1)]
+    sizes, has_states = draw.choices([4, 8, 16], k=2), draw.random() < 0.5
+    sides = [Side("sender", sizes[0], seed, has_states), Side("receiver", sizes[1], seed + 1, has_states)]
     tells = [context.Pipe(duplex=False) for _ in sides]
     processes = []
     with tempfile.TemporaryDirectory() as folder:

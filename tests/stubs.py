@@ -19,7 +19,17 @@ ARGUMENTS = {
     **dict.fromkeys(["token_ids", "parents"], "Integers"),
     **dict.fromkeys(["seqs", "num_computed"], "OneOrMore"),
     **dict.fromkeys(
-        ["seq", "num_seqs", "num_forks", "num_tokens", "num_blocks", "num_cached_blocks", "block_id", "block_size"],
+        [
+            "seq",
+            "num_seqs",
+            "num_forks",
+            "num_tokens",
+            "kept",
+            "num_blocks",
+            "num_cached_blocks",
+            "block_id",
+            "block_size",
+        ],
         "Integer",
     ),
     **dict.fromkeys(["hash_seed", "num_bytes"], "Integer | None"),

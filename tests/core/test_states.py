@@ -479,6 +479,73 @@ def test_a_state_from_elsewhere_is_kept_where_it_comes_and_none_before() -> None
     assert cache.reserve([seq]).states.save_boundaries.tolist() == [192]
 
 
+def test_several_states_from_elsewhere_are_kept_by_one_step() -> None:
+    cache = hybrid(state_places=("every:64",))
+    seq = cache.allocate(list(range(200)))
+    cache.skip_states(seq, 150, kept=96)
+    for _ in range(2):  # the first is not carried out
+        plan = cache.reserve([seq], [150])
+        assert (plan.num_scheduled.tolist(), plan.states.save_boundaries.tolist()) == ([150], [96])
+    cache.commit([seq], 150)
+    assert [end for end in range(16, 201, 16) if len(cache.state_blocks(list(range(end))))] == [96]
+    assert cache.reserve([seq]).states.save_boundaries.tolist() == [192]
+    cache.commit([seq], 42)
+    cache.free(seq)
+    other = cache.allocate(list(range(1000, 1200)))
+    cache.skip_states(other, 144, kept=64)
+    assert cache.reserve([other], [144]).states.save_boundaries.tolist() == [64, 144]
+    for kept, words in (
+        (40, "kept is 40; it must be a multiple of 16, above the 0 computed tokens"),
+        (144, "kept is 144; it must be from 0 to 143"),
+    ):
+        cache.commit([other], 0)
+        with pytest.raises(InvalidArgument, match=words):
+            cache.skip_states(other, 144, kept=kept)
+
+
+def test_states_that_could_not_be_written_are_not_kept() -> None:
+    cache = hybrid(state_places=("every:64",))
+    seq = cache.allocate(list(range(200)))
+    assert cache.reserve([seq]).states.save_boundaries.tolist() == [64]
+    used = cache.num_used_blocks
+    cache.drop_saves(seq)
+    cache.drop_saves(seq)
+    cache.check()
+    assert cache.num_used_blocks == used - 3
+    cache.commit([seq], 64)
+    cache.reserve([seq])
+    cache.commit([seq], 64)
+    assert [end for end in range(16, 201, 16) if len(cache.state_blocks(list(range(end))))] == [128]
+    cache.free(seq)
+    assert cache.num_used_blocks == 0
+
+
+def test_the_slot_of_a_state_is_the_parents_until_it_was_copied() -> None:
+    cache = hybrid()
+    seqs = [cache.allocate([number, *range(40)]) for number in range(2)]
+    with pytest.raises(
+        SequenceNotReady, match=r"state_slot: .* has no state in a slot yet; its next step puts one there"
+    ):
+        cache.state_slot(seqs[1])
+    plan = cache.reserve(seqs)
+    with pytest.raises(SequenceNotReady, match=r"state_slot: .* has 32 reserved tokens"):
+        cache.state_slot(seqs[1])
+    cache.commit(seqs, 32)
+    cache.reserve(seqs)
+    cache.commit(seqs, 9, [1, 1])
+    assert [cache.state_slot(seq) for seq in seqs] == plan.rows.tolist()
+    (child,) = cache.fork(seqs[1])
+    (grandchild,) = cache.fork(child)
+    assert cache.state_slot(child) == cache.state_slot(grandchild) == plan.rows[1]
+    cache.free(seqs[1])
+    slots = {int(plan.rows[1]): "the parent's"}
+    for source, target in cache.reserve([]).states.copies.tolist():
+        slots[target] = slots[source]
+    own = [cache.state_slot(child), cache.state_slot(grandchild)]
+    assert len({*own, int(plan.rows[1])}) == 3
+    assert [slots[slot] for slot in own] == ["the parent's"] * 2
+
+
 @pytest.mark.parametrize(
     ("num_tokens", "error", "words"),
     [
@@ -504,6 +571,10 @@ def test_without_states_there_is_nothing_to_ask() -> None:
         cache.state_blocks([1])
     with pytest.raises(InvalidArgument, match="skip_states needs a state group; groups has none"):
         cache.skip_states(seq, 2)
+    with pytest.raises(InvalidArgument, match="state_slot needs a state group; groups has none"):
+        cache.state_slot(seq)
+    with pytest.raises(InvalidArgument, match="drop_saves needs a state group; groups has none"):
+        cache.drop_saves(seq)
 
 
 def test_a_state_is_no_reason_to_refuse_a_batch_or_a_group() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from blockyard import Admission, BlockPool, CacheConfig, KVCacheManager
+from blockyard import Admission, BlockPool, CacheConfig, KVCacheManager, LayerGroup
 from blockyard.parallel import HandoffReceiver, HandoffSender, HeadShards, MultiBlockPool, PeerInfo, Transfer
 
 from ..support.interrupter import Interrupter
@@ -17,16 +17,19 @@ PROMPT = list(range(30))
 class Two:
     """A sender and a receiver with a prompt computed, and the calls of a hand-over one by one."""
 
-    def __init__(self) -> None:
-        config = CacheConfig(num_blocks=40, block_size=4, max_num_seqs=6, watermark=0.0)
+    def __init__(self, has_states: bool = False) -> None:
+        groups = (LayerGroup(4, token_bytes=8), LayerGroup(4, kind="state", state_bytes=50)) if has_states else ()
+        config = CacheConfig(num_blocks=40, block_size=4, max_num_seqs=6, watermark=0.0, groups=groups)
         self.prefill, self.decode = KVCacheManager(config), KVCacheManager(config)
         shape: dict[str, Any] = {"dtype": "float32", "num_layers": 1, "head_size": 2, "shards": HeadShards.even(1)}
         peers = [PeerInfo.of(config, name, 1, **shape) for name in ("prefill", "decode")]
-        self.sender, self.receiver = HandoffSender(self.prefill, peers[0], 5), HandoffReceiver(self.decode, peers[1], 5)
+        self.sender = HandoffSender(self.prefill, peers[0], 5)
+        self.receiver = HandoffReceiver(self.decode, peers[1], 5, lambda plan: None)
         self.receiver.connect(peers[0])
         self.seq = self.prefill.allocate(PROMPT)
-        self.prefill.reserve([self.seq])
-        self.prefill.commit([self.seq], len(PROMPT), [1])
+        while (left := len(PROMPT) - int(self.prefill.num_computed_tokens(self.seq))) > 0:
+            count = int(self.prefill.reserve([self.seq]).num_scheduled[0])
+            self.prefill.commit([self.seq], count, [1] if count == left else None)
         self.got: list[int] = []
         self.transfer: Transfer | Admission = Admission.LATER
 
@@ -42,6 +45,11 @@ class Two:
     def finish(self) -> None:
         assert isinstance(self.transfer, Transfer)
         self.got.append(self.receiver.finish(self.transfer, 1))
+
+    def drop_kept(self) -> None:
+        assert isinstance(self.transfer, Transfer)
+        assert self.transfer.kept == 28
+        self.receiver.drop_kept(self.transfer)
 
     def abort(self) -> None:
         assert isinstance(self.transfer, Transfer)
@@ -76,14 +84,18 @@ class Two:
         ("offer", "release"),
         ("offer", "accept", "expire"),
         ("offer", "accept", "finish"),
+        ("offer", "accept", "drop_kept"),
     ],
     ids="-".join,
 )
-def test_an_interrupt_at_any_line_leaves_nothing_held(way: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("has_states", [False, True])
+def test_an_interrupt_at_any_line_leaves_nothing_held(way: tuple[str, ...], has_states: bool) -> None:
+    if "drop_kept" in way and not has_states:
+        return
     line, reached = 0, True
     while reached:
         line += 1
-        two = Two()
+        two = Two(has_states)
         for name in way[:-1]:
             getattr(two, name)()
         reached = Interrupter("blockyard/parallel", line).run(getattr(two, way[-1]))
@@ -91,7 +103,7 @@ def test_an_interrupt_at_any_line_leaves_nothing_held(way: tuple[str, ...]) -> N
             assert two.got == []
         two.end()
         assert two.prefill.leak_report() == two.decode.leak_report() == [], line
-    assert line > 5
+    assert line > 4
 
 
 @pytest.mark.parametrize("call", ["get_new_blocks", "extend", "free_blocks"])

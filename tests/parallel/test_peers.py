@@ -22,14 +22,39 @@ from blockyard.wire.message import VERSION
 
 from ..support.handoff_pair import Pair, side
 
+STATES = {"groups": (LayerGroup(4, token_bytes=8), LayerGroup(4, kind="state", state_bytes=100))}
 
-@pytest.mark.parametrize("end", [HandoffSender, HandoffReceiver])
-def test_a_cache_with_states_is_refused_by_both_ends(end: Any) -> None:
-    state = LayerGroup(4, name="deltas", kind="state", state_bytes=100)
-    cache, peer = side(config={"groups": (LayerGroup(4, token_bytes=8), state)})
-    with pytest.raises(InvalidArgument, match="cache has the state group 'deltas'; a hand-over moves keys and values"):
-        end(cache, peer, ttl=30)
-    assert cache.num_seqs == 0
+
+def test_sides_whose_states_differ_are_refused_with_both_values() -> None:
+    cache, peer = side(config=STATES, state_tensors=("float32 [5]", "int8 [80]"))
+    receiver = HandoffReceiver(cache, peer, 10, lambda plan: None)
+    receiver.connect(PeerInfo.from_bytes(peer.to_bytes()))
+    for fields, text in (
+        ({}, "state_bytes is 100 here, 0 at the peer"),
+        ({"config": STATES}, "the number of state_tensors is 2 here, 0 at the peer"),
+        (
+            {"config": STATES, "state_tensors": ("float32 [5]", "int8 [8, 10]")},
+            r"state_tensors\[1\] is 'int8 \[80\]' here, 'int8 \[8, 10\]' at the peer",
+        ),
+    ):
+        with pytest.raises(PeerMismatch, match=text):
+            receiver.connect(side(**fields)[1])
+
+
+def test_a_side_with_states_says_so_and_has_one_rank() -> None:
+    cache, peer = side(config=STATES)
+    with pytest.raises(InvalidArgument, match="on_plan is None; a cache with a CPU pool, partial hits or states"):
+        HandoffReceiver(cache, peer, ttl=30)
+    with pytest.raises(InvalidArgument, match="peer has state_bytes 0; the cache has 100"):
+        HandoffSender(cache, side()[1], ttl=30)
+    for fields, text in (
+        ({"config": STATES, "shards": HeadShards.even(2, 2)}, "shards has 2 ranks; a side with states must have 1"),
+        ({"state_tensors": ("float32 [5]",)}, "state_bytes is 0; state_tensors has 1"),
+        ({"config": STATES, "state_tensors": 5}, "state_tensors is 5; it must be a tuple"),
+        ({"config": STATES, "state_tensors": (5,)}, "a tensor of state_tensors is 5"),
+    ):
+        with pytest.raises(InvalidArgument, match=text):
+            side(**fields)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +123,8 @@ def test_offers_of_strangers(pair: Pair) -> None:
         ({"tables": ()}, "the layer groups of an offer is 0"),
         ({"tables": (np.array([1.0]),)}, "a table is"),
         ({"extra_keys": 5}, "extra_keys is 5"),
+        ({"kept": 2}, "kept is 2; it must be from 0 to 1"),
+        ({"kept": -1}, "kept is -1"),
     ],
 )
 def test_offers_that_cannot_be(fields: dict[str, Any], text: str) -> None:

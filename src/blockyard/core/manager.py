@@ -279,12 +279,14 @@ class KVCacheManager:
         finally:
             self._gate.leave()
 
-    def skip_states(self, seq: object, num_tokens: object) -> None:
+    def skip_states(self, seq: object, num_tokens: object, kept: object = 0) -> None:
         """Keep no state before the first `num_tokens` tokens, for a sequence whose state there is brought from outside.
 
-        Its keys and values are too: reserve up to there, write both, and commit. One is kept there, if one can stand
-        there and the order of states wants it. Raises `SequenceNotReady` while something is reserved, and
-        `InvalidArgument` unless num_tokens is above the computed tokens and at most all, or without a state group.
+        Its keys and values are too: reserve up to there, in one step, write both, and commit. One is kept there, if one
+        can stand there and the order of states wants it. kept: where a further state that is brought is kept, 0 for
+        none; the plan's saves say whether it is. Raises `SequenceNotReady` while something is reserved, and
+        `InvalidArgument` unless num_tokens is above the computed tokens and at most all, for a `kept` that is not
+        between both or no boundary, or without a state group.
         """
         self._gate.enter("skip_states")
         try:
@@ -292,7 +294,34 @@ class KVCacheManager:
             row = self._sequences.live_row(handle)
             least, most = self._sequences.num_computed[row] + 1, self._sequences.num_tokens[row]
             count = read_int("num_tokens", num_tokens, least, most)
-            self._states.skip(self._sequences.live_row(handle), count)
+            position = read_int("kept", kept, 0, count - 1)
+            self._states.skip(self._sequences.live_row(handle), count, position)
+        finally:
+            self._gate.leave()
+
+    def drop_saves(self, seq: object) -> None:
+        """Keep none of the states that plans said to save after steps that are not committed: they are not there.
+
+        What they were to be saved in is free. O(saves). Raises `UnknownSequence`, and `InvalidArgument` without a state
+        group.
+        """
+        self._gate.enter("drop_saves")
+        try:
+            self._parts.kv_pool.act("drop_saves")
+            self._states.drop_saves(self._sequences.live_row(read_handle(seq)))
+        finally:
+            self._gate.leave()
+
+    def state_slot(self, seq: object) -> int:
+        """Return the slot that has the state after the computed tokens of a sequence, until the next plan. O(1).
+
+        To copy it out, as a hand-over does. Of a fork that no plan has copied a slot for it is its parent's. Raises
+        `SequenceNotReady` while something is reserved, and before a plan has filled the slot; `UnknownSequence`;
+        `InvalidArgument` without a state group.
+        """
+        self._gate.enter("state_slot")
+        try:
+            return int(self._states.slot(self._sequences.live_row(read_handle(seq))))
         finally:
             self._gate.leave()
 

@@ -148,6 +148,8 @@ class Engine:
         self.shape, self.memory = parts.shape, parts.memory
         self.cache, self.kv_cache, self.kv_events = parts.cache, parts.kv_cache, parts.kv_events
         self._borrowed, self._runner = parts.borrowed, parts.runner
+        #: The states of a hybrid model; None without any, and where several ranks carry out steps.
+        self.state_slots = parts.runner.slots if isinstance(parts.runner, ModelRunner) else None
         self._scheduler = Scheduler(self.cache, max_num_batched_tokens, parts.preemption)
         #: What binds the engine to its tiers; None without any.
         self.offload = offload_of(
@@ -159,7 +161,7 @@ class Engine:
             max_num_batched_tokens,
             partial(_carry_out, parts.runner, self._scheduler),
             clock,
-            parts.runner.slots if isinstance(parts.runner, ModelRunner) else None,
+            self.state_slots,
         )
         self._scheduler.use(self.offload)
         self._intake = Intake(self.shape, tokenizer, self._scheduler.limits, speculation)
@@ -494,7 +496,7 @@ class Engine:
     def move_blocks(self, plan: SwapPlan) -> None:
         """Carry out at once what a plan moves that was made outside of a step."""
         self._scheduler.moves.note(plan)
-        self._scheduler.moves.carry_out(self.kv_cache)
+        self._scheduler.moves.carry_out(self.kv_cache, self.state_slots)
 
     def close(self) -> None:
         """End the other ranks, the publisher of KV events and the tiers, if there are any. A second call does nothing.

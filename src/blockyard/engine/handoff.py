@@ -29,8 +29,6 @@ __all__ = ["DecodeDoor", "PrefillDoor", "Prefilled"]
 
 def peer_of(engine: Engine, name: str, incarnation: int) -> PeerInfo:
     """Return what an engine's cache is, for the handshake. Of an engine of one rank."""
-    if engine.shape.states is not None:
-        raise InvalidArgument("the engine's model keeps states, which are not handed over; serve it with one engine")
     if engine.shape.index is not None:
         raise InvalidArgument(
             "the engine's model keeps index keys, which are not handed over; serve it with one engine"
@@ -47,6 +45,7 @@ def peer_of(engine: Engine, name: str, incarnation: int) -> PeerInfo:
         value_size=tensors.value_size,
         shards=HeadShards.even(tensors.num_kv_heads),
         layout=tensors.layout.value,
+        state_tensors=() if engine.state_slots is None else engine.state_slots.describe(),
         layer_groups=tuple(
             tuple(layer for layer in range(tensors.num_layers) if places.group(layer) == group) for group in groups
         ),
@@ -65,13 +64,13 @@ class PrefillDoor:
     """An engine that computes prompts, chooses their first tokens, and offers both.
 
     engine: it should do nothing else. name, incarnation: as for `PeerInfo`. ttl: as for `HandoffSender`. While an
-    offer lives it has the row and the blocks of its sequence.
+    offer lives it has the row and the blocks of its sequence, and a hybrid model's state in the row's slot.
     """
 
     def __init__(self, engine: Engine, name: str, incarnation: int, ttl: float) -> None:
         self.engine = engine
         self.sender = HandoffSender(engine.cache, peer_of(engine, name, incarnation), ttl)
-        self.port = KVPort(engine.kv_cache)
+        self.port = KVPort(engine.kv_cache, slots=engine.state_slots)
         self._keys: dict[int, Sequence[ExtraKey]] = {}
 
     def add_request(
@@ -119,7 +118,7 @@ class DecodeDoor:
         self.engine = engine
         peer = peer_of(engine, name, incarnation)
         self.receiver = HandoffReceiver(engine.cache, peer, ttl, engine.move_blocks)
-        self.port = KVPort(engine.kv_cache)
+        self.port = KVPort(engine.kv_cache, slots=engine.state_slots)
         self._requests: dict[int, Request] = {}
 
     def accept(self, offer: Offer, sampling: SamplingParams | None, now: float) -> Transfer | Admission:

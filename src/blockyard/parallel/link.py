@@ -5,7 +5,7 @@
          ◀─────────────────────── peer
     offer ──────────────────────▶            these tokens are computed
          ◀─────────────────────── pull       from which token on
-    data, or stale ─────────────▶            and then the lanes, by the transport
+    data, or stale ─────────────▶            and then the lanes, and states behind them, by the transport
          ◀─────────────────────── release    fetched, or not wanted; if it is lost, its ttl ends it
     bye ────────────────────────▶            no more offers, and none that still lives
 
@@ -26,6 +26,9 @@ import contextlib
 import time
 from collections import deque
 
+import numpy as np
+import torch
+
 from ..arguments import require_int, require_number
 from ..errors import HandoffError, InvalidArgument, PeerMismatch, StaleOffer
 from ..wire.connection import Connection
@@ -37,7 +40,7 @@ from .receiver import HandoffReceiver, Transfer
 from .runs import receiving_lanes, sending_lanes
 from .sender import HandoffSender
 from .tensors import KVPort
-from .transport import DistributedTransport, Transport, receive_lanes, send_lanes
+from .transport import DistributedTransport, Transport, receive_lanes, receive_state, send_lanes, send_state
 
 __all__ = ["DistributedTransport", "OneSided", "ReceiverLink", "SenderLink", "Transport"]
 
@@ -63,6 +66,14 @@ class _Link:
         if own.shards.num_ranks != 1:
             raise InvalidArgument(
                 f"peer has {own.shards.num_ranks} ranks; a link serves a side of one: send lanes on each of several"
+            )
+        if own.state_bytes and (port.slots is None or port.slots.num_bytes != own.state_bytes):
+            found = 0 if port.slots is None else port.slots.num_bytes
+            raise InvalidArgument(f"port has slots of {found} bytes; a state of the peer has {own.state_bytes}")
+        if own.state_bytes and isinstance(transport, OneSided):
+            raise InvalidArgument(
+                f"transport is a {type(transport).__name__}, which reads keys and values alone; states need one that "
+                f"sends and receives"
             )
         self.port = port
         self._own = own
@@ -203,12 +214,25 @@ class SenderLink(_Link):
         try:
             offer = self._sender.require_held(offer_id, now)
             start = require_int("start", message.fields.get("start"), 0, offer.num_computed)
+            kept = require_int("kept", message.fields.get("kept", 0), 0, offer.kept)
             lanes = sending_lanes(offer, start, self._own, self.peer)
+            states = self._states(offer, kept, now) if start < offer.num_computed else []
         except StaleOffer:
             self._send(offer_id.to_bytes("stale"))
             return
-        self._send(offer_id.to_bytes("data"))
+        self._send(pack("data", {"id": list(offer_id), "kept": kept if len(states) > 1 else 0}))
         send_lanes(transport, self.port, lanes, self._ranks, self._checked)
+        for state in states:
+            send_state(transport, self.port, state, self._ranks[0], self._checked)
+
+    def _states(self, offer: Offer, kept: int, now: float) -> list[torch.Tensor]:
+        """Return the kept state that is asked for, if it is still there, and the one behind all computed tokens."""
+        slots = self.port.slots
+        if slots is None or not self._own.state_bytes:
+            return []
+        is_there = kept == offer.kept > 0
+        blocks = self._sender.kept_blocks(offer.id, now) if is_there else np.empty(0, np.int32)
+        return [*([slots.kept(blocks)] if len(blocks) else []), slots.state(self._sender.state_slot(offer.id, now))]
 
     def close(self) -> None:
         """Release all that was offered through this link, and say so. A second call does nothing."""
@@ -290,23 +314,33 @@ class ReceiverLink(_Link):
             self._send(offer_id.to_bytes("read"))
             self._hear(offer_id, "held")
             return
-        self._send(pack("pull", {"id": list(offer_id), "start": transfer.start}))
-        self._hear(offer_id, "data")
+        self._send(pack("pull", {"id": list(offer_id), "start": transfer.start, "kept": transfer.kept}))
+        answer = self._hear(offer_id, "data")
+        if transfer.kept and answer.fields.get("kept") != transfer.kept:
+            self._receiver.drop_kept(transfer)
         self._receive_data(transfer, self._transport)
 
-    def _hear(self, offer_id: OfferId, good: str) -> None:
-        """Read the sender's answer about an offer, which is `good` or stale."""
+    def _hear(self, offer_id: OfferId, good: str) -> Message:
+        """Read and return the sender's answer about an offer, which is `good` or stale."""
         answer = self._wait_for(good, "stale")
         if id_from(answer.fields) != offer_id:
             raise HandoffError(f"offer {offer_id.number} was asked for; the sender answers for another one")
         if answer.kind == "stale":
             raise StaleOffer(f"offer {offer_id.number} of {offer_id.sender!r} has ended")
+        return answer
 
     def _receive_data(self, transfer: Transfer, transport: Transport) -> None:
         cache = self._receiver.cache
         tables = [cache.block_ids(transfer.seq, number) for number in range(len(self._own.groups))]
         lanes = receiving_lanes(tables, transfer.start, transfer.stop, self._own, self.peer)
         receive_lanes(transport, self.port, lanes, self._ranks, self._checked)
+        slots = self.port.slots
+        if slots is None or transfer.slot < 0:
+            return
+        for boundary in dict.fromkeys((transfer.kept or transfer.stop, transfer.stop)):
+            receive_state(transport, self.port, slots.state(transfer.slot), self._ranks[0], self._checked)
+            saved = [blocks for place, blocks in transfer.saves if place == boundary]
+            slots.save(np.full(len(saved), transfer.slot, np.int32), np.array(saved, np.int32))
 
     def release(self, offer_id: OfferId) -> None:
         """Tell the sender that an offer was fetched, or is not wanted: its blocks are free before its time is over.

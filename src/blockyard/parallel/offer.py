@@ -40,7 +40,9 @@ class Offer:
     """A finished prefill that a receiver may take.
 
     token_ids: all known tokens, int32 (n,). num_computed: how many of them have keys and values: n or n - 1. tables:
-    the sender's blocks of each layer group, int32, 0 where one is gone. extra_keys: canonical, of the request.
+    the sender's blocks of each layer group, int32, 0 where one is gone. extra_keys: canonical, of the request. kept:
+    behind how many of the computed tokens the sender has kept a state, which may be asked for beside the one behind all
+    of them; 0 for none.
 
     Raises `InvalidArgument` for what cannot be an offer, so that one from the network can be trusted in its form.
     """
@@ -50,6 +52,7 @@ class Offer:
     num_computed: int
     tables: tuple[npt.NDArray[np.int32], ...]
     extra_keys: tuple[ExtraKey, ...] = ()
+    kept: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, OfferId):
@@ -64,13 +67,15 @@ class Offer:
         require_int("num_computed", self.num_computed, max(count - 1, 1), count)
         if int(self.token_ids.min()) < 0:
             raise InvalidArgument(f"token_ids holds {int(self.token_ids.min())}; a token is 0 or more")
+        require_int("kept", self.kept, 0, self.num_computed - 1)
         require_int("the layer groups of an offer", len(self.tables), 1, MAX_GROUPS)
         object.__setattr__(self, "extra_keys", canonical_keys(self.extra_keys))
         require_spans_within(spans_of(self.extra_keys), count)
 
     def to_bytes(self) -> bytes:
         """Return the message. O(tokens)."""
-        fields = {"id": list(self.id), "computed": self.num_computed, "keys": keys_to_wire(self.extra_keys)}
+        fields = {"id": list(self.id), "computed": self.num_computed, "kept": self.kept}
+        fields["keys"] = keys_to_wire(self.extra_keys)
         return wire.pack("offer", fields, [self.token_ids, *self.tables])
 
     @classmethod
@@ -82,7 +87,8 @@ class Offer:
             raise InvalidArgument(f"an offer has {len(arrays)} arrays; its tokens and at least one table are needed")
         computed = require_int("num_computed", fields.get("computed"), 1, MAX_MODEL_LEN)
         tokens, *tables = arrays
-        return cls(id_from(fields), tokens, computed, tuple(tables), keys_from_wire(fields.get("keys")))
+        kept = require_int("kept", fields.get("kept", 0), 0, MAX_MODEL_LEN)
+        return cls(id_from(fields), tokens, computed, tuple(tables), keys_from_wire(fields.get("keys")), kept)
 
 
 def id_from(fields: dict[str, Any]) -> OfferId:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..arguments import require_int, require_str, shown
-from ..config import CacheConfig
+from ..config import MAX_GROUPS, CacheConfig
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, PeerMismatch
-from ..groups import LayerGroup
+from ..groups import MAX_STATE_BYTES, LayerGroup
 from ..sizing.shards import MAX_RANKS, Shard
 from ..wire import message as wire
 
@@ -126,8 +126,10 @@ def _first_missing(ranges: tuple[tuple[int, int], ...], num_kv_heads: int) -> in
 
 MAX_INCARNATION = 2**62
 _MAX_LAYERS = 2**20
+_MAX_TENSORS = 2**20
 #: What both sides must have the same; block sizes, layouts and shards are converted.
 _EQUAL = ("dtype", "num_layers", "head_size", "value_size")
+_TOLD = ("name", "incarnation", "layout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,8 @@ class PeerInfo:
     that offers of an earlier start of the same process are recognized: a count of its starts, or a random number.
     config: the cache's. dtype, num_layers, head_size, value_size: of its keys and values. shards: which rank keeps
     which heads. layout: the order in a block, "NHD" or "HND". layer_groups: the layers of each group; one group of all
-    if empty.
+    if empty. state_bytes: of a state, of a cache with state groups; 0 for none. state_tensors: what it is made of, a
+    name for each tensor (`StateSlots.describe`). A side with states has one rank.
 
     Raises `InvalidArgument` for values outside their limits.
     """
@@ -153,6 +156,8 @@ class PeerInfo:
     value_size: int = 0
     layout: str = "NHD"
     layer_groups: tuple[tuple[int, ...], ...] = ()
+    state_bytes: int = 0
+    state_tensors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("name", "dtype", "layout"):
@@ -169,9 +174,23 @@ class PeerInfo:
         if not self.groups or not all(isinstance(group, LayerGroup) for group in self.groups):
             raise InvalidArgument(f"groups is {shown(self.groups)}; it must be a tuple of LayerGroup")
         self._set("layer_groups", self._checked_layers())
+        self._check_states()
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+    def _check_states(self) -> None:
+        self._set("state_bytes", require_int("state_bytes", self.state_bytes, 0, MAX_STATE_BYTES * MAX_GROUPS))
+        if not isinstance(self.state_tensors, tuple) or len(self.state_tensors) > _MAX_TENSORS:
+            raise InvalidArgument(
+                f"state_tensors is {shown(self.state_tensors)}; it must be a tuple of up to {_MAX_TENSORS}"
+            )
+        for tensor in self.state_tensors:
+            require_str("a tensor of state_tensors", tensor)
+        if self.state_tensors and not self.state_bytes:
+            raise InvalidArgument(f"state_bytes is 0; state_tensors has {len(self.state_tensors)}")
+        if self.state_bytes and self.shards.num_ranks != 1:
+            raise InvalidArgument(f"shards has {self.shards.num_ranks} ranks; a side with states must have 1")
 
     def _checked_layers(self) -> tuple[tuple[int, ...], ...]:
         groups = self.layer_groups or (tuple(range(self.num_layers)),)
@@ -187,8 +206,8 @@ class PeerInfo:
 
     @classmethod
     def of(cls, config: CacheConfig, name: str, incarnation: int, **fields: Any) -> PeerInfo:
-        """Return a side with the layer groups of a cache's config. fields: the others of this class."""
-        return cls(name, incarnation, config.layer_groups, **fields)
+        """Return a side with the layer groups and the states of a cache's config. fields: the others of this class."""
+        return cls(name, incarnation, config.layer_groups, state_bytes=config.state_bytes, **fields)
 
     @property
     def num_kv_heads(self) -> int:
@@ -198,8 +217,10 @@ class PeerInfo:
     def to_bytes(self) -> bytes:
         """Return the message."""
         groups = [list(group) for group in _told(self.groups)]
-        fields = {name: getattr(self, name) for name in ("name", "incarnation", "layout", "layer_groups", *_EQUAL)}
-        return wire.pack("peer", {**fields, "groups": groups, "heads": self.num_kv_heads, "shards": self.shards.ranges})
+        fields = {name: getattr(self, name) for name in (*_TOLD, "layer_groups", *_EQUAL)}
+        fields |= {"groups": groups, "heads": self.num_kv_heads, "shards": self.shards.ranges}
+        fields |= {"state_bytes": self.state_bytes, "state_tensors": self.state_tensors}
+        return wire.pack("peer", fields)
 
     @classmethod
     def from_bytes(cls, message: object) -> PeerInfo:
@@ -210,7 +231,10 @@ class PeerInfo:
                 groups=tuple(LayerGroup(*group) for group in fields["groups"]),
                 shards=HeadShards(fields["heads"], tuple(fields["shards"])),
                 layer_groups=tuple(map(tuple, fields["layer_groups"])),
-                **{name: fields[name] for name in ("name", "incarnation", "layout", *_EQUAL)},
+                # Sides of before there were states say nothing of them.
+                state_tensors=tuple(fields.get("state_tensors", ())),
+                state_bytes=fields.get("state_bytes", 0),
+                **{name: fields[name] for name in (*_TOLD, *_EQUAL)},
             )
         except (KeyError, TypeError) as error:
             raise InvalidArgument(f"message has no whole account of a peer: {error}") from None
@@ -221,10 +245,13 @@ def require_compatible(mine: PeerInfo, theirs: PeerInfo) -> None:
 
     Block sizes, layouts and shards may differ. `require_same_memory` asks for more.
     """
-    for name in ("num_kv_heads", *_EQUAL, "layer_groups"):
+    for name in ("num_kv_heads", *_EQUAL, "state_bytes", "layer_groups"):
         _require_equal(name, getattr(mine, name), getattr(theirs, name))
     for number, (ours, other) in enumerate(zip(mine.groups, theirs.groups, strict=True)):
         _require_equal(f"sliding_window of group {number}", ours.sliding_window, other.sliding_window)
+    _require_equal("the number of state_tensors", len(mine.state_tensors), len(theirs.state_tensors))
+    for number, (tensor, told) in enumerate(zip(mine.state_tensors, theirs.state_tensors, strict=True)):
+        _require_equal(f"state_tensors[{number}]", tensor, told)
 
 
 def require_same_memory(mine: PeerInfo, theirs: PeerInfo) -> None:
@@ -242,18 +269,15 @@ def _require_equal(name: str, mine: object, theirs: object) -> None:
 
 
 def require_own_config(cache: KVCacheManager, peer: PeerInfo) -> None:
-    """Raise `InvalidArgument` unless `peer` tells of this cache, and all that its sequences need can be handed over."""
+    """Raise `InvalidArgument` unless `peer` tells of this cache."""
     if not isinstance(cache, KVCacheManager):
         raise InvalidArgument(f"cache is {shown(cache)}; it must be a KVCacheManager")
-    if cache.config.state_group is not None:
-        raise InvalidArgument(
-            f"cache has the state group {cache.config.state_group.name!r}; a hand-over moves keys and values, and no "
-            f"state: let tiers carry both"
-        )
     if not isinstance(peer, PeerInfo):
         raise InvalidArgument(f"peer is {shown(peer)}; it must be a PeerInfo")
     if _told(peer.groups) != _told(cache.config.layer_groups):
         raise InvalidArgument(f"peer has the groups {shown(peer.groups)}; the cache has {cache.config.layer_groups}")
+    if peer.state_bytes != cache.config.state_bytes:
+        raise InvalidArgument(f"peer has state_bytes {peer.state_bytes}; the cache has {cache.config.state_bytes}")
 
 
 def _told(groups: tuple[LayerGroup, ...]) -> list[tuple[int, int, str]]:

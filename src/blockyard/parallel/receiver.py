@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from ..answers import Admission, SeqStatus
 from ..arguments import require_int, require_str, shown
 from ..core.manager import KVCacheManager
@@ -22,6 +25,10 @@ class Transfer:
 
     offer: what is fetched. seq: the sequence that takes it; the receiver's until `finish` returns it. start, stop: the
     tokens to fetch: those before `start` were in the cache. plan: where each goes.
+
+    slot: where the state behind `stop` tokens is to be put; -1 if none is fetched. saves: which states are to be kept
+    besides, (behind how many tokens, blocks) each, in order; all but the last may be one that the sender has kept
+    (`Offer.kept`), which is brought through the slot.
     """
 
     number: int
@@ -31,6 +38,13 @@ class Transfer:
     stop: int
     plan: TransferPlan
     generation: int
+    slot: int = -1
+    saves: tuple[tuple[int, npt.NDArray[np.int32]], ...] = ()
+
+    @property
+    def kept(self) -> int:
+        """Return behind how many tokens a state that the sender has kept is wanted too; 0 for none."""
+        return self.offer.kept if any(boundary == self.offer.kept for boundary, _ in self.saves) else 0
 
 
 class HandoffReceiver:
@@ -38,8 +52,8 @@ class HandoffReceiver:
 
     cache: that takes the sequences, with `max_steps_in_flight` 1. peer: what this side says of itself. ttl: how long
     a transfer may take, in the unit of every `now`. on_plan: called with each `StepPlan` that is made here, to carry
-    out its copies and swaps at once (`KVCache.move_blocks`); needed with a CPU pool or partial hits, which make such
-    plans.
+    out its copies and swaps at once (`KVCache.move_blocks`), and those of states (`StateSlots.move`); needed with a CPU
+    pool, partial hits or states, which make such plans.
 
     A transfer's blocks are reserved and not committed: no prompt can hit them before `finish`. Equal prompts may join
     them meanwhile, as they join blocks that are being computed: they wait, and if the transfer is aborted one of them
@@ -55,9 +69,9 @@ class HandoffReceiver:
     ) -> None:
         require_own_config(cache, peer)
         config = cache.config
-        if on_plan is None and (config.num_cpu_blocks or config.partial_hits):
+        if on_plan is None and (config.num_cpu_blocks or config.partial_hits or config.state_group):
             raise InvalidArgument(
-                "on_plan is None; a cache with a CPU pool or partial hits makes plans that move blocks"
+                "on_plan is None; a cache with a CPU pool, partial hits or states makes plans that move blocks"
             )
         if config.max_steps_in_flight > 1:
             raise InvalidArgument(
@@ -149,8 +163,13 @@ class HandoffReceiver:
     def _begin(self, offer: Offer, peer: PeerInfo, seq: int) -> Transfer | None:
         """Take slots for what is to be fetched; None if they cannot be had now."""
         start = int(self.cache.num_computed_tokens(seq))
+        has_state = bool(self.peer.state_bytes) and start < offer.num_computed
+        if has_state:
+            is_place = offer.kept > start and offer.kept % self.cache.config.hit_alignment == 0
+            self.cache.skip_states(seq, offer.num_computed, offer.kept if is_place else 0)
         # With nothing to fetch, a token is reserved all the same: it tells whether the beginning is there or in work.
-        step = self.cache.reserve([seq], [max(offer.num_computed - start, 1)])
+        count = max(offer.num_computed - start, 1)
+        step = self.cache.reserve([seq], [count])
         status = int(step.status[0])
         if self._on_plan is not None:
             self._on_plan(step)
@@ -159,6 +178,10 @@ class HandoffReceiver:
         plan = self._plan(offer, peer, seq, start)
         number = self._last_number
         transfer = Transfer(number, offer, seq, start, offer.num_computed, plan, self.cache.generation)
+        if has_state:
+            transfer.slot = int(step.rows[0])
+            boundaries = step.states.save_boundaries.tolist()
+            transfer.saves = tuple(zip(boundaries, step.states.save_blocks.copy(), strict=True))
         self._live[number] = transfer
         self._by_offer[offer.id] = number
         self._deadlines.start(number)
@@ -198,6 +221,16 @@ class HandoffReceiver:
             self._forget(transfer.number, transfer.offer.id)
             free_at_last(self.cache, transfer.seq)
             raise
+
+    def drop_kept(self, transfer: Transfer) -> None:
+        """The sender does not have the state that `kept` names any more: no state of this transfer is kept. O(saves).
+
+        Raises `StaleOffer` if the transfer has ended.
+        """
+        self.require_live(transfer)
+        if transfer.kept:
+            self.cache.drop_saves(transfer.seq)
+            transfer.saves = ()
 
     def require_live(self, transfer: Transfer) -> None:
         """Raise `StaleOffer` unless the transfer goes on: then bytes that arrive must not be written. O(1)."""

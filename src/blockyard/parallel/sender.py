@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, InvariantError, SequenceNotReady, StaleOffer, UnknownSequence
+from ..keys import ExtraKey, canonical_keys, spans_of
 from .deadlines import Deadlines, end_sequence
 from .offer import Offer, OfferId
 from .peer import PeerInfo, require_own_config
@@ -30,8 +31,9 @@ class HandoffSender:
     an offer lives if it is not ended, in the unit of every `now`: seconds, or steps. No clock is read.
 
     An offer holds a fork of the sequence, so the sequence itself may go on or be freed at once. It takes a row of the
-    cache (`max_num_seqs`) while it lives. An offer ends once, by `release` or after its ttl, and then never comes
-    back: a receiver that asks for it later gets `StaleOffer`, whatever the blocks hold by then.
+    cache (`max_num_seqs`) while it lives, and a state stays in that row's slot. An offer ends once, by `release` or
+    after its ttl, and then never comes back: a receiver that asks for it later gets `StaleOffer`, whatever the blocks
+    hold by then.
 
     One-sided reads (RDMA) do not ask before they read. They are right all the same if `require_held` answers
     afterwards: the blocks were held the whole time, so they still hold what was offered. Not safe for use by several
@@ -52,9 +54,9 @@ class HandoffSender:
         """Offer a sequence of which all tokens but possibly the last are computed. O(tokens).
 
         extra_keys: those that it was allocated under; the receiver allocates under the same ones.
-        Raises `SequenceNotReady` for a sequence that is not computed, has reserved tokens or is swapped out,
-        `OutOfRows`, `UnknownSequence`, `InvalidArgument`; then nothing is held. After `reset_prefix_cache` (new
-        weights) offer only sequences that were allocated since.
+        Raises `SequenceNotReady` for a sequence that is not computed, has reserved tokens, is swapped out, or has a
+        state that no step has put in a slot yet; `OutOfRows`, `UnknownSequence`, `InvalidArgument`; then nothing is
+        held. After `reset_prefix_cache` (new weights) offer only sequences that were allocated since.
         """
         self._require_offerable(seq, now)
         hold: list[int] = []
@@ -91,6 +93,8 @@ class HandoffSender:
         self._advance(now)
         if self.cache.is_swapped_out(seq):
             raise SequenceNotReady("offer: the sequence is swapped out; swap it in first")
+        if self.peer.state_bytes:
+            self.cache.state_slot(seq)  # it raises where there is no state to be handed over yet
 
     def _hold(self, seq: int, extra_keys: object) -> Offer:
         """Return an offer of the last number that holds a sequence; the caller undoes what an error leaves of it."""
@@ -111,7 +115,29 @@ class HandoffSender:
         number = OfferId(self.peer.name, self.peer.incarnation, self._last_number)
         computed = int(self.cache.num_computed_tokens(seq))
         tokens = self.cache.token_ids(seq)
-        return Offer(number, tokens, computed, self._tables(seq, computed), extra_keys)  # type: ignore[arg-type]
+        keys = canonical_keys(extra_keys)
+        kept = self._kept(tokens[:computed], keys) if self.peer.state_bytes else 0
+        return Offer(number, tokens, computed, self._tables(seq, computed), keys, kept)
+
+    def _kept(self, tokens: npt.NDArray[np.int32], keys: tuple[ExtraKey, ...]) -> int:
+        """Return behind how many of these tokens, but the last, a kept state stands; 0 for none and with spans."""
+        return 0 if spans_of(keys) else int(self.cache.num_cached_tokens(tokens, keys))
+
+    def state_slot(self, offer_id: OfferId, now: float) -> int:
+        """Return the slot that has the state behind an offer's computed tokens, until the next plan. O(1).
+
+        Raises as `require_held`, and `InvalidArgument` for a cache without states.
+        """
+        self.require_held(offer_id, now)
+        return int(self.cache.state_slot(self._held[offer_id.number].seq))
+
+    def kept_blocks(self, offer_id: OfferId, now: float) -> npt.NDArray[np.int32]:
+        """Return the blocks of the state that an offer's `kept` names, int32 (n,); (0,) if it is gone. O(tokens).
+
+        The offer does not hold them: copy them before the next call. Raises as `state_slot`.
+        """
+        offer = self.require_held(offer_id, now)
+        return self.cache.state_blocks(offer.token_ids[: offer.kept], offer.extra_keys)
 
     def _tables(self, seq: int, num_computed: int) -> tuple[npt.NDArray[np.int32], ...]:
         """Return the blocks of `num_computed` tokens, of each layer group."""

@@ -15,7 +15,7 @@ import torch
 
 from ..arguments import require_int, shown
 from ..errors import InvalidArgument
-from ..storage import KVCache, KVLayout
+from ..storage import KVCache, KVLayout, StateSlots
 from .runs import IntArray, Lane
 
 #: A layer of at least this many bytes is a message of its own, and goes without a copy where its blocks lie in a row.
@@ -42,13 +42,13 @@ class Piece(Protocol):
 class KVPort:
     """Cuts what goes through it into pieces of about `piece_bytes` bytes; both sides must say the same number.
 
-    Raises `InvalidArgument` for a size outside 1 KiB to 1 GiB.
+    slots: the states of a hybrid model's sequences. Raises `InvalidArgument` for a size outside 1 KiB to 1 GiB.
     """
 
-    def __init__(self, kv_cache: KVCache, piece_bytes: int = 4 * 2**20) -> None:
+    def __init__(self, kv_cache: KVCache, piece_bytes: int = 4 * 2**20, slots: StateSlots | None = None) -> None:
         if not isinstance(kv_cache, KVCache):
             raise InvalidArgument(f"kv_cache is {shown(kv_cache)}; it must be a KVCache")
-        self.kv_cache = kv_cache
+        self.kv_cache, self.slots = kv_cache, slots
         self._piece_bytes = require_int("piece_bytes", piece_bytes, 2**10, 2**30)
         places = kv_cache.places
         #: The layers of each layer group.
@@ -72,6 +72,11 @@ class KVPort:
             yield from self._tokens(lane, layers, slots[:first])
             yield from self._blocks(layers, slots[first : last : cache.block_size] // cache.block_size)
             yield from self._tokens(lane, layers, slots[last:])
+
+    def pieces_of_state(self, state: torch.Tensor) -> Iterator[Piece]:
+        """Return the pieces of a state's bytes, uint8 (n,), which lie in a row."""
+        for start in range(0, len(state), self._piece_bytes):
+            yield _StatePiece(state[start : start + self._piece_bytes])
 
     def _require_slots(self, slots: IntArray) -> None:
         size, count = self.kv_cache.block_size, self.kv_cache.num_blocks
@@ -194,6 +199,30 @@ class _TokenPiece:
             end = start + self._count * part.shape[2] * part.shape[3]
             yield part, message[start:end].view(self._count, *part.shape[2:])
             start = end
+
+
+class _StatePiece:
+    """Moves some bytes of a state."""
+
+    def __init__(self, part: torch.Tensor) -> None:
+        self._part = part
+
+    @property
+    def num_elements(self) -> int:
+        """Return the bytes of the message. O(1)."""
+        return len(self._part)
+
+    def view(self) -> torch.Tensor:
+        """Return the memory itself."""
+        return self._part
+
+    def read(self, out: torch.Tensor) -> None:
+        """Copy the bytes into a message."""
+        out.copy_(self._part)
+
+    def write(self, message: torch.Tensor) -> None:
+        """Copy a message into the state."""
+        self._part.copy_(message)
 
 
 def checksum_of(message: torch.Tensor, before: int = 0) -> int:

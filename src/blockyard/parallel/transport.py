@@ -95,22 +95,30 @@ def send_lanes(
     must say the same. Raises `HandoffError` if a rank cannot be reached.
     """
     for lane in lanes:
-        rank = ranks[lane.other_rank]
-        buffers, checksum = _Buffers(port), 0
-        under_way: deque[Work] = deque()
-        for piece in port.pieces(lane):
-            if len(under_way) == _DEPTH:
-                under_way.popleft().wait()
-            message = piece.view()
-            if message is None:
-                message = buffers.next(piece)
-                piece.read(message)
-            checksum = checksum_of(message, checksum) if checked else 0
-            under_way.append(transport.send(message, rank))
-        if checked:
-            under_way.append(transport.send(torch.tensor([checksum], device=port.kv_cache.device), rank))
-        for work in under_way:
-            work.wait()
+        _send(transport, port, port.pieces(lane), ranks[lane.other_rank], checked)
+
+
+def send_state(transport: Transport, port: KVPort, state: torch.Tensor, rank: int, checked: bool = False) -> None:
+    """Send the bytes of a state, uint8 (n,), as `send_lanes` does a lane. O(bytes)."""
+    _send(transport, port, port.pieces_of_state(state), rank, checked)
+
+
+def _send(transport: Transport, port: KVPort, pieces: Iterable[Piece], rank: int, checked: bool) -> None:
+    buffers, checksum = _Buffers(port), 0
+    under_way: deque[Work] = deque()
+    for piece in pieces:
+        if len(under_way) == _DEPTH:
+            under_way.popleft().wait()
+        message = piece.view()
+        if message is None:
+            message = buffers.next(piece)
+            piece.read(message)
+        checksum = checksum_of(message, checksum) if checked else 0
+        under_way.append(transport.send(message, rank))
+    if checked:
+        under_way.append(transport.send(torch.tensor([checksum], device=port.kv_cache.device), rank))
+    for work in under_way:
+        work.wait()
 
 
 def receive_lanes(
@@ -122,18 +130,26 @@ def receive_lanes(
     raises, the blocks are written: abort the transfer only afterwards.
     """
     for lane in lanes:
-        rank = ranks[lane.other_rank]
-        buffers = _Buffers(port)
-        under_way: deque[_Arriving] = deque()
-        checksum = 0
-        for piece in port.pieces(lane):
-            if len(under_way) == _DEPTH:
-                checksum = under_way.popleft().finish(checksum, checked)
-            under_way.append(_Arriving(transport, piece, buffers, rank))
-        while under_way:
+        _receive(transport, port, port.pieces(lane), ranks[lane.other_rank], checked)
+
+
+def receive_state(transport: Transport, port: KVPort, state: torch.Tensor, rank: int, checked: bool = False) -> None:
+    """Take the bytes of a state, uint8 (n,), as `receive_lanes` does a lane. O(bytes)."""
+    _receive(transport, port, port.pieces_of_state(state), rank, checked)
+
+
+def _receive(transport: Transport, port: KVPort, pieces: Iterable[Piece], rank: int, checked: bool) -> None:
+    buffers = _Buffers(port)
+    under_way: deque[_Arriving] = deque()
+    checksum = 0
+    for piece in pieces:
+        if len(under_way) == _DEPTH:
             checksum = under_way.popleft().finish(checksum, checked)
-        if checked:
-            _require_checksum(transport, port, rank, checksum)
+        under_way.append(_Arriving(transport, piece, buffers, rank))
+    while under_way:
+        checksum = under_way.popleft().finish(checksum, checked)
+    if checked:
+        _require_checksum(transport, port, rank, checksum)
 
 
 def _require_checksum(transport: Transport, port: KVPort, rank: int, checksum: int) -> None:

@@ -110,6 +110,10 @@ class StateSlots:
         """Return the bytes of all slots."""
         return int(self._rows.numel())
 
+    def describe(self) -> tuple[str, ...]:
+        """Return each tensor of a state in words, in order, which both sides of a hand-over must have alike. O(n)."""
+        return tuple(f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in self.tensors)
+
     def rows(self, slots: npt.NDArray[np.int64]) -> tuple[torch.Tensor, bool]:
         """Return the rows of some slots, in order, uint8 (n, bytes), and whether these are copies (`put_back`).
 
@@ -159,6 +163,15 @@ class StateSlots:
         self._kv_cache.finish_moves()
         for slot, ids in _pairs(slots, blocks):
             self._pool[:, self._ids(ids)] = self._parts(slot).transpose(0, 1)
+
+    def state(self, slot: int) -> torch.Tensor:
+        """Return the bytes of a slot's state, uint8 (num_bytes,), a view. Raises `InvalidArgument` for no slot."""
+        return self._row(slot)[: self.num_bytes]
+
+    def kept(self, blocks: npt.NDArray[np.int32]) -> torch.Tensor:
+        """Return a copy of a kept state's bytes, uint8 (num_bytes,). O(bytes). Raises as `save`."""
+        self._kv_cache.finish_moves()
+        return self._pool[:, self._ids(blocks.tolist())].transpose(0, 1).flatten()[: self.num_bytes]
 
     def _row(self, slot: int) -> torch.Tensor:
         return self._rows[require_int("slot", slot, 0, self.num_slots - 1)]

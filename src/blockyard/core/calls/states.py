@@ -1,10 +1,10 @@
-"""States that leave the cache or come from outside: where a kept one lies, and which ones are not to be kept."""
+"""States that leave the cache or come from outside: where they lie, and which ones are not to be kept."""
 
 import numpy as np
 import numpy.typing as npt
 from mypy_extensions import i64
 
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, SequenceNotReady
 from ..index.prompt import Prompt
 from ..parts import Parts
 from ..store.state_group import StateGroup
@@ -38,8 +38,27 @@ class StateCalls:
                 parts = states.parts_of(index.content_of(i64(found[count - 1])))
         return np.array(parts, dtype=np.int32)
 
-    def skip(self, row: i64, num_tokens: i64) -> None:
-        """Keep no state of a row before its first `num_tokens` tokens are computed."""
+    def skip(self, row: i64, num_tokens: i64, kept: i64) -> None:
+        """Keep no state of a row before its first `num_tokens` tokens are computed but one at `kept`; 0 for none."""
         states = self.require("skip_states")
         require_nothing_reserved(self.sequences, row, "skip_states")
-        states.skip(row, num_tokens)
+        if kept > 0 and (kept % states.alignment != 0 or kept <= self.sequences.num_computed[row]):
+            raise InvalidArgument(
+                f"kept is {kept}; it must be a multiple of {states.alignment}, above the "
+                f"{self.sequences.num_computed[row]} computed tokens"
+            )
+        states.skip(row, num_tokens, kept)
+
+    def drop_saves(self, row: i64) -> None:
+        """Keep none of the states that the open steps of a row save."""
+        self.require("drop_saves").drop_saves(row)
+
+    def slot(self, row: i64) -> i64:
+        """Return the slot that has the state of a row now."""
+        states = self.require("state_slot")
+        require_nothing_reserved(self.sequences, row, "state_slot")
+        if not states.is_begun(row):
+            raise SequenceNotReady(
+                f"state_slot: {self.sequences.name(row)} has no state in a slot yet; its next step puts one there"
+            )
+        return states.source(row)

@@ -80,6 +80,8 @@ class StateGroup:
         #: The next boundary of a row, as seen from a position.
         self._next = zeros_i64(rows)
         self._seen_from = zeros_i64(rows)
+        #: What a row computes before so many tokens comes from outside, states too: it is not cut there.
+        self._brought = zeros_i64(rows)
         #: Boundaries and kinds, ascending.
         self._wanted: list[list[int]] = [self._nothing] * rows
         self._visits: list[Visit] = [NO_VISIT] * rows
@@ -186,6 +188,7 @@ class StateGroup:
         self._is_begun[row] = 0
         self._last[row] = last
         self._seen_from[row] = NEVER
+        self._brought[row] = 0
         self._wanted[row] = self._nothing
         self._end_rolling(row)
         self._kept[row] = self._nothing
@@ -211,14 +214,28 @@ class StateGroup:
         if self._is_begun[row] != 0:
             self._copies.add(row, child)
 
-    def skip(self, row: i64, num_tokens: i64) -> None:
-        """Want no state of a row before `num_tokens` tokens, and one there, if one can stand there. O(wanted)."""
-        wanted = [each for each in self._wanted[row] if i64(each) // KIND_SPAN >= num_tokens]
+    def skip(self, row: i64, num_tokens: i64, kept: i64) -> None:
+        """Want no state of a row before `num_tokens` tokens but one at `kept` (0: none), and one there, if one can
+        stand there. What is computed up to there is not cut. O(wanted)."""
+        wanted: list[int] = []
+        kind = JUNCTION
+        for each in self._wanted[row]:
+            if i64(each) // KIND_SPAN >= num_tokens:
+                wanted.append(each)
+            elif i64(each) // KIND_SPAN == kept:
+                kind = i64(each) % KIND_SPAN
         is_place = num_tokens % self.alignment == 0 and 0 < num_tokens <= self._last[row]
         if is_place and self.is_caching and not (wanted and i64(wanted[0]) // KIND_SPAN == num_tokens):
             wanted.insert(0, int(num_tokens * KIND_SPAN + JUNCTION))
+        if kept > 0 and self.is_caching:
+            wanted.insert(0, int(kept * KIND_SPAN + kind))
         self._wanted[row] = wanted
+        self._brought[row] = num_tokens
         self._seen_from[row] = NEVER
+
+    def source(self, row: i64) -> i64:
+        """Return the slot that has the state of `row` now. O(1)."""
+        return self._copies.source(row)
 
     def shortest_cut(self, row: i64) -> i64:
         """Return the fewest computed tokens that a cut may leave: a state cannot be cut."""
@@ -452,11 +469,15 @@ class StateGroup:
                 if num_saves[row] > 0 or num_refused[row] > 0:
                     ready[row] = 0
                 continue
-            if self.cuts and 1 < counts[place] <= self.max_model_len - start:
+            if self._cuts_at(row, start) and 1 < counts[place] <= self.max_model_len - start:
                 counts[place] = min(counts[place], self.next_boundary(row, start) - start)
                 if counts[place] < following[row] - start and num_saves[row] == 0 and num_refused[row] == 0:
                     continue
             ready[row] = 0
+
+    def _cuts_at(self, row: i64, start: i64) -> bool:
+        """Return whether a chunk that begins at `start` ends where a state is kept."""
+        return self.cuts and start >= self._brought[row]
 
     def is_begun(self, row: i64) -> bool:
         """Return whether a plan has filled the slot of a row."""
@@ -468,7 +489,7 @@ class StateGroup:
         boundary = self.next_boundary(row, start)
         while boundary <= end:
             count += 1
-            if self.cuts:
+            if self._cuts_at(row, start):
                 break
             boundary = self.next_boundary(row, boundary)
         return self.num_parts * count
@@ -498,7 +519,7 @@ class StateGroup:
         while boundary <= end:
             self._asked.add(row)
             self._asked.add(boundary)
-            if self.cuts:
+            if self._cuts_at(row, start):
                 break
             boundary = self.next_boundary(row, boundary)
         if self._num_refused[row] > 0:
@@ -668,6 +689,10 @@ class StateGroup:
                 if number != self._rolling[row]:
                     saves.free(number)
             number = after
+
+    def drop_saves(self, row: i64) -> None:
+        """Forget what the open steps of a row save. O(saves)."""
+        self._drop(row, -1)
 
     def pending_blocks(self, row: i64) -> list[int]:
         """Return the blocks that a row holds for saves. O(blocks)."""
