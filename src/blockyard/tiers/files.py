@@ -47,12 +47,18 @@ class FileTier(WorkingTier):
     """Objects as plain files of a folder, which is made where it is missing; several engines may use it at once.
 
     max_bytes: the budget of payloads; the objects that `eviction_policy` names go where it is reached. Each engine
-    keeps the budget for all that it knows to be in the folder. more: see `WorkingTier`.
+    keeps the budget for all that it knows to be in the folder. reads_folder: False where it need know only what it is
+    asked about, as a tool. more: see `WorkingTier`.
     Raises `InvalidArgument` where the folder cannot be made or is no folder.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], max_bytes: int, eviction_policy: str = "lru", **more: Any
+        self,
+        folder: str | os.PathLike[str],
+        max_bytes: int,
+        eviction_policy: str = "lru",
+        reads_folder: bool = True,
+        **more: Any,
     ) -> None:
         budget = require_int("max_bytes", max_bytes, 1, 2**60)
         self._root = Path(folder).resolve()
@@ -62,10 +68,11 @@ class FileTier(WorkingTier):
                 folders.of("new", makes=True)
         except OSError as error:
             raise InvalidArgument(f"folder is {str(folder)!r}; it cannot be used: {error.strerror}") from None
-        self._num_looks = -1
+        self._num_looks = -1 if reads_folder else 0
         super().__init__(f"file:{folder}", ObjectIndex(budget, 2**26, eviction_policy), **more)
         self._remove_leftovers()
-        self._drops.append([])  # has a thread look into the folder at once
+        if reads_folder:
+            self._drops.append([])  # has a thread look into the folder at once
         self._start()
 
     @contextmanager
@@ -97,8 +104,7 @@ class FileTier(WorkingTier):
         with self._folders() as folders:
             try:
                 for position in positions:
-                    pieces: list[bytes | memoryview] = [task.header(position).to_page(), *task.parts[position]]
-                    written.append(_new_file(folders, pieces))
+                    written.append(_new_file(folders, task.pieces(position)))
                 for name, (temporary, _) in zip(names, written, strict=True):
                     _publish(folders, temporary, name)
                     published += 1
@@ -235,6 +241,11 @@ class FileTier(WorkingTier):
             for key in range(256):
                 with suppress(FileNotFoundError):
                     yield from [name for name, _ in self._entries(f"{key:02x}")]
+
+    def open_whole(self, name: bytes) -> tuple[int, int]:
+        """Open a whole file to be read; returns it, and its bytes. Raises `BadObject`, `PlaceError`."""
+        file = self._open(name)
+        return file, os.fstat(file).st_size
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
         """Read a whole file or its first bytes, unverified. Raises `BadObject`, `PlaceError`."""

@@ -16,14 +16,14 @@ one who is given an object to keep verifies it too. Between machines there is no
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..errors import InvalidArgument, PeerMismatch
 from ..wire.connection import ConnectionLost, SocketConnection
 from ..wire.message import Message, pack
 from .addresses import host_and_port
-from .header import PAGE_BYTES, BadObject
+from .header import PAGE_BYTES, BadObject, Header
 from .index import ObjectIndex
 from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
 from .worker import PlaceError, Task, WorkingTier
@@ -36,6 +36,10 @@ _MOST_NAMES_BYTES = 2**30
 _LEAST_SPEED = 2**20
 #: Names in one message.
 _A_GO = 1000
+#: Objects that are asked for at once: so many questions fit where a socket keeps them.
+_MOST_AHEAD = 64
+_Take = Callable[[SocketConnection], Any]
+_Pieces = Sequence[bytes | memoryview]
 #: Connections of a process that forked this one: they are its own, and are not shut down here.
 _inherited: list[SocketConnection] = []
 
@@ -53,6 +57,8 @@ class PeerTier(WorkingTier):
         self._address = host_and_port("url", url, "peer:")
         self._timeout = timeout
         self._idle: list[SocketConnection] = []
+        #: By a load's id: the connection on which its objects up to this position are asked for.
+        self._ahead: dict[int, tuple[SocketConnection, int]] = {}
         super().__init__(url, ObjectIndex(2**60, max_known), **more)
         self._start()
 
@@ -65,33 +71,56 @@ class PeerTier(WorkingTier):
 
     def _begin_in_child(self) -> None:
         super()._begin_in_child()
-        _inherited.extend(self._idle)
-        self._idle = []
+        _inherited.extend([*self._idle, *(connection for connection, _ in self._ahead.values())])
+        self._idle, self._ahead = [], {}
 
-    def _ask(self, kind: str, limit: int = 0, body: bytes | None = None, **fields: Any) -> tuple[dict[str, Any], Any]:
-        """Ask the peer; returns the fields of its answer, and the bytes behind it, `limit` at most.
+    def _ask(
+        self, kind: str, take: _Take | None = None, body: _Pieces = (), **fields: Any
+    ) -> tuple[dict[str, Any], Any]:
+        """Ask the peer; returns the fields of its answer, what `take` makes of the message behind. See `_told`."""
+
+        def send(connection: SocketConnection) -> None:
+            connection.send_bytes(pack(kind, fields))
+            if body:
+                connection.send_pieces(body)
+
+        return self._told(send, take, self._idle.append)
+
+    def _told(
+        self,
+        send: Callable[[SocketConnection], None],
+        take: _Take | None,
+        keep: Callable[[SocketConnection], None],
+        asked: SocketConnection | None = None,
+    ) -> tuple[dict[str, Any], Any]:
+        """Take an answer from `asked`, or send on another connection first; `keep` gets what is sound then.
 
         A connection that has waited may have been closed meanwhile, which says nothing of the peer: then another one is
         made, once. Raises `BadObject` for a miss, `PlaceError`.
         """
-        request = pack(kind, fields)
         while True:
+            connection, is_new = asked, False
+            if connection is None:
+                try:
+                    connection = self._idle.pop()
+                except IndexError:
+                    connection, is_new = self._connect(), True
             try:
-                connection, is_new = self._idle.pop(), False
-            except IndexError:
-                connection, is_new = self._connect(), True
-            try:
-                answer, data = self._exchange(connection, request, body, limit)
+                if asked is None:
+                    send(connection)
+                answer = Message.of(self._received(connection, MOST_ASKED_BYTES)).require("answer").fields
+                data = take(connection) if take is not None and answer.get("has_bytes") else b""
                 cause = Cause(answer["cause"]) if answer["cause"] else None
             except (ConnectionLost, InvalidArgument, PeerMismatch, KeyError, TypeError, ValueError) as error:
                 connection.close()
                 if is_new or not isinstance(error, ConnectionLost):
                     raise PlaceError(Cause.UNREACHABLE, f"the peer: {error}") from None
+                asked = None
                 continue
             except BaseException:
                 connection.close()
                 raise
-            self._idle.append(connection)
+            keep(connection)
             if cause is None:
                 return answer, data
             raise BadObject(cause) if answer.get("is_miss") else PlaceError(cause, answer.get("text"))
@@ -104,26 +133,52 @@ class PeerTier(WorkingTier):
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return SocketConnection(made, self._timeout)
 
-    def _exchange(
-        self, connection: SocketConnection, request: bytes, body: bytes | None, limit: int
-    ) -> tuple[dict[str, Any], Any]:
-        connection.send_bytes(request)
-        if body is not None:
-            connection.send_bytes(body)
-        answer = Message.of(self._received(connection, MOST_ASKED_BYTES)).require("answer").fields
-        return answer, self._received(connection, limit) if answer.get("has_bytes") else b""
-
     def _received(self, connection: SocketConnection, most: int) -> bytearray:
+        return connection.recv_bytes(most, self._seconds_for(connection, most))
+
+    def _seconds_for(self, connection: SocketConnection, most: int) -> float:
+        """Wait until a message begins; returns the seconds in which all of it has to come."""
         if not connection.poll(self._timeout):
             raise PlaceError(Cause.UNREACHABLE, f"the peer was silent for {self._timeout:g} s")
-        return connection.recv_bytes(most, self._timeout + most / _LEAST_SPEED)
-
-    def _got(self, name: bytes, most: int) -> Any:
-        return self._ask("get", most, name=name.hex(), most=most)[1]
+        return self._timeout + most / _LEAST_SPEED
 
     def _read(self, task: Task, position: int) -> None:
-        # One byte more than is wanted: whatever an object's size, no more of it comes here.
-        task.fill(position, memoryview(self._got(task.job.names[position], PAGE_BYTES + task.length(position) + 1)))
+        """Receives an object where it belongs; the next ones of the task are asked for before. Of one that is larger
+        than is wanted a byte more comes, and no more."""
+        names, headers = task.job.names, list[Header]()
+        asked, stop = self._ahead.pop(task.job.id, (None, min(position + _MOST_AHEAD, len(names))))
+
+        def place(page: bytearray, num_left: int) -> list[memoryview]:
+            headers.append(Header.from_page(bytes(page)))
+            task.require(position, headers[0])
+            if num_left != task.length(position):
+                raise BadObject(Cause.TRUNCATED)
+            return task.parts[position]
+
+        def most(place: int) -> int:
+            return PAGE_BYTES + task.length(place) + 1
+
+        def send(connection: SocketConnection) -> None:
+            for each in range(position, stop):
+                connection.send_bytes(pack("get", {"name": names[each].hex(), "most": most(each)}))
+
+        def take(connection: SocketConnection) -> None:
+            size = most(position)
+            connection.recv_into(PAGE_BYTES, place, size, self._seconds_for(connection, size))
+
+        def keep(connection: SocketConnection) -> None:
+            if position + 1 < stop:
+                self._ahead[task.job.id] = connection, stop
+            else:
+                self._idle.append(connection)
+
+        try:
+            self._told(send, take, keep, asked)
+        except PlaceError:  # nothing more of the task is read
+            if task.job.id in self._ahead:
+                self._ahead.pop(task.job.id)[0].close()
+            raise
+        headers[0].require_payload(task.parts[position])
 
     def _sizes(self, names: Sequence[bytes]) -> list[int]:
         sizes: list[int] = []
@@ -140,13 +195,17 @@ class PeerTier(WorkingTier):
 
     def names(self) -> Iterator[bytes]:
         """Goes over the names of all objects at the peer. Raises `PlaceError`."""
-        data = bytes(self._ask("names", _MOST_NAMES_BYTES)[1])
+        data = bytes(self._ask("names", lambda connection: self._received(connection, _MOST_NAMES_BYTES))[1])
         yield from (data[first : first + NAME_BYTES] for first in range(0, len(data) - NAME_BYTES + 1, NAME_BYTES))
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
         """Read a whole object or its first bytes, unverified. Raises `BadObject`, `PlaceError`."""
-        return bytes(self._got(name, MOST_OBJECT_BYTES if num_bytes is None else num_bytes))
+        most = MOST_OBJECT_BYTES if num_bytes is None else num_bytes
+        return bytes(self._ask("get", lambda each: self._received(each, most), name=name.hex(), most=most)[1])
 
     def put(self, name: bytes, data: bytes) -> None:
         """Give the peer a whole object, which it verifies. Raises `PlaceError`."""
-        self._ask("put", body=data, name=name.hex())
+        self._put_pieces(name, [data])
+
+    def _put_pieces(self, name: bytes, pieces: Sequence[bytes | memoryview]) -> None:
+        self._ask("put", body=pieces, name=name.hex())

@@ -35,7 +35,7 @@ def open_tier(name: str, text: str, *, evicts: bool = True, **more: Any) -> Work
         if not folder:
             raise InvalidArgument(f"{name} is {text!r}; a folder must follow file:")
         budget = parse_memory(f"{name}'s bytes", options["bytes"]) if "bytes" in options else 2**60
-        return FileTier(folder, budget if evicts else 2**60, options.get("policy", "lru"), **more)
+        return FileTier(folder, budget if evicts else 2**60, options.get("policy", "lru"), evicts, **more)
     if scheme in ("redis", "rediss", "unix"):
         from .redis import RedisTier
 

@@ -58,6 +58,8 @@ class Task:
     parts: list[list[memoryview]]
     since: float
     begun: float = 0.0
+    #: Of its one object, where the object came with it.
+    known_header: Header | None = None
     lengths: list[int] = field(init=False)
     num_bytes: int = field(init=False)
 
@@ -71,13 +73,15 @@ class Task:
 
     def header(self, position: int) -> Header:
         """Returns the header under which an object is stored. O(bytes)."""
+        if self.known_header is not None:
+            return self.known_header
         job, parts = self.job, self.parts[position]
         names = (job.names[position], job.tokens[position], job.layout)
         return Header(*names, self.length(position), checksum_of(parts))
 
-    def whole(self, position: int) -> bytes:
-        """Returns the bytes of a whole object, page and payload, in one piece. O(bytes)."""
-        return b"".join([self.header(position).to_page(), *self.parts[position]])
+    def pieces(self, position: int) -> list[bytes | memoryview]:
+        """Returns the bytes of a whole object, page and payload. O(bytes)."""
+        return [self.header(position).to_page(), *self.parts[position]]
 
     def require(self, position: int, header: Header) -> None:
         """Raise `BadObject` unless this is the header of the object that is wanted."""
@@ -151,12 +155,15 @@ class WorkingTier:
         written: list[bytes] = []
         try:
             for position in positions:
-                self.put(task.job.names[position], task.whole(position))
+                self._put_pieces(task.job.names[position], task.pieces(position))
                 written.append(task.job.names[position])
         except PlaceError:
             with suppress(PlaceError):
                 self.remove(written)
             raise
+
+    def _put_pieces(self, name: bytes, pieces: Sequence[bytes | memoryview]) -> None:
+        self.put(name, b"".join(pieces))
 
     def _read(self, task: Task, position: int) -> None:
         """Load an object into its buffer. Raises `BadObject` for a miss."""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+import os
 import select
 import socket
 import struct
 import threading
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
 _LENGTH = struct.Struct("<Q")
 #: Of a message: nothing longer is read.
 MAX_BYTES = 2**32
+#: Messages up to these bytes are copied, and sent in one call of the system.
+_ONE_CALL_BYTES = 2**14
 #: Memory that is taken for a message before any of it has come; after that, as much again as has come.
 _FIRST_BYTES = 2**20
 
@@ -56,20 +60,37 @@ class SocketConnection:
 
     def send_bytes(self, message: bytes, /) -> None:
         """Send one message. Raises `ConnectionLost` if the other side has ended, or takes nothing for the limit."""
+        self.send_pieces((message,))
+
+    def send_pieces(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
+        """Send one message that lies in pieces, of bytes each, without a copy. Raises as `send_bytes`."""
+        self._send([_LENGTH.pack(sum(map(len, pieces))), *(piece for piece in pieces if len(piece))])
+
+    def send_file(self, file: int, length: int) -> None:
+        """Send the first `length` bytes of an open file as one message, without a copy. Raises as `send_bytes`, also
+        for a file that has fewer."""
+        self._send([_LENGTH.pack(length)], file, length)
+
+    def _send(self, parts: Sequence[bytes | bytearray | memoryview], file: int = -1, length: int = 0) -> None:
         with self._lock:
             _refuse_cut(self._is_send_cut, "sent")
             self._is_send_cut = True
-            self._send(message)
+            parts = [b"".join(parts)] if sum(map(len, parts)) <= _ONE_CALL_BYTES else parts
+            try:
+                for part in parts[:-1]:
+                    self._socket.sendall(part, socket.MSG_MORE)
+                self._socket.sendall(parts[-1], socket.MSG_MORE if length else 0)
+                place = 0
+                while place < length:
+                    count = os.sendfile(self._socket.fileno(), file, place, length - place)
+                    if not count:
+                        raise ConnectionLost("a file is shorter than its message")
+                    place += count
+            except BlockingIOError as error:
+                raise ConnectionLost(f"nothing was taken for {self._limit:g} s") from error
+            except OSError as error:
+                raise ConnectionLost(str(error)) from error
             self._is_send_cut = False
-
-    def _send(self, message: bytes) -> None:
-        try:
-            self._socket.sendall(_LENGTH.pack(len(message)))
-            self._socket.sendall(message)
-        except BlockingIOError as error:
-            raise ConnectionLost(f"nothing was taken for {self._limit:g} s") from error
-        except OSError as error:
-            raise ConnectionLost(str(error)) from error
 
     def recv_bytes(self, most: int = MAX_BYTES, seconds: float = math.inf) -> bytearray:
         """The next message, however late it begins, unless `seconds` are given: then all of it comes within them.
@@ -77,13 +98,32 @@ class SocketConnection:
         Raises `ConnectionLost`, also for a message of more than `most` bytes.
         """
         end = time.monotonic() + seconds
-        _refuse_cut(self._is_receive_cut, "received")
-        (length,) = _LENGTH.unpack(self._receive(_LENGTH.size, end))
-        if length > most:
-            raise ConnectionLost(f"a message of {length} bytes was announced; {most} are read at most")
-        message = self._receive(length, end)
+        message = self._receive(self._length(most, end), end)
         self._is_receive_cut = False
         return message
+
+    def recv_into(
+        self,
+        num_first: int,
+        place: Callable[[bytearray, int], Sequence[memoryview]],
+        most: int = MAX_BYTES,
+        seconds: float = math.inf,
+    ) -> None:
+        """Receive the next message into the buffers that `place` returns, which is told the first `num_first` bytes,
+        and how many are left, as many as the buffers have to have. Raises as `recv_bytes`, and what `place` raises."""
+        end = time.monotonic() + seconds
+        length = self._length(most, end)
+        first = self._receive(min(num_first, length), end)
+        for room in place(first, length - len(first)):
+            self._fill(room, end)
+        self._is_receive_cut = False
+
+    def _length(self, most: int, end: float) -> int:
+        _refuse_cut(self._is_receive_cut, "received")
+        length = int(_LENGTH.unpack(self._receive(_LENGTH.size, end))[0])
+        if length > most:
+            raise ConnectionLost(f"a message of {length} bytes was announced; {most} are read at most")
+        return length
 
     def poll(self, timeout: float = 0.0, /) -> bool:
         """Return whether a message begins within `timeout` seconds; True also when the other side has ended."""
@@ -112,17 +152,23 @@ class SocketConnection:
         while done < length:
             if done == len(data):
                 data += bytes(min(length - done, done))
-            done += self._receive_into(memoryview(data)[done:])
-            self._is_receive_cut = True  # until the whole message is here
-            if done < length and time.monotonic() > end:
-                raise ConnectionLost("a message came too slowly")
+            self._fill(memoryview(data)[done:], end)
+            done = len(data)
         return data
+
+    def _fill(self, room: memoryview, end: float) -> None:
+        done = 0
+        while done < len(room):
+            done += self._receive_into(room[done:])
+            self._is_receive_cut = True  # until the whole message is here
+            if done < len(room) and time.monotonic() > end:
+                raise ConnectionLost("a message came too slowly")
 
     def _receive_into(self, room: memoryview) -> int:
         """Wait for some of a message; returns how many bytes came."""
         while True:
             try:
-                count = self._socket.recv_into(room)
+                count = self._socket.recv_into(room, 0, socket.MSG_WAITALL)
             except BlockingIOError as error:
                 if not self._is_receive_cut:
                     continue
