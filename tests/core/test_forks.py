@@ -8,7 +8,7 @@ from blockyard import CacheConfig, InvalidArgument, KVCacheManager, OutOfRows, S
 
 from ..support.cached import cached_tokens
 from ..support.checked import Checked, prompt
-from ..support.snapshot import snapshot
+from ..support.snapshot import refused
 
 SCHEDULED, NO_BLOCKS = SeqStatus.SCHEDULED, SeqStatus.NO_BLOCKS
 
@@ -114,12 +114,10 @@ def test_one_token_can_wait_while_the_block_is_shared() -> None:
     cache = Checked()
     parent = cache.prefilled(prompt(1, 5))
     child = cache.fork(parent)[0]
-    before = snapshot(cache.cache)
-    with pytest.raises(
-        InvalidArgument, match=r"^next_tokens\[0\] has 2 tokens for sequence \d+; 1 fit before the next"
+    with refused(
+        cache.cache, InvalidArgument, match=r"^next_tokens\[0\] has 2 tokens for sequence \d+; 1 fit before the next"
     ):
         cache.commit([child], 0, [[8, 9]])
-    assert snapshot(cache.cache) == before
     cache.commit([child], 0, [[8, -1]])
     with pytest.raises(InvalidArgument, match="0 fit before the next"):
         cache.commit([child], 0, [9])
@@ -205,10 +203,8 @@ def test_who_cannot_be_forked_yet() -> None:
         cache.reserve([seq], reserved)
         if computed is not None:
             cache.commit([seq], computed)
-        before = snapshot(cache.cache)
-        with pytest.raises(SequenceNotReady, match=rf"^fork: sequence {seq} {message}$"):
+        with refused(cache.cache, SequenceNotReady, match=rf"^fork: sequence {seq} {message}$"):
             cache.fork(seq)
-        assert snapshot(cache.cache) == before
     cache.commit([seq], 4)
     cache.commit([seq], 0, [[1, 2]])
     with pytest.raises(SequenceNotReady, match=rf"^fork: sequence {seq} has computed 9 of 11 tokens; all but the last"):
@@ -218,10 +214,8 @@ def test_who_cannot_be_forked_yet() -> None:
 def test_more_children_than_rows() -> None:
     cache = Checked(max_num_seqs=3)
     seq = cache.prefilled(prompt(1, 5))
-    before = snapshot(cache.cache)
-    with pytest.raises(OutOfRows, match=r"^3 rows are needed, 2 are free"):
+    with refused(cache.cache, OutOfRows, match=r"^3 rows are needed, 2 are free"):
         cache.fork(seq, 3)
-    assert snapshot(cache.cache) == before
     assert len(cache.fork(seq, 2)) == 2
 
 
@@ -353,10 +347,8 @@ def test_who_cannot_be_cut() -> None:
     seq = cache.allocate(prompt(1, 9))
     cache.reserve([seq], 5)
     for message in ("has 5 reserved tokens; commit them first", "has computed 5 of its prompt; 8 tokens are needed"):
-        before = snapshot(cache.cache)
-        with pytest.raises(SequenceNotReady, match=rf"^truncate: sequence {seq} {message}$"):
+        with refused(cache.cache, SequenceNotReady, match=rf"^truncate: sequence {seq} {message}$"):
             cache.truncate(seq, 3)
-        assert snapshot(cache.cache) == before
         cache.commit([seq], min(5, cache.cache._parts.sequences.num_reserved[0]))
     cache.compute(seq)
     for length in (0, 10):

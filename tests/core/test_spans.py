@@ -9,7 +9,7 @@ import pytest
 from blockyard import BlockPool, CacheSalt, InvalidArgument, LayerGroup, LoRA, Span
 
 from ..support.checked import Checked
-from ..support.snapshot import snapshot
+from ..support.snapshot import refused, snapshot
 
 #: Every block has the same tokens, as placeholders of images have: only the spans tell one from another.
 SAME = [7] * 16
@@ -220,10 +220,8 @@ def test_a_batch_with_one_image() -> None:
     cache = Checked(20)
     first, second = cache.allocate_batch([[*SAME, 1], [*SAME, 2]], extra_keys=(Span("cat", 5, 6),))
     assert cache.row(first)[:4] == cache.row(second)[:4]
-    before = snapshot(cache.cache)
-    with pytest.raises(InvalidArgument, match="ends at position 11"):
+    with refused(cache.cache, InvalidArgument, match="ends at position 11"):
         cache.allocate_batch([SAME, [7] * 10], extra_keys=(Span("cat", 5, 6),))
-    assert snapshot(cache.cache) == before
 
 
 def test_images_in_a_pool_used_alone() -> None:

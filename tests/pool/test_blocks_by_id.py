@@ -13,7 +13,7 @@ from blockyard import BlockPool, CacheConfig, InvalidArgument, KVCacheManager, O
 from ..support.checked import prompt
 from ..support.own_policies import MRU
 from ..support.pools import cached, order
-from ..support.snapshot import snapshot
+from ..support.snapshot import refused, snapshot
 
 SIZE = 4
 TOKENS = prompt(1, 40)
@@ -62,10 +62,8 @@ def test_it_is_given_no_other_tokens_while_others_hold_it() -> None:
     lease = cached(pool, TOKENS[:8])
     pool.touch(lease, "other")
     pool.uncache([2])
-    before = snapshot(pool)
-    with pytest.raises(InvalidArgument, match="block 2 at position 1, which is held 2 times"):
+    with refused(pool, InvalidArgument, match="block 2 at position 1, which is held 2 times"):
         pool.cache_next_blocks(lease, prompt(2, 4), (), 1)
-    assert snapshot(pool) == before
 
 
 def test_idle_blocks_are_the_next_to_be_taken() -> None:
@@ -146,10 +144,8 @@ def test_evicted_blocks_are_free_and_the_next_to_be_taken() -> None:
     assert (ids.tolist(), ids.dtype) == ([3, 2], np.int32)
     assert order(pool) == [3, 2, 4, 5, 6, 7, 1]
     assert pool.num_evicted_blocks == 2
-    before = snapshot(pool)
-    with pytest.raises(OutOfBlocks, match="num_blocks is 2; fewer blocks are cached and idle"):
+    with refused(pool, OutOfBlocks, match="num_blocks is 2; fewer blocks are cached and idle"):
         pool.evict(2)
-    assert snapshot(pool) == before
     assert pool.evict(0).tolist() == []
 
 
@@ -220,10 +216,8 @@ def test_a_policy_chooses_what_is_evicted_on_demand(policy: Any) -> None:
 def test_bad_arguments_change_nothing(name: str, arguments: tuple[Any, ...], text: str) -> None:
     pool = BlockPool(8, SIZE)
     cached(pool, TOKENS[:8])
-    before = snapshot(pool)
-    with pytest.raises(InvalidArgument, match=f"^{text}"):
+    with refused(pool, InvalidArgument, match=f"^{text}"):
         getattr(pool, name)(*arguments)
-    assert snapshot(pool) == before
 
 
 @pytest.mark.parametrize(

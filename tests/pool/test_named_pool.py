@@ -27,7 +27,7 @@ from ..support.hostile import Number
 from ..support.named_model import play
 from ..support.own_policies import MRU
 from ..support.seeds import run_seed
-from ..support.snapshot import snapshot
+from ..support.snapshot import refused, snapshot
 
 NUM_WORLDS = 20
 CALLS_A_WORLD = 80
@@ -107,10 +107,8 @@ def test_ids_cannot_free_what_a_lease_holds() -> None:
     pool.hold_ids([1])
     pool.free_ids([1])
     for wrong in ([1], [*ids, 2], [ids[0], ids[0]]):
-        before = snapshot(pool)
-        with pytest.raises(DoubleFree, match=r"block_ids\[\d\] is \d, which is not held"):
+        with refused(pool, DoubleFree, match=r"block_ids\[\d\] is \d, which is not held"):
             pool.free_ids(wrong)
-        assert snapshot(pool) == before
     pool.free_ids(ids)
     pool.free_blocks(lease)
     with pytest.raises(DoubleFree):
@@ -147,11 +145,8 @@ def test_bad_arguments_change_nothing(call: str, arguments: tuple[Any, ...]) -> 
     pool = NamedPool(20, hash_seed=1)
     named(pool, b"a", b"b")
     pool.get_new_blocks(1)
-    before = snapshot(pool)
-    with pytest.raises(InvalidArgument):
+    with refused(pool, InvalidArgument):
         getattr(pool, call)(*arguments)
-    assert snapshot(pool) == before
-    pool.check()
 
 
 @pytest.mark.parametrize("arguments", [(0,), (2**27 + 1,), ("5",), (5, -1), (5, None, "best"), (5, None, "lru", -1)])

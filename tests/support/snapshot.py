@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 from blockyard import BlockPool, CacheConfig, KVCacheManager
 from blockyard.named import NamedPool
@@ -93,3 +96,15 @@ def _attributes(value: Any) -> list[str]:
     """State, and what is computed from it; no methods and no scratch room."""
     names = [name for name in dir(value) if not name.startswith("__") and name not in SCRATCH]
     return [name for name in names if not callable(getattr(value, name))]
+
+
+@contextmanager
+def refused(
+    whole: KVCacheManager | BlockPool | NamedPool, *errors: Any, match: str | None = None
+) -> Iterator[pytest.ExceptionInfo[Any]]:
+    """What is done meanwhile raises one of these errors, and changes nothing."""
+    before = snapshot(whole)
+    with pytest.raises(errors if len(errors) > 1 else errors[0], match=match) as caught:
+        yield caught
+    assert snapshot(whole) == before
+    whole.check()
