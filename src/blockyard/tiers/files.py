@@ -242,11 +242,6 @@ class FileTier(WorkingTier):
                 with suppress(FileNotFoundError):
                     yield from [name for name, _ in self._entries(f"{key:02x}")]
 
-    def open_whole(self, name: bytes) -> tuple[int, int]:
-        """Open a whole file to be read; returns it, and its bytes. Raises `BadObject`, `PlaceError`."""
-        file = self._open(name)
-        return file, os.fstat(file).st_size
-
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
         """Read a whole file or its first bytes, unverified. Raises `BadObject`, `PlaceError`."""
         with self._errors(), open(self._open(name), "rb") as file:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from ..arguments import require_int
@@ -16,22 +14,11 @@ from ..errors import InvalidArgument, PeerMismatch
 from ..wire.connection import ConnectionLost, SocketConnection
 from ..wire.message import Message, pack
 from .addresses import host_and_port
-from .files import FileTier
 from .header import PAGE_BYTES, BadObject, require_whole
 from .peer import MOST_ASKED_BYTES, MOST_OBJECT_BYTES
 from .tier import Cause, Job, require_name, require_names
 from .worker import PlaceError, Task, WorkingTier
 
-
-@dataclass(frozen=True, slots=True)
-class _OpenFile:
-    """An open file is sent as it is, its first bytes, and closed."""
-
-    file: int
-    num_bytes: int
-
-
-_Sent = bytes | _OpenFile | None
 _log = logging.getLogger(__name__)
 
 
@@ -97,12 +84,7 @@ class PeerServer:
                 request = Message.of(connection.recv_bytes(MOST_ASKED_BYTES))
                 answer, data = self._answer(connection, request)
                 connection.send_bytes(pack("answer", {"cause": "", **answer, "has_bytes": data is not None}))
-                if isinstance(data, _OpenFile):
-                    try:
-                        connection.send_file(data.file, data.num_bytes)
-                    finally:
-                        os.close(data.file)
-                elif data is not None:
+                if data is not None:
                     connection.send_bytes(data)
         except ConnectionLost as error:
             _log.debug("a peer has left: %s", error)
@@ -115,7 +97,7 @@ class PeerServer:
             with self._lock:
                 self._peers.pop(connection, None)
 
-    def _answer(self, connection: SocketConnection, request: Message) -> tuple[dict[str, Any], _Sent]:
+    def _answer(self, connection: SocketConnection, request: Message) -> tuple[dict[str, Any], bytes | None]:
         kind, fields = request.kind, request.fields
         data = connection.recv_bytes(MOST_OBJECT_BYTES) if kind == "put" else b""
         try:
@@ -135,15 +117,10 @@ class PeerServer:
             return {"cause": error.cause.value, "text": str(error)}, None
         raise InvalidArgument(f"kind is {kind!r}; it must be get, put, sizes, remove or names")
 
-    def _got(self, name: bytes, most: int) -> bytes | _OpenFile:
+    def _got(self, name: bytes, most: int) -> bytes:
         tier = self._tier
-        data: bytes | _OpenFile
         try:
-            if isinstance(tier, FileTier):
-                file, size = tier.open_whole(name)
-                data = _OpenFile(file, min(size, most))
-            else:
-                data = tier.get(name, most if most < MOST_OBJECT_BYTES else None)
+            data = tier.get(name, most if most < MOST_OBJECT_BYTES else None)
         except BadObject as error:
             tier._missed(name, error.cause)
             raise

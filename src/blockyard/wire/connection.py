@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import select
 import socket
 import struct
@@ -64,14 +63,7 @@ class SocketConnection:
 
     def send_pieces(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
         """Send one message that lies in pieces, of bytes each, without a copy. Raises as `send_bytes`."""
-        self._send([_LENGTH.pack(sum(map(len, pieces))), *(piece for piece in pieces if len(piece))])
-
-    def send_file(self, file: int, length: int) -> None:
-        """Send the first `length` bytes of an open file as one message, without a copy. Raises as `send_bytes`, also
-        for a file that has fewer."""
-        self._send([_LENGTH.pack(length)], file, length)
-
-    def _send(self, parts: Sequence[bytes | bytearray | memoryview], file: int = -1, length: int = 0) -> None:
+        parts = [_LENGTH.pack(sum(map(len, pieces))), *(piece for piece in pieces if len(piece))]
         with self._lock:
             _refuse_cut(self._is_send_cut, "sent")
             self._is_send_cut = True
@@ -79,13 +71,7 @@ class SocketConnection:
             try:
                 for part in parts[:-1]:
                     self._socket.sendall(part, socket.MSG_MORE)
-                self._socket.sendall(parts[-1], socket.MSG_MORE if length else 0)
-                place = 0
-                while place < length:
-                    count = os.sendfile(self._socket.fileno(), file, place, length - place)
-                    if not count:
-                        raise ConnectionLost("a file is shorter than its message")
-                    place += count
+                self._socket.sendall(parts[-1])
             except BlockingIOError as error:
                 raise ConnectionLost(f"nothing was taken for {self._limit:g} s") from error
             except OSError as error:
