@@ -6,6 +6,7 @@ In a pool that never runs short a dictionary of states beside the manager says e
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -253,11 +254,13 @@ class World:
 
 
 def config(draw: random.Random, num_blocks: int, **fields: Any) -> CacheConfig:
-    size = draw.choice([1, 4])
-    groups: list[LayerGroup] = [LayerGroup(size, token_bytes=8)]
+    shards = draw.choice([1, 1, 2, 3])  # each rank has a part of the tokens, and whole states
+    local = draw.choice([1, 4])
+    size = local * shards
+    groups: list[LayerGroup] = [LayerGroup(size, shards=shards, interleave=draw.choice([1, local]), token_bytes=8)]
     if draw.random() < 0.4:
-        groups.append(LayerGroup(size, sliding_window=draw.choice([1, 9]), token_bytes=draw.choice([8, 5])))
-    state = LayerGroup(draw.choice([size, 8]), kind="state", state_bytes=draw.choice([1, 8 * size, 24 * size]))
+        groups.append(replace(groups[0], sliding_window=draw.choice([1, 9]), token_bytes=draw.choice([8, 5])))
+    state = LayerGroup(draw.choice([size, 8]), kind="state", state_bytes=draw.choice([1, 8 * local, 24 * local]))
     groups.insert(draw.randrange(len(groups) + 1), state)
     if draw.random() < 0.3:
         groups.append(LayerGroup(draw.choice([1, size]), kind="state", state_bytes=draw.choice([1, 20])))

@@ -21,7 +21,6 @@ from blockyard.storage import StateSlots
 
 from ..support.hybrid_models import HYBRIDS, hybrid_model, poisoned
 from ..support.small_answers import GREEDY, NUM_TOKENS, answer, few_prompts, require_preempted_alike
-from ..support.thread_ranks import ThreadPeers
 from ..support.tiny_models import mixed_prompts, reference_tokens, tokens_of
 
 #: The names under which the models differ most: a delta rule, Mamba-2 beside attention in each layer, a shared block.
@@ -281,7 +280,6 @@ def test_what_cannot_be_done_with_states_is_refused_in_a_sentence() -> None:
         ({"speculation": PromptLookup()}, "speculation is given for a model whose layers keep a state"),
         ({"num_blocks": 2}, r"state_bytes is \d+, \d blocks"),
         ({"kv_cache_memory_bytes": 1100, "num_blocks": None}, r"bytes is 1100; a block has \d+ bytes"),
-        ({"tensor_parallel": ThreadPeers(2)}, "tensor_parallel is 2 for a model whose layers keep a state"),
     ):
         with pytest.raises(InvalidArgument, match=words):
             Engine(model, **{"num_blocks": 100, "block_size": 4, **options})

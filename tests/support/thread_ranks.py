@@ -22,7 +22,7 @@ from blockyard.engine.ranks.peers import Peer
 from blockyard.engine.runner import ForwardBatch
 from blockyard.errors import BlockyardError
 from blockyard.sizing import Shard
-from blockyard.storage import KVCache, MoveLists
+from blockyard.storage import KVCache, MoveLists, SlotLists, StateSlots
 from blockyard.wire.connection import ConnectionLost, SocketConnection
 from blockyard.wire.message import pack
 
@@ -36,11 +36,12 @@ class ThreadFollower(Follower):
     """
 
     kv_cache: KVCache
+    slots: StateSlots | None
     before_step: Callable[[int], None] | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.steps: list[tuple[list[MoveLists], ForwardBatch | None]] = []
+        self.steps: list[tuple[list[MoveLists | SlotLists], ForwardBatch | None]] = []
 
     def serve(self, *arguments: Any) -> Any:
         try:
@@ -54,10 +55,12 @@ class ThreadFollower(Follower):
                 self._connection.send_bytes(pack("failed", failure))
         self._connection.close()
 
-    def carry_out(self, kv_cache: KVCache, runner: Any, moves: list[MoveLists], batch: ForwardBatch | None) -> None:
+    def carry_out(
+        self, kv_cache: KVCache, runner: Any, moves: list[MoveLists | SlotLists], batch: ForwardBatch | None
+    ) -> None:
         if self.before_step is not None:
             self.before_step(len(self.steps))
-        self.kv_cache = kv_cache
+        self.kv_cache, self.slots = kv_cache, runner.slots
         self.steps.append((moves, batch))
         super().carry_out(kv_cache, runner, moves, batch)
 

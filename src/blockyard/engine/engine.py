@@ -148,6 +148,8 @@ class Engine:
         self.shape, self.memory = parts.shape, parts.memory
         self.cache, self.kv_cache, self.kv_events = parts.cache, parts.kv_cache, parts.kv_events
         self._borrowed, self._runner = parts.borrowed, parts.runner
+        #: Ranks that carry out its steps.
+        self.num_ranks = self._ranks.size
         #: The states of a hybrid model; None without any, and where several ranks carry out steps.
         self.state_slots = parts.runner.slots if isinstance(parts.runner, ModelRunner) else None
         self._scheduler = Scheduler(self.cache, max_num_batched_tokens, parts.preemption)

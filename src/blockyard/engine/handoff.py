@@ -29,6 +29,8 @@ __all__ = ["DecodeDoor", "PrefillDoor", "Prefilled"]
 
 def peer_of(engine: Engine, name: str, incarnation: int) -> PeerInfo:
     """Return what an engine's cache is, for the handshake. Of an engine of one rank."""
+    if engine.num_ranks != 1:
+        raise InvalidArgument(f"the engine has {engine.num_ranks} ranks; a door serves an engine of one")
     if engine.shape.index is not None:
         raise InvalidArgument(
             "the engine's model keeps index keys, which are not handed over; serve it with one engine"

@@ -23,7 +23,7 @@ class MoveQueue:
     @property
     def plans(self) -> list[SwapPlan]:
         """Return those whose moves wait, in order."""
-        return [plan for plan, _ in self._waiting]
+        return list({id(plan): plan for plan, _ in self._waiting}.values())
 
     def note(self, plan: SwapPlan) -> None:
         """Remember what a plan moves. The arrays are the plan's own, made for its caller."""
@@ -31,11 +31,8 @@ class MoveQueue:
             self._loads, self._is_carried = [], False
         for lists in lists_of(plan):
             self._waiting.append((plan, lists))
-            self._loads.append(plan.swap_ins[:, 1])
-        if isinstance(plan, StepPlan):
-            slots = SlotLists.of(plan.states)
-            if slots.has_any:
-                self._waiting.append((plan, slots))
+            if isinstance(lists, MoveLists):
+                self._loads.append(plan.swap_ins[:, 1])
 
     def loading(self) -> npt.NDArray[np.int32]:
         """Return the blocks that the latest step's swap_ins fill, or those of the next one, int32 (n,). O(n)."""
@@ -54,10 +51,7 @@ class MoveQueue:
         while self._waiting:
             self._is_broken = True
             _, moves = self._waiting[0]
-            if isinstance(moves, MoveLists):
-                kv_cache.start_moves(moves)
-            elif slots is not None:
-                slots.move(moves)
+            carry_out(moves, kv_cache, slots)
             self._is_broken = False
             self._waiting.pop(0)
         self._is_carried = True
@@ -69,7 +63,19 @@ class MoveQueue:
         self._is_broken = False
 
 
-def lists_of(plan: SwapPlan) -> list[MoveLists]:
-    """Return what a plan moves; empty if nothing."""
+def lists_of(plan: SwapPlan) -> list[MoveLists | SlotLists]:
+    """Return what a plan moves, blocks first; empty if nothing."""
     lists = [plan.swap_outs, plan.swap_ins, *([plan.copies] if isinstance(plan, StepPlan) else [])]
-    return [MoveLists(*lists)] if any(len(pairs) for pairs in lists) else []
+    moves: list[MoveLists | SlotLists] = [MoveLists(*lists)] if any(len(pairs) for pairs in lists) else []
+    if isinstance(plan, StepPlan):
+        slots = SlotLists.of(plan.states)
+        moves += [slots] if slots.has_any else []
+    return moves
+
+
+def carry_out(moves: MoveLists | SlotLists, kv_cache: KVCache, slots: StateSlots | None) -> None:
+    """Move blocks, or the states of a hybrid model. O(bytes)."""
+    if isinstance(moves, MoveLists):
+        kv_cache.start_moves(moves)
+    elif slots is not None:
+        slots.move(moves)

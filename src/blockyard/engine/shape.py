@@ -82,7 +82,8 @@ class KVShape:
         """
         needed = _FEWEST
         if self.states is not None:
-            group = LayerGroup(spec.block_size, name="states", kind="state", state_bytes=self.states.num_bytes)
+            size = spec.block_size * spec.context_parallel_size
+            group = LayerGroup(size, name="states", kind="state", state_bytes=self.states.num_bytes)
             fields["groups"] = (*spec.groups, group)
             needed = max(_FEWEST, 1 - (-self.states.num_bytes // spec.bytes_per_block))
         return spec.cache_config(needed if num_blocks is None else num_blocks, **fields)

@@ -22,13 +22,13 @@ from ...arguments import reason
 from ...core.plan import StepPlan, SwapPlan
 from ...errors import BlockyardError, DivergedRank, HandoffError, InvalidArgument, RankError
 from ...sizing import Shard
-from ...storage import KVCache, MoveLists
+from ...storage import KVCache, MoveLists, SlotLists
 from ...wire.connection import ConnectionLost, SocketConnection
 from ...wire.message import Message, pack
 from ...wire.plans import PlanReceiver
 from ..borrowing import BorrowedModel
 from ..model import load_model
-from ..moves import lists_of
+from ..moves import carry_out, lists_of
 from ..probe import learn_shape
 from ..runner import ForwardBatch, ModelRunner
 from .group import CollectiveError, ProcessGroup
@@ -162,11 +162,11 @@ class Follower:
             self.carry_out(kv_cache, runner, lists_of(plan), batch)
 
     def carry_out(
-        self, kv_cache: KVCache, runner: ModelRunner, moves: list[MoveLists], batch: ForwardBatch | None
+        self, kv_cache: KVCache, runner: ModelRunner, moves: list[MoveLists | SlotLists], batch: ForwardBatch | None
     ) -> None:
-        """Carry out a plan: move blocks, then compute if there is something to."""
+        """Carry out a plan: move blocks and states, then compute if there is something to."""
         for each in moves:
-            kv_cache.start_moves(each)
+            carry_out(each, kv_cache, runner.slots)
         if batch is not None:
             runner.compute(batch)
 

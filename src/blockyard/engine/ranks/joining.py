@@ -53,6 +53,7 @@ def identity_of(borrowed: BorrowedModel, shape: KVShape, block_size: int) -> dic
         "head_size": shape.head_size,
         "value_size": shape.value_size,
         "windows": list(shape.windows),
+        "state_bytes": 0 if shape.states is None else shape.states.num_bytes,
         "config": {name: value for name, value in config.items() if name not in _OF_LOADING},
         "weights (a sample's digest)": _sample_digest(borrowed.model),
     }
@@ -179,11 +180,12 @@ class CacheSettings:
         """
 
         def runner_on(kv_cache: KVCache) -> ModelRunner:
-            return ModelRunner(borrowed, kv_cache, shape, self.attention_backend)
+            return ModelRunner(borrowed, kv_cache, shape, self.attention_backend, self.max_num_seqs)
 
         spec = shape.spec(self.block_size, borrowed.dtype)
-        config = spec.cache_config(
-            self.num_blocks or 2,
+        config = shape.cache_config(
+            spec,
+            self.num_blocks,
             max_num_seqs=self.max_num_seqs,
             max_model_len=shape.max_model_len,
             num_cpu_blocks=self.num_cpu_blocks,

@@ -50,18 +50,22 @@ class Ranks:
         self._runner: ModelRunner
 
     @property
+    def size(self) -> int:
+        """Return how many ranks there are."""
+        return 1 if self._peers is None else self._peers.size
+
+    @property
     def lost(self) -> str | None:
         """Return why ranks are lost; None while they are there."""
         return self._watch.lost
 
     def require_servable(self, shape: KVShape) -> None:
         """Raise `InvalidArgument` for a model that several ranks cannot share."""
-        kept = "a state" if shape.states is not None else "index keys" if shape.index is not None else ""
-        if self._peers is not None and kept:
+        if self._peers is not None and shape.index is not None:
             name = "context_parallel" if self._interleave else "tensor_parallel"
             raise InvalidArgument(
-                f"{name} is {self._peers.size} for a model whose layers keep {kept}, which ranks do not share; it "
-                f"must be 1"
+                f"{name} is {self._peers.size} for a model whose layers keep index keys, which ranks do not share; "
+                f"it must be 1"
             )
 
     def join(self, borrowed: BorrowedModel, shape: KVShape, block_size: int) -> tuple[BorrowedModel, KVShape]:
