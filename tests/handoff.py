@@ -3,9 +3,10 @@
     python -m tests.handoff --transfers 1000000 --seed 7
 
 Every slot of every side remembers what its key and value would depend on: all tokens up to its own, the extra keys, the
-weights, the layer group and the head. Receivers read the senders' memory whenever they like, as RDMA does: also when
-the offer has ended and the blocks hold something else. What they then share must be right, token by token; what was
-read too late must be refused. At the end, and within one lease of every crash, no side holds a block for a hand-over.
+weights, the layer group and the head; in a third of the worlds there are states too, which remember the same. Receivers
+read the senders' memory whenever they like, as RDMA does: also when the offer has ended and the blocks hold something
+else. What they then share must be right, token by token; what was read too late must be refused. At the end, and within
+one lease of every crash, no side holds a block for a hand-over.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockyard import Admission, CacheConfig, CacheSalt, CapacityError, KVCacheManager, LayerGroup
+from blockyard import Admission, CacheConfig, CacheSalt, CapacityError, KVCacheManager, LayerGroup, StepPlan
 from blockyard.parallel import (
     HandoffReceiver,
     HandoffSender,
@@ -62,14 +63,18 @@ class Node:
         draw = world.random
         self.incarnation = 0
         sizes = [draw.choice([1, 2, 3, 4, 8]) for _ in range(world.num_groups)]
+        groups = [LayerGroup(size, token_bytes=8) for size in sizes]
+        if world.has_states:
+            groups.append(LayerGroup(draw.choice(sizes), kind="state", state_bytes=40))
         self.config = CacheConfig(
             num_blocks=draw.randrange(40, 160),
             max_num_seqs=32,
             max_model_len=96,
             hash_seed=1,
-            groups=tuple(LayerGroup(size) for size in sizes),
+            groups=tuple(groups),
+            cut_chunks=draw.random() < 0.7,
         )
-        self.shards = HeadShards.even(world.num_heads, draw.choice([1, 2, 3]))
+        self.shards = HeadShards.even(world.num_heads, 1 if world.has_states else draw.choice([1, 2, 3]))
         self.start()
 
     def start(self) -> None:
@@ -90,24 +95,68 @@ class Node:
             [LocalBlocks(self.config.num_blocks, group.block_size, heads, 1, np.uint64) for group in self.peer.groups]
             for _, heads in self.shards.ranges
         ]
+        #: The name of the state in each slot, 0 of no tokens, and of a kept one and its part in each block.
+        self.slots: dict[int, int] = {}
+        self.parts: dict[int, tuple[int, int]] = {}
         self.seqs: list[tuple[int, int]] = []
         self.transfers: list[list[Any]] = []
         if self.is_sender:
             self.sender = HandoffSender(self.cache, self.peer, LEASE)
         else:
-            self.receiver = HandoffReceiver(self.cache, self.peer, LEASE)
+            self.receiver = HandoffReceiver(self.cache, self.peer, LEASE, self.carry_out)
 
-    def slots(self, seq: int, group: int, stop: int) -> npt.NDArray[np.int64]:
+    def carry_out(self, plan: StepPlan) -> None:
+        """What a plan says of slots before its step."""
+        for source, target in plan.states.copies.tolist():
+            self.slots[target] = self.slots[source]
+        for slot in plan.states.clears.tolist():
+            self.slots[slot] = 0
+        for slot, blocks in zip(plan.states.loads.tolist(), plan.states.load_blocks.tolist(), strict=True):
+            self.slots[slot] = self.kept(blocks)
+
+    def kept(self, blocks: list[int]) -> int:
+        """The name of a kept state, whose parts stand in these blocks."""
+        parts = [self.parts.get(block, (-1, -1)) for block in blocks]
+        if [part for _, part in parts] != list(range(len(parts))) or len({name for name, _ in parts}) != 1:
+            raise AssertionError(f"{self.name} loads the parts {parts}; {self.world.about()}")
+        return parts[0][0]
+
+    def keep(self, name: int, blocks: list[int]) -> None:
+        """A state is saved."""
+        self.parts.update((block, (name, part)) for part, block in enumerate(blocks))
+
+    def state_after(self, seq: int, keys: int, stop: int) -> int:
+        """The name of the state behind the first tokens of a sequence."""
+        return int(names_of(self.cache.token_ids(seq), keys, self.world.weights)[stop - 1]) if stop else 0
+
+    def write_over(self, seq: int, start: int) -> None:
+        """Keys and values from a token on are the end of states in their blocks."""
+        for group, each in enumerate(self.peer.groups):
+            for block in self.cache.block_ids(seq, group)[start // each.block_size :].tolist():
+                self.parts.pop(block, None)
+
+    def compute_states(self, plan: StepPlan, seq: int, keys: int) -> None:
+        """A step of one sequence: its state goes on, and is saved where the plan says so."""
+        slot, start, count = int(plan.rows[0]), int(plan.num_computed[0]), int(plan.num_scheduled[0])
+        if self.slots[slot] != self.state_after(seq, keys, start):
+            raise AssertionError(f"{self.name} goes on from the state of others; {self.world.about()}")
+        self.slots[slot] = self.state_after(seq, keys, start + count)
+        for boundary, blocks in zip(
+            plan.states.save_boundaries.tolist(), plan.states.save_blocks.tolist(), strict=True
+        ):
+            self.keep(self.state_after(seq, keys, boundary), blocks)
+
+    def token_slots(self, seq: int, group: int, stop: int) -> npt.NDArray[np.int64]:
         size = self.peer.groups[group].block_size
         positions = np.arange(stop)
         slots: npt.NDArray[np.int64] = self.cache.block_ids(seq, group)[positions // size] * size + positions % size
         return slots
 
-    def write(self, seq: int, keys: int, start: int) -> None:
-        """What a step computes for the tokens from `start` on."""
-        names = names_of(self.cache.token_ids(seq), keys, self.world.weights)
+    def write(self, seq: int, keys: int, start: int, stop: int) -> None:
+        """What a step computes for the tokens from `start` to `stop`."""
+        names = names_of(self.cache.token_ids(seq), keys, self.world.weights)[:stop]
         for group in range(self.world.num_groups):
-            slots = self.slots(seq, group, len(names))[start:]
+            slots = self.token_slots(seq, group, len(names))[start:]
             for (first, count), blocks in zip(self.shards.ranges, self.memory, strict=True):
                 heads = np.arange(first, first + count, dtype=np.uint64) + np.uint64(group * 64)
                 blocks[group].data[slots, :, 0] = names[start:, None] + heads
@@ -120,7 +169,7 @@ class Node:
         """Whether every token that attention would read is this sequence's, in every head of every group."""
         names = names_of(self.cache.token_ids(seq), keys, self.world.weights)[:stop]
         for group in range(self.world.num_groups):
-            slots = self.slots(seq, group, stop)
+            slots = self.token_slots(seq, group, stop)
             for (first, count), blocks in zip(self.shards.ranges, self.memory, strict=True):
                 heads = np.arange(first, first + count, dtype=np.uint64) + np.uint64(group * 64)
                 if not np.array_equal(blocks[group].data[slots, :, 0], names[:, None] + heads):
@@ -134,12 +183,21 @@ class Node:
         if isinstance(seq, Admission):
             return None
         start = int(self.cache.num_computed_tokens(seq))
-        if not self.cache.reserve([seq]).all_fit:  # it waits for a transfer's blocks
-            self.cache.free(seq)
-            return None
-        self.require_right(seq, keys, start)
-        self.write(seq, keys, start)
-        self.cache.commit([seq], len(tokens) - start, self.world.random.randrange(64))
+        while start < len(tokens):
+            plan = self.cache.reserve([seq])
+            self.carry_out(plan)
+            if not plan.all_fit:  # it waits for a transfer's blocks
+                self.cache.free(seq)
+                return None
+            self.require_right(seq, keys, start)
+            stop = start + int(plan.num_scheduled[0])
+            self.write_over(seq, start)
+            self.write(seq, keys, start, stop)
+            if self.world.has_states:
+                self.compute_states(plan, seq, keys)
+            is_last = stop == len(tokens)
+            self.cache.commit([seq], stop - start, self.world.random.randrange(64) if is_last else None)
+            start = stop
         self.seqs.append((seq, keys))
         self.world.counts["prefills"] += 1
         return seq
@@ -160,6 +218,7 @@ class World:
         self.random = random.Random(seed)
         self.num_heads = self.random.choice([1, 2, 3, 6])
         self.num_groups = self.random.choice([1, 1, 2])
+        self.has_states = self.random.random() < 0.35
         self.weights = 1
         self.now = 0
         self.counts: Counter[str] = Counter()
@@ -261,12 +320,19 @@ class World:
 
     def on_asked(self, sender: Node, message: bytes, receiver: Node, transfer: Transfer) -> None:
         """A receiver has read everything, and asks whether it was still there."""
+        states: list[int | None] = []
         try:
-            sender.sender.require_held(OfferId.from_bytes("read", message), self.now)
+            offer_id = OfferId.from_bytes("read", message)
+            sender.sender.require_held(offer_id, self.now)
             is_held = True
+            if transfer.slot >= 0:
+                states.append(sender.slots[sender.sender.state_slot(offer_id, self.now)])
+            if transfer.kept:
+                blocks = sender.sender.kept_blocks(offer_id, self.now).tolist()
+                states.insert(0, sender.kept(blocks) if blocks else None)
         except StaleOffer:
             is_held = False
-        self.send(lambda: self.on_answer(receiver, transfer, is_held))
+        self.send(lambda: self.on_answer(receiver, transfer, is_held, states))
 
     def withdraw(self) -> None:
         sender = self.random.choice(self.senders)
@@ -297,6 +363,8 @@ class World:
         self.counts["transfers"] += 1
         self.counts["tokens hit"] += transfer.start
         self.counts["tokens fetched"] += transfer.stop - transfer.start
+        if self.has_states:
+            receiver.write_over(transfer.seq, transfer.start)
         if transfer.start:
             receiver.require_right(transfer.seq, keys, transfer.start)
         receiver.transfers.append([transfer, keys, list(transfer.plan.heads), receiver.incarnation])
@@ -316,7 +384,7 @@ class World:
             message = transfer.offer.id.to_bytes("read")
             self.send(lambda: self.on_asked(sender, message, receiver, transfer))
 
-    def on_answer(self, receiver: Node, transfer: Transfer, is_held: bool) -> None:
+    def on_answer(self, receiver: Node, transfer: Transfer, is_held: bool, states: list[int | None]) -> None:
         entry = next((entry for entry in receiver.transfers if entry[0] is transfer), None)
         if entry is None:
             return  # it was aborted, has expired, or is of an earlier start
@@ -326,7 +394,22 @@ class World:
             assert receiver.receiver.abort(transfer)
             self.counts["late reads refused"] += 1
             return
+        self.put_states(receiver, transfer, states)
         self._finish(receiver, transfer, entry[1])
+
+    def put_states(self, receiver: Node, transfer: Transfer, states: list[int | None]) -> None:
+        """What the sender has said of states, put in the slot and in the blocks that keep them."""
+        if len(states) > 1 and states[0] is None:
+            receiver.receiver.drop_kept(transfer)
+            self.counts["kept states gone"] += 1
+        for boundary, state in zip([transfer.offer.kept, transfer.stop][2 - len(states) :], states, strict=True):
+            if state is None:
+                continue
+            receiver.slots[transfer.slot] = state
+            for place, blocks in transfer.saves:
+                if place == boundary:
+                    receiver.keep(state, blocks.tolist())
+                    self.counts["states kept"] += 1
 
     def _finish(self, receiver: Node, transfer: Transfer, keys: int) -> None:
         try:
@@ -336,6 +419,10 @@ class World:
             self.forget_ended(receiver)
             return
         receiver.require_right(seq, keys, transfer.stop)
+        if self.has_states:
+            state = receiver.slots[receiver.cache.state_slot(seq)]
+            assert state == receiver.state_after(seq, keys, transfer.stop), self.about()
+            self.counts["finished with a state"] += 1
         receiver.seqs.append((seq, keys))
         self.counts["finished"] += 1
         sender = self.nodes[transfer.offer.id.sender]

@@ -14,10 +14,15 @@ from ..support import seeds
 
 
 def test_no_block_leaks_and_no_late_read_is_served() -> None:
-    counts = handoff.run(1500, seeds.run_seed())
+    counts = handoff.run(1300, seeds.run_seed()) + handoff.run(200, WITH_STATES)
     seeds.lines.append(f"hand-overs: {dict(counts)}")
-    for kind in ("finished", "crashes", "late reads refused", "of which wrong bytes", "offers expired", "aborted"):
+    wanted = ("finished", "crashes", "late reads refused", "of which wrong bytes", "offers expired", "aborted")
+    for kind in (*wanted, "finished with a state", "states kept", "kept states gone"):
         assert counts[kind] > 0
+
+
+#: Of a run whose first world has states.
+WITH_STATES = 4
 
 
 def served(self: HandoffSender, offer_id: Any, now: float) -> None:
@@ -36,18 +41,29 @@ def forgotten(self: HandoffReceiver, transfer: Any) -> bool:
     return True
 
 
+def anothers(self: HandoffSender, offer_id: Any, now: float) -> int:
+    self.require_held(offer_id, now)
+    return (int(self.cache.state_slot(self._held[offer_id.number].seq)) + 1) % 4
+
+
+def kept_all_the_same(self: HandoffReceiver, transfer: Any) -> None:
+    del self, transfer
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "broken"),
     [
         (HandoffSender, "require_held", served),
         (HandoffSender, "offer", kept_nothing),
         (HandoffReceiver, "abort", forgotten),
+        (HandoffSender, "state_slot", anothers),
+        (HandoffReceiver, "drop_kept", kept_all_the_same),
     ],
-    ids=["late reads served", "blocks not kept", "an abort that frees nothing"],
+    ids=["late reads served", "blocks not kept", "an abort that frees nothing", "states of others", "no state kept"],
 )
 def test_the_world_sees_what_is_broken(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, broken: Any) -> None:
     monkeypatch.setattr(owner, name, broken)
     if broken is kept_nothing:
         monkeypatch.setattr(HandoffSender, "require_held", served)
-    with pytest.raises((AssertionError, InvariantError)):
-        handoff.run(2000, 11)
+    with pytest.raises((AssertionError, InvariantError, KeyError)):
+        handoff.run(2000, WITH_STATES if name in ("state_slot", "drop_kept") else 11)
