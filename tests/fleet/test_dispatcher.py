@@ -211,7 +211,8 @@ def left_idle(world: World) -> Iterator[None]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_goes_on_behind_what_its_client_has(world: World, kind: str, fault: str) -> None:
     async def play() -> None:
-        dispatcher, job = world.dispatcher(stall=0.4), job_of(KINDS[kind])
+        stall = 2.0 if fault == "stall" else PATIENCE_SECONDS  # a slow machine is no fault
+        dispatcher, job = world.dispatcher(stall=stall), job_of(KINDS[kind])
         world.link.faults = {0: (2, fault), 1: (1, "cut")}
         require_equal(world, job, *await run(dispatcher, job))
         await asyncio.sleep(0)

@@ -240,7 +240,7 @@ def test_where_loading_is_slower_than_computing_nothing_is_loaded(tmp_path: Path
 
 def test_the_pieces_of_a_load_are_one_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served(SmallEngine(tmp_path), PROMPT)
-    monkeypatch.setattr("blockyard.tiers.offload._JOB_BYTES", 1)
+    monkeypatch.setattr("blockyard.tiers.offload.JOB_BYTES", 1)
     engine = SmallEngine(tmp_path)
     cost, noted = engine.offload.uses[0].cost, []
     monkeypatch.setattr(type(cost), "note", lambda self, *given: noted.append((self, *given)))

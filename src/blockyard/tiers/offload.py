@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from os import PathLike
 from time import monotonic, sleep
 from typing import Any
@@ -30,6 +31,7 @@ from .memory import Blocks, IsDone, States
 from .pool_names import require_offloadable
 from .snapshot import Contents, Snapshot
 from .states import keys_before, state_name
+from .stores import JOB_BYTES, Stores
 from .tier import Job, Outcome, Tier
 from .uses import OffloadReading, TierReading, TierUse, remember, wanted_by
 from .write_back import Evicted, WriteBack
@@ -38,12 +40,6 @@ from .write_back import Evicted, WriteBack
 MISS_CAUSES = ("absent", "not_worth", "late", "failed", "no_buffers", "no_state")
 #: Jobs of a snapshot at once: what requests store goes between.
 _SNAPSHOT_JOBS = 4
-#: Bytes of a job: several run side by side, and one that fails takes no more with it.
-_JOB_BYTES = 2**24
-
-
-#: An object in buffers: its name, the digest of its tokens, its bytes, and the rows that they are in.
-_Filled = tuple[bytes, bytes, Any, list[int]]
 
 
 class Offload:
@@ -116,20 +112,18 @@ class Offload:
         self._on_plan = on_plan
         self._clock = clock
         half = max(blocks.num_rows // 2, 1)
-        self._load_rows, self._store_rows = list(range(half)), list(range(half, blocks.num_rows))
+        self._load_rows = list(range(half))
+        #: Copies that the device is still to do, and what follows them.
+        self._copies: list[tuple[IsDone, Callable[[], None]]] = []
+        self._numbers = count(1)
+        self._stores = Stores(blocks, list(range(half, blocks.num_rows)), self._numbers, self._copies)
         self._prompts: dict[Hashable, Prompt] = {}
         self._loads: dict[bytes, Load] = {}
-        #: Jobs that tiers have: a piece of a load, or the names that are stored and their rows.
-        self._jobs: dict[int, tuple[TierUse, Piece | None, list[bytes]]] = {}
-        self._last_job = 0
-        self._stored_rows: dict[int, list[int]] = {}
-        #: Jobs that read each row for a store.
-        self._readers = [0] * blocks.num_rows
+        #: Loads that tiers have.
+        self._jobs: dict[int, tuple[Piece, list[bytes]]] = {}
         self._back = [use for use in self.uses if use.write == "back"]
         self._write_back = WriteBack(cache, self._store_evicted) if self._back else None
         self._snapshot: tuple[TierUse, Snapshot] | None = None
-        #: Copies that the device is still to do, and what follows them.
-        self._copies: list[tuple[IsDone, Callable[[], None]]] = []
 
     # What an engine calls.
 
@@ -313,8 +307,7 @@ class Offload:
         names = set(chain.names)
         if self._states is not None:
             names |= {state_name(self._state_layout, name) for name in chain.names}
-        stores = (stored for _, piece, stored in self._jobs.values() if piece is None)
-        return bool(self._copies) or any(not names.isdisjoint(stored) for stored in stores)
+        return bool(self._copies) or not names.isdisjoint(self._stores.names())
 
     @property
     def num_waiting(self) -> int:
@@ -326,7 +319,7 @@ class Offload:
         tiers = tuple(
             TierReading(use.tier.name, use.tier.stats(), use.num_hit_tokens, use.num_skipped) for use in self.uses
         )
-        size, free = self.blocks.object_bytes, len(self._load_rows) + len(self._store_rows)
+        size, free = self.blocks.object_bytes, len(self._load_rows) + len(self._stores.free)
         rows = self.blocks.num_rows
         return OffloadReading(tiers, dict(self.missed), self.num_waiting, rows * size, (rows - free) * size)
 
@@ -335,7 +328,7 @@ class Offload:
         end = monotonic() + seconds
         while True:
             self.poll()
-            if not self._jobs and not self._copies:
+            if not self._jobs and not self._stores.jobs and not self._copies:
                 return True
             if monotonic() >= end:
                 return False
@@ -358,8 +351,8 @@ class Offload:
         O(rows + prompts).
         """
         pieces = {id(piece): piece for load in self._loads.values() for piece in load.all_pieces()}
-        pieces |= {id(piece): piece for _, piece, _ in self._jobs.values() if piece is not None}
-        rows = [*self._load_rows, *self._store_rows, *np.flatnonzero(self._readers).tolist()]
+        pieces |= {id(piece): piece for piece, _ in self._jobs.values()}
+        rows = [*self._load_rows, *self._stores.rows()]
         rows += [row for piece in pieces.values() for row in piece.rows]
         if not self._copies and sorted(rows) != list(range(self.blocks.num_rows)):
             raise InvariantError(f"offload: {len(rows)} rows are free or in use; there are {self.blocks.num_rows}")
@@ -375,14 +368,15 @@ class Offload:
             if not snapshot.jobs and not self._copies:
                 snapshot.finish()
             return
-        room = min(-(-len(self._store_rows) // 2), max(_JOB_BYTES // self.blocks.object_bytes, 1))
+        room = min(-(-len(self._stores.free) // 2), self._stores.job_objects)
         if not room or len(snapshot.jobs) >= _SNAPSHOT_JOBS:
             return
         place, objects = snapshot.take(room)
         objects = [each for each in objects if each[1] not in use.known]
         if objects:
             ids = np.array([[block] for block, _, _ in objects], np.int32)
-            self._copy_out(ids, objects, {use: {block for block, _, _ in objects}}, (snapshot, place))
+            wanted = {use: {block for block, _, _ in objects}}
+            self._stores.copy_out(ids, objects, wanted, self._layout, (snapshot, place))
 
     def _restore(self, token_ids: list[int], keys: tuple[ExtraKey, ...], end: float) -> int:
         """Bring as much of a prompt as the buffers hold into the pool, held by none; returns the tokens."""
@@ -468,7 +462,7 @@ class Offload:
         """
         cached = chosen[0][1]
         load = Load(prompt.chain.names, cached, prompt.generation, now + self._finder.patience(prompt.chosen - cached))
-        each = max(_JOB_BYTES // self.blocks.object_bytes, 1)
+        each = max(JOB_BYTES // self.blocks.object_bytes, 1)
         if kept is not None:
             load.kept = Piece(kept[0], kept[1], kept[1], Measure(1))
             if not self._load_state(prompt.chain, load.kept):
@@ -509,12 +503,11 @@ class Offload:
     def _load_objects(
         self, piece: Piece, layout: bytes, names: list[bytes], digests: list[bytes], buffers: list[Any]
     ) -> bool:
-        self._last_job += 1
-        job = Job(self._last_job, layout, names, digests, buffers)
+        job = Job(next(self._numbers), layout, names, digests, buffers)
         if piece.use.tier.load(job) is not None:
             self._load_rows += piece.rows
             return False
-        self._jobs[job.id] = (piece.use, piece, names)
+        self._jobs[job.id] = (piece, names)
         return True
 
     def _join(self, key: Hashable, prompt: Prompt, load: Load) -> None:
@@ -622,10 +615,13 @@ class Offload:
         load.prompts.clear()
 
     def _end_job(self, outcome: Outcome) -> None:
-        job = self._jobs.pop(outcome.id, None)
-        if job is None:
+        piece, names = self._jobs.pop(outcome.id, (None, []))
+        if piece is not None:
+            use = piece.use
+        elif (stored := self._stores.end(outcome.id)) is not None:
+            use, names = stored
+        else:
             return
-        use, piece, names = job
         if self._snapshot is not None and outcome.id in self._snapshot[1].jobs:
             self._snapshot[1].jobs.discard(outcome.id)
             if not outcome.is_done:
@@ -636,7 +632,6 @@ class Offload:
             for name in names:
                 use.known.pop(name, None)
         if piece is None:
-            self._release(self._stored_rows.pop(outcome.id))
             return
         piece.state = outcome.is_done
         if piece.is_dropped:
@@ -665,25 +660,25 @@ class Offload:
             ids = self.cache.state_blocks(prompt.token_ids[:boundary], keys)
             if not len(ids):
                 continue
-            if len(self._store_rows) < states.num_rows:
+            if len(self._stores.free) < states.num_rows:
                 for use in uses:
                     use.num_skipped += 1
                 continue
-            rows = [self._store_rows.pop() for _ in range(states.num_rows)]
+            rows = self._stores.take(states.num_rows)
             found = (name, chain.digests[at], states.buffers(rows), rows)
-            self._give(rows, states.read(ids, rows), [(use, [found]) for use in uses], self._state_layout)
+            self._stores.give(rows, states.read(ids, rows), [(use, [found]) for use in uses], self._state_layout)
 
     def _store(self, seq: int, chain: NameChain, places: list[int], wanted: dict[TierUse, set[int]]) -> int:
         """Copy blocks of a sequence to rows and give them to the tiers that want them; returns how many."""
         ids = self._block_ids(seq, places)
         held = np.flatnonzero(ids.all(axis=1)).tolist()  # those behind a window are gone
-        taken = held[: len(self._store_rows)]
+        taken = held[: len(self._stores.free)]
         for use, blocks in wanted.items():
             use.num_skipped += sum(places[at] in blocks for at in held[len(taken) :])
         if not taken:
             return 0
         objects = [(places[at], chain.names[places[at]], chain.digests[places[at]]) for at in taken]
-        self._copy_out(ids[taken], objects, wanted)
+        self._stores.copy_out(ids[taken], objects, wanted, self._layout)
         return len(taken)
 
     def _store_evicted(self, evicted: list[Evicted]) -> None:
@@ -691,86 +686,12 @@ class Offload:
         evicted = list({each[1]: each for each in evicted}.values())  # equal blocks are one object
         wanted = {use: {block for block, name, _ in evicted if name not in use.known} for use in self._back}
         chosen = [each for each in evicted if any(each[0] in blocks for blocks in wanted.values())]
-        taken = chosen[: len(self._store_rows)]
+        taken = chosen[: len(self._stores.free)]
         for use, blocks in wanted.items():
             use.num_skipped += sum(each[0] in blocks for each in chosen[len(taken) :])
         if taken:
-            self._copy_out(np.array([[block] for block, _, _ in taken], np.int32), taken, wanted)
-
-    def _copy_out(
-        self,
-        ids: npt.NDArray[np.int32],
-        objects: Sequence[tuple[int, bytes, bytes]],
-        wanted: dict[TierUse, set[int]],
-        taken_by: tuple[Snapshot, int] | None = None,
-    ) -> None:
-        """Copy blocks to rows and give each to the tiers that want it by its number, the first item of its object."""
-        rows = [self._store_rows.pop() for _ in objects]
-        is_copied = self.blocks.read(ids, rows)
-        filled = [
-            (at, (name, tokens, self.blocks.buffer(row), [row]))
-            for (at, name, tokens), row in zip(objects, rows, strict=True)
-        ]
-        parts = [(use, [each for at, each in filled if at in chosen]) for use, chosen in wanted.items()]
-        self._give(rows, is_copied, parts, self._layout, taken_by)
-
-    def _give(
-        self,
-        rows: list[int],
-        is_copied: IsDone | None,
-        parts: list[tuple[TierUse, list[_Filled]]],
-        layout: bytes,
-        taken_by: tuple[Snapshot, int] | None = None,
-    ) -> None:
-        """Give each tier its part of the objects in rows that were just taken, once they are copied."""
-        self._hold(rows)
-
-        def submit() -> None:
-            for use, some in parts:
-                self._submit(use, layout, some, taken_by)
-            self._release(rows)
-
-        if is_copied is None:
-            submit()
-        else:
-            self._copies.append((is_copied, submit))
-
-    def _submit(
-        self,
-        use: TierUse,
-        layout: bytes,
-        objects: list[_Filled],
-        taken_by: tuple[Snapshot, int] | None = None,
-    ) -> None:
-        most = max(_JOB_BYTES // self.blocks.object_bytes, 1)
-        for first in range(0, len(objects), most):
-            part = objects[first : first + most]
-            names, rows = [each[0] for each in part], [row for each in part for row in each[3]]
-            self._last_job += 1
-            job = Job(self._last_job, layout, names, [each[1] for each in part], [each[2] for each in part])
-            if use.tier.store(job) is not None:
-                if taken_by is not None:
-                    taken_by[0].go_back(taken_by[1])
-                else:
-                    use.num_skipped += len(names)
-                continue
-            if taken_by is not None:
-                taken_by[0].jobs.add(job.id)
-            self._jobs[job.id] = (use, None, names)
-            self._stored_rows[job.id] = rows
-            self._hold(rows)
-            remember(use.known, names)
-
-    def _hold(self, rows: Iterable[int]) -> None:
-        for row in rows:
-            self._readers[row] += 1
-
-    def _release(self, rows: Iterable[int]) -> None:
-        """A job, or the copy before it, reads these rows no more."""
-        for row in rows:
-            self._readers[row] -= 1
-            if not self._readers[row]:
-                self._store_rows.append(row)
+            ids = np.array([[block] for block, _, _ in taken], np.int32)
+            self._stores.copy_out(ids, taken, wanted, self._layout)
 
     def _block_ids(self, seq: int, places: Sequence[int]) -> npt.NDArray[np.int32]:
         """Returns the blocks at some places of a sequence, (n, groups); 0 where one is gone."""

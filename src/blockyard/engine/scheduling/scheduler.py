@@ -349,9 +349,9 @@ class Scheduler:
         return self._start(branch)
 
     def _num_rows_taken(self) -> int:
-        """Return the rows of the cache in use, those that are kept for forks included. O(rows)."""
+        """Count the rows of the cache in use, those that are kept for forks included. O(running)."""
         kept = sum(branch.request.sampling.n - 1 for branch in self.running if not branch.request.is_forked)
-        return self._cache.stats().num_running_seqs + kept
+        return self._cache.num_seqs + kept
 
     def _is_loading(self, branch: Branch, may_load: bool) -> bool:
         """Says whether blocks of a waiting branch are on their way from a tier, which is asked for them.

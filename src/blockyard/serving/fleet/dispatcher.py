@@ -25,8 +25,10 @@ import numpy as np
 from ...engine import GenerationResult, NewToken
 from ...fleet import Choice
 from ...fleet.shared import SharedFleet
+from ...tenants import Roster, tenant_groups
 from ..errors import ApiError, overloaded, unavailable
 from ..jobs.job import Event, Job
+from ..jobs.places import Places
 from ..jobs.request_figures import RequestFigures
 from .asks import ReplicaAsk
 from .figures import FleetFigures
@@ -125,7 +127,7 @@ class Dispatcher:
         self._endurance = endurance
         self._retry_after = retry_after_seconds
         self._tasks: dict[Job, asyncio.Task[None]] = {}
-        self._num_places_taken = 0
+        self._places = Places(capacity, Roster(tenant_groups(())))
         self._refusal: str | None = None
 
     @property
@@ -145,15 +147,16 @@ class Dispatcher:
         if self._refusal is not None:
             self._requests.count_refusal("not_serving")
             raise unavailable(self._refusal, self._retry_after)
-        if self._num_places_taken + num_completions > self.capacity:
+        if (full := self._places.refusal(num_completions, 0)) is not None:
             self._requests.count_refusal("queue_full")
-            raise overloaded("the fleet has as many requests as it can queue; try again later", self._retry_after)
+            raise overloaded(full, self._retry_after)
 
     def submit(self, jobs: list[Job]) -> None:
         """Take the jobs of one client, all or none. Raises `ApiError` (429, 503) if there is no place. O(jobs)."""
-        self.require_place(sum(job.num_completions for job in jobs))
+        num_completions = sum(job.num_completions for job in jobs)
+        self.require_place(num_completions)
+        self._places.take(num_completions, 0)
         for job in jobs:
-            self._num_places_taken += job.num_completions
             self._tasks[job] = asyncio.ensure_future(self._carry(job))
 
     def cancel(self, jobs: Iterable[Job]) -> None:
@@ -191,7 +194,7 @@ class Dispatcher:
             self._end(job, unavailable("the fleet failed on this request; its log says why", self._retry_after))
         finally:
             if self._tasks.pop(job, None) is not None:
-                self._num_places_taken -= job.num_completions
+                self._places.take(-job.num_completions, 0)
 
     async def _last_event(self, job: Job, progress: Progress) -> GenerationResult | ApiError:
         """Return what ends a job; its tokens are passed on meanwhile."""
