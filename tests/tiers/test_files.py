@@ -83,7 +83,7 @@ def test_another_process_finds_all_in_the_order_of_last_use(tier: FileTier, tmp_
         os.utime(path_of(tmp_path, number), (number, number))
     os.utime(path_of(tmp_path, 5), (30, 30))
     second = FileTier(tmp_path, sum(map(size_of, numbers)) - 1)
-    wait_until(lambda: second.stats().num_evicted)
+    wait_until(lambda: second.stats().num_evicted and not path_of(tmp_path, 10).exists())
     assert load(second, [10]) == {10: Cause.ABSENT}
     assert load(second, [5, 15, 20]) == {}
     assert second.close()

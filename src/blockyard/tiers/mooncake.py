@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ..arguments import require_int
 from ..errors import MissingExtra
 from .addresses import LAST_PORT, host_and_port
-from .header import PAGE_BYTES, BadObject
+from .header import PAGE_BYTES, BadObject, Header
 from .index import ObjectIndex
 from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
 from .worker import PlaceError, Task, WorkingTier
@@ -35,9 +35,11 @@ except ImportError as error:
 _PREFIX = "blockyard:"
 #: Seconds for the master to answer at all; the client itself would wait 90 for one that is not there.
 _CONNECT_SECONDS = 2.0
-#: Mooncake's own numbers: no room; a buffer smaller than the object; not there, or not whole yet.
+#: Mooncake's own numbers: no room; buffers smaller than the object, or no transfer, as where they are larger; not
+#: there, or not whole yet.
 _NO_ROOM = -200
 _LARGER = -600
+_FAILED = -800
 _NOT_THERE = (-703, -704)
 #: Clients of the process that forked this one: to free one would wait for threads that are not here.
 _inherited: list[Any] = []
@@ -61,6 +63,8 @@ class MooncakeTier(WorkingTier):
         self._lent_bytes = require_int("lent_bytes", lent_bytes, 0, 2**50)
         self._admin_port = require_int("admin_port", admin_port, 1, LAST_PORT)
         self._client: Any = None
+        #: By a load's id: the pages of its objects that have come, and Mooncake's numbers.
+        self._come: dict[int, tuple[list[bytearray], list[int]]] = {}
         self._connecting = threading.Lock()
         super().__init__(f"mooncake://{self._host}:{self._port}", ObjectIndex(2**60, max_known), **more)
         self._start()
@@ -97,26 +101,38 @@ class MooncakeTier(WorkingTier):
     def _write(self, task: Task, positions: list[int]) -> None:
         """Writes objects from where they lie; one that is there already stays as it is."""
         names = [task.job.names[position] for position in positions]
-        pages = [np.frombuffer(task.header(position).to_page(), np.uint8) for position in positions]
-        pieces = [
-            [page, *(np.frombuffer(part, np.uint8) for part in task.parts[position])]
-            for page, position in zip(pages, positions, strict=True)
-        ]
-        places = [[each.ctypes.data for each in some] for some in pieces]
-        sizes = [[len(each) for each in some] for some in pieces]
-        codes = self._connected().batch_put_from_multi_buffers([_key(name) for name in names], places, sizes)
+        pages = [task.header(position).to_page() for position in positions]
+        some = _addresses([[page, *task.parts[position]] for page, position in zip(pages, positions, strict=True)])
+        codes = self._connected().batch_put_from_multi_buffers([_key(name) for name in names], *some)
         if any(codes):
             with suppress(PlaceError):
                 self.remove([name for name, code in zip(names, codes, strict=True) if code == 0])
             _require_done(min(codes))
 
     def _read(self, task: Task, position: int) -> None:
+        """Takes an object where it belongs; those of a task come in one call, with its first."""
+        pages, codes = self._come.pop(task.job.id) if task.job.id in self._come else self._come_all(task)
         name, size = task.job.names[position], PAGE_BYTES + task.length(position)
-        data: npt.NDArray[np.uint8] = np.empty(size, np.uint8)
-        count = self._connected().get_into(_key(name), data.ctypes.data, size)
-        if count == _LARGER:
+        if position + 1 < len(codes):
+            self._come[task.job.id] = pages, codes
+        if codes[position] in (_LARGER, _FAILED):
             return task.fill(position, memoryview(self.get(name, size + 1)))
-        return task.fill(position, data.data[: _require_there(count)])
+        if _require_there(codes[position]) != size:
+            raise BadObject(Cause.TRUNCATED)
+        header = Header.from_page(bytes(pages[position]))
+        task.require(position, header)
+        return header.require_payload(task.parts[position])
+
+    def _load_all(self, task: Task) -> dict[int, Cause]:
+        try:
+            return super()._load_all(task)
+        finally:
+            self._come.pop(task.job.id, None)
+
+    def _come_all(self, task: Task) -> tuple[list[bytearray], list[int]]:
+        pages = [bytearray(PAGE_BYTES) for _ in task.parts]
+        some = _addresses([[page, *parts] for page, parts in zip(pages, task.parts, strict=True)])
+        return pages, self._connected().batch_get_into_multi_buffers([_key(name) for name in task.job.names], *some)
 
     def _sizes(self, names: Sequence[bytes]) -> list[int]:
         client, keys = self._connected(), [_key(name) for name in names]
@@ -176,6 +192,12 @@ class MooncakeTier(WorkingTier):
         """Write a whole object, in the place of one that is there. Raises `PlaceError`."""
         array = np.frombuffer(data, np.uint8)
         _require_done(self._connected().upsert_from(_key(name), array.ctypes.data, len(array)))
+
+
+def _addresses(objects: Sequence[Sequence[Any]]) -> tuple[list[list[int]], list[list[int]]]:
+    """Returns where the pieces of each object lie, and their bytes."""
+    arrays = [[np.frombuffer(piece, np.uint8) for piece in pieces] for pieces in objects]
+    return [[each.ctypes.data for each in some] for some in arrays], [[len(each) for each in some] for some in arrays]
 
 
 def _key(name: bytes) -> str:

@@ -172,13 +172,15 @@ class PeerTier(WorkingTier):
             else:
                 self._idle.append(connection)
 
-        try:
-            self._told(send, take, keep, asked)
-        except PlaceError:  # nothing more of the task is read
-            if task.job.id in self._ahead:
-                self._ahead.pop(task.job.id)[0].close()
-            raise
+        self._told(send, take, keep, asked)
         headers[0].require_payload(task.parts[position])
+
+    def _load_all(self, task: Task) -> dict[int, Cause]:
+        try:
+            return super()._load_all(task)
+        finally:
+            if task.job.id in self._ahead:  # some were asked for, and are not read
+                self._ahead.pop(task.job.id)[0].close()
 
     def _sizes(self, names: Sequence[bytes]) -> list[int]:
         sizes: list[int] = []
