@@ -43,18 +43,8 @@ def _generate(options: argparse.Namespace, engine: Engine, prompts: list[Any], s
 
 
 def _sampling(options: argparse.Namespace) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=options.max_tokens,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
-        seed=options.seed,
-        n=options.n,
-        stop=tuple(options.stop),
-        ignore_eos=options.ignore_eos,
-    )
+    names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "n", "ignore_eos")
+    return SamplingParams(**{name: getattr(options, name) for name in names}, stop=tuple(options.stop))
 
 
 def _prompts(options: argparse.Namespace, source: TextIO) -> list[Any]:

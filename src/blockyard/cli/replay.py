@@ -183,15 +183,8 @@ def _read(options: argparse.Namespace, trace: Trace) -> tuple[TraceSurvey, int]:
 
 
 def _service(options: argparse.Namespace) -> ServiceModel:
-    return ServiceModel(
-        seconds_per_step=options.seconds_per_step,
-        seconds_per_prompt_token=options.seconds_per_prompt_token,
-        seconds_per_decode=options.seconds_per_decode,
-        seconds_per_context_token=options.seconds_per_context_token,
-        seconds_per_moved_block=options.seconds_per_moved_block,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        speedup=options.speedup,
-    )
+    """Returns the model of an engine's steps: each of its fields is an option."""
+    return ServiceModel(**{field.name: getattr(options, field.name) for field in dataclasses.fields(ServiceModel)})
 
 
 def _print(
@@ -298,15 +291,8 @@ def _say_refused(results: list[ReplayResult]) -> None:
 
 
 def _trace_as_dict(found: TraceSurvey) -> dict[str, Any]:
-    return {
-        "name": found.name,
-        "num_requests": found.num_requests,
-        "num_prompt_tokens": found.num_prompt_tokens,
-        "num_output_tokens": found.num_output_tokens,
-        "longest_sequence": found.longest_sequence,
-        "duration": found.duration,
-        "has_contents": found.has_contents,
-    }
+    counts = ("num_requests", "num_prompt_tokens", "num_output_tokens", "longest_sequence")
+    return {name: getattr(found, name) for name in ("name", *counts, "duration", "has_contents")}
 
 
 def _as_dict(result: ReplayResult) -> dict[str, Any]:

@@ -36,7 +36,7 @@ _MOST_NAMES_BYTES = 2**30
 _LEAST_SPEED = 2**20
 #: Names in one message.
 _A_GO = 1000
-#: Objects that are asked for at once: so many questions fit where a socket keeps them.
+#: Objects that are asked for at once: this many questions fit where a socket keeps them.
 _MOST_AHEAD = 64
 _Take = Callable[[SocketConnection], Any]
 _Pieces = Sequence[bytes | memoryview]
