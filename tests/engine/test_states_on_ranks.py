@@ -47,6 +47,8 @@ def require_answers(name: str, way: str, size: int, **options: Any) -> Engine:
         assert engine.cache.num_used_blocks == 0
     runner: Any = engine._runner
     slots = runner._runner.slots
+    engine.close()
+    peers.require_ended()  # all have carried out the last step
     for follower in peers.followers:
         for slot in range(3):
             torch.testing.assert_close(
@@ -56,8 +58,6 @@ def require_answers(name: str, way: str, size: int, **options: Any) -> Engine:
                 rtol=1e-3,
             )
     assert engine.cache.stats().num_hit_tokens > 4 * 32
-    engine.close()
-    peers.require_ended()
     return engine
 
 
