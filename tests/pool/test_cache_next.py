@@ -146,6 +146,33 @@ def test_placeholders_stand_under_spans_alone(make: Any, pad: int) -> None:
     assert pool.block(1).token_ids == [5, 5, -1, -1]
 
 
+@pytest.mark.parametrize("place", [0, 1, 159, 160, 319])
+@pytest.mark.parametrize("num_cached", [0, 160, 320])
+def test_what_is_no_token_in_a_long_array_is_refused_wherever_it_stands(place: int, num_cached: int) -> None:
+    """A lookup looks at what is behind its hit alone; within it nothing equals such a number, no placeholder either."""
+    pool = BlockPool(200, SIZE)
+    tokens = np.arange(320, dtype=np.int32)
+    if num_cached > 0:
+        pool.cache_full_blocks(pool.get_new_blocks(num_cached // SIZE), tokens[:num_cached])
+    bad = tokens.copy()
+    bad[place] = -1
+    pool.cache_next_blocks(pool.get_new_blocks(80), bad, (Span("cat", place, 1),))
+    message = rf"^token_ids\[{place}\] is -1, and no Span of extra_keys stands at position {place}; a token is"
+    before = snapshot(pool)
+    for ask in (
+        pool.find_cached_blocks,
+        pool.get_cached_blocks,
+        pool.get_cached_block,
+        pool.num_cached_tokens,
+        pool.cached_block_ids,
+        pool.retain,
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            ask(bad)
+        assert snapshot(pool) == before
+    assert pool.num_cached_tokens(tokens) == max(num_cached, place // SIZE * SIZE)
+
+
 def test_a_placeholder_is_found_at_its_place_in_the_prompt() -> None:
     pool = BlockPool(10, SIZE)
     lease = cached(pool, prompt(1, 4))

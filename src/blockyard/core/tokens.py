@@ -18,7 +18,7 @@ from mypy_extensions import i32, i64
 
 from ..arguments import shown
 from ..errors import BlockyardError, InvalidArgument
-from .arrays import filled_i64, zeros_i64
+from .arrays import filled_i64, view_i64, zeros_i64
 
 MAX_TOKEN: Final = 2**31 - 1
 INT32: Final = np.dtype(np.int32)
@@ -43,12 +43,20 @@ class PackedTokens:
     """The tokens of one request, in blocks; the last block is padded with zeros.
 
     placeholders: tokens below 0 by their positions, which are all stored as PLACEHOLDER; None without any.
+    is_checked: whether it is known which tokens are below 0; else they are stored as they are.
     """
 
-    def __init__(self, words: vec[i64], num_tokens: i64, placeholders: dict[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        words: vec[i64],
+        num_tokens: i64,
+        placeholders: dict[int, int] | None = None,
+        is_checked: bool = True,
+    ) -> None:
         self.words = words
         self.num_tokens = num_tokens
         self.placeholders = placeholders
+        self.is_checked = is_checked
 
 
 def words_per_block(block_size: int) -> int:
@@ -56,10 +64,13 @@ def words_per_block(block_size: int) -> int:
     return (block_size + 1) // 2
 
 
-def pack_tokens(token_ids: object, block_size: int, with_placeholders: bool = False) -> PackedTokens:
+def pack_tokens(
+    token_ids: object, block_size: int, with_placeholders: bool = False, checks_later: bool = False
+) -> PackedTokens:
     """Check `token_ids` and pack them. O(n); a long int32 array costs two or three memory copies.
 
-    with_placeholders: whether integers below 0 are taken, for the caller to look at.
+    with_placeholders: whether integers below 0 are taken, for the caller to look at. checks_later: whether a long int32
+    array may be packed as it is (`first_below_zero` comes later).
     Raises `InvalidArgument` for anything but a non-empty, one-dimensional run of integers from 0 to 2**31 - 1.
     """
     if isinstance(token_ids, (list, tuple)):
@@ -75,7 +86,7 @@ def pack_tokens(token_ids: object, block_size: int, with_placeholders: bool = Fa
     if array.dtype != INT32:
         tokens = vec[i64](np.ascontiguousarray(array, dtype=np.int64))
     elif len(array) > FEW_TOKENS:
-        return _pack_as_it_lies(array, block_size, with_placeholders)
+        return _pack_as_it_lies(array, block_size, with_placeholders, checks_later)
     else:
         given = vec[i32](array)
         if block_size % 2 == 0:
@@ -210,7 +221,9 @@ def pack_items(tokens: vec[i64], block_size: i64) -> vec[i64]:
     return words
 
 
-def _pack_as_it_lies(tokens: npt.NDArray[np.int32], block_size: int, with_placeholders: bool) -> PackedTokens:
+def _pack_as_it_lies(
+    tokens: npt.NDArray[np.int32], block_size: int, with_placeholders: bool, checks_later: bool
+) -> PackedTokens:
     """A long int32 array, whose memory is that of the words where blocks are even."""
     given = tokens
     num_tokens = len(tokens)
@@ -221,12 +234,23 @@ def _pack_as_it_lies(tokens: npt.NDArray[np.int32], block_size: int, with_placeh
         padded[num_tokens:] = 0
         tokens = padded
     placeholders: dict[int, int] | None = None
-    if np.minimum.reduce(tokens) < 0:
+    is_later = checks_later and block_size % 2 == 0
+    if not is_later and np.minimum.reduce(tokens) < 0:
         placeholders = _placeholders(given, with_placeholders)
         tokens = np.maximum(tokens, np.int32(PLACEHOLDER))
     if block_size % 2:
         return PackedTokens(pack_rows(tokens.reshape(num_blocks, block_size)), num_tokens, placeholders)
-    return PackedTokens(vec[i64](tokens.view(np.int64)), num_tokens, placeholders)
+    return PackedTokens(vec[i64](tokens.view(np.int64)), num_tokens, placeholders, not is_later)
+
+
+def first_below_zero(words: vec[i64], first: i64) -> tuple[int, int]:
+    """Returns where the first token below 0 stands in packed blocks of even size, from word `first` on, and it; (-1, 0)
+    where none is. O(tokens)."""
+    tokens = view_i64(words)[int(first) :].view(np.int32)
+    if len(tokens) == 0 or np.minimum.reduce(tokens) >= 0:
+        return -1, 0
+    place = int(np.argmax(tokens < 0))
+    return 2 * int(first) + place, int(tokens[place])
 
 
 def pack_rows(tokens: npt.NDArray[np.int32]) -> vec[i64]:

@@ -18,7 +18,7 @@ from ...keys import (
     spans_by_block,
     spans_of,
 )
-from ..tokens import MAX_TOKEN, PackedTokens, pack_tokens
+from ..tokens import MAX_TOKEN, PackedTokens, first_below_zero, pack_tokens
 
 #: Behind every block of a prompt.
 NO_MORE: Final[i64] = 1099511627776
@@ -30,20 +30,38 @@ class Prompt:
     """words: the tokens, packed in blocks. keys: extra keys that hold for every block, in one order, as plain tuples.
 
     spans: for each block that a span overlaps, what stands there, in a form that is compared whole; `span_blocks`
-    are these blocks, ascending.
+    are these blocks, ascending. is_checked: False while it is not known that all numbers are tokens.
     """
 
     def __init__(
-        self, words: vec[i64], num_tokens: i64, keys: tuple[object, ...], spans: dict[int, tuple[object, ...]]
+        self,
+        words: vec[i64],
+        num_tokens: i64,
+        keys: tuple[object, ...],
+        spans: dict[int, tuple[object, ...]],
+        is_checked: bool = True,
     ) -> None:
         self.words = words
         self.num_tokens = num_tokens
         self.keys = keys
         self.spans = spans
         self.span_blocks = sorted(spans) if spans else []
+        self.is_checked = is_checked
         #: Where the caller says that something ends, and where others that wait part from it, in tokens.
         self.told = NOWHERE
         self.queued = NOWHERE
+
+    def require_tokens(self, first_word: i64) -> None:
+        """Raise `InvalidArgument` for a number from a word on that is no token, where nobody has looked yet. O(tokens).
+
+        Numbers before it equal what is cached without spans, which are tokens.
+        """
+        if self.is_checked:
+            return
+        self.is_checked = True
+        place, number = first_below_zero(self.words, first_word)
+        if place >= 0:
+            raise _no_span(place, number, place)
 
     def next_span_block(self, position: i64) -> i64:
         """The first block behind `position` that a span overlaps, or one behind all. O(log spans)."""
@@ -112,7 +130,7 @@ class Chunk:
         if packed.placeholders is not None:
             self._require_spans_at(packed.placeholders, int(first_block) * block_size)
         if not self.keys:
-            return Prompt(packed.words, packed.num_tokens, (), {})
+            return Prompt(packed.words, packed.num_tokens, (), {}, packed.is_checked)
         num_blocks = -(-int(packed.num_tokens) // block_size)
         by_block: dict[int, tuple[object, ...]] = {}
         by_block.update(spans_by_block(spans_of(self.keys), block_size, num_blocks, int(first_block)))
@@ -122,16 +140,24 @@ class Chunk:
         covered = is_under_spans(spans_of(self.keys), [first_token + index for index in placeholders])
         for index, is_covered in zip(placeholders, covered, strict=True):
             if not is_covered:
-                raise InvalidArgument(
-                    f"token_ids[{index}] is {shown(placeholders[index])}, and no Span of extra_keys stands at position "
-                    f"{first_token + index}; a token is from 0 to {MAX_TOKEN}"
-                )
+                raise _no_span(index, placeholders[index], first_token + index)
 
 
-def make_chunk(token_ids: object, extra_keys: object, block_size: int) -> Chunk:
-    """Check and pack tokens from anywhere in a prompt, placeholders below 0 included. Raises `InvalidArgument`."""
-    packed = pack_tokens(token_ids, block_size, True)
-    return Chunk(packed, canonical_keys(extra_keys) if has_items(extra_keys) else ())
+def _no_span(index: int, number: int, position: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"token_ids[{index}] is {shown(number)}, and no Span of extra_keys stands at position {position}; a token is "
+        f"from 0 to {MAX_TOKEN}"
+    )
+
+
+def make_chunk(token_ids: object, extra_keys: object, block_size: int, checks_later: bool = False) -> Chunk:
+    """Check and pack tokens from anywhere in a prompt, placeholders below 0 included. Raises `InvalidArgument`.
+
+    checks_later: whether `Prompt.require_tokens` may check them, which is less work behind a hit.
+    """
+    has_keys = has_items(extra_keys)
+    packed = pack_tokens(token_ids, block_size, True, checks_later and not has_keys)
+    return Chunk(packed, canonical_keys(extra_keys) if has_keys else ())
 
 
 def has_tokens(token_ids: object) -> bool:

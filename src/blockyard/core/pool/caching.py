@@ -66,8 +66,13 @@ class FoundBlocks:
 
 
 def find_full(ledger: BlockLedger, prompt: Prompt) -> vec[i32]:
-    """Returns the cached blocks that a prompt begins with, the last full one too. O(blocks found)."""
-    return ledger.index.find_prompt(prompt, prompt.num_tokens // i64(ledger.block_size))
+    """Returns the cached blocks that a prompt begins with, the last full one too. O(blocks found).
+
+    Raises `InvalidArgument` for what is no token, where that was not looked at yet.
+    """
+    found = ledger.index.find_prompt(prompt, prompt.num_tokens // i64(ledger.block_size))
+    prompt.require_tokens(i64(len(found)) * ledger.index.rows.num_words)
+    return found
 
 
 def found_blocks(ledger: BlockLedger, prompt: Prompt) -> FoundBlocks:

@@ -153,7 +153,7 @@ class BlockPool(StandalonePool):
         """
         self._gate.enter("cache_full_blocks")
         try:
-            prompt = self._make_prompt(token_ids, extra_keys)
+            prompt = make_chunk(token_ids, extra_keys, self.block_size).at(0, self.block_size)
             num_full = prompt.num_tokens // i64(self.block_size)
             first = i64(read_int("num_cached_blocks", num_cached_blocks, 0, int(num_full)))
             held = self._book.require_live(lease)
@@ -202,7 +202,7 @@ class BlockPool(StandalonePool):
         """
         self._gate.enter("find_cached_blocks")
         try:
-            return found_blocks(self._ledger, self._make_prompt(token_ids, extra_keys))
+            return found_blocks(self._ledger, self._asked(token_ids, extra_keys))
         finally:
             self._gate.leave_with_result()
 
@@ -244,7 +244,7 @@ class BlockPool(StandalonePool):
         self._gate.enter("get_cached_blocks")
         try:
             name = read_str("holder", holder)
-            prompt = self._make_prompt(token_ids, extra_keys)
+            prompt = self._asked(token_ids, extra_keys)
             found = find_full(self._ledger, prompt)
             lease = self._hold_hit(found, "get_cached_blocks", name)
             self._ledger.note_misses(prompt, lease._blocks, len(found))
@@ -257,7 +257,7 @@ class BlockPool(StandalonePool):
         self._gate.enter("get_cached_block")
         try:
             name = read_str("holder", holder)
-            prompt = self._make_prompt(token_ids, extra_keys)
+            prompt = self._asked(token_ids, extra_keys)
             found = find_full(self._ledger, prompt)
             last = len(found) - 1
             if last < 0 or last + 1 < prompt.num_tokens // self.block_size:
@@ -296,7 +296,7 @@ class BlockPool(StandalonePool):
         """How many leading tokens of `token_ids` stand in cached, computed blocks. Holds nothing. O(blocks)."""
         self._gate.enter("num_cached_tokens")
         try:
-            return len(find_full(self._ledger, self._make_prompt(token_ids, extra_keys))) * self.block_size
+            return len(find_full(self._ledger, self._asked(token_ids, extra_keys))) * self.block_size
         finally:
             self._gate.leave()
 
@@ -307,7 +307,7 @@ class BlockPool(StandalonePool):
         """
         self._gate.enter("cached_block_ids")
         try:
-            prompt = self._make_prompt(token_ids, extra_keys)
+            prompt = self._asked(token_ids, extra_keys)
             found = find_full(self._ledger, prompt)
             if len(found) == 0 or len(found) < prompt.num_tokens // self.block_size:
                 return []
@@ -315,8 +315,9 @@ class BlockPool(StandalonePool):
         finally:
             self._gate.leave()
 
-    def _make_prompt(self, token_ids: object, extra_keys: object) -> Prompt:
-        return make_chunk(token_ids, extra_keys, self.block_size).at(0, self.block_size)
+    def _asked(self, token_ids: object, extra_keys: object) -> Prompt:
+        """Reads a prompt for `find_full`, which checks what is behind the hit."""
+        return make_chunk(token_ids, extra_keys, self.block_size, True).at(0, self.block_size)
 
     # What stays cached, and events.
 
@@ -330,7 +331,7 @@ class BlockPool(StandalonePool):
         """
         self._gate.enter("retain")
         try:
-            prompt = self._make_prompt(token_ids, extra_keys)
+            prompt = self._asked(token_ids, extra_keys)
             level = wished_priority(priority)
             until = wished_end(expires_at)
             blocks = [int(block) for block in find_full(self._ledger, prompt)]
