@@ -8,9 +8,11 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import zmq
 
@@ -18,6 +20,7 @@ from blockyard import CacheConfig, KVCacheManager
 from blockyard.events import KVEventPublisher
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.publishing.feed import Feed, WorkTurns
+from blockyard.events.tables.block_trie import BlockTrie
 from blockyard.events.tables.content_table import ContentTable
 from blockyard.events.wire import END_SEQUENCE
 
@@ -31,6 +34,8 @@ KEPT = 8
 #: Steps whose times are taken without a snapshot beside them, and at most.
 ALONE_STEPS, MOST_STEPS = 1000, 20_000
 SNAPSHOTS = 5
+#: Of a mirror's workers: blocks that each has, blocks of an event, and events that are timed together.
+HELD, AN_EVENT, EVENTS = 4000, 100, 32
 #: The longest that a process answers.
 ANSWER_SECONDS = 120
 DEVICE_SECONDS = 0.0005
@@ -235,6 +240,38 @@ def answer(num_blocks: int) -> None:
         time.sleep(ANSWER_SECONDS)
 
 
+def stores(num_workers: int) -> None:
+    """What a block costs a mirror that a worker stores, and one that it removes, while each has `HELD`."""
+    trie, draw = BlockTrie(BLOCK_SIZE, 1), np.random.default_rng(7)
+    held: list[deque[bytes]] = [deque() for _ in range(num_workers)]
+    for _ in held:
+        trie.add_holder()
+    stored, removed = [], []
+    num_before = num_workers * HELD // AN_EVENT
+    for first in range(0, num_before + 40 * EVENTS, EVENTS):
+        events = [
+            (
+                number % num_workers,
+                msgspec.msgpack.encode(draw.integers(2**32, 2**62, AN_EVENT).tolist()),
+                msgspec.msgpack.encode(draw.integers(2**16, 100_000, AN_EVENT * BLOCK_SIZE).tolist()),
+            )
+            for number in range(first, first + EVENTS)
+        ]
+        begin = time.perf_counter()
+        for worker, names, tokens in events:
+            trie.store(worker, 0, names, None, tokens, (), [], [])
+        middle = time.perf_counter()
+        for worker, names, _ in events:
+            held[worker].append(names)
+            if len(held[worker]) > HELD // AN_EVENT:
+                trie.remove(worker, 0, held[worker].popleft())
+        if first >= num_before + EVENTS:
+            stored.append(middle - begin)
+            removed.append(time.perf_counter() - middle)
+    for what, seconds in (("stored", stored), ("removed", removed)):
+        print(f"mirror of {num_workers:>2} workers, {what:<24}", nanoseconds(seconds, EVENTS * AN_EVENT))
+
+
 def match() -> None:
     """A prompt of 750 blocks that 64 workers have, each a little more of it."""
     cache = make_cache(10_000, True)
@@ -295,6 +332,8 @@ def main() -> None:
         other_threads(vocabulary)
     snapshot(options.blocks)
     stalls(options.blocks)
+    for num_workers in (4, 64):
+        stores(num_workers)
     match()
 
 

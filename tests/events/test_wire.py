@@ -494,7 +494,7 @@ def test_a_worker_that_takes_little_and_is_cleared_looks_at_little() -> None:
         mirror.replayed("a", number, stored(token_ids=[number] * 8))
         mirror.end_of_replay("a")
     (trie,) = mirror._tries.values()
-    assert [len(few) for few in trie._few] == [2, 2]
+    assert [given.num_names for given in trie._given] == [2, 2]
     many = [*range(5000)]
     mirror.replayed("a", 300, stored(block_hashes=many, token_ids=many, block_size=1))
     mirror.end_of_replay("a")

@@ -592,7 +592,7 @@ class PrefixIndex:
         for position in range(count):
             row = self.rows.start_of(blocks[position])
             hashes[position] = hash_rows(self.rows.words, row, self._keys, hashes[position], self._one_hash, 0, 1)
-        self._load_homes(0, count)
+        self.load_homes(0, count)
         for position in range(count):
             before = parents[position]
             parent = -before
@@ -628,7 +628,7 @@ class PrefixIndex:
                 hashes[position] = root_hash(-before)
         return total
 
-    def _load_homes(self, first: i64, last: i64) -> i64:
+    def load_homes(self, first: i64, last: i64) -> i64:
         """Read the home slots of these `hashes`; the returned sum only keeps the loop from being dropped."""
         hashes = self.hashes
         slots = self._slots

@@ -55,8 +55,8 @@ class BlockTrie:
         #: The bit of each holder of a word, the last one negative; and by a number of holders, the bits of all.
         self._bits = vec[i64](np.left_shift(np.int64(1), np.arange(64)))
         self._all_bits = vec[i64](np.append(np.int64(0), np.cumsum(np.left_shift(np.int64(1), np.arange(64)))))
-        #: By holder, the names that it has taken since it had nothing, as long as they are few.
-        self._few: list[list[int] | None] = []
+        #: By holder, the chains of names that it was given since it had nothing, as long as they are few.
+        self._given: list[GivenNames] = []
         self._make(FEWEST_NODES)
 
     def _make(self, capacity: int) -> None:
@@ -84,7 +84,7 @@ class BlockTrie:
         if holder // HOLDERS_A_WORD >= self._words:
             self._widen()
         self.num_holders += 1
-        self._few.append([])
+        self._given.append(GivenNames())
         return int(holder)
 
     def _widen(self) -> None:
@@ -129,12 +129,13 @@ class BlockTrie:
             for other in others:
                 if before == 0:
                     before = self.holdings.node_of(other, i64(parent_name))
-            if before == AMBIGUOUS:
-                self._leave_out(holder, chain, 0)
-                return 0
             if before == 0:
                 self.num_orphans += len(chain)
                 return 0
+        self._given[holder].add(chain)
+        if before == AMBIGUOUS:
+            self._leave_out(holder, chain, 0)
+            return 0
         first: i64 = 0
         while first < i64(len(chain)):
             last = _next_with_keys(block_keys, first + 1, len(chain))
@@ -170,6 +171,8 @@ class BlockTrie:
             parent = index.root((int(parent), block_keys[first]))
             chain = root_hash(parent)
         index.hash_run(words, first, last, chain)
+        index.load_homes(first, last)
+        self.holdings.load_homes(holder, names, first, last)
         for position in range(first, last):
             node = index.find(words, position * index.rows.num_words, index.hashes[position], parent)
             if node == 0:
@@ -207,7 +210,6 @@ class BlockTrie:
         known = self.holdings.put_if_new(holder, name, node)
         if known == 0:
             self._uses[node] += 1
-            self._note(holder, name)
         elif known != node:
             self._uses[node] += 1  # it may be new: then it goes
             self._unuse(node)
@@ -220,19 +222,10 @@ class BlockTrie:
         self.num_orphans += len(names) - int(first)
         for position in range(first, i64(len(names))):
             known = self.holdings.put_if_new(holder, names[position], AMBIGUOUS)
-            if known == 0:
-                self._note(holder, names[position])
-            elif known != AMBIGUOUS:
+            if known != 0 and known != AMBIGUOUS:
                 self._let_go(holder, names[position], known)
                 self.holdings.put(holder, names[position], AMBIGUOUS)
         self._shrink()
-
-    def _note(self, holder: i64, name: i64) -> None:
-        few = self._few[holder]
-        if few is not None:
-            few.append(int(name))
-            if len(few) > FEW_NAMES:
-                self._few[holder] = None
 
     def _word(self, node: i64, medium: i64, holder: i64) -> i64:
         return (node * MEDIA + medium) * self._words + holder // HOLDERS_A_WORD
@@ -245,7 +238,9 @@ class BlockTrie:
 
         names: a list in msgpack. Raises `InvalidArgument` for one of other things.
         """
-        for name in read_names(names):
+        gone = read_names(names)
+        self._load_holdings(holder, gone)
+        for name in gone:
             node = self.holdings.node_of(holder, name)
             if node == 0 or node == AMBIGUOUS:
                 continue
@@ -253,6 +248,16 @@ class BlockTrie:
             if not self.is_held(node, holder):
                 self._let_go(holder, name, node)
         self._shrink()
+
+    def _load_holdings(self, holder: i64, names: vec[i64]) -> None:
+        """Read what `remove` will need of each block, so that it need not wait for memory block after block. O(n)."""
+        count = i64(len(names))
+        self.holdings.load_homes(holder, names, 0, count)
+        nodes = zeros_i32(int(count))
+        for place in range(count):
+            node = self.holdings.node_of(holder, names[place])
+            nodes[place] = i32(node) if node != AMBIGUOUS else i32(0)
+        self.index.load_run(nodes, 0, count)
 
     def is_held(self, node: i64, holder: i64) -> bool:
         """Whether a holder has a block on any medium. O(1)."""
@@ -283,21 +288,25 @@ class BlockTrie:
             node = before
 
     def clear(self, holder: i64) -> None:
-        """A holder has nothing. O(what it has taken since it had nothing); where that is much, O(slots of the table).
+        """A holder has nothing. O(what it was given since it had nothing); where that is much, O(slots of the table).
 
-        So a holder that has taken little and is cleared, again and again, does not pay for what others have.
+        So a holder that was given little and is cleared, again and again, does not pay for what others have.
         """
-        few = self._few[holder]
-        if few is None:
+        given = self._given[holder]
+        if given.num_names > FEW_NAMES:
             for name in self.holdings.names_of(holder):
                 self._let_go(holder, name, self.holdings.node_of(holder, name))
         else:
-            for number in few:
-                node = self.holdings.node_of(holder, number)
-                if node != 0:
-                    self._let_go(holder, number, node)
-        self._few[holder] = []
+            for chain in given.chains:
+                self._forget(holder, chain)
+        self._given[holder] = GivenNames()
         self._shrink()
+
+    def _forget(self, holder: i64, names: vec[i64]) -> None:
+        for name in names:
+            node = self.holdings.node_of(holder, name)
+            if node != 0:
+                self._let_go(holder, name, node)
 
     # What is asked.
 
@@ -518,6 +527,21 @@ class BlockTrie:
         """Bytes of all arrays."""
         arrays = 8 * len(self._held) + 16 * int(self.capacity)
         return arrays + self.holdings.num_bytes() + int(self.capacity) * self.index.bytes_a_block()
+
+
+class GivenNames:
+    """Keeps chains of names that a holder was given; of more than `FEW_NAMES` names only how many they were."""
+
+    def __init__(self) -> None:
+        self.chains: list[vec[i64]] = []
+        self.num_names: i64 = 0
+
+    def add(self, chain: vec[i64]) -> None:
+        """Keep one more. O(1)."""
+        self.num_names += i64(len(chain))
+        self.chains.append(chain)
+        if self.num_names > FEW_NAMES:
+            self.chains = []
 
 
 class Path:

@@ -52,6 +52,15 @@ class HoldingTable:
         """The node of a holding, 0 for none. O(1) expected."""
         return self._slots[2 * self._find(holder, name) + 1] & NODE_MASK
 
+    def load_homes(self, holder: i64, names: vec[i64], first: i64, last: i64) -> i64:
+        """Read the slots where names would be, so that later calls need not wait for memory one after another; the
+        returned sum only keeps the loop from being dropped. O(last - first)."""
+        slots = self._slots
+        total: i64 = 0
+        for place in range(first, last):
+            total ^= slots[2 * self._home(holder, names[place])]
+        return total
+
     def put(self, holder: i64, name: i64, node: i64) -> None:
         """Add a holding that is not there. O(1) expected, amortized."""
         self.put_if_new(holder, name, node)

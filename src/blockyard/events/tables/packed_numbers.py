@@ -71,9 +71,12 @@ def read_tokens(packed: bytes, block_size: int) -> PackedTokens:
         raise InvalidArgument("token_ids is empty; at least 1 token is needed")
     numbers = _of_one_width(packed, count)
     if numbers is not None:
-        if int(numbers.max()) > LAST_TOKEN:
+        if numbers.itemsize == WORD and int(numbers.max()) > LAST_TOKEN:
             raise InvalidArgument(NO_TOKEN)
-        return pack_tokens(numbers.astype(np.int32), block_size)
+        given = numbers.astype(np.int32)
+        if np.minimum.reduce(given) < 0:  # from 2**31 on
+            raise InvalidArgument(NO_TOKEN)
+        return pack_tokens(given, block_size, False, True)
     tokens = _integers(packed, count)
     if not are_tokens(tokens):
         raise InvalidArgument(NO_TOKEN)
