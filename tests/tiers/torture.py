@@ -213,15 +213,20 @@ def require_whole_place(place: Place) -> int:
 def run_kills(place: Place, num_kills: int, seed: int) -> Counter[str]:
     """Kill a process that uses the place (every other time the server too, if it has one) at random moments.
 
+    Most of them come after its first job: where the machine is busy a moment is over before anything has begun.
     Whoever looks at the place is a process too: threads that a client leaves behind are in no child then.
     """
     draw, seen = random.Random(seed), Counter[str]()
     shortest, longest = {"mooncake": (0.2, 1.0), "peer": (0.02, 0.3)}.get(place.kind, (0.001, 0.03))
     for trial in range(num_kills):
+        reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
-            live(place, seed + trial)
+            live(place, seed + trial, writer)
+        os.close(writer)
         try:
+            if draw.random() < 0.8:
+                os.read(reader, 1)
             time.sleep(draw.uniform(shortest, longest))
             if isinstance(place.where, Server) and draw.random() < 0.5:
                 place.where.kill()
@@ -231,8 +236,10 @@ def run_kills(place: Place, num_kills: int, seed: int) -> Counter[str]:
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+            os.close(reader)
         seen["processes killed"] += 1
         seen["objects verified"] += in_child(lambda: require_whole_place(place))
+    assert seen["objects verified"] or num_kills < 50, "no process lived long enough to store anything"
     return seen
 
 
@@ -255,14 +262,17 @@ def in_child(count: Callable[[], int]) -> int:
     return int(told)
 
 
-def live(place: Place, seed: int) -> None:
-    """A child's life: it stores and loads until it is killed."""
+def live(place: Place, seed: int, ready: int) -> None:
+    """A child's life: it stores and loads until it is killed, and tells when the first job has ended."""
     try:
         draw, engine = random.Random(seed), Engine(place.open(num_threads=2))
         while True:
             if len(engine.running) < 8:
                 engine.act(draw)
-            engine.take()
+            if engine.take() and ready >= 0:
+                os.write(ready, b"1")
+                os.close(ready)
+                ready = -1
     except BaseException as error:
         print("a child failed:", repr(error), flush=True)
     finally:
